@@ -1,0 +1,51 @@
+# make demo    the flights of 2013 through the producer, verified        make demo KAFKA=apache | host:port
+# make test    everything that the tests need, then pytest               make check | bench | wheel | clean
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+KAFKA  ?= embedded
+ARGS   ?=
+
+SOURCES := $(wildcard aioproducer/*.pyx)
+
+.PHONY: demo test check bench wheel setup clean format
+
+demo: setup
+	$(BIN)/python examples/flights_demo.py --kafka "$(KAFKA)" $(ARGS)
+
+test: setup
+	$(BIN)/python -m pytest $(ARGS)
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q -p no:cacheprovider tests/test_layering.py
+
+bench: setup
+	$(BIN)/python benchmarks/bench.py $(ARGS)
+
+# The wheel, built in isolation and imported in an environment that holds nothing else.
+wheel: setup
+	rm -rf dist build/wheel-check
+	$(BIN)/python -m build --outdir dist .
+	$(PYTHON) -m venv build/wheel-check
+	build/wheel-check/bin/pip install -q dist/aioproducer-*.whl
+	cd build && wheel-check/bin/python ../tests/wheel_check.py
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+setup: $(VENV)/.ready
+
+# The package is installed as it stands (editable): only a changed .pyx or pyproject.toml needs a new build.
+$(VENV)/.ready: pyproject.toml $(SOURCES)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --upgrade "pip>=25.1"
+	$(BIN)/python -m pip install -q --group dev
+	$(BIN)/python -m pip install -q --no-build-isolation -e .
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info aioproducer/*.so aioproducer/_record_path.c
