@@ -1,0 +1,211 @@
+"""Requests and responses as frames: header, body and length in one go, for clients and for brokers.
+
+    request   length int32 | api key int16 | version int16 | correlation id int32 | client id | [tags] | body
+    response  length int32 | correlation id int32 | [tags] | body
+
+The tags belong to flexible versions. An ApiVersionsResponse never has them in its header, since it must be
+readable by a client that does not know yet what the broker speaks (KIP-511).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from struct import Struct
+from typing import NamedTuple, TypeVar
+
+from aioproducer.errors import CorrelationError, ProtocolError, UnsupportedVersionError
+from aioproducer.protocol import codec
+from aioproducer.protocol.api_keys import CLIENT_VERSIONS, ApiKey, VersionRange
+from aioproducer.protocol.error_codes import ErrorCode
+from aioproducer.protocol.frame import PREFIX_SIZE
+from aioproducer.protocol.messages import ApiVersionsResponse
+from aioproducer.protocol.primitives import (
+    Buffer,
+    Writer,
+    read_nullable_string,
+    skip_tags,
+    write_nullable_string,
+)
+from aioproducer.protocol.schema import REQUESTS, Message
+
+__all__ = [
+    "CLIENT_VERSIONS",
+    "ApiKey",
+    "RequestHeader",
+    "VersionRange",
+    "decode_api_versions_response",
+    "decode_request",
+    "decode_request_header",
+    "decode_response",
+    "encode_request",
+    "encode_response",
+    "negotiate",
+]
+
+M = TypeVar("M", bound=Message)
+
+_LENGTH = Struct(">i")
+_REQUEST_HEADER = Struct(">hhi")
+_CORRELATION_ID = Struct(">i")
+_ERROR_CODE = Struct(">h")
+
+
+class RequestHeader(NamedTuple):
+    """What stands before every request."""
+
+    api_key: int
+    version: int
+    correlation_id: int
+    client_id: str | None
+
+
+# The client's side
+
+
+def encode_request(
+    request: Message, version: int, correlation_id: int, client_id: str | None
+) -> list[bytes | memoryview]:
+    """A frame as segments, the first of which starts with the length. Record batches are not copied.
+
+    Raises:
+        UnsupportedVersionError: `version` is not declared, or can't carry a field that is set.
+        ValueError: a value does not fit its type on the wire.
+    """
+    writer = Writer()
+    writer.out += bytes(PREFIX_SIZE)
+    writer.out += _REQUEST_HEADER.pack(request.api_key, version, correlation_id)
+    # Not compact in flexible versions either: brokers read it before they know the version (KIP-511).
+    write_nullable_string(writer.out, client_id)
+    if version >= request.flexible_from:
+        writer.out.append(0)
+    codec.encode(request, version, writer)
+    return _framed(writer)
+
+
+def decode_response(response_type: type[M], version: int, frame: Buffer, expected_correlation_id: int) -> M:
+    """The response in `frame`, which has no length prefix.
+
+    Raises:
+        CorrelationError: it answers another request.
+        ProtocolError: it is not a response of this type and version, or bytes are left behind it.
+    """
+    pos = _check_correlation_id(response_type, frame, expected_correlation_id)
+    if response_type is ApiVersionsResponse:
+        # KIP-511: a broker that does not know the version refuses it in the shape of version 0.
+        if len(frame) >= pos + 2 and _ERROR_CODE.unpack_from(frame, pos)[0] == ErrorCode.UNSUPPORTED_VERSION:
+            version = 0
+    elif version >= response_type.flexible_from:
+        pos = skip_tags(frame, pos)
+    return _whole(response_type, version, frame, pos)
+
+
+def decode_api_versions_response(
+    version: int, frame: Buffer, expected_correlation_id: int
+) -> ApiVersionsResponse:
+    """Like `decode_response`, which knows this rule too (KIP-511).
+
+    With error code UNSUPPORTED_VERSION the answer has the shape of version 0, whatever was asked: its
+    `api_keys` say which version to ask with next, if there are any.
+    """
+    return decode_response(ApiVersionsResponse, version, frame, expected_correlation_id)
+
+
+def negotiate(api_key: ApiKey, broker: Mapping[int, VersionRange], ceiling: int | None = None) -> int:
+    """The highest version of an API that both sides speak, at most `ceiling`.
+
+    Raises:
+        UnsupportedVersionError: there is none.
+    """
+    ours = CLIENT_VERSIONS[api_key]
+    theirs = broker.get(api_key)
+    if theirs is None:
+        raise UnsupportedVersionError(
+            f"{api_key.name}: the broker does not offer this API; we need versions {ours}"
+        )
+    highest = min(ours.max, theirs.max) if ceiling is None else min(ours.max, theirs.max, ceiling)
+    if highest < max(ours.min, theirs.min):
+        limit = "" if ceiling is None else f", and here at most {ceiling}"
+        raise UnsupportedVersionError(
+            f"{api_key.name}: no common version: the broker speaks {theirs}, we speak {ours}{limit}"
+        )
+    return highest
+
+
+# The broker's side
+
+
+def decode_request_header(frame: Buffer) -> RequestHeader:
+    """The header alone: also of a request whose API or version is not known here.
+
+    Raises:
+        ProtocolError: `frame`, which has no length prefix, is no request.
+    """
+    return _request_header(frame)[0]
+
+
+def decode_request(frame: Buffer) -> tuple[RequestHeader, Message]:
+    """The request in `frame`, which has no length prefix.
+
+    Raises:
+        UnsupportedVersionError: the API or its version is not declared here.
+        ProtocolError: `frame` is no request, or bytes are left behind it.
+    """
+    header, pos = _request_header(frame)
+    request_type = REQUESTS.get(header.api_key)
+    if request_type is None:
+        raise UnsupportedVersionError(f"no request is declared for API key {header.api_key}")
+    if header.version >= request_type.flexible_from:
+        pos = skip_tags(frame, pos)
+    return header, _whole(request_type, header.version, frame, pos)
+
+
+def encode_response(response: Message, version: int, correlation_id: int) -> list[bytes | memoryview]:
+    """A frame as segments, the first of which starts with the length. Record batches are not copied.
+
+    To refuse an ApiVersionsRequest with UNSUPPORTED_VERSION, encode the response at version 0 (KIP-511).
+
+    Raises:
+        UnsupportedVersionError: `version` is not declared, or can't carry a field that is set.
+        ValueError: a value does not fit its type on the wire.
+    """
+    writer = Writer()
+    writer.out += bytes(PREFIX_SIZE)
+    writer.out += _CORRELATION_ID.pack(correlation_id)
+    if version >= response.flexible_from and not isinstance(response, ApiVersionsResponse):
+        writer.out.append(0)
+    codec.encode(response, version, writer)
+    return _framed(writer)
+
+
+# Both
+
+
+def _framed(writer: Writer) -> list[bytes | memoryview]:
+    _LENGTH.pack_into(writer.out, 0, len(writer) - PREFIX_SIZE)
+    return writer.segments()
+
+
+def _whole(message_type: type[M], version: int, frame: Buffer, pos: int) -> M:
+    message, stop = codec.decode(message_type, version, frame, pos)
+    if stop != len(frame):
+        name = message_type.__name__
+        raise ProtocolError(f"{name} version {version}: {len(frame) - stop} bytes are left behind it")
+    return message
+
+
+def _check_correlation_id(response_type: type[Message], frame: Buffer, expected: int) -> int:
+    name = response_type.__name__
+    if len(frame) < _CORRELATION_ID.size:
+        raise ProtocolError(f"{name}: {len(frame)} bytes are too few for a response")
+    got: int = _CORRELATION_ID.unpack_from(frame)[0]
+    if got != expected:
+        raise CorrelationError(f"{name} expected for request {expected}, but the peer answers request {got}")
+    return _CORRELATION_ID.size
+
+
+def _request_header(frame: Buffer) -> tuple[RequestHeader, int]:
+    if len(frame) < _REQUEST_HEADER.size:
+        raise ProtocolError(f"{len(frame)} bytes are too few for a request")
+    api_key, version, correlation_id = _REQUEST_HEADER.unpack_from(frame)
+    client_id, pos = read_nullable_string(frame, _REQUEST_HEADER.size)
+    return RequestHeader(api_key, version, correlation_id, client_id), pos

@@ -1,0 +1,61 @@
+"""Kafka's API keys and the versions of each that the producer may use.
+
+What a message can be encoded and decoded at stands in its declaration; the table here is narrower, because
+the embedded broker must also speak what other clients send.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple
+
+
+class ApiKey(IntEnum):
+    """The APIs of which a message is declared here, by Kafka's names."""
+
+    PRODUCE = 0
+    FETCH = 1
+    LIST_OFFSETS = 2
+    METADATA = 3
+    OFFSET_FETCH = 9
+    FIND_COORDINATOR = 10
+    SASL_HANDSHAKE = 17
+    API_VERSIONS = 18
+    CREATE_TOPICS = 19
+    INIT_PRODUCER_ID = 22
+    ADD_PARTITIONS_TO_TXN = 24
+    ADD_OFFSETS_TO_TXN = 25
+    END_TXN = 26
+    TXN_OFFSET_COMMIT = 28
+    SASL_AUTHENTICATE = 36
+
+
+class VersionRange(NamedTuple):
+    """Versions `min` to `max`, both included."""
+
+    min: int
+    max: int
+
+    def __str__(self) -> str:
+        return f"{self.min}-{self.max}"
+
+
+CLIENT_VERSIONS: dict[ApiKey, VersionRange] = {
+    ApiKey.PRODUCE: VersionRange(7, 13),
+    ApiKey.FETCH: VersionRange(4, 13),
+    ApiKey.LIST_OFFSETS: VersionRange(1, 7),
+    ApiKey.METADATA: VersionRange(7, 13),
+    ApiKey.OFFSET_FETCH: VersionRange(5, 8),
+    ApiKey.FIND_COORDINATOR: VersionRange(1, 6),
+    ApiKey.SASL_HANDSHAKE: VersionRange(1, 1),
+    ApiKey.API_VERSIONS: VersionRange(0, 4),
+    ApiKey.CREATE_TOPICS: VersionRange(2, 7),
+    ApiKey.INIT_PRODUCER_ID: VersionRange(0, 5),
+    # From version 4 on this request is for brokers among themselves (KIP-890).
+    ApiKey.ADD_PARTITIONS_TO_TXN: VersionRange(0, 3),
+    ApiKey.ADD_OFFSETS_TO_TXN: VersionRange(0, 4),
+    ApiKey.END_TXN: VersionRange(0, 5),
+    ApiKey.TXN_OFFSET_COMMIT: VersionRange(2, 5),
+    ApiKey.SASL_AUTHENTICATE: VersionRange(0, 2),
+}
+"""Kafka 2.1 is the oldest broker that the producer supports: its versions are the lower ends."""

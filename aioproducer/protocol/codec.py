@@ -1,0 +1,336 @@
+"""Compiles a message's declaration into straight-line Python, once for each version that is used.
+
+`source(EndTxnResponse, 5)` shows the result. Each struct has two functions: decode_X(buf, pos) -> (X, pos
+behind it) and encode_X(o, w), where `w` is a Writer and `out` its bytearray. Neighbouring fields of fixed
+size are read and written by one struct.Struct. Nothing but ProtocolError comes out of `decode`, whatever
+the bytes are.
+"""
+
+from __future__ import annotations
+
+import linecache
+import struct
+from collections.abc import Callable
+from functools import cache
+from typing import Any, TypeVar
+
+from aioproducer.errors import ProtocolError, UnsupportedVersionError
+from aioproducer.protocol import primitives
+from aioproducer.protocol.primitives import Buffer, Writer
+from aioproducer.protocol.schema import Field, Message, Struct, default_source, structs_of
+
+M = TypeVar("M", bound=Message)
+
+_FIXED = {"int8": "b", "int16": "h", "int32": "i", "int64": "q", "boolean": "?"}
+_SIZE = {"int8": 1, "int16": 2, "int32": 4, "int64": 8, "boolean": 1, "uuid": 16}
+
+_FEW = 8
+"""Arrays of numbers that are shorter have their layout at hand: replicas, in-sync replicas."""
+
+
+def encode(message: Message, version: int, writer: Writer) -> None:
+    """Append `message` to `writer`.
+
+    Raises:
+        UnsupportedVersionError: `version` is not declared, or can't carry a field that is set.
+        ValueError: a value does not fit its type on the wire.
+    """
+    encoder, _ = _codec(type(message), version)
+    try:
+        encoder(message, writer)
+    except struct.error as error:
+        name = type(message).__name__
+        raise ValueError(f"{name} version {version}: a value does not fit its field: {error}") from error
+
+
+def decode(message_type: type[M], version: int, buf: Buffer, pos: int) -> tuple[M, int]:
+    """The message at `pos` and the position behind it.
+
+    Raises:
+        ProtocolError: the bytes are not a message of this type and version.
+        UnsupportedVersionError: the message is not declared for `version`.
+    """
+    _, decoder = _codec(message_type, version)
+    try:
+        message, stop = decoder(buf, pos)
+    except ProtocolError as error:
+        raise ProtocolError(f"{message_type.__name__} version {version}: {error.message}") from None
+    except (struct.error, IndexError):
+        # Fields of fixed size are read without asking first; only the end of the frame can be in their way.
+        text = f"{message_type.__name__} version {version}: {len(buf)} bytes are too few"
+        raise ProtocolError(text) from None
+    return message, stop
+
+
+def source(message_type: type[Message], version: int) -> str:
+    """The generated code, for reading and for tests."""
+    return _Source(message_type, version).text()
+
+
+@cache
+def _codec(
+    message_type: type[Message], version: int
+) -> tuple[Callable[[Any, Writer], None], Callable[[Buffer, int], tuple[Any, int]]]:
+    name = message_type.__name__
+    if not message_type.versions.min <= version <= message_type.versions.max:
+        declared = message_type.versions
+        raise UnsupportedVersionError(f"{name} version {version} is not one of {declared.min}-{declared.max}")
+    generated = _Source(message_type, version)
+    text, filename = generated.text(), f"<{name} version {version}>"
+    # So that tracebacks and debuggers show the generated lines.
+    linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
+    namespace = generated.namespace
+    exec(compile(text, filename, "exec"), namespace)
+    return namespace[f"encode_{name}"], namespace[f"decode_{name}"]
+
+
+def _not_in_version(field: str, version: int) -> UnsupportedVersionError:
+    return UnsupportedVersionError(f"{field} is set, and version {version} can't carry it")
+
+
+def _null_in_version(field: str, version: int) -> UnsupportedVersionError:
+    return UnsupportedVersionError(f"{field} is None, and version {version} can't carry that")
+
+
+class _Source:
+    """Generates the functions of one message at one version; structs come before what contains them."""
+
+    def __init__(self, message_type: type[Message], version: int) -> None:
+        self.version = version
+        self.flexible = version >= message_type.flexible_from
+        self.structs: dict[str, type[Struct]] = {
+            **structs_of(message_type),
+            message_type.__name__: message_type,
+        }
+        self.namespace: dict[str, Any] = {
+            **vars(primitives),
+            **self.structs,
+            "new": object.__new__,
+            "unpack_from": struct.unpack_from,
+            "pack": struct.pack,
+            "not_in_version": _not_in_version,
+            "null_in_version": _null_in_version,
+        }
+        self.lines: list[str] = []
+        self._done: set[str] = set()
+        self._struct(message_type.__name__)
+
+    def text(self) -> str:
+        return "\n".join(self.lines) + "\n"
+
+    def _add(self, depth: int, line: str) -> None:
+        self.lines.append("    " * depth + line)
+
+    def _struct(self, name: str) -> None:
+        if name in self._done:
+            return
+        self._done.add(name)
+        fields = self.structs[name].FIELDS
+        present = [field for field in fields if field.is_in(self.version)]
+        for field in present:
+            if field.of in self.structs:
+                self._struct(field.of)
+        plain = [field for field in present if field.tag is None]
+        tagged = sorted(
+            (field for field in present if field.tag is not None), key=lambda field: field.tag or 0
+        )
+        absent = [field for field in fields if not field.is_in(self.version)]
+        self._decode_struct(name, plain, tagged, absent)
+        self._encode_struct(name, plain, tagged, absent)
+
+    def _runs(self, fields: list[Field]) -> list[list[Field]]:
+        """Fields in order; neighbours of fixed size together."""
+        runs: list[list[Field]] = []
+        for field in fields:
+            if runs and field.kind in _FIXED and runs[-1][0].kind in _FIXED:
+                runs[-1].append(field)
+            else:
+                runs.append([field])
+        return runs
+
+    def _layout(self, run: list[Field]) -> str:
+        """The name of the run's struct.Struct, of which the namespace gets `unpack_` and `pack_`."""
+        letters = "".join(_FIXED[field.kind] for field in run)
+        name = letters.replace("?", "B")
+        layout = struct.Struct(">" + letters)
+        self.namespace[f"unpack_{name}"] = layout.unpack_from
+        self.namespace[f"pack_{name}"] = layout.pack
+        return name
+
+    def _least(self, kind: str) -> int:
+        """The fewest bytes that a value can take: what bounds the count of an array."""
+        if kind in _SIZE:
+            return _SIZE[kind]
+        if kind in self.structs:
+            fields = [f for f in self.structs[kind].FIELDS if f.is_in(self.version) and f.tag is None]
+            least = sum(self._least(f.of if f.kind == "struct" else f.kind) for f in fields)
+            return least + (1 if self.flexible else 0)
+        if self.flexible:
+            return 1
+        return 2 if kind == "string" else 4
+
+    # Decoding
+
+    def _decode_struct(self, name: str, plain: list[Field], tagged: list[Field], absent: list[Field]) -> None:
+        self._add(0, f"def decode_{name}(buf, pos):")
+        self._add(1, f"o = new({name})")
+        for field in (*absent, *tagged):
+            self._add(1, f"o.{field.name} = {default_source(field)}")
+        for run in self._runs(plain):
+            self._read(1, name, run)
+        if self.flexible and not tagged:
+            self._add(1, "if buf[pos]:")
+            self._add(2, "pos = skip_tags(buf, pos)")
+            self._add(1, "else:")
+            self._add(2, "pos += 1")
+        elif self.flexible:
+            self._read_tagged(name, tagged)
+        self._add(1, "return o, pos")
+        self._add(0, "")
+
+    def _read_tagged(self, name: str, tagged: list[Field]) -> None:
+        self._add(1, "count, pos = read_uvarint(buf, pos)")
+        self._add(1, "if count:")
+        self._add(2, "if count * 2 > len(buf) - pos:")
+        self._add(3, 'raise out_of_bounds("a count of tagged fields of", count, pos, len(buf))')
+        self._add(2, "seen = set()")
+        self._add(2, "for _ in range(count):")
+        self._add(3, "tag, pos, stop = read_tag(buf, pos, seen)")
+        for place, field in enumerate(tagged):
+            self._add(3, f"{'elif' if place else 'if'} tag == {field.tag}:")
+            self._read(4, name, [field])
+        self._add(3, "else:")
+        self._add(4, "pos = stop")
+        self._add(3, "if pos != stop:")
+        self._add(4, 'raise out_of_bounds(f"tagged field {tag} stops at", pos, stop, stop)')
+
+    def _read(self, depth: int, owner: str, run: list[Field]) -> None:
+        field = run[0]
+        target = f"o.{field.name}"
+        if field.kind in _FIXED:
+            targets = ", ".join(f"o.{each.name}" for each in run) + ("," if len(run) == 1 else "")
+            self._add(depth, f"{targets} = unpack_{self._layout(run)}(buf, pos)")
+            self._add(depth, f"pos += {sum(_SIZE[each.kind] for each in run)}")
+        elif field.kind == "array":
+            self._read_array(depth, owner, field)
+        elif field.kind == "struct":
+            self._add(depth, f"{target}, pos = decode_{field.of}(buf, pos)")
+        else:
+            self._add(depth, f"{target}, pos = {self._reader(field)}(buf, pos)")
+
+    def _function(self, verb: str, kind: str, nullable: bool) -> str:
+        if kind == "uuid":
+            return f"{verb}_uuid"
+        compact = "compact_" if self.flexible else ""
+        # Records are always nullable, other byte strings never.
+        return f"{verb}_{compact}{'nullable_' if nullable and kind == 'string' else ''}{kind}"
+
+    def _reader(self, field: Field) -> str:
+        return self._function("read", field.kind, field.may_be_null(self.version))
+
+    def _read_array(self, depth: int, owner: str, field: Field) -> None:
+        target, label = f"o.{field.name}", f'"{owner}.{field.name}'
+        if self.flexible:
+            self._add(depth, "n = buf[pos] - 1")
+            self._add(depth, "pos += 1")
+            self._add(depth, "if n > 126:")
+            self._add(depth + 1, "n, pos = read_compact_size(buf, pos - 1)")
+        else:
+            self._add(depth, "n, pos = read_int32_size(buf, pos)")
+        self._add(depth, f"if n * {self._least(field.of)} > len(buf) - pos:")
+        self._add(depth + 1, f'raise out_of_bounds({label}: a count of", n, pos, len(buf))')
+        self._add(depth, "if n < 0:")
+        if field.may_be_null(self.version):
+            self._add(depth + 1, f"{target} = None")
+            self._add(depth, "else:")
+            depth += 1
+        else:
+            self._add(depth + 1, f'raise refused_null({label}")')
+        if field.of in _FIXED:
+            letter = _FIXED[field.of]
+            few = [struct.Struct(f">{count}{letter}").unpack_from for count in range(_FEW)]
+            self.namespace[f"unpack_few_{letter}"] = few
+            self._add(depth, f"if n < {_FEW}:")
+            self._add(depth + 1, f"{target} = list(unpack_few_{letter}[n](buf, pos))")
+            self._add(depth, "else:")
+            self._add(depth + 1, f'{target} = list(unpack_from(f">{{n}}{letter}", buf, pos))')
+            self._add(depth, f"pos += n * {_SIZE[field.of]}")
+            return
+        reader = f"decode_{field.of}" if field.of in self.structs else self._function("read", field.of, False)
+        self._add(depth, f"{target} = items = []")
+        self._add(depth, "for _ in range(n):")
+        self._add(depth + 1, f"item, pos = {reader}(buf, pos)")
+        self._add(depth + 1, "items.append(item)")
+
+    # Encoding
+
+    def _default(self, field: Field) -> str:
+        """What a field is compared with to see whether it is set."""
+        if field.kind != "struct":
+            return default_source(field)
+        self.namespace[f"default_{field.of}"] = self.structs[field.of]()
+        return f"default_{field.of}"
+
+    def _encode_struct(self, name: str, plain: list[Field], tagged: list[Field], absent: list[Field]) -> None:
+        self._add(0, f"def encode_{name}(o, w):")
+        self._add(1, "out = w.out")
+        for field in absent:
+            if not field.ignorable:
+                default = self._default(field)
+                self._add(1, f"if o.{field.name} != {default}:")
+                self._add(2, f'raise not_in_version("{name}.{field.name}", {self.version})')
+        for run in self._runs(plain):
+            self._write(1, name, run)
+        if self.flexible and not tagged:
+            self._add(1, "out.append(0)")
+        elif self.flexible:
+            self._add(1, "tags = []")
+            for field in tagged:
+                default = self._default(field)
+                self._add(1, f"if o.{field.name} != {default}:")
+                self._add(2, "part = Writer()")
+                self._write(2, name, [field], "part")
+                self._add(2, f"tags.append(({field.tag}, part))")
+            self._add(1, "write_tags(out, tags)")
+        self._add(0, "")
+
+    def _write(self, depth: int, owner: str, run: list[Field], writer: str = "w") -> None:
+        field = run[0]
+        value, label = f"o.{field.name}", f'"{owner}.{field.name}"'
+        out = "out" if writer == "w" else f"{writer}.out"
+        nullable = field.may_be_null(self.version)
+        if field.nullable is not None and not nullable:
+            self._add(depth, f"if {value} is None:")
+            self._add(depth + 1, f"raise null_in_version({label}, {self.version})")
+        if field.kind in _FIXED:
+            values = ", ".join(f"o.{each.name}" for each in run)
+            self._add(depth, f"{out}.extend(pack_{self._layout(run)}({values}))")
+        elif field.kind == "array":
+            self._write_array(depth, field, out, writer, nullable)
+        elif field.kind == "struct":
+            self._add(depth, f"encode_{field.of}({value}, {writer})")
+        else:
+            into = writer if field.kind == "records" else out
+            self._add(depth, f"{self._function('write', field.kind, nullable)}({into}, {value})")
+
+    def _write_array(self, depth: int, field: Field, out: str, writer: str, nullable: bool) -> None:
+        self._add(depth, f"items = o.{field.name}")
+        if nullable:
+            self._add(depth, "if items is None:")
+            null = "out.append(0)" if self.flexible else 'out.extend(b"\\xff\\xff\\xff\\xff")'
+            self._add(depth + 1, null.replace("out", out, 1))
+            self._add(depth, "else:")
+            depth += 1
+        if self.flexible:
+            self._add(depth, f"write_uvarint({out}, len(items) + 1)")
+        else:
+            self.namespace["pack_i"] = struct.Struct(">i").pack
+            self._add(depth, f"{out}.extend(pack_i(len(items)))")
+        if field.of in _FIXED:
+            self._add(depth, f'{out}.extend(pack(f">{{len(items)}}{_FIXED[field.of]}", *items))')
+            return
+        self._add(depth, "for item in items:")
+        if field.of in self.structs:
+            self._add(depth + 1, f"encode_{field.of}(item, {writer})")
+        else:
+            self._add(depth + 1, f"{self._function('write', field.of, False)}({out}, item)")

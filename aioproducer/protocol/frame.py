@@ -1,0 +1,55 @@
+"""The frame around every request and response: four bytes of length, big-endian, signed.
+
+A length is believed only below a limit, and a peer that is no Kafka broker is named if its first bytes show
+it.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+
+from aioproducer.errors import ProtocolError
+
+PREFIX_SIZE = 4
+"""Bytes of the length."""
+
+MAX_FRAME_BEFORE_AUTHENTICATION = 512 * 1024
+"""Bytes; what a peer may send before it has proved who it is; the same that brokers allow a client."""
+
+MAX_FRAME = 64 * 1024 * 1024
+"""Bytes; the metadata of a million partitions fits."""
+
+_LENGTH = Struct(">i")
+
+# Content types of TLS records: what the first byte says if the second is the major version 3.
+_TLS = {0x15: "a TLS alert", 0x16: "a TLS handshake"}
+
+
+def encode_prefix(size: int) -> bytes:
+    """The prefix of a frame of `size` bytes."""
+    return _LENGTH.pack(size)
+
+
+def decode_size(prefix: bytes, limit: int) -> int:
+    """How many bytes follow `prefix`.
+
+    Raises:
+        ProtocolError: the peer does not speak Kafka, or the frame would be negative or exceed `limit` bytes.
+    """
+    if len(prefix) != PREFIX_SIZE:
+        raise ProtocolError(f"a frame starts with {PREFIX_SIZE} bytes of length, not {len(prefix)}")
+    if prefix == b"HTTP":
+        raise ProtocolError(
+            "the peer answers in HTTP: this is the port of a web server, not of a Kafka broker"
+        )
+    if prefix[0] in _TLS and prefix[1] == 0x03:
+        what = _TLS[prefix[0]]
+        raise ProtocolError(
+            f"the peer answers with {what}: this port wants TLS, so set security_protocol to SSL or SASL_SSL"
+        )
+    size: int = _LENGTH.unpack(prefix)[0]
+    if size < 0:
+        raise ProtocolError(f"a frame of {size} bytes is announced")
+    if size > limit:
+        raise ProtocolError(f"a frame of {size} bytes is announced, the limit is {limit} bytes")
+    return size

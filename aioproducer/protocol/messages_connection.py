@@ -1,0 +1,103 @@
+"""Messages that open a connection: versions, then SASL."""
+
+from __future__ import annotations
+
+from aioproducer.protocol.api_keys import ApiKey
+from aioproducer.protocol.schema import (
+    NEVER,
+    Message,
+    Struct,
+    array,
+    boolean,
+    byte_string,
+    int16,
+    int32,
+    int64,
+    string,
+)
+
+
+class ApiVersionsResponse(Message, api_key=ApiKey.API_VERSIONS, versions=(0, 4), flexible_from=3):
+    """Its header is always version 0, so that it can be read before anything is agreed upon.
+
+    1: throttle time. 3: features (KIP-584). 4: a supported feature may start at version 0.
+    """
+
+    class ApiVersion(Struct):
+        api_key: int = int16()
+        min_version: int = int16()
+        max_version: int = int16()
+
+    class SupportedFeatureKey(Struct):
+        name: str = string()
+        min_version: int = int16()
+        max_version: int = int16()
+
+    class FinalizedFeatureKey(Struct):
+        name: str = string()
+        max_version_level: int = int16()
+        min_version_level: int = int16()
+
+    error_code: int = int16()
+    api_keys: list[ApiVersionsResponse.ApiVersion] = array("ApiVersion")
+    throttle_time_ms: int = int32("1+", ignorable=True)
+    supported_features: list[ApiVersionsResponse.SupportedFeatureKey] = array(
+        "SupportedFeatureKey", "3+", tag=0, ignorable=True
+    )
+    finalized_features_epoch: int = int64("3+", default=-1, tag=1, ignorable=True)
+    finalized_features: list[ApiVersionsResponse.FinalizedFeatureKey] = array(
+        "FinalizedFeatureKey", "3+", tag=2, ignorable=True
+    )
+    zk_migration_ready: bool = boolean("3+", tag=3, ignorable=True)
+
+
+class ApiVersionsRequest(
+    Message, api_key=ApiKey.API_VERSIONS, versions=(0, 4), flexible_from=3, response=ApiVersionsResponse
+):
+    """What does the broker speak? 3: name and version of the client (KIP-511).
+
+    A broker that does not know the version answers UNSUPPORTED_VERSION in the shape of version 0.
+    """
+
+    client_software_name: str = string("3+", ignorable=True)
+    client_software_version: str = string("3+", ignorable=True)
+
+
+class SaslHandshakeResponse(Message, api_key=ApiKey.SASL_HANDSHAKE, versions=(0, 1), flexible_from=NEVER):
+    """The mechanisms that the broker would take."""
+
+    error_code: int = int16()
+    mechanisms: list[str] = array("string")
+
+
+class SaslHandshakeRequest(
+    Message,
+    api_key=ApiKey.SASL_HANDSHAKE,
+    versions=(0, 1),
+    flexible_from=NEVER,
+    response=SaslHandshakeResponse,
+):
+    """Names the mechanism. 1: the tokens follow in SaslAuthenticate instead of bare frames (KIP-152)."""
+
+    mechanism: str = string()
+
+
+class SaslAuthenticateResponse(Message, api_key=ApiKey.SASL_AUTHENTICATE, versions=(0, 2), flexible_from=2):
+    """The broker's token. 1: how long the session may last, in milliseconds; 0 is for ever (KIP-368)."""
+
+    error_code: int = int16()
+    error_message: str | None = string(nullable="0+")
+    auth_bytes: bytes = byte_string()
+    session_lifetime_ms: int = int64("1+", ignorable=True)
+
+
+class SaslAuthenticateRequest(
+    Message,
+    api_key=ApiKey.SASL_AUTHENTICATE,
+    versions=(0, 2),
+    flexible_from=2,
+    response=SaslAuthenticateResponse,
+):
+    """One token of the mechanism. From version 1 on the broker ends the session by time (KIP-368)."""
+
+    auth_bytes: bytes = byte_string()
