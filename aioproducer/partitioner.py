@@ -1,0 +1,261 @@
+"""Which partition a record goes to: by its key's hash, in rotation, or sticky and weighted by load (KIP-794).
+
+The reference for the compiled path, which hashes keys itself and asks `UniformSticky` only for records
+without a key. All of it is plain arithmetic: no I/O, no clock of its own, randomness from the Random that
+is handed in.
+"""
+
+from __future__ import annotations
+
+import difflib
+import random as random_module
+import zlib
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Literal, NamedTuple, Protocol
+
+from aioproducer.errors import ConfigError
+
+
+class Partitioner(Protocol):
+    """What users plug in: aiokafka's signature.
+
+    `key` is the serialized key or None; `all_partitions` are the topic's partitions in order; `available`
+    are those of them that have a leader, or all of them if none has one. Returns one of `all_partitions`.
+    """
+
+    def __call__(
+        self, key: bytes | None, all_partitions: Sequence[int], available: Sequence[int], /
+    ) -> int: ...
+
+
+class Partitioning(NamedTuple):
+    """The setting `partitioner`, resolved. `function` is set if `kind` is "callable"."""
+
+    kind: Literal["murmur2", "crc32", "round_robin", "callable"]
+    function: Callable[..., int] | None = None
+
+
+_KINDS: dict[str, Literal["murmur2", "crc32", "round_robin"]] = {
+    "murmur2": "murmur2",
+    "default": "murmur2",
+    "consistent_random": "crc32",
+    "round_robin": "round_robin",
+}
+_NAMES = (*_KINDS, "random")
+
+
+def make_partitioner(
+    setting: str | Callable[..., int], random: random_module.Random | None = None
+) -> Partitioning:
+    """Resolve the setting `partitioner`.
+
+    Args:
+        setting: "murmur2" or "default" (Java's: murmur2 of the key, sticky without a key),
+            "consistent_random" (librdkafka's: crc32 of the key, random without a key or with an empty one),
+            "round_robin", "random", or a callable like `Partitioner`.
+        random: where "random" takes its numbers from.
+
+    Raises:
+        ConfigError: the name is unknown, or the value neither a name nor callable.
+    """
+    if isinstance(setting, str):
+        if setting in _KINDS:
+            return Partitioning(_KINDS[setting])
+        if setting == "random":
+            return Partitioning("callable", RandomPartitioner(random or random_module.Random()))
+        near = difflib.get_close_matches(setting.lower(), _NAMES, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        problem = f"is not one of {', '.join(_NAMES)}{hint}"
+    elif callable(setting):
+        return Partitioning("callable", setting)
+    else:
+        problem = "is neither a partitioner's name nor callable"
+    raise ConfigError(f"partitioner={setting!r} {problem}", setting="partitioner", value=setting)
+
+
+def murmur2(key: bytes) -> int:
+    """The 32-bit hash of Kafka's `Utils.murmur2`, signed as in Java."""
+    mask = 0xFFFFFFFF
+    multiplier = 0x5BD1E995
+    size = len(key)
+    h = 0x9747B28C ^ size
+    whole = size & ~3
+    for at in range(0, whole, 4):
+        k = int.from_bytes(key[at : at + 4], "little") * multiplier & mask
+        k ^= k >> 24
+        h = (h * multiplier ^ k * multiplier) & mask
+    if size > whole:
+        h = (h ^ int.from_bytes(key[whole:], "little")) * multiplier & mask
+    h = (h ^ h >> 13) * multiplier & mask
+    h ^= h >> 15
+    return h - 0x100000000 if h & 0x80000000 else h
+
+
+def murmur2_partition(key: bytes, partitions: int) -> int:
+    """The partition that Java's default partitioner gives a key."""
+    # Java's toPositive drops the sign bit; it is no absolute value.
+    return (murmur2(key) & 0x7FFFFFFF) % partitions
+
+
+def crc32_partition(key: bytes, partitions: int) -> int:
+    """The partition that librdkafka's consistent partitioners give a key."""
+    return zlib.crc32(key) % partitions
+
+
+class RandomPartitioner:
+    """Any available partition, whatever the key."""
+
+    def __init__(self, random: random_module.Random) -> None:
+        self._random = random
+
+    def __call__(self, key: bytes | None, all_partitions: Sequence[int], available: Sequence[int], /) -> int:
+        return self._random.choice(available or all_partitions)
+
+
+class ConsistentRandom:
+    """librdkafka's default: crc32 of the key, and any available partition if the key is None or empty."""
+
+    def __init__(self, random: random_module.Random) -> None:
+        self._random = random
+
+    def __call__(self, key: bytes | None, all_partitions: Sequence[int], available: Sequence[int], /) -> int:
+        if key:
+            return all_partitions[crc32_partition(key, len(all_partitions))]
+        return self._random.choice(available or all_partitions)
+
+
+class RoundRobin:
+    """The available partitions in turn, whatever the key (Java's RoundRobinPartitioner). One per topic."""
+
+    def __init__(self) -> None:
+        self._turn = 0
+
+    def __call__(self, key: bytes | None, all_partitions: Sequence[int], available: Sequence[int], /) -> int:
+        choice = available or all_partitions
+        turn = self._turn
+        self._turn = turn + 1
+        return choice[turn % len(choice)]
+
+
+class UniformSticky:
+    """Fills one partition with about a batch, then chooses the next at random (KIP-794). One for each topic.
+
+    Choosing by bytes and not by batches spreads the load evenly over slow brokers too: a slow broker's
+    batches grow, so a choice per batch would send it more. With `adaptive` the choice is weighted: the
+    fewer batches wait for a partition, the likelier it is chosen.
+
+    `available` is everywhere the partitions that may be chosen: those with a leader, or all if none has
+    one. Hand over the same object as long as it did not change: then looking at it costs nothing.
+    """
+
+    __slots__ = ("_adaptive", "_bounds", "_current", "_ids", "_random", "_seen", "_used", "sticky_batch_size")
+
+    def __init__(self, sticky_batch_size: int, random: random_module.Random, adaptive: bool = True) -> None:
+        """`sticky_batch_size` is in bytes; 0 is taken for 1, as Java does with batch.size=0."""
+        self.sticky_batch_size = max(1, sticky_batch_size)
+        self._adaptive = adaptive
+        self._random = random
+        # the choice that holds now
+        self._current = -1
+        self._used = 0
+        self._seen: Sequence[int] | None = None
+        # the load, written by update_load(): partition _ids[i] has the share from _bounds[i - 1] to
+        # _bounds[i]
+        self._ids: list[int] = []
+        self._bounds: list[int] = []
+
+    def current(self, available: Sequence[int]) -> int:
+        """The partition for the next record without a key."""
+        if available is not self._seen:
+            # The partition may have lost its leader, or the topic was made again with fewer partitions.
+            if self._current not in available:
+                self._choose(available)
+            self._seen = available
+        return self._current
+
+    def used(self, bytes: int, available: Sequence[int], *, may_switch: bool = True) -> bool:
+        """Note that the current partition got a record.
+
+        Args:
+            bytes: what the record took up in its batch.
+            available: the partitions to choose the next from.
+            may_switch: False while the partition's open batch has room: to leave it then would send it half
+                full. After twice the sticky batch size it is left all the same.
+
+        Returns:
+            Whether a new choice was made. It may have fallen on the same partition.
+        """
+        self._used += bytes
+        limit = self.sticky_batch_size if may_switch else 2 * self.sticky_batch_size
+        if self._used < limit:
+            return False
+        self._choose(available)
+        self._seen = available
+        return True
+
+    def update_load(
+        self, queue_sizes: Sequence[int], partition_ids: Sequence[int], *, total: int | None = None
+    ) -> None:
+        """Take new weights for the choices to come; the current one stays.
+
+        Args:
+            queue_sizes: how many batches wait for each partition.
+            partition_ids: the partitions in the same order: those with a leader whose broker took data within
+                `partitioner_availability_timeout_ms`.
+            total: how many partitions there were before any was left out for its broker; by default all
+                were given.
+        """
+        if not self._adaptive:
+            return
+        if total is None:
+            total = len(partition_ids)
+        nothing_left_out = len(partition_ids) == total
+        if not partition_ids or total < 2 or (nothing_left_out and min(queue_sizes) == max(queue_sizes)):
+            self._ids, self._bounds = [], []
+            return
+        # Queues of 0, 3, 1 give the weights 4, 1, 3 and the bounds 4, 5, 8: a random number below 4 is the
+        # first partition, 4 the second, 5 to 7 the third.
+        heaviest = max(queue_sizes) + 1
+        self._ids = list(partition_ids)
+        self._bounds = list(accumulate(heaviest - size for size in queue_sizes))
+
+    def _choose(self, available: Sequence[int]) -> None:
+        self._used = 0
+        if self._bounds:
+            number = self._random.randrange(self._bounds[-1])
+            self._current = self._ids[bisect_right(self._bounds, number)]
+            if self._current in available:
+                return
+        # No load known, or it speaks of a partition that is gone meanwhile.
+        self._current = self._random.choice(available)
+
+
+class NodeAvailability:
+    """For how long each broker has had data waiting that it could not take (KIP-794's partition
+    availability).
+
+    Touched by the sender only. Times are the loop's, in seconds.
+    """
+
+    __slots__ = ("_drained", "_ready", "timeout")
+
+    def __init__(self, timeout: float) -> None:
+        """A `timeout` of 0 takes every broker for available."""
+        self.timeout = timeout
+        self._ready: dict[int, float] = {}
+        self._drained: dict[int, float] = {}
+
+    def update(self, node_id: int, now: float, *, can_drain: bool) -> None:
+        """Note that there is data for a broker, and whether it can take it now."""
+        if self.timeout <= 0:
+            return
+        if can_drain or node_id not in self._drained:
+            self._drained[node_id] = now
+        self._ready[node_id] = now
+
+    def is_available(self, node_id: int) -> bool:
+        """Whether partitions of this broker may be chosen."""
+        ready = self._ready.get(node_id)
+        return ready is None or ready - self._drained[node_id] <= self.timeout

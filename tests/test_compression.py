@@ -1,0 +1,330 @@
+from __future__ import annotations
+
+import gzip
+import random
+import threading
+import zlib
+
+import aiokafka.codec
+import cramjam
+import lz4.frame
+import pytest
+import zstandard
+from isal import isal_zlib
+
+from aioproducer.compression import LEVELS, XERIAL_HEADER, Codec, check_level, codec_named, compressor
+from aioproducer.errors import ConfigError, ProtocolError
+from aioproducer.testing.decompression import decompress
+
+PACKING = [codec for codec in Codec if codec is not Codec.NONE]
+_RANDOM = random.Random(7)
+SAMPLES = {
+    "empty": b"",
+    "one byte": b"x",
+    "text": b'{"user": 17, "amount": 3.5}' * 4000,
+    "noise": _RANDOM.randbytes(200_000),
+    "more than a block": bytes(range(256)) * 10_000,
+}
+
+
+def levels_of(codec: Codec) -> list[int | None]:
+    if codec not in LEVELS:
+        return [None]
+    lowest, highest = LEVELS[codec]
+    return [None, max(lowest, -7), 1, highest if codec is not Codec.ZSTD else 19]
+
+
+CODEC_AND_LEVEL = [(codec, level) for codec in Codec for level in levels_of(codec)]
+
+
+@pytest.mark.parametrize(
+    ("name", "codec"),
+    [
+        (None, Codec.NONE),
+        ("none", Codec.NONE),
+        ("gzip", Codec.GZIP),
+        ("snappy", Codec.SNAPPY),
+        ("lz4", Codec.LZ4),
+        ("zstd", Codec.ZSTD),
+    ],
+)
+def test_codec_is_found_by_kafkas_name(name, codec):
+    assert codec_named(name) is codec
+
+
+def test_wire_ids_are_kafkas():
+    assert [codec.value for codec in Codec] == [0, 1, 2, 3, 4]
+    assert [codec.name for codec in Codec] == ["NONE", "GZIP", "SNAPPY", "LZ4", "ZSTD"]
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("zst", "'zstd'"), ("GZIP", "'gzip'"), ("snapy", "'snappy'"), ("brotli", None), (3, None)],
+)
+def test_unknown_codec_is_refused_with_the_nearest_name(name, hint):
+    with pytest.raises(ConfigError, match="compression_type") as caught:
+        codec_named(name)
+
+    assert caught.value.setting == "compression_type"
+    assert caught.value.value == name
+    assert (f"did you mean {hint}?" in str(caught.value)) is (hint is not None)
+
+
+@pytest.mark.parametrize(
+    ("codec", "level"),
+    [
+        *[(Codec.GZIP, level) for level in (-1, 1, 9, None)],
+        *[(Codec.LZ4, level) for level in (1, 17, None)],
+        *[(Codec.ZSTD, level) for level in (-131072, -1, 0, 22, None)],
+        (Codec.NONE, None),
+        (Codec.SNAPPY, None),
+    ],
+)
+def test_level_of_kip_390_is_taken(codec, level):
+    check_level(codec, level)
+
+    packed = compressor(codec, level)(b"abc" * 10)
+
+    assert decompress(codec, packed) == b"abc" * 10
+
+
+@pytest.mark.parametrize(
+    ("codec", "level"),
+    [
+        *[(Codec.GZIP, level) for level in (-2, 0, 10, "6", 6.0, True)],
+        *[(Codec.LZ4, level) for level in (-1, 0, 18)],
+        *[(Codec.ZSTD, level) for level in (-131073, 23)],
+        (Codec.NONE, 1),
+        (Codec.SNAPPY, 1),
+    ],
+)
+def test_level_out_of_range_is_refused(codec, level):
+    with pytest.raises(ConfigError, match="compression_level") as caught:
+        compressor(codec, level)
+
+    assert caught.value.setting == "compression_level"
+
+
+@pytest.mark.parametrize("sample", SAMPLES)
+@pytest.mark.parametrize(("codec", "level"), CODEC_AND_LEVEL)
+def test_round_trip(codec, level, sample):
+    data = SAMPLES[sample]
+
+    packed = compressor(codec, level)(data)
+
+    assert type(packed) is bytes
+    assert decompress(codec, packed, len(data)) == data
+
+
+@pytest.mark.parametrize("codec", Codec)
+def test_any_buffer_can_be_compressed(codec):
+    data = SAMPLES["text"]
+    compress = compressor(codec)
+    expected = compress(data)
+
+    assert compress(bytearray(data)) == expected
+    assert compress(memoryview(b"head" + data + b"tail")[4:-4]) == expected
+
+
+@pytest.mark.parametrize("sample", SAMPLES)
+@pytest.mark.parametrize(
+    ("codec", "read"),
+    [
+        (Codec.GZIP, gzip.decompress),
+        (Codec.GZIP, aiokafka.codec.gzip_decode),
+        (Codec.GZIP, lambda packed: bytes(cramjam.gzip.decompress(packed))),
+        (Codec.SNAPPY, aiokafka.codec.snappy_decode),
+        (Codec.LZ4, aiokafka.codec.lz4_decode),
+        (Codec.ZSTD, aiokafka.codec.zstd_decode),
+    ],
+)
+def test_other_implementations_read_what_is_written(codec, read, sample):
+    packed = compressor(codec)(SAMPLES[sample])
+    if codec is Codec.SNAPPY and sample == "empty":
+        assert packed == XERIAL_HEADER  # aiokafka takes a header without blocks for raw snappy
+        return
+
+    assert read(packed) == SAMPLES[sample]
+
+
+@pytest.mark.parametrize("sample", [name for name in SAMPLES if name != "empty"])
+@pytest.mark.parametrize(
+    ("codec", "write"),
+    [
+        (Codec.GZIP, aiokafka.codec.gzip_encode),
+        (Codec.SNAPPY, aiokafka.codec.snappy_encode),
+        (Codec.SNAPPY, lambda data: bytes(cramjam.snappy.compress_raw(data))),
+        (Codec.LZ4, aiokafka.codec.lz4_encode),
+        (Codec.ZSTD, aiokafka.codec.zstd_encode),
+        (Codec.ZSTD, zstandard.ZstdCompressor(write_content_size=False).compress),
+    ],
+)
+def test_what_other_implementations_write_is_read(codec, write, sample):
+    data = SAMPLES[sample]
+
+    assert decompress(codec, write(data), len(data)) == data
+
+
+def test_gzip_is_one_member_without_name_and_time():
+    packed = compressor(Codec.GZIP)(b"abc" * 100)
+
+    assert packed[:8] == b"\x1f\x8b\x08\x00\x00\x00\x00\x00"
+    reader = zlib.decompressobj(31)
+    assert reader.decompress(packed) == b"abc" * 100
+    assert reader.eof
+    assert reader.unused_data == b""
+
+
+def test_lz4_frame_is_one_that_kafka_accepts():
+    packed = compressor(Codec.LZ4)(SAMPLES["more than a block"])
+
+    frame = lz4.frame.get_frame_info(packed)
+
+    assert not frame["block_linked"]
+    assert frame["block_size"] == 64 * 1024
+    assert not frame["content_checksum"]
+    assert not frame["block_checksum"]
+    assert frame["content_size"] == 0
+
+
+def test_zstd_frame_says_its_size():
+    packed = compressor(Codec.ZSTD)(SAMPLES["text"])
+
+    assert zstandard.frame_content_size(packed) == len(SAMPLES["text"])
+
+
+def test_snappy_stands_in_xerials_framing():
+    data = SAMPLES["more than a block"]
+
+    packed = compressor(Codec.SNAPPY)(data)
+
+    assert packed[:16] == bytes.fromhex("82 53 4e 41 50 50 59 00 00 00 00 01 00 00 00 01")
+    unpacked = b""
+    at = 16
+    while at < len(packed):
+        length = int.from_bytes(packed[at : at + 4], "big")
+        block = packed[at + 4 : at + 4 + length]
+        assert cramjam.snappy.decompress_raw_len(block) <= 1 << 20
+        unpacked += bytes(cramjam.snappy.decompress_raw(block))
+        at += 4 + length
+    assert at == len(packed)
+    assert unpacked == data
+
+
+@pytest.mark.parametrize("codec", PACKING)
+def test_one_compressor_serves_several_threads_at_once(codec):
+    compress = compressor(codec)
+    inputs = [bytes([number]) * 50_000 + SAMPLES["text"] for number in range(4)]
+    expected = [compress(data) for data in inputs]
+    wrong = []
+    start = threading.Barrier(len(inputs))
+
+    def work(number):
+        start.wait()
+        for _ in range(20):
+            if compress(inputs[number]) != expected[number]:
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(len(inputs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert wrong == []
+
+
+@pytest.mark.parametrize("codec", Codec)
+def test_decompression_stops_at_the_cap(codec):
+    bomb = compressor(codec)(bytes(5_000_000))
+
+    assert len(decompress(codec, bomb, 5_000_000)) == 5_000_000
+    with pytest.raises(ProtocolError, match="allowed"):
+        decompress(codec, bomb, 4_999_999)
+    with pytest.raises(ProtocolError, match="allowed"):
+        decompress(codec, bomb, 0)
+
+
+def test_decompression_of_a_frame_without_its_size_stops_at_the_cap():
+    bomb = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(50_000_000))
+
+    with pytest.raises(ProtocolError, match="allowed"):
+        decompress(Codec.ZSTD, bomb, 1000)
+
+
+@pytest.mark.parametrize("codec", PACKING)
+def test_a_payload_cut_off_anywhere_is_refused(codec):
+    packed = compressor(codec)(SAMPLES["text"][:500])
+    assert len(packed) < 500
+
+    for size in range(len(packed)):
+        if codec is Codec.SNAPPY and size == len(XERIAL_HEADER):
+            continue  # a header without blocks is a whole stream
+        with pytest.raises(ProtocolError, match=codec.name.lower()):
+            decompress(codec, packed[:size])
+
+
+def test_an_unsized_zstd_frame_cut_off_anywhere_is_refused():
+    packed = zstandard.ZstdCompressor(write_content_size=False).compress(SAMPLES["noise"][:700])
+
+    for size in range(len(packed)):
+        with pytest.raises(ProtocolError, match="zstd"):
+            decompress(Codec.ZSTD, packed[:size])
+
+
+@pytest.mark.parametrize(
+    ("codec", "packed"),
+    [
+        *[(codec, compressor(codec)(b"abc" * 100)) for codec in PACKING],
+        (Codec.ZSTD, zstandard.ZstdCompressor(write_content_size=False).compress(b"abc" * 100)),
+    ],
+)
+@pytest.mark.parametrize("behind", [b"\x00", b"trailing bytes", b"x" * 300])
+def test_bytes_behind_the_end_are_refused(codec, packed, behind):
+    with pytest.raises(ProtocolError, match=codec.name.lower()):
+        decompress(codec, packed + behind)
+
+
+@pytest.mark.parametrize("codec", PACKING)
+def test_garbage_is_refused(codec):
+    noise = random.Random(3)
+    packed = compressor(codec)(SAMPLES["text"][:2000])
+
+    for _ in range(300):
+        damaged = bytearray(packed)
+        damaged[noise.randrange(len(damaged))] ^= 1 << noise.randrange(8)
+        for payload in (bytes(damaged), noise.randbytes(noise.randrange(200))):
+            try:
+                decompress(codec, payload, 10_000)
+            except ProtocolError:
+                continue
+
+
+def test_gzip_with_a_wrong_checksum_is_refused():
+    packed = bytearray(isal_zlib.compress(b"abc" * 100, 1, 31))
+    packed[-8] ^= 1
+
+    with pytest.raises(ProtocolError, match="gzip"):
+        decompress(Codec.GZIP, packed)
+
+
+def test_lz4_blocks_that_depend_on_each_other_are_refused():
+    packed = lz4.frame.compress(SAMPLES["more than a block"], block_linked=True)
+
+    with pytest.raises(ProtocolError, match="depend on each other"):
+        decompress(Codec.LZ4, packed)
+
+
+def test_xerial_framing_of_a_later_version_is_refused():
+    packed = b"\x82SNAPPY\x00" + (2).to_bytes(4, "big") + (2).to_bytes(4, "big")
+
+    with pytest.raises(ProtocolError, match="version 2"):
+        decompress(Codec.SNAPPY, packed)
+
+
+@pytest.mark.parametrize("length", [-1, 1000, 2**31 - 1])
+def test_xerial_block_with_an_impossible_length_is_refused(length):
+    packed = XERIAL_HEADER + length.to_bytes(4, "big", signed=True) + b"abc"
+
+    with pytest.raises(ProtocolError, match="block of"):
+        decompress(Codec.SNAPPY, packed)

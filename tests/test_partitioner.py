@@ -1,0 +1,388 @@
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+from aiokafka.partitioner import DefaultPartitioner as AiokafkaPartitioner
+from aiokafka.partitioner import murmur2 as aiokafka_murmur2
+
+from aioproducer.errors import ConfigError
+from aioproducer.partitioner import (
+    ConsistentRandom,
+    NodeAvailability,
+    Partitioning,
+    RandomPartitioner,
+    RoundRobin,
+    UniformSticky,
+    crc32_partition,
+    make_partitioner,
+    murmur2,
+    murmur2_partition,
+)
+
+
+class Sequential(random.Random):
+    """Counts instead of being random, so that every number of a range comes up equally often."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.number = -1
+
+    def randrange(self, stop):
+        self.number += 1
+        return self.number % stop
+
+    def choice(self, choices):
+        return choices[self.randrange(len(choices))]
+
+
+# org.apache.kafka.common.utils.UtilsTest.testMurmur2
+@pytest.mark.parametrize(
+    ("key", "hashed"),
+    [
+        (b"21", -973932308),
+        (b"foobar", -790332482),
+        (b"a-little-bit-long-string", -985981536),
+        (b"a-little-bit-longer-string", -1486304829),
+        (b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8", -58897971),
+        (b"abc", 479470107),
+    ],
+)
+def test_murmur2_is_javas(key, hashed):
+    assert murmur2(key) == hashed
+
+
+def test_murmur2_agrees_with_aiokafka_on_keys_of_every_length():
+    noise = random.Random(5)
+    for length in range(70):
+        key = noise.randbytes(length)
+        assert murmur2(key) & 0xFFFFFFFF == aiokafka_murmur2(key) & 0xFFFFFFFF
+
+
+def test_partition_of_a_key_is_aiokafkas_and_javas():
+    theirs = AiokafkaPartitioner()
+    partitions = list(range(12))
+
+    for number in range(200):
+        key = f"key-{number}".encode()
+        assert murmur2_partition(key, 12) == theirs(key, partitions, partitions)
+
+
+def test_sign_bit_is_dropped_not_negated():
+    # -973932308 & 0x7fffffff = 1173551340
+    assert murmur2_partition(b"21", 1000) == 340
+
+
+# librdkafka's tests/0048-partitioner.c
+LIBRDKAFKA_KEYS = [b"", b"23456", b"this is another string with more length to it perhaps", b"hejsan"]
+
+
+@pytest.mark.parametrize(
+    ("key", "hashed"), list(zip(LIBRDKAFKA_KEYS, [0, 0xB1B451D7, 0xB0150DF7, 0xD077037E], strict=True))
+)
+def test_crc32_partition_is_librdkafkas(key, hashed):
+    assert crc32_partition(key, 17) == hashed % 17
+
+
+@pytest.mark.parametrize(
+    ("key", "hashed"),
+    list(zip(LIBRDKAFKA_KEYS, [0x106E08D9, 0x058D780F, 0x4F7703DA, 0x5EC19395], strict=True)),
+)
+def test_murmur2_partition_is_librdkafkas(key, hashed):
+    assert murmur2_partition(key, 17) == hashed % 17
+
+
+def test_consistent_random_hashes_keys_and_throws_dice_for_none_and_empty():
+    choose = ConsistentRandom(random.Random(2))
+    every, available = list(range(17)), [1, 3]
+
+    assert choose(b"hejsan", every, available) == 0xD077037E % 17
+    assert {choose(None, every, available) for _ in range(50)} == {1, 3}
+    assert {choose(b"", every, available) for _ in range(50)} == {1, 3}
+    assert {choose(None, [0, 1], []) for _ in range(50)} == {0, 1}
+
+
+def test_crc32_has_the_published_check_value():
+    assert crc32_partition(b"123456789", 2**32) == 0xCBF43926
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("murmur2", "murmur2"),
+        ("default", "murmur2"),
+        ("consistent_random", "crc32"),
+        ("round_robin", "round_robin"),
+    ],
+)
+def test_partitioner_is_found_by_name(name, kind):
+    assert make_partitioner(name) == Partitioning(kind, None)
+
+
+def test_random_is_a_callable():
+    partitioning = make_partitioner("random", random.Random(1))
+
+    assert partitioning.kind == "callable"
+    assert isinstance(partitioning.function, RandomPartitioner)
+
+
+def test_callable_is_taken_as_it_is():
+    def last(key, all_partitions, available):
+        return all_partitions[-1]
+
+    assert make_partitioner(last) == Partitioning("callable", last)
+
+
+@pytest.mark.parametrize(
+    ("setting", "hint"),
+    [
+        ("murmur", "'murmur2'"),
+        ("roundrobin", "'round_robin'"),
+        ("Random", "'random'"),
+        ("xyz", None),
+        (7, None),
+    ],
+)
+def test_unknown_partitioner_is_refused_with_the_nearest_name(setting, hint):
+    with pytest.raises(ConfigError, match="partitioner=") as caught:
+        make_partitioner(setting)
+
+    assert caught.value.setting == "partitioner"
+    assert (f"did you mean {hint}?" in str(caught.value)) is (hint is not None)
+
+
+def test_round_robin_takes_available_partitions_in_turn_whatever_the_key():
+    turn = RoundRobin()
+
+    assert [turn(b"same", [0, 1, 2, 3], [0, 2, 3]) for _ in range(7)] == [0, 2, 3, 0, 2, 3, 0]
+
+
+def test_round_robin_takes_any_partition_if_none_is_available():
+    turn = RoundRobin()
+
+    assert [turn(None, [0, 1], []) for _ in range(3)] == [0, 1, 0]
+
+
+def test_random_partitioner_takes_available_partitions():
+    choose = RandomPartitioner(random.Random(2))
+
+    assert {choose(b"same", [0, 1, 2, 3], [1, 3]) for _ in range(50)} == {1, 3}
+    assert {choose(None, [0, 1], []) for _ in range(50)} == {0, 1}
+
+
+def test_sticky_stays_until_its_batch_size_has_gone_there():
+    sticky = UniformSticky(3, Sequential())
+    available = [0, 1, 2]
+    first = sticky.current(available)
+
+    assert not sticky.used(1, available)
+    assert not sticky.used(1, available)
+    assert sticky.current(available) == first
+    assert sticky.used(1, available)
+    assert sticky.current(available) != first
+
+
+def test_sticky_counts_anew_after_a_switch():
+    sticky = UniformSticky(100, Sequential())
+    available = [0, 1]
+    sticky.current(available)
+
+    assert [sticky.used(60, available) for _ in range(6)] == [False, True, False, True, False, True]
+
+
+def test_sticky_with_one_partition_says_that_it_chose_again():
+    sticky = UniformSticky(1, random.Random(1))
+
+    for _ in range(10):
+        assert sticky.current([0]) == 0
+        assert sticky.used(1, [0])
+
+
+def test_sticky_waits_for_the_end_of_the_open_batch_up_to_twice_the_batch_size():
+    sticky = UniformSticky(100, Sequential())
+    available = [0, 1]
+    sticky.current(available)
+
+    assert not sticky.used(150, available, may_switch=False)
+    assert sticky.used(50, available, may_switch=False)
+    assert not sticky.used(150, available, may_switch=False)
+    assert sticky.used(1, available, may_switch=True)
+
+
+def test_sticky_batch_size_of_zero_switches_with_every_record():
+    sticky = UniformSticky(0, random.Random(1))
+    sticky.current([0, 1])
+
+    assert not sticky.used(0, [0, 1])
+    assert sticky.used(1, [0, 1])
+
+
+def test_sticky_is_uniform_over_available_partitions():
+    sticky = UniformSticky(1, Sequential())
+    available = [0, 2, 5]
+    chosen = Counter()
+
+    for _ in range(300):
+        chosen[sticky.current(available)] += 1
+        sticky.used(1, available)
+
+    assert chosen == {0: 100, 2: 100, 5: 100}
+
+
+def test_sticky_leaves_a_partition_that_is_not_available_any_more():
+    sticky = UniformSticky(1000, random.Random(4))
+    before = sticky.current([0, 1, 2])
+    left = [partition for partition in range(3) if partition != before]
+
+    assert sticky.current(left) in left
+
+
+def test_sticky_stays_when_other_partitions_come_and_go():
+    sticky = UniformSticky(1000, random.Random(4))
+    before = sticky.current([0, 1, 2])
+
+    assert sticky.current([0, 1, 2, 3, 4]) == before
+    assert sticky.current([before]) == before
+
+
+def choices(sticky, available, times):
+    """How often each partition is chosen, from the next choice on."""
+    chosen = Counter()
+    for _ in range(times):
+        sticky.used(1, available)
+        chosen[sticky.current(available)] += 1
+    return chosen
+
+
+# BuiltInPartitionerTest.adaptivePartitionsTest
+def test_adaptive_choice_is_inverse_to_the_queue_sizes():
+    sticky = UniformSticky(1, Sequential())
+    available = [0, 1, 2, 3, 4]
+
+    sticky.update_load([5, 0, 3, 0, 1], available)
+
+    weights = [6 - size for size in (5, 0, 3, 0, 1)]
+    chosen = choices(sticky, available, 2 * sum(weights))
+    assert [chosen[partition] for partition in available] == [2 * weight for weight in weights]
+
+
+def test_adaptive_choice_maps_numbers_to_partitions_as_kafka_does():
+    # Queues 0, 3, 1: numbers 0-3 are the first partition, 4 the second, 5-7 the third.
+    sticky = UniformSticky(1, Sequential())
+    sticky.update_load([0, 3, 1], [7, 8, 9])
+
+    found = []
+    for _ in range(8):
+        sticky.used(1, [7, 8, 9])
+        found.append(sticky.current([7, 8, 9]))
+
+    assert found == [7, 7, 7, 7, 8, 9, 9, 9]
+
+
+def test_load_does_not_change_the_current_partition():
+    sticky = UniformSticky(100, random.Random(6))
+    available = [0, 1]
+    before = sticky.current(available)
+
+    sticky.update_load([0, 50] if before else [50, 0], available)
+
+    assert sticky.current(available) == before
+
+
+def test_equal_queues_are_uniform():
+    sticky = UniformSticky(1, Sequential())
+    sticky.update_load([9, 0, 0], [0, 1, 2])
+
+    sticky.update_load([4, 4, 4], [0, 1, 2])
+
+    assert choices(sticky, [0, 1, 2], 300) == {0: 100, 1: 100, 2: 100}
+
+
+def test_partitions_left_out_are_not_chosen():
+    sticky = UniformSticky(1, Sequential())
+
+    sticky.update_load([2, 2], [0, 2], total=3)
+
+    assert choices(sticky, [0, 1, 2], 100) == {0: 50, 2: 50}
+
+
+def test_only_one_partition_not_left_out_gets_everything():
+    sticky = UniformSticky(1, Sequential())
+
+    sticky.update_load([5], [1], total=3)
+
+    assert choices(sticky, [0, 1, 2], 50) == {1: 50}
+
+
+def test_all_partitions_left_out_is_uniform():
+    sticky = UniformSticky(1, Sequential())
+    sticky.update_load([1], [1], total=3)
+
+    sticky.update_load([], [], total=3)
+
+    assert choices(sticky, [0, 1, 2], 30) == {0: 10, 1: 10, 2: 10}
+
+
+def test_load_is_ignored_if_not_adaptive():
+    sticky = UniformSticky(1, Sequential(), adaptive=False)
+
+    sticky.update_load([9, 0, 0], [0, 1, 2])
+
+    assert choices(sticky, [0, 1, 2], 300) == {0: 100, 1: 100, 2: 100}
+
+
+def test_load_of_a_partition_that_is_gone_does_not_bring_it_back():
+    sticky = UniformSticky(1, random.Random(8))
+    sticky.update_load([9, 0, 9], [0, 1, 2])
+
+    assert set(choices(sticky, [0, 2], 200)) == {0, 2}
+
+
+def test_load_is_copied():
+    sticky = UniformSticky(1, Sequential())
+    sizes, ids = [0, 3], [0, 1]
+    sticky.update_load(sizes, ids)
+
+    sizes[:], ids[:] = [3, 0], [5, 6]
+
+    assert choices(sticky, [0, 1], 10) == {0: 8, 1: 2}
+
+
+def test_same_seed_makes_the_same_choices():
+    first, second = (UniformSticky(1, random.Random(9)) for _ in range(2))
+
+    assert choices(first, list(range(10)), 100) == choices(second, list(range(10)), 100)
+
+
+def test_node_is_unavailable_once_its_data_waited_longer_than_the_timeout():
+    nodes = NodeAvailability(timeout=2.0)
+    assert nodes.is_available(1)
+
+    nodes.update(1, 10.0, can_drain=False)
+    nodes.update(1, 12.0, can_drain=False)
+    assert nodes.is_available(1)
+    nodes.update(1, 12.1, can_drain=False)
+    assert not nodes.is_available(1)
+    assert nodes.is_available(2)
+
+    nodes.update(1, 13.0, can_drain=True)
+    assert nodes.is_available(1)
+
+
+def test_node_without_data_stays_available():
+    nodes = NodeAvailability(timeout=2.0)
+    nodes.update(1, 10.0, can_drain=True)
+
+    assert nodes.is_available(1)
+    nodes.update(1, 100.0, can_drain=True)
+    assert nodes.is_available(1)
+
+
+def test_timeout_of_zero_takes_every_node_for_available():
+    nodes = NodeAvailability(timeout=0)
+
+    nodes.update(1, 0.0, can_drain=False)
+    nodes.update(1, 1000.0, can_drain=False)
+
+    assert nodes.is_available(1)
