@@ -1,0 +1,138 @@
+"""The operating-system processes of one real Kafka: started and ended together.
+
+ApacheKafka starts its brokers and tools here. Run as a script, this file is the watchdog: a small process at
+the other end of a pipe which, when the process that tests goes away however suddenly, kills what that one
+left running. It imports nothing of this package.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+_KILL_WAIT = 10.0
+"""Seconds that a killed process may take to disappear."""
+_POLL = 0.02
+"""Seconds between two looks at a process."""
+
+
+class ChildProcesses:
+    """Child processes that never outlive this one.
+
+    Plain `subprocess` children, bound to no event loop: one loop may start them and another one end them.
+    They run in sessions of their own, so that Ctrl-C in a terminal reaches only the parent, which ends them.
+    """
+
+    def __init__(self, scratch: Path | None = None) -> None:
+        """`scratch`: a directory that the watchdog removes if this process dies without `end()`."""
+        self._owner = os.getpid()
+        self._running: dict[int, subprocess.Popen[bytes]] = {}
+        self._watchdog = subprocess.Popen(
+            [sys.executable, "-I", "-S", __file__, *([str(scratch)] if scratch else [])],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    @property
+    def are_ours(self) -> bool:
+        """False in a fork of the process that started them."""
+        return os.getpid() == self._owner
+
+    def spawn(
+        self, command: Sequence[str], *, directory: Path, log: Path, env: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
+        """Start `command` in `directory`; all that it prints is appended to the file `log`."""
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                command,
+                cwd=directory,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._running[process.pid] = process
+        self._tell(f"+{process.pid}")
+        return process
+
+    async def wait(self, process: subprocess.Popen[bytes]) -> int:
+        """Wait for the end of `process` and return its exit code. Cancelling leaves the process running."""
+        # Polled: what would wake a task at the end of a child belongs to one event loop, the child does not.
+        while (code := process.poll()) is None:  # noqa: ASYNC110
+            await asyncio.sleep(_POLL)
+        self._forget(process)
+        return code
+
+    def kill(self, process: subprocess.Popen[bytes]) -> None:
+        """End `process` at once, without awaiting."""
+        process.kill()
+        process.wait(_KILL_WAIT)
+        self._forget(process)
+
+    def end(self) -> None:
+        """Kill what is still running and end the watchdog. Awaits nothing: can't be cancelled half-way."""
+        for process in self._running.values():
+            process.kill()
+        for process in list(self._running.values()):
+            self.kill(process)
+        self._tell("done")
+        if self._watchdog.stdin:
+            with contextlib.suppress(OSError):
+                self._watchdog.stdin.close()
+        self._watchdog.wait(_KILL_WAIT)
+
+    def _forget(self, process: subprocess.Popen[bytes]) -> None:
+        # Its end was seen, so its number may soon belong to somebody else.
+        if self._running.pop(process.pid, None) is not None:
+            self._tell(f"-{process.pid}")
+
+    def _tell(self, line: str) -> None:
+        # A watchdog that somebody killed protects nothing any more, but is no reason to fail a test.
+        with contextlib.suppress(OSError, ValueError):
+            assert self._watchdog.stdin is not None
+            self._watchdog.stdin.write(f"{line}\n".encode())
+            self._watchdog.stdin.flush()
+
+
+def watch(lines: Iterable[str], scratch: str | None) -> None:
+    """The watchdog: follow `+pid` and `-pid`; unless `done` is said, the pipe's end kills what is left."""
+    # A file descriptor means this very process, also when its number has been given to another one since.
+    held: dict[int, int | None] = {}
+    for line in lines:
+        order = line.strip()
+        if order == "done":
+            return
+        pid = int(order[1:])
+        if order[0] == "+":
+            held[pid] = _pidfd(pid)
+        elif (descriptor := held.pop(pid, None)) is not None:
+            os.close(descriptor)
+    for pid, descriptor in held.items():
+        with contextlib.suppress(OSError):
+            if descriptor is None:
+                os.kill(pid, signal.SIGKILL)
+            else:
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+    if scratch:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _pidfd(pid: int) -> int | None:
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):  # not Linux, or an old one
+        return None
+
+
+if __name__ == "__main__":
+    watch(sys.stdin, sys.argv[1] if len(sys.argv) > 1 else None)

@@ -1,0 +1,59 @@
+"""Event loops, the unit of time and the check for tasks left behind, for all tests.
+
+Async tests run once on asyncio's loop and once on uvloop, if that is installed; tests against a real Kafka
+run on one of them. AIOPRODUCER_TEST_SLOWNESS=5 stretches every time-out of the tests five times.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+import pytest_asyncio
+
+try:
+    import uvloop
+except ImportError:
+    uvloop = None
+
+MS = 0.001 * float(os.environ.get("AIOPRODUCER_TEST_SLOWNESS", "1"))
+"""One millisecond in seconds, longer on a slow machine: `await asyncio.wait_for(event.wait(), 500 * MS)`."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Of an installed package, pytest has found the plugin already.
+    if not config.pluginmanager.hasplugin("aioproducer"):
+        from aioproducer.testing import plugin
+
+        config.pluginmanager.register(plugin, "aioproducer")
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    loops: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.SelectorEventLoop}
+    if uvloop is not None:
+        loops["uvloop"] = uvloop.new_event_loop
+        if item.get_closest_marker("apache") is not None:
+            del loops["asyncio"]
+    return loops
+
+
+@pytest.fixture(autouse=True)
+def no_task_is_left_behind(request: pytest.FixtureRequest) -> None:
+    """Fail an async test that ends while tasks which it, or its fixtures, started are not done."""
+    if request.node.get_closest_marker("asyncio") is not None:
+        # Asked for first, so it is torn down last: after the fixtures that end what they started.
+        request.getfixturevalue("_no_task_is_left_behind")
+
+
+@pytest_asyncio.fixture
+async def _no_task_is_left_behind() -> AsyncIterator[None]:
+    before = asyncio.all_tasks()
+    yield
+    left = asyncio.all_tasks() - before - {asyncio.current_task()}
+    assert not left, (
+        f"tasks left behind: {sorted(task.get_name() + ' ' + repr(task.get_coro()) for task in left)}"
+    )

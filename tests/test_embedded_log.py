@@ -1,0 +1,282 @@
+"""The embedded broker's log: what it takes, what it refuses, what it remembers of producers."""
+
+from __future__ import annotations
+
+import pytest
+
+from aioproducer.compression import Codec, compressor
+from aioproducer.protocol.error_codes import ErrorCode
+from aioproducer.recordbatch import check_crc, read_header
+from aioproducer.testing.log import MAX_SEQUENCE, Appended, AppendError, LogConfig, PartitionLog, validate
+from tests.oracle import OracleRecord, encode_batch, encode_records
+from tests.raw_client import NOW, batch_of
+
+CONFIG = LogConfig()
+
+
+def append(log: PartitionLog, batch: bytes, *, now_ms: int = NOW) -> Appended:
+    view = memoryview(batch)
+    return log.append(view, validate(view, log.config), leader_epoch=3, now_ms=now_ms)
+
+
+def refusal(log: PartitionLog, batch: bytes) -> ErrorCode:
+    with pytest.raises(AppendError) as caught:
+        append(log, batch)
+    return caught.value.code
+
+
+@pytest.fixture
+def log() -> PartitionLog:
+    return PartitionLog(CONFIG)
+
+
+def test_batches_get_consecutive_offsets_and_the_leader_epoch(log: PartitionLog):
+    assert append(log, batch_of(b"a", b"b")) == Appended(0, 1, -1)
+    assert append(log, batch_of(b"c")) == Appended(2, 2, -1)
+
+    assert [(record.offset, record.value) for record in log.records()] == [(0, b"a"), (1, b"b"), (2, b"c")]
+    assert read_header(log.batches[1].data).partition_leader_epoch == 3
+    for batch in log.batches:
+        check_crc(batch.data)
+        assert read_header(batch.data) == batch.header
+
+
+@pytest.mark.parametrize("codec", list(Codec))
+def test_compressed_batches_are_read_back_decoded(log: PartitionLog, codec: Codec):
+    records = [OracleRecord(NOW, b"k", b"v" * 100), OracleRecord(NOW + 5, None, None, (("h", b"1"),))]
+    payload = encode_records(records)
+    if codec is not Codec.NONE:
+        payload = compressor(codec, None)(payload)
+
+    append(log, batch_of(b"first"))
+    append(log, encode_batch(records, codec=codec, payload=payload))
+
+    read = log.records()[1:]
+    assert [(r.offset, r.timestamp, r.key, r.value, r.headers) for r in read] == [
+        (1, NOW, b"k", b"v" * 100, ()),
+        (2, NOW + 5, None, None, (("h", b"1"),)),
+    ]
+
+
+def test_log_append_time_replaces_the_timestamps_and_the_checksum():
+    log = PartitionLog(LogConfig(message_timestamp_type="LogAppendTime"))
+
+    appended = append(log, batch_of(b"a", b"b"), now_ms=NOW + 1000)
+
+    assert appended.log_append_time == NOW + 1000
+    assert [record.timestamp for record in log.records()] == [NOW + 1000] * 2
+    check_crc(log.batches[0].data)
+    assert read_header(log.batches[0].data) == log.batches[0].header
+
+
+# Validation
+
+
+def test_a_flipped_bit_is_a_corrupt_message(log: PartitionLog):
+    batch = bytearray(batch_of(b"value"))
+    batch[-3] ^= 1
+
+    assert refusal(log, bytes(batch)) is ErrorCode.CORRUPT_MESSAGE
+    assert log.end_offset == 0
+
+
+def test_a_truncated_batch_is_no_batch(log: PartitionLog):
+    assert refusal(log, batch_of(b"value")[:-1]) is ErrorCode.INVALID_RECORD
+
+
+def test_two_batches_for_a_partition_are_refused(log: PartitionLog):
+    assert refusal(log, batch_of(b"a") + batch_of(b"b")) is ErrorCode.INVALID_RECORD
+
+
+def test_no_batch_is_refused():
+    for nothing in (None, memoryview(b"")):
+        with pytest.raises(AppendError) as caught:
+            validate(nothing, CONFIG)
+        assert caught.value.code is ErrorCode.INVALID_RECORD
+
+
+def test_the_old_message_format_is_refused(log: PartitionLog):
+    batch = bytearray(batch_of(b"a"))
+    batch[16] = 1
+
+    assert refusal(log, bytes(batch)) is ErrorCode.INVALID_RECORD
+
+
+def test_a_batch_above_the_limit_is_too_large():
+    batch = batch_of(b"x" * 100)
+    assert append(PartitionLog(LogConfig(max_message_bytes=len(batch))), batch).base_offset == 0
+    too_small = PartitionLog(LogConfig(max_message_bytes=len(batch) - 1))
+    assert refusal(too_small, batch) is ErrorCode.MESSAGE_TOO_LARGE
+
+
+def test_control_batches_and_wrong_counts_are_invalid_records(log: PartitionLog):
+    record = OracleRecord(NOW, None, b"x")
+    assert refusal(log, encode_batch([record], control=True)) is ErrorCode.INVALID_RECORD
+    assert refusal(log, encode_batch([record], base_offset=5)) is ErrorCode.INVALID_RECORD
+    assert refusal(log, encode_batch([record], producer_id=7, producer_epoch=0)) is ErrorCode.INVALID_RECORD
+
+
+def test_a_transactional_batch_without_a_transaction_is_refused(log: PartitionLog):
+    batch = encode_batch(
+        [OracleRecord(NOW)], producer_id=7, producer_epoch=0, base_sequence=0, transactional=True
+    )
+    assert refusal(log, batch) is ErrorCode.INVALID_TXN_STATE
+
+
+# Idempotence
+
+
+def test_each_of_the_last_five_batches_is_recognised_as_a_duplicate(log: PartitionLog):
+    batches = [batch_of(b"a", b"b", sequence=2 * index) for index in range(6)]
+    first = [append(log, batch) for batch in batches]
+
+    for batch, appended in zip(batches[1:], first[1:], strict=True):
+        again = append(log, batch)
+        assert (again.base_offset, again.last_offset) == (appended.base_offset, appended.last_offset)
+        assert again.duplicate
+        # Kafka's answer to a duplicate carries the batch's largest timestamp.
+        assert again.log_append_time == NOW + 1
+    assert refusal(log, batches[0]) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert log.end_offset == 12
+
+
+def test_duplicates_are_told_by_sequences_not_by_content(log: PartitionLog):
+    append(log, batch_of(b"a", sequence=0))
+
+    assert append(log, batch_of(b"another", sequence=0)).duplicate
+    assert [record.value for record in log.records()] == [b"a"]
+
+
+def test_other_boundaries_are_no_duplicate(log: PartitionLog):
+    append(log, batch_of(b"a", b"b", sequence=0))
+
+    assert refusal(log, batch_of(b"a", sequence=0)) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert refusal(log, batch_of(b"b", sequence=1)) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+
+def test_a_gap_is_out_of_order(log: PartitionLog):
+    append(log, batch_of(b"a", sequence=0))
+
+    assert refusal(log, batch_of(b"c", sequence=2)) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert append(log, batch_of(b"b", sequence=1)).base_offset == 1
+
+
+def test_an_unknown_producer_may_start_with_any_sequence(log: PartitionLog):
+    append(log, batch_of(b"a", sequence=500))
+
+    assert append(log, batch_of(b"b", sequence=501)).base_offset == 1
+    assert refusal(log, batch_of(b"c", sequence=0)) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+
+def test_producers_do_not_disturb_each_other(log: PartitionLog):
+    append(log, batch_of(b"a", sequence=0, producer_id=1))
+    append(log, batch_of(b"b", sequence=9, producer_id=2))
+    append(log, batch_of(b"no producer id"))
+
+    assert append(log, batch_of(b"c", sequence=1, producer_id=1)).base_offset == 3
+    assert append(log, batch_of(b"d", sequence=10, producer_id=2)).base_offset == 4
+
+
+def test_an_old_epoch_is_refused(log: PartitionLog):
+    append(log, batch_of(b"a", sequence=0, epoch=4))
+
+    assert refusal(log, batch_of(b"b", sequence=1, epoch=3)) is ErrorCode.INVALID_PRODUCER_EPOCH
+    assert refusal(log, batch_of(b"a", sequence=0, epoch=3)) is ErrorCode.INVALID_PRODUCER_EPOCH
+
+
+def test_a_new_epoch_starts_with_sequence_0(log: PartitionLog):
+    append(log, batch_of(b"a", sequence=0))
+
+    assert refusal(log, batch_of(b"b", sequence=1, epoch=1)) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    # The refused batch has not raised the epoch.
+    assert append(log, batch_of(b"b", sequence=1, epoch=0)).base_offset == 1
+    assert append(log, batch_of(b"c", sequence=0, epoch=1)).base_offset == 2
+    assert refusal(log, batch_of(b"d", sequence=2, epoch=0)) is ErrorCode.INVALID_PRODUCER_EPOCH
+
+
+def test_a_new_epoch_forgets_the_batches_of_the_old_one(log: PartitionLog):
+    append(log, batch_of(b"a", sequence=0))
+
+    assert not append(log, batch_of(b"a", sequence=0, epoch=1)).duplicate
+    assert log.end_offset == 2
+
+
+def test_sequences_wrap_to_0(log: PartitionLog):
+    append(log, batch_of(b"a", sequence=MAX_SEQUENCE))
+    append(log, batch_of(b"b", sequence=0))
+    assert refusal(log, batch_of(b"c", sequence=2)) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    append(log, batch_of(b"c", sequence=1))
+
+    assert log.end_offset == 3
+
+
+def test_sequences_wrap_within_a_batch(log: PartitionLog):
+    across = batch_of(b"a", b"b", b"c", sequence=MAX_SEQUENCE - 1)
+    append(log, across)
+
+    assert append(log, across).duplicate
+    assert refusal(log, batch_of(b"d", sequence=0)) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert append(log, batch_of(b"d", sequence=1)).base_offset == 3
+
+
+# Reading and cutting
+
+
+def test_read_returns_whole_batches_from_the_one_with_the_offset(log: PartitionLog):
+    for values in ((b"a", b"b"), (b"c",), (b"d", b"e")):
+        append(log, batch_of(*values))
+    one, two, three = (batch.data for batch in log.batches)
+
+    assert log.read(0, 10_000, before=5) == [one, two, three]
+    assert log.read(1, 10_000, before=5) == [one, two, three]
+    assert log.read(2, 10_000, before=5) == [two, three]
+    assert log.read(4, 10_000, before=5) == [three]
+    assert log.read(5, 10_000, before=5) == []
+    assert log.read(0, 10_000, before=3) == [one, two]
+    assert log.read(0, 1, before=5) == [one]
+    assert log.read(0, 1, before=5, at_least_one=False) == []
+    assert log.read(0, len(one) + len(two), before=5) == [one, two]
+
+
+def test_first_since_finds_the_first_record_that_is_not_older(log: PartitionLog):
+    append(log, batch_of(b"a", b"b", timestamp=NOW))
+    append(log, batch_of(b"c", timestamp=NOW + 100))
+
+    found = [log.first_since(NOW + delta) for delta in (-1, 1, 2, 101)]
+    assert [record and record.value for record in found] == [b"a", b"b", b"c", None]
+    newest = log.newest()
+    assert newest is not None
+    assert newest.value == b"c"
+    assert PartitionLog(CONFIG).newest() is None
+
+
+def test_truncate_forgets_records_and_what_was_learnt_from_them(log: PartitionLog):
+    for sequence in range(4):
+        append(log, batch_of(b"x", sequence=sequence))
+
+    log.truncate(2)
+
+    assert log.end_offset == 2
+    assert append(log, batch_of(b"y", sequence=2)) == Appended(2, 2, -1)
+    log.truncate(0)
+    assert append(log, batch_of(b"z", sequence=77)).base_offset == 0
+
+
+def test_delete_before_moves_the_start_and_keeps_the_producers(log: PartitionLog):
+    for sequence in range(4):
+        append(log, batch_of(b"x", sequence=sequence))
+
+    log.delete_before(3)
+
+    assert (log.start_offset, log.end_offset, len(log.batches)) == (3, 4, 1)
+    assert append(log, batch_of(b"x", sequence=1)).duplicate
+    assert refusal(log, batch_of(b"x", sequence=5)) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+
+def test_config_takes_kafkas_names_and_refuses_others():
+    config = CONFIG.changed({"max.message.bytes": "1000", "message.timestamp.type": "LogAppendTime"})
+    assert config == LogConfig(max_message_bytes=1000, message_timestamp_type="LogAppendTime")
+    assert CONFIG.changed({"retention.ms": "1"}) == CONFIG
+    for wrong in ({"retention": "1"}, {"max.message.bytes": "many"}, {"message.timestamp.type": "x"}):
+        with pytest.raises(ValueError, match=r"config|CreateTime|invalid literal"):
+            CONFIG.changed(wrong)
