@@ -83,7 +83,7 @@ class ProducerNotStartedError(IllegalStateError):
     """`send` before `start()` or outside `async with`."""
 
 
-class ProducerClosed(IllegalStateError):  # noqa: N818  # aiokafka's name
+class ProducerClosed(IllegalStateError):  # aiokafka's name
     """The producer is closed or closing."""
 
     outcome = Outcome.NOT_PERSISTED

@@ -23,7 +23,11 @@ class Node(NamedTuple):
     rack: str | None = None
 
     def __str__(self) -> str:
-        return f"broker {self.node_id} ({self.host}:{self.port})" if self.node_id >= 0 else f"{self.host}:{self.port}"
+        return (
+            f"broker {self.node_id} ({self.host}:{self.port})"
+            if self.node_id >= 0
+            else f"{self.host}:{self.port}"
+        )
 
 
 class Outcome(Enum):

@@ -1,0 +1,1160 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+# cython: embedsignature=False
+"""The compiled part of a record's path: `send` -> partition -> append, and from the answer back to the delivery.
+
+What stands here runs once per record; everything that runs once per batch or less is Python (producer.py,
+accumulator.py, batch.py). tests/oracle.py is the plain-Python encoder that this one is compared with.
+
+    RecordPath    base of Producer: send, try_send, send_and_wait
+    Topic         what a record needs to know of its topic: its queues, the sticky partition
+    PartitionQueue   the deque of batches of one partition and its open last one
+    Batch         base of ProducerBatch: the encoded records, and who waits for them
+    Delivery      (batch, index): what asyncio takes for a future
+    BufferMemory  the bytes that may be buffered
+"""
+
+cimport cython
+from cpython.buffer cimport (
+    PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_CheckBuffer, PyObject_GetBuffer,
+)
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
+from cpython.dict cimport PyDict_GetItem
+from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy
+
+import asyncio
+import contextvars
+import os
+from asyncio import CancelledError, InvalidStateError
+from bisect import bisect_left, insort
+from collections import deque
+
+from aioproducer.errors import (
+    ForkedError, InvalidRecordError, ProducerClosed, ProducerNotStartedError, RecordTooLargeError, WrongLoopError,
+)
+from aioproducer.types import TopicPartition
+
+cdef extern from "Python.h":
+    const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size) except NULL
+
+cdef extern from "pythread.h":
+    unsigned long PyThread_get_thread_ident()
+
+cdef extern from *:
+    """
+    static void aioproducer_set_am_send(PyObject *type, int (*send)(PyObject *, PyObject *, PyObject **)) {
+        ((PyTypeObject *)type)->tp_as_async->am_send = (sendfunc)send;
+        PyType_Modified((PyTypeObject *)type);
+    }
+    """
+    void aioproducer_set_am_send(PyObject* type, int (*send)(PyObject*, PyObject*, PyObject**) except -1)
+
+cdef extern from "time.h" nogil:
+    struct timespec:
+        long tv_sec
+        long tv_nsec
+    int clock_gettime(int clock, timespec* now)
+    int CLOCK_REALTIME
+
+DEF HEADER = 61                # bytes of a batch before its records (DefaultRecordBatch.RECORD_BATCH_OVERHEAD)
+DEF LONGEST_VARINT = 5
+DEF TURN_AFTER = 1 << 20       # how much one turn of the loop may append before `send` lets others run:
+DEF RECORD_COST = 512          # each record counts its bytes and these; about 1 ms, and enough for a large request
+
+HEADER_SIZE = HEADER
+
+cdef object _running_loop = asyncio._get_running_loop
+cdef object _copy_context = contextvars.copy_context
+cdef int _generation = 0       # changes in a forked child, so that no inherited producer is used there
+
+
+def _forked():
+    global _generation
+    _generation += 1
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+# ---------------------------------------------------------------------------------------------- varints, murmur2
+
+cdef inline uint64_t zigzag(int64_t value) noexcept nogil:
+    return (<uint64_t>value << 1) ^ <uint64_t>(value >> 63)
+
+
+cdef inline int varint_size(int64_t value) noexcept nogil:
+    cdef uint64_t left = zigzag(value)
+    cdef int size = 1
+    while left >= 0x80:
+        left >>= 7
+        size += 1
+    return size
+
+
+cdef inline char* put_varint(char* at, int64_t value) noexcept nogil:
+    cdef uint64_t left = zigzag(value)
+    while left >= 0x80:
+        at[0] = <char>((left & 0x7F) | 0x80)
+        left >>= 7
+        at += 1
+    at[0] = <char>left
+    return at + 1
+
+
+cdef inline const char* get_varint(const char* at, int64_t* value) noexcept nogil:
+    """Reads what put_varint wrote; for our own bytes only."""
+    cdef uint64_t result = 0
+    cdef int shift = 0
+    while at[0] & 0x80:
+        result |= <uint64_t>(at[0] & 0x7F) << shift
+        shift += 7
+        at += 1
+    result |= <uint64_t>at[0] << shift
+    value[0] = <int64_t>(result >> 1) ^ -<int64_t>(result & 1)
+    return at + 1
+
+
+cdef inline char* put_bytes(char* at, const char* data, Py_ssize_t size) noexcept nogil:
+    """A length (-1 for null) and the bytes."""
+    at = put_varint(at, size)
+    if size > 0:
+        memcpy(at, data, size)
+        at += size
+    return at
+
+
+cdef uint32_t murmur2_of(const unsigned char* data, Py_ssize_t size) noexcept nogil:
+    # org.apache.kafka.common.utils.Utils.murmur2: seed 0x9747b28c, little endian words.
+    cdef uint32_t m = 0x5BD1E995
+    cdef uint32_t h = 0x9747B28Cu ^ <uint32_t>size
+    cdef uint32_t k
+    cdef Py_ssize_t i = 0
+    while size - i >= 4:
+        k = (data[i] | (<uint32_t>data[i + 1] << 8) | (<uint32_t>data[i + 2] << 16) | (<uint32_t>data[i + 3] << 24))
+        k *= m
+        k ^= k >> 24
+        k *= m
+        h *= m
+        h ^= k
+        i += 4
+    if size - i == 3:
+        h ^= <uint32_t>data[i + 2] << 16
+    if size - i >= 2:
+        h ^= <uint32_t>data[i + 1] << 8
+    if size - i >= 1:
+        h ^= data[i]
+        h *= m
+    h ^= h >> 13
+    h *= m
+    h ^= h >> 15
+    return h
+
+
+def murmur2(key):
+    """Java's murmur2 of `key` as a signed 32-bit number; `& 0x7fffffff`, modulo the partitions, is the partition."""
+    cdef const unsigned char[::1] view = key
+    cdef uint32_t h = murmur2_of(&view[0] if view.shape[0] else NULL, view.shape[0])
+    return <int32_t>h
+
+
+# ------------------------------------------------------------------------------------------------ BufferMemory
+
+@cython.final
+cdef class BufferMemory:
+    """Bytes that batches may hold, as Kafka's BufferPool counts them. Waiting for them is accumulator.py's."""
+
+    cdef readonly int64_t total
+    cdef readonly int64_t available
+    cdef public int waiters
+    """How many `send` calls wait for room. While there are any, nobody else gets memory: first come, first served."""
+
+    def __init__(self, int64_t total):
+        self.total = self.available = total
+        self.waiters = 0
+
+    cpdef bint take(self, int64_t size) noexcept:
+        """Reserve bytes, or do nothing and say no."""
+        if size > self.available:
+            return False
+        self.available -= size
+        return True
+
+    def give(self, int64_t size):
+        """Return bytes that `take` handed out."""
+        self.available += size
+        assert self.available <= self.total, "buffer memory returned twice"
+
+
+# -------------------------------------------------------------------------------------------------- the records
+
+DEF SPARE_BUFFERS = 64
+DEF SMALLEST_SPARE = 16 * 1024
+DEF LARGEST_SPARE = 256 * 1024
+
+cdef char* spare_data[SPARE_BUFFERS]
+cdef Py_ssize_t spare_capacity[SPARE_BUFFERS]
+cdef int spares = 0
+
+
+cdef char* allocate(Py_ssize_t* capacity) except NULL:
+    """At least `capacity` bytes. The allocator gives large blocks back to the system and gets them again page by page,
+    which was a tenth of all time, so a few are kept: only ones that nobody can see any more (RecordsBuffer.__dealloc__).
+    """
+    global spares
+    cdef int i
+    cdef char* data
+    for i in range(spares - 1, -1, -1):
+        if capacity[0] <= spare_capacity[i] <= 2 * capacity[0]:
+            data = spare_data[i]
+            capacity[0] = spare_capacity[i]
+            spares -= 1
+            spare_data[i] = spare_data[spares]
+            spare_capacity[i] = spare_capacity[spares]
+            return data
+    data = <char*>malloc(max(capacity[0], 1))
+    if data == NULL:
+        raise MemoryError
+    return data
+
+
+cdef void keep_or_free(char* data, Py_ssize_t capacity) noexcept:
+    global spares
+    if spares < SPARE_BUFFERS and SMALLEST_SPARE <= capacity <= LARGEST_SPARE:
+        spare_data[spares] = data
+        spare_capacity[spares] = capacity
+        spares += 1
+    else:
+        free(data)
+
+
+@cython.final
+cdef class RecordsBuffer:
+    """The encoded records of one batch. Grows while the batch is open, then never changes.
+
+    Every view keeps it alive, so what a transport still holds can't be overwritten by another batch.
+    """
+
+    cdef char* data
+    cdef Py_ssize_t capacity   # what may be used
+    cdef Py_ssize_t allocated
+    cdef Py_ssize_t size
+    cdef int exports
+
+    def __cinit__(self, Py_ssize_t capacity):
+        self.capacity = self.allocated = capacity
+        self.data = allocate(&self.allocated)
+
+    def __dealloc__(self):
+        if self.data != NULL:
+            keep_or_free(self.data, self.allocated)
+
+    cdef int resize(self, Py_ssize_t capacity) except -1:
+        assert self.exports == 0 and capacity >= self.size
+        cdef Py_ssize_t allocated = capacity
+        cdef char* data
+        if not capacity <= self.allocated <= 2 * capacity:
+            data = allocate(&allocated)
+            memcpy(data, self.data, self.size)
+            keep_or_free(self.data, self.allocated)
+            self.data = data
+            self.allocated = allocated
+        self.capacity = capacity
+        return 0
+
+    def __getbuffer__(self, Py_buffer* view, int flags):
+        PyBuffer_FillInfo(view, self, self.data, self.size, 1, flags)
+        self.exports += 1
+
+    def __releasebuffer__(self, Py_buffer* view):
+        self.exports -= 1
+
+
+cdef struct Record:
+    const char* key
+    Py_ssize_t key_size
+    const char* value
+    Py_ssize_t value_size
+    int64_t timestamp
+    Py_ssize_t headers_size    # all bytes of the headers, their count included
+
+
+cdef class Batch:
+    """Records of one partition, encoded, and the deliveries that somebody waits for.
+
+    Base of batch.ProducerBatch, which owns the states; here is what each record touches.
+    """
+
+    cdef public PartitionQueue queue
+    cdef readonly int record_count
+    cdef readonly bint is_open
+    cdef readonly bint is_done
+    cdef readonly int64_t base_timestamp
+    cdef readonly int64_t max_timestamp
+    cdef readonly int64_t last_timestamp
+    """Of the record that try_append() added last."""
+    cdef public int64_t reserved
+    """Bytes of the buffer memory that this batch holds until it is released."""
+    cdef RecordsBuffer buffer
+    cdef Py_ssize_t limit
+    cdef object loop
+    cdef list waiters
+    # the result, written once
+    cdef readonly int64_t base_offset
+    cdef readonly int64_t log_append_time
+    cdef readonly int64_t log_start_offset
+    cdef readonly object error
+    cdef public dict record_errors
+    """Errors of single records by index, where they differ from the batch's."""
+    cdef readonly list withdrawn
+    """Indexes, ascending, of records that are left out, because their deliveries ended before the first attempt."""
+    cdef readonly int unretrieved
+    """Deliveries that were thrown away before anybody looked at their result."""
+    cdef public bint is_due
+    """It has lingered, or somebody waits for it alone: it is sent although it is open."""
+
+    def __init__(self, PartitionQueue queue, loop, Py_ssize_t capacity, Py_ssize_t limit):
+        # Both in bytes of records, the batch's header not counted.
+        self.queue = queue
+        self.loop = loop
+        self.buffer = RecordsBuffer(capacity)
+        self.reserved = capacity
+        self.limit = limit
+        self.is_open = True
+        self.waiters = []
+        self.withdrawn = []
+        self.base_timestamp = -1
+        self.max_timestamp = -1
+        self.base_offset = self.log_append_time = self.log_start_offset = -1
+
+    @property
+    def size(self):
+        """Bytes of the batch uncompressed, header included."""
+        return HEADER + self.buffer.size if self.buffer is not None else 0
+
+    @property
+    def records(self):
+        """A view of the encoded records; only once the batch is closed, from when on they never change."""
+        assert not self.is_open
+        return memoryview(self.buffer)
+
+    def freeze(self):
+        """Take no more records; returns the bytes of memory that were reserved in vain."""
+        cdef int64_t surplus
+        assert self.is_open
+        self.is_open = False
+        surplus = self.buffer.capacity - self.buffer.size
+        if surplus < 64:
+            return 0
+        self.buffer.resize(self.buffer.size)
+        self.reserved -= surplus
+        return surplus
+
+    def take_reserved(self):
+        """The bytes of memory to give back when the batch has ended; 0 from the second call on."""
+        cdef int64_t reserved = self.reserved
+        self.reserved = 0
+        return reserved
+
+    def try_append(self, value, key, timestamp_ms, headers):
+        """Add a record to a batch that the user builds; False if it is full."""
+        cdef Record record
+        cdef Py_buffer key_view, value_view
+        cdef int views = 0
+        cdef Py_ssize_t most
+        if type(headers) is list:
+            headers = tuple(headers)
+        try:
+            views = read_record(&record, value, key, timestamp_ms, headers, &key_view, &value_view, None)
+            most = most_bytes(&record)
+            if not self.is_open or (self.record_count and not has_room(self, most, None)):
+                return False
+            if self.record_count == 0 and most > self.buffer.capacity:
+                self.buffer.resize(most)   # a record larger than a batch has one of its own
+                self.reserved = most
+            write_record(self, &record, headers)
+            self.last_timestamp = record.timestamp
+            return True
+        finally:
+            release_views(views, &key_view, &value_view)
+
+    def delivery(self, int index=0):
+        """A new delivery of the record at `index`."""
+        return new_delivery(self, index, self.base_timestamp)
+
+    def complete(self, int64_t base_offset, int64_t log_append_time, int64_t log_start_offset):
+        """The records are in the log from `base_offset` on (-1: unknown offset)."""
+        assert not self.is_done
+        self.base_offset = base_offset
+        self.log_append_time = log_append_time
+        self.log_start_offset = log_start_offset
+        resolve(self)
+
+    def fail(self, error):
+        """No record of this batch will be tried again."""
+        assert not self.is_done
+        self.error = error
+        resolve(self)
+
+    def end_record(self, Delivery delivery, error, bint withdraw):
+        """End one delivery alone with `error`. With `withdraw` its record is left out when the batch is sent."""
+        assert delivery.state == PENDING and not self.is_done
+        if self.record_errors is None:
+            self.record_errors = {}
+        self.record_errors[delivery.index] = error
+        if withdraw:
+            insort(self.withdrawn, delivery.index)
+        delivery.state = ENDED
+        schedule_callbacks(delivery)
+
+    def leave_out_withdrawn(self):
+        """Build the records anew without those that were withdrawn; before the first attempt only."""
+        cdef RecordsBuffer old = self.buffer
+        cdef RecordsBuffer new = RecordsBuffer(old.size)
+        cdef set left_out = set(self.withdrawn)
+        cdef const char* at = old.data
+        cdef const char* after
+        cdef char* to = new.data
+        cdef int64_t body, delta, number
+        cdef int index, kept = 0
+        assert not self.is_open
+        self.max_timestamp = -1
+        for index in range(self.record_count):
+            at = get_varint(at, &body)
+            after = at + body
+            if index not in left_out:
+                at = get_varint(at + 1, &delta)      # behind the attributes
+                at = get_varint(at, &number)
+                body = 1 + varint_size(delta) + varint_size(kept) + (after - at)
+                # Offset deltas only get smaller, so everything fits into as many bytes as before.
+                to = put_varint(to, body)
+                to[0] = 0
+                to = put_varint(to + 1, delta)
+                to = put_varint(to, kept)
+                memcpy(to, at, after - at)
+                to += after - at
+                kept += 1
+                self.max_timestamp = max(self.max_timestamp, self.base_timestamp + delta)
+            at = after
+        new.size = to - new.data
+        self.buffer = new
+        self.record_count = kept
+
+    def original_index(self, int index):
+        """The index that a record had before others were left out."""
+        for left_out in self.withdrawn:
+            if left_out <= index:
+                index += 1
+        return index
+
+
+cdef int resolve(Batch batch) except -1:
+    cdef Delivery delivery
+    cdef list waiters = batch.waiters
+    batch.is_done = True
+    batch.is_open = False
+    batch.buffer = None            # a transport may still hold a view of it
+    batch.waiters = None
+    if len(waiters) > 1:
+        waiters.sort(key=_index_of)    # deliveries complete in the order of their appends
+    for delivery in waiters:
+        if delivery.state == PENDING:
+            schedule_callbacks(delivery)
+    return 0
+
+
+def _index_of(Delivery delivery):
+    return delivery.index
+
+
+# ---------------------------------------------------------------------------------------------- RecordMetadata
+
+@cython.final
+@cython.no_gc
+@cython.freelist(256)
+cdef class RecordMetadata:
+    """Where a record is: `topic`, `partition`, `offset`, `timestamp`, `timestamp_type`, `log_start_offset`.
+
+    `offset` is None where the broker did not tell (acks=0, or a duplicate that it no longer remembers).
+    `timestamp` is in ms; `timestamp_type` is 0 for the producer's own time, 1 for the broker's append time.
+    """
+
+    cdef readonly str topic
+    cdef readonly int partition
+    cdef int64_t _offset
+    cdef readonly int64_t timestamp
+    cdef readonly int timestamp_type
+    cdef readonly int64_t log_start_offset
+
+    def __init__(self, str topic, int partition, offset, int64_t timestamp=-1, int timestamp_type=0,
+                 int64_t log_start_offset=-1):
+        self.topic = topic
+        self.partition = partition
+        self._offset = -1 if offset is None else offset
+        self.timestamp = timestamp
+        self.timestamp_type = timestamp_type
+        self.log_start_offset = log_start_offset
+
+    @property
+    def offset(self):
+        return self._offset if self._offset >= 0 else None
+
+    @property
+    def topic_partition(self):
+        return TopicPartition(self.topic, self.partition)
+
+    def _key(self):
+        return (self.topic, self.partition, self.offset, self.timestamp, self.timestamp_type, self.log_start_offset)
+
+    def __eq__(self, other):
+        return isinstance(other, RecordMetadata) and self._key() == (<RecordMetadata>other)._key()
+
+    def __hash__(self):
+        return hash(self._key())
+
+    def __reduce__(self):
+        return RecordMetadata, self._key()
+
+    def __repr__(self):
+        return (f"RecordMetadata(topic={self.topic!r}, partition={self.partition}, offset={self.offset}, "
+                f"timestamp={self.timestamp}, timestamp_type={self.timestamp_type})")
+
+
+# ------------------------------------------------------------------------------------------------------ Delivery
+
+cdef enum:
+    PENDING = 0        # the batch knows
+    CANCELLED = 1      # the waiter was detached; the record goes its way
+    ENDED = 2          # ended alone; batch.record_errors knows
+    RETRIEVED = 4      # a flag on top: somebody looked at the result
+
+
+@cython.final
+@cython.no_gc
+@cython.freelist(1024)
+cdef class Delivery:
+    """The future of one record: `await` it for its RecordMetadata, or use it wherever asyncio takes a future.
+
+    Nothing is made for it when its batch is acknowledged: it looks into the batch when somebody asks. Cancelling
+    it, or a task that awaits it, detaches the waiter only: the record is sent all the same.
+
+    Raises (from `await` and `result()`):
+        DeliveryError: the record was given up; `outcome` says whether it may be in the log.
+    """
+
+    cdef readonly Batch batch
+    cdef int64_t timestamp
+    cdef int index
+    cdef uint8_t state
+    cdef uint8_t flags
+    cdef bint blocking
+    cdef object callbacks      # None, one (callback, context), or a list of them
+
+    def __init__(self):
+        raise TypeError("deliveries are made by Producer.send()")
+
+    def __dealloc__(self):
+        if self.flags != RETRIEVED and self.state == PENDING and self.batch is not None:
+            self.batch.unretrieved += 1
+
+    # asyncio recognises a future by this attribute
+    @property
+    def _asyncio_future_blocking(self):
+        return self.blocking
+
+    @_asyncio_future_blocking.setter
+    def _asyncio_future_blocking(self, bint value):
+        self.blocking = value
+
+    @property
+    def _loop(self):
+        return self.batch.loop
+
+    def get_loop(self):
+        return self.batch.loop
+
+    @property
+    def topic_partition(self):
+        """The TopicPartition that the record was appended to."""
+        return TopicPartition(self.batch.queue.topic, self.batch.queue.partition)
+
+    def done(self):
+        return self.state != PENDING or self.batch.is_done
+
+    def cancelled(self):
+        return self.state == CANCELLED
+
+    def cancel(self, msg=None):
+        """Detach whoever waits; returns False if the result is there already. The record is sent all the same."""
+        if self.state != PENDING or self.batch.is_done:
+            return False
+        self.state = CANCELLED
+        schedule_callbacks(self)
+        return True
+
+    def result(self):
+        """The RecordMetadata; raises the error of a failed record, InvalidStateError while there is no result."""
+        cdef object error
+        if self.state == CANCELLED:
+            raise CancelledError
+        if not (self.state == ENDED or self.batch.is_done):
+            raise InvalidStateError("the record is not acknowledged yet")
+        error = error_of(self)
+        if error is not None:
+            raise error.with_traceback(None)
+        return metadata_of(self)
+
+    def exception(self):
+        """The error of a failed record, else None; InvalidStateError while there is no result."""
+        if self.state == CANCELLED:
+            raise CancelledError
+        if not (self.state == ENDED or self.batch.is_done):
+            raise InvalidStateError("the record is not acknowledged yet")
+        return error_of(self)
+
+    def add_done_callback(self, callback, *, context=None):
+        if context is None:
+            context = _copy_context()
+        if self.state != PENDING or self.batch.is_done:
+            self.batch.loop.call_soon(callback, self, context=context)
+        elif self.callbacks is None:
+            self.callbacks = (callback, context)
+            self.batch.waiters.append(self)
+        elif type(self.callbacks) is tuple:
+            self.callbacks = [self.callbacks, (callback, context)]
+        else:
+            (<list>self.callbacks).append((callback, context))
+
+    def remove_done_callback(self, callback):
+        cdef list kept, all
+        if self.callbacks is None:
+            return 0
+        all = self.callbacks if type(self.callbacks) is list else [self.callbacks]
+        kept = [entry for entry in all if entry[0] != callback]
+        self.callbacks = kept      # an empty list: still on the batch's list of waiters
+        return len(all) - len(kept)
+
+    def _make_cancelled_error(self):
+        return CancelledError()
+
+    def __await__(self):
+        return self
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.state == PENDING and not self.batch.is_done:
+            self.blocking = True
+            return self
+        raise StopIteration(self.result())
+
+    def __repr__(self):
+        where = f"{self.batch.queue.topic}-{self.batch.queue.partition}"
+        what = "cancelled" if self.state == CANCELLED else "done" if self.done() else "pending"
+        return f"<Delivery {where} {what}>"
+
+
+cdef int send_to_delivery(PyObject* itself, PyObject* value, PyObject** result) except -1:
+    """The slot am_send: what `await` calls instead of __next__, so that no StopIteration is made for each result."""
+    cdef Delivery self = <Delivery>itself
+    cdef object answer
+    if self.state == PENDING and not self.batch.is_done:
+        self.blocking = True
+        answer = self
+    else:
+        answer = self.result()
+    Py_INCREF(answer)
+    result[0] = <PyObject*>answer
+    return 1 if answer is self else 0      # PYGEN_NEXT, PYGEN_RETURN
+
+
+aioproducer_set_am_send(<PyObject*>Delivery, send_to_delivery)
+
+
+cdef inline Delivery new_delivery(Batch batch, int index, int64_t timestamp):
+    cdef Delivery delivery = Delivery.__new__(Delivery)
+    delivery.batch = batch
+    delivery.index = index
+    delivery.timestamp = timestamp
+    return delivery
+
+
+cdef object error_of(Delivery delivery):
+    cdef Batch batch = delivery.batch
+    delivery.flags = RETRIEVED
+    if batch.record_errors is not None:
+        error = batch.record_errors.get(delivery.index)
+        if error is not None:
+            return error
+    return batch.error
+
+
+cdef RecordMetadata metadata_of(Delivery delivery):
+    cdef Batch batch = delivery.batch
+    cdef RecordMetadata metadata = RecordMetadata.__new__(RecordMetadata)
+    metadata.topic = batch.queue.topic
+    metadata.partition = batch.queue.partition
+    metadata._offset = batch.base_offset + delivery.index if batch.base_offset >= 0 else -1
+    if batch.withdrawn and metadata._offset >= 0:
+        metadata._offset -= bisect_left(batch.withdrawn, delivery.index)
+    metadata.timestamp_type = batch.log_append_time >= 0
+    metadata.timestamp = batch.log_append_time if batch.log_append_time >= 0 else delivery.timestamp
+    metadata.log_start_offset = batch.log_start_offset
+    return metadata
+
+
+cdef int schedule_callbacks(Delivery delivery) except -1:
+    cdef object callbacks = delivery.callbacks
+    delivery.callbacks = None
+    if callbacks is None:
+        return 0
+    if type(callbacks) is tuple:
+        delivery.batch.loop.call_soon(callbacks[0], delivery, context=callbacks[1])
+    else:
+        for callback, context in callbacks:
+            delivery.batch.loop.call_soon(callback, delivery, context=context)
+    return 0
+
+
+# ----------------------------------------------------------------------------------------- queues and topics
+
+cdef class PartitionQueue:
+    """The batches of one partition that are not in flight, oldest first; the last one may be open.
+
+    Owned by the accumulator; `tail` is the only field that the record's path writes.
+    """
+
+    cdef readonly str topic
+    cdef readonly int partition
+    cdef readonly object batches
+    """deque of ProducerBatch"""
+    cdef public Batch tail
+    """The open batch at the end of `batches`, or None."""
+    cdef public list in_flight
+    """Batches that were written and are not answered, in the order of their writes."""
+    cdef public double retry_at
+    """loop.time() before which nothing is sent again after an error; 0 if there is none."""
+    cdef public object sequence
+    """idempotence.PartitionSequence"""
+    cdef public int size_hint
+    """Bytes of the last batch: what the next one reserves first."""
+    cdef public int node_id
+    """The leader under which the accumulator filed this queue."""
+
+    def __init__(self, str topic, int partition):
+        self.topic = topic
+        self.partition = partition
+        self.batches = deque()
+        self.in_flight = []
+        self.size_hint = 1024
+        self.node_id = -1
+
+    def __repr__(self):
+        return f"<PartitionQueue {self.topic}-{self.partition}: {len(self.batches)} batches>"
+
+
+cdef class Topic:
+    """One topic as the record's path sees it."""
+
+    cdef readonly str name
+    cdef readonly list queues
+    """One PartitionQueue for each partition, by number."""
+    cdef public object next_partition
+    """Callable: the bytes that went to the sticky partition -> the next one (KIP-794)."""
+    cdef public int sticky_partition
+    cdef public int64_t sticky_bytes
+
+    def __init__(self, str name):
+        self.name = name
+        self.queues = []
+        self.sticky_partition = -1
+
+
+# -------------------------------------------------------------------------------------------------- RecordPath
+
+@cython.final
+cdef class _Turn:
+    """Awaited once: lets the other tasks of the loop run."""
+
+    cdef bint taken
+
+    def __await__(self):
+        return self
+
+    def __next__(self):
+        if self.taken:
+            raise StopIteration
+        self.taken = True
+        return None
+
+
+cdef class RecordPath:
+    """What `Producer` inherits: the coroutines that a record enters by, as far as they need not wait."""
+
+    cdef dict topics
+    cdef object loop
+    cdef object accumulator
+    cdef BufferMemory memory
+    cdef Py_ssize_t batch_size
+    cdef Py_ssize_t max_record_size
+    cdef object is_loop_running
+    cdef unsigned long thread
+    cdef int generation
+    cdef int64_t burst
+    cdef bint is_running
+    cdef bint was_closed
+    cdef bint is_plain             # no serializer, no interceptor, no partitioner of the user's
+    cdef object wall_clock         # () -> ms, or None: the system's
+
+    def _bind(self, loop, accumulator, BufferMemory memory, Py_ssize_t batch_size, Py_ssize_t max_request_size,
+              bint is_plain, wall_clock):
+        """Called by start(): from now on `send` appends."""
+        self.topics = accumulator.topics
+        self.loop = loop
+        self.accumulator = accumulator
+        self.memory = memory
+        self.batch_size = batch_size
+        self.max_record_size = min(max_request_size, memory.total)
+        self.is_loop_running = loop.is_running
+        self.thread = PyThread_get_thread_ident()
+        self.generation = _generation
+        self.is_plain = is_plain
+        self.wall_clock = wall_clock
+        self.is_running = True
+
+    def _unbind(self):
+        """Called when closing begins: from now on `send` refuses."""
+        self.is_running = False
+        self.was_closed = True
+
+    def _check_usable(self):
+        """Raise unless the producer runs, in this loop and this process."""
+        if self.was_closed:
+            raise ProducerClosed("the producer is closed; build a new one")
+        if self.loop is None:
+            raise ProducerNotStartedError(
+                "the producer is not started; use `async with Producer(...)` or await producer.start()")
+        self._check_place()
+
+    def _check_place(self):
+        """Raise in another process or loop than that of start()."""
+        if self.loop is None:
+            return
+        if self.generation != _generation:
+            raise ForkedError("the process was forked after start(); build a producer in the child")
+        if _running_loop() is not self.loop:
+            raise WrongLoopError(
+                f"the producer was started in {self.loop!r} and is used from {_running_loop()!r}; "
+                "build one producer for each event loop")
+
+    async def send(self, topic, value=None, key=None, partition=None, timestamp_ms=None, headers=None, *,
+                   timeout=None):
+        """Put a record into the buffer; see Producer."""
+        cdef Delivery delivery = None
+        if self.is_plain and timeout is None:
+            delivery = append_known(self, topic, value, key, partition, timestamp_ms, headers)
+        if delivery is None:
+            delivery = await self._send_slowly(topic, value, key, partition, timestamp_ms, headers, timeout)
+        if self.burst >= TURN_AFTER:
+            # A loop of sends that never has to wait would keep the sender, and everybody else, from running.
+            self.burst = 0
+            await _Turn.__new__(_Turn)
+        return delivery
+
+    async def send_and_wait(self, topic, value=None, key=None, partition=None, timestamp_ms=None, headers=None, *,
+                            timeout=None):
+        """Send a record and wait for its acknowledgement; see Producer."""
+        cdef Delivery delivery = None
+        if self.is_plain and timeout is None:
+            delivery = append_known(self, topic, value, key, partition, timestamp_ms, headers)
+        if delivery is None:
+            delivery = await self._send_slowly(topic, value, key, partition, timestamp_ms, headers, timeout)
+        if not delivery.batch.is_due:
+            delivery.batch.is_due = True
+            self.accumulator.hurry(delivery.batch)
+        return await delivery
+
+    def try_send(self, topic, value=None, key=None, partition=None, timestamp_ms=None, headers=None):
+        """Put a record into the buffer or refuse at once; see Producer."""
+        cdef Delivery delivery = None
+        if self.is_plain:
+            delivery = append_known(self, topic, value, key, partition, timestamp_ms, headers)
+        if delivery is None:
+            return self._try_send_slowly(topic, value, key, partition, timestamp_ms, headers)
+        return delivery
+
+    def _append(self, Topic topic, value, key, int partition, timestamp_ms, headers, bint has_turn):
+        """Append to a partition of a known topic; None if there is no memory for it now.
+
+        `has_turn`: the caller is the first of those who wait for memory.
+        """
+        return append(self, topic, value, key, partition, timestamp_ms, headers, has_turn)
+
+
+cdef Delivery append_known(RecordPath self, topic_name, value, key, partition, timestamp_ms, headers):
+    """Append if nothing has to be waited for, else None."""
+    cdef PyObject* found
+    cdef Topic topic
+    cdef int number = -1
+    # In its own thread the producer's loop is the running one if it runs at all; asyncio's own look-up costs a system
+    # call on Python 3.11.
+    if (not self.is_running or self.generation != _generation or self.thread != PyThread_get_thread_ident()
+            or not self.is_loop_running()):
+        self._check_usable()
+    if type(topic_name) is not str:
+        return None
+    found = PyDict_GetItem(self.topics, topic_name)
+    if found == NULL:
+        return None
+    topic = <Topic>found
+    if partition is not None:
+        if type(partition) is not int or not 0 <= partition < PyList_GET_SIZE(topic.queues):
+            return None
+        number = partition
+    return append(self, topic, value, key, number, timestamp_ms, headers, False)
+
+
+cdef Delivery append(RecordPath self, Topic topic, value, key, int number, timestamp_ms, headers, bint has_turn):
+    cdef Record record
+    cdef Py_buffer key_view, value_view
+    cdef int views = 0
+    if type(headers) is list:
+        headers = tuple(headers)       # between the check and the write, nobody may change them
+    try:
+        views = read_record(&record, value, key, timestamp_ms, headers, &key_view, &value_view, self.wall_clock)
+        return append_record(self, topic, number, &record, headers, has_turn)
+    finally:
+        release_views(views, &key_view, &value_view)
+
+
+cdef Delivery append_record(RecordPath self, Topic topic, int number, Record* record, headers, bint has_turn):
+    cdef PartitionQueue queue
+    cdef Batch batch
+    cdef Py_ssize_t most = most_bytes(record)
+    if most + HEADER > self.max_record_size:
+        raise_too_large(self, most + HEADER)
+
+    if number < 0:
+        if record.key_size >= 0:
+            number = <int>((murmur2_of(<const unsigned char*>record.key, record.key_size) & 0x7FFFFFFF)
+                           % <uint32_t>PyList_GET_SIZE(topic.queues))
+        else:
+            number = sticky(self, topic, most)
+            topic.sticky_bytes += most
+    queue = <PartitionQueue>PyList_GET_ITEM(topic.queues, number)
+
+    if self.memory.waiters and not has_turn:
+        return None                # nobody overtakes those who wait for memory
+    batch = queue.tail
+    if batch is None or not has_room(batch, most, self.memory):
+        batch = self.accumulator.open_batch(queue, most)
+        if batch is None:
+            return None
+    write_record(batch, record, headers)
+    self.burst += RECORD_COST + most
+    return new_delivery(batch, batch.record_count - 1, record.timestamp)
+
+
+cdef int read_record(Record* record, value, key, timestamp_ms, headers, Py_buffer* key_view, Py_buffer* value_view,
+                     wall_clock) except -1:
+    """Look at what the user gave; returns which views must be released (1: value, 2: key)."""
+    cdef int views = 0
+    record.timestamp = now_ms(wall_clock) if timestamp_ms is None else checked_timestamp(timestamp_ms)
+    record.headers_size = 1 if headers is None else size_of_headers(headers)
+    if PyBytes_CheckExact(value):
+        record.value = PyBytes_AS_STRING(value)
+        record.value_size = PyBytes_GET_SIZE(value)
+    elif value is None:
+        record.value_size = -1
+    else:
+        get_view(value, value_view, "value")
+        views = 1
+        record.value = <const char*>value_view.buf
+        record.value_size = value_view.len
+    if key is None:
+        record.key_size = -1
+    elif PyBytes_CheckExact(key):
+        record.key = PyBytes_AS_STRING(key)
+        record.key_size = PyBytes_GET_SIZE(key)
+    else:
+        try:
+            get_view(key, key_view, "key")
+        except BaseException:
+            release_views(views, key_view, value_view)
+            raise
+        views |= 2
+        record.key = <const char*>key_view.buf
+        record.key_size = key_view.len
+    return views
+
+
+cdef inline void release_views(int views, Py_buffer* key_view, Py_buffer* value_view) noexcept:
+    if views & 1:
+        PyBuffer_Release(value_view)
+    if views & 2:
+        PyBuffer_Release(key_view)
+
+
+cdef inline Py_ssize_t most_bytes(Record* record) noexcept nogil:
+    """An upper bound: length, timestamp delta (up to 10 bytes), offset delta, two sizes, attributes, the bytes."""
+    return (6 * LONGEST_VARINT + 1 + record.headers_size + (record.key_size if record.key_size > 0 else 0)
+            + (record.value_size if record.value_size > 0 else 0))
+
+
+cdef int write_record(Batch batch, Record* record, headers) except -1:
+    cdef RecordsBuffer buffer = batch.buffer
+    cdef Py_ssize_t body
+    cdef int64_t delta
+    cdef char* at
+    if batch.record_count == 0:
+        batch.base_timestamp = record.timestamp
+    if record.timestamp > batch.max_timestamp:
+        batch.max_timestamp = record.timestamp
+    delta = record.timestamp - batch.base_timestamp
+    body = (1 + varint_size(delta) + varint_size(batch.record_count)
+            + varint_size(record.key_size) + (record.key_size if record.key_size > 0 else 0)
+            + varint_size(record.value_size) + (record.value_size if record.value_size > 0 else 0)
+            + record.headers_size)
+    # The caller made sure of most_bytes() behind `size`, and `body` with its own length is never more.
+    at = buffer.data + buffer.size
+    at = put_varint(at, body)
+    at[0] = 0                      # attributes, unused
+    at = put_varint(at + 1, delta)
+    at = put_varint(at, batch.record_count)
+    at = put_bytes(at, record.key, record.key_size)
+    at = put_bytes(at, record.value, record.value_size)
+    if headers is None:
+        at[0] = 0
+        at += 1
+    else:
+        at = put_headers(at, headers)
+    buffer.size = at - buffer.data
+    assert buffer.size <= buffer.capacity
+    batch.record_count += 1
+    return 0
+
+
+cdef bint has_room(Batch batch, Py_ssize_t most, BufferMemory memory) except -1:
+    """Whether `most` bytes fit into the open batch, after it has grown if need be and memory (if given) allows."""
+    cdef RecordsBuffer buffer = batch.buffer
+    cdef Py_ssize_t needed = buffer.size + most
+    cdef Py_ssize_t before = buffer.capacity
+    cdef Py_ssize_t capacity
+    if needed <= buffer.capacity:
+        return True
+    if needed > batch.limit:
+        return False
+    capacity = min(batch.limit, max(needed, 2 * buffer.capacity))
+    if memory is not None and not memory.take(capacity - buffer.capacity):
+        return False
+    try:
+        buffer.resize(capacity)
+    except MemoryError:
+        if memory is not None:
+            memory.give(capacity - buffer.capacity)
+        raise
+    batch.reserved += capacity - before
+    return True
+
+
+cdef inline int sticky(RecordPath self, Topic topic, Py_ssize_t most) except -1:
+    """The partition of records without a key: the same until it had `batch_size` bytes (KIP-794).
+
+    The switch waits for a batch to be full, up to twice that size, so that it does not leave a fraction behind.
+    """
+    cdef Batch tail
+    if topic.sticky_partition >= 0:
+        if topic.sticky_bytes < self.batch_size:
+            return topic.sticky_partition
+        tail = (<PartitionQueue>PyList_GET_ITEM(topic.queues, topic.sticky_partition)).tail
+        if (tail is not None and tail.buffer.size + most <= tail.limit
+                and topic.sticky_bytes < 2 * self.batch_size):
+            return topic.sticky_partition
+    topic.sticky_partition = topic.next_partition(topic.sticky_bytes)
+    topic.sticky_bytes = 0
+    return topic.sticky_partition
+
+
+cdef inline int64_t now_ms(wall_clock) except? -1:
+    cdef timespec now
+    if wall_clock is not None:
+        return wall_clock()
+    clock_gettime(CLOCK_REALTIME, &now)
+    return <int64_t>now.tv_sec * 1000 + now.tv_nsec // 1000000
+
+
+cdef int64_t checked_timestamp(timestamp_ms) except? -1:
+    if type(timestamp_ms) is not int or not 0 <= timestamp_ms < 2 ** 63:
+        raise InvalidRecordError(
+            f"timestamp_ms must be a whole number of milliseconds since 1970, 0 or more, not {timestamp_ms!r}"
+            if isinstance(timestamp_ms, (int, float)) else
+            f"timestamp_ms must be an int, not {type(timestamp_ms).__name__}")
+    return timestamp_ms
+
+
+cdef bint get_view(data, Py_buffer* view, str what) except -1:
+    if not PyObject_CheckBuffer(data):
+        raise InvalidRecordError(
+            f"the {what} must be bytes, bytearray, memoryview or None, not {type(data).__name__}; "
+            f"encode it, or give the producer a {what}_serializer")
+    try:
+        PyObject_GetBuffer(data, view, PyBUF_SIMPLE)
+    except (BufferError, ValueError) as error:
+        raise InvalidRecordError(
+            f"the {what} is a {type(data).__name__} that can't be read (not contiguous, or released); copy it"
+        ) from error
+    return True
+
+
+cdef int raise_too_large(RecordPath self, Py_ssize_t size) except -1:
+    raise RecordTooLargeError(
+        f"a record of up to {size} bytes exceeds the limit of {self.max_record_size} bytes "
+        "(max_request_size, or buffer_memory if that is smaller); raise it here and max.message.bytes on the topic",
+        size=size, limit=self.max_record_size)
+
+
+cdef Py_ssize_t size_of_headers(headers) except -1:
+    """The exact bytes of all headers with their count; raises for what is not a sequence of (str, bytes | None)."""
+    cdef Py_ssize_t size, name_size, value_size, total
+    if type(headers) is not tuple:
+        raise InvalidRecordError(
+            f"headers must be a list of (str, bytes) pairs, not {type(headers).__name__}")
+    total = varint_size(len(headers))
+    for header in headers:
+        if type(header) is not tuple or len(header) != 2:
+            raise InvalidRecordError("each header must be a tuple (str, bytes)")
+        name, value = <tuple>header
+        if not isinstance(name, str):
+            raise InvalidRecordError(f"the name of a header must be str, not {type(name).__name__}")
+        if value is None:
+            value_size = -1
+        elif isinstance(value, bytes):
+            value_size = PyBytes_GET_SIZE(value)
+        else:
+            raise InvalidRecordError(f"the value of a header must be bytes or None, not {type(value).__name__}")
+        try:
+            PyUnicode_AsUTF8AndSize(name, &name_size)
+        except UnicodeEncodeError:
+            raise InvalidRecordError("the name of a header can't be encoded as UTF-8") from None
+        total += varint_size(name_size) + name_size + varint_size(value_size) + (value_size if value_size > 0 else 0)
+    return total
+
+
+cdef char* put_headers(char* at, headers) except NULL:
+    # size_of_headers() has checked every type and counted every byte.
+    cdef Py_ssize_t size
+    cdef const char* text
+    at = put_varint(at, len(headers))
+    for header in headers:
+        name, value = <tuple>header
+        text = PyUnicode_AsUTF8AndSize(name, &size)
+        at = put_bytes(at, text, size)
+        if value is None:
+            at = put_varint(at, -1)
+        else:
+            at = put_bytes(at, PyBytes_AS_STRING(value), PyBytes_GET_SIZE(value))
+    return at

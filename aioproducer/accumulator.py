@@ -1,0 +1,452 @@
+"""Batches waiting to be sent, one deque per partition, and the memory that they may hold.
+
+The user's task appends (by the compiled path, which asks here for each new batch), the sender drains. Nothing here
+touches a socket. Between two awaits everything is atomic; the lock is for those who have to wait for memory."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from concurrent.futures import Executor
+from functools import partial
+from itertools import count
+from random import Random
+
+from aioproducer._record_path import HEADER_SIZE, BufferMemory, Delivery, PartitionQueue, Topic
+from aioproducer.batch import BatchBuilder, BatchState, FlushWait, ProducerBatch
+from aioproducer.cluster import Cluster, TopicInfo
+from aioproducer.compression import Codec, compressor
+from aioproducer.config import ProducerConfig
+from aioproducer.errors import BufferTimeoutError, ProducerClosed
+from aioproducer.partitioner import NodeAvailability, UniformSticky
+
+logger = logging.getLogger(__name__)
+
+NO_NODE = -1
+COMPRESS_IN_THREAD_FROM = 8 * 1024
+"""Bytes of a batch. Smaller ones are compressed at once: handing them to a thread would take longer."""
+SMALLEST_BATCH = 1024
+"""Bytes that a partition's first batch reserves; later ones start with what their predecessor used."""
+
+MayDrain = Callable[[PartitionQueue, ProducerBatch], bool]
+
+
+class Accumulator:
+    """All records between `send` and the sender."""
+
+    def __init__(
+        self,
+        config: ProducerConfig,
+        loop: asyncio.AbstractEventLoop,
+        wake: asyncio.Event,
+        random: Random,
+        executor: Executor,
+    ) -> None:
+        self._config = config
+        self._loop = loop
+        self._wake = wake
+        self._random = random
+        self._executor = executor
+        self._compress = compressor(config.compression, config.compression_level)
+        self._limit = max(config.batch_size - HEADER_SIZE, 0)
+        # looked up by the record's path
+        self.topics: dict[str, Topic] = {}
+        self.memory = BufferMemory(config.buffer_memory)
+        self._lock = asyncio.Lock()
+        self._room: asyncio.Future[None] | None = None
+        self._closed = False
+        # every partition that ever had a record, also while metadata does not know its topic
+        self._queues: dict[tuple[str, int], PartitionQueue] = {}
+        self._orders = count()
+        # what has to be sent
+        self._filled: dict[PartitionQueue, None] = {}
+        """Queues with batches, in the order in which they got their first one."""
+        self._ready: dict[int, dict[PartitionQueue, None]] = {}
+        """Of these, by leader, the queues whose first batch is due, in rotation."""
+        self._lingering: deque[tuple[float, int, PartitionQueue]] = deque()
+        """When an open batch is due, its order and queue; one linger for all makes this the order of due times."""
+        self._backing_off: list[tuple[float, int, PartitionQueue]] = []
+        self.incomplete: OrderedDict[ProducerBatch, None] = OrderedDict()
+        """Every batch that has not ended, oldest first: also the order of their deadlines."""
+        self._flushing = 0
+        # partitions of records without a key
+        self._available: dict[str, list[int]] = {}
+        self._weighed: set[str] = set()
+        """Topics whose load was looked at since the last pass of the sender."""
+        self.availability = NodeAvailability(config.partitioner_availability_timeout)
+        # failed deliveries that nobody looked at
+        self.unretrieved: dict[tuple[str, str], int] = {}
+
+    # ------------------------------------------------------------------------------------------ the user's task
+
+    def open_topic(self, info: TopicInfo) -> Topic:
+        """The topic for the record's path, with a queue for each partition that metadata knows of."""
+        topic = self.topics.get(info.name)
+        if topic is None:
+            sticky = UniformSticky(self._config.batch_size, self._random, self._config.partitioner_adaptive)
+            topic = Topic(info.name)
+            topic.next_partition = partial(self._next_sticky, info.name, topic.queues, sticky)
+            self.topics[info.name] = topic
+        self._file(topic, info)
+        return topic
+
+    def open_batch(self, queue: PartitionQueue, size: int) -> ProducerBatch | None:
+        """A new batch at the end of the queue, with room for `size` bytes of records; None without memory for it.
+
+        Called by the compiled path, when the last batch is full or there is none.
+        """
+        if queue.tail is not None:
+            self._close(queue.tail)
+            self._make_ready(queue)
+            self._wake.set()
+        capacity = max(size, min(queue.size_hint, self._limit))
+        if not self.memory.take(capacity):
+            if not self.memory.take(size):
+                return None
+            capacity = size
+        now = self._loop.time()
+        try:
+            batch = ProducerBatch(
+                queue,
+                self._loop,
+                capacity,
+                max(size, self._limit),
+                order=next(self._orders),
+                created=now,
+                deadline=now + self._config.delivery_timeout,
+                unretrieved_errors=self._note_unretrieved,
+            )
+        except MemoryError:
+            self.memory.give(capacity)
+            raise
+        queue.tail = batch
+        self._enqueue(queue, batch)
+        if self._config.linger > 0 and size < self._limit:
+            if not self._lingering:
+                self._wake.set()  # the sender's timer is not set for it yet
+            self._lingering.append((now + self._config.linger, batch.order, queue))
+        else:
+            batch.is_due = True
+            self._make_ready(queue)
+            self._wake.set()
+        return batch
+
+    def hurry(self, batch: ProducerBatch) -> None:
+        """Somebody waits for this batch: it is due at the next pass of the sender."""
+        if batch.state is BatchState.OPEN:
+            self._make_ready(batch.queue)
+            self._wake.set()
+
+    def append_built(self, queue: PartitionQueue, builder: BatchBuilder) -> Delivery | None:
+        """Put a batch that the user built behind all others of its partition; None without memory for it."""
+        batch = builder.take()
+        if not self.memory.take(batch.reserved):
+            return None
+        if queue.tail is not None:
+            self._close(queue.tail)
+        now = self._loop.time()
+        batch.enter(
+            queue, next(self._orders), now, now + self._config.delivery_timeout, self._note_unretrieved
+        )
+        self._enqueue(queue, batch)
+        self._close(batch)
+        self._make_ready(queue)
+        self._wake.set()
+        return batch.delivery()
+
+    async def append_when_room(self, append: Callable[[], Delivery | None], deadline: float) -> Delivery:
+        """Call `append` until it finds memory, after all those who wait already.
+
+        Raises:
+            BufferTimeoutError: there was none before `deadline`.
+            ProducerClosed: the producer was closed meanwhile.
+        """
+        self.memory.waiters += 1
+        try:
+            async with asyncio.timeout_at(deadline), self._lock:
+                while True:
+                    if self._closed:
+                        raise ProducerClosed(
+                            "the producer was closed while the record waited for room in the buffer"
+                        )
+                    delivery = append()
+                    if delivery is not None:
+                        return delivery
+                    self._room = self._loop.create_future()
+                    self._wake.set()  # everything that is buffered is due now
+                    await self._room
+        except TimeoutError as error:
+            raise BufferTimeoutError(
+                f"the buffer of {self.memory.total} bytes (buffer_memory) stayed full for "
+                f"{self._config.max_block:g} s (max_block_ms): the cluster takes records more slowly than they come"
+            ) from error
+        finally:
+            self.memory.waiters -= 1
+
+    async def flush(self) -> None:
+        """Wait until every batch that there is now has ended; none of them lingers any longer."""
+        waiting = FlushWait(self._loop, list(self.incomplete))
+        self._flushing += 1
+        self._wake.set()
+        try:
+            await waiting.future
+        finally:
+            self._flushing -= 1
+
+    # ---------------------------------------------------------------------------------------- the sender's task
+
+    def file_queues(self, cluster: Cluster) -> None:
+        """Take over a new snapshot: which node leads which queue."""
+        for name, topic in list(self.topics.items()):
+            info = cluster.topic(name)
+            if info is not None:
+                self._file(topic, info)
+            elif name not in cluster.topics:
+                # Forgotten as idle, or never to come back: the next record asks for it again.
+                del self.topics[name]
+        for queue in self._filled:
+            partition = cluster.partition(queue.topic, queue.partition)
+            self._lead(queue, NO_NODE if partition is None else partition.leader)
+        due = [queue for group in self._ready.values() for queue in group]
+        self._ready = {}
+        for queue in due:
+            self._make_ready(queue)
+
+    def ready(self, now: float) -> tuple[list[int], float | None]:
+        """The nodes for which something is due (NO_NODE: a leader is missing), and when to look again."""
+        while self._lingering:
+            due, order, queue = self._lingering[0]
+            tail = queue.tail
+            if tail is not None and tail.order == order:
+                if due > now:
+                    break
+                tail.is_due = True
+                self._make_ready(queue)
+            self._lingering.popleft()
+        while self._backing_off and self._backing_off[0][0] <= now:
+            queue = heapq.heappop(self._backing_off)[2]
+            if queue.batches:
+                self._make_ready(queue)
+        self._weighed.clear()
+        if self._everything_is_due():
+            for queue in self._filled:
+                self._make_ready(queue)
+        times = []
+        if self._lingering:
+            times.append(self._lingering[0][0])
+        if self._backing_off:
+            times.append(self._backing_off[0][0])
+        if self.incomplete:
+            times.append(next(iter(self.incomplete)).deadline)
+        return [node for node, group in self._ready.items() if group], min(times, default=None)
+
+    def topics_without_leader(self) -> set[str]:
+        """Topics with data that can't be sent because the leader of its partition is not known."""
+        return {queue.topic for queue in self._ready.get(NO_NODE, ())}
+
+    def drain(self, node_id: int, now: float, may_drain: MayDrain) -> list[ProducerBatch]:
+        """Take at most one batch of each partition that is due for this node, up to max_request_size.
+
+        Goes on where the last call stopped: a queue that gave a batch moves behind the others.
+        """
+        group = self._ready.get(node_id, {})
+        drained: list[ProducerBatch] = []
+        size = 0
+        for queue in list(group):
+            batch: ProducerBatch = queue.batches[0]
+            if queue.retry_at > now or not may_drain(queue, batch):
+                continue
+            if batch.state is BatchState.OPEN:
+                self._close(batch)
+            if batch.is_compressing:
+                continue
+            if drained and size + batch.wire_size > self._config.max_request_size:
+                break
+            self._take_first(queue, group)
+            if batch.withdrawn and batch.attempts == 0 and not self._rebuilt(batch):
+                continue
+            size += batch.wire_size
+            drained.append(batch)
+        return drained
+
+    def _take_first(self, queue: PartitionQueue, group: dict[PartitionQueue, None]) -> None:
+        queue.batches.popleft()
+        del group[queue]
+        if not queue.batches:
+            del self._filled[queue]
+        elif self._is_due(queue):
+            group[queue] = None  # behind the others
+
+    def _rebuilt(self, batch: ProducerBatch) -> bool:
+        """Leave out the records whose own timeout has passed; False if none is left to be sent."""
+        batch.rebuild(self._compress)
+        if batch.record_count > 0:
+            return True
+        batch.succeed(-1, -1, -1)
+        self.release(batch)
+        return False
+
+    def requeue(self, batch: ProducerBatch, retry_at: float) -> None:
+        """Put a batch back in its place, not to be sent before `retry_at`."""
+        queue = batch.queue
+        place = 0
+        while place < len(queue.batches) and queue.batches[place].order < batch.order:
+            place += 1
+        queue.batches.insert(place, batch)
+        self._filled[queue] = None
+        queue.retry_at = max(queue.retry_at, retry_at)
+        if retry_at > self._loop.time():
+            heapq.heappush(self._backing_off, (retry_at, batch.order, queue))
+        else:
+            self._make_ready(queue)
+            self._wake.set()
+
+    def touch(self, queue: PartitionQueue) -> None:
+        """An answer came for this partition: what it held back may be sent."""
+        if queue.batches and self._is_due(queue):
+            self._make_ready(queue)
+
+    def release(self, batch: ProducerBatch) -> None:
+        """A batch has ended: its memory goes back, and to whoever waits first."""
+        del self.incomplete[batch]
+        self.memory.give(batch.take_reserved())
+        for waiting in batch.flushes:
+            waiting.one_ended()
+        self._wake_room()
+
+    def forget(self, batch: ProducerBatch) -> None:
+        """Take a batch that will not be sent out of its queue."""
+        queue = batch.queue
+        if batch is queue.tail:
+            queue.tail = None
+        if batch in queue.batches:
+            queue.batches.remove(batch)
+        if not queue.batches:
+            self._filled.pop(queue, None)
+            for group in self._ready.values():
+                group.pop(queue, None)
+
+    def expired(self, now: float) -> list[ProducerBatch]:
+        """The batches whose delivery timeout has passed."""
+        found = []
+        for batch in self.incomplete:
+            if batch.deadline > now:
+                break
+            found.append(batch)
+        return found
+
+    def close(self) -> None:
+        """Refuse those who wait for memory; what is buffered is due."""
+        self._closed = True
+        self._wake_room()
+        self._wake.set()
+
+    # ------------------------------------------------------------------------------------------------- inside
+
+    def _file(self, topic: Topic, info: TopicInfo) -> None:
+        for queue in topic.queues[len(info.partitions) :]:
+            self._lead(queue, NO_NODE)  # the topic was made anew with fewer partitions
+        del topic.queues[len(info.partitions) :]
+        for number in range(len(topic.queues), len(info.partitions)):
+            if (info.name, number) not in self._queues:
+                self._queues[info.name, number] = PartitionQueue(info.name, number)
+            topic.queues.append(self._queues[info.name, number])
+        for queue, partition in zip(topic.queues, info.partitions, strict=True):
+            self._lead(queue, partition.leader)
+        available = info.available or list(range(len(info.partitions)))
+        if self._available.get(info.name) != available:
+            self._available[info.name] = available
+            if topic.sticky_partition not in available:
+                topic.sticky_partition = -1
+
+    def _lead(self, queue: PartitionQueue, node_id: int) -> None:
+        if queue.node_id != node_id:
+            group = self._ready.get(queue.node_id)
+            if group is not None and queue in group:
+                del group[queue]
+                self._ready.setdefault(node_id, {})[queue] = None
+            queue.node_id = node_id
+
+    def _enqueue(self, queue: PartitionQueue, batch: ProducerBatch) -> None:
+        queue.batches.append(batch)
+        self._filled[queue] = None
+        self.incomplete[batch] = None
+
+    def _everything_is_due(self) -> bool:
+        return bool(self.memory.waiters or self._flushing or self._closed)
+
+    def _is_due(self, queue: PartitionQueue) -> bool:
+        first = queue.batches[0]
+        return first.is_due or first.state is BatchState.CLOSED or self._everything_is_due()
+
+    def _make_ready(self, queue: PartitionQueue) -> None:
+        group = self._ready.get(queue.node_id)
+        if group is None:
+            group = self._ready[queue.node_id] = {}
+        if queue not in group:
+            group[queue] = None
+
+    def _close(self, batch: ProducerBatch) -> None:
+        queue = batch.queue
+        if batch is queue.tail:
+            queue.tail = None
+        surplus = batch.close()
+        queue.size_hint = max(batch.size - HEADER_SIZE, SMALLEST_BATCH)
+        if surplus:
+            self.memory.give(surplus)
+            self._wake_room()
+        codec = self._config.compression
+        if codec is Codec.NONE:
+            return
+        if batch.size < COMPRESS_IN_THREAD_FROM:
+            batch.compressed(codec, self._compress(batch.payload))
+            return
+        batch.is_compressing = True
+        done = self._loop.run_in_executor(self._executor, self._compress, batch.payload)
+        done.add_done_callback(partial(self._compressed, batch))
+
+    def _compressed(self, batch: ProducerBatch, done: asyncio.Future[bytes]) -> None:
+        error = None if done.cancelled() else done.exception()
+        if done.cancelled() or error is not None:
+            # The records themselves are fine: they go as they are.
+            logger.warning("a batch of %s could not be compressed: %r", batch.queue.topic, error)
+            batch.is_compressing = False
+        else:
+            batch.compressed(self._config.compression, done.result())
+        if batch.state is BatchState.CLOSED:
+            self._make_ready(batch.queue)
+        self._wake.set()
+
+    def _wake_room(self) -> None:
+        if self._room is not None and not self._room.done():
+            self._room.set_result(None)
+
+    def _next_sticky(self, name: str, queues: list[PartitionQueue], sticky: UniformSticky, used: int) -> int:
+        available = self._available[name]
+        if self._config.partitioner_adaptive and len(available) > 1 and name not in self._weighed:
+            self._weighed.add(name)
+            chosen = [
+                number for number in available if self.availability.is_available(queues[number].node_id)
+            ]
+            sticky.update_load(
+                [len(queues[number].batches) for number in chosen], chosen, total=len(available)
+            )
+        if used:
+            sticky.used(max(used, sticky.sticky_batch_size), available)
+        return sticky.current(available)
+
+    def _note_unretrieved(self, batch: ProducerBatch) -> None:
+        name = type(batch.error).__name__
+        key = (batch.queue.topic, name)
+        known = self.unretrieved.get(key)
+        self.unretrieved[key] = (known or 0) + batch.unretrieved
+        if known is None:
+            logger.error(
+                "%d records for topic %s were not delivered and nobody looked at their result: %s",
+                batch.unretrieved,
+                batch.queue.topic,
+                batch.error,
+            )

@@ -1,0 +1,314 @@
+"""One batch of records on its way: open, closed, in flight, done.
+
+The accumulator opens and closes it, the sender numbers, sends and ends it. The records themselves, and who waits for
+them, are in the compiled base class."""
+
+from __future__ import annotations
+
+import logging
+import struct
+from asyncio import AbstractEventLoop
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple
+
+from crc32c import crc32c
+
+from aioproducer._record_path import Batch, PartitionQueue
+from aioproducer.compression import Codec
+from aioproducer.errors import IllegalStateError
+from aioproducer.recordbatch import HEADER_SIZE, LOG_OVERHEAD, MAGIC
+from aioproducer.types import Headers, Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aioproducer._record_path import Data
+    from aioproducer.compression import Compress
+    from aioproducer.idempotence import ProducerIdentity
+
+logger = logging.getLogger(__name__)
+
+
+class BatchState(Enum):
+    OPEN = "open"  # takes records
+    CLOSED = "closed"  # waits to be sent, for the first time or again
+    IN_FLIGHT = "in flight"  # written, not answered
+    DONE = "done"  # its deliveries have their result
+
+    __hash__ = (
+        object.__hash__
+    )  # members are singletons; Enum's own hash is a Python function, and this is per batch
+
+
+TRANSITIONS: dict[BatchState, frozenset[BatchState]] = {
+    BatchState.OPEN: frozenset({BatchState.CLOSED, BatchState.DONE}),
+    BatchState.CLOSED: frozenset({BatchState.IN_FLIGHT, BatchState.DONE}),
+    BatchState.IN_FLIGHT: frozenset({BatchState.CLOSED, BatchState.DONE}),
+    BatchState.DONE: frozenset(),
+}
+
+_UNSUMMED = struct.Struct(">qiibI")  # base offset, length, leader epoch, magic, checksum
+_SUMMED = struct.Struct(
+    ">hiqqqhii"
+)  # attributes, last offset delta, timestamps, producer, epoch, sequence, count
+_NO_PRODUCER = (-1, -1, -1)
+
+
+class ProducerBatch(Batch):
+    """Records of one partition that are sent, acknowledged or refused together."""
+
+    __slots__ = (
+        "attempts",
+        "broker",
+        "codec",
+        "created",
+        "deadline",
+        "first_sequence",
+        "flushes",
+        "identity",
+        "is_compressing",
+        "last_error",
+        "maybe_persisted",
+        "order",
+        "payload",
+        "segments",
+        "state",
+        "unretrieved_errors",
+    )
+
+    def __init__(
+        self,
+        queue: PartitionQueue,
+        loop: AbstractEventLoop,
+        capacity: int,
+        limit: int,
+        *,
+        order: int,
+        created: float,
+        deadline: float,
+        unretrieved_errors: Callable[[ProducerBatch], None],
+    ) -> None:
+        super().__init__(queue, loop, capacity, limit)
+        self.state = BatchState.OPEN
+        self.order = order
+        """Place among all batches of its partition, as they were opened."""
+        self.created = created
+        self.deadline = deadline
+        # set when it closes
+        self.payload: bytes | memoryview = b""
+        self.codec = Codec.NONE
+        self.is_compressing = False
+        # set when it is numbered: they name these bytes, for ever
+        self.identity: ProducerIdentity | None = None
+        self.first_sequence = -1
+        self.segments: list[bytes | memoryview] = []
+        # what became of it so far
+        self.attempts = 0
+        self.maybe_persisted = False
+        """An attempt ended so that the records may be in the log."""
+        self.last_error: BaseException | None = None
+        self.broker: int | None = None
+        self.flushes: list[FlushWait] = []
+        self.unretrieved_errors = unretrieved_errors
+
+    def enter(
+        self,
+        queue: PartitionQueue,
+        order: int,
+        created: float,
+        deadline: float,
+        unretrieved_errors: Callable[[ProducerBatch], None],
+    ) -> None:
+        """A batch that the user built gets its place."""
+        self.queue = queue
+        self.order = order
+        self.created = created
+        self.deadline = deadline
+        self.unretrieved_errors = unretrieved_errors
+
+    def _move(self, to: BatchState) -> None:
+        assert to in TRANSITIONS[self.state], f"a batch can't go from {self.state.value} to {to.value}"
+        self.state = to
+
+    def close(self) -> int:
+        """Take no more records; returns the bytes of memory that it does not need."""
+        self._move(BatchState.CLOSED)
+        surplus = self.freeze()
+        self.payload = self.records
+        return surplus
+
+    def compressed(self, codec: Codec, payload: bytes) -> None:
+        """Send `payload` for the records, unless they did not shrink."""
+        self.is_compressing = False
+        if not self.is_done and len(payload) < len(self.payload):
+            self.payload = payload
+            self.codec = codec
+
+    @property
+    def may_withdraw(self) -> bool:
+        """Whether a record can still be left out: nothing was ever sent."""
+        return self.attempts == 0 and not self.is_numbered and not self.is_done
+
+    def rebuild(self, compress: Compress) -> None:
+        """Leave out what was withdrawn. Called at the last moment before the first attempt."""
+        self.leave_out_withdrawn()
+        codec, self.codec, self.payload = self.codec, Codec.NONE, self.records
+        if codec is not Codec.NONE:
+            self.compressed(codec, compress(self.payload))
+
+    @property
+    def wire_size(self) -> int:
+        """Bytes on the wire; final from the close on."""
+        return HEADER_SIZE + len(self.payload)
+
+    @property
+    def is_numbered(self) -> bool:
+        return self.first_sequence >= 0
+
+    @property
+    def outcome(self) -> Outcome:
+        return Outcome.UNKNOWN if self.maybe_persisted else Outcome.NOT_PERSISTED
+
+    def number(self, identity: ProducerIdentity | None, first_sequence: int) -> None:
+        """Give the batch its name in the log. May be changed only while no attempt can have been persisted."""
+        assert not self.maybe_persisted
+        self.identity = identity
+        self.first_sequence = first_sequence
+        self.segments = []
+
+    def seal(self) -> list[bytes | memoryview]:
+        """The bytes to send, the same at each attempt. The header is made once it is numbered: it is checksummed."""
+        if not self.segments:
+            identity, first = self.identity, self.first_sequence
+            numbers = _NO_PRODUCER if identity is None else (identity.producer_id, identity.epoch, first)
+            self.segments = [self._header(*numbers), self.payload]
+        return self.segments
+
+    def _header(self, producer_id: int, producer_epoch: int, first_sequence: int) -> bytes:
+        # recordbatch.py draws the layout. The checksum covers everything behind itself.
+        summed = _SUMMED.pack(
+            self.codec,
+            self.record_count - 1,
+            self.base_timestamp,
+            self.max_timestamp,
+            producer_id,
+            producer_epoch,
+            first_sequence,
+            self.record_count,
+        )
+        checksum = crc32c(self.payload, crc32c(summed))
+        # The base offset is the broker's to give; it does not look at the leader epoch.
+        return _UNSUMMED.pack(0, self.wire_size - LOG_OVERHEAD, -1, MAGIC, checksum) + summed
+
+    def sent(self, broker: int) -> None:
+        self._move(BatchState.IN_FLIGHT)
+        self.broker = broker
+        self.attempts += 1
+
+    def returned(self) -> None:
+        """An attempt ended without success and the batch will be sent again."""
+        self._move(BatchState.CLOSED)
+
+    def succeed(self, base_offset: int, log_append_time: int, log_start_offset: int) -> None:
+        """The records are in the log; all deliveries are resolved."""
+        self._move(BatchState.DONE)
+        self._drop_bytes()
+        self.complete(base_offset, log_append_time, log_start_offset)
+
+    def give_up(self, error: BaseException) -> None:
+        """All deliveries fail with `error`."""
+        self._move(BatchState.DONE)
+        self._drop_bytes()
+        self.fail(error)
+
+    def _drop_bytes(self) -> None:
+        # Only our references: a transport that still writes them holds its own.
+        self.payload = b""
+        self.segments = []
+
+    def __del__(self) -> None:
+        if getattr(self, "error", None) is not None and self.unretrieved:
+            self.unretrieved_errors(self)
+
+
+class FlushWait:
+    """Somebody waits until a number of batches have ended."""
+
+    __slots__ = ("future", "left")
+
+    def __init__(self, loop: AbstractEventLoop, batches: list[ProducerBatch]) -> None:
+        self.future = loop.create_future()
+        self.left = len(batches)
+        for batch in batches:
+            batch.flushes.append(self)
+        if not batches:
+            self.future.set_result(None)
+
+    def one_ended(self) -> None:
+        self.left -= 1
+        if self.left == 0 and not self.future.done():
+            self.future.set_result(None)
+
+
+class BatchBuilder:
+    """A batch that the user fills: `Producer.create_batch()` makes it, `Producer.send_batch()` sends it."""
+
+    def __init__(self, queue: PartitionQueue, loop: AbstractEventLoop, limit: int) -> None:
+        self._batch = ProducerBatch(
+            queue, loop, min(1024, limit), limit, order=-1, created=0, deadline=0, unretrieved_errors=_nobody
+        )
+        self._is_closed = False
+
+    def append(
+        self,
+        *,
+        key: Data | None,
+        value: Data | None,
+        timestamp: int | None = None,
+        headers: Headers | None = None,
+    ) -> BatchRecordMetadata | None:
+        """Add a record; None if the batch is full or closed.
+
+        Raises:
+            InvalidRecordError: a value is not bytes, a header not (str, bytes), a timestamp below 0.
+        """
+        size = self._batch.size
+        if self._is_closed or not self._batch.try_append(value, key, timestamp, headers or None):
+            return None
+        return BatchRecordMetadata(
+            self._batch.record_count - 1, self._batch.size - size, self._batch.last_timestamp
+        )
+
+    def close(self) -> None:
+        """Take no more records."""
+        self._is_closed = True
+
+    def size(self) -> int:
+        """Bytes, uncompressed."""
+        return self._batch.size
+
+    def record_count(self) -> int:
+        return self._batch.record_count
+
+    def take(self) -> ProducerBatch:
+        """The batch, to be sent; once."""
+        batch = self._batch
+        if batch.order >= 0:
+            raise IllegalStateError("this batch was sent before; make a new one with create_batch()")
+        if batch.record_count == 0:
+            raise IllegalStateError("this batch is empty; append a record first")
+        self._is_closed = True
+        return batch
+
+
+class BatchRecordMetadata(NamedTuple):
+    """A record's place in a batch that is being built."""
+
+    offset: int
+    size: int
+    """Bytes that the record took."""
+    timestamp: int
+
+
+def _nobody(batch: ProducerBatch) -> None:
+    """For a batch that was never sent."""

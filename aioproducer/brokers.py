@@ -1,0 +1,477 @@
+"""Node id -> Connection: connects with back-off, routes requests, closes what is not needed.
+
+The sender asks `ready`, which never waits; metadata uses `request_any`. Whatever changes sets the wake-up
+event of the sender: nobody is called back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from random import Random
+from typing import Any
+
+from aioproducer.cluster import Cluster
+from aioproducer.config import ProducerConfig
+from aioproducer.connection import Connection, State
+from aioproducer.errors import BrokerConnectionError, KafkaError, ProducerClosed, RequestTimedOutError
+from aioproducer.metrics import Metrics
+from aioproducer.protocol.api import ApiKey
+from aioproducer.protocol.schema import Message
+from aioproducer.types import Node
+
+logger = logging.getLogger(__name__)
+
+JITTER = 0.2
+"""Share by which each back-off is longer or shorter, so that clients don't come back all at once."""
+
+PATIENCE = 0.5
+"""Seconds that a connection may take until another broker is tried beside it, where any broker would do."""
+
+
+def backoff(base: float, maximum: float, failures: int, random: Random) -> float:
+    """Seconds to wait when there were `failures` failures before this one: doubling, bounded, with jitter."""
+    return min(base * 2.0 ** min(failures, 32), maximum) * random.uniform(1 - JITTER, 1 + JITTER)
+
+
+class _Link:
+    """What is kept of a broker beyond one connection to it."""
+
+    __slots__ = (
+        "connection",
+        "dialing_since",
+        "failed_setups",
+        "failures",
+        "last_error",
+        "losses",
+        "node",
+        "ready_since",
+        "retry_at",
+        "task",
+    )
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.connection: Connection | None = None
+        self.task: asyncio.Task[None] | None = None
+        """The attempt to connect, while there is one."""
+        self.dialing_since = 0.0
+        self.ready_since = 0.0
+        self.failures = 0
+        """Connections in a row that could not be made or did not last."""
+        self.failed_setups = 0
+        """Connections in a row that could not be made."""
+        self.losses = 0
+        """All connections that broke or could not be made."""
+        self.retry_at = 0.0
+        self.last_error: KafkaError | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        return self.connection is not None and self.connection.state is State.READY
+
+    @property
+    def is_connecting(self) -> bool:
+        return self.task is not None and self.connection is None
+
+    @property
+    def throttled_until(self) -> float:
+        return self.connection.throttled_until if self.connection is not None else 0.0
+
+
+class Brokers:
+    """All connections of one producer. Belongs to the event loop that it is first used on.
+
+    Until `update` brings the cluster's nodes, the bootstrap addresses are the nodes, with ids -1, -2, ...
+    """
+
+    def __init__(self, config: ProducerConfig, wake: asyncio.Event, metrics: Metrics, random: Random) -> None:
+        self._config = config
+        self._wake = wake
+        self._metrics = metrics
+        self._random = random
+        self._links: dict[int, _Link] = {}
+        self._former: dict[int, _Link] = {}
+        """The nodes before the last exchange of nodes."""
+        self._departing: list[Connection] = []
+        """Connections that nobody gets any more, until their sockets are gone."""
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._changes: list[asyncio.Future[None]] = []
+        """Who waits for a change, any change."""
+        self._turn = random.randrange(1 << 16)
+        self._is_closed = False
+        self.lost = 0
+        """Connections that broke, or could not be made."""
+        self.update_wanted = False
+        """Set when a broker was lost or is not known. Taken back by whoever asks for metadata then."""
+        self._replace(self._bootstrap_nodes())
+
+    # Which nodes there are
+
+    @property
+    def nodes(self) -> list[Node]:
+        """The nodes that connections are made to."""
+        return [link.node for link in self._links.values()]
+
+    @property
+    def is_bootstrapping(self) -> bool:
+        """The nodes are the bootstrap addresses: no cluster is known."""
+        return any(node_id < 0 for node_id in self._links)
+
+    def rebootstrap(self) -> None:
+        """Forget the cluster's nodes and start again from the bootstrap addresses (KIP-899, KIP-1102).
+
+        What is in flight is still answered or fails by its own deadline.
+        """
+        if not self._is_closed:
+            self._replace(self._bootstrap_nodes())
+
+    def update(self, cluster: Cluster) -> None:
+        """Take over the nodes of a snapshot; connections to lost or moved ones are drained."""
+        if cluster.nodes and not self._is_closed:
+            self._replace(cluster.nodes)
+
+    def _bootstrap_nodes(self) -> dict[int, Node]:
+        servers = enumerate(self._config.bootstrap_servers, 1)
+        return {-index: Node(-index, host, port) for index, (host, port) in servers}
+
+    def _replace(self, nodes: dict[int, Node]) -> None:
+        former: dict[int, _Link] = {}
+        for node_id, link in list(self._links.items()):
+            node = nodes.get(node_id)
+            if node is not None and node[:3] == link.node[:3]:
+                link.node = node
+                continue
+            former[node_id] = self._links.pop(node_id)
+            if link.task is not None:
+                link.task.cancel()
+            connection, link.connection = link.connection, None
+            if connection is not None:
+                self._depart(connection)
+                connection.drain()
+        for node_id, node in nodes.items():
+            if node_id not in self._links:
+                # One that was left before comes back with its back-off, or two lists of dead brokers that
+                # take turns would be tried without any.
+                known = self._former.get(node_id)
+                self._links[node_id] = known if known and known.node[:3] == node[:3] else _Link(node)
+        if former:
+            self._former = former
+        self._changed()
+
+    def _depart(self, connection: Connection) -> None:
+        """Nobody gets this connection any more; remember it until its socket is gone."""
+        self._departing = [one for one in self._departing if not one.is_gone and one is not connection]
+        self._departing.append(connection)
+
+    # What the sender asks, each without waiting
+
+    def ready(self, node_id: int) -> bool:
+        """Whether a request can go to this broker now. If not, a connection is on its way, or in back-off."""
+        link = self._links.get(node_id)
+        if link is None:
+            self._want_update()
+            return False
+        if link.connection is not None:
+            return link.connection.can_send
+        self._connect(link)
+        return False
+
+    def retry_at(self, node_id: int) -> float | None:
+        """Loop time from which `ready` is worth asking again; None if that is not a matter of time.
+
+        It is one during back-off and while the broker throttles; in all other cases the wake-up event is set.
+        """
+        link = self._links.get(node_id)
+        if link is None:
+            return None
+        if link.connection is None:
+            when = link.retry_at if link.task is None else 0.0
+        else:
+            when = link.connection.throttled_until
+        return when if when > asyncio.get_running_loop().time() else None
+
+    def in_flight(self, node_id: int) -> int:
+        """Requests to this broker that are not answered."""
+        link = self._links.get(node_id)
+        return link.connection.in_flight if link is not None and link.connection is not None else 0
+
+    def latency(self, node_id: int) -> float:
+        """Seconds from a request to its answer, smoothed; 0.0 if unknown."""
+        link = self._links.get(node_id)
+        return link.connection.latency if link is not None and link.connection is not None else 0.0
+
+    def version_of(self, node_id: int, api_key: ApiKey, ceiling: int | None = None) -> int:
+        """The version in which requests of this API go to this broker.
+
+        Raises:
+            BrokerConnectionError: there is no connection, so nobody knows.
+            UnsupportedVersionError: no version is spoken by both sides.
+        """
+        link = self._links.get(node_id)
+        if link is None or link.connection is None:
+            raise BrokerConnectionError(f"broker {node_id} is not connected", written=False)
+        return link.connection.version_of(api_key, ceiling)
+
+    def feature(self, node_id: int, name: str) -> int:
+        """Level of a finalized feature as this broker told it (KIP-584); 0 if it did not."""
+        link = self._links.get(node_id)
+        return link.connection.versions.features.get(name, 0) if link is not None and link.connection else 0
+
+    def request(
+        self,
+        node_id: int,
+        message: Message,
+        timeout: float,
+        *,
+        version_ceiling: int | None = None,
+        expects_response: bool = True,
+    ) -> asyncio.Future[Any]:
+        """Write a request to a broker; see `Connection.request`. Without a connection the future fails at
+        once.
+
+        Not held back by a full deque in flight or a throttle: `ready` is where to ask about them.
+        """
+        link = self._links.get(node_id)
+        if link is None or link.connection is None:
+            future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            future.set_exception(BrokerConnectionError(f"broker {node_id} is not connected", written=False))
+            future.exception()
+            return future
+        return link.connection.request(
+            message, timeout=timeout, version_ceiling=version_ceiling, expects_response=expects_response
+        )
+
+    def disconnect(self, node_id: int, error: KafkaError) -> None:
+        """Close the connection to a broker that broke the rules; what is in flight fails with `error`."""
+        link = self._links.get(node_id)
+        if link is not None and link.connection is not None:
+            link.connection.abort(error)
+
+    # Any broker
+
+    def least_loaded(self) -> int | None:
+        """The best broker for a request that any can answer; None while all of them are waited for.
+
+        Fewest in flight among those that are connected and not throttled, else one that is connecting,
+        else one that is free to connect, in rotation.
+        """
+        now = asyncio.get_running_loop().time()
+        self._turn += 1
+        links = self._rotated()
+        usable = [link for link in links if link.is_ready and link.throttled_until <= now]
+        best = (
+            min(usable, key=lambda link: self.in_flight(link.node.node_id), default=None)
+            or next((link for link in links if link.is_connecting), None)
+            or next((link for link in links if link.connection is None and link.retry_at <= now), None)
+        )
+        return best.node.node_id if best is not None else None
+
+    async def request_any(self, message: Message, timeout: float) -> Any:
+        """Send a request to whichever broker is ready first and return its answer.
+
+        Not bound by the limit in flight. A broker that is slow to connect to gets company after half a second.
+        Cancelling it gives up the answer.
+
+        Raises:
+            BrokerConnectionError: each broker was tried and none can be connected to; or the connection broke.
+            RequestTimedOutError: no answer within `timeout` seconds.
+            ProtocolError: the answer made no sense.
+            UnsupportedVersionError: the broker is too old for the request.
+            ProducerClosed: the brokers were closed.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        losses = {node_id: link.losses for node_id, link in self._links.items()}
+        while True:
+            if self._is_closed:
+                raise ProducerClosed("the producer was closed")
+            now = loop.time()
+            node_id = self.least_loaded()
+            if node_id is not None and self._links[node_id].is_ready:
+                return await self.request(node_id, message, max(deadline - now, 0.001))
+            self._connect_any(now)
+            if all(
+                link.connection is None and link.task is None and link.losses > losses.get(node_id, 0)
+                for node_id, link in self._links.items()
+            ):
+                raise self.unreachable()
+            if now >= deadline:
+                raise RequestTimedOutError(f"no broker within {timeout:g} s: {self.reasons()}", written=False)
+            await self._change(min(self._next_look(now), deadline))
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Each broker failed in a way that waiting does not change, such as not being a Kafka broker."""
+        errors = [link.last_error for link in self._links.values()]
+        return all(error is not None and not error.retriable for error in errors)
+
+    @property
+    def is_unreachable(self) -> bool:
+        """No broker is connected or being connected to, and the last attempt with each failed."""
+        return all(
+            link.connection is None and link.task is None and link.failed_setups > 0
+            for link in self._links.values()
+        )
+
+    def unreachable(self) -> BrokerConnectionError:
+        """The error that says of each broker why it can't be connected to."""
+        return BrokerConnectionError(f"no broker can be connected to: {self.reasons()}", written=False)
+
+    def reasons(self) -> str:
+        """Of each broker why there is no connection to it."""
+        reasons = []
+        for link in self._links.values():
+            told = "connected" if link.is_ready else "not connected yet"
+            if link.last_error is not None:
+                told = link.last_error.message
+            # Most errors begin with the address already.
+            reasons.append(told if str(link.node.port) in told else f"{link.node}: {told}")
+        return "; ".join(reasons)
+
+    def _connect_any(self, now: float) -> None:
+        """Start one more attempt, unless one is young enough to be waited for."""
+        if any(link.is_connecting and link.dialing_since + PATIENCE > now for link in self._links.values()):
+            return
+        for link in self._rotated():
+            if link.connection is None and link.task is None and link.retry_at <= now:
+                self._connect(link)
+                return
+
+    def _next_look(self, now: float) -> float:
+        """When time alone changes what `request_any` may do."""
+        times = [now + PATIENCE]
+        for link in self._links.values():
+            if link.is_connecting:
+                times.append(link.dialing_since + PATIENCE)
+            else:
+                times.append(link.throttled_until if link.connection is not None else link.retry_at)
+        return min(time for time in times if time > now)
+
+    def _rotated(self) -> list[_Link]:
+        links = list(self._links.values())
+        start = self._turn % len(links) if links else 0
+        return links[start:] + links[:start]
+
+    # Connecting and losing
+
+    def _connect(self, link: _Link) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        if link.task is not None or link.retry_at > now or self._is_closed:
+            return
+        link.dialing_since = now
+        task = loop.create_task(self._dial(link), name=f"aioproducer connect to {link.node}")
+        link.task = task
+        self._tasks[task] = None
+        task.add_done_callback(partial(self._dialed, link))
+
+    async def _dial(self, link: _Link) -> None:
+        config = self._config
+        connection = Connection(
+            link.node.node_id,
+            link.node.host,
+            link.node.port,
+            config,
+            on_change=self._changed,
+            metrics=self._metrics,
+            setup_timeout=backoff(
+                config.socket_connection_setup_timeout,
+                max(config.socket_connection_setup_timeout, config.socket_connection_setup_timeout_max),
+                link.failed_setups,
+                self._random,
+            ),
+        )
+        try:
+            await connection.connect()
+        except KafkaError as error:
+            link.failed_setups += 1
+            self._lost(link, error)
+            return
+        if self._links.get(link.node.node_id) is not link:
+            self._depart(connection)
+            connection.drain()
+            return
+        connection.on_change = partial(self._connection_changed, link, connection)
+        link.connection = connection
+        link.ready_since = asyncio.get_running_loop().time()
+        link.failed_setups = 0
+        link.last_error = None
+
+    def _dialed(self, link: _Link, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(task, None)
+        link.task = None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("%s: connecting failed", link.node, exc_info=error)
+            self._lost(link, BrokerConnectionError(f"{link.node}: {error!r}", written=False))
+        self._changed()
+
+    def _connection_changed(self, link: _Link, connection: Connection) -> None:
+        if connection.state is State.CLOSED and link.connection is connection:
+            link.connection = None
+            self._depart(connection)
+            if connection.error is not None:
+                if asyncio.get_running_loop().time() - link.ready_since >= self._config.reconnect_backoff_max:
+                    link.failures = 0
+                self._lost(link, connection.error)
+        self._changed()
+
+    def _lost(self, link: _Link, error: KafkaError) -> None:
+        """A connection broke or could not be made: wait before the next attempt, and refresh the metadata."""
+        if self._is_closed:
+            return
+        config = self._config
+        now = asyncio.get_running_loop().time()
+        link.losses += 1
+        link.retry_at = now + backoff(
+            config.reconnect_backoff,
+            max(config.reconnect_backoff, config.reconnect_backoff_max),
+            link.failures,
+            self._random,
+        )
+        link.failures += 1
+        link.last_error = error
+        self.lost += 1
+        self._metrics.count_error(type(error).__name__)
+        if self._links.get(link.node.node_id) is link:
+            level = logging.WARNING if link.failures == 1 else logging.DEBUG
+            logger.log(level, "%s; next attempt in %.3g s at the earliest", error, link.retry_at - now)
+            self._want_update()
+
+    def _want_update(self) -> None:
+        self.update_wanted = True
+        self._wake.set()
+
+    def _changed(self) -> None:
+        self._wake.set()
+        waiters, self._changes = self._changes, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def _change(self, until: float) -> None:
+        """Wait for a change, or until that loop time."""
+        waiter = asyncio.get_running_loop().create_future()
+        self._changes.append(waiter)
+        try:
+            async with asyncio.timeout_at(until):
+                await waiter
+        except TimeoutError:
+            pass
+        finally:
+            if waiter in self._changes:
+                self._changes.remove(waiter)
+
+    async def close(self) -> None:
+        """Close all connections; requests in flight fail. Afterwards neither task nor socket is left."""
+        self._is_closed = True
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        connections = [link.connection for link in self._links.values() if link.connection is not None]
+        for connection in [*connections, *self._departing]:
+            await connection.close()
+        self._departing.clear()
+        self._changed()

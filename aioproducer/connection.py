@@ -1,0 +1,464 @@
+"""One broker's socket: frames, the deque of requests in flight, deadlines, the handshake.
+
+Answers come in the order of the requests, so the oldest in flight owns the next frame. Whatever goes wrong
+on a connection ends it and fails everything in flight: a stream whose position is in doubt is never used
+again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+from aioproducer.config import ProducerConfig
+from aioproducer.dialer import Wire, dial
+from aioproducer.errors import BrokerConnectionError, KafkaError, ProtocolError, RequestTimedOutError
+from aioproducer.handshake import BrokerVersions, learn_versions
+from aioproducer.metrics import Metrics
+from aioproducer.protocol.api import ApiKey, decode_response, encode_request
+from aioproducer.protocol.frame import MAX_FRAME, MAX_FRAME_BEFORE_AUTHENTICATION, PREFIX_SIZE, decode_size
+from aioproducer.protocol.messages import ApiVersionsRequest, ApiVersionsResponse
+from aioproducer.protocol.schema import Message
+from aioproducer.types import Node
+
+logger = logging.getLogger(__name__)
+
+HIGH_WATER = 1024 * 1024
+"""Bytes in the transport from which on nothing more is drained for this broker, until all have left."""
+
+MAX_THROTTLE = 60.0
+"""Seconds; a broker that asks for more silence is not believed (the field could say 24 days)."""
+
+LATE_TIMER = 0.1
+"""Seconds. A deadline that is noticed later than this was missed because the event loop stood still:
+answers may be waiting unread in the socket, and get a moment to come in."""
+
+CLOCK_SLACK = 0.001
+"""Seconds; how much too early an event loop may call (uvloop's timers count milliseconds)."""
+
+
+class State(Enum):
+    """Where a connection stands."""
+
+    CONNECTING = "connecting"
+    TLS = "tls"
+    NEGOTIATING = "negotiating"
+    AUTHENTICATING = "authenticating"
+    READY = "ready"
+    REAUTHENTICATING = "reauthenticating"
+    DRAINING = "draining"
+    """Takes no request any more, and closes when the last one in flight is answered."""
+    CLOSED = "closed"
+
+
+TRANSITIONS: dict[State, tuple[State, ...]] = {
+    State.CONNECTING: (State.TLS, State.CLOSED),
+    State.TLS: (State.NEGOTIATING, State.CLOSED),
+    State.NEGOTIATING: (State.AUTHENTICATING, State.CLOSED),
+    State.AUTHENTICATING: (State.READY, State.CLOSED),
+    State.READY: (State.REAUTHENTICATING, State.DRAINING, State.CLOSED),
+    State.REAUTHENTICATING: (State.READY, State.DRAINING, State.CLOSED),
+    State.DRAINING: (State.CLOSED,),
+    State.CLOSED: (),
+}
+
+
+class _InFlight:
+    """A request that was written and waits for its answer (or, without one, for its bytes to leave)."""
+
+    __slots__ = ("correlation_id", "deadline", "future", "request", "sent_at", "start", "timeout", "version")
+
+    def __init__(
+        self,
+        request: Message,
+        version: int,
+        correlation_id: int,
+        future: asyncio.Future[Any],
+        sent_at: float,
+        timeout: float,
+        start: int,
+    ) -> None:
+        self.request = request
+        self.version = version
+        self.correlation_id = correlation_id
+        self.future = future
+        self.sent_at = sent_at
+        self.timeout = timeout
+        self.deadline = sent_at + timeout
+        self.start = start
+
+
+class Connection:
+    """A connection to one broker. `on_change` is called whenever `can_send` may have changed.
+
+    Built by Brokers, once per attempt to connect: a closed connection stays closed. Belongs to one loop.
+    """
+
+    def __init__(
+        self,
+        node_id: int,
+        host: str,
+        port: int,
+        config: ProducerConfig,
+        *,
+        on_change: Callable[[], None],
+        metrics: Metrics,
+        setup_timeout: float | None = None,
+    ) -> None:
+        self.node = Node(node_id, host, port)
+        self._config = config
+        self.on_change = on_change
+        self._metrics = metrics.node(node_id)
+        self._setup_timeout = setup_timeout or config.socket_connection_setup_timeout
+        self._loop = asyncio.get_running_loop()
+        # moved by _move() alone
+        self.state = State.CONNECTING
+        self.error: KafkaError | None = None
+        """Why it was closed; None for a close in good order (idle, drained)."""
+        # set by the handshake
+        self.versions = BrokerVersions({})
+        # the socket
+        self._wire: Wire | None = None
+        self._reader_task: asyncio.Task[None] | None = None
+        self._frame_limit = MAX_FRAME_BEFORE_AUTHENTICATION
+        self._congested = False
+        # requests
+        self._in_flight: deque[_InFlight] = deque()
+        self._leaving: deque[_InFlight] = deque()
+        """Requests without an answer (acks=0) whose bytes are still in the transport."""
+        self._correlation_id = -1
+        self.throttled_until = 0.0
+        """Loop time before which the broker wants to be left alone (KIP-219)."""
+        self.last_used = self._loop.time()
+        self.latency = 0.0
+        """Seconds from a request to its answer, smoothed."""
+        # one timer for the earliest deadline
+        self._timer: asyncio.TimerHandle | None = None
+        self._gave_a_moment = False
+
+    def __str__(self) -> str:
+        return str(self.node)
+
+    def __repr__(self) -> str:
+        return f"<Connection {self.node}, {self.state.value}, {self.in_flight} in flight>"
+
+    # What others may ask
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that were written and are not answered."""
+        return len(self._in_flight) + len(self._leaving)
+
+    @property
+    def can_send(self) -> bool:
+        """A request may be drained for this broker now."""
+        return (
+            self.state is State.READY
+            and not self._congested
+            and len(self._in_flight) + len(self._leaving) < self._config.max_in_flight_requests_per_connection
+            and (self.throttled_until == 0.0 or self.throttled_until <= self._loop.time())
+        )
+
+    @property
+    def is_gone(self) -> bool:
+        """Closed, and neither socket nor task is left."""
+        return self.state is State.CLOSED and (self._reader_task is None or self._reader_task.done())
+
+    def version_of(self, api_key: ApiKey, ceiling: int | None = None) -> int:
+        """The version in which requests of this API are sent here.
+
+        Raises:
+            UnsupportedVersionError: no version is spoken by both sides.
+        """
+        return self.versions.of(api_key, ceiling)
+
+    # Requests
+
+    def request(
+        self,
+        message: Message,
+        *,
+        timeout: float,
+        version_ceiling: int | None = None,
+        expects_response: bool = True,
+    ) -> asyncio.Future[Any]:
+        """Write a request at once and return the future of its answer. Never waits.
+
+        The future fails with BrokerConnectionError, RequestTimedOutError or ProtocolError, whose `written`
+        says whether bytes of the request may have left. Cancelling it only gives up interest: the answer is
+        read and dropped. It need not be awaited.
+
+        Args:
+            timeout: seconds until the answer must be complete; then the connection is closed.
+            version_ceiling: the highest version that fits the message.
+            expects_response: False for acks=0: the future gets None once the bytes have left the transport.
+
+        Raises:
+            UnsupportedVersionError: no version is spoken by both sides; nothing was written.
+        """
+        if self.state is not State.READY:
+            future: asyncio.Future[Any] = self._loop.create_future()
+            self._fail(
+                future, BrokerConnectionError(f"{self}: the connection is {self.state.value}", written=False)
+            )
+            return future
+        version = self.version_of(message.api_key, version_ceiling)
+        return self._send(message, version, timeout, expects_response)
+
+    def _send(
+        self, message: Message, version: int, timeout: float, expects_response: bool = True
+    ) -> asyncio.Future[Any]:
+        wire = self._wire
+        assert wire is not None  # the state says so
+        self._correlation_id = correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
+        segments = encode_request(message, version, correlation_id, self._config.client_id)
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self.last_used = now = self._loop.time()
+        entry = _InFlight(message, version, correlation_id, future, now, timeout, wire.written)
+        self._metrics.requests += 1
+        self._metrics.bytes_sent += wire.write(segments)
+        unsent = wire.unsent
+        if unsent >= HIGH_WATER:
+            self._congested = True
+        if expects_response:
+            self._in_flight.append(entry)
+        elif unsent:
+            self._leaving.append(entry)
+        else:
+            future.set_result(None)
+            return future
+        self._arm(entry.deadline)
+        return future
+
+    def _drained(self) -> None:
+        """Everything written has left for the kernel."""
+        if self.state is State.CLOSED or not (self._congested or self._leaving):
+            return
+        self._congested = False
+        while self._leaving:
+            future = self._leaving.popleft().future
+            if not future.done():
+                future.set_result(None)
+        self.on_change()
+        self._close_if_drained()
+
+    # Answers
+
+    async def _read_responses(self, wire: Wire) -> None:
+        """The reader task: lives as long as the socket. Answers that came together are handled together."""
+        read = wire.reader.readexactly
+        try:
+            while True:
+                size = decode_size(await read(PREFIX_SIZE), self._frame_limit)
+                self._receive(await read(size))
+        except asyncio.IncompleteReadError as end:
+            where = " in the middle of an answer" if end.partial else self._hint()
+            self._shut(BrokerConnectionError(f"{self}: the broker closed the connection{where}"))
+        except ProtocolError as error:
+            self._shut(type(error)(f"{self}: {error.message}; the connection was closed"))
+        except OSError as error:
+            self._shut(BrokerConnectionError(f"{self}: connection lost: {error or type(error).__name__}"))
+        except asyncio.CancelledError:
+            self._shut(BrokerConnectionError(f"{self}: the reader task was cancelled"))
+            raise
+        except Exception:
+            logger.exception("%s: reading an answer failed", self)
+            self._shut(ProtocolError(f"{self}: an answer could not be handled; the connection was closed"))
+        with contextlib.suppress(OSError):
+            await wire.writer.wait_closed()
+
+    def _receive(self, frame: bytes) -> None:
+        if self.state is State.CLOSED:
+            return
+        if not self._in_flight:
+            raise ProtocolError(f"an answer of {len(frame)} bytes came that nobody asked for")
+        entry = self._in_flight[0]
+        response = decode_response(entry.request.Response, entry.version, frame, entry.correlation_id)
+        # Not before: an answer that makes no sense leaves its request in the deque, to fail with the others.
+        self._in_flight.popleft()
+        metrics = self._metrics
+        self.last_used = now = self._loop.time()
+        took = now - entry.sent_at
+        self.latency = took if self.latency == 0.0 else 0.8 * self.latency + 0.2 * took
+        metrics.responses += 1
+        metrics.bytes_received += PREFIX_SIZE + len(frame)
+        metrics.latency.add(took)
+        throttle_ms: int = getattr(response, "throttle_time_ms", 0)
+        if throttle_ms > 0:
+            self._throttle(throttle_ms / 1000)
+        if not entry.future.done():
+            entry.future.set_result(response)
+        if self.in_flight == self._config.max_in_flight_requests_per_connection - 1:
+            self.on_change()
+        self._close_if_drained()
+
+    def _close_if_drained(self) -> None:
+        if self.state is State.DRAINING and not self.in_flight:
+            self._shut(None)
+
+    def _throttle(self, seconds: float) -> None:
+        if seconds > MAX_THROTTLE:
+            logger.warning("%s asks for silence of %g s; %g s are kept", self, seconds, MAX_THROTTLE)
+            seconds = MAX_THROTTLE
+        self._metrics.throttle_time += seconds
+        self.throttled_until = max(self.throttled_until, self._loop.time() + seconds)
+
+    # Deadlines
+
+    def _arm(self, when: float) -> None:
+        """Let the timer fire no later than `when`. Answers don't disarm it: it looks again instead."""
+        if self._timer is not None:
+            if self._timer.when() <= when + CLOCK_SLACK:
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_at(when, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        requests = [*self._in_flight, *self._leaving]
+        idle = self._config.connections_max_idle
+        if requests:
+            deadline = min(entry.deadline for entry in requests)
+        elif idle > 0:
+            deadline = self.last_used + idle
+        else:
+            return
+        if deadline > now + CLOCK_SLACK:
+            self._gave_a_moment = False
+            self._arm(deadline)
+        elif not requests:
+            logger.debug("%s: closed after %g s without a request", self, idle)
+            self._shut(None)
+        elif deadline < now - LATE_TIMER and not self._gave_a_moment:
+            self._gave_a_moment = True
+            self._timer = self._loop.call_later(LATE_TIMER / 2, self._on_timer)
+        else:
+            late = min(requests, key=lambda entry: entry.deadline)
+            self._shut(BrokerConnectionError(self._no_answer(late)))
+
+    # Begin and end
+
+    async def connect(self) -> None:
+        """Open the socket and shake hands; each step within the set-up time-out. Cancelling it leaves
+        nothing open.
+
+        Raises:
+            BrokerConnectionError: nobody listens, or the connection broke, or the time is over.
+            ProtocolError: the peer is no Kafka broker.
+            BrokerError: the broker refuses the handshake.
+        """
+        try:
+            wire = await dial(self.node.host, self.node.port, self._setup_timeout)
+            self._wire = wire
+            wire.on_drained = self._drained
+            self._reader_task = self._loop.create_task(
+                self._read_responses(wire), name=f"aioproducer reader of {self.node}"
+            )
+            self._advance(State.TLS)
+            self._advance(State.NEGOTIATING)
+            self.versions = await learn_versions(self._ask_versions, self)
+            self._advance(State.AUTHENTICATING)
+            self._frame_limit = MAX_FRAME
+            self._advance(State.READY)
+        except BaseException as error:
+            self._metrics.connect_failures += 1
+            self._shut(error if isinstance(error, KafkaError) else BrokerConnectionError(f"{self}: given up"))
+            if self._wire is not None:
+                self._wire.abort()
+            await self._ended()
+            raise
+        self._metrics.connects += 1
+        if self._config.connections_max_idle > 0:
+            self._arm(self.last_used + self._config.connections_max_idle)
+        self.on_change()
+
+    def _advance(self, to: State) -> None:
+        """One step of the handshake. The connection may have been closed since the last one was answered."""
+        if self.state is State.CLOSED:
+            raise self.error or BrokerConnectionError(f"{self}: the connection was closed")
+        self._move(to)
+
+    async def _ask_versions(self, request: ApiVersionsRequest, version: int) -> ApiVersionsResponse:
+        answer = await self._send(request, version, self._setup_timeout)
+        assert isinstance(answer, ApiVersionsResponse)
+        return answer
+
+    def drain(self) -> None:
+        """Take no request any more and close once those in flight are answered or failed."""
+        if self.state is State.READY or self.state is State.REAUTHENTICATING:
+            self._move(State.DRAINING)
+            if not self.in_flight:
+                self._shut(None)
+        elif self.state is not State.DRAINING:
+            self._shut(None)
+
+    def abort(self, error: KafkaError) -> None:
+        """Close at once because of `error`, which is what everything in flight fails with."""
+        self._shut(error)
+
+    async def close(self) -> None:
+        """Close at once, failing what is in flight. Afterwards neither task nor socket is left."""
+        self._shut(BrokerConnectionError(f"{self}: the connection was closed by this client"))
+        await self._ended()
+
+    async def _ended(self) -> None:
+        if self._reader_task is not None and self._reader_task is not asyncio.current_task():
+            await asyncio.wait([self._reader_task])
+
+    def _shut(self, error: KafkaError | None) -> None:
+        """The one way into CLOSED: stops the timer, drops the socket, fails what is in flight."""
+        if self.state is State.CLOSED:
+            return
+        was_open = self.state in (State.READY, State.REAUTHENTICATING, State.DRAINING)
+        self._move(State.CLOSED)
+        self.error = error
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        # Before the transport forgets its buffer: a request that lies wholly in it was never sent.
+        left = 0
+        if self._wire is not None:
+            left = self._wire.written - self._wire.unsent
+            self._wire.abort()
+        now = self._loop.time()
+        entries = [*self._in_flight, *self._leaving]
+        self._in_flight.clear()
+        self._leaving.clear()
+        for entry in entries:
+            self._fail(entry.future, self._failure(error, entry, entry.start < left, now))
+        if was_open:
+            self._metrics.disconnects += 1
+            logger.debug("%s: closed: %s", self, error or "in good order")
+        self.on_change()
+
+    def _failure(self, error: KafkaError | None, entry: _InFlight, written: bool, now: float) -> KafkaError:
+        if isinstance(error, ProtocolError):
+            return type(error)(error.message, written=written)
+        if isinstance(error, BrokerConnectionError) and entry.deadline <= now + CLOCK_SLACK:
+            return RequestTimedOutError(self._no_answer(entry), written=written)
+        message = error.message if error is not None else f"{self}: the connection was closed"
+        return BrokerConnectionError(message, written=written)
+
+    def _no_answer(self, entry: _InFlight) -> str:
+        what = f"{entry.request.api_key.name} within {entry.timeout:g} s"
+        return f"{self}: no answer to {what}; the connection was closed{self._hint()}"
+
+    def _hint(self) -> str:
+        """A silent peer is often no Kafka broker, or one that speaks TLS."""
+        during_handshake = self._frame_limit != MAX_FRAME
+        return " during the handshake: is this a Kafka port without TLS?" if during_handshake else ""
+
+    def _fail(self, future: asyncio.Future[Any], error: KafkaError) -> None:
+        if not future.done():
+            future.set_exception(error)
+            future.exception()  # counts as looked at: nobody has to await a request
+
+    def _move(self, to: State) -> None:
+        """Every change of state goes through here; the table above is the whole truth."""
+        assert to in TRANSITIONS[self.state], f"{self.state} to {to}"
+        self.state = to

@@ -1,0 +1,389 @@
+"""Keeps the Cluster fresh: one task asks for it when it is old, when somebody wants it, when a topic is new.
+
+All wishes end in one refresh at a time, with back-off between them. `wait_for_topic` is where a send waits
+for a topic that is not known yet."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+import re
+from collections.abc import Iterable
+from random import Random
+
+from aioproducer.brokers import Brokers, backoff
+from aioproducer.cluster import Cluster, Endpoint, TopicInfo
+from aioproducer.config import ProducerConfig
+from aioproducer.errors import (
+    BootstrapError,
+    BrokerError,
+    InvalidTopicError,
+    KafkaError,
+    MetadataTimeoutError,
+    TopicAuthorizationError,
+    UnknownPartitionError,
+    UnsupportedVersionError,
+    escaped,
+)
+from aioproducer.metrics import Metrics
+from aioproducer.protocol.error_codes import ErrorCode, error_name
+from aioproducer.protocol.messages import MetadataRequest, MetadataResponse
+
+logger = logging.getLogger(__name__)
+
+_TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+"""Kafka's own rule (org.apache.kafka.common.internals.Topic); besides, "." and ".." are none."""
+
+
+class Metadata:
+    """The cluster as it is known now, and the task that keeps it so. Belongs to one event loop."""
+
+    def __init__(
+        self, config: ProducerConfig, brokers: Brokers, wake: asyncio.Event, metrics: Metrics, random: Random
+    ) -> None:
+        self._config = config
+        self._brokers = brokers
+        self._wake = wake
+        self._metrics = metrics
+        self._random = random
+        self._longest_backoff = max(config.retry_backoff, config.retry_backoff_max)
+        self.cluster = Cluster.empty()
+        self.version = 0
+        """Counts the snapshots; 0 is the empty one."""
+        self.last_error: KafkaError | None = None
+        """Why the last refresh failed; None if it did not."""
+        # what is asked for
+        self._wanted: dict[str, float] = {}
+        """Topics by name, and when each was last used, in loop time."""
+        self._waiters: dict[str, list[asyncio.Future[None]]] = {}
+        self._new: dict[str, None] = {}
+        """Topics that have never been asked for."""
+        self._update_requested = False
+        # when it is asked for
+        self._poked = asyncio.Event()
+        self._is_refreshing = False
+        self._rounds: list[asyncio.Future[None]] = []
+        """Who waits for the end of a refresh, whatever comes of it."""
+        self._refreshed_at = float("-inf")
+        self._not_before = 0.0
+        self._fruitless = 0
+        """Refreshes in a row that failed or told nothing new."""
+        self._failing_since: float | None = None
+        self._closed: KafkaError | None = None
+
+    # What everybody may ask, without waiting
+
+    def topic(self, name: str) -> TopicInfo | None:
+        """The topic if it is known and without error."""
+        return self.cluster.topic(name)
+
+    def touch(self, name: str) -> None:
+        """The topic is in use: keep asking for it (KIP-526)."""
+        self._wanted[name] = asyncio.get_running_loop().time()
+
+    def request_update(self) -> None:
+        """Refresh soon. Any number of calls until then are one; the back-off between refreshes is kept."""
+        self._update_requested = True
+        self._poked.set()
+
+    def apply_leader_hint(
+        self,
+        topic: str,
+        partition: int,
+        leader_id: int,
+        leader_epoch: int,
+        node_endpoints: Iterable[Endpoint],
+    ) -> bool:
+        """Take over the leader that a produce answer named (KIP-951). True if that was news."""
+        cluster = self.cluster.with_leader_hint(topic, partition, leader_id, leader_epoch, node_endpoints)
+        if cluster is self.cluster:
+            return False
+        self._publish(cluster)
+        return True
+
+    def close_waiters(self, error: KafkaError) -> None:
+        """Fail everybody who waits for a topic, and who will."""
+        self._closed = error
+        for name in list(self._waiters):
+            self._wake_waiters(name)
+
+    # Waiting
+
+    async def wait_for_topic(self, name: str, deadline: float, partition: int | None = None) -> TopicInfo:
+        """The topic as soon as it is known, with that partition if one is named.
+
+        The topic is wanted from now on. Cancelling it changes nothing else.
+
+        Args:
+            deadline: loop time at which to give up.
+
+        Raises:
+            InvalidTopicError: Kafka does not take this name.
+            TopicAuthorizationError: the cluster hides the topic from this client.
+            MetadataTimeoutError: the topic was not known in time.
+            UnknownPartitionError: the topic was, but has no such partition.
+        """
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        if not _TOPIC_NAME.fullmatch(name) or name in (".", ".."):
+            raise _invalid(name)
+        try:
+            async with asyncio.timeout_at(deadline) as limit:
+                while True:
+                    if self._closed is not None:
+                        raise copy.copy(self._closed)
+                    info = self.topic(name)
+                    if info is not None and (partition is None or partition < len(info.partitions)):
+                        self.touch(name)
+                        return info
+                    await self._next_answer(name)
+                    self._raise_for(name)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+        raise self._too_late(name, partition, loop.time() - began)
+
+    async def _next_answer(self, name: str) -> None:
+        """Wait until the cluster was asked about the topic once more."""
+        if name not in self._wanted:
+            self._new[name] = None
+        self.touch(name)
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.setdefault(name, []).append(waiter)
+        self._poked.set()
+        try:
+            await waiter
+        finally:
+            waiters = self._waiters.get(name, [])
+            if waiter in waiters:
+                waiters.remove(waiter)
+                if not waiters:
+                    del self._waiters[name]
+
+    def _raise_for(self, name: str) -> None:
+        """Errors that waiting does not change. Only straight after an answer: the next send may succeed."""
+        info = self.cluster.topics.get(name)
+        if info is None:
+            return
+        if info.error == ErrorCode.INVALID_TOPIC_EXCEPTION:
+            raise _invalid(name)
+        if info.error == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+            raise TopicAuthorizationError(
+                f"topic {name}: the cluster does not let this client see it; it needs DESCRIBE and WRITE",
+                topic=name,
+            )
+
+    def _too_late(self, name: str, partition: int | None, waited: float) -> KafkaError:
+        info = self.cluster.topics.get(name)
+        if info is not None and info.error == 0 and partition is not None:
+            return UnknownPartitionError(
+                f"topic {name} has {len(info.partitions)} partitions, so none of number {partition}, "
+                f"also not after {waited:.3g} s",
+                topic=name,
+                partition=partition,
+            )
+        if self.last_error is not None:
+            why = str(self.last_error)
+        elif info is not None:
+            why = f"the cluster says {error_name(info.error)}"
+        else:
+            why = "the cluster has not answered yet"
+        return MetadataTimeoutError(f"topic {name} is not known after {waited:.3g} s: {why}", topic=name)
+
+    async def first_update(self, deadline: float) -> None:
+        """Learn the cluster for the first time. May be called with or without `run` at work.
+
+        Raises:
+            BootstrapError: no bootstrap address answered until `deadline`, a loop time, or none ever will.
+            UnsupportedVersionError: the brokers are too old.
+        """
+        try:
+            async with asyncio.timeout_at(deadline) as limit:
+                while self.version == 0:
+                    await self._refresh()
+                    if isinstance(self.last_error, UnsupportedVersionError):
+                        raise self.last_error
+                    if self._brokers.is_hopeless:
+                        break
+                    if self.version == 0:
+                        await asyncio.sleep(self._not_before - asyncio.get_running_loop().time())
+        except TimeoutError:
+            if not limit.expired():
+                raise
+        if self.version == 0:
+            raise BootstrapError(f"no bootstrap server told about the cluster: {self._brokers.reasons()}")
+
+    # The task
+
+    async def run(self) -> None:
+        """The refresh task; ends by being cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            self._poked.clear()
+            due = self._due()
+            if due <= loop.time():
+                await self._refresh()
+                continue
+            try:
+                async with asyncio.timeout_at(due):
+                    await self._poked.wait()
+            except TimeoutError:
+                pass
+
+    def _due(self) -> float:
+        """Loop time of the next refresh."""
+        if self._new:
+            return 0.0
+        if self._update_requested or self._waiters or self._failing_since is not None:
+            return self._not_before
+        return self._refreshed_at + self._config.metadata_max_age
+
+    async def _refresh(self) -> None:
+        """Ask once, about new topics alone if there are any. While one asks, others wait for it."""
+        if self._is_refreshing:
+            waiter = asyncio.get_running_loop().create_future()
+            self._rounds.append(waiter)
+            await waiter
+            return
+        self._is_refreshing = True
+        try:
+            await self._ask()
+        finally:
+            self._is_refreshing = False
+            rounds, self._rounds = self._rounds, []
+            for waiter in rounds:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    async def _ask(self) -> None:
+        names, is_partial = self._next_question()
+        began = asyncio.get_running_loop().time()
+        if self._failing_since is None:
+            self._failing_since = began
+        request = MetadataRequest(
+            topics=[MetadataRequest.MetadataRequestTopic(name=name) for name in names],
+            # Only a send may create a topic: a refresh of all must not bring back one that was deleted.
+            allow_auto_topic_creation=is_partial and self._config.allow_auto_create_topics,
+        )
+        try:
+            response = await self._brokers.request_any(request, self._patience(began))
+            self._take(response, names)
+        except KafkaError as error:
+            self._update_requested |= not is_partial
+            self._failed(error)
+        except Exception as error:
+            logger.exception("a metadata answer could not be handled")
+            self._failed(KafkaError(f"a metadata answer could not be handled: {error!r}"))
+
+    def _next_question(self) -> tuple[list[str], bool]:
+        """The topics of the next request, and whether it is about those alone that somebody waits for."""
+        unknown = [name for name in self._waiters if self.topic(name) is None and name not in self._new]
+        if self._new or (unknown and not self._update_requested and not self._is_old()):
+            names = [*self._new, *unknown]
+            self._new.clear()
+            return names, True
+        self._update_requested = False
+        self._forget_idle()
+        return list(self._wanted), False
+
+    def _is_old(self) -> bool:
+        age = asyncio.get_running_loop().time() - self._refreshed_at
+        return age >= self._config.metadata_max_age
+
+    def _patience(self, now: float) -> float:
+        """Seconds to wait for an answer: not beyond the moment that leads back to the bootstrap servers."""
+        patience = self._config.request_timeout
+        if self._failing_since is not None and self._may_rebootstrap():
+            left = self._failing_since + self._config.metadata_recovery_rebootstrap_trigger - now
+            # A broker that is merely slow is given a second in any case.
+            patience = min(patience, max(left, 1.0))
+        return patience
+
+    def _forget_idle(self) -> None:
+        """KIP-526: topics that nobody wrote to for long are neither asked for nor known any more."""
+        before = asyncio.get_running_loop().time() - self._config.metadata_max_idle
+        idle = [name for name, used in self._wanted.items() if used < before and name not in self._waiters]
+        if idle:
+            for name in idle:
+                del self._wanted[name]
+            self._publish(self.cluster.without_topics(idle))
+
+    # What comes of it
+
+    def _take(self, response: MetadataResponse, names: list[str]) -> None:
+        if response.error_code == ErrorCode.REBOOTSTRAP_REQUIRED and self._may_rebootstrap():
+            self._rebootstrap("a broker asked for it")
+        if response.error_code != 0:
+            name = error_name(response.error_code)
+            raise BrokerError(f"metadata was refused: {name}", code=response.error_code, name=name)
+        before = self.cluster
+        cluster = before.merged(response, names)
+        if before.cluster_id and cluster.cluster_id != before.cluster_id:
+            logger.warning(
+                "the cluster is another one: its id was %s and is %s",
+                escaped(before.cluster_id),
+                escaped(cluster.cluster_id),
+            )
+        now = asyncio.get_running_loop().time()
+        self.last_error = None
+        self._failing_since = None
+        # An answer long after the last one is no repetition, also if it tells nothing new.
+        is_repetition = cluster is before and now - self._not_before <= self._longest_backoff
+        self._fruitless = self._fruitless + 1 if is_repetition else 0
+        self._not_before = now + self._backoff()
+        if set(names) >= set(self._wanted):
+            self._refreshed_at = now
+        self._metrics.metadata_updates += 1
+        self._publish(cluster)
+        for name in names:
+            self._wake_waiters(name)
+
+    def _wake_waiters(self, name: str) -> None:
+        for waiter in self._waiters.pop(name, []):
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _failed(self, error: KafkaError) -> None:
+        now = asyncio.get_running_loop().time()
+        self.last_error = error
+        self._metrics.metadata_failures += 1
+        self._not_before = now + self._backoff()
+        self._fruitless += 1
+        level = logging.WARNING if self._fruitless == 1 else logging.DEBUG
+        logger.log(level, "metadata refresh failed: %s", error)
+        if not self._may_rebootstrap():
+            return
+        since, trigger = self._failing_since, self._config.metadata_recovery_rebootstrap_trigger
+        if self._brokers.is_unreachable:
+            self._rebootstrap("no known broker can be connected to")
+        elif since is not None and now - since >= trigger:
+            self._rebootstrap(f"no broker has answered for {now - since:.3g} s")
+
+    def _backoff(self) -> float:
+        return backoff(self._config.retry_backoff, self._longest_backoff, self._fruitless, self._random)
+
+    def _may_rebootstrap(self) -> bool:
+        return self._config.metadata_recovery_strategy == "rebootstrap" and not self._brokers.is_bootstrapping
+
+    def _rebootstrap(self, why: str) -> None:
+        logger.warning("starting again from the bootstrap servers: %s", why)
+        self._failing_since = None
+        self._update_requested = True
+        self._brokers.rebootstrap()
+        self._publish(self.cluster.without_leaders())
+
+    def _publish(self, cluster: Cluster) -> None:
+        """The one place where the snapshot changes."""
+        self.cluster = cluster
+        self.version += 1
+        self._brokers.update(cluster)
+        self._wake.set()
+
+
+def _invalid(name: str) -> InvalidTopicError:
+    return InvalidTopicError(
+        f"'{escaped(name, 260)}' is no topic name: 1 to 249 letters, digits, '.', '_' or '-', "
+        "but not '.' or '..'",
+        topic=name,
+    )

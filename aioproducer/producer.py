@@ -1,0 +1,581 @@
+"""class Producer: the public coroutines. Wires the parts, starts and ends them, and has every slow path of `send`.
+
+The fast path, a record of a known topic with room in the buffer, is in the compiled base class."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from random import Random
+from types import TracebackType
+from typing import Any, Self
+
+from aioproducer._record_path import HEADER_SIZE, Delivery, PartitionQueue, RecordPath
+from aioproducer.accumulator import Accumulator
+from aioproducer.batch import BatchBuilder
+from aioproducer.brokers import Brokers
+from aioproducer.cluster import PartitionInfo, TopicInfo
+from aioproducer.config import ProducerConfig
+from aioproducer.errors import (
+    BufferFullError,
+    DeliveryTimeoutError,
+    IllegalStateError,
+    InvalidRecordError,
+    InvalidTopicError,
+    ProducerClosed,
+    ProducerNotStartedError,
+    RecordTooLargeError,
+)
+from aioproducer.metadata import Metadata
+from aioproducer.metrics import Metrics, MetricsSnapshot, NodeSnapshot
+from aioproducer.partitioner import RoundRobin, make_partitioner
+from aioproducer.sender import Sender
+from aioproducer.serializers import Serializer, serialized, serialized_now
+from aioproducer.types import Headers, Outcome
+
+logger = logging.getLogger(__name__)
+
+_TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+
+
+class State(Enum):
+    NEW = "new"
+    RUNNING = "running"
+    CLOSING = "closing"
+    CLOSED = "closed"
+
+
+TRANSITIONS: dict[State, frozenset[State]] = {
+    State.NEW: frozenset({State.RUNNING, State.CLOSED}),
+    State.RUNNING: frozenset({State.CLOSING}),
+    State.CLOSING: frozenset({State.CLOSED}),
+    State.CLOSED: frozenset(),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CloseReport:
+    """What became of all records of a producer, as `close()` returns it."""
+
+    delivered: int
+    failed: int
+    """Not in the log, provably."""
+    unknown: int
+    """May be in the log."""
+    unretrieved: dict[tuple[str, str], int]
+    """Failed records that nobody looked at, by (topic, error)."""
+
+
+class Producer(RecordPath):
+    """An asyncio Kafka producer.
+
+        async with Producer("localhost:9092", compression_type="zstd") as producer:
+            delivery = await producer.send("orders", b"...", key=b"42")   # in the buffer
+            metadata = await delivery                                      # on the broker
+
+    It can be built anywhere, also without a running loop; it belongs to the loop in which it is started.
+
+    Args:
+        bootstrap_servers: "host:port,host:port" or a list of them; the port is 9092 if left out.
+        client_id: the name that brokers see in their logs and quotas.
+        acks: "all" (every in-sync replica has the record), 1 (the leader has it), 0 (nobody says).
+        enable_idempotence: no duplicates by retries, order kept with several requests in flight (KIP-98, KIP-360).
+            By default on where `acks` is "all".
+        max_in_flight_requests_per_connection: at most 5 with idempotence.
+        linger_ms: how long a batch waits for more records. `send_and_wait` never lingers.
+        batch_size: bytes after which a batch is full; a larger record has a batch of its own.
+        buffer_memory: bytes of records that may wait; when they are used up, `send` waits.
+        max_request_size: bytes of one record, and of one request unless it holds a single batch.
+        max_block_ms: how long `send` may wait for metadata and for room in the buffer, together.
+        delivery_timeout_ms: after this time each record is delivered or has failed (KIP-91).
+        request_timeout_ms: how long to wait for a broker's answer before its connection is closed.
+        retry_backoff_ms, retry_backoff_max_ms: pause before a retry, doubled each time, 20 % jitter (KIP-580).
+        compression_type: "none", "gzip", "snappy", "lz4" or "zstd".
+        compression_level: the codec's own scale (KIP-390); its default if None.
+        partitioner: "murmur2" (Java's: keys hashed, records without a key uniformly sticky, KIP-794),
+            "consistent_random" (librdkafka's), "round_robin", "random", or a callable
+            (key, all partitions, available partitions) -> partition.
+        partitioner_adaptive_partitioning_enable: fewer records without a key for partitions whose batches queue up.
+        partitioner_availability_timeout_ms: leave out partitions whose broker took nothing for so long; 0: never.
+        key_serializer, value_serializer: f(value) -> bytes, or an object with serialize(topic, value, headers);
+            either may be async.
+        metadata_max_age_ms, metadata_max_idle_ms: refresh at least so often; forget topics unused so long (KIP-526).
+        metadata_recovery_strategy: "rebootstrap" goes back to the bootstrap addresses when no known broker is
+            left (KIP-899), or when `metadata_recovery_rebootstrap_trigger_ms` pass without an update (KIP-1102).
+        allow_auto_create_topics: let brokers create topics that are asked for.
+        reconnect_backoff_ms, reconnect_backoff_max_ms: pause between attempts to connect to a broker.
+        socket_connection_setup_timeout_ms, socket_connection_setup_timeout_max_ms: bound of one attempt.
+        connections_max_idle_ms: close connections that were unused for so long.
+        max_batch_size: aiokafka's name of `batch_size`.
+
+    Raises:
+        ConfigError: a setting is malformed or contradicts another one.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str | Sequence[str] = "localhost:9092",
+        *,
+        client_id: str = "aioproducer",
+        acks: int | str = "all",
+        enable_idempotence: bool | None = None,
+        max_in_flight_requests_per_connection: int = 5,
+        linger_ms: float = 5,
+        batch_size: int = 131072,
+        buffer_memory: int = 67108864,
+        max_request_size: int = 1048576,
+        max_block_ms: float = 60000,
+        delivery_timeout_ms: float = 120000,
+        request_timeout_ms: float = 30000,
+        retry_backoff_ms: float = 100,
+        retry_backoff_max_ms: float = 1000,
+        compression_type: str | None = "none",
+        compression_level: int | None = None,
+        partitioner: str | Callable[..., int] = "murmur2",
+        partitioner_adaptive_partitioning_enable: bool = True,
+        partitioner_availability_timeout_ms: float = 0,
+        key_serializer: Serializer | None = None,
+        value_serializer: Serializer | None = None,
+        metadata_max_age_ms: float = 300000,
+        metadata_max_idle_ms: float = 300000,
+        metadata_recovery_strategy: str = "rebootstrap",
+        metadata_recovery_rebootstrap_trigger_ms: float = 300000,
+        allow_auto_create_topics: bool = True,
+        reconnect_backoff_ms: float = 50,
+        reconnect_backoff_max_ms: float = 1000,
+        socket_connection_setup_timeout_ms: float = 10000,
+        socket_connection_setup_timeout_max_ms: float = 30000,
+        connections_max_idle_ms: float = 540000,
+        max_batch_size: int | None = None,
+    ) -> None:
+        settings = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        self._config = ProducerConfig.of(**settings)
+        self._partitioning = make_partitioner(self._config.partitioner)
+        self._state = State.NEW
+        self._metrics = Metrics()
+        self._random = Random()
+        # The rest is made by start(), which knows the loop.
+        self._loop: asyncio.AbstractEventLoop
+        self._accumulator: Accumulator
+        self._brokers: Brokers
+        self._metadata: Metadata
+        self._sender: Sender
+        self._tasks: list[asyncio.Task[None]] = []
+        self._executor: ThreadPoolExecutor
+        self._round_robins: dict[str, RoundRobin] = {}
+        self._closing: asyncio.Future[CloseReport] | None = None
+        self._give_up_flush = asyncio.Event()
+
+    @property
+    def config(self) -> ProducerConfig:
+        """The effective settings."""
+        return self._config
+
+    def _move(self, to: State) -> None:
+        assert to in TRANSITIONS[self._state], f"a producer can't go from {self._state.value} to {to.value}"
+        self._state = to
+
+    # ---------------------------------------------------------------------------------------- start and close
+
+    async def start(self) -> None:
+        """Connect to the cluster and begin to send. `async with` does it.
+
+        Raises:
+            BootstrapError: no bootstrap address answered within max_block_ms; it says of each address why.
+            IllegalStateError: the producer was started before.
+
+        Cancelling it leaves the producer closed.
+        """
+        if self._state is not State.NEW:
+            raise IllegalStateError(
+                f"the producer is {self._state.value}; start() works once, build a new one"
+            )
+        self._move(State.RUNNING)
+        self._loop = asyncio.get_running_loop()
+        wake = asyncio.Event()
+        config = self._config
+        self._executor = ThreadPoolExecutor(
+            max(1, (os.cpu_count() or 1) - 1),
+            thread_name_prefix="aioproducer-compress",
+            initializer=_give_way_to_the_loop,
+        )
+        self._brokers = Brokers(config, wake, self._metrics, self._random)
+        self._metadata = Metadata(config, self._brokers, wake, self._metrics, self._random)
+        self._accumulator = Accumulator(config, self._loop, wake, self._random, self._executor)
+        self._sender = Sender(
+            config,
+            self._loop,
+            self._accumulator,
+            self._brokers,
+            self._metadata,
+            wake,
+            self._metrics,
+            self._random,
+        )
+        try:
+            self._spawn(self._metadata.run(), "aioproducer-metadata")
+            await self._metadata.first_update(self._loop.time() + config.max_block)
+            self._spawn(self._sender.run(), "aioproducer-sender")
+            is_plain = (
+                config.key_serializer is None
+                and config.value_serializer is None
+                and self._partitioning.kind == "murmur2"
+            )
+            self._bind(
+                self._loop,
+                self._accumulator,
+                self._accumulator.memory,
+                config.batch_size,
+                config.max_request_size,
+                is_plain,
+                None,
+            )
+        except BaseException:
+            await self.close(timeout=0)
+            raise
+
+    def _spawn(self, coroutine: Any, name: str) -> None:
+        task = self._loop.create_task(coroutine, name=name)
+        task.add_done_callback(self._task_ended)
+        self._tasks.append(task)
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled() or task.exception() is None or self._state is not State.RUNNING:
+            return
+        # A bug of ours. Nothing may hang on it: everything that waits is told.
+        logger.error("%s ended unexpectedly; the producer closes", task.get_name(), exc_info=task.exception())
+        self._closing = self._loop.create_task(self._close(0, f"{task.get_name()} ended unexpectedly"))
+
+    async def close(self, timeout: float | None = None) -> CloseReport:
+        """Send what is buffered and end everything. No task, socket or thread is left afterwards.
+
+        Args:
+            timeout: seconds to wait for what is buffered and in flight; 0 gives it up at once. By default
+                delivery_timeout_ms, after which every record has its result anyway.
+
+        Returns:
+            How many records were delivered, failed, or have an unknown outcome, since the start.
+
+        Cancelling it gives up what is left at once. A second call waits for the first and returns its report.
+        """
+        if self._state is State.NEW:
+            self._move(State.CLOSED)
+            self._unbind()
+            return CloseReport(0, 0, 0, {})
+        if self._state is not State.CLOSED:
+            self._check_place()
+        if self._closing is None:
+            seconds = self._config.delivery_timeout + 1 if timeout is None else timeout
+            self._closing = asyncio.ensure_future(self._close(seconds, "the producer was closed"))
+        try:
+            return await asyncio.shield(self._closing)
+        except asyncio.CancelledError:
+            if not self._closing.done():
+                self._give_up_flush.set()
+                await asyncio.wait([self._closing])
+            raise
+
+    stop = close
+    """aiokafka's name."""
+
+    async def _close(self, timeout: float, reason: str) -> CloseReport:
+        self._move(State.CLOSING)
+        self._unbind()
+        self._accumulator.close()
+        self._metadata.close_waiters(
+            ProducerClosed("the producer was closed while the record waited for metadata")
+        )
+        if timeout > 0 and self._accumulator.incomplete:
+            flush = asyncio.ensure_future(self._accumulator.flush())
+            given_up = asyncio.ensure_future(self._give_up_flush.wait())
+            await asyncio.wait({flush, given_up}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            flush.cancel()
+            given_up.cancel()
+            await asyncio.wait({flush, given_up})
+        self._sender.abort(f"{reason} before the records were acknowledged")
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._brokers.close()
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        self._move(State.CLOSED)
+        metrics = self._metrics
+        return CloseReport(
+            metrics.records_acked,
+            metrics.records_failed,
+            metrics.records_unknown,
+            dict(self._accumulator.unretrieved),
+        )
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # Left by an exception (a cancellation included): nobody waits for the rest, so it is given up quickly.
+        await self.close(timeout=None if error_type is None else 0)
+
+    def __del__(self, warn: Callable[..., None] = warnings.warn) -> None:
+        if getattr(self, "_state", State.NEW) in (State.RUNNING, State.CLOSING):
+            warn(f"{self!r} was not closed; use `async with` or await close()", ResourceWarning, source=self)
+
+    def __repr__(self) -> str:
+        servers = ",".join(f"{host}:{port}" for host, port in self._config.bootstrap_servers)
+        return f"<Producer {self._state.value} {servers}>"
+
+    # ------------------------------------------------------------------------------------------- slow paths
+
+    async def _send_slowly(
+        self,
+        topic: str,
+        value: Any,
+        key: Any,
+        partition: int | None,
+        timestamp_ms: int | None,
+        headers: Headers | None,
+        timeout: float | None,
+    ) -> Delivery:
+        """What `send` does when it has to wait or to call the user's code: metadata, serializers, partitioner."""
+        self._check_usable()
+        _check_target(topic, partition)
+        _check_timeout(timeout)
+        deadline = self._loop.time() + self._config.max_block
+        info = await self._metadata.wait_for_topic(topic, deadline, partition)
+        known = self._accumulator.open_topic(info)
+        value = await serialized(self._config.value_serializer, value, topic, headers)
+        key = await serialized(self._config.key_serializer, key, topic, headers)
+        self._check_usable()
+        number = self._partition_for(info, key) if partition is None else partition
+        delivery = self._append(known, value, key, number, timestamp_ms, headers, False)
+        if delivery is None:
+            append = partial(self._append, known, value, key, number, timestamp_ms, headers, True)
+            delivery = await self._accumulator.append_when_room(append, deadline)
+        if timeout is not None:
+            self._end_after(delivery, timeout)
+        return delivery
+
+    def _try_send_slowly(
+        self,
+        topic: str,
+        value: Any,
+        key: Any,
+        partition: int | None,
+        timestamp_ms: int | None,
+        headers: Headers | None,
+    ) -> Delivery:
+        self._check_usable()
+        _check_target(topic, partition)
+        info = self._metadata.topic(topic)
+        if info is None or (partition is not None and partition >= len(info.partitions)):
+            self._metadata.touch(topic)
+            self._metadata.request_update()
+            raise BufferFullError(
+                f"try_send: the partitions of topic {topic} are not known yet; use send, which waits"
+            )
+        value = serialized_now(self._config.value_serializer, value, topic, headers)
+        key = serialized_now(self._config.key_serializer, key, topic, headers)
+        known = self._accumulator.open_topic(info)
+        number = self._partition_for(info, key) if partition is None else partition
+        delivery = self._append(known, value, key, number, timestamp_ms, headers, False)
+        if delivery is None:
+            raise BufferFullError(
+                f"the buffer of {self._config.buffer_memory} bytes (buffer_memory) is full; use send, which waits"
+            )
+        return delivery
+
+    def _partition_for(self, info: TopicInfo, key: bytes | None) -> int:
+        """-1 where the compiled path chooses: Java's murmur2 and sticky partitions."""
+        kind, function = self._partitioning
+        if kind == "murmur2":
+            return -1
+        every = list(range(len(info.partitions)))
+        available = info.available or every
+        if kind == "round_robin":
+            function = self._round_robins.get(info.name)
+            if function is None:
+                function = self._round_robins[info.name] = RoundRobin()
+        assert function is not None
+        number = function(key, every, available)
+        if type(number) is not int or not 0 <= number < len(every):
+            raise InvalidRecordError(
+                f"the partitioner chose {number!r} for topic {info.name}, whose partitions are 0 to {len(every) - 1}"
+            )
+        return number
+
+    def _end_after(self, delivery: Delivery, timeout: float) -> None:
+        """End one delivery after `timeout` seconds: its record is left out if nothing of its batch was sent yet."""
+
+        def end() -> None:
+            batch = delivery.batch
+            if delivery.done():
+                return
+            queue = batch.queue
+            outcome = Outcome.NOT_PERSISTED if batch.may_withdraw else Outcome.UNKNOWN
+            known = "it is not in the log" if batch.may_withdraw else "it may be in the log"
+            error = DeliveryTimeoutError(
+                f"a record for {queue.topic}-{queue.partition} was not acknowledged within its own timeout of "
+                f"{timeout:g} s ({known})",
+                outcome=outcome,
+                topic=queue.topic,
+                partition=queue.partition,
+                broker=batch.broker,
+                attempts=batch.attempts,
+                elapsed=timeout,
+                last_error=batch.last_error,
+            )
+            if batch.may_withdraw:
+                self._metrics.records_failed += 1  # the others of its batch are counted with the batch
+            batch.end_record(delivery, error, batch.may_withdraw)
+
+        timer = self._loop.call_later(max(timeout, 0), end)
+        delivery.add_done_callback(lambda _: timer.cancel())
+
+    # ----------------------------------------------------------------------------------- other public calls
+
+    async def flush(self, timeout: float | None = None) -> None:
+        """Wait until every record sent so far has its result, and let none of them linger.
+
+        Args:
+            timeout: in seconds; None waits as long as the records may live (delivery_timeout_ms).
+
+        Raises:
+            TimeoutError: some have no result yet; they stay on their way.
+
+        Cancelling it has no effect on the records.
+        """
+        self._check_usable()
+        async with asyncio.timeout(timeout):
+            await self._accumulator.flush()
+
+    async def partitions_for(self, topic: str) -> set[int]:
+        """The numbers of the topic's partitions; waits for metadata up to max_block_ms."""
+        return {partition.partition for partition in await self.partition_info(topic)}
+
+    async def partition_info(self, topic: str) -> tuple[PartitionInfo, ...]:
+        """Leader, leader epoch, replicas and ISR of each partition; waits for metadata up to max_block_ms."""
+        self._check_usable()
+        _check_target(topic, None)
+        info = await self._metadata.wait_for_topic(topic, self._loop.time() + self._config.max_block)
+        return info.partitions
+
+    def create_batch(self) -> BatchBuilder:
+        """An empty batch to be filled by hand and given to `send_batch`; it holds up to batch_size bytes."""
+        self._check_usable()
+        queue = PartitionQueue("", -1)
+        return BatchBuilder(queue, self._loop, max(self._config.batch_size - HEADER_SIZE, 0))
+
+    async def send_batch(self, batch: BatchBuilder, topic: str, *, partition: int) -> Delivery:
+        """Send a batch that was built by hand; the delivery is that of its first record.
+
+        Args:
+            batch: from `create_batch`; it can be sent once.
+            topic: where to.
+            partition: the number of the partition.
+
+        Raises:
+            IllegalStateError: the batch is empty or was sent before.
+            Others as `send`.
+
+        Cancelling it: the batch is either in the buffer or it is not.
+        """
+        self._check_usable()
+        _check_target(topic, partition)
+        if partition is None:
+            raise InvalidRecordError("send_batch needs the number of a partition")
+        size = batch.size()
+        if size > min(self._config.max_request_size, self._config.buffer_memory):
+            limit = min(self._config.max_request_size, self._config.buffer_memory)
+            raise RecordTooLargeError(
+                f"a batch of {size} bytes exceeds max_request_size of {limit} bytes", size=size, limit=limit
+            )
+        deadline = self._loop.time() + self._config.max_block
+        info = await self._metadata.wait_for_topic(topic, deadline, partition)
+        queue = self._accumulator.open_topic(info).queues[partition]
+        self._check_usable()
+        return await self._accumulator.append_when_room(
+            partial(self._accumulator.append_built, queue, batch), deadline
+        )
+
+    def metrics(self) -> MetricsSnapshot:
+        """All counters at this moment."""
+        metrics = self._metrics
+        if not self._tasks:
+            raise ProducerNotStartedError("metrics() needs a producer that was started")
+        memory = self._accumulator.memory
+        nodes = tuple(
+            NodeSnapshot(
+                node.node_id,
+                node.bytes_sent,
+                node.bytes_received,
+                node.requests,
+                self._brokers.in_flight(node.node_id),
+                node.connects,
+                node.disconnects,
+                node.throttle_time,
+                node.latency.snapshot(),
+            )
+            for node in metrics.nodes.values()
+        )
+        return MetricsSnapshot(
+            records_buffered=sum(batch.record_count for batch in self._accumulator.incomplete),
+            records_acked=metrics.records_acked,
+            records_failed=metrics.records_failed,
+            records_unknown=metrics.records_unknown,
+            record_bytes=metrics.record_bytes,
+            batches=metrics.batches,
+            batch_bytes=metrics.batch_bytes,
+            produce_requests=metrics.produce_requests,
+            requests=sum(node.requests for node in metrics.nodes.values()),
+            retries=metrics.retries,
+            errors=dict(metrics.errors),
+            batch_size=metrics.batch_size.snapshot(),
+            records_per_request=metrics.records_per_request.snapshot(),
+            time_to_ack=metrics.time_to_ack.snapshot(),
+            buffer_total=memory.total,
+            buffer_available=memory.available,
+            buffer_waiters=memory.waiters,
+            in_flight=sum(node.in_flight for node in nodes),
+            metadata_updates=metrics.metadata_updates,
+            nodes=nodes,
+        )
+
+
+def _check_target(topic: object, partition: object) -> None:
+    if not isinstance(topic, str):
+        raise InvalidTopicError(f"the topic must be a str, not {type(topic).__name__}", topic=repr(topic))
+    if not _TOPIC_NAME.fullmatch(topic) or topic in (".", ".."):
+        raise InvalidTopicError(
+            f"Kafka refuses the topic name {topic[:300]!r}: 1 to 249 letters, digits, '.', '_' and '-', "
+            "and not '.' or '..'",
+            topic=topic,
+        )
+    if partition is not None and (type(partition) is not int or partition < 0):
+        raise InvalidRecordError(f"the partition must be a whole number, 0 or more, not {partition!r}")
+
+
+def _check_timeout(timeout: object) -> None:
+    if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
+        raise InvalidRecordError(f"timeout must be a number of seconds, 0 or more, not {timeout!r}")
+
+
+def _give_way_to_the_loop() -> None:
+    """Compressing threads come after the event loop where there are fewer processors than work (measured)."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):  # a sandbox may forbid it; then they run like all others
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)

@@ -1,0 +1,536 @@
+"""The task that sends: wait for work, drain per node, number and send, complete or try again.
+
+One pass looks at everything that may have changed; nothing in it awaits. It reads top to bottom as a batch's way:
+run, pass, produce, answered, and then one of complete, retry, repair, give up."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from random import Random
+from typing import Any
+from uuid import UUID
+
+from aioproducer._record_path import PartitionQueue
+from aioproducer.accumulator import NO_NODE, Accumulator
+from aioproducer.batch import BatchState, ProducerBatch
+from aioproducer.brokers import Brokers
+from aioproducer.config import ProducerConfig
+from aioproducer.errors import (
+    BrokerConnectionError,
+    BrokerError,
+    DeliveryError,
+    DeliveryTimeoutError,
+    KafkaError,
+    ProtocolError,
+    UnsupportedVersionError,
+    escaped,
+)
+from aioproducer.idempotence import Idempotence, PartitionSequence, ProducerIdentity
+from aioproducer.metadata import Metadata
+from aioproducer.metrics import Metrics
+from aioproducer.outcomes import INIT_PRODUCER_ID_RETRIABLE, Action, of_produce
+from aioproducer.protocol.error_codes import error_name
+from aioproducer.protocol.messages import (
+    InitProducerIdRequest,
+    InitProducerIdResponse,
+    ProduceRequest,
+    ProduceResponse,
+)
+from aioproducer.types import Outcome
+
+logger = logging.getLogger(__name__)
+
+LAST_VERSION_WITH_TOPIC_NAMES = 12
+NO_TOPIC_ID = UUID(int=0)
+NO_TRANSACTION_TIMEOUT_MS = 2**31 - 1
+
+
+class Sender:
+    """Moves batches from the accumulator to the brokers and their answers back to the deliveries."""
+
+    def __init__(
+        self,
+        config: ProducerConfig,
+        loop: asyncio.AbstractEventLoop,
+        accumulator: Accumulator,
+        brokers: Brokers,
+        metadata: Metadata,
+        wake: asyncio.Event,
+        metrics: Metrics,
+        random: Random,
+    ) -> None:
+        self._config = config
+        self._loop = loop
+        self._accumulator = accumulator
+        self._brokers = brokers
+        self._metadata = metadata
+        self._wake = wake
+        self._metrics = metrics
+        self._random = random
+        self._idempotence = Idempotence(config.enable_idempotence)
+        self._seen_metadata = -1
+        self._identity_task: asyncio.Task[None] | None = None
+        self._identity_error: KafkaError | None = None
+
+    # ---------------------------------------------------------------------------------------------- the loop
+
+    async def run(self) -> None:
+        """Pass after pass, for ever; cancelled by close()."""
+        try:
+            if self._idempotence.needs_identity:
+                self._want_identity()
+            while True:
+                self._wake.clear()
+                await self._sleep_until(self._pass(self._loop.time()))
+        finally:
+            if self._identity_task is not None:
+                self._identity_task.cancel()
+                await asyncio.gather(self._identity_task, return_exceptions=True)
+
+    async def _sleep_until(self, when: float | None) -> None:
+        if when is None:
+            await self._wake.wait()
+            return
+        timer = self._loop.call_at(when, self._wake.set)
+        try:
+            await self._wake.wait()
+        finally:
+            timer.cancel()
+
+    def _pass(self, now: float) -> float | None:
+        """Send whatever can be sent; returns when to look again if nothing wakes the sender before."""
+        if self._metadata.version != self._seen_metadata:
+            self._seen_metadata = self._metadata.version
+            self._accumulator.file_queues(self._metadata.cluster)
+        for batch in self._accumulator.expired(now):
+            self._expire(batch, now)
+        nodes, look_again = self._accumulator.ready(now)
+        times = [] if look_again is None else [look_again]
+        for node_id in nodes:
+            if node_id == NO_NODE:
+                for topic in sorted(self._accumulator.topics_without_leader()):
+                    self._metadata.touch(topic)
+                self._metadata.request_update()
+            elif self._idempotence.needs_identity:
+                self._want_identity()
+            else:
+                again_at = self._send_to(node_id, now)
+                if again_at is not None:
+                    times.append(again_at)
+        if self._brokers.update_wanted:
+            self._brokers.update_wanted = False
+            self._metadata.request_update()
+        return min(times, default=None)
+
+    def _send_to(self, node_id: int, now: float) -> float | None:
+        """Drain a node as long as it can take requests; returns when it may be tried again, if it says."""
+        can_send = self._brokers.ready(node_id)
+        self._accumulator.availability.update(node_id, now, can_drain=can_send)
+        while can_send:
+            batches = self._accumulator.drain(node_id, now, self._may_drain)
+            if not batches:
+                return None
+            self._produce(node_id, batches)
+            can_send = self._brokers.ready(node_id)
+        return self._brokers.retry_at(node_id)
+
+    # --------------------------------------------------------------------------------------------- numbering
+
+    def _may_drain(self, queue: PartitionQueue, batch: ProducerBatch) -> bool:
+        """Whether one more batch of this partition may be in flight."""
+        if not self._idempotence.enabled:
+            # Without numbers a second batch could overtake a first one that has to be sent again.
+            return not queue.in_flight
+        if queue.in_flight:
+            # A batch that is sent again goes alone.
+            most = min(self._config.max_in_flight, 5)
+            return (
+                not batch.is_numbered
+                and queue.sequence is not None
+                and len(queue.in_flight)
+                < self._idempotence.may_be_in_flight(queue.sequence, queue.node_id, most)
+            )
+        sequence = self._sequence_of(queue)
+        if not batch.is_numbered:
+            self._begin(queue, sequence)
+        return batch.state is not BatchState.DONE and (
+            batch.is_numbered or not self._idempotence.needs_identity
+        )
+
+    def _sequence_of(self, queue: PartitionQueue) -> PartitionSequence:
+        """The numbers of the partition, with nothing in flight; anew if its topic was made anew."""
+        topic = self._metadata.cluster.topics.get(queue.topic)
+        topic_id = NO_TOPIC_ID if topic is None else topic.topic_id
+        sequence = self._idempotence.sequence_of(queue.sequence, topic_id, queue.partition)
+        if queue.sequence is not sequence:
+            if queue.sequence is not None:
+                # The new log may hold records under our numbers already, sent by name or again: a new epoch it is.
+                if self._idempotence.identity is not None:
+                    self._idempotence.bump()
+                self._renumber(queue)
+            queue.sequence = sequence
+        return sequence
+
+    def _begin(self, queue: PartitionQueue, sequence: PartitionSequence) -> None:
+        """Before an unnumbered batch, with nothing in flight: a new epoch if the last one has a gap."""
+        before = sequence.identity
+        self._idempotence.begin(sequence)
+        if before is not None and sequence.identity != before:
+            self._renumber(queue)
+
+    def _renumber(self, queue: PartitionQueue) -> None:
+        """Numbers of an old epoch are worth nothing: batches get new ones, unless they may be in the log already."""
+        for batch in list(queue.batches):
+            if not batch.is_numbered:
+                continue
+            if batch.maybe_persisted:
+                self._accumulator.forget(batch)
+                self._give_up(
+                    batch, "the broker lost track of this producer before it acknowledged the records"
+                )
+            else:
+                batch.number(None, -1)
+
+    # --------------------------------------------------------------------------------------------- a request
+
+    def _produce(self, node_id: int, batches: list[ProducerBatch]) -> None:
+        """Number, seal and write one request; at most one batch of each partition is in it."""
+        topics: dict[str, ProduceRequest.TopicProduceData] = {}
+        ceiling = None
+        for batch in batches:
+            queue = batch.queue
+            if self._idempotence.enabled and not batch.is_numbered:
+                sequence = queue.sequence
+                assert sequence is not None  # _may_drain gave it
+                batch.number(sequence.identity, self._idempotence.take(sequence, batch.record_count))
+            data = topics.get(queue.topic)
+            if data is None:
+                info = self._metadata.cluster.topics.get(queue.topic)
+                topic_id = NO_TOPIC_ID if info is None else info.topic_id
+                if topic_id == NO_TOPIC_ID:
+                    ceiling = LAST_VERSION_WITH_TOPIC_NAMES
+                data = topics[queue.topic] = ProduceRequest.TopicProduceData(
+                    name=queue.topic, topic_id=topic_id
+                )
+                self._metadata.touch(queue.topic)
+            data.partition_data.append(
+                ProduceRequest.PartitionProduceData(index=queue.partition, records=batch.seal())
+            )
+            batch.sent(node_id)
+            queue.in_flight.append(batch)
+        request = ProduceRequest(
+            acks=self._config.acks,
+            timeout_ms=int(self._config.request_timeout * 1000),
+            topic_data=list(topics.values()),
+        )
+        try:
+            answer = self._brokers.request(
+                node_id,
+                request,
+                timeout=self._config.request_timeout,
+                version_ceiling=ceiling,
+                expects_response=self._config.acks != 0,
+            )
+        except UnsupportedVersionError as error:
+            answer = self._loop.create_future()
+            answer.set_exception(error)
+        names = {data.topic_id: name for name, data in topics.items()}
+        answer.add_done_callback(partial(self._answered, node_id, batches, names))
+        self._count_request(batches)
+
+    def _count_request(self, batches: list[ProducerBatch]) -> None:
+        metrics = self._metrics
+        metrics.produce_requests += 1
+        metrics.records_per_request.add(sum(batch.record_count for batch in batches))
+        for batch in batches:
+            if batch.attempts == 1:
+                metrics.batches += 1
+                metrics.records_sent += batch.record_count
+                metrics.record_bytes += batch.size
+                metrics.batch_bytes += batch.wire_size
+                metrics.batch_size.add(batch.wire_size)
+            else:
+                metrics.retries += 1
+
+    def _answered(
+        self, node_id: int, batches: list[ProducerBatch], names: dict[UUID, str], answer: asyncio.Future[Any]
+    ) -> None:
+        """The request of these batches has ended, one way or the other."""
+        now = self._loop.time()
+        for batch in batches:
+            batch.queue.in_flight.remove(batch)
+        error = (
+            BrokerConnectionError("the request was cancelled", written=True)
+            if answer.cancelled()
+            else (answer.exception())
+        )
+        if error is not None:
+            for batch in batches:
+                self._attempt_broke(batch, error, now)
+        elif self._config.acks == 0:
+            for batch in batches:
+                self._complete(batch, None, now)
+        else:
+            self._read_answer(node_id, batches, names, answer.result(), now)
+        for batch in batches:
+            self._accumulator.touch(batch.queue)
+        self._wake.set()
+
+    def _read_answer(
+        self,
+        node_id: int,
+        batches: list[ProducerBatch],
+        names: dict[UUID, str],
+        response: ProduceResponse,
+        now: float,
+    ) -> None:
+        expected = {(batch.queue.topic, batch.queue.partition): batch for batch in batches}
+        violation = None
+        for topic in response.responses:
+            name = topic.name or names.get(topic.topic_id, "")
+            for partition in topic.partition_responses:
+                batch = expected.pop((name, partition.index), None)
+                if batch is None:
+                    violation = (
+                        f"answered for partition {escaped(name)}-{partition.index}, which was not asked"
+                    )
+                else:
+                    self._partition_answered(batch, partition, response, now)
+        if expected:
+            violation = f"left out {len(expected)} partitions in its answer"
+        if violation is not None:
+            error = ProtocolError(f"broker {node_id} {violation}", written=True)
+            self._brokers.disconnect(node_id, error)
+            for batch in expected.values():
+                self._attempt_broke(batch, error, now)
+
+    def _partition_answered(
+        self,
+        batch: ProducerBatch,
+        answer: ProduceResponse.PartitionProduceResponse,
+        response: ProduceResponse,
+        now: float,
+    ) -> None:
+        row = of_produce(answer.error_code)
+        if row.action is Action.SUCCEED:
+            self._complete(batch, answer, now)
+            return
+        name = error_name(answer.error_code)
+        self._metrics.count_error(name)
+        text = f": {escaped(answer.error_message)}" if answer.error_message else ""
+        batch.last_error = BrokerError(f"{name}{text}", code=answer.error_code, name=name)
+        if batch.state is BatchState.DONE:
+            return  # it expired meanwhile
+        if row.outcome is Outcome.UNKNOWN:
+            batch.maybe_persisted = True
+        queue = batch.queue
+        if row.action is Action.REFRESH:
+            leader = answer.current_leader
+            if leader.leader_id >= 0:
+                self._metadata.apply_leader_hint(
+                    queue.topic,
+                    queue.partition,
+                    leader.leader_id,
+                    leader.leader_epoch,
+                    response.node_endpoints,
+                )
+            known = self._metadata.cluster.partition(queue.topic, queue.partition)
+            has_moved = known is not None and known.leader not in (NO_NODE, batch.broker)
+            if not has_moved:
+                self._metadata.request_update()
+            self._retry(batch, now, at_once=has_moved)
+        elif row.action is Action.RETRY:
+            self._retry(batch, now)
+        elif row.action is Action.REPAIR:
+            self._repair(batch, now)
+        else:
+            self._fail_records(batch, answer)
+            self._give_up(batch, f"broker {batch.broker} refused the records with {name}{text}")
+
+    def _attempt_broke(self, batch: ProducerBatch, error: BaseException, now: float) -> None:
+        """No answer: the connection broke, timed out, or made no sense."""
+        self._metrics.count_error(type(error).__name__)
+        batch.last_error = error
+        written = getattr(error, "written", True)
+        if batch.state is BatchState.DONE:
+            return
+        batch.maybe_persisted |= written
+        if isinstance(error, UnsupportedVersionError):
+            self._give_up(batch, str(error))
+            return
+        if self._config.acks == 0 and written:
+            # Nobody will ever tell, and a second copy would be our doing.
+            self._give_up(
+                batch, f"the connection to broker {batch.broker} was lost while the records were written"
+            )
+            return
+        self._metadata.request_update()
+        self._retry(batch, now)
+
+    # --------------------------------------------------------------------------------- what becomes of a batch
+
+    def _complete(
+        self, batch: ProducerBatch, answer: ProduceResponse.PartitionProduceResponse | None, now: float
+    ) -> None:
+        queue = batch.queue
+        if batch.identity is not None and queue.sequence is not None:
+            self._idempotence.acknowledged(queue.sequence, batch.identity, batch.broker or 0)
+        if batch.state is BatchState.DONE:
+            return  # it expired meanwhile; its outcome was given as unknown
+        self._metrics.records_acked += batch.record_count
+        self._metrics.time_to_ack.add(now - batch.created, batch.record_count)
+        if answer is None:
+            batch.succeed(-1, -1, -1)
+        else:
+            offset = answer.base_offset if answer.error_code == 0 else -1
+            batch.succeed(offset, answer.log_append_time_ms, answer.log_start_offset)
+        self._accumulator.release(batch)
+
+    def _retry(self, batch: ProducerBatch, now: float, *, at_once: bool = False) -> None:
+        batch.returned()
+        self._accumulator.requeue(batch, now if at_once else now + self._backoff(batch.attempts))
+
+    def _backoff(self, attempts: int) -> float:
+        # KIP-580: exponential, with 20 % of jitter.
+        base = min(
+            self._config.retry_backoff * 2.0 ** (min(attempts, 30) - 1), self._config.retry_backoff_max
+        )
+        return base * self._random.uniform(0.8, 1.2)
+
+    def _repair(self, batch: ProducerBatch, now: float) -> None:
+        """The broker refused the sequence. Only the first outstanding batch of a partition can say why."""
+        queue = batch.queue
+        earlier = [*queue.in_flight, *queue.batches]
+        if any(other.is_numbered and other.order < batch.order for other in earlier):
+            # Its predecessor was refused and comes first; then this one fits again.
+            batch.returned()
+            self._accumulator.requeue(batch, now)
+            return
+        assert batch.identity is not None
+        assert queue.sequence is not None
+        logger.warning("%s; starting a new epoch for %s-%d", batch.last_error, queue.topic, queue.partition)
+        if batch.maybe_persisted:
+            self._give_up(batch, "the broker lost track of this producer before it acknowledged the records")
+            return
+        self._idempotence.given_up(queue.sequence, batch.identity)
+        batch.returned()
+        batch.number(None, -1)
+        self._accumulator.requeue(batch, now + self._backoff(batch.attempts))
+
+    def _expire(self, batch: ProducerBatch, now: float) -> None:
+        """The delivery timeout has passed."""
+        if batch.state is BatchState.IN_FLIGHT:
+            batch.maybe_persisted = True  # the answer that may still come is too late
+        else:
+            self._accumulator.forget(batch)
+        if batch.attempts == 0:
+            leader = "no broker could take it" if batch.queue.node_id >= 0 else "the partition had no leader"
+            reason = f"{leader}; nothing was sent"
+        else:
+            reason = f"the last error was: {batch.last_error!r}" if batch.last_error else "no broker answered"
+        self._give_up(batch, f"delivery timed out: {reason}", timed_out=True)
+
+    def _fail_records(self, batch: ProducerBatch, answer: ProduceResponse.PartitionProduceResponse) -> None:
+        """KIP-467: the broker may say which records it refused, and why; the others share their fate."""
+        for entry in answer.record_errors or ():
+            if 0 <= entry.batch_index < batch.record_count:
+                text = escaped(entry.batch_index_error_message or answer.error_message)
+                if batch.record_errors is None:
+                    batch.record_errors = {}
+                index = batch.original_index(entry.batch_index)
+                batch.record_errors[index] = self._error(batch, f"the broker refused this record: {text}")
+
+    def _give_up(self, batch: ProducerBatch, reason: str, *, timed_out: bool = False) -> None:
+        if batch.identity is not None and batch.queue.sequence is not None:
+            self._idempotence.given_up(batch.queue.sequence, batch.identity)
+        error = self._error(batch, reason, timed_out=timed_out)
+        if error.outcome is Outcome.UNKNOWN:
+            self._metrics.records_unknown += batch.record_count
+        else:
+            self._metrics.records_failed += batch.record_count
+        batch.give_up(error)
+        self._accumulator.release(batch)
+
+    def _error(self, batch: ProducerBatch, reason: str, *, timed_out: bool = False) -> DeliveryError:
+        queue = batch.queue
+        elapsed = self._loop.time() - batch.created
+        outcome = batch.outcome
+        known = "they are not in the log" if outcome is Outcome.NOT_PERSISTED else "they may be in the log"
+        return (DeliveryTimeoutError if timed_out else DeliveryError)(
+            f"{batch.record_count} records for {queue.topic}-{queue.partition} were given up after {elapsed:.3f} s and "
+            f"{batch.attempts} attempts: {reason} ({known})",
+            outcome=outcome,
+            topic=queue.topic,
+            partition=queue.partition,
+            broker=batch.broker,
+            attempts=batch.attempts,
+            elapsed=elapsed,
+            last_error=batch.last_error,
+        )
+
+    def abort(self, reason: str) -> None:
+        """Give up everything that is left: called by close() when its time is over."""
+        for batch in list(self._accumulator.incomplete):
+            if batch.state is BatchState.IN_FLIGHT:
+                batch.maybe_persisted = True
+            else:
+                self._accumulator.forget(batch)
+            self._give_up(batch, reason)
+
+    # -------------------------------------------------------------------------------------------- producer id
+
+    def _want_identity(self) -> None:
+        if self._identity_task is None or self._identity_task.done():
+            self._identity_task = self._loop.create_task(
+                self._obtain_identity(), name="aioproducer-producer-id"
+            )
+
+    async def _obtain_identity(self) -> None:
+        """Ask any broker for a producer id until one gives it."""
+        attempts = 0
+        while True:
+            attempts += 1
+            request = InitProducerIdRequest(
+                transactional_id=None,
+                transaction_timeout_ms=NO_TRANSACTION_TIMEOUT_MS,
+                producer_id=-1,
+                producer_epoch=-1,
+            )
+            try:
+                response = await self._brokers.request_any(request, timeout=self._config.request_timeout)
+                assert isinstance(response, InitProducerIdResponse)
+            except KafkaError as error:
+                if not error.retriable and not isinstance(error, ProtocolError):
+                    self._no_identity(error)
+                    return
+                self._metrics.count_error(type(error).__name__)
+                logger.debug("no producer id yet: %s", error)
+            else:
+                code = response.error_code
+                if code == 0 and response.producer_id >= 0 and response.producer_epoch >= 0:
+                    self._idempotence.identity = ProducerIdentity(
+                        response.producer_id, response.producer_epoch
+                    )
+                    self._wake.set()
+                    return
+                name = error_name(code)
+                self._metrics.count_error(name)
+                if code != 0 and code not in INIT_PRODUCER_ID_RETRIABLE:
+                    self._no_identity(
+                        BrokerError(f"the broker refused a producer id: {name}", code=code, name=name)
+                    )
+                    return
+            await asyncio.sleep(self._backoff(attempts))
+
+    def _no_identity(self, error: KafkaError) -> None:
+        """Without a producer id nothing can be sent: what waits fails now; the next record asks again."""
+        logger.error("%s", error)
+        for batch in list(self._accumulator.incomplete):
+            if batch.state in (BatchState.OPEN, BatchState.CLOSED) and not batch.is_numbered:
+                batch.last_error = error
+                self._accumulator.forget(batch)
+                self._give_up(
+                    batch, f"{error}; grant IDEMPOTENT_WRITE on the cluster or set enable_idempotence=False"
+                )
