@@ -288,6 +288,7 @@ class BatchBuilder:
         return self._batch.size
 
     def record_count(self) -> int:
+        """How many records were appended."""
         return self._batch.record_count
 
     def take(self) -> ProducerBatch:

@@ -175,21 +175,30 @@ class Brokers:
         if link.connection is not None:
             return link.connection.can_send
         self._connect(link)
+        if link.failures or self._waits_in_vain(link):
+            # Whoever asks has records for a broker that may be gone: its partitions may have other leaders by
+            # now, or soon. No wake-up, or the sender would go round and round: each new snapshot makes it ask again.
+            self.update_wanted = True
         return False
 
     def retry_at(self, node_id: int) -> float | None:
         """Loop time from which `ready` is worth asking again; None if that is not a matter of time.
 
-        It is one during back-off and while the broker throttles; in all other cases the wake-up event is set.
+        It is one during back-off, while the broker throttles, and when a connection takes long to be made; in all
+        other cases the wake-up event is set.
         """
         link = self._links.get(node_id)
         if link is None:
             return None
         if link.connection is None:
-            when = link.retry_at if link.task is None else 0.0
+            when = link.retry_at if link.task is None else link.dialing_since + PATIENCE
         else:
             when = link.connection.throttled_until
         return when if when > asyncio.get_running_loop().time() else None
+
+    def _waits_in_vain(self, link: _Link) -> bool:
+        """A connection is being made, for so long that the broker may well be gone."""
+        return link.is_connecting and asyncio.get_running_loop().time() >= link.dialing_since + PATIENCE
 
     def in_flight(self, node_id: int) -> int:
         """Requests to this broker that are not answered."""

@@ -4,10 +4,8 @@ Milliseconds exist here and on the wire only: every duration of a ProducerConfig
 
 from __future__ import annotations
 
-import difflib
-import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +13,8 @@ from aioproducer.compression import Codec, check_level, codec_named
 from aioproducer.errors import ConfigError
 
 DEFAULT_PORT = 9092
+DELIVERY_TIMEOUT = 120.0
+"""In seconds, unless linger and request timeout together need more."""
 _CLIENT_ID = re.compile(r"[a-zA-Z0-9._\- ]*")
 
 
@@ -67,32 +67,40 @@ class ProducerConfig:
             ConfigError: a value is malformed, out of range, or contradicts another setting.
         """
         acks = _acks(settings["acks"])
-        idempotence = settings["enable_idempotence"]
-        if settings["max_batch_size"] is not None:
-            settings["batch_size"] = settings["max_batch_size"]
+        batch_size = "batch_size" if settings["max_batch_size"] is None else "max_batch_size"
+        linger = _seconds(settings, "linger_ms")
+        request_timeout = _seconds(settings, "request_timeout_ms", above=0)
+        if settings["delivery_timeout_ms"] is None:
+            delivery_timeout = max(DELIVERY_TIMEOUT, linger + request_timeout)
+        else:
+            delivery_timeout = _seconds(settings, "delivery_timeout_ms")
         codec = codec_named(settings["compression_type"])
         check_level(codec, settings["compression_level"])
         return cls(
             bootstrap_servers=_servers(settings["bootstrap_servers"]),
             client_id=_client_id(settings["client_id"]),
             acks=acks,
-            enable_idempotence=acks == -1 if idempotence is None else bool(idempotence),
+            enable_idempotence=(
+                acks == -1
+                if settings["enable_idempotence"] is None
+                else _switch(settings, "enable_idempotence")
+            ),
             max_in_flight_requests_per_connection=_count(
                 settings, "max_in_flight_requests_per_connection", 1
             ),
-            linger=_seconds(settings, "linger_ms"),
-            batch_size=_count(settings, "batch_size", 0),
-            buffer_memory=_count(settings, "buffer_memory", 1024),
+            linger=linger,
+            batch_size=_count(settings, batch_size, 0),
+            buffer_memory=_count(settings, "buffer_memory", 1024, 2**63 - 1),
             max_request_size=_count(settings, "max_request_size", 1024),
             max_block=_seconds(settings, "max_block_ms"),
-            delivery_timeout=_seconds(settings, "delivery_timeout_ms"),
-            request_timeout=_seconds(settings, "request_timeout_ms", above=0),
+            delivery_timeout=delivery_timeout,
+            request_timeout=request_timeout,
             retry_backoff=_seconds(settings, "retry_backoff_ms"),
             retry_backoff_max=_seconds(settings, "retry_backoff_max_ms"),
             compression=codec,
             compression_level=settings["compression_level"],
             partitioner=settings["partitioner"],
-            partitioner_adaptive=bool(settings["partitioner_adaptive_partitioning_enable"]),
+            partitioner_adaptive=_switch(settings, "partitioner_adaptive_partitioning_enable"),
             partitioner_availability_timeout=_seconds(settings, "partitioner_availability_timeout_ms"),
             metadata_max_age=_seconds(settings, "metadata_max_age_ms", above=0),
             metadata_max_idle=_seconds(settings, "metadata_max_idle_ms", above=0),
@@ -102,7 +110,7 @@ class ProducerConfig:
             metadata_recovery_rebootstrap_trigger=_seconds(
                 settings, "metadata_recovery_rebootstrap_trigger_ms"
             ),
-            allow_auto_create_topics=bool(settings["allow_auto_create_topics"]),
+            allow_auto_create_topics=_switch(settings, "allow_auto_create_topics"),
             reconnect_backoff=_seconds(settings, "reconnect_backoff_ms"),
             reconnect_backoff_max=_seconds(settings, "reconnect_backoff_max_ms"),
             socket_connection_setup_timeout=_seconds(settings, "socket_connection_setup_timeout_ms", above=0),
@@ -110,8 +118,8 @@ class ProducerConfig:
                 settings, "socket_connection_setup_timeout_max_ms", above=0
             ),
             connections_max_idle=_seconds(settings, "connections_max_idle_ms"),
-            key_serializer=settings["key_serializer"],
-            value_serializer=settings["value_serializer"],
+            key_serializer=_serializer(settings, "key_serializer"),
+            value_serializer=_serializer(settings, "value_serializer"),
         )._consistent()
 
     def _consistent(self) -> ProducerConfig:
@@ -146,17 +154,14 @@ class ProducerConfig:
         return self
 
 
-def check_names(given: dict[str, Any], function: Callable[..., Any]) -> None:
-    """Raise for keyword arguments that `function` does not have, with the nearest name that it has."""
-    known = list(inspect.signature(function).parameters)
-    for name in given:
-        near = difflib.get_close_matches(name, known, 1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise ConfigError(f"unknown setting {name}{hint}", setting=name, value=given[name])
-
-
-def _servers(value: str | Sequence[str]) -> tuple[tuple[str, int], ...]:
-    parts = value.split(",") if isinstance(value, str) else list(value)
+def _servers(value: object) -> tuple[tuple[str, int], ...]:
+    parts = value.split(",") if isinstance(value, str) else value
+    if not isinstance(parts, list | tuple) or not all(isinstance(part, str) for part in parts):
+        raise ConfigError(
+            f"bootstrap_servers={value!r} must be 'host:port,host:port' or a list of 'host:port'",
+            setting="bootstrap_servers",
+            value=value,
+        )
     servers = tuple(_server(part.strip(), value) for part in parts if part.strip())
     if not servers:
         raise ConfigError(
@@ -170,7 +175,7 @@ def _servers(value: str | Sequence[str]) -> tuple[tuple[str, int], ...]:
 def _server(text: str, value: object) -> tuple[str, int]:
     """`host`, `host:port`, `[v6]:port`, `PROTOCOL://host:port`."""
     match = re.fullmatch(
-        r"(?:[A-Za-z_0-9]+://)?(?:\[([0-9A-Fa-f:.%]+)\]|([^\s:/@\[\]]+))(?::(\d{1,5}))?", text
+        r"(?:[A-Za-z_0-9]+://)?(?:\[([0-9A-Fa-f:.]+(?:%[\w.\-]+)?)\]|([^\s:/@\[\]]+))(?::(\d{1,5}))?", text
     )
     port = int(match[3]) if match and match[3] else DEFAULT_PORT
     if match is None or not 0 < port < 65536:
@@ -193,9 +198,9 @@ def _client_id(value: str) -> str:
 
 
 def _acks(value: object) -> int:
-    if value in ("all", -1, "-1"):
+    if type(value) in (int, str) and value in ("all", -1, "-1"):
         return -1
-    if value in (0, 1, "0", "1") and not isinstance(value, bool):
+    if type(value) in (int, str) and value in (0, 1, "0", "1"):
         return int(str(value))
     raise ConfigError(f"acks={value!r} is not one of 0, 1, 'all'", setting="acks", value=value)
 
@@ -211,15 +216,31 @@ def _seconds(settings: dict[str, Any], name: str, above: float | None = None) ->
     return value / 1000
 
 
-def _count(settings: dict[str, Any], name: str, minimum: int) -> int:
+def _count(settings: dict[str, Any], name: str, minimum: int, maximum: int = 2**31 - 1) -> int:
     value = settings[name]
-    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value < 2**31:
+    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
         raise ConfigError(
-            f"{name}={value!r} must be a whole number from {minimum} to {2**31 - 1}",
-            setting=name,
-            value=value,
+            f"{name}={value!r} must be a whole number from {minimum} to {maximum}", setting=name, value=value
         )
     return value
+
+
+def _switch(settings: dict[str, Any], name: str) -> bool:
+    value = settings[name]
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name}={value!r} must be True or False", setting=name, value=value)
+    return value
+
+
+def _serializer(settings: dict[str, Any], name: str) -> Any:
+    value = settings[name]
+    if value is None or callable(value) or callable(getattr(value, "serialize", None)):
+        return value
+    raise ConfigError(
+        f"{name}={value!r} must be callable or have a method serialize(topic, value, headers)",
+        setting=name,
+        value=value,
+    )
 
 
 def _choice(settings: dict[str, Any], name: str, choices: tuple[str, ...]) -> str:

@@ -11,9 +11,9 @@
     │  └─ SerializationError
     ├─ BufferFullError                  try_send only
     ├─ KafkaTimeoutError (TimeoutError)
-    │  ├─ BufferTimeoutError, MetadataTimeoutError, BootstrapError
+    │  ├─ BufferTimeoutError, MetadataTimeoutError, UnknownPartitionError, BootstrapError
     │  └─ RequestTimedOutError          also a BrokerConnectionError
-    ├─ UnknownPartitionError, TopicAuthorizationError
+    ├─ TopicAuthorizationError
     ├─ DeliveryError                    outcome, topic, partition, broker, attempts, elapsed, last_error
     │  └─ DeliveryTimeoutError          also a KafkaTimeoutError
     ├─ BrokerConnectionError            written
@@ -32,7 +32,7 @@ from typing import Any, ClassVar
 
 from aioproducer.types import Outcome
 
-_CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), 127)}
+_CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
 
 
 def escaped(text: str | None, limit: int = 1024) -> str:
@@ -40,7 +40,7 @@ def escaped(text: str | None, limit: int = 1024) -> str:
     if not text:
         return ""
     safe = text[:limit].translate(_CONTROL)
-    return safe + "…" if len(text) > limit else safe
+    return safe if len(text) <= limit and len(safe) <= limit else safe[: limit - 1] + "…"
 
 
 class KafkaError(Exception):

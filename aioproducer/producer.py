@@ -98,7 +98,8 @@ class Producer(RecordPath):
         buffer_memory: bytes of records that may wait; when they are used up, `send` waits.
         max_request_size: bytes of one record, and of one request unless it holds a single batch.
         max_block_ms: how long `send` may wait for metadata and for room in the buffer, together.
-        delivery_timeout_ms: after this time each record is delivered or has failed (KIP-91).
+        delivery_timeout_ms: after this time each record is delivered or has failed (KIP-91); 120000, or linger_ms +
+            request_timeout_ms if that is more.
         request_timeout_ms: how long to wait for a broker's answer before its connection is closed.
         retry_backoff_ms, retry_backoff_max_ms: pause before a retry, doubled each time, 20 % jitter (KIP-580).
         compression_type: "none", "gzip", "snappy", "lz4" or "zstd".
@@ -136,7 +137,7 @@ class Producer(RecordPath):
         buffer_memory: int = 67108864,
         max_request_size: int = 1048576,
         max_block_ms: float = 60000,
-        delivery_timeout_ms: float = 120000,
+        delivery_timeout_ms: float | None = None,
         request_timeout_ms: float = 30000,
         retry_backoff_ms: float = 100,
         retry_backoff_max_ms: float = 1000,

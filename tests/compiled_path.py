@@ -1,0 +1,112 @@
+"""The compiled record path without a producer round it: batches are opened by a few lines of Python."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aioproducer._record_path import Batch, BufferMemory, Delivery, PartitionQueue, RecordPath, Topic
+from aioproducer.batch import ProducerBatch
+
+NOW = 1_700_000_000_000
+"""The time stamp, in ms, of records that are given none."""
+
+
+class TrackedBatch(ProducerBatch):
+    """Has a dict, so it can be referenced weakly."""
+
+
+def new_batch(
+    loop: asyncio.AbstractEventLoop | None = None,
+    *,
+    queue: PartitionQueue | None = None,
+    capacity: int = 64,
+    limit: int = 1 << 24,
+    noted: list[int] | None = None,
+) -> TrackedBatch:
+    """An open batch. `noted` gets the number of its failed deliveries that nobody looked at."""
+    return TrackedBatch(
+        queue or PartitionQueue("orders", 0),
+        loop,
+        capacity,
+        limit,
+        order=0,
+        created=0,
+        deadline=0,
+        unretrieved_errors=lambda batch: noted.append(batch.unretrieved) if noted is not None else None,
+    )
+
+
+def sealed(batch: ProducerBatch) -> bytes:
+    """Close the batch; all its bytes as they are sent."""
+    batch.close()
+    return b"".join(batch.seal())
+
+
+class NoLoop:
+    """For tests that only encode."""
+
+    def is_running(self) -> bool:
+        return False
+
+
+class OpensBatches:
+    """What the compiled path needs of an accumulator, for one topic "orders".
+
+    `when_opening` is called between the check of a record and its write.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop | NoLoop, *, limit: int = 1 << 24, partitions: int = 1
+    ) -> None:
+        self.loop = loop
+        self.limit = limit
+        self.memory = BufferMemory(1 << 26)
+        topic = Topic("orders")
+        topic.next_partition = self.next_partition
+        topic.queues.extend(PartitionQueue("orders", number) for number in range(partitions))
+        self.topics = {"orders": topic}
+        self.hurried: list[Batch] = []
+        self.switches: list[int] = []
+        self.when_opening = lambda: None
+        self.is_full = False
+
+    def open_batch(self, queue: PartitionQueue, size: int) -> ProducerBatch | None:
+        self.when_opening()
+        if self.is_full:
+            return None
+        batch = new_batch(self.loop, queue=queue, capacity=size, limit=max(size, self.limit))
+        queue.tail = batch
+        queue.batches.append(batch)
+        return batch
+
+    def next_partition(self, used: int) -> int:
+        self.switches.append(used)
+        return len(self.switches) % len(self.topics["orders"].queues)
+
+    def hurry(self, batch: Batch) -> None:
+        self.hurried.append(batch)
+
+    @property
+    def tail(self) -> ProducerBatch:
+        return self.topics["orders"].queues[0].tail
+
+
+class Path(RecordPath):
+    """`send` without the slow paths: what would have to wait is refused."""
+
+    async def _send_slowly(self, *arguments: object) -> Delivery:
+        self._check_usable()
+        raise NotImplementedError
+
+    def _try_send_slowly(self, *arguments: object) -> Delivery:
+        self._check_usable()
+        raise NotImplementedError
+
+
+def bound(accumulator: OpensBatches, *, max_request_size: int = 1 << 20, batch_size: int = 1 << 16) -> Path:
+    """A path that appends to `accumulator`."""
+    path = Path()
+    path._bind(
+        accumulator.loop, accumulator, accumulator.memory, batch_size, max_request_size, True, lambda: NOW
+    )
+    return path

@@ -1,0 +1,229 @@
+"""A peer that does exactly what a test tells it: reads requests, writes any bytes.
+
+And what else the tests of connections, brokers and metadata share."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import socket
+from collections.abc import Awaitable, Callable
+from random import Random
+
+from aioproducer.brokers import Brokers
+from aioproducer.config import ProducerConfig
+from aioproducer.connection import Connection
+from aioproducer.metadata import Metadata
+from aioproducer.metrics import Metrics
+from aioproducer.producer import Producer
+from aioproducer.protocol.api import (
+    CLIENT_VERSIONS,
+    ApiKey,
+    RequestHeader,
+    VersionRange,
+    decode_request,
+    encode_response,
+)
+from aioproducer.protocol.messages import ApiVersionsResponse, MetadataResponse
+from aioproducer.protocol.schema import Message
+from tests.conftest import MS
+
+HOST = "127.0.0.1"
+
+LONG = 5000 * MS
+"""Seconds in which whatever a test waits for has happened."""
+
+
+def make_config(servers: str = "127.0.0.1:1", **settings: object) -> ProducerConfig:
+    """A producer's defaults, with back-offs and deadlines that suit tests."""
+    defaults = {
+        name: parameter.default
+        for name, parameter in inspect.signature(Producer).parameters.items()
+        if parameter.default is not inspect.Parameter.empty
+    }
+    quick = {"reconnect_backoff_ms": 10, "reconnect_backoff_max_ms": 40, "retry_backoff_ms": 10}
+    return ProducerConfig.of(**{**defaults, **quick, "bootstrap_servers": servers, **settings})
+
+
+async def until(condition: Callable[[], object], seconds: float = LONG) -> None:
+    """Let the loop run until the condition holds; fail after `seconds`."""
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110  # what is waited for sets no event
+            await asyncio.sleep(MS)
+
+
+class Peer:
+    """One accepted connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    async def request(self) -> tuple[RequestHeader, Message]:
+        """The next request; IncompleteReadError if the client has closed."""
+        size = int.from_bytes(await self.reader.readexactly(4), "big")
+        return decode_request(await self.reader.readexactly(size))
+
+    def frame(self, header: RequestHeader, response: Message, **changed: int) -> bytes:
+        """The answer to a request as bytes; `version` and `correlation_id` may be other ones."""
+        version = changed.get("version", header.version)
+        correlation_id = changed.get("correlation_id", header.correlation_id)
+        return b"".join(encode_response(response, version, correlation_id))
+
+    def answer(self, header: RequestHeader, response: Message, **changed: int) -> None:
+        self.writer.write(self.frame(header, response, **changed))
+
+    async def handshake(self, **ranges: tuple[int, int]) -> None:
+        """Answer the ApiVersions request: all that the client speaks, or other ranges, by the API's name."""
+        header, _ = await self.request()
+        assert header.api_key == ApiKey.API_VERSIONS
+        self.answer(header, api_versions(**ranges))
+
+    async def read_to_end(self) -> None:
+        """Read and drop until the client closes."""
+        while await self.reader.read(65536):
+            pass
+
+
+def api_versions(**ranges: tuple[int, int]) -> ApiVersionsResponse:
+    spoken = {key: VersionRange(*ranges.get(key.name.lower(), own)) for key, own in CLIENT_VERSIONS.items()}
+    return ApiVersionsResponse(
+        api_keys=[
+            ApiVersionsResponse.ApiVersion(api_key=key, min_version=low, max_version=high)
+            for key, (low, high) in spoken.items()
+        ]
+    )
+
+
+def metadata_response(
+    port: int, topics: dict[str, int] | None = None, node_id: int = 0, **fields: object
+) -> MetadataResponse:
+    """One broker, and topics with so many partitions, all led by it."""
+    return MetadataResponse(
+        brokers=[MetadataResponse.MetadataResponseBroker(node_id=node_id, host=HOST, port=port)],
+        cluster_id="test",
+        controller_id=node_id,
+        topics=[
+            MetadataResponse.MetadataResponseTopic(
+                name=name,
+                partitions=[
+                    MetadataResponse.MetadataResponsePartition(
+                        partition_index=index, leader_id=node_id, leader_epoch=0, replica_nodes=[node_id]
+                    )
+                    for index in range(count)
+                ],
+            )
+            for name, count in (topics or {}).items()
+        ],
+        **fields,
+    )
+
+
+async def silence(peer: Peer) -> None:
+    await peer.read_to_end()
+
+
+def make_connection(port: int, *, metrics: Metrics | None = None, **settings: object) -> Connection:
+    return Connection(
+        1, HOST, port, make_config(**settings), on_change=lambda: None, metrics=metrics or Metrics()
+    )
+
+
+def dead_port() -> int:
+    with socket.socket() as unused:
+        unused.bind((HOST, 0))
+        return unused.getsockname()[1]
+
+
+class ScriptedBroker:
+    """Runs `serve` for each connection. Leaves neither socket nor task behind."""
+
+    def __init__(self, serve: Callable[[Peer], Awaitable[object]], port: int = 0) -> None:
+        self._serve = serve
+        self.port = port
+        self.connections = 0
+        self.errors: list[BaseException] = []
+        """What `serve` raised, except that the client went away."""
+        self._tasks: list[asyncio.Task[None]] = []
+        self._writers: list[asyncio.StreamWriter] = []
+
+    @property
+    def address(self) -> str:
+        return f"{HOST}:{self.port}"
+
+    async def __aenter__(self) -> ScriptedBroker:
+        self._server = await asyncio.start_server(self._accept, HOST, self.port)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        self._writers.append(writer)
+        self._tasks.append(asyncio.create_task(self._run(Peer(reader, writer))))
+
+    async def _run(self, peer: Peer) -> None:
+        try:
+            await self._serve(peer)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        except Exception as error:
+            self.errors.append(error)
+        finally:
+            peer.writer.close()
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        for _ in range(3):
+            await asyncio.sleep(0)  # connections that are just being accepted
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        for writer in self._writers:
+            writer.transport.abort()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+        await self._server.wait_closed()
+        assert not self.errors, self.errors
+
+
+class Net:
+    """Brokers and Metadata as a producer has them."""
+
+    def __init__(self, servers: str, **settings: object) -> None:
+        self.config = make_config(servers, **settings)
+        self.wake = asyncio.Event()
+        self.metrics = Metrics()
+        self.brokers = Brokers(self.config, self.wake, self.metrics, Random(7))
+        self.metadata = Metadata(self.config, self.brokers, self.wake, self.metrics, Random(7))
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Net:
+        return self
+
+    def run(self) -> None:
+        self._task = asyncio.create_task(self.metadata.run(), name="aioproducer metadata")
+
+    async def start(self) -> None:
+        self.run()
+        await self.metadata.first_update(asyncio.get_running_loop().time() + LONG)
+
+    async def become_ready(self, node_id: int) -> None:
+        """What the sender does: ask, sleep until the wake-up event or the time to try again."""
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(LONG):
+            while not self.brokers.ready(node_id):
+                self.wake.clear()
+                retry_at = self.brokers.retry_at(node_id)
+                try:
+                    async with asyncio.timeout_at(retry_at or loop.time() + 3000 * MS):
+                        await self.wake.wait()
+                except TimeoutError:
+                    assert retry_at is not None, "nobody woke the sender"
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        await self.brokers.close()

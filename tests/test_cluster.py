@@ -1,0 +1,310 @@
+"""The cluster as a value: merging answers, keeping leader epochs, taking hints."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+
+from aioproducer.cluster import Cluster, PartitionInfo
+from aioproducer.errors import ProtocolError
+from aioproducer.protocol.error_codes import ErrorCode
+from aioproducer.protocol.messages import MetadataResponse, ProduceResponse
+from aioproducer.types import Node
+
+OLD_ID, NEW_ID = UUID(int=1), UUID(int=2)
+Broker = MetadataResponse.MetadataResponseBroker
+Topic = MetadataResponse.MetadataResponseTopic
+Partition = MetadataResponse.MetadataResponsePartition
+
+
+def partition(index: int = 0, leader: int = 1, epoch: int = 5, error: int = 0) -> Partition:
+    return Partition(
+        partition_index=index,
+        leader_id=leader,
+        leader_epoch=epoch,
+        error_code=error,
+        replica_nodes=[1, 2],
+        isr_nodes=[1],
+        offline_replicas=[2],
+    )
+
+
+def topic(*partitions: Partition, name: str = "t", topic_id: UUID = OLD_ID, error: int = 0) -> Topic:
+    return Topic(name=name, topic_id=topic_id, partitions=list(partitions), error_code=error)
+
+
+def response(
+    *topics: Topic, nodes: tuple[int, ...] = (1, 2), cluster_id: str | None = "c"
+) -> MetadataResponse:
+    brokers = [Broker(node_id=node, host=f"b{node}", port=9092, rack="r") for node in nodes]
+    return MetadataResponse(brokers=brokers, controller_id=1, cluster_id=cluster_id, topics=list(topics))
+
+
+def known(*topics: Topic, **keywords: object) -> Cluster:
+    return Cluster.empty().merged(response(*topics, **keywords), [one.name for one in topics])
+
+
+def leader_of(cluster: Cluster, index: int = 0) -> tuple[int, int]:
+    info = cluster.topics["t"].partitions[index]
+    return info.leader, info.leader_epoch
+
+
+def test_an_answer_becomes_nodes_topics_and_partitions():
+    cluster = known(topic(partition(0), partition(1, leader=2)))
+
+    assert cluster.nodes == {1: Node(1, "b1", 9092, "r"), 2: Node(2, "b2", 9092, "r")}
+    assert (cluster.controller_id, cluster.cluster_id) == (1, "c")
+    assert cluster.topic("t").topic_id == OLD_ID
+    assert cluster.partition("t", 0) == PartitionInfo("t", 0, 1, 5, (1, 2), (1,), (2,), 0)
+    assert cluster.partition("t", 1).leader == 2
+    assert cluster.partition("t", 2) is None
+    assert cluster.partition("other", 0) is None
+
+
+def test_partitions_are_in_order_whatever_order_the_answer_has():
+    cluster = known(topic(partition(2), partition(0), partition(1)))
+
+    assert [info.partition for info in cluster.topics["t"].partitions] == [0, 1, 2]
+
+
+def test_available_partitions_are_those_with_a_leader():
+    cluster = known(topic(partition(0), partition(1, leader=-1), partition(2, leader=2)))
+
+    assert cluster.topics["t"].available == [0, 2]
+
+
+def test_topics_that_were_not_asked_for_stay():
+    before = known(topic(partition()), topic(partition(), name="u"))
+
+    after = before.merged(response(topic(partition(epoch=6))), ["t"])
+
+    assert leader_of(after) == (1, 6)
+    assert after.topics["u"] is before.topics["u"]
+
+
+def test_topics_that_nobody_asked_for_are_not_taken():
+    cluster = Cluster.empty().merged(response(topic(partition()), topic(partition(), name="x")), ["t"])
+
+    assert list(cluster.topics) == ["t"]
+
+
+def test_a_topic_that_the_answer_left_out_is_unknown():
+    cluster = Cluster.empty().merged(response(), ["t"])
+
+    assert cluster.topic("t") is None
+    assert cluster.topics["t"].error == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def test_an_answer_without_news_returns_the_same_snapshot():
+    before = known(topic(partition()))
+
+    assert before.merged(response(topic(partition())), ["t"]) is before
+
+
+def test_an_answer_without_brokers_is_refused():
+    before = known(topic(partition()))
+
+    with pytest.raises(ProtocolError, match="without any broker"):
+        before.merged(response(topic(partition()), nodes=()), ["t"])
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "node_id"),
+    [
+        ("", 9092, 1),
+        ("a b", 9092, 1),
+        ("user@host", 9092, 1),
+        ("host\n", 9092, 1),
+        ("x" * 256, 9092, 1),
+        ("host", 0, 1),
+        ("host", 65536, 1),
+        ("host", -1, 1),
+        ("host", 9092, -1),
+    ],
+)
+def test_a_broker_that_nobody_can_connect_to_is_ignored(host, port, node_id):
+    answer = response(topic(partition()), nodes=(2,))
+    answer.brokers.append(Broker(node_id=node_id, host=host, port=port))
+
+    cluster = Cluster.empty().merged(answer, ["t"])
+
+    assert list(cluster.nodes) == [2]
+    assert leader_of(cluster) == (-1, 5)
+
+
+def test_a_leader_that_is_no_broker_of_the_cluster_is_none():
+    cluster = known(topic(partition(leader=9)))
+
+    assert leader_of(cluster) == (-1, 5)
+
+
+def test_a_topic_without_partitions_waits_for_its_leaders():
+    cluster = known(topic())
+
+    assert cluster.topic("t") is None
+    assert cluster.topics["t"].error == ErrorCode.LEADER_NOT_AVAILABLE
+
+
+@pytest.mark.parametrize("indexes", [(0, 2), (1, 2), (0, 0), (0, 2**31 - 1), (-1, 0)])
+def test_partitions_with_gaps_or_repetitions_are_not_taken(indexes):
+    cluster = known(topic(*map(partition, indexes)))
+
+    assert cluster.topic("t") is None
+    assert cluster.topics["t"].partitions == ()
+
+
+def test_a_partition_without_leader_keeps_its_epoch():
+    cluster = known(topic(partition(leader=1, error=ErrorCode.LEADER_NOT_AVAILABLE)))
+
+    assert leader_of(cluster) == (-1, 5)
+    assert cluster.topic("t") is not None
+
+
+def test_leader_epochs_never_go_backwards():
+    before = known(topic(partition(leader=1, epoch=5)))
+
+    stale = before.merged(response(topic(partition(leader=2, epoch=4))), ["t"])
+    newer = before.merged(response(topic(partition(leader=2, epoch=6))), ["t"])
+
+    assert leader_of(stale) == (1, 5)
+    assert leader_of(newer) == (2, 6)
+
+
+def test_an_answer_without_epoch_is_taken_and_the_known_epoch_stays():
+    before = known(topic(partition(leader=1, epoch=5)))
+
+    after = before.merged(response(topic(partition(leader=2, epoch=-1))), ["t"])
+
+    assert leader_of(after) == (2, 5)
+
+
+def test_a_new_topic_id_starts_epochs_and_partitions_anew():
+    before = known(topic(partition(0), partition(1)))
+
+    after = before.merged(response(topic(partition(0, leader=2, epoch=0), topic_id=NEW_ID)), ["t"])
+
+    assert leader_of(after) == (2, 0)
+    assert len(after.topics["t"].partitions) == 1
+
+
+def test_an_older_broker_takes_no_topic_id_away():
+    before = known(topic(partition()))
+
+    after = before.merged(response(topic(partition(epoch=6), topic_id=UUID(int=0))), ["t"])
+
+    assert after.topics["t"].topic_id == OLD_ID
+    assert leader_of(after) == (1, 6)
+
+
+def test_partitions_of_the_same_topic_are_only_ever_added():
+    before = known(topic(partition(0), partition(1)))
+
+    fewer = before.merged(response(topic(partition(0))), ["t"])
+    more = before.merged(response(topic(partition(0), partition(1), partition(2))), ["t"])
+
+    assert len(fewer.topics["t"].partitions) == 2
+    assert len(more.topics["t"].partitions) == 3
+
+
+def test_a_topic_with_an_error_is_not_usable_but_keeps_its_epochs():
+    before = known(topic(partition(epoch=5)))
+
+    gone = before.merged(response(topic(error=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)), ["t"])
+    stale = gone.merged(response(topic(partition(leader=2, epoch=4))), ["t"])
+
+    assert gone.topic("t") is None
+    assert gone.partition("t", 0) is None
+    assert leader_of(stale) == (1, 5)
+
+
+def test_a_broker_that_left_the_cluster_leads_nothing_any_more():
+    before = known(topic(partition()), topic(partition(leader=2), name="u"))
+
+    after = before.merged(response(nodes=(2,)), [])
+
+    assert leader_of(after) == (-1, 5)
+    assert after.topics["u"] is before.topics["u"]
+
+
+def test_a_stale_answer_does_not_bring_back_a_leader_that_is_gone():
+    before = known(topic(partition(leader=1, epoch=5)))
+
+    after = before.merged(response(topic(partition(leader=2, epoch=4)), nodes=(2,)), ["t"])
+
+    assert leader_of(after) == (-1, 5)
+
+
+def endpoint(node_id: int, host: str = "new", port: int = 9093) -> ProduceResponse.NodeEndpoint:
+    return ProduceResponse.NodeEndpoint(node_id=node_id, host=host, port=port)
+
+
+def test_a_hint_with_a_newer_epoch_moves_the_leader():
+    before = known(topic(partition()))
+
+    after = before.with_leader_hint("t", 0, 2, 6, [])
+
+    assert leader_of(after) == (2, 6)
+    assert leader_of(before) == (1, 5)
+
+
+def test_a_hint_may_bring_a_broker_that_was_not_known():
+    after = known(topic(partition())).with_leader_hint("t", 0, 7, 6, [endpoint(3), endpoint(7)])
+
+    assert leader_of(after) == (7, 6)
+    assert after.nodes[7] == Node(7, "new", 9093)
+    assert 3 not in after.nodes
+
+
+@pytest.mark.parametrize(
+    ("name", "index", "leader", "epoch", "endpoints"),
+    [
+        ("t", 0, 2, 5, []),
+        ("t", 0, 2, 4, []),
+        ("t", 0, -1, 6, []),
+        ("t", 0, 9, 6, []),
+        ("t", 0, 9, 6, [endpoint(9, host="")]),
+        ("t", 0, 9, 6, [endpoint(9, port=0)]),
+        ("t", 1, 2, 6, []),
+        ("t", -1, 2, 6, []),
+        ("other", 0, 2, 6, []),
+    ],
+)
+def test_a_hint_that_is_old_or_makes_no_sense_changes_nothing(name, index, leader, epoch, endpoints):
+    before = known(topic(partition()))
+
+    assert before.with_leader_hint(name, index, leader, epoch, endpoints) is before
+
+
+def test_metadata_older_than_a_hint_does_not_undo_it():
+    hinted = known(topic(partition(epoch=5))).with_leader_hint("t", 0, 2, 6, [])
+
+    after = hinted.merged(response(topic(partition(leader=1, epoch=5))), ["t"])
+
+    assert leader_of(after) == (2, 6)
+
+
+def test_without_leaders_only_names_ids_and_counts_are_left():
+    after = known(topic(partition(0), partition(1))).without_leaders()
+
+    assert after.nodes == {}
+    assert [(p.leader, p.leader_epoch) for p in after.topics["t"].partitions] == [(-1, -1), (-1, -1)]
+    assert after.topic("t").topic_id == OLD_ID
+    assert after.with_leader_hint("t", 0, 7, 6, [endpoint(7)]) is after
+
+
+def test_after_a_new_bootstrap_lower_epochs_are_taken():
+    forgotten = known(topic(partition(epoch=5))).without_leaders()
+
+    after = forgotten.merged(response(topic(partition(leader=2, epoch=1))), ["t"])
+
+    assert leader_of(after) == (2, 1)
+
+
+def test_forgotten_topics_are_not_known_any_more():
+    before = known(topic(partition()), topic(partition(), name="u"))
+
+    after = before.without_topics(["t"])
+
+    assert list(after.topics) == ["u"]
+    assert after.nodes is before.nodes

@@ -1,0 +1,349 @@
+"""Sequences, epochs, and how many batches may be in flight: the rules that keep one name for one byte string."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aioproducer.idempotence import (
+    LAST_EPOCH,
+    LAST_SEQUENCE,
+    Idempotence,
+    PartitionSequence,
+    ProducerIdentity,
+    sequence_after,
+)
+
+TOPIC = UUID(int=1)
+NO_ID = UUID(int=0)
+IDENTITY = ProducerIdentity(4711, 0)
+LEADER, OTHER_LEADER = 1, 2
+MOST = 5
+
+
+def begun(epoch: int = 0) -> tuple[Idempotence, PartitionSequence]:
+    """With an identity, and a partition that has adopted it."""
+    idempotence = Idempotence(True)
+    idempotence.identity = ProducerIdentity(4711, epoch)
+    sequence = idempotence.sequence_of(None, TOPIC, 0)
+    idempotence.begin(sequence)
+    return idempotence, sequence
+
+
+# --------------------------------------------------------------------------------------------------- sequences
+
+
+@pytest.mark.parametrize(
+    ("sequence", "count", "expected"),
+    [
+        (0, 1, 1),
+        (0, 0, 0),
+        (LAST_SEQUENCE - 1, 1, LAST_SEQUENCE),
+        (LAST_SEQUENCE, 1, 0),
+        # org.apache.kafka.common.record.DefaultRecordBatchTest.testIncrementSequence
+        (LAST_SEQUENCE - 1, 2, 0),
+        (0, 5, 5),
+        (LAST_SEQUENCE, 2, 1),
+        (LAST_SEQUENCE - 10, 100, 89),
+    ],
+)
+def test_sequence_wraps_to_zero(sequence, count, expected):
+    assert sequence_after(sequence, count) == expected
+
+
+@given(st.integers(0, LAST_SEQUENCE), st.integers(1, LAST_SEQUENCE))
+def test_sequence_is_counted_as_kafka_counts_it(sequence, count):
+    expected = (
+        sequence + count if sequence <= LAST_SEQUENCE - count else count - (LAST_SEQUENCE - sequence) - 1
+    )
+
+    assert sequence_after(sequence, count) == expected
+
+
+def test_batches_of_a_partition_are_numbered_one_behind_the_other():
+    idempotence, sequence = begun()
+
+    assert [idempotence.take(sequence, count) for count in (3, 1, 500, 1)] == [0, 3, 4, 504]
+
+
+def test_batch_that_straddles_the_wrap_starts_before_it_and_the_next_one_behind():
+    idempotence, sequence = begun()
+    sequence.next_sequence = LAST_SEQUENCE - 1
+
+    # Its five records have the sequences 2**31-2, 2**31-1, 0, 1, 2.
+    assert idempotence.take(sequence, 5) == LAST_SEQUENCE - 1
+    assert idempotence.take(sequence, 1) == 3
+
+
+def test_batch_that_ends_with_the_last_sequence_is_followed_by_zero():
+    idempotence, sequence = begun()
+    sequence.next_sequence = LAST_SEQUENCE - 4
+
+    assert idempotence.take(sequence, 5) == LAST_SEQUENCE - 4
+    assert idempotence.take(sequence, 5) == 0
+
+
+# ---------------------------------------------------------------------------------------------- keyed by topic id
+
+
+def test_state_is_that_of_the_topic_id_and_partition_and_is_kept():
+    idempotence, sequence = begun()
+    idempotence.take(sequence, 7)
+
+    assert idempotence.sequence_of(None, TOPIC, 0) is sequence
+    assert idempotence.sequence_of(sequence, TOPIC, 0) is sequence
+    assert idempotence.sequence_of(None, TOPIC, 1) is not sequence
+
+
+def test_topic_made_anew_under_its_old_name_starts_anew_and_the_old_one_is_remembered():
+    idempotence, sequence = begun()
+    idempotence.take(sequence, 7)
+
+    again = idempotence.sequence_of(sequence, UUID(int=2), 0)
+
+    assert again is not sequence
+    assert (again.topic_id, again.next_sequence, again.identity) == (UUID(int=2), 0, None)
+    assert idempotence.sequence_of(again, TOPIC, 0) is sequence
+
+
+def test_state_goes_on_while_metadata_does_not_know_the_topics_id():
+    idempotence, sequence = begun()
+    idempotence.take(sequence, 7)
+
+    assert idempotence.sequence_of(sequence, NO_ID, 0) is sequence
+    assert sequence.topic_id == TOPIC
+
+
+def test_state_of_a_topic_without_id_goes_on_when_its_id_is_learned():
+    idempotence = Idempotence(True)
+    idempotence.identity = IDENTITY
+    sequence = idempotence.sequence_of(None, NO_ID, 0)
+    idempotence.begin(sequence)
+    idempotence.take(sequence, 7)
+    assert idempotence.sequence_of(sequence, NO_ID, 0) is sequence
+
+    learned = idempotence.sequence_of(sequence, TOPIC, 0)
+
+    assert learned is sequence
+    assert (learned.topic_id, learned.next_sequence) == (TOPIC, 7)
+    assert idempotence.sequence_of(learned, UUID(int=2), 0) is not sequence
+
+
+def test_partitions_count_for_themselves():
+    idempotence, first = begun()
+    second = idempotence.sequence_of(None, TOPIC, 1)
+    idempotence.begin(second)
+
+    idempotence.take(first, 100)
+
+    assert idempotence.take(second, 1) == 0
+
+
+# ------------------------------------------------------------------------------------------------ in flight
+
+
+def test_one_batch_is_in_flight_until_the_first_acknowledgement():
+    idempotence, sequence = begun()
+    assert idempotence.may_be_in_flight(sequence, LEADER, MOST) == 1
+
+    idempotence.acknowledged(sequence, IDENTITY, LEADER)
+
+    assert idempotence.may_be_in_flight(sequence, LEADER, MOST) == MOST
+
+
+def test_acknowledgement_counts_for_its_leader_only():
+    idempotence, sequence = begun()
+
+    idempotence.acknowledged(sequence, IDENTITY, LEADER)
+
+    assert idempotence.may_be_in_flight(sequence, OTHER_LEADER, MOST) == 1
+    idempotence.acknowledged(sequence, IDENTITY, OTHER_LEADER)
+    assert idempotence.may_be_in_flight(sequence, OTHER_LEADER, MOST) == MOST
+    assert idempotence.may_be_in_flight(sequence, LEADER, MOST) == 1
+
+
+def test_acknowledgement_counts_for_its_identity_only():
+    idempotence, sequence = begun()
+    idempotence.acknowledged(sequence, IDENTITY, LEADER)
+
+    idempotence.bump()
+    assert idempotence.may_be_in_flight(sequence, LEADER, MOST) == 1  # it has not adopted the new epoch yet
+    idempotence.begin(sequence)
+    assert idempotence.may_be_in_flight(sequence, LEADER, MOST) == 1
+    idempotence.acknowledged(sequence, IDENTITY, LEADER)  # a late answer under the old epoch
+
+    assert idempotence.may_be_in_flight(sequence, LEADER, MOST) == 1
+    assert idempotence.identity is not None
+    idempotence.acknowledged(sequence, idempotence.identity, LEADER)
+    assert idempotence.may_be_in_flight(sequence, LEADER, MOST) == MOST
+
+
+def test_one_batch_is_in_flight_without_numbers_or_without_an_identity():
+    disabled = Idempotence(False)
+    assert disabled.may_be_in_flight(disabled.sequence_of(None, TOPIC, 0), LEADER, MOST) == 1
+    without = Idempotence(True)
+    assert without.may_be_in_flight(without.sequence_of(None, TOPIC, 0), LEADER, MOST) == 1
+
+
+def test_one_batch_is_in_flight_while_there_is_a_gap():
+    idempotence, sequence = begun()
+    idempotence.acknowledged(sequence, IDENTITY, LEADER)
+
+    idempotence.given_up(sequence, IDENTITY)
+
+    assert idempotence.may_be_in_flight(sequence, LEADER, MOST) == 1
+
+
+# -------------------------------------------------------------------------------------------------- gaps, epochs
+
+
+def test_identity_is_needed_only_where_batches_are_numbered():
+    idempotence = Idempotence(True)
+    assert idempotence.needs_identity
+    idempotence.identity = IDENTITY
+    assert not idempotence.needs_identity
+    assert not Idempotence(False).needs_identity
+
+
+def test_partition_adopts_the_identity_when_it_begins():
+    idempotence = Idempotence(True)
+    sequence = idempotence.sequence_of(None, TOPIC, 0)
+    idempotence.begin(sequence)
+    assert sequence.identity is None
+
+    idempotence.identity = IDENTITY
+    idempotence.begin(sequence)
+
+    assert sequence.identity == IDENTITY
+
+
+def test_beginning_again_keeps_the_numbers():
+    idempotence, sequence = begun()
+    idempotence.take(sequence, 5)
+    idempotence.acknowledged(sequence, IDENTITY, LEADER)
+
+    idempotence.begin(sequence)
+
+    assert idempotence.identity == IDENTITY
+    assert sequence.next_sequence == 5
+    assert idempotence.may_be_in_flight(sequence, LEADER, MOST) == MOST
+
+
+def test_gap_raises_the_epoch_when_the_partition_begins_again_and_not_before():
+    idempotence, sequence = begun()
+    idempotence.take(sequence, 5)
+
+    idempotence.given_up(sequence, IDENTITY)
+    assert idempotence.identity == IDENTITY
+    idempotence.begin(sequence)
+
+    assert idempotence.identity == ProducerIdentity(4711, 1)
+    assert sequence.identity == idempotence.identity
+    assert idempotence.take(sequence, 1) == 0
+    assert not sequence.has_gap
+
+
+def test_other_partitions_adopt_a_raised_epoch_when_they_begin():
+    idempotence, sequence = begun()
+    other = idempotence.sequence_of(None, TOPIC, 1)
+    idempotence.begin(other)
+    idempotence.take(other, 9)
+    idempotence.given_up(sequence, IDENTITY)
+    idempotence.begin(sequence)
+    assert (other.identity, other.next_sequence) == (IDENTITY, 9)
+
+    idempotence.begin(other)
+
+    assert idempotence.identity == ProducerIdentity(4711, 1)
+    assert (other.identity, other.next_sequence) == (idempotence.identity, 0)
+
+
+def test_two_gaps_under_one_epoch_raise_it_once():
+    idempotence, sequence = begun()
+    other = idempotence.sequence_of(None, TOPIC, 1)
+    idempotence.begin(other)
+
+    idempotence.given_up(sequence, IDENTITY)
+    idempotence.given_up(other, IDENTITY)
+    idempotence.begin(sequence)
+    idempotence.begin(other)
+
+    assert idempotence.identity == ProducerIdentity(4711, 1)
+    assert not other.has_gap
+
+
+def test_later_acknowledgement_under_the_same_identity_closes_a_gap():
+    idempotence, sequence = begun()
+    idempotence.given_up(sequence, IDENTITY)
+
+    idempotence.acknowledged(sequence, IDENTITY, LEADER)
+    idempotence.begin(sequence)
+
+    assert idempotence.identity == IDENTITY
+
+
+def test_what_is_said_of_an_old_identity_changes_nothing():
+    idempotence, sequence = begun()
+    idempotence.bump()
+    idempotence.begin(sequence)
+
+    idempotence.given_up(sequence, IDENTITY)
+    idempotence.acknowledged(sequence, IDENTITY, LEADER)
+
+    assert not sequence.has_gap
+    assert sequence.confirmed_on is None
+
+
+def test_after_the_last_epoch_a_new_identity_is_needed_and_the_partition_starts_anew_with_it():
+    idempotence, sequence = begun(epoch=LAST_EPOCH)
+    idempotence.take(sequence, 5)
+    idempotence.given_up(sequence, ProducerIdentity(4711, LAST_EPOCH))
+
+    idempotence.begin(sequence)
+
+    assert idempotence.identity is None
+    assert idempotence.needs_identity
+    assert sequence.identity == ProducerIdentity(4711, LAST_EPOCH)
+    assert idempotence.may_be_in_flight(sequence, LEADER, MOST) == 1
+    idempotence.begin(sequence)  # still none: nothing happens
+    assert idempotence.identity is None
+    idempotence.identity = ProducerIdentity(4712, 0)
+    idempotence.begin(sequence)
+    assert idempotence.identity == ProducerIdentity(4712, 0)
+    assert idempotence.take(sequence, 1) == 0
+
+
+def test_last_epoch_itself_is_used():
+    idempotence, _ = begun(epoch=LAST_EPOCH - 1)
+
+    idempotence.bump()
+
+    assert idempotence.identity == ProducerIdentity(4711, LAST_EPOCH)
+
+
+@given(
+    st.lists(st.sampled_from(["take", "give up", "acknowledge", "bump", "begin"]), max_size=60),
+    st.integers(1, 9),
+)
+def test_no_name_is_ever_given_twice(steps, count):
+    idempotence, sequence = begun()
+    given_names: set[tuple[ProducerIdentity, int]] = set()
+
+    for step in steps:
+        assert sequence.identity is not None
+        if step == "take" and sequence.identity == idempotence.identity and not sequence.has_gap:
+            first = idempotence.take(sequence, count)
+            names = {(sequence.identity, first + offset) for offset in range(count)}
+            assert not names & given_names
+            given_names |= names
+        elif step == "give up":
+            idempotence.given_up(sequence, sequence.identity)
+        elif step == "acknowledge":
+            idempotence.acknowledged(sequence, sequence.identity, LEADER)
+        elif step == "bump":
+            idempotence.bump()
+        elif step == "begin":
+            idempotence.begin(sequence)

@@ -1,0 +1,125 @@
+"""Histograms are accurate enough, and snapshots are frozen."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aioproducer.metrics import Distribution, Histogram, Metrics, MetricsSnapshot, NodeSnapshot
+
+WORST = 2 ** (1 / 4)
+"""A bucket's upper end over its lower one."""
+
+
+def filled(values: list[float]) -> Histogram:
+    histogram = Histogram()
+    for value in values:
+        histogram.add(value)
+    return histogram
+
+
+def exact(values: list[float], q: float) -> float:
+    return sorted(values)[max(math.ceil(q * len(values)) - 1, 0)]
+
+
+@given(st.lists(st.floats(1e-6, 1e12), min_size=1, max_size=300), st.floats(0, 1))
+def test_quantile_is_never_too_small_and_at_most_a_bucket_too_large(values, q):
+    # An ulp of slack: q * count may be rounded to either side of a whole number.
+    found = filled(values).quantile(q)
+    lower = exact(values, max(q - 1e-9, 0))
+    upper = exact(values, min(q + 1e-9, 1))
+
+    assert lower * (1 - 1e-9) <= found <= upper * WORST * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("q", [0.01, 0.5, 0.9, 0.99, 0.999])
+def test_quantiles_of_many_latencies_are_at_most_a_fifth_off(q):
+    random = Random(3)
+    values = [random.lognormvariate(-5, 1.5) for _ in range(20_000)]
+
+    assert exact(values, q) <= filled(values).quantile(q) <= 1.19 * exact(values, q)
+
+
+def test_largest_value_is_exact_and_no_quantile_is_above_it():
+    histogram = filled([1.0, 3.0, 1000.0])
+
+    assert histogram.maximum == 1000.0
+    assert histogram.quantile(1) == 1000.0
+    assert histogram.quantile(2) == 1000.0
+
+
+def test_histogram_without_values_is_all_zero():
+    assert Histogram().quantile(0.99) == 0.0
+    assert Histogram().snapshot() == Distribution(0, 0.0, 0.0, 0.0, 0.0)
+
+
+def test_values_of_zero_are_counted():
+    histogram = filled([0.0, 0.0, 8.0])
+
+    assert histogram.quantile(0.5) == pytest.approx(0, abs=1e-8)
+    assert histogram.quantile(0.99) == 8.0
+
+
+def test_value_can_be_added_several_times_at_once():
+    weighted, single = Histogram(), filled([0.25] * 30 + [2.0])
+    weighted.add(0.25, 30)
+    weighted.add(2.0)
+
+    assert weighted.snapshot() == single.snapshot()
+    assert weighted.snapshot().count == 31
+    assert weighted.snapshot().mean == pytest.approx((30 * 0.25 + 2) / 31)
+
+
+def test_memory_of_a_histogram_does_not_grow_with_its_values():
+    random = Random(3)
+
+    histogram = filled([random.uniform(1e-4, 100) for _ in range(50_000)])
+
+    assert len(histogram._buckets) <= 4 * 21
+
+
+def test_snapshot_does_not_change_with_its_histogram():
+    histogram = filled([1.0])
+    snapshot = histogram.snapshot()
+
+    histogram.add(100.0)
+
+    assert snapshot == Distribution(1, 1.0, 1.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("snapshot", [Distribution, NodeSnapshot, MetricsSnapshot])
+def test_snapshots_are_frozen(snapshot):
+    made = snapshot(**dict.fromkeys((field.name for field in dataclasses.fields(snapshot)), 0))
+
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(made, dataclasses.fields(snapshot)[0].name, 1)
+
+
+def test_each_node_has_its_counters_from_first_use():
+    metrics = Metrics()
+
+    first = metrics.node(1)
+    first.bytes_sent += 10
+
+    assert metrics.node(1) is first
+    assert metrics.node(2).bytes_sent == 0
+    assert list(metrics.nodes) == [1, 2]
+
+
+def test_errors_are_counted_by_name():
+    metrics = Metrics()
+
+    for name in ("NOT_LEADER_OR_FOLLOWER", "REQUEST_TIMED_OUT", "NOT_LEADER_OR_FOLLOWER"):
+        metrics.count_error(name)
+
+    assert metrics.errors == {"NOT_LEADER_OR_FOLLOWER": 2, "REQUEST_TIMED_OUT": 1}
+
+
+def test_producers_share_no_counter():
+    assert Metrics().errors is not Metrics().errors
+    assert Metrics().time_to_ack is not Metrics().time_to_ack
