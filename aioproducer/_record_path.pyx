@@ -570,6 +570,10 @@ cdef class Delivery:
         self.blocking = value
 
     @property
+    def _cancel_message(self):
+        return None                # asyncio.gather reads it of a cancelled child
+
+    @property
     def _loop(self):
         return self.batch.loop
 
@@ -662,6 +666,7 @@ cdef int send_to_delivery(PyObject* itself, PyObject* value, PyObject** result) 
     """The slot am_send: what `await` calls instead of __next__, so that no StopIteration is made for each result."""
     cdef Delivery self = <Delivery>itself
     cdef object answer
+    result[0] = NULL
     if self.state == PENDING and not self.batch.is_done:
         self.blocking = True
         answer = self

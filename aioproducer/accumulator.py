@@ -204,7 +204,10 @@ class Accumulator:
             info = cluster.topic(name)
             if info is not None:
                 self._file(topic, info)
-            elif name not in cluster.topics:
+            elif name in cluster.topics:
+                for queue in topic.queues:
+                    self._lead(queue, NO_NODE)  # for now the cluster does not know it
+            else:
                 # Forgotten as idle, or never to come back: the next record asks for it again.
                 del self.topics[name]
         for queue in self._filled:

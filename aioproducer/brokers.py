@@ -41,6 +41,7 @@ class _Link:
         "connection",
         "dialing_since",
         "failed_setups",
+        "failing_since",
         "failures",
         "last_error",
         "losses",
@@ -61,6 +62,8 @@ class _Link:
         """Connections in a row that could not be made or did not last."""
         self.failed_setups = 0
         """Connections in a row that could not be made."""
+        self.failing_since: float | None = None
+        """When the first of these began."""
         self.losses = 0
         """All connections that broke or could not be made."""
         self.retry_at = 0.0
@@ -317,9 +320,13 @@ class Brokers:
 
     @property
     def is_unreachable(self) -> bool:
-        """No broker is connected or being connected to, and the last attempt with each failed."""
+        """For a while by now (reconnect_backoff_max) each attempt to connect to any broker has failed."""
+        before = asyncio.get_running_loop().time() - self._config.reconnect_backoff_max
         return all(
-            link.connection is None and link.task is None and link.failed_setups > 0
+            link.connection is None
+            and link.task is None
+            and link.failing_since is not None
+            and link.failing_since <= before
             for link in self._links.values()
         )
 
@@ -395,6 +402,8 @@ class Brokers:
             await connection.connect()
         except KafkaError as error:
             link.failed_setups += 1
+            if link.failing_since is None:
+                link.failing_since = link.dialing_since
             self._lost(link, error)
             return
         if self._links.get(link.node.node_id) is not link:
@@ -405,6 +414,7 @@ class Brokers:
         link.connection = connection
         link.ready_since = asyncio.get_running_loop().time()
         link.failed_setups = 0
+        link.failing_since = None
         link.last_error = None
 
     def _dialed(self, link: _Link, task: asyncio.Task[None]) -> None:

@@ -79,8 +79,6 @@ class Sender:
     async def run(self) -> None:
         """Pass after pass, for ever; cancelled by close()."""
         try:
-            if self._idempotence.needs_identity:
-                self._want_identity()
             while True:
                 self._wake.clear()
                 await self._sleep_until(self._pass(self._loop.time()))
@@ -113,12 +111,13 @@ class Sender:
                 for topic in sorted(self._accumulator.topics_without_leader()):
                     self._metadata.touch(topic)
                 self._metadata.request_update()
-            elif self._idempotence.needs_identity:
-                self._want_identity()
-            else:
+            elif not self._idempotence.needs_identity:
                 again_at = self._send_to(node_id, now)
                 if again_at is not None:
                     times.append(again_at)
+        if self._idempotence.needs_identity and (nodes or self._identity_task is None):
+            # At the start, so that the first record need not wait for it; later, if the last epoch is used up.
+            self._want_identity()
         if self._brokers.update_wanted:
             self._brokers.update_wanted = False
             self._metadata.request_update()

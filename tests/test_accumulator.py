@@ -1,560 +1,31 @@
-"""The accumulator without a sender and without sockets: memory, what is due, what is drained, and in which order."""
+"""The accumulator without a sender and without sockets: what is due, what is drained, and in which order."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable
-from concurrent.futures import Executor, Future
-from contextlib import asynccontextmanager
-from functools import partial
 from random import Random
-from uuid import UUID
 
 import pytest
 
-from aioproducer import Producer, accumulator
-from aioproducer._record_path import Delivery, PartitionQueue, RecordPath, Topic
-from aioproducer.accumulator import NO_NODE, Accumulator
-from aioproducer.batch import BatchBuilder, BatchState, ProducerBatch
-from aioproducer.cluster import Cluster, PartitionInfo, TopicInfo
+from aioproducer import accumulator
+from aioproducer._record_path import PartitionQueue, Topic
+from aioproducer.accumulator import NO_NODE
+from aioproducer.batch import BatchState, ProducerBatch
 from aioproducer.compression import Codec, compressor
-from aioproducer.errors import BufferTimeoutError, DeliveryError, ProducerClosed
-from aioproducer.types import Node
+from aioproducer.errors import DeliveryError
+from tests.accumulator_bench import (
+    LONG,
+    Bench,
+    cluster_of,
+    partitions_of,
+    small_bench,
+    topic_info,
+    turns,
+    waiting_sends,
+)
 from tests.conftest import MS
-
-NODES = {number: Node(number, f"broker-{number}", 9092) for number in range(3)}
-LONG = 60_000
-"""Linger, in ms, of a batch that shall not become due by itself."""
-
-
-def topic_info(leaders: Iterable[int], name: str = "orders", topic_id: int = 1) -> TopicInfo:
-    partitions = tuple(
-        PartitionInfo(name, number, leader, 0, (leader,), (leader,), (), 0)
-        for number, leader in enumerate(leaders)
-    )
-    return TopicInfo(name, UUID(int=topic_id), partitions, 0, False)
-
-
-def cluster_of(*topics: TopicInfo) -> Cluster:
-    return Cluster(NODES, 0, "cluster", {topic.name: topic for topic in topics})
-
-
-class CountingEvent(asyncio.Event):
-    """How often was it set?"""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sets = 0
-
-    def set(self) -> None:
-        self.sets += 1
-        super().set()
-
-    def counted(self) -> int:
-        """The number since the last call."""
-        sets, self.sets = self.sets, 0
-        return sets
-
-
-class HeldExecutor(Executor):
-    """Does its jobs when it is told to."""
-
-    def __init__(self) -> None:
-        self._jobs: list[tuple[Future, Callable[[], object]]] = []
-
-    def submit(self, function: Callable[..., object], /, *arguments: object, **named: object) -> Future:
-        done: Future = Future()
-        self._jobs.append((done, partial(function, *arguments, **named)))
-        return done
-
-    def work(self) -> None:
-        jobs, self._jobs = self._jobs, []
-        for done, job in jobs:
-            try:
-                done.set_result(job())
-            except Exception as error:
-                done.set_exception(error)
-
-
-class Path(RecordPath):
-    """`send` as Producer does it where there is no room."""
-
-    def __init__(self, accumulator: Accumulator, max_block: float) -> None:
-        self._accumulator = accumulator
-        self._max_block = max_block
-
-    async def _send_slowly(
-        self, topic: str, value: bytes, key: object, partition: int | None, *rest: object
-    ) -> Delivery:
-        append = partial(
-            self._append,
-            self._accumulator.topics[topic],
-            value,
-            key,
-            -1 if partition is None else partition,
-            None,
-            None,
-            True,
-        )
-        deadline = asyncio.get_running_loop().time() + self._max_block
-        return await self._accumulator.append_when_room(append, deadline)
-
-    def _try_send_slowly(self, *arguments: object) -> None:
-        return None
-
-
-class Bench:
-    """An accumulator with its topic "orders", and what stands round it."""
-
-    def __init__(self, leaders: Iterable[int] = (0,), **settings: object) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.config = Producer(**{"linger_ms": LONG, "acks": "all"} | settings).config
-        self.wake = CountingEvent()
-        self.executor = HeldExecutor()
-        self.accumulator = Accumulator(self.config, self.loop, self.wake, Random(7), self.executor)
-        self.memory = self.accumulator.memory
-        self.topic = self.accumulator.open_topic(topic_info(leaders))
-        self.path = Path(self.accumulator, self.config.max_block)
-        self.path._bind(
-            self.loop,
-            self.accumulator,
-            self.memory,
-            self.config.batch_size,
-            self.config.max_request_size,
-            True,
-            None,
-        )
-
-    def send(self, partition: int | None = 0, value: bytes = b"v", topic: str = "orders") -> Delivery:
-        delivery = self.path.try_send(topic, value, partition=partition)
-        assert delivery is not None, "no room"
-        return delivery
-
-    def fill(self, partition: int = 0, batches: int = 1) -> None:
-        """Send until so many batches are closed, with an open one behind."""
-        queue = self.topic.queues[partition]
-        closed = sum(batch.state is BatchState.CLOSED for batch in queue.batches)
-        while sum(batch.state is BatchState.CLOSED for batch in queue.batches) < closed + batches:
-            self.send(partition, b"v" * (self.config.batch_size // 4))
-
-    def ready(self, later: float = 0.0) -> list[int]:
-        """The nodes for which something is due `later` seconds from now."""
-        return self.accumulator.ready(self.loop.time() + later)[0]
-
-    def drain(
-        self, node: int = 0, later: float = 0.0, may_drain: Callable[..., bool] = lambda queue, batch: True
-    ) -> list[ProducerBatch]:
-        return self.accumulator.drain(node, self.loop.time() + later, may_drain)
-
-    def drain_all(self, node: int = 0) -> list[ProducerBatch]:
-        """Everything that is due for the node, also what becomes so by draining."""
-        found: list[ProducerBatch] = []
-        while node in self.ready() and (batches := self.drain(node)):
-            found += batches
-        return found
-
-    def succeed(self, *batches: ProducerBatch) -> None:
-        for batch in batches:
-            batch.sent(0)
-            batch.succeed(0, -1, -1)
-            self.accumulator.release(batch)
-
-    def give_up(self, *batches: ProducerBatch) -> None:
-        for batch in batches:
-            self.accumulator.forget(batch)
-            batch.give_up(DeliveryError("given up"))
-            self.accumulator.release(batch)
-
-    @property
-    def reserved(self) -> int:
-        return sum(batch.reserved for batch in self.accumulator.incomplete)
-
-    def check_memory(self) -> None:
-        assert self.memory.available == self.memory.total - self.reserved
-
-
-@asynccontextmanager
-async def waiting_sends(bench: Bench, values: Iterable[bytes]) -> AsyncIterator[list[asyncio.Task[Delivery]]]:
-    """Tasks that wait for room, in order; those left at the end are cancelled."""
-    tasks = [asyncio.ensure_future(bench.path.send("orders", value, partition=0)) for value in values]
-    await turns()
-    try:
-        yield tasks
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-
-
-async def turns(count: int = 10) -> None:
-    """Let everything happen that only waits for its turn of the loop."""
-    for _ in range(count):
-        await asyncio.sleep(0)
-
-
-def partitions_of(batches: Iterable[ProducerBatch]) -> list[int]:
-    return [batch.queue.partition for batch in batches]
-
-
-# ------------------------------------------------------------------------------------------------------ memory
-
-
-async def test_memory_is_what_the_batches_reserve_and_all_of_it_comes_back():
-    bench = Bench([0, 1], batch_size=4096)
-    bench.check_memory()
-    for number in range(200):
-        bench.send(number % 2, b"v" * (number * 7 % 500))
-        bench.check_memory()
-    bench.accumulator._flushing += 1
-    bench.ready()
-
-    batches = bench.drain_all(0) + bench.drain_all(1)
-    bench.check_memory()
-    assert bench.memory.available < bench.memory.total
-    bench.succeed(*batches[::2])
-    bench.check_memory()
-    for batch in batches[1::2]:
-        batch.sent(0)
-        batch.give_up(DeliveryError("refused"))
-        bench.accumulator.release(batch)
-
-    assert bench.memory.available == bench.memory.total
-    assert not bench.accumulator.incomplete
-
-
-async def test_closing_a_batch_returns_what_it_does_not_need():
-    bench = Bench(batch_size=16_384)
-    bench.topic.queues[0].size_hint = 10_000
-    bench.send()
-    assert bench.memory.available == bench.memory.total - 10_000
-
-    bench.ready(later=LONG)
-    [batch] = bench.drain()
-
-    assert bench.memory.available == bench.memory.total - len(batch.records)
-    bench.check_memory()
-
-
-async def test_compressed_batch_keeps_its_records_reserved_until_it_ends():
-    bench = Bench(compression_type="gzip", linger_ms=0)
-    bench.send(value=b"v" * 1000)
-    [batch] = bench.drain()
-
-    assert batch.codec is Codec.GZIP
-    assert batch.wire_size < 200
-    assert bench.memory.available <= bench.memory.total - 1000
-    bench.succeed(batch)
-    assert bench.memory.available == bench.memory.total
-
-
-async def test_expired_and_aborted_batches_return_their_memory_in_every_state():
-    bench = Bench(batch_size=1000)
-    bench.fill(batches=3)
-    bench.ready()
-    [in_flight] = bench.drain()
-    in_flight.sent(0)
-
-    later = bench.loop.time() + bench.config.delivery_timeout
-    expired = bench.accumulator.expired(later)
-
-    assert [batch.state for batch in expired] == [
-        BatchState.IN_FLIGHT,
-        BatchState.CLOSED,
-        BatchState.CLOSED,
-        BatchState.OPEN,
-    ]
-    assert bench.accumulator.expired(later - bench.config.delivery_timeout - 1) == []
-    bench.give_up(*expired)
-    assert bench.memory.available == bench.memory.total
-    assert bench.ready(later=LONG) == []
-    assert bench.topic.queues[0].tail is None
-    bench.send()
-    bench.check_memory()
-
-
-async def test_built_batch_takes_its_memory_when_it_is_sent_and_returns_it():
-    bench = Bench()
-    built = BatchBuilder(PartitionQueue("", -1), bench.loop, 1000)
-    while built.append(key=None, value=b"v" * 50) is not None:
-        pass
-
-    delivery = bench.accumulator.append_built(bench.topic.queues[0], built)
-
-    bench.check_memory()
-    assert bench.memory.available < bench.memory.total - 800
-    assert bench.ready() == [0]
-    bench.succeed(*bench.drain())
-    assert bench.memory.available == bench.memory.total
-    assert (await delivery).offset == 0
-
-
-async def test_built_batch_goes_behind_what_was_sent_before_and_closes_it():
-    bench = Bench()
-    bench.send()
-    built = BatchBuilder(PartitionQueue("", -1), bench.loop, 1000)
-    built.append(key=None, value=b"built")
-
-    bench.accumulator.append_built(bench.topic.queues[0], built)
-    bench.send()
-
-    queue = bench.topic.queues[0]
-    assert [batch.state for batch in queue.batches] == [BatchState.CLOSED, BatchState.CLOSED, BatchState.OPEN]
-    assert queue.batches[1].queue is queue
-    assert [batch.order for batch in queue.batches] == sorted(batch.order for batch in queue.batches)
-
-
-async def test_built_batch_without_memory_for_it_can_be_sent_later():
-    bench = Bench(buffer_memory=2000, batch_size=1900)
-    bench.send(value=b"v" * 900)
-    built = BatchBuilder(PartitionQueue("", -1), bench.loop, 1900)
-    built.append(key=None, value=b"v" * 1500)
-
-    assert bench.accumulator.append_built(bench.topic.queues[0], built) is None
-
-    bench.check_memory()
-    bench.ready(later=LONG)
-    bench.succeed(*bench.drain())
-    assert bench.accumulator.append_built(bench.topic.queues[0], built) is not None
-
-
-async def test_record_larger_than_batch_size_has_a_batch_of_its_own():
-    bench = Bench(batch_size=1000)
-    bench.send(value=b"small")
-    bench.send(value=b"v" * 5000)
-    bench.send(value=b"small")
-
-    batches = list(bench.topic.queues[0].batches)
-    assert [batch.record_count for batch in batches] == [1, 1, 1]
-    assert batches[1].size > 5000
-    bench.check_memory()
-
-
-async def test_record_larger_than_batch_size_is_due_at_once_because_its_batch_is_full():
-    bench = Bench(batch_size=1000)
-    bench.wake.counted()
-
-    bench.send(value=b"v" * 5000)
-
-    assert bench.wake.counted() > 0
-    assert bench.ready() == [0]
-    assert len(bench.drain()) == 1
-
-
-async def test_batch_starts_with_what_its_predecessor_used():
-    bench = Bench(batch_size=100_000, linger_ms=0)
-    bench.send(value=b"v" * 50)
-    assert bench.reserved == accumulator.SMALLEST_BATCH
-    for _ in range(500):
-        bench.send(value=b"v" * 50)
-    bench.ready()
-    [batch] = bench.drain()
-
-    bench.send(value=b"v" * 50)
-
-    assert bench.topic.queues[0].tail.reserved == len(batch.records)
-
-
-# -------------------------------------------------------------------------------------------- waiting for memory
-
-
-def small_bench(**settings: object) -> Bench:
-    """Room for one batch of about 1000 bytes, which is taken."""
-    bench = Bench(**{"buffer_memory": 1100, "batch_size": 1000} | settings)
-    bench.send(value=b"v" * 900)
-    return bench
-
-
-async def test_full_buffer_is_bounded_and_its_waiters_are_counted():
-    bench = small_bench()
-
-    async with waiting_sends(bench, [b"v" * 900] * 5) as tasks:
-        assert bench.memory.waiters == 5
-        assert not any(task.done() for task in tasks)
-        assert bench.memory.available >= 0
-        assert bench.path.try_send("orders", b"v", partition=0) is None
-
-    assert bench.memory.waiters == 0
-    bench.check_memory()
-
-
-async def test_waiters_are_served_first_come_first_served():
-    bench = small_bench()
-    served = []
-
-    async with waiting_sends(bench, [b"%d" % number * 900 for number in range(5)]) as tasks:
-        for number, task in enumerate(tasks):
-            task.add_done_callback(lambda _, number=number: served.append(number))
-        for number in range(5):
-            assert served == list(range(number))
-            bench.ready()
-            bench.succeed(*bench.drain())
-            await turns()
-
-        assert served == list(range(5))
-        bench.check_memory()
-
-
-async def test_newcomer_never_overtakes_a_waiter_even_if_it_would_fit():
-    bench = small_bench()
-    async with waiting_sends(bench, [b"v" * 900]) as tasks:
-        # 1 byte of records fits into what is left, 900 do not.
-        newcomer = asyncio.ensure_future(bench.path.send("orders", b"n", partition=0))
-        await turns()
-        assert bench.memory.waiters == 2
-        assert not newcomer.done()
-
-        bench.ready()
-        bench.succeed(*bench.drain())
-        assert bench.path.try_send("orders", b"n", partition=0) is None
-        await turns()
-
-        first, second = await asyncio.gather(*tasks, newcomer)
-        queue = bench.topic.queues[0]
-        records = [batch.record_count for batch in queue.batches]
-        assert sum(records) == 2
-        assert first.batch is queue.batches[0]
-        assert second.batch is queue.batches[-1]
-
-
-async def test_exactly_those_waiters_that_fit_are_woken():
-    bench = Bench(buffer_memory=4000, batch_size=1100)
-    for _ in range(3):
-        bench.send(value=b"v" * 1000)
-    attempts = Counter()
-
-    async def waiter(number: int) -> Delivery:
-        def append() -> Delivery | None:
-            attempts[number] += 1
-            return bench.path._append(bench.topic, b"w" * 1000, None, 0, None, None, True)
-
-        return await bench.accumulator.append_when_room(append, bench.loop.time() + 60)
-
-    tasks = [asyncio.ensure_future(waiter(number)) for number in range(20)]
-    await turns()
-    assert attempts == {0: 1}
-
-    bench.ready()
-    first, second = bench.drain() + bench.drain()
-    bench.succeed(first, second)
-    await turns()
-
-    assert [task.done() for task in tasks] == [True] * 2 + [False] * 18
-    assert attempts == {0: 2, 1: 1, 2: 1}
-    for task in tasks:
-        task.cancel()
-    await asyncio.wait(tasks)
-    bench.check_memory()
-
-
-async def test_memory_that_a_closing_batch_does_not_need_goes_to_a_waiter():
-    bench = Bench(buffer_memory=4000, batch_size=3600)
-    bench.topic.queues[0].size_hint = 3500
-    bench.send(value=b"v" * 10)
-    other = bench.accumulator.open_topic(topic_info([0], "other"))
-    append = partial(bench.path._append, other, b"v" * 1000, None, 0, None, None, True)
-    task = asyncio.ensure_future(bench.accumulator.append_when_room(append, bench.loop.time() + 60))
-    await turns()
-    assert not task.done()
-
-    bench.ready()
-    [batch] = bench.drain()
-    await turns()
-
-    assert task.done()
-    assert bench.memory.waiters == 0
-    assert batch.state is BatchState.CLOSED
-    bench.check_memory()
-
-
-async def test_waiter_gives_up_after_max_block():
-    bench = small_bench(max_block_ms=20)
-
-    with pytest.raises(
-        BufferTimeoutError, match=r"buffer of 1100 bytes.*for 0\.02 s \(max_block_ms\)"
-    ) as raised:
-        await bench.path.send("orders", b"v" * 900, partition=0)
-
-    assert raised.value.retriable
-    assert bench.memory.waiters == 0
-    bench.check_memory()
-    bench.ready(later=LONG)
-    bench.succeed(*bench.drain())
-    bench.send(value=b"v" * 900)
-
-
-async def test_waiter_behind_another_gives_up_after_max_block_too():
-    bench = small_bench(max_block_ms=20)
-
-    async with waiting_sends(bench, [b"v" * 900] * 3) as tasks:
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-
-    assert [type(result) for result in results] == [BufferTimeoutError] * 3
-    assert bench.memory.waiters == 0
-
-
-async def test_max_block_of_zero_does_not_wait():
-    bench = small_bench(max_block_ms=0)
-
-    with pytest.raises(BufferTimeoutError):
-        await bench.path.send("orders", b"v" * 900, partition=0)
-
-
-async def test_cancelled_waiter_leaks_nothing_and_the_next_one_has_its_turn():
-    bench = small_bench()
-
-    async with waiting_sends(bench, [b"v" * 900] * 3) as (first, second, third):
-        first.cancel()
-        await turns()
-        assert bench.memory.waiters == 2
-        second.cancel()
-        bench.ready()
-        bench.succeed(*bench.drain())
-        await turns()
-
-        assert first.cancelled()
-        assert second.cancelled()
-        assert third.done()
-        assert not third.cancelled()
-        assert bench.memory.waiters == 0
-        bench.check_memory()
-        bench.ready()
-        bench.accumulator._flushing += 1
-        bench.ready()
-        bench.succeed(*bench.drain())
-    assert bench.memory.available == bench.memory.total
-
-
-async def test_waiter_that_is_cancelled_when_its_room_came_passes_it_on():
-    bench = small_bench()
-
-    async with waiting_sends(bench, [b"v" * 900] * 2) as (first, second):
-        bench.ready()
-        bench.succeed(*bench.drain())
-        first.cancel()  # in the same turn in which it was woken
-        await turns()
-
-        assert first.cancelled()
-        assert second.done()
-        assert not second.cancelled()
-        bench.check_memory()
-
-
-async def test_close_fails_all_waiters_and_those_who_come_later():
-    bench = small_bench()
-
-    async with waiting_sends(bench, [b"v" * 900] * 3) as tasks:
-        bench.accumulator.close()
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-
-    assert [type(result) for result in results] == [ProducerClosed] * 3
-    assert len({id(result) for result in results}) == 3
-    with pytest.raises(ProducerClosed):
-        await bench.path.send("orders", b"v" * 900, partition=0)
-    assert bench.memory.waiters == 0
-
 
 # ------------------------------------------------------------------------------------------------ what is due
 
@@ -1263,20 +734,96 @@ async def test_topic_that_was_made_anew_with_fewer_partitions_gets_no_record_for
     assert {delivery.topic_partition.partition for delivery in deliveries} == {0, 1}
 
 
-# ------------------------------------------------------------------------------------------ unretrieved errors
+# ------------------------------------------------------------------------------------------------ all of it at once
 
 
-async def test_failed_records_that_nobody_looked_at_are_logged_once_for_each_topic_and_error(caplog):
-    bench = Bench([0, 1])
-    for _ in range(3):
-        bench.send(0, b"secret")
-        bench.send(1, b"secret")
+def check_invariants(bench: Bench) -> None:
+    bench.check_memory()
+    for queue in bench.topic.queues:
+        orders = [batch.order for batch in queue.batches]
+        assert orders == sorted(set(orders))
+        assert [batch for batch in queue.batches if batch.state is BatchState.OPEN] == (
+            [queue.tail] if queue.tail is not None else []
+        )
+        assert all(batch in bench.accumulator.incomplete for batch in queue.batches)
 
-    with caplog.at_level(logging.ERROR):
-        bench.give_up(*list(bench.accumulator.incomplete))
-        gc.collect()
 
-    assert bench.accumulator.unretrieved == {("orders", "DeliveryError"): 6}
-    assert len(caplog.records) == 1
-    assert "3 records for topic orders" in caplog.text
-    assert "secret" not in caplog.text
+@pytest.mark.parametrize("seed", range(25))
+async def test_whatever_happens_memory_is_exact_order_is_kept_and_what_is_due_can_be_drained(seed):
+    random = Random(seed)
+    codec = random.choice(["none", "gzip"])
+    bench = Bench([0, 1, 2, 0], batch_size=2000, buffer_memory=30_000, compression_type=codec, linger_ms=1000)
+    leaders = [0, 1, 2, 0]
+    now = bench.loop.time()
+    in_flight: list[ProducerBatch] = []
+    drained_orders: dict[PartitionQueue, int] = {}
+
+    def send() -> None:
+        value = random.randbytes(random.choice([1, 300, 1500, 4000]))
+        bench.path._append(bench.topic, value, None, random.randrange(-1, 4), None, None, True)
+
+    def drain() -> None:
+        bench.accumulator.ready(now)
+        for node in (0, 1, 2):
+            for batch in bench.accumulator.drain(node, now, lambda queue, batch: not queue.in_flight):
+                assert leaders[batch.queue.partition] == node
+                assert batch.order >= drained_orders.get(batch.queue, -1)
+                drained_orders[batch.queue] = batch.order
+                batch.sent(node)
+                batch.queue.in_flight.append(batch)
+                in_flight.append(batch)
+
+    def end(batch: ProducerBatch) -> None:
+        batch.succeed(0, -1, -1)
+        bench.accumulator.release(batch)
+
+    def answer() -> None:
+        if not in_flight:
+            return
+        batch = in_flight.pop(random.randrange(len(in_flight)))
+        batch.queue.in_flight.remove(batch)
+        if random.random() < 0.5:
+            end(batch)
+        else:
+            batch.returned()
+            bench.accumulator.requeue(batch, now + random.choice([0, 0.5]))
+        bench.accumulator.touch(batch.queue)
+
+    def give_up() -> None:
+        waiting = [batch for batch in bench.accumulator.incomplete if batch.state is not BatchState.IN_FLIGHT]
+        if waiting:
+            bench.give_up(random.choice(waiting))
+
+    def move_leaders() -> None:
+        leaders[:] = [random.choice([NO_NODE, 0, 1, 2]) for _ in leaders]
+        bench.accumulator.file_queues(cluster_of(topic_info(leaders)))
+
+    def hurry() -> None:
+        tail = random.choice(bench.topic.queues).tail
+        if tail is not None:
+            tail.is_due = True
+            bench.accumulator.hurry(tail)
+
+    steps = [send] * 8 + [drain] * 3 + [answer] * 4 + [give_up, move_leaders, hurry, bench.executor.work]
+    for _ in range(400):
+        random.choice(steps)()
+        await asyncio.sleep(0)
+        now += random.choice([0, 0.01, 0.3])
+        check_invariants(bench)
+
+    # Everything calms down: all of it can be sent.
+    leaders[:] = [0, 1, 2, 0]
+    bench.accumulator.file_queues(cluster_of(topic_info(leaders)))
+    now += 1000
+    for _ in range(len(bench.accumulator.incomplete) + 10):
+        bench.executor.work()
+        await asyncio.sleep(0)
+        drain()
+        for batch in in_flight:
+            batch.queue.in_flight.remove(batch)
+            end(batch)
+            bench.accumulator.touch(batch.queue)
+        in_flight.clear()
+    assert not bench.accumulator.incomplete
+    assert bench.memory.available == bench.memory.total
+    assert bench.accumulator.ready(now) == ([], None)

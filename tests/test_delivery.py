@@ -9,7 +9,9 @@ import pickle
 import subprocess
 import sys
 import traceback
+import types
 import weakref
+from collections.abc import Generator
 
 import pytest
 
@@ -153,6 +155,28 @@ async def test_error_that_came_while_tasks_waited_is_raised_in_each_of_them(path
 
 async def awaited(delivery: Delivery) -> RecordMetadata:
     return await delivery
+
+
+async def test_delivery_can_be_awaited_by_hand_and_in_generator_based_coroutines(path, accumulator):
+    delivery = path.try_send("orders", b"v")
+
+    @types.coroutine
+    def generator_based() -> Generator[object, None, RecordMetadata]:
+        return (yield from delivery)
+
+    by_hand = awaited(delivery)
+    assert by_hand.send(None) is delivery
+    with pytest.raises(RuntimeError, match="broken off"):
+        by_hand.throw(RuntimeError("broken off"))
+    task = asyncio.ensure_future(generator_based())
+    await asyncio.sleep(0)
+    accumulator.tail.succeed(5, -1, -1)
+
+    assert (await task).offset == 5
+    with pytest.raises(StopIteration) as stopped:
+        awaited(delivery).send(None)
+    assert stopped.value.value.offset == 5
+    assert list(delivery) == []  # as a done asyncio.Future: nothing left to yield
 
 
 async def test_single_record_fails_while_the_others_of_its_batch_do_not(path, accumulator):

@@ -399,7 +399,8 @@ async def test_send_can_be_a_task(path, accumulator):
     assert not delivery.done()
 
 
-async def test_long_loop_of_sends_lets_others_run(path):
+@pytest.mark.parametrize(("size", "count"), [(1, 20_000), (20_000, 500)])
+async def test_long_loop_of_sends_lets_others_run(path, size, count):
     turns = []
 
     async def other() -> None:
@@ -408,12 +409,13 @@ async def test_long_loop_of_sends_lets_others_run(path):
             await asyncio.sleep(0)
 
     task = asyncio.ensure_future(other())
-    for _ in range(5000):
-        await path.send("orders", b"v")
+    for _ in range(count):
+        await path.send("orders", b"v" * size)
     task.cancel()
     await asyncio.wait([task])
 
-    assert len(turns) >= 9
+    # Some 10 MB, counting a small record as half a kilobyte: a turn takes about one of them.
+    assert len(turns) >= 7
 
 
 async def test_send_and_wait_hurries_its_batch_once_and_returns_the_metadata(path, accumulator):
@@ -424,6 +426,16 @@ async def test_send_and_wait_hurries_its_batch_once_and_returns_the_metadata(pat
     assert accumulator.tail.is_due
     accumulator.tail.succeed(3, -1, -1)
     assert [metadata.offset for metadata in await asyncio.gather(*tasks)] == [3, 4, 5]
+
+
+async def test_send_and_wait_raises_what_became_of_the_record(path, accumulator):
+    tasks = [asyncio.ensure_future(path.send_and_wait("orders", b"v")) for _ in range(2)]
+    await asyncio.sleep(0)
+    error = DeliveryError("refused", outcome=Outcome.UNKNOWN)
+
+    accumulator.tail.give_up(error)
+
+    assert await asyncio.gather(*tasks, return_exceptions=True) == [error, error]
 
 
 async def test_cancelling_send_and_wait_leaves_the_record_in_its_batch(path, accumulator):

@@ -1,0 +1,199 @@
+"""An accumulator on its own: an executor that works when it is told to, an event that counts, no sender, no socket."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from concurrent.futures import Executor, Future
+from contextlib import asynccontextmanager
+from functools import partial
+from random import Random
+from uuid import UUID
+
+from aioproducer import Producer
+from aioproducer._record_path import Delivery, RecordPath
+from aioproducer.accumulator import Accumulator
+from aioproducer.batch import BatchState, ProducerBatch
+from aioproducer.cluster import Cluster, PartitionInfo, TopicInfo
+from aioproducer.errors import DeliveryError
+from aioproducer.types import Node
+
+NODES = {number: Node(number, f"broker-{number}", 9092) for number in range(3)}
+LONG = 60_000
+"""Linger, in ms, of a batch that shall not become due by itself."""
+
+
+def topic_info(leaders: Iterable[int], name: str = "orders", topic_id: int = 1) -> TopicInfo:
+    partitions = tuple(
+        PartitionInfo(name, number, leader, 0, (leader,), (leader,), (), 0)
+        for number, leader in enumerate(leaders)
+    )
+    return TopicInfo(name, UUID(int=topic_id), partitions, 0, False)
+
+
+def cluster_of(*topics: TopicInfo) -> Cluster:
+    return Cluster(NODES, 0, "cluster", {topic.name: topic for topic in topics})
+
+
+class CountingEvent(asyncio.Event):
+    """How often was it set?"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sets = 0
+
+    def set(self) -> None:
+        self.sets += 1
+        super().set()
+
+    def counted(self) -> int:
+        """The number since the last call."""
+        sets, self.sets = self.sets, 0
+        return sets
+
+
+class HeldExecutor(Executor):
+    """Does its jobs when it is told to."""
+
+    def __init__(self) -> None:
+        self._jobs: list[tuple[Future, Callable[[], object]]] = []
+
+    def submit(self, function: Callable[..., object], /, *arguments: object, **named: object) -> Future:
+        done: Future = Future()
+        self._jobs.append((done, partial(function, *arguments, **named)))
+        return done
+
+    def work(self) -> None:
+        jobs, self._jobs = self._jobs, []
+        for done, job in jobs:
+            try:
+                done.set_result(job())
+            except Exception as error:
+                done.set_exception(error)
+
+
+class Path(RecordPath):
+    """`send` as Producer does it where there is no room."""
+
+    def __init__(self, accumulator: Accumulator, max_block: float) -> None:
+        self._accumulator = accumulator
+        self._max_block = max_block
+
+    async def _send_slowly(
+        self, topic: str, value: bytes, key: object, partition: int | None, *rest: object
+    ) -> Delivery:
+        append = partial(
+            self._append,
+            self._accumulator.topics[topic],
+            value,
+            key,
+            -1 if partition is None else partition,
+            None,
+            None,
+            True,
+        )
+        deadline = asyncio.get_running_loop().time() + self._max_block
+        return await self._accumulator.append_when_room(append, deadline)
+
+    def _try_send_slowly(self, *arguments: object) -> None:
+        return None
+
+
+class Bench:
+    """An accumulator with its topic "orders", and what stands round it."""
+
+    def __init__(self, leaders: Iterable[int] = (0,), **settings: object) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.config = Producer(**{"linger_ms": LONG, "acks": "all"} | settings).config
+        self.wake = CountingEvent()
+        self.executor = HeldExecutor()
+        self.accumulator = Accumulator(self.config, self.loop, self.wake, Random(7), self.executor)
+        self.memory = self.accumulator.memory
+        self.topic = self.accumulator.open_topic(topic_info(leaders))
+        self.path = Path(self.accumulator, self.config.max_block)
+        self.path._bind(
+            self.loop,
+            self.accumulator,
+            self.memory,
+            self.config.batch_size,
+            self.config.max_request_size,
+            True,
+            None,
+        )
+
+    def send(self, partition: int | None = 0, value: bytes = b"v", topic: str = "orders") -> Delivery:
+        delivery = self.path.try_send(topic, value, partition=partition)
+        assert delivery is not None, "no room"
+        return delivery
+
+    def fill(self, partition: int = 0, batches: int = 1) -> None:
+        """Send until so many batches are closed, with an open one behind."""
+        queue = self.topic.queues[partition]
+        closed = sum(batch.state is BatchState.CLOSED for batch in queue.batches)
+        while sum(batch.state is BatchState.CLOSED for batch in queue.batches) < closed + batches:
+            self.send(partition, b"v" * (self.config.batch_size // 4))
+
+    def ready(self, later: float = 0.0) -> list[int]:
+        """The nodes for which something is due `later` seconds from now."""
+        return self.accumulator.ready(self.loop.time() + later)[0]
+
+    def drain(
+        self, node: int = 0, later: float = 0.0, may_drain: Callable[..., bool] = lambda queue, batch: True
+    ) -> list[ProducerBatch]:
+        return self.accumulator.drain(node, self.loop.time() + later, may_drain)
+
+    def drain_all(self, node: int = 0) -> list[ProducerBatch]:
+        """Everything that is due for the node, also what becomes so by draining."""
+        found: list[ProducerBatch] = []
+        while node in self.ready() and (batches := self.drain(node)):
+            found += batches
+        return found
+
+    def succeed(self, *batches: ProducerBatch) -> None:
+        for batch in batches:
+            batch.sent(0)
+            batch.succeed(0, -1, -1)
+            self.accumulator.release(batch)
+
+    def give_up(self, *batches: ProducerBatch) -> None:
+        for batch in batches:
+            self.accumulator.forget(batch)
+            batch.give_up(DeliveryError("given up"))
+            self.accumulator.release(batch)
+
+    @property
+    def reserved(self) -> int:
+        return sum(batch.reserved for batch in self.accumulator.incomplete)
+
+    def check_memory(self) -> None:
+        assert self.memory.available == self.memory.total - self.reserved
+
+
+@asynccontextmanager
+async def waiting_sends(bench: Bench, values: Iterable[bytes]) -> AsyncIterator[list[asyncio.Task[Delivery]]]:
+    """Tasks that wait for room, in order; those left at the end are cancelled."""
+    tasks = [asyncio.ensure_future(bench.path.send("orders", value, partition=0)) for value in values]
+    await turns()
+    try:
+        yield tasks
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+async def turns(count: int = 10) -> None:
+    """Let everything happen that only waits for its turn of the loop."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def partitions_of(batches: Iterable[ProducerBatch]) -> list[int]:
+    return [batch.queue.partition for batch in batches]
+
+
+def small_bench(**settings: object) -> Bench:
+    """Room for one batch of about 1000 bytes, which is taken."""
+    bench = Bench(**{"buffer_memory": 1100, "batch_size": 1000} | settings)
+    bench.send(value=b"v" * 900)
+    return bench
