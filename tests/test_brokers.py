@@ -512,8 +512,19 @@ async def test_when_no_broker_can_be_connected_to_each_is_named():
         for port in ports:
             assert f"{HOST}:{port}" in str(caught.value)
         assert caught.value.written is False
-        assert net.brokers.is_unreachable
         assert not net.brokers.is_hopeless
+
+
+async def test_brokers_are_unreachable_after_failing_for_a_while_and_not_at_the_first_failure():
+    async with Net(f"{HOST}:{dead_port()}", reconnect_backoff_ms=10, reconnect_backoff_max_ms=100) as net:
+        with pytest.raises(BrokerConnectionError):
+            await net.brokers.request_any(QUESTION, LONG)
+        assert not net.brokers.is_unreachable
+
+        while not net.brokers.is_unreachable:
+            with pytest.raises(BrokerConnectionError):
+                await net.brokers.request_any(QUESTION, LONG)
+        assert net.brokers.lost >= 3
 
 
 async def test_brokers_in_back_off_are_tried_before_giving_up():

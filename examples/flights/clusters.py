@@ -1,0 +1,109 @@
+"""Where the flights go: an embedded cluster in its own process, a real Apache Kafka, the user's cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import NamedTuple
+
+from aioproducer import Producer
+from aioproducer.errors import BootstrapError, ConfigError, KafkaError
+from aioproducer.testing import ApacheKafka
+from aioproducer.testing.apache import ApacheKafkaError, ApacheKafkaMissingError
+from flights import DemoError
+
+EMBEDDED = "embedded"
+APACHE = "apache"
+
+_START_WAIT = 30.0
+_STOP_WAIT = 5.0
+"""Seconds for the embedded cluster's process."""
+_REACH_WAIT = 5.0
+"""Seconds for a first answer of the user's cluster."""
+
+
+class Kafka(NamedTuple):
+    """A cluster that is up."""
+
+    description: str
+    bootstrap_servers: str
+    is_ours: bool
+    """Started by the demo, gone with it."""
+
+
+def running(kind: str, brokers: int | None) -> contextlib.AbstractAsyncContextManager[Kafka]:
+    """The cluster named by --kafka, for as long as the block lasts.
+
+    Raises:
+        DemoError: it can't be started or, if it is the user's, not be reached.
+    """
+    if kind == EMBEDDED:
+        return _embedded(brokers or 3)
+    if kind == APACHE:
+        return _apache(brokers or 1)
+    return _users(kind)
+
+
+@asynccontextmanager
+async def _embedded(brokers: int) -> AsyncIterator[Kafka]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "aioproducer.testing", "--brokers", str(brokers), "--port", "0"),
+        stdout=asyncio.subprocess.PIPE,
+        start_new_session=True,  # Ctrl-C in a terminal is for the demo, which ends the cluster when it likes
+    )
+    try:
+        assert process.stdout is not None
+        try:
+            async with asyncio.timeout(_START_WAIT):
+                line = (await process.stdout.readline()).decode()
+        except TimeoutError:
+            raise DemoError(f"the embedded cluster was not ready in {_START_WAIT:g} s") from None
+        if not line.startswith("listening on "):
+            raise DemoError(f"the embedded cluster ended with status {await process.wait()}")
+        servers = line.removeprefix("listening on ").strip()
+        yield Kafka(f"an embedded cluster of {brokers} brokers in its own process", servers, True)
+    finally:
+        await _end(process)
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+    try:
+        async with asyncio.timeout(_STOP_WAIT):
+            await process.wait()
+    except (TimeoutError, asyncio.CancelledError):
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+@asynccontextmanager
+async def _apache(brokers: int) -> AsyncIterator[Kafka]:
+    print("starting Apache Kafka; the first time it is downloaded", file=sys.stderr, flush=True)
+    kafka = ApacheKafka(brokers)
+    try:
+        await kafka.start()
+    except (ApacheKafkaMissingError, ApacheKafkaError) as error:
+        raise DemoError(f"Apache Kafka did not start: {error}") from error
+    try:
+        count = "1 broker" if brokers == 1 else f"{brokers} brokers"
+        name = f"Apache Kafka {kafka.version}, {count}, started for the demo"
+        yield Kafka(name, kafka.bootstrap_servers, True)
+    finally:
+        await kafka.stop()
+
+
+@asynccontextmanager
+async def _users(address: str) -> AsyncIterator[Kafka]:
+    try:
+        async with Producer(address, max_block_ms=_REACH_WAIT * 1000, client_id="flights-demo"):
+            pass
+    except ConfigError as error:
+        raise DemoError(f"--kafka is {EMBEDDED}, {APACHE} or an address: {error}") from error
+    except (BootstrapError, KafkaError) as error:
+        raise DemoError(f"no Kafka at {address}: {error}") from error
+    yield Kafka(f"the cluster at {address}", address, False)

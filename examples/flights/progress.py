@@ -1,0 +1,88 @@
+"""A progress bar on stderr in a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from types import TracebackType
+from typing import Self
+
+from tqdm import tqdm
+
+tqdm.monitor_interval = 0  # no thread of its own: whoever has news calls show()
+
+_FORMAT = "{desc:<9} {percentage:3.0f}% |{bar}| {n_fmt}/{total_fmt}{postfix}"
+_RATE_WINDOW = 2.0
+"""Seconds over which the shown rates are taken."""
+_PLAIN_INTERVAL = 5.0
+"""Seconds between two lines where there is no terminal."""
+
+
+class Progress:
+    """How far a phase of the demo is: records, records/s and, if the bytes of a record are given, MB/s.
+
+    One thread calls it at a time. Use it with `with`: the last state stays visible.
+    """
+
+    def __init__(self, phase: str, total: int, *, bytes_per_record: float = 0.0) -> None:
+        self._phase = phase
+        self._total = total
+        self._bytes_per_record = bytes_per_record
+        self._started = time.monotonic()
+        self._recent: deque[tuple[float, int]] = deque([(self._started, 0)])
+        self._done = 0
+        self._next_line = self._started + _PLAIN_INTERVAL
+        self._bar = (
+            tqdm(
+                total=total,
+                desc=phase,
+                bar_format=_FORMAT,
+                unit_scale=True,
+                dynamic_ncols=True,
+                file=sys.stderr,
+            )
+            if sys.stderr.isatty()
+            else None
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        rates = self._rates(self._done, time.monotonic() - self._started)
+        if self._bar is not None:
+            self._bar.set_postfix_str(rates, refresh=False)
+            self._bar.close()
+        else:
+            self._print(rates)
+
+    def show(self, done: int, note: str = "") -> None:
+        """`done` records so far; `note` stands after the rates."""
+        now = time.monotonic()
+        self._done = done
+        while len(self._recent) > 1 and now - self._recent[0][0] > _RATE_WINDOW:
+            self._recent.popleft()
+        since, before = self._recent[0]
+        self._recent.append((now, done))
+        text = self._rates(done - before, now - since) + (f", {note}" if note else "")
+        if self._bar is not None:
+            self._bar.n = done
+            self._bar.set_postfix_str(text)
+        elif now >= self._next_line:
+            self._next_line = now + _PLAIN_INTERVAL
+            self._print(text)
+
+    def _rates(self, records: int, seconds: float) -> str:
+        rate = records / seconds if seconds > 0 else 0.0
+        text = f"{rate:,.0f} records/s"
+        if self._bytes_per_record:
+            text += f", {rate * self._bytes_per_record / 1e6:.1f} MB/s"
+        return text
+
+    def _print(self, text: str) -> None:
+        print(
+            f"{self._phase}: {self._done:,} of {self._total:,} records, {text}", file=sys.stderr, flush=True
+        )

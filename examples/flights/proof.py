@@ -1,0 +1,229 @@
+"""The read-back proof: another client reads what the cluster has; each record is held against what was sent.
+
+`Proof` judges and can be fed by hand; `read_back` feeds it with confluent-kafka's consumer in assign mode.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from confluent_kafka import TIMESTAMP_CREATE_TIME, Consumer, KafkaException, Message, TopicPartition
+
+from aioproducer.partitioner import murmur2_partition
+from flights import DemoError
+from flights.sending import Sent, State
+from flights.topic import SILENT, Topic, consumer_settings, end_offsets, start_offsets
+
+_SHOWN = 5
+"""Findings of each kind that are told in full."""
+_SILENCE = 30.0
+"""Seconds without a record after which reading ends."""
+_CHUNK = 2_000
+_POLL = 0.2
+
+
+class ReadRecord(NamedTuple):
+    """A record as the consumer got it."""
+
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+
+
+class Proof:
+    """Compares records, in the order of their partitions, with what was sent, and keeps what does not fit."""
+
+    def __init__(self, sent: Sent, partitions: int) -> None:
+        self.records = 0
+        self.kinds: Counter[str] = Counter()
+        """How many findings there are of each kind."""
+        self.findings: list[str] = []
+        self._sent = sent
+        self._partitions = partitions
+        self._seen = bytearray(len(sent.flights))
+        self._partition_of: dict[bytes, int] = {}
+        self._last_row: dict[bytes, int] = {}
+
+    @property
+    def keys(self) -> int:
+        """How many different keys were read."""
+        return len(self._last_row)
+
+    def check(self, records: Iterable[ReadRecord]) -> None:
+        """Compare the next records of one or more partitions."""
+        for record in records:
+            self.records += 1
+            row = self._row_of(record)
+            if row is None:
+                self._find(
+                    "headers", record, "no header `row` that names a flight; is somebody else writing here?"
+                )
+                continue
+            self._compare_content(row, record)
+            self._compare_place(row, record)
+            self._compare_order(row, record)
+            self._seen[row] = 1
+
+    def finish(self) -> None:
+        """Look for delivered flights that no record was read for; all records have been checked."""
+        for row, state in enumerate(self._sent.states):
+            if state == State.DELIVERED and not self._seen[row]:
+                self._count(
+                    "missing",
+                    f"row {row}: acknowledged as offset {self._sent.offsets[row]} of partition "
+                    f"{self._sent.partitions[row]}, not read back",
+                )
+
+    def unread(self, why: str) -> None:
+        """Note that reading ended before the end."""
+        self._count("unread", why)
+
+    def _row_of(self, record: ReadRecord) -> int | None:
+        for name, value in record.headers:
+            if (
+                name == "row"
+                and value is not None
+                and value.isdigit()
+                and int(value) < len(self._sent.flights)
+            ):
+                return int(value)
+        return None
+
+    def _compare_content(self, row: int, record: ReadRecord) -> None:
+        flight = self._sent.flights[row]
+        if record.key != flight.key:
+            self._find("key", record, f"row {row}: key {record.key!r}, sent {flight.key!r}")
+        if record.value != flight.value:
+            self._find("value", record, f"row {row}: another value than was sent")
+        if record.headers != flight.headers:
+            self._find("headers", record, f"row {row}: headers {record.headers!r}, sent {flight.headers!r}")
+        if record.timestamp_ms != flight.timestamp_ms:
+            self._find(
+                "timestamp", record, f"row {row}: timestamp {record.timestamp_ms}, sent {flight.timestamp_ms}"
+            )
+
+    def _compare_place(self, row: int, record: ReadRecord) -> None:
+        key = self._sent.flights[row].key
+        wanted = self._partition_of.get(key)
+        if wanted is None:
+            wanted = self._partition_of[key] = murmur2_partition(key, self._partitions)
+        if record.partition != wanted:
+            self._find("partition", record, f"row {row}: its key belongs to partition {wanted}")
+        state = self._sent.states[row]
+        if state == State.DELIVERED:
+            acknowledged = self._sent.partitions[row], self._sent.offsets[row]
+            if (record.partition, record.offset) != acknowledged and not self._seen[row]:
+                self._find(
+                    "offset",
+                    record,
+                    "row {}: acknowledged for partition {} offset {}".format(row, *acknowledged),
+                )
+        elif state != State.UNKNOWN:
+            self._find("unexpected", record, f"row {row}: was {State(state).name.lower().replace('_', ' ')}")
+
+    def _compare_order(self, row: int, record: ReadRecord) -> None:
+        key = self._sent.flights[row].key
+        last = self._last_row.get(key, -1)
+        if self._seen[row]:
+            self._find("duplicate", record, f"row {row}: read before")
+        elif row < last:
+            self._find("order", record, f"row {row}: comes after row {last} of the same key")
+        else:
+            self._last_row[key] = row
+
+    def _find(self, kind: str, record: ReadRecord, text: str) -> None:
+        self._count(kind, f"partition {record.partition} offset {record.offset}, {text}")
+
+    def _count(self, kind: str, text: str) -> None:
+        self.kinds[kind] += 1
+        if self.kinds[kind] <= _SHOWN:
+            self.findings.append(f"{kind}: {text}")
+
+
+def read_back(bootstrap_servers: str, topic: Topic, proof: Proof, progress: Callable[[int], None]) -> None:
+    """Read all that came to the topic since it was prepared, into `proof`. Blocks.
+
+    Args:
+        bootstrap_servers: of the cluster.
+        topic: with the offsets to begin at; the end is where its partitions end now.
+        proof: gets the records, and a finding if reading ends early.
+        progress: called with the number of records after each chunk; what it raises ends the reading.
+
+    Raises:
+        DemoError: the consumer failed.
+    """
+    ends = end_offsets(bootstrap_servers, topic.name, len(topic.starts))
+    consumer = Consumer(consumer_settings(bootstrap_servers), logger=SILENT)
+    try:
+        _check_retention(consumer, topic)
+        consumer.assign(
+            [
+                TopicPartition(topic.name, number, start)
+                for number, (start, end) in enumerate(zip(topic.starts, ends, strict=True))
+                if start < end
+            ]
+        )
+        _read(consumer, list(topic.starts), ends, proof, progress)
+    except KafkaException as error:
+        raise DemoError(f"reading topic {topic.name} back failed: {error.args[0].str()}") from error
+    finally:
+        consumer.close()
+    proof.finish()
+
+
+def _read(
+    consumer: Consumer,
+    positions: list[int],
+    ends: Sequence[int],
+    proof: Proof,
+    progress: Callable[[int], None],
+) -> None:
+    heard = time.monotonic()
+    while any(position < end for position, end in zip(positions, ends, strict=True)):
+        messages = consumer.consume(_CHUNK, timeout=_POLL)
+        records = [_record_of(message) for message in messages]
+        for record in records:
+            positions[record.partition] = record.offset + 1
+        # What others append meanwhile is beyond the end.
+        proof.check(record for record in records if record.offset < ends[record.partition])
+        progress(proof.records)
+        if records:
+            heard = time.monotonic()
+        elif time.monotonic() - heard > _SILENCE:
+            proof.unread(f"no record for {_SILENCE:g} s; positions {positions}, ends {list(ends)}")
+            return
+
+
+def _record_of(message: Message) -> ReadRecord:
+    error = message.error()
+    if error is not None:
+        raise KafkaException(error)
+    kind, timestamp_ms = message.timestamp()
+    partition, offset = message.partition(), message.offset()
+    headers: Any = message.headers()  # a list of pairs; the stub allows what only producers may give
+    assert partition is not None
+    assert offset is not None
+    return ReadRecord(
+        partition,
+        offset,
+        # The time of the append, where the topic is set so, is none of ours.
+        timestamp_ms if kind == TIMESTAMP_CREATE_TIME else -1,
+        message.key(),
+        message.value(),
+        tuple(headers or ()),
+    )
+
+
+def _check_retention(consumer: Consumer, topic: Topic) -> None:
+    lows = start_offsets(consumer, topic.name, len(topic.starts))
+    if any(low > start for low, start in zip(lows, topic.starts, strict=True)):
+        raise DemoError(
+            f"the cluster has deleted records of topic {topic.name} already: flights of 2013 are older "
+            "than its retention.ms allows; let the demo make a topic, or set retention.ms=-1"
+        )

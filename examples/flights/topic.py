@@ -1,0 +1,147 @@
+"""The demo's topic: made if need be, and where its partitions end before and after the run.
+
+Created through confluent-kafka, as administration is no business of a producer. Nothing is ever deleted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from aioproducer import KafkaError as ProducerError
+from aioproducer import Producer
+from flights import DemoError
+
+TIMEOUT = 15.0
+"""Seconds for one answer."""
+
+# librdkafka's log lines go nowhere: what matters arrives as an error.
+SILENT = logging.getLogger("flights.librdkafka")
+SILENT.addHandler(logging.NullHandler())
+SILENT.propagate = False
+
+_SETTINGS = {
+    # By their timestamps the records are long out of date, and would be deleted within minutes.
+    "retention.ms": "-1",
+    # Kafka begins a new segment when record timestamps are a week apart, which here is every few MB.
+    "segment.ms": "315360000000",
+    "message.timestamp.type": "CreateTime",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """The topic as it was before the first flight."""
+
+    name: str
+    starts: tuple[int, ...]
+    """Each partition's end offset: the first record of this run comes there or later."""
+    note: str = ""
+    """What the user should know about how it came to be."""
+
+
+async def prepare(bootstrap_servers: str, name: str, partitions: int) -> Topic:
+    """Create the topic, or take it as it is if it exists, and note where its partitions end.
+
+    Raises:
+        DemoError: it exists with another number of partitions, or can't be created, or is not ready in time.
+    """
+    creation = await asyncio.to_thread(_create, bootstrap_servers, name, partitions)
+    try:
+        # If CreateTopics was refused, the request for metadata may still make the topic.
+        async with Producer(bootstrap_servers, max_block_ms=TIMEOUT * 1000) as producer:
+            found = len(await producer.partition_info(name))
+    except ProducerError as error:
+        raise DemoError(f"topic {name} can't be used: {creation.refused or error}") from error
+    if found != partitions and not creation.refused:
+        raise DemoError(
+            f"topic {name} has {found} partitions, not {partitions}: name another one with --topic, or "
+            f"say --partitions {found}"
+        )
+    starts = await asyncio.to_thread(end_offsets, bootstrap_servers, name, found)
+    return Topic(name, starts, creation.note)
+
+
+class _Creation(NamedTuple):
+    """What CreateTopics came to: each text is the cluster's reason, empty if there is none."""
+
+    settings_refused: str
+    refused: str
+
+    @property
+    def note(self) -> str:
+        if self.refused:
+            return f"note: CreateTopics was refused ({self.refused}); the topic is as the cluster made it by itself"
+        if self.settings_refused:
+            return (
+                f"note: the topic has the cluster's own settings, as those of the demo were refused "
+                f"({self.settings_refused}); its retention may soon delete records of 2013"
+            )
+        return ""
+
+
+def _create(bootstrap_servers: str, name: str, partitions: int) -> _Creation:
+    """Create the topic unless it exists: with the demo's settings, or else with the cluster's."""
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers}, logger=SILENT)
+    refusal = _refusal(admin, NewTopic(name, partitions, replication_factor=-1, config=_SETTINGS))
+    again = _refusal(admin, NewTopic(name, partitions, replication_factor=-1)) if refusal else ""
+    return _Creation(refusal, again)
+
+
+def _refusal(admin: AdminClient, topic: NewTopic) -> str:
+    """Try to create a topic. Returns why the cluster refused; nothing if the topic exists now."""
+    created = admin.create_topics([topic], operation_timeout=TIMEOUT, request_timeout=TIMEOUT)
+    try:
+        created[topic.topic].result()
+    except KafkaException as exception:
+        error: KafkaError = exception.args[0]
+        return "" if error.code() == KafkaError.TOPIC_ALREADY_EXISTS else error.str()
+    return ""
+
+
+def end_offsets(bootstrap_servers: str, name: str, partitions: int) -> tuple[int, ...]:
+    """The offset after the last record of each partition. Blocks, for a new topic until it is ready."""
+    consumer = Consumer(consumer_settings(bootstrap_servers), logger=SILENT)
+    try:
+        deadline = time.monotonic() + TIMEOUT
+        return tuple(_watermarks(consumer, name, number, deadline)[1] for number in range(partitions))
+    finally:
+        consumer.close()
+
+
+def start_offsets(consumer: Consumer, name: str, partitions: int) -> tuple[int, ...]:
+    """The offset of the first record that each partition still has. Blocks."""
+    deadline = time.monotonic() + TIMEOUT
+    return tuple(_watermarks(consumer, name, number, deadline)[0] for number in range(partitions))
+
+
+def consumer_settings(bootstrap_servers: str) -> dict[str, Any]:
+    """Settings of a consumer that is assigned its partitions: it joins no group and commits nothing."""
+    return {
+        "bootstrap.servers": bootstrap_servers,
+        "group.id": "aioproducer-flights",  # librdkafka wants one
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "auto.offset.reset": "error",
+        "check.crcs": True,
+    }
+
+
+def _watermarks(consumer: Consumer, name: str, number: int, deadline: float) -> tuple[int, int]:
+    while True:
+        try:
+            low, high = consumer.get_watermark_offsets(TopicPartition(name, number), timeout=TIMEOUT)
+            return low, high
+        except KafkaException as error:
+            if time.monotonic() > deadline:
+                raise DemoError(
+                    f"partition {number} of topic {name} is not ready: {error.args[0].str()}"
+                ) from error
+            time.sleep(0.1)

@@ -1,0 +1,180 @@
+"""The flights of 2013 through the producer, proved by reading them back.
+
+`make demo`, `make demo KAFKA=apache`, `make demo KAFKA=host:port`; or run it yourself, see --help.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import platform
+import sys
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from datetime import datetime
+from typing import Any
+
+from aioproducer import KafkaError, Producer
+from flights import DemoError, clusters, report
+from flights.clusters import Kafka
+from flights.data import FLIGHTS, Flight, load
+from flights.interrupt import Interrupt, Interrupted
+from flights.progress import Progress
+from flights.proof import Proof, read_back
+from flights.sending import Measurement, Sent, State, send_flights
+from flights.topic import Topic, prepare
+
+OK, WRONG, CANNOT, INTERRUPTED = 0, 1, 2, 130
+"""Exit statuses: all proved; a delivery failed or the proof found something; it could not start; Ctrl-C."""
+
+
+def arguments(argv: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="flights_demo.py",
+        description="Sends the 336,776 flights that left New York in 2013 to Kafka, one record each, and "
+        "proves by reading them back with confluent-kafka that all of them arrived as they were sent.",
+        epilog="Ctrl-C stops sending, waits up to 10 s for what is on its way, and prints the report; "
+        "a second one does not wait. Exit status: 0 all proved, 1 something is missing or wrong, "
+        "2 it could not start, 130 interrupted. The demo never deletes a topic.",
+    )
+    parser.add_argument(
+        "--kafka",
+        default=clusters.EMBEDDED,
+        metavar="embedded|apache|HOST:PORT",
+        help="an embedded cluster in its own process (default), a real Apache Kafka started for the demo, "
+        "or your own cluster (several addresses with commas)",
+    )
+    parser.add_argument(
+        "--brokers", type=_positive, help="of a cluster that is started (embedded 3, apache 1)"
+    )
+    parser.add_argument("--topic", help="default: aioproducer-flights-<date>-<time>, a new one")
+    parser.add_argument("--partitions", type=_positive, default=12, help="of the topic (default 12)")
+    parser.add_argument(
+        "--limit", type=_positive, default=FLIGHTS, metavar="N", help="only the first N flights"
+    )
+    parser.add_argument(
+        "--compression",
+        default="none",
+        choices=("none", "gzip", "snappy", "lz4", "zstd"),
+        help="compression_type of the producer (default none)",
+    )
+    chosen = parser.parse_args(argv)
+    chosen.topic = chosen.topic or f"aioproducer-flights-{datetime.now():%Y%m%d-%H%M%S}"
+    return chosen
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+async def demo(options: argparse.Namespace, interrupt: Interrupt) -> int:
+    """Start or find Kafka, read the flights, send them, prove it, report. Returns the exit status."""
+    interrupt.install()
+    async with AsyncExitStack() as stack:
+        cluster = clusters.running(options.kafka, options.brokers)
+        kafka = await interrupt.unless(stack.enter_async_context(cluster))
+        flights = await _load(options.limit, interrupt)
+        topic = await interrupt.unless(prepare(kafka.bootstrap_servers, options.topic, options.partitions))
+        producer = Producer(
+            kafka.bootstrap_servers, client_id="flights-demo", compression_type=options.compression
+        )
+        await interrupt.unless(stack.enter_async_context(producer))
+        await interrupt.unless(producer.partition_info(topic.name))
+        print(
+            f"{len(flights):,} flights -> topic {topic.name}, {len(topic.starts)} partitions\n"
+            f"on {kafka.description}",
+            *filter(None, [topic.note]),
+            sep="\n",
+            flush=True,
+        )
+        sent, measured = await send_flights(producer, topic.name, flights, interrupt)
+        return await _prove_and_report(kafka, topic, sent, measured, interrupt)
+
+
+async def _load(limit: int, interrupt: Interrupt) -> list[Flight]:
+    with Progress("preparing", min(limit, FLIGHTS)) as progress:
+        return await asyncio.to_thread(load, limit, _unless_asked(progress, interrupt))
+
+
+async def _prove_and_report(
+    kafka: Kafka, topic: Topic, sent: Sent, measured: Measurement, interrupt: Interrupt
+) -> int:
+    proof, is_complete = await _prove(kafka, topic, sent, interrupt)
+    loop = asyncio.get_running_loop()
+    runtime = f"{type(loop).__module__.partition('.')[0]}, Python {platform.python_version()}"
+    table = report.lines(sent, measured, runtime)
+    report.show("report", table + report.proof_lines(proof, is_complete=is_complete))
+    for finding in proof.findings if proof else ():
+        print(f"  {finding}")
+    if not kafka.is_ours:
+        print(f"topic {topic.name} stays in your cluster; delete it when you like")
+    if proof is not None and proof.kinds:
+        print("the proof FAILED: what was read back is not what was sent", file=sys.stderr)
+        return WRONG
+    if interrupt.is_asked:
+        return INTERRUPTED
+    if sent.count(State.DELIVERED) < len(sent.flights):
+        print("not all flights were delivered", file=sys.stderr)
+        return WRONG
+    return OK
+
+
+async def _prove(kafka: Kafka, topic: Topic, sent: Sent, interrupt: Interrupt) -> tuple[Proof | None, bool]:
+    """The proof, and whether all was read; no proof at all after Ctrl-C, when nobody wants to wait for it."""
+    if interrupt.is_asked:
+        return None, False
+    proof = Proof(sent, len(topic.starts))
+    with Progress("reading", len(sent.flights)) as progress:
+        try:
+            await asyncio.to_thread(
+                read_back, kafka.bootstrap_servers, topic, proof, _unless_asked(progress, interrupt)
+            )
+        except Interrupted:
+            return proof, False
+        except DemoError as error:
+            proof.unread(str(error))
+    return proof, True
+
+
+def _unless_asked(progress: Progress, interrupt: Interrupt) -> Callable[[int], None]:
+    """What a thread calls with the number of its records: shows it, or after Ctrl-C ends the work."""
+
+    def advance(done: int) -> None:
+        interrupt.check()
+        progress.show(done)
+
+    return advance
+
+
+def _new_event_loop() -> asyncio.AbstractEventLoop:
+    """uvloop's if it is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    loop: Any = uvloop.new_event_loop()
+    assert isinstance(loop, asyncio.AbstractEventLoop)
+    return loop
+
+
+def main() -> int:
+    """The exit status."""
+    options = arguments()
+    try:
+        with asyncio.Runner(loop_factory=_new_event_loop) as runner:
+            return runner.run(demo(options, Interrupt()))
+    except Interrupted:
+        print("interrupted before anything was sent", file=sys.stderr)
+        return INTERRUPTED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except (DemoError, KafkaError) as error:
+        print(f"flights_demo: {error}", file=sys.stderr)
+        return CANNOT
+
+
+if __name__ == "__main__":
+    sys.exit(main())
