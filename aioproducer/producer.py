@@ -39,7 +39,7 @@ from aioproducer.errors import (
 )
 from aioproducer.metadata import Metadata
 from aioproducer.metrics import Metrics, MetricsSnapshot, NodeSnapshot
-from aioproducer.partitioner import RoundRobin, make_partitioner
+from aioproducer.partitioner import ConsistentRandom, Partitioning, RoundRobin, make_partitioner
 from aioproducer.sender import Sender
 from aioproducer.serializers import Serializer, serialized, serialized_now
 from aioproducer.types import Headers, Outcome
@@ -162,10 +162,12 @@ class Producer(RecordPath):
     ) -> None:
         settings = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         self._config = ProducerConfig.of(**settings)
-        self._partitioning = make_partitioner(self._config.partitioner)
         self._state = State.NEW
         self._metrics = Metrics()
         self._random = Random()
+        self._partitioning = make_partitioner(self._config.partitioner, self._random)
+        if self._partitioning.kind == "crc32":
+            self._partitioning = Partitioning("callable", ConsistentRandom(self._random))
         # The rest is made by start(), which knows the loop.
         self._loop: asyncio.AbstractEventLoop
         self._accumulator: Accumulator

@@ -1,0 +1,155 @@
+"""A producer on an embedded cluster, with settings that suit tests, and what has to be true when it has ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+from aioproducer import Delivery, Producer, RecordMetadata
+from aioproducer.errors import KafkaError
+from aioproducer.protocol.api import ApiKey
+from aioproducer.testing import EmbeddedCluster
+from aioproducer.testing.broker import BrokerState
+from tests.conftest import MS
+
+T = TypeVar("T")
+
+QUICK = {
+    "linger_ms": 0,
+    "retry_backoff_ms": 5,
+    "retry_backoff_max_ms": 20,
+    "reconnect_backoff_ms": 5,
+    "reconnect_backoff_max_ms": 20,
+    "request_timeout_ms": 300_000 * MS,
+    "delivery_timeout_ms": 4_000_000 * MS,
+    "max_block_ms": 2_000_000 * MS,
+}
+"""Settings of a producer that shall not keep a test waiting."""
+
+ONE_BATCH_PER_RECORD = {"batch_size": 1}
+"""A record larger than a batch gets a batch of its own."""
+
+FOUR_RECORDS_FILL_IT = {"batch_size": 1024, "buffer_memory": 4096}
+"""The buffer then holds four records of `LARGE` bytes, and no fifth."""
+LARGE = 900
+
+
+def quick_producer(servers: str | EmbeddedCluster, **settings: Any) -> Producer:
+    """A producer that is not started."""
+    servers = servers if isinstance(servers, str) else servers.bootstrap_servers
+    return Producer(servers, **{**QUICK, **settings})
+
+
+@asynccontextmanager
+async def producing(
+    brokers: int = 1,
+    topics: dict[str, int] | None = None,
+    cluster: dict[str, Any] | None = None,
+    **settings: Any,
+) -> AsyncIterator[tuple[EmbeddedCluster, Producer]]:
+    """A cluster and a started producer on it. Ended by close(timeout=0), after which nothing may be left."""
+    topics = {"t": 1} if topics is None else topics
+    async with EmbeddedCluster(brokers, topics=topics, **(cluster or {})) as embedded:
+        producer = quick_producer(embedded, **settings)
+        await producer.start()
+        try:
+            yield embedded, producer
+        finally:
+            await within(2, producer.close(timeout=0))
+        await assert_nothing_left(producer, embedded)
+
+
+async def assert_nothing_left(producer: Producer, cluster: EmbeddedCluster | None = None) -> None:
+    """After close(): no task, thread, timer, socket, reserved byte or unresolved batch of this producer."""
+    assert repr(producer).startswith("<Producer closed")
+    tasks = [task for task in producer._tasks if not task.done()]
+    tasks += [task for task in asyncio.all_tasks() if task.get_name().startswith("aioproducer")]
+    assert not tasks, f"tasks are left: {tasks}"
+    accumulator, brokers = producer._accumulator, producer._brokers
+    assert accumulator.memory.available == accumulator.memory.total, "bytes are still reserved"
+    assert accumulator.memory.waiters == 0
+    assert not accumulator.incomplete
+    assert not accumulator._filled
+    snapshot = producer.metrics()
+    assert (snapshot.in_flight, snapshot.records_buffered) == (0, 0)
+    assert not [link.node for link in brokers._links.values() if link.connection or link.task]
+    assert not brokers._departing
+    # Threads, and what the loop itself still has to do for a closed socket or a cancelled timer, end in a moment.
+    await until(lambda: not any(thread.is_alive() for thread in producer._executor._threads))
+    await until(lambda: not timers_left())
+    if cluster is not None:
+        # A frozen broker does not notice.
+        running = [broker for broker in cluster._brokers if broker.state is BrokerState.RUNNING]
+        await until(lambda: not any(broker.connection_count for broker in running))
+
+
+def timers_left() -> list[asyncio.TimerHandle]:
+    """Timers of this package that are still set; uvloop does not tell."""
+    scheduled = getattr(asyncio.get_running_loop(), "_scheduled", [])
+    return [
+        timer
+        for timer in scheduled
+        if not timer.cancelled() and "aioproducer" in repr(timer) and "testing" not in repr(timer)
+    ]
+
+
+async def until(condition: Callable[[], object], seconds: float = 2) -> None:
+    """Let the loop run until the condition holds; fail after `seconds` (of a fast machine)."""
+    async with asyncio.timeout(seconds * 1000 * MS):
+        while not condition():  # noqa: ASYNC110  # what is waited for sets no event
+            await asyncio.sleep(MS)
+
+
+async def within(seconds: float, waited_for: Awaitable[T]) -> T:
+    """Await it; fail after `seconds` (of a fast machine)."""
+    async with asyncio.timeout(seconds * 1000 * MS):
+        return await waited_for
+
+
+async def results(
+    deliveries: Iterable[Delivery], seconds: float = 3
+) -> list[RecordMetadata | BaseException]:
+    """What became of each record: its metadata or its error. Fails if that takes longer."""
+    deliveries = list(deliveries)
+    if deliveries:
+        _, pending = await asyncio.wait(deliveries, timeout=seconds * 1000 * MS)
+        assert not pending, f"{len(pending)} of {len(deliveries)} records have no result after {seconds} s"
+    return [delivery.exception() or delivery.result() for delivery in deliveries]
+
+
+async def error_of(delivery: Awaitable[Any], seconds: float = 3) -> KafkaError:
+    """The error that a delivery, or a call, must end with."""
+    try:
+        result = await within(seconds, delivery)
+    except KafkaError as error:
+        return error
+    raise AssertionError(f"expected an error, got {result!r}")
+
+
+def values(cluster: EmbeddedCluster, topic: str = "t", partition: int | None = None) -> list[bytes | None]:
+    """The values in the log."""
+    return [record.value for record in cluster.records(topic, partition)]
+
+
+def numbers(cluster: EmbeddedCluster, topic: str = "t", partition: int | None = None) -> list[int]:
+    """The values in the log, where the test wrote numbers."""
+    return [int(value or b"-1") for value in values(cluster, topic, partition)]
+
+
+async def send_numbers(
+    producer: Producer, numbers: Iterable[int], topic: str = "t", **record: Any
+) -> list[Delivery]:
+    """Send each number as a value of its own."""
+    return [await producer.send(topic, b"%d" % number, **record) for number in numbers]
+
+
+def produce_count(cluster: EmbeddedCluster, node: int | None = None) -> int:
+    """How many Produce requests brokers have read."""
+    return len(cluster.requests_of(ApiKey.PRODUCE, node))
+
+
+def metadata_count(cluster: EmbeddedCluster) -> int:
+    """How many Metadata requests brokers have read."""
+    return len(cluster.requests_of(ApiKey.METADATA))
