@@ -32,9 +32,11 @@ import os
 from asyncio import CancelledError, InvalidStateError
 from bisect import bisect_left, insort
 from collections import deque
+from copy import copy
 
 from aioproducer.errors import (
-    ForkedError, InvalidRecordError, ProducerClosed, ProducerNotStartedError, RecordTooLargeError, WrongLoopError,
+    ForkedError, InvalidRecordError, ProducerClosed, ProducerNotStartedError, RecordTooLargeError,
+    UnknownPartitionError, WrongLoopError,
 )
 from aioproducer.types import TopicPartition
 
@@ -608,7 +610,7 @@ cdef class Delivery:
             raise InvalidStateError("the record is not acknowledged yet")
         error = error_of(self)
         if error is not None:
-            raise error.with_traceback(None)
+            raise error
         return metadata_of(self)
 
     def exception(self):
@@ -689,13 +691,15 @@ cdef inline Delivery new_delivery(Batch batch, int index, int64_t timestamp):
 
 
 cdef object error_of(Delivery delivery):
+    """A copy: a traceback on the batch's own error would hold the frame of whoever awaits, which holds the delivery,
+    and the collector can't see through a delivery."""
     cdef Batch batch = delivery.batch
     delivery.flags = RETRIEVED
     if batch.record_errors is not None:
         error = batch.record_errors.get(delivery.index)
         if error is not None:
-            return error
-    return batch.error
+            return copy(error)
+    return None if batch.error is None else copy(batch.error)
 
 
 cdef RecordMetadata metadata_of(Delivery delivery):
@@ -950,15 +954,19 @@ cdef Delivery append_record(RecordPath self, Topic topic, int number, Record* re
         else:
             number = sticky(self, topic, most)
             topic.sticky_bytes += most
+    if number >= PyList_GET_SIZE(topic.queues):    # the topic was made anew while the record waited
+        raise UnknownPartitionError(
+            f"topic {topic.name} has {PyList_GET_SIZE(topic.queues)} partitions by now, so none of number {number}",
+            topic=topic.name, partition=number)
     queue = <PartitionQueue>PyList_GET_ITEM(topic.queues, number)
 
     if self.memory.waiters and not has_turn:
         return None                # nobody overtakes those who wait for memory
     batch = queue.tail
-    if batch is None or not has_room(batch, most, self.memory):
-        batch = self.accumulator.open_batch(queue, most)
-        if batch is None:
+    while batch is None or not has_room(batch, most, self.memory):
+        if self.accumulator.open_batch(queue, most) is None:
             return None
+        batch = queue.tail         # a collector or a signal handler may have appended to it: look again
     write_record(batch, record, headers)
     self.burst += RECORD_COST + most
     return new_delivery(batch, batch.record_count - 1, record.timestamp)

@@ -122,6 +122,8 @@ class Accumulator:
         except MemoryError:
             self.memory.give(capacity)
             raise
+        if queue.tail is not None:
+            self._close(queue.tail)  # a collector or signal handler has appended meanwhile
         queue.tail = batch
         self._enqueue(queue, batch)
         if self._config.linger > 0 and size < self._limit:
@@ -313,12 +315,13 @@ class Accumulator:
             self._make_ready(queue)
 
     def release(self, batch: ProducerBatch) -> None:
-        """A batch has ended: its memory goes back, and to whoever waits first."""
+        """A batch has ended: its memory goes back to whoever waits first, and what stood behind it may be sent."""
         del self.incomplete[batch]
         self.memory.give(batch.take_reserved())
         for waiting in batch.flushes:
             waiting.one_ended()
         self._wake_room()
+        self._wake.set()
 
     def forget(self, batch: ProducerBatch) -> None:
         """Take a batch that will not be sent out of its queue."""

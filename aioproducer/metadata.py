@@ -197,11 +197,14 @@ class Metadata:
         Raises:
             BootstrapError: no bootstrap address answered until `deadline`, a loop time, or none ever will.
             UnsupportedVersionError: the brokers are too old.
+            ProducerClosed: the producer was closed meanwhile.
         """
         try:
             async with asyncio.timeout_at(deadline) as limit:
                 while self.version == 0:
                     await self._refresh()
+                    if self._closed is not None:
+                        raise copy.copy(self._closed)
                     if isinstance(self.last_error, UnsupportedVersionError):
                         raise self.last_error
                     if self._brokers.is_hopeless:

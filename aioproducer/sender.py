@@ -17,6 +17,7 @@ from aioproducer.accumulator import NO_NODE, Accumulator
 from aioproducer.batch import BatchState, ProducerBatch
 from aioproducer.brokers import Brokers
 from aioproducer.config import ProducerConfig
+from aioproducer.connection import LATE_TIMER
 from aioproducer.errors import (
     BrokerConnectionError,
     BrokerError,
@@ -45,6 +46,8 @@ logger = logging.getLogger(__name__)
 LAST_VERSION_WITH_TOPIC_NAMES = 12
 NO_TOPIC_ID = UUID(int=0)
 NO_TRANSACTION_TIMEOUT_MS = 2**31 - 1
+A_MOMENT = 0.05
+"""Seconds that answers which lie unread in a socket get to come in."""
 
 
 class Sender:
@@ -71,6 +74,7 @@ class Sender:
         self._random = random
         self._idempotence = Idempotence(config.enable_idempotence)
         self._seen_metadata = -1
+        self._gave_a_moment = False
         self._identity_task: asyncio.Task[None] | None = None
         self._identity_error: KafkaError | None = None
 
@@ -102,10 +106,11 @@ class Sender:
         if self._metadata.version != self._seen_metadata:
             self._seen_metadata = self._metadata.version
             self._accumulator.file_queues(self._metadata.cluster)
-        for batch in self._accumulator.expired(now):
-            self._expire(batch, now)
+        late = self._expire_all(now)
         nodes, look_again = self._accumulator.ready(now)
         times = [] if look_again is None else [look_again]
+        if late:
+            times = [now + A_MOMENT]
         for node_id in nodes:
             if node_id == NO_NODE:
                 for topic in sorted(self._accumulator.topics_without_leader()):
@@ -417,6 +422,22 @@ class Sender:
         batch.returned()
         batch.number(None, -1)
         self._accumulator.requeue(batch, now + self._backoff(batch.attempts))
+
+    def _expire_all(self, now: float) -> bool:
+        """End what has passed its delivery timeout; True if that has to wait a moment.
+
+        If the event loop stood still, answers that came in time may lie unread in the sockets, so batches in flight
+        whose deadline is noticed late get one more turn.
+        """
+        late: list[ProducerBatch] = []
+        for batch in self._accumulator.expired(now):
+            in_flight = batch.state is BatchState.IN_FLIGHT
+            if in_flight and now - batch.deadline > LATE_TIMER and not self._gave_a_moment:
+                late.append(batch)
+            else:
+                self._expire(batch, now)
+        self._gave_a_moment = bool(late)
+        return self._gave_a_moment
 
     def _expire(self, batch: ProducerBatch, now: float) -> None:
         """The delivery timeout has passed."""
