@@ -159,6 +159,8 @@ class Connection:
         return (
             self.state is State.READY
             and not self._congested
+            and self._wire is not None
+            and not self._wire.is_closing
             and len(self._in_flight) + len(self._leaving) < self._config.max_in_flight_requests_per_connection
             and (self.throttled_until == 0.0 or self.throttled_until <= self._loop.time())
         )
@@ -214,6 +216,10 @@ class Connection:
     ) -> asyncio.Future[Any]:
         wire = self._wire
         assert wire is not None  # the state says so
+        if wire.is_closing:
+            lost: asyncio.Future[Any] = self._loop.create_future()
+            self._fail(lost, BrokerConnectionError(f"{self}: the connection was lost", written=False))
+            return lost
         self._correlation_id = correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
         segments = encode_request(message, version, correlation_id, self._config.client_id)
         future: asyncio.Future[Any] = self._loop.create_future()
@@ -226,7 +232,7 @@ class Connection:
             self._congested = True
         if expects_response:
             self._in_flight.append(entry)
-        elif unsent:
+        elif unsent or wire.is_closing:  # a write that failed empties the transport too; _shut() will tell
             self._leaving.append(entry)
         else:
             future.set_result(None)

@@ -55,6 +55,11 @@ class Wire(asyncio.StreamReaderProtocol):
         """Bytes that the transport still holds."""
         return self._out.get_write_buffer_size()
 
+    @property
+    def is_closing(self) -> bool:
+        """The transport lost its socket: it drops what is written, or (uvloop) raises. The reader hears of it later."""
+        return self._out.is_closing()
+
     def write(self, segments: list[bytes | memoryview]) -> int:
         """Hand the segments to the transport and return their size. They must not change afterwards."""
         size = sum(map(len, segments))

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import socket
+import struct
 import weakref
 from typing import Any
 
-from aioproducer import DeliveryError
+import pytest
+
+from aioproducer import DeliveryError, Outcome
 from aioproducer.errors import UnknownPartitionError
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
 from tests.conftest import MS
-from tests.producing import ONE_BATCH_PER_RECORD, error_of, producing, until, within
+from tests.producing import ONE_BATCH_PER_RECORD, error_of, producing, results, until, within
 
 PRODUCE = ApiKey.PRODUCE
 
@@ -102,3 +106,33 @@ async def test_code_that_runs_while_a_batch_is_opened_may_append_to_the_same_par
         assert sorted([(await within(1, outer)).offset, (await within(1, inner[0])).offset]) == [1, 2]
         values = [record.value for record in cluster.records("t")]
         assert sorted(map(len, values)) == [5, 100, 3990]
+
+
+@pytest.mark.parametrize("acks", ["all", 0])
+async def test_resets_under_load_cost_a_retry_and_never_the_producer(acks):
+    settings = {"acks": acks, "request_timeout_ms": 3000, "delivery_timeout_ms": 10_000}
+    async with producing(**settings) as (cluster, producer):
+        await producer.send_and_wait("t", b"first")
+        deliveries = []
+        resets = 0
+        while resets < 10:
+            deliveries.append(await producer.send("t", b"%d" % len(deliveries)))
+            await asyncio.sleep(0)
+            if len(deliveries) % 50 == 0:
+                # A reset, not a close in good order: the transport loses its socket before the reader hears of it.
+                for writer in list(cluster._brokers[0]._connections.values()):
+                    linger = struct.pack("ii", 1, 0)
+                    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+                    writer.transport.abort()
+                    resets += 1
+
+        outcomes = await results(deliveries, 10)
+
+        assert repr(producer).startswith("<Producer running")
+        if acks == "all":
+            assert [record.value for record in cluster.records("t")][1:] == [
+                b"%d" % n for n in range(len(deliveries))
+            ]
+        else:
+            failed = [error for error in outcomes if isinstance(error, DeliveryError)]
+            assert all(error.outcome is Outcome.UNKNOWN for error in failed)
