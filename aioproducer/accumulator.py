@@ -17,7 +17,7 @@ from random import Random
 
 from aioproducer._record_path import HEADER_SIZE, BufferMemory, Delivery, PartitionQueue, Topic
 from aioproducer.batch import BatchBuilder, BatchState, FlushWait, ProducerBatch
-from aioproducer.cluster import Cluster, TopicInfo
+from aioproducer.cluster import NO_LEADER, Cluster, TopicInfo
 from aioproducer.compression import Codec, compressor
 from aioproducer.config import ProducerConfig
 from aioproducer.errors import BufferTimeoutError, ProducerClosed
@@ -25,7 +25,7 @@ from aioproducer.partitioner import NodeAvailability, UniformSticky
 
 logger = logging.getLogger(__name__)
 
-NO_NODE = -1
+NO_NODE = NO_LEADER
 COMPRESS_IN_THREAD_FROM = 8 * 1024
 """Bytes of a batch. Smaller ones are compressed at once: handing them to a thread would take longer."""
 SMALLEST_BATCH = 1024
@@ -51,7 +51,8 @@ class Accumulator:
         self._random = random
         self._executor = executor
         self._compress = compressor(config.compression, config.compression_level)
-        self._limit = max(config.batch_size - HEADER_SIZE, 0)
+        # A batch has to fit into a request; a single record that does not is refused earlier.
+        self.batch_limit = max(min(config.batch_size, config.max_request_size) - HEADER_SIZE, 0)
         # looked up by the record's path
         self.topics: dict[str, Topic] = {}
         self.memory = BufferMemory(config.buffer_memory)
@@ -60,6 +61,8 @@ class Accumulator:
         self._closed = False
         # every partition that ever had a record, also while metadata does not know its topic
         self._queues: dict[tuple[str, int], PartitionQueue] = {}
+        self._filed: dict[str, TopicInfo] = {}
+        """What each topic's queues were filed by; it stays the same object as long as nothing changes."""
         self._orders = count()
         # what has to be sent
         self._filled: dict[PartitionQueue, None] = {}
@@ -90,7 +93,8 @@ class Accumulator:
             topic = Topic(info.name)
             topic.next_partition = partial(self._next_sticky, info.name, topic.queues, sticky)
             self.topics[info.name] = topic
-        self._file(topic, info)
+        if self._filed.get(info.name) is not info:
+            self._file(topic, info)
         return topic
 
     def open_batch(self, queue: PartitionQueue, size: int) -> ProducerBatch | None:
@@ -102,7 +106,7 @@ class Accumulator:
             self._close(queue.tail)
             self._make_ready(queue)
             self._wake.set()
-        capacity = max(size, min(queue.size_hint, self._limit))
+        capacity = max(size, min(queue.size_hint, self.batch_limit))
         if not self.memory.take(capacity):
             if not self.memory.take(size):
                 return None
@@ -113,7 +117,7 @@ class Accumulator:
                 queue,
                 self._loop,
                 capacity,
-                max(size, self._limit),
+                max(size, self.batch_limit),
                 order=next(self._orders),
                 created=now,
                 deadline=now + self._config.delivery_timeout,
@@ -126,7 +130,7 @@ class Accumulator:
             self._close(queue.tail)  # a collector or signal handler has appended meanwhile
         queue.tail = batch
         self._enqueue(queue, batch)
-        if self._config.linger > 0 and size < self._limit:
+        if self._config.linger > 0 and size < self.batch_limit:
             if not self._lingering:
                 self._wake.set()  # the sender's timer is not set for it yet
             self._lingering.append((now + self._config.linger, batch.order, queue))
@@ -154,7 +158,7 @@ class Accumulator:
             queue, next(self._orders), now, now + self._config.delivery_timeout, self._note_unretrieved
         )
         self._enqueue(queue, batch)
-        self._close(batch)
+        self._pack(batch)
         self._make_ready(queue)
         self._wake.set()
         return batch.delivery()
@@ -166,6 +170,7 @@ class Accumulator:
             BufferTimeoutError: there was none before `deadline`.
             ProducerClosed: the producer was closed meanwhile.
         """
+        began = self._loop.time()
         self.memory.waiters += 1
         try:
             async with asyncio.timeout_at(deadline), self._lock:
@@ -183,7 +188,8 @@ class Accumulator:
         except TimeoutError as error:
             raise BufferTimeoutError(
                 f"the buffer of {self.memory.total} bytes (buffer_memory) stayed full for "
-                f"{self._config.max_block:g} s (max_block_ms): the cluster takes records more slowly than they come"
+                f"{self._loop.time() - began:.3f} s (max_block_ms): the cluster takes records more slowly than "
+                "they come"
             ) from error
         finally:
             self.memory.waiters -= 1
@@ -206,12 +212,13 @@ class Accumulator:
             info = cluster.topic(name)
             if info is not None:
                 self._file(topic, info)
-            elif name in cluster.topics:
-                for queue in topic.queues:
-                    self._lead(queue, NO_NODE)  # for now the cluster does not know it
-            else:
+                continue
+            self._filed.pop(name, None)
+            for queue in topic.queues:
+                self._lead(queue, NO_NODE)
+            if name not in cluster.topics:
                 # Forgotten as idle, or never to come back: the next record asks for it again.
-                del self.topics[name]
+                self._forget_topic(self.topics.pop(name))
         for queue in self._filled:
             partition = cluster.partition(queue.topic, queue.partition)
             self._lead(queue, NO_NODE if partition is None else partition.leader)
@@ -219,6 +226,13 @@ class Accumulator:
         self._ready = {}
         for queue in due:
             self._make_ready(queue)
+
+    def _forget_topic(self, topic: Topic) -> None:
+        self._available.pop(topic.name, None)
+        for queue in topic.queues:
+            # Numbers outlive metadata; a queue without any, and without records, is as good as a new one.
+            if queue.sequence is None and not queue.batches and not queue.in_flight:
+                del self._queues[queue.topic, queue.partition]
 
     def ready(self, now: float) -> tuple[list[int], float | None]:
         """The nodes for which something is due (NO_NODE: a leader is missing), and when to look again."""
@@ -287,7 +301,9 @@ class Accumulator:
 
     def _rebuilt(self, batch: ProducerBatch) -> bool:
         """Leave out the records whose own timeout has passed; False if none is left to be sent."""
-        batch.rebuild(self._compress)
+        batch.rebuild()
+        if self._config.compression is not Codec.NONE:
+            self._packed(batch, partial(self._compress, batch.payload))
         if batch.record_count > 0:
             return True
         batch.succeed(-1, -1, -1)
@@ -353,6 +369,7 @@ class Accumulator:
     # ------------------------------------------------------------------------------------------------- inside
 
     def _file(self, topic: Topic, info: TopicInfo) -> None:
+        self._filed[info.name] = info
         for queue in topic.queues[len(info.partitions) :]:
             self._lead(queue, NO_NODE)  # the topic was made anew with fewer partitions
         del topic.queues[len(info.partitions) :]
@@ -404,27 +421,37 @@ class Accumulator:
         if surplus:
             self.memory.give(surplus)
             self._wake_room()
-        codec = self._config.compression
-        if codec is Codec.NONE:
+        self._pack(batch)
+
+    def _pack(self, batch: ProducerBatch) -> None:
+        """Compress a closed batch: small ones now, others in a thread."""
+        if self._config.compression is Codec.NONE:
             return
         if batch.size < COMPRESS_IN_THREAD_FROM:
-            batch.compressed(codec, self._compress(batch.payload))
+            self._packed(batch, partial(self._compress, batch.payload))
             return
         batch.is_compressing = True
-        done = self._loop.run_in_executor(self._executor, self._compress, batch.payload)
-        done.add_done_callback(partial(self._compressed, batch))
+        try:
+            done = self._loop.run_in_executor(self._executor, self._compress, batch.payload)
+        except RuntimeError:  # no thread can be started
+            self._packed(batch, partial(self._compress, batch.payload))
+        else:
+            done.add_done_callback(partial(self._compressed, batch))
 
     def _compressed(self, batch: ProducerBatch, done: asyncio.Future[bytes]) -> None:
-        error = None if done.cancelled() else done.exception()
-        if done.cancelled() or error is not None:
+        if done.cancelled() or (batch.state is BatchState.DONE and (done.exception() or True)):
+            return  # the producer was closed, or the batch has expired meanwhile
+        self._packed(batch, done.result)
+        self._make_ready(batch.queue)
+        self._wake.set()
+
+    def _packed(self, batch: ProducerBatch, compress: Callable[[], bytes]) -> None:
+        batch.is_compressing = False
+        try:
+            batch.compressed(self._config.compression, compress())
+        except Exception as error:
             # The records themselves are fine: they go as they are.
             logger.warning("a batch of %s could not be compressed: %r", batch.queue.topic, error)
-            batch.is_compressing = False
-        else:
-            batch.compressed(self._config.compression, done.result())
-        if batch.state is BatchState.CLOSED:
-            self._make_ready(batch.queue)
-        self._wake.set()
 
     def _wake_room(self) -> None:
         if self._room is not None and not self._room.done():

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from aioproducer._record_path import Data
-    from aioproducer.compression import Compress
     from aioproducer.idempotence import ProducerIdentity
 
 logger = logging.getLogger(__name__)
@@ -145,16 +144,20 @@ class ProducerBatch(Batch):
             self.codec = codec
 
     @property
+    def live_count(self) -> int:
+        """Records whose result is still the batch's: without those that are yet to be left out."""
+        return self.record_count - (len(self.withdrawn) if self.attempts == 0 else 0)
+
+    @property
     def may_withdraw(self) -> bool:
         """Whether a record can still be left out: nothing was ever sent."""
         return self.attempts == 0 and not self.is_numbered and not self.is_done
 
-    def rebuild(self, compress: Compress) -> None:
+    def rebuild(self) -> None:
         """Leave out what was withdrawn. Called at the last moment before the first attempt."""
         self.leave_out_withdrawn()
-        codec, self.codec, self.payload = self.codec, Codec.NONE, self.records
-        if codec is not Codec.NONE:
-            self.compressed(codec, compress(self.payload))
+        self.codec = Codec.NONE
+        self.payload = self.records
 
     @property
     def wire_size(self) -> int:
@@ -299,6 +302,9 @@ class BatchBuilder:
         if batch.record_count == 0:
             raise IllegalStateError("this batch is empty; append a record first")
         self._is_closed = True
+        if batch.state is BatchState.OPEN:
+            batch.close()
+            batch.reserved = batch.size - HEADER_SIZE  # what it will take; nothing was reserved so far
         return batch
 
 

@@ -173,7 +173,7 @@ class Brokers:
         """Whether a request can go to this broker now. If not, a connection is on its way, or in back-off."""
         link = self._links.get(node_id)
         if link is None:
-            self._want_update()
+            self.update_wanted = True  # no wake-up: see below
             return False
         if link.connection is not None:
             return link.connection.can_send
@@ -184,8 +184,11 @@ class Brokers:
             self.update_wanted = True
         return False
 
-    def retry_at(self, node_id: int) -> float | None:
+    def retry_at(self, node_id: int, since: float) -> float | None:
         """Loop time from which `ready` is worth asking again; None if that is not a matter of time.
+
+        `since` is a loop time from before `ready` said no. Judged by a later clock, a throttle that ended in between
+        would be nobody's business any more, and nobody would ask again.
 
         It is one during back-off, while the broker throttles, and when a connection takes long to be made; in all
         other cases the wake-up event is set.
@@ -197,7 +200,12 @@ class Brokers:
             when = link.retry_at if link.task is None else link.dialing_since + PATIENCE
         else:
             when = link.connection.throttled_until
-        return when if when > asyncio.get_running_loop().time() else None
+        return when if when > since else None
+
+    def last_error(self, node_id: int) -> KafkaError | None:
+        """Why the last attempt to connect to this broker failed; None if it did not."""
+        link = self._links.get(node_id)
+        return link.last_error if link is not None else None
 
     def _waits_in_vain(self, link: _Link) -> bool:
         """A connection is being made, for so long that the broker may well be gone."""

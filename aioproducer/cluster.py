@@ -5,12 +5,13 @@ change are taken over, so `is` tells whether something did. Nothing here knows a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 from uuid import UUID
 
-from aioproducer.errors import ProtocolError, escaped
+from aioproducer.errors import InvalidTopicError, ProtocolError, escaped
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.messages import MetadataResponse
 from aioproducer.types import Node
@@ -53,6 +54,24 @@ class TopicInfo(NamedTuple):
     def available(self) -> list[int]:
         """The partitions that have a leader, in order. Computed at each call."""
         return [partition.partition for partition in self.partitions if partition.leader >= 0]
+
+
+_TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+"""Kafka's own rule (org.apache.kafka.common.internals.Topic); besides, "." and ".." are none."""
+
+
+def check_topic_name(name: str) -> None:
+    """Raise InvalidTopicError for a name that Kafka refuses."""
+    if not _TOPIC_NAME.fullmatch(name) or name in (".", ".."):
+        raise invalid_topic(name)
+
+
+def invalid_topic(name: str) -> InvalidTopicError:
+    return InvalidTopicError(
+        f"'{escaped(name, 260)}' is no topic name: 1 to 249 letters, digits, '.', '_' or '-', "
+        "but not '.' or '..'",
+        topic=name,
+    )
 
 
 class Endpoint(Protocol):
@@ -108,12 +127,13 @@ class Cluster:
             raise ProtocolError("a metadata answer without any broker was refused", written=True)
         nodes = self.nodes if nodes == self.nodes else nodes
         topics = dict(self.topics) if nodes.keys() >= self.nodes.keys() else self._without_lost_leaders(nodes)
+        before = dict(topics)
         wanted = set(asked)
         for answer in response.topics:
             name = answer.name
             if name is None or name not in wanted:
                 continue
-            known = self.topics.get(name)
+            known = before.get(name)
             topic = _merged_topic(name, answer, known, nodes)
             topics[name] = known if known is not None and topic == known else topic
         for name in asked:
@@ -221,7 +241,7 @@ def _merged_topic(
     before = known.partitions if known is not None else ()
     merged = [_merged_partition(name, partition, before, nodes) for partition in partitions]
     # Partitions are only ever added; an answer with fewer is older than what is known.
-    merged += before[len(merged) :]
+    merged += [p if p.leader in nodes else p._replace(leader=NO_LEADER) for p in before[len(merged) :]]
     return TopicInfo(name, topic_id, tuple(merged), 0, answer.is_internal)
 
 

@@ -8,17 +8,15 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-import re
 from collections.abc import Iterable
 from random import Random
 
 from aioproducer.brokers import Brokers, backoff
-from aioproducer.cluster import Cluster, Endpoint, TopicInfo
+from aioproducer.cluster import Cluster, Endpoint, TopicInfo, check_topic_name, invalid_topic
 from aioproducer.config import ProducerConfig
 from aioproducer.errors import (
     BootstrapError,
     BrokerError,
-    InvalidTopicError,
     KafkaError,
     MetadataTimeoutError,
     TopicAuthorizationError,
@@ -31,9 +29,6 @@ from aioproducer.protocol.error_codes import ErrorCode, error_name
 from aioproducer.protocol.messages import MetadataRequest, MetadataResponse
 
 logger = logging.getLogger(__name__)
-
-_TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
-"""Kafka's own rule (org.apache.kafka.common.internals.Topic); besides, "." and ".." are none."""
 
 
 class Metadata:
@@ -82,6 +77,13 @@ class Metadata:
         """The topic is in use: keep asking for it (KIP-526)."""
         self._wanted[name] = asyncio.get_running_loop().time()
 
+    def ask_for(self, name: str) -> None:
+        """Ask about a topic soon, alone if it is new; the cluster may create it then."""
+        if name not in self._wanted:
+            self._new[name] = None
+        self.touch(name)
+        self._poked.set()
+
     def request_update(self) -> None:
         """Refresh soon. Any number of calls until then are one; the back-off between refreshes is kept."""
         self._update_requested = True
@@ -126,17 +128,18 @@ class Metadata:
         """
         loop = asyncio.get_running_loop()
         began = loop.time()
-        if not _TOPIC_NAME.fullmatch(name) or name in (".", ".."):
-            raise _invalid(name)
+        check_topic_name(name)
+        known = self._usable(name, partition)
+        if known is not None:
+            return known
         try:
             async with asyncio.timeout_at(deadline) as limit:
                 while True:
                     if self._closed is not None:
                         raise copy.copy(self._closed)
-                    info = self.topic(name)
-                    if info is not None and (partition is None or partition < len(info.partitions)):
-                        self.touch(name)
-                        return info
+                    known = self._usable(name, partition)
+                    if known is not None:
+                        return known
                     await self._next_answer(name)
                     self._raise_for(name)
         except TimeoutError:
@@ -167,12 +170,22 @@ class Metadata:
         if info is None:
             return
         if info.error == ErrorCode.INVALID_TOPIC_EXCEPTION:
-            raise _invalid(name)
+            raise invalid_topic(name)
         if info.error == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
             raise TopicAuthorizationError(
                 f"topic {name}: the cluster does not let this client see it; it needs DESCRIBE and WRITE",
                 topic=name,
             )
+
+    def _usable(self, name: str, partition: int | None) -> TopicInfo | None:
+        """The topic, if it is known with that partition and nobody closed us; it is in use then."""
+        info = self.topic(name)
+        if info is None or self._closed is not None:
+            return None
+        if partition is not None and partition >= len(info.partitions):
+            return None
+        self.touch(name)
+        return info
 
     def _too_late(self, name: str, partition: int | None, waited: float) -> KafkaError:
         info = self.cluster.topics.get(name)
@@ -382,11 +395,3 @@ class Metadata:
         self.version += 1
         self._brokers.update(cluster)
         self._wake.set()
-
-
-def _invalid(name: str) -> InvalidTopicError:
-    return InvalidTopicError(
-        f"'{escaped(name, 260)}' is no topic name: 1 to 249 letters, digits, '.', '_' or '-', "
-        "but not '.' or '..'",
-        topic=name,
-    )

@@ -4,6 +4,7 @@ Everything here is a plain number: nothing is recorded per record, at most once 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import floor, log2
 
@@ -116,6 +117,53 @@ class Metrics:
 
     def count_error(self, name: str) -> None:
         self.errors[name] = self.errors.get(name, 0) + 1
+
+    def snapshot(
+        self,
+        *,
+        records_buffered: int,
+        buffer_total: int,
+        buffer_available: int,
+        buffer_waiters: int,
+        in_flight: Callable[[int], int],
+    ) -> MetricsSnapshot:
+        """All numbers now. What only others know is handed in; `in_flight` tells it of a node."""
+        nodes = tuple(
+            NodeSnapshot(
+                node.node_id,
+                node.bytes_sent,
+                node.bytes_received,
+                node.requests,
+                in_flight(node.node_id),
+                node.connects,
+                node.disconnects,
+                node.throttle_time,
+                node.latency.snapshot(),
+            )
+            for node in self.nodes.values()
+        )
+        return MetricsSnapshot(
+            records_buffered=records_buffered,
+            records_acked=self.records_acked,
+            records_failed=self.records_failed,
+            records_unknown=self.records_unknown,
+            record_bytes=self.record_bytes,
+            batches=self.batches,
+            batch_bytes=self.batch_bytes,
+            produce_requests=self.produce_requests,
+            requests=sum(node.requests for node in nodes),
+            retries=self.retries,
+            errors=dict(self.errors),
+            batch_size=self.batch_size.snapshot(),
+            records_per_request=self.records_per_request.snapshot(),
+            time_to_ack=self.time_to_ack.snapshot(),
+            buffer_total=buffer_total,
+            buffer_available=buffer_available,
+            buffer_waiters=buffer_waiters,
+            in_flight=sum(node.in_flight for node in nodes),
+            metadata_updates=self.metadata_updates,
+            nodes=nodes,
+        )
 
 
 @dataclass(frozen=True, slots=True)

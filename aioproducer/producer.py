@@ -7,8 +7,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
-import re
 import sys
 import threading
 import warnings
@@ -21,32 +21,29 @@ from random import Random
 from types import TracebackType
 from typing import Any, Self
 
-from aioproducer._record_path import HEADER_SIZE, Delivery, PartitionQueue, RecordPath
+from aioproducer._record_path import Delivery, PartitionQueue, RecordPath
 from aioproducer.accumulator import Accumulator
 from aioproducer.batch import BatchBuilder
 from aioproducer.brokers import Brokers
-from aioproducer.cluster import PartitionInfo, TopicInfo
+from aioproducer.cluster import PartitionInfo
 from aioproducer.config import ProducerConfig
 from aioproducer.errors import (
     BufferFullError,
     DeliveryTimeoutError,
     IllegalStateError,
     InvalidRecordError,
-    InvalidTopicError,
     ProducerClosed,
     ProducerNotStartedError,
     RecordTooLargeError,
 )
 from aioproducer.metadata import Metadata
-from aioproducer.metrics import Metrics, MetricsSnapshot, NodeSnapshot
-from aioproducer.partitioner import ConsistentRandom, Partitioning, RoundRobin, make_partitioner
+from aioproducer.metrics import Metrics, MetricsSnapshot
 from aioproducer.sender import Sender
 from aioproducer.serializers import Serializer, serialized, serialized_now
+from aioproducer.target import PartitionChoice, check_target, check_timeout
 from aioproducer.types import Headers, Outcome
 
 logger = logging.getLogger(__name__)
-
-_TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 
 class State(Enum):
@@ -165,9 +162,7 @@ class Producer(RecordPath):
         self._state = State.NEW
         self._metrics = Metrics()
         self._random = Random()
-        self._partitioning = make_partitioner(self._config.partitioner, self._random)
-        if self._partitioning.kind == "crc32":
-            self._partitioning = Partitioning("callable", ConsistentRandom(self._random))
+        self._choice = PartitionChoice(self._config, self._random)
         # The rest is made by start(), which knows the loop.
         self._loop: asyncio.AbstractEventLoop
         self._accumulator: Accumulator
@@ -176,7 +171,6 @@ class Producer(RecordPath):
         self._sender: Sender
         self._tasks: list[asyncio.Task[None]] = []
         self._executor: ThreadPoolExecutor
-        self._round_robins: dict[str, RoundRobin] = {}
         self._closing: asyncio.Future[CloseReport] | None = None
         self._give_up_flush = asyncio.Event()
 
@@ -231,9 +225,7 @@ class Producer(RecordPath):
             await self._metadata.first_update(self._loop.time() + config.max_block)
             self._spawn(self._sender.run(), "aioproducer-sender")
             is_plain = (
-                config.key_serializer is None
-                and config.value_serializer is None
-                and self._partitioning.kind == "murmur2"
+                config.key_serializer is None and config.value_serializer is None and self._choice.is_compiled
             )
             self._bind(
                 self._loop,
@@ -254,7 +246,7 @@ class Producer(RecordPath):
         self._tasks.append(task)
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
-        if task.cancelled() or task.exception() is None or self._state is not State.RUNNING:
+        if task.cancelled() or task.exception() is None or self._closing is not None:
             return
         # A bug of ours. Nothing may hang on it: everything that waits is told.
         logger.error("%s ended unexpectedly; the producer closes", task.get_name(), exc_info=task.exception())
@@ -356,21 +348,22 @@ class Producer(RecordPath):
     ) -> Delivery:
         """What `send` does when it has to wait or to call the user's code: metadata, serializers, partitioner."""
         self._check_usable()
-        _check_target(topic, partition)
-        _check_timeout(timeout)
-        deadline = self._loop.time() + self._config.max_block
+        check_target(topic, partition)
+        check_timeout(timeout)
+        began = self._loop.time()
+        deadline = began + min(self._config.max_block, timeout if timeout is not None else math.inf)
         info = await self._metadata.wait_for_topic(topic, deadline, partition)
         known = self._accumulator.open_topic(info)
         value = await serialized(self._config.value_serializer, value, topic, headers)
         key = await serialized(self._config.key_serializer, key, topic, headers)
         self._check_usable()
-        number = self._partition_for(info, key) if partition is None else partition
+        number = self._choice.partition_for(info, key) if partition is None else partition
         delivery = self._append(known, value, key, number, timestamp_ms, headers, False)
         if delivery is None:
             append = partial(self._append, known, value, key, number, timestamp_ms, headers, True)
             delivery = await self._accumulator.append_when_room(append, deadline)
         if timeout is not None:
-            self._end_after(delivery, timeout)
+            self._end_after(delivery, timeout, began)
         return delivery
 
     def _try_send_slowly(
@@ -383,18 +376,19 @@ class Producer(RecordPath):
         headers: Headers | None,
     ) -> Delivery:
         self._check_usable()
-        _check_target(topic, partition)
+        check_target(topic, partition)
         info = self._metadata.topic(topic)
         if info is None or (partition is not None and partition >= len(info.partitions)):
-            self._metadata.touch(topic)
-            self._metadata.request_update()
+            self._metadata.ask_for(topic)
+            if info is not None:
+                self._metadata.request_update()
             raise BufferFullError(
                 f"try_send: the partitions of topic {topic} are not known yet; use send, which waits"
             )
         value = serialized_now(self._config.value_serializer, value, topic, headers)
         key = serialized_now(self._config.key_serializer, key, topic, headers)
         known = self._accumulator.open_topic(info)
-        number = self._partition_for(info, key) if partition is None else partition
+        number = self._choice.partition_for(info, key) if partition is None else partition
         delivery = self._append(known, value, key, number, timestamp_ms, headers, False)
         if delivery is None:
             raise BufferFullError(
@@ -402,27 +396,8 @@ class Producer(RecordPath):
             )
         return delivery
 
-    def _partition_for(self, info: TopicInfo, key: bytes | None) -> int:
-        """-1 where the compiled path chooses: Java's murmur2 and sticky partitions."""
-        kind, function = self._partitioning
-        if kind == "murmur2":
-            return -1
-        every = list(range(len(info.partitions)))
-        available = info.available or every
-        if kind == "round_robin":
-            function = self._round_robins.get(info.name)
-            if function is None:
-                function = self._round_robins[info.name] = RoundRobin()
-        assert function is not None
-        number = function(key, every, available)
-        if type(number) is not int or not 0 <= number < len(every):
-            raise InvalidRecordError(
-                f"the partitioner chose {number!r} for topic {info.name}, whose partitions are 0 to {len(every) - 1}"
-            )
-        return number
-
-    def _end_after(self, delivery: Delivery, timeout: float) -> None:
-        """End one delivery after `timeout` seconds: its record is left out if nothing of its batch was sent yet."""
+    def _end_after(self, delivery: Delivery, timeout: float, began: float) -> None:
+        """End one delivery `timeout` seconds after `began`; its record is left out if its batch was never sent."""
 
         def end() -> None:
             batch = delivery.batch
@@ -446,7 +421,7 @@ class Producer(RecordPath):
                 self._metrics.records_failed += 1  # the others of its batch are counted with the batch
             batch.end_record(delivery, error, batch.may_withdraw)
 
-        timer = self._loop.call_later(max(timeout, 0), end)
+        timer = self._loop.call_at(began + timeout, end)
         delivery.add_done_callback(lambda _: timer.cancel())
 
     # ----------------------------------------------------------------------------------- other public calls
@@ -473,7 +448,7 @@ class Producer(RecordPath):
     async def partition_info(self, topic: str) -> tuple[PartitionInfo, ...]:
         """Leader, leader epoch, replicas and ISR of each partition; waits for metadata up to max_block_ms."""
         self._check_usable()
-        _check_target(topic, None)
+        check_target(topic, None)
         info = await self._metadata.wait_for_topic(topic, self._loop.time() + self._config.max_block)
         return info.partitions
 
@@ -481,7 +456,7 @@ class Producer(RecordPath):
         """An empty batch to be filled by hand and given to `send_batch`; it holds up to batch_size bytes."""
         self._check_usable()
         queue = PartitionQueue("", -1)
-        return BatchBuilder(queue, self._loop, max(self._config.batch_size - HEADER_SIZE, 0))
+        return BatchBuilder(queue, self._loop, self._accumulator.batch_limit)
 
     async def send_batch(self, batch: BatchBuilder, topic: str, *, partition: int) -> Delivery:
         """Send a batch that was built by hand; the delivery is that of its first record.
@@ -498,7 +473,7 @@ class Producer(RecordPath):
         Cancelling it: the batch is either in the buffer or it is not.
         """
         self._check_usable()
-        _check_target(topic, partition)
+        check_target(topic, partition)
         if partition is None:
             raise InvalidRecordError("send_batch needs the number of a partition")
         size = batch.size()
@@ -517,64 +492,16 @@ class Producer(RecordPath):
 
     def metrics(self) -> MetricsSnapshot:
         """All counters at this moment."""
-        metrics = self._metrics
         if not self._tasks:
             raise ProducerNotStartedError("metrics() needs a producer that was started")
         memory = self._accumulator.memory
-        nodes = tuple(
-            NodeSnapshot(
-                node.node_id,
-                node.bytes_sent,
-                node.bytes_received,
-                node.requests,
-                self._brokers.in_flight(node.node_id),
-                node.connects,
-                node.disconnects,
-                node.throttle_time,
-                node.latency.snapshot(),
-            )
-            for node in metrics.nodes.values()
-        )
-        return MetricsSnapshot(
-            records_buffered=sum(batch.record_count for batch in self._accumulator.incomplete),
-            records_acked=metrics.records_acked,
-            records_failed=metrics.records_failed,
-            records_unknown=metrics.records_unknown,
-            record_bytes=metrics.record_bytes,
-            batches=metrics.batches,
-            batch_bytes=metrics.batch_bytes,
-            produce_requests=metrics.produce_requests,
-            requests=sum(node.requests for node in metrics.nodes.values()),
-            retries=metrics.retries,
-            errors=dict(metrics.errors),
-            batch_size=metrics.batch_size.snapshot(),
-            records_per_request=metrics.records_per_request.snapshot(),
-            time_to_ack=metrics.time_to_ack.snapshot(),
+        return self._metrics.snapshot(
+            records_buffered=sum(batch.live_count for batch in self._accumulator.incomplete),
             buffer_total=memory.total,
             buffer_available=memory.available,
             buffer_waiters=memory.waiters,
-            in_flight=sum(node.in_flight for node in nodes),
-            metadata_updates=metrics.metadata_updates,
-            nodes=nodes,
+            in_flight=self._brokers.in_flight,
         )
-
-
-def _check_target(topic: object, partition: object) -> None:
-    if not isinstance(topic, str):
-        raise InvalidTopicError(f"the topic must be a str, not {type(topic).__name__}", topic=repr(topic))
-    if not _TOPIC_NAME.fullmatch(topic) or topic in (".", ".."):
-        raise InvalidTopicError(
-            f"Kafka refuses the topic name {topic[:300]!r}: 1 to 249 letters, digits, '.', '_' and '-', "
-            "and not '.' or '..'",
-            topic=topic,
-        )
-    if partition is not None and (type(partition) is not int or partition < 0):
-        raise InvalidRecordError(f"the partition must be a whole number, 0 or more, not {partition!r}")
-
-
-def _check_timeout(timeout: object) -> None:
-    if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
-        raise InvalidRecordError(f"timeout must be a number of seconds, 0 or more, not {timeout!r}")
 
 
 def _give_way_to_the_loop() -> None:

@@ -15,7 +15,8 @@ from uuid import UUID
 from aioproducer._record_path import PartitionQueue
 from aioproducer.accumulator import NO_NODE, Accumulator
 from aioproducer.batch import BatchState, ProducerBatch
-from aioproducer.brokers import Brokers
+from aioproducer.brokers import Brokers, backoff
+from aioproducer.cluster import NO_TOPIC_ID
 from aioproducer.config import ProducerConfig
 from aioproducer.connection import LATE_TIMER
 from aioproducer.errors import (
@@ -28,24 +29,18 @@ from aioproducer.errors import (
     UnsupportedVersionError,
     escaped,
 )
-from aioproducer.idempotence import Idempotence, PartitionSequence, ProducerIdentity
+from aioproducer.idempotence import Idempotence, PartitionSequence
 from aioproducer.metadata import Metadata
 from aioproducer.metrics import Metrics
-from aioproducer.outcomes import INIT_PRODUCER_ID_RETRIABLE, Action, of_produce
-from aioproducer.protocol.error_codes import error_name
-from aioproducer.protocol.messages import (
-    InitProducerIdRequest,
-    InitProducerIdResponse,
-    ProduceRequest,
-    ProduceResponse,
-)
+from aioproducer.outcomes import Action, of_produce
+from aioproducer.producer_id import ProducerIdSource
+from aioproducer.protocol.error_codes import ErrorCode, error_name
+from aioproducer.protocol.messages import ProduceRequest, ProduceResponse
 from aioproducer.types import Outcome
 
 logger = logging.getLogger(__name__)
 
 LAST_VERSION_WITH_TOPIC_NAMES = 12
-NO_TOPIC_ID = UUID(int=0)
-NO_TRANSACTION_TIMEOUT_MS = 2**31 - 1
 A_MOMENT = 0.05
 """Seconds that answers which lie unread in a socket get to come in."""
 
@@ -75,8 +70,7 @@ class Sender:
         self._idempotence = Idempotence(config.enable_idempotence)
         self._seen_metadata = -1
         self._gave_a_moment = False
-        self._identity_task: asyncio.Task[None] | None = None
-        self._identity_error: KafkaError | None = None
+        self._producer_ids = ProducerIdSource(config, self._idempotence, brokers, wake, metrics, random)
 
     # ---------------------------------------------------------------------------------------------- the loop
 
@@ -87,11 +81,13 @@ class Sender:
                 self._wake.clear()
                 await self._sleep_until(self._pass(self._loop.time()))
         finally:
-            if self._identity_task is not None:
-                self._identity_task.cancel()
-                await asyncio.gather(self._identity_task, return_exceptions=True)
+            await self._producer_ids.close()
 
     async def _sleep_until(self, when: float | None) -> None:
+        if self._wake.is_set():
+            # Waiting for an event that is set does not give way, and others must run between two passes.
+            await asyncio.sleep(0)
+            return
         if when is None:
             await self._wake.wait()
             return
@@ -106,6 +102,9 @@ class Sender:
         if self._metadata.version != self._seen_metadata:
             self._seen_metadata = self._metadata.version
             self._accumulator.file_queues(self._metadata.cluster)
+        if self._producer_ids.refused is not None:
+            self._refuse_all(self._producer_ids.refused)
+            self._producer_ids.refused = None
         late = self._expire_all(now)
         nodes, look_again = self._accumulator.ready(now)
         times = [] if look_again is None else [look_again]
@@ -120,9 +119,9 @@ class Sender:
                 again_at = self._send_to(node_id, now)
                 if again_at is not None:
                     times.append(again_at)
-        if self._idempotence.needs_identity and (nodes or self._identity_task is None):
+        if self._idempotence.needs_identity and (nodes or not self._producer_ids.was_asked):
             # At the start, so that the first record need not wait for it; later, if the last epoch is used up.
-            self._want_identity()
+            self._producer_ids.ask()
         if self._brokers.update_wanted:
             self._brokers.update_wanted = False
             self._metadata.request_update()
@@ -138,7 +137,7 @@ class Sender:
                 return None
             self._produce(node_id, batches)
             can_send = self._brokers.ready(node_id)
-        return self._brokers.retry_at(node_id)
+        return self._brokers.retry_at(node_id, now)
 
     # --------------------------------------------------------------------------------------------- numbering
 
@@ -149,10 +148,11 @@ class Sender:
             return not queue.in_flight
         if queue.in_flight:
             # A batch that is sent again goes alone.
-            most = min(self._config.max_in_flight, 5)
+            most = self._config.max_in_flight
             return (
                 not batch.is_numbered
                 and queue.sequence is not None
+                and self._is_for_topic_of(queue, queue.sequence)
                 and len(queue.in_flight)
                 < self._idempotence.may_be_in_flight(queue.sequence, queue.node_id, most)
             )
@@ -162,6 +162,13 @@ class Sender:
         return batch.state is not BatchState.DONE and (
             batch.is_numbered or not self._idempotence.needs_identity
         )
+
+    def _is_for_topic_of(self, queue: PartitionQueue, sequence: PartitionSequence) -> bool:
+        """False if the topic was made anew: what is in flight is for the old one, and comes first."""
+        topic = self._metadata.cluster.topics.get(queue.topic)
+        if topic is None or NO_TOPIC_ID in (topic.topic_id, sequence.topic_id):
+            return True
+        return topic.topic_id == sequence.topic_id
 
     def _sequence_of(self, queue: PartitionQueue) -> PartitionSequence:
         """The numbers of the partition, with nothing in flight; anew if its topic was made anew."""
@@ -347,7 +354,7 @@ class Sender:
             self._retry(batch, now, at_once=has_moved)
         elif row.action is Action.RETRY:
             self._retry(batch, now)
-        elif row.action is Action.REPAIR:
+        elif row.action is Action.REPAIR and batch.identity is not None:
             self._repair(batch, now)
         else:
             self._fail_records(batch, answer)
@@ -394,14 +401,11 @@ class Sender:
 
     def _retry(self, batch: ProducerBatch, now: float, *, at_once: bool = False) -> None:
         batch.returned()
-        self._accumulator.requeue(batch, now if at_once else now + self._backoff(batch.attempts))
+        self._accumulator.requeue(batch, now if at_once else now + self._backoff(batch))
 
-    def _backoff(self, attempts: int) -> float:
-        # KIP-580: exponential, with 20 % of jitter.
-        base = min(
-            self._config.retry_backoff * 2.0 ** (min(attempts, 30) - 1), self._config.retry_backoff_max
-        )
-        return base * self._random.uniform(0.8, 1.2)
+    def _backoff(self, batch: ProducerBatch) -> float:
+        config = self._config
+        return backoff(config.retry_backoff, config.retry_backoff_max, batch.attempts - 1, self._random)
 
     def _repair(self, batch: ProducerBatch, now: float) -> None:
         """The broker refused the sequence. Only the first outstanding batch of a partition can say why."""
@@ -421,7 +425,7 @@ class Sender:
         self._idempotence.given_up(queue.sequence, batch.identity)
         batch.returned()
         batch.number(None, -1)
-        self._accumulator.requeue(batch, now + self._backoff(batch.attempts))
+        self._accumulator.requeue(batch, now + self._backoff(batch))
 
     def _expire_all(self, now: float) -> bool:
         """End what has passed its delivery timeout; True if that has to wait a moment.
@@ -446,11 +450,26 @@ class Sender:
         else:
             self._accumulator.forget(batch)
         if batch.attempts == 0:
-            leader = "no broker could take it" if batch.queue.node_id >= 0 else "the partition had no leader"
-            reason = f"{leader}; nothing was sent"
+            batch.last_error, why = self._why_not_sent(batch.queue.node_id)
+            reason = f"{why}; nothing was sent"
         else:
             reason = f"the last error was: {batch.last_error!r}" if batch.last_error else "no broker answered"
         self._give_up(batch, f"delivery timed out: {reason}", timed_out=True)
+
+    def _why_not_sent(self, node_id: int) -> tuple[KafkaError | None, str]:
+        if self._idempotence.needs_identity:
+            error = self._producer_ids.last_error
+            return error, f"no broker gave a producer id ({error or 'none has answered'})"
+        error = self._metadata.last_error
+        if error is not None:
+            return error, f"the cluster can't be reached ({error})"
+        if node_id == NO_NODE:
+            return None, "the partition had no leader"
+        error = self._brokers.last_error(node_id)
+        return (
+            error,
+            f"broker {node_id} could not take it ({error or 'busy, throttled, or still connecting'})",
+        )
 
     def _fail_records(self, batch: ProducerBatch, answer: ProduceResponse.PartitionProduceResponse) -> None:
         """KIP-467: the broker may say which records it refused, and why; the others share their fate."""
@@ -460,16 +479,18 @@ class Sender:
                 if batch.record_errors is None:
                     batch.record_errors = {}
                 index = batch.original_index(entry.batch_index)
-                batch.record_errors[index] = self._error(batch, f"the broker refused this record: {text}")
+                name = error_name(answer.error_code)
+                error = self._error(batch, f"the broker refused this record with {name}: {text}")
+                batch.record_errors.setdefault(index, error)
 
     def _give_up(self, batch: ProducerBatch, reason: str, *, timed_out: bool = False) -> None:
         if batch.identity is not None and batch.queue.sequence is not None:
             self._idempotence.given_up(batch.queue.sequence, batch.identity)
         error = self._error(batch, reason, timed_out=timed_out)
         if error.outcome is Outcome.UNKNOWN:
-            self._metrics.records_unknown += batch.record_count
+            self._metrics.records_unknown += batch.live_count
         else:
-            self._metrics.records_failed += batch.record_count
+            self._metrics.records_failed += batch.live_count
         batch.give_up(error)
         self._accumulator.release(batch)
 
@@ -479,7 +500,7 @@ class Sender:
         outcome = batch.outcome
         known = "they are not in the log" if outcome is Outcome.NOT_PERSISTED else "they may be in the log"
         return (DeliveryTimeoutError if timed_out else DeliveryError)(
-            f"{batch.record_count} records for {queue.topic}-{queue.partition} were given up after {elapsed:.3f} s and "
+            f"{batch.live_count} records for {queue.topic}-{queue.partition} were given up after {elapsed:.3f} s and "
             f"{batch.attempts} attempts: {reason} ({known})",
             outcome=outcome,
             topic=queue.topic,
@@ -499,58 +520,13 @@ class Sender:
                 self._accumulator.forget(batch)
             self._give_up(batch, reason)
 
-    # -------------------------------------------------------------------------------------------- producer id
-
-    def _want_identity(self) -> None:
-        if self._identity_task is None or self._identity_task.done():
-            self._identity_task = self._loop.create_task(
-                self._obtain_identity(), name="aioproducer-producer-id"
-            )
-
-    async def _obtain_identity(self) -> None:
-        """Ask any broker for a producer id until one gives it."""
-        attempts = 0
-        while True:
-            attempts += 1
-            request = InitProducerIdRequest(
-                transactional_id=None,
-                transaction_timeout_ms=NO_TRANSACTION_TIMEOUT_MS,
-                producer_id=-1,
-                producer_epoch=-1,
-            )
-            try:
-                response = await self._brokers.request_any(request, timeout=self._config.request_timeout)
-                assert isinstance(response, InitProducerIdResponse)
-            except KafkaError as error:
-                if not error.retriable and not isinstance(error, ProtocolError):
-                    self._no_identity(error)
-                    return
-                self._metrics.count_error(type(error).__name__)
-                logger.debug("no producer id yet: %s", error)
-            else:
-                code = response.error_code
-                if code == 0 and response.producer_id >= 0 and response.producer_epoch >= 0:
-                    self._idempotence.identity = ProducerIdentity(
-                        response.producer_id, response.producer_epoch
-                    )
-                    self._wake.set()
-                    return
-                name = error_name(code)
-                self._metrics.count_error(name)
-                if code != 0 and code not in INIT_PRODUCER_ID_RETRIABLE:
-                    self._no_identity(
-                        BrokerError(f"the broker refused a producer id: {name}", code=code, name=name)
-                    )
-                    return
-            await asyncio.sleep(self._backoff(attempts))
-
-    def _no_identity(self, error: KafkaError) -> None:
+    def _refuse_all(self, error: KafkaError) -> None:
         """Without a producer id nothing can be sent: what waits fails now; the next record asks again."""
-        logger.error("%s", error)
+        reason = str(error)
+        if getattr(error, "code", None) == ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
+            reason += "; grant IDEMPOTENT_WRITE on the cluster or set enable_idempotence=False"
         for batch in list(self._accumulator.incomplete):
             if batch.state in (BatchState.OPEN, BatchState.CLOSED) and not batch.is_numbered:
                 batch.last_error = error
                 self._accumulator.forget(batch)
-                self._give_up(
-                    batch, f"{error}; grant IDEMPOTENT_WRITE on the cluster or set enable_idempotence=False"
-                )
+                self._give_up(batch, reason)

@@ -10,11 +10,15 @@ from typing import Any, TypeVar
 from aioproducer import Delivery, Producer, RecordMetadata
 from aioproducer.errors import KafkaError
 from aioproducer.protocol.api import ApiKey
+from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.testing import EmbeddedCluster
 from aioproducer.testing.broker import BrokerState
+from aioproducer.testing.call import SeenRequest
 from tests.conftest import MS
 
 T = TypeVar("T")
+
+PRODUCE, METADATA, INIT_PRODUCER_ID = ApiKey.PRODUCE, ApiKey.METADATA, ApiKey.INIT_PRODUCER_ID
 
 QUICK = {
     "linger_ms": 0,
@@ -34,6 +38,68 @@ ONE_BATCH_PER_RECORD = {"batch_size": 1}
 FOUR_RECORDS_FILL_IT = {"batch_size": 1024, "buffer_memory": 4096}
 """The buffer then holds four records of `LARGE` bytes, and no fifth."""
 LARGE = 900
+
+
+RETRIABLE = [
+    ErrorCode.CORRUPT_MESSAGE,
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    ErrorCode.LEADER_NOT_AVAILABLE,
+    ErrorCode.NOT_LEADER_OR_FOLLOWER,
+    ErrorCode.REQUEST_TIMED_OUT,
+    ErrorCode.BROKER_NOT_AVAILABLE,
+    ErrorCode.REPLICA_NOT_AVAILABLE,
+    ErrorCode.NETWORK_EXCEPTION,
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+    ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_COORDINATOR,
+    ErrorCode.NOT_ENOUGH_REPLICAS,
+    ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+    ErrorCode.CONCURRENT_TRANSACTIONS,
+    ErrorCode.KAFKA_STORAGE_ERROR,
+    ErrorCode.LISTENER_NOT_FOUND,
+    ErrorCode.FENCED_LEADER_EPOCH,
+    ErrorCode.UNKNOWN_LEADER_EPOCH,
+    ErrorCode.THROTTLING_QUOTA_EXCEEDED,
+    ErrorCode.UNKNOWN_TOPIC_ID,
+    ErrorCode.INCONSISTENT_TOPIC_ID,
+]
+
+AFTER_APPEND = [
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    ErrorCode.NOT_LEADER_OR_FOLLOWER,
+    ErrorCode.REQUEST_TIMED_OUT,
+    ErrorCode.NETWORK_EXCEPTION,
+    ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+    ErrorCode.KAFKA_STORAGE_ERROR,
+]
+"""Those of them that a broker may answer when the records are in its log already."""
+
+NOT_RETRIABLE = [
+    ErrorCode.RECORD_LIST_TOO_LARGE,
+    ErrorCode.INVALID_TOPIC_EXCEPTION,
+    ErrorCode.INVALID_REQUIRED_ACKS,
+    ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+    ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+    ErrorCode.INVALID_TIMESTAMP,
+    ErrorCode.UNSUPPORTED_VERSION,
+    ErrorCode.INVALID_REQUEST,
+    ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT,
+    ErrorCode.POLICY_VIOLATION,
+    ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
+    ErrorCode.INVALID_RECORD,
+    ErrorCode.MESSAGE_TOO_LARGE,
+]
+
+BREAKS = {
+    "dropped before the append": {"drop_before": True},
+    "dropped after the append": {"drop_after_append": True},
+    "no byte of the answer": {"truncate": 0},
+    "half a length": {"truncate": 2},
+    "a length only": {"truncate": 4},
+    "half an answer": {"truncate": 20},
+    "a wrong correlation id": {"wrong_correlation_id": True},
+    "a partition left out": {"omit_partitions": True},
+}
 
 
 def quick_producer(servers: str | EmbeddedCluster, **settings: Any) -> Producer:
@@ -108,9 +174,7 @@ async def within(seconds: float, waited_for: Awaitable[T]) -> T:
         return await waited_for
 
 
-async def results(
-    deliveries: Iterable[Delivery], seconds: float = 3
-) -> list[RecordMetadata | BaseException]:
+async def results(deliveries: Iterable[Delivery], seconds: float = 3) -> list[RecordMetadata | BaseException]:
     """What became of each record: its metadata or its error. Fails if that takes longer."""
     deliveries = list(deliveries)
     if deliveries:
@@ -153,3 +217,31 @@ def produce_count(cluster: EmbeddedCluster, node: int | None = None) -> int:
 def metadata_count(cluster: EmbeddedCluster) -> int:
     """How many Metadata requests brokers have read."""
     return len(cluster.requests_of(ApiKey.METADATA))
+
+
+async def offsets(deliveries: Iterable[Delivery]) -> list[int | None]:
+    """The offsets of records that must all be delivered."""
+    found = await results(deliveries)
+    errors = [error for error in found if isinstance(error, BaseException)]
+    assert not errors, errors
+    return [metadata.offset for metadata in found]
+
+
+def batch_headers(
+    cluster: EmbeddedCluster, topic: str = "t", partition: int = 0
+) -> list[tuple[int, int, int]]:
+    """(epoch, first sequence, records) of each batch in the log."""
+    return [
+        (batch.header.producer_epoch, batch.header.base_sequence, batch.header.record_count)
+        for batch in cluster.batches(topic, partition)
+    ]
+
+
+def partitions_of(request: SeenRequest) -> list[int]:
+    """The partitions in a Produce request."""
+    return sorted(data.index for topic in request.message.topic_data for data in topic.partition_data)
+
+
+def by_name(code: ErrorCode) -> str:
+    """For the ids of parametrized tests."""
+    return code.name

@@ -215,7 +215,7 @@ class Net:
         async with asyncio.timeout(LONG):
             while not self.brokers.ready(node_id):
                 self.wake.clear()
-                retry_at = self.brokers.retry_at(node_id)
+                retry_at = self.brokers.retry_at(node_id, asyncio.get_running_loop().time())
                 try:
                     async with asyncio.timeout_at(retry_at or loop.time() + 3000 * MS):
                         await self.wake.wait()

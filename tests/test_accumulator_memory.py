@@ -291,7 +291,7 @@ async def test_waiter_gives_up_after_max_block():
     bench = small_bench(max_block_ms=20)
 
     with pytest.raises(
-        BufferTimeoutError, match=r"buffer of 1100 bytes.*for 0\.02 s \(max_block_ms\)"
+        BufferTimeoutError, match=r"buffer of 1100 bytes.*for \d\.\d+ s \(max_block_ms\)"
     ) as raised:
         await bench.path.send("orders", b"v" * 900, partition=0)
 

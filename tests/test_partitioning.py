@@ -90,7 +90,7 @@ async def test_a_serialized_key_is_hashed():
 
 
 async def test_records_without_a_key_spread_over_all_partitions():
-    async with producing(topics={"t": 6}, batch_size=200) as (cluster, producer):
+    async with producing(topics={"t": 6}, batch_size=200) as (_, producer):
         await producer.partitions_for("t")
         deliveries = [await producer.send("t", b"v" * 50) for _ in range(600)]
         await results(deliveries)
@@ -151,7 +151,7 @@ async def leaderless(cluster, producer, partition: int) -> None:
     await until(lambda: producer._metadata.cluster.partition("t", partition).leader == -1)
 
 
-async def test_rule_5_a_key_is_hashed_over_all_partitions_also_those_without_a_leader():
+async def test_a_key_is_hashed_over_all_partitions_also_those_without_a_leader():
     async with producing(brokers=3, topics={}) as (cluster, producer):
         cluster.create_topic("t", 3, replication_factor=1)
         await leaderless(cluster, producer, 1)
@@ -165,10 +165,8 @@ async def test_rule_5_a_key_is_hashed_over_all_partitions_also_those_without_a_l
         assert [metadata.partition for metadata in await results(deliveries)] == expected
 
 
-@pytest.mark.parametrize(
-    "partitioner", ["murmur2", "consistent_random", "round_robin", "random"]
-)
-async def test_rule_5_records_without_a_key_go_only_to_partitions_with_a_leader(partitioner):
+@pytest.mark.parametrize("partitioner", ["murmur2", "consistent_random", "round_robin", "random"])
+async def test_records_without_a_key_go_only_to_partitions_with_a_leader(partitioner):
     settings = {"partitioner": partitioner, "batch_size": 100}
     async with producing(brokers=3, topics={}, **settings) as (cluster, producer):
         cluster.create_topic("t", 3, replication_factor=1)
@@ -180,7 +178,7 @@ async def test_rule_5_records_without_a_key_go_only_to_partitions_with_a_leader(
 
 
 @pytest.mark.parametrize("partitioner", ["murmur2", "consistent_random", "round_robin", "random"])
-async def test_rule_5_records_without_a_key_go_to_any_partition_if_none_has_a_leader(partitioner):
+async def test_records_without_a_key_go_to_any_partition_if_none_has_a_leader(partitioner):
     settings = {"partitioner": partitioner, "batch_size": 100}
     async with producing(brokers=2, topics={}, **settings) as (cluster, producer):
         cluster.create_topic("u", 1, replication_factor=1)
@@ -221,7 +219,7 @@ async def test_round_robin_takes_the_partitions_in_turn_whatever_the_key():
         assert found == [0, 1, 2, 0, 1, 2, 0]
 
 
-async def test_rule_5_round_robin_has_one_counter_for_each_topic():
+async def test_round_robin_has_one_counter_for_each_topic():
     async with producing(topics={"t": 2, "u": 2}, partitioner="round_robin") as (_, producer):
         first = [await producer.send(topic, b"v") for topic in ("t", "u", "t", "u")]
 

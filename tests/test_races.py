@@ -15,6 +15,7 @@ from aioproducer import DeliveryError, Outcome
 from aioproducer.errors import UnknownPartitionError
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
+from aioproducer.protocol.messages import MetadataResponse
 from tests.conftest import MS
 from tests.producing import ONE_BATCH_PER_RECORD, error_of, producing, results, until, within
 
@@ -136,3 +137,143 @@ async def test_resets_under_load_cost_a_retry_and_never_the_producer(acks):
         else:
             failed = [error for error in outcomes if isinstance(error, DeliveryError)]
             assert all(error.outcome is Outcome.UNKNOWN for error in failed)
+
+
+async def test_a_leader_that_no_broker_list_names_does_not_stop_the_loop():
+    async with producing(brokers=2, topics={"t": 2}) as (_, producer):
+        await producer.send_and_wait("t", b"0", partition=0)
+        await producer.send_and_wait("t", b"1", partition=1)
+        queue = producer._accumulator.topics["t"].queues[1]
+
+        delivery = await producer.send("t", b"2", partition=1)
+        producer._accumulator._lead(queue, 77)
+        producer._accumulator._make_ready(queue)
+        producer._sender._wake.set()
+        await asyncio.sleep(0)  # a loop that stands still would never come back from here
+        assert producer._accumulator._ready[77]
+
+        await producer.partition_info("t")
+        producer._metadata.version += 1  # the next snapshot names the leader
+        producer._sender._wake.set()
+        assert (await within(2, delivery)).offset == 1
+
+
+async def test_partitions_taken_over_from_an_older_snapshot_have_only_leaders_that_are_there():
+    async with producing(brokers=2, topics={"t": 2}) as (cluster, producer):
+        await producer.send_and_wait("t", b"0", partition=0)
+        known = producer._metadata.cluster
+        gone = cluster.leader("t", 1)
+        left = known.nodes[1 - gone]
+        info = known.topics["t"]
+        answer = MetadataResponse(
+            brokers=[
+                MetadataResponse.MetadataResponseBroker(node_id=left.node_id, host=left.host, port=left.port)
+            ],
+            topics=[
+                MetadataResponse.MetadataResponseTopic(
+                    name="t",
+                    topic_id=info.topic_id,
+                    partitions=[
+                        MetadataResponse.MetadataResponsePartition(
+                            partition_index=0,
+                            leader_id=left.node_id,
+                            leader_epoch=9,
+                            replica_nodes=[],
+                            isr_nodes=[],
+                        )
+                    ],
+                )
+            ],
+        )
+
+        merged = known.merged(answer, ["t"])
+
+        assert [partition.leader for partition in merged.topics["t"].partitions] == [left.node_id, -1]
+
+
+async def test_two_closes_of_which_one_is_by_an_ended_task_are_one():
+    async with producing() as (_, producer):
+        broken = asyncio.ensure_future(_broken())
+        await asyncio.wait([broken])
+        closing = asyncio.ensure_future(producer.close(timeout=0))
+        await asyncio.sleep(0)  # close() has begun, its _close() has not
+
+        producer._task_ended(broken)
+
+        assert await within(2, closing) == await within(2, producer.close())
+
+
+async def _broken() -> None:
+    raise RuntimeError("a bug of ours")
+
+
+async def test_a_throttle_that_ends_between_two_looks_at_the_clock_is_looked_at_again():
+    async with producing() as (_, producer):
+        await producer.send_and_wait("t", b"0")
+        loop = asyncio.get_running_loop()
+        link = producer._brokers._links[0]
+        before = loop.time()
+        link.connection.throttled_until = before + 1e-6
+        while loop.time() <= before + 1e-6:  # microseconds
+            pass
+
+        assert producer._brokers.retry_at(0, before) == before + 1e-6
+
+
+async def test_a_record_that_was_withdrawn_is_counted_once():
+    async with producing(linger_ms=3000) as (_, producer):
+        gone = await producer.send("t", b"a", timeout=10 * MS)
+        await producer.send("t", b"b")
+        await until(gone.done)
+
+        assert producer.metrics().records_buffered == 1
+        assert (await producer.close(timeout=0)).failed == 2
+
+
+async def test_a_built_batch_takes_the_memory_of_its_records_and_no_more():
+    async with producing(buffer_memory=5000, max_block_ms=500) as (cluster, producer):
+        built = producer.create_batch()
+        while built.size() < 4700:
+            assert built.append(key=None, value=b"x" * 100)
+
+        await within(1, await producer.send_batch(built, "t", partition=0))
+
+        assert len(cluster.records("t")) == built.record_count()
+
+
+async def test_batches_given_up_while_they_wait_for_the_compressing_thread_are_not_complained_about(caplog):
+    async with producing(compression_type="gzip", compression_level=9) as (_, producer):
+        for _ in range(20):
+            await producer.send("t", b"0123456789" * 10_000)
+
+        await producer.close(timeout=0)
+
+    assert "could not be compressed" not in caplog.text
+
+
+@pytest.mark.parametrize("size", [100, 100_000])
+async def test_a_batch_that_can_not_be_compressed_goes_as_it_is(size, caplog):
+    def fails(data: Any) -> bytes:
+        raise MemoryError("no room for the codec")
+
+    async with producing(compression_type="zstd") as (cluster, producer):
+        producer._accumulator._compress = fails
+
+        assert (await within(1, producer.send_and_wait("t", b"v" * size))).offset == 0
+
+        assert cluster.records("t")[0].value == b"v" * size
+    assert "could not be compressed" in caplog.text
+
+
+async def test_a_send_with_a_serializer_does_not_look_at_every_partition():
+    async with producing(topics={"t": 100}, value_serializer=bytes) as (_, producer):
+        await producer.send_and_wait("t", b"0")
+        filed = []
+        accumulator = producer._accumulator
+        file = accumulator._file
+        accumulator._file = lambda topic, info: (filed.append(topic), file(topic, info))
+
+        for _ in range(10):
+            await producer.send("t", b"v")
+
+        assert not filed

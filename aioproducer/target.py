@@ -1,0 +1,67 @@
+"""Where a record goes, as far as the compiled path does not decide it: the checks and the user's partitioner."""
+
+from __future__ import annotations
+
+from random import Random
+
+from aioproducer.cluster import TopicInfo, check_topic_name
+from aioproducer.config import ProducerConfig
+from aioproducer.errors import InvalidRecordError, InvalidTopicError
+from aioproducer.partitioner import ConsistentRandom, RoundRobin, make_partitioner
+
+COMPILED_PATH_CHOOSES = -1
+
+
+class PartitionChoice:
+    """Chooses by the setting `partitioner`."""
+
+    def __init__(self, config: ProducerConfig, random: Random) -> None:
+        kind, self._function = make_partitioner(config.partitioner, random)
+        if kind == "crc32":
+            self._function = ConsistentRandom(random)
+        self._round_robins: dict[str, RoundRobin] | None = {} if kind == "round_robin" else None
+        self.is_compiled = kind == "murmur2"
+        """Java's murmur2 and sticky partitions need nothing of this class."""
+        self._known: dict[str, tuple[TopicInfo, tuple[int, ...], tuple[int, ...]]] = {}
+        """All partitions and the available ones of a topic, as long as its TopicInfo is the same object."""
+
+    def partition_for(self, info: TopicInfo, key: bytes | None) -> int:
+        """The partition of a record with this key, or COMPILED_PATH_CHOOSES.
+
+        Raises:
+            InvalidRecordError: the user's partitioner chose one that does not exist.
+        """
+        if self.is_compiled:
+            return COMPILED_PATH_CHOOSES
+        known = self._known.get(info.name)
+        if known is None or known[0] is not info:
+            numbers = tuple(range(len(info.partitions)))
+            known = self._known[info.name] = (info, numbers, tuple(info.available) or numbers)
+        _, every, available = known
+        if self._round_robins is not None:
+            number = self._round_robins.setdefault(info.name, RoundRobin())(key, every, available)
+        else:
+            assert self._function is not None
+            number = self._function(
+                key, list(every), list(available)
+            )  # the user's code may change what it is given
+        if type(number) is not int or not 0 <= number < len(every):
+            raise InvalidRecordError(
+                f"the partitioner chose {number!r} for topic {info.name}, whose partitions are 0 to {len(every) - 1}"
+            )
+        return number
+
+
+def check_target(topic: object, partition: object) -> None:
+    """Raise for what can't be the name of a topic or the number of a partition."""
+    if not isinstance(topic, str):
+        raise InvalidTopicError(f"the topic must be a str, not {type(topic).__name__}", topic=repr(topic))
+    check_topic_name(topic)
+    if partition is not None and (type(partition) is not int or partition < 0):
+        raise InvalidRecordError(f"the partition must be a whole number, 0 or more, not {partition!r}")
+
+
+def check_timeout(timeout: object) -> None:
+    """Raise for what can't be a record's own timeout."""
+    if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
+        raise InvalidRecordError(f"timeout must be a number of seconds, 0 or more, not {timeout!r}")

