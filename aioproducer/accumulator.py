@@ -59,7 +59,7 @@ class Accumulator:
         self._lock = asyncio.Lock()
         self._room: asyncio.Future[None] | None = None
         self._closed = False
-        # every partition that ever had a record, also while metadata does not know its topic
+        # every partition of every topic that was ever written to: their numbers outlive metadata
         self._queues: dict[tuple[str, int], PartitionQueue] = {}
         self._filed: dict[str, TopicInfo] = {}
         """What each topic's queues were filed by; it stays the same object as long as nothing changes."""
@@ -218,7 +218,7 @@ class Accumulator:
                 self._lead(queue, NO_NODE)
             if name not in cluster.topics:
                 # Forgotten as idle, or never to come back: the next record asks for it again.
-                self._forget_topic(self.topics.pop(name))
+                del self.topics[name]
         for queue in self._filled:
             partition = cluster.partition(queue.topic, queue.partition)
             self._lead(queue, NO_NODE if partition is None else partition.leader)
@@ -226,13 +226,6 @@ class Accumulator:
         self._ready = {}
         for queue in due:
             self._make_ready(queue)
-
-    def _forget_topic(self, topic: Topic) -> None:
-        self._available.pop(topic.name, None)
-        for queue in topic.queues:
-            # Numbers outlive metadata; a queue without any, and without records, is as good as a new one.
-            if queue.sequence is None and not queue.batches and not queue.in_flight:
-                del self._queues[queue.topic, queue.partition]
 
     def ready(self, now: float) -> tuple[list[int], float | None]:
         """The nodes for which something is due (NO_NODE: a leader is missing), and when to look again."""

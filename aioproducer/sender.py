@@ -18,7 +18,7 @@ from aioproducer.batch import BatchState, ProducerBatch
 from aioproducer.brokers import Brokers, backoff
 from aioproducer.cluster import NO_TOPIC_ID
 from aioproducer.config import ProducerConfig
-from aioproducer.connection import LATE_TIMER
+from aioproducer.connection import CLOCK_SLACK, LATE_TIMER
 from aioproducer.errors import (
     BrokerConnectionError,
     BrokerError,
@@ -91,7 +91,8 @@ class Sender:
         if when is None:
             await self._wake.wait()
             return
-        timer = self._loop.call_at(when, self._wake.set)
+        # Not sooner than the clock of every loop can tell: uvloop counts milliseconds and may call too early.
+        timer = self._loop.call_at(max(when, self._loop.time() + CLOCK_SLACK), self._wake.set)
         try:
             await self._wake.wait()
         finally:

@@ -423,6 +423,7 @@ async def test_drain_stops_at_max_request_size_and_goes_on_where_it_stopped():
 
 async def test_first_batch_above_max_request_size_goes_alone():
     bench = Bench([0, 0, 0], batch_size=4000, max_request_size=1500, linger_ms=0)
+    bench.accumulator.batch_limit = 4000  # by itself a batch is bounded by both settings
     bench.send(0, b"small")
     for _ in range(3):
         bench.send(1, b"v" * 1000)
