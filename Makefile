@@ -30,7 +30,7 @@ wheel: setup
 	rm -rf dist build/wheel-check
 	$(BIN)/python -m build --outdir dist .
 	$(PYTHON) -m venv build/wheel-check
-	build/wheel-check/bin/pip install -q dist/aioproducer-*.whl
+	build/wheel-check/bin/pip install -q --only-binary :all: dist/aioproducer-*.whl
 	cd build && wheel-check/bin/python ../tests/wheel_check.py
 
 format: setup

@@ -73,6 +73,7 @@ class ProducerBatch(Batch):
         "segments",
         "state",
         "unretrieved_errors",
+        "wire_size",
     )
 
     def __init__(
@@ -96,6 +97,8 @@ class ProducerBatch(Batch):
         # set when it closes
         self.payload: bytes | memoryview = b""
         self.codec = Codec.NONE
+        self.wire_size = HEADER_SIZE
+        """Bytes on the wire; final when it is compressed."""
         self.is_compressing = False
         # set when it is numbered: they name these bytes, for ever
         self.identity: ProducerIdentity | None = None
@@ -133,15 +136,19 @@ class ProducerBatch(Batch):
         """Take no more records; returns the bytes of memory that it does not need."""
         self._move(BatchState.CLOSED)
         surplus = self.freeze()
-        self.payload = self.records
+        self._carry(self.records, Codec.NONE)
         return surplus
+
+    def _carry(self, payload: bytes | memoryview, codec: Codec) -> None:
+        self.payload = payload
+        self.codec = codec
+        self.wire_size = HEADER_SIZE + len(payload)
 
     def compressed(self, codec: Codec, payload: bytes) -> None:
         """Send `payload` for the records, unless they did not shrink."""
         self.is_compressing = False
         if not self.is_done and len(payload) < len(self.payload):
-            self.payload = payload
-            self.codec = codec
+            self._carry(payload, codec)
 
     @property
     def live_count(self) -> int:
@@ -156,13 +163,7 @@ class ProducerBatch(Batch):
     def rebuild(self) -> None:
         """Leave out what was withdrawn. Called at the last moment before the first attempt."""
         self.leave_out_withdrawn()
-        self.codec = Codec.NONE
-        self.payload = self.records
-
-    @property
-    def wire_size(self) -> int:
-        """Bytes on the wire; final from the close on."""
-        return HEADER_SIZE + len(self.payload)
+        self._carry(self.records, Codec.NONE)
 
     @property
     def is_numbered(self) -> bool:

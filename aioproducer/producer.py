@@ -130,7 +130,7 @@ class Producer(RecordPath):
         enable_idempotence: bool | None = None,
         max_in_flight_requests_per_connection: int = 5,
         linger_ms: float = 5,
-        batch_size: int = 131072,
+        batch_size: int = 262144,
         buffer_memory: int = 67108864,
         max_request_size: int = 1048576,
         max_block_ms: float = 60000,

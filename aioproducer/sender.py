@@ -10,7 +10,6 @@ import logging
 from functools import partial
 from random import Random
 from typing import Any
-from uuid import UUID
 
 from aioproducer._record_path import PartitionQueue
 from aioproducer.accumulator import NO_NODE, Accumulator
@@ -167,9 +166,9 @@ class Sender:
     def _is_for_topic_of(self, queue: PartitionQueue, sequence: PartitionSequence) -> bool:
         """False if the topic was made anew: what is in flight is for the old one, and comes first."""
         topic = self._metadata.cluster.topics.get(queue.topic)
-        if topic is None or NO_TOPIC_ID in (topic.topic_id, sequence.topic_id):
+        if topic is None or topic.topic_id is sequence.topic_id:
             return True
-        return topic.topic_id == sequence.topic_id
+        return not topic.topic_id.int or not sequence.topic_id.int or topic.topic_id == sequence.topic_id
 
     def _sequence_of(self, queue: PartitionQueue) -> PartitionSequence:
         """The numbers of the partition, with nothing in flight; anew if its topic was made anew."""
@@ -221,7 +220,7 @@ class Sender:
             if data is None:
                 info = self._metadata.cluster.topics.get(queue.topic)
                 topic_id = NO_TOPIC_ID if info is None else info.topic_id
-                if topic_id == NO_TOPIC_ID:
+                if not topic_id.int:
                     ceiling = LAST_VERSION_WITH_TOPIC_NAMES
                 data = topics[queue.topic] = ProduceRequest.TopicProduceData(
                     name=queue.topic, topic_id=topic_id
@@ -248,7 +247,7 @@ class Sender:
         except UnsupportedVersionError as error:
             answer = self._loop.create_future()
             answer.set_exception(error)
-        names = {data.topic_id: name for name, data in topics.items()}
+        names = {data.topic_id.int: name for name, data in topics.items()}
         answer.add_done_callback(partial(self._answered, node_id, batches, names))
         self._count_request(batches)
 
@@ -267,7 +266,7 @@ class Sender:
                 metrics.retries += 1
 
     def _answered(
-        self, node_id: int, batches: list[ProducerBatch], names: dict[UUID, str], answer: asyncio.Future[Any]
+        self, node_id: int, batches: list[ProducerBatch], names: dict[int, str], answer: asyncio.Future[Any]
     ) -> None:
         """The request of these batches has ended, one way or the other."""
         now = self._loop.time()
@@ -294,14 +293,14 @@ class Sender:
         self,
         node_id: int,
         batches: list[ProducerBatch],
-        names: dict[UUID, str],
+        names: dict[int, str],
         response: ProduceResponse,
         now: float,
     ) -> None:
         expected = {(batch.queue.topic, batch.queue.partition): batch for batch in batches}
         violation = None
         for topic in response.responses:
-            name = topic.name or names.get(topic.topic_id, "")
+            name = topic.name or names.get(topic.topic_id.int, "")
             for partition in topic.partition_responses:
                 batch = expected.pop((name, partition.index), None)
                 if batch is None:

@@ -29,7 +29,7 @@ def test_defaults():
         enable_idempotence=True,
         max_in_flight_requests_per_connection=5,
         linger=0.005,
-        batch_size=131_072,
+        batch_size=262_144,
         buffer_memory=67_108_864,
         max_request_size=1_048_576,
         max_block=60.0,

@@ -168,6 +168,21 @@ def test_flights_sent_to_a_real_kafka_are_proved_too(apache_kafka):
     assert "stays in your cluster" in out
 
 
+@pytest.mark.apache
+def test_the_demo_starts_a_real_kafka_by_itself_and_ends_it():
+    with running_demo("--limit", "3000", "--kafka", "apache") as demo:
+        demo.wait_for_line("3,000 flights ->")
+        children = children_of(demo.process.pid)
+        status, out, err = demo.finish()
+
+    table = table_of(out)
+    assert status == 0, err
+    assert number(table["read back"]) == 3_000
+    assert "proved" in table["read back"]
+    assert children
+    assert not any(is_alive(child) for child in children)
+
+
 def test_ctrl_c_in_the_middle_still_reports_and_leaves_no_process():
     with running_demo("--limit", "200000") as demo:
         demo.wait_for_progress("preparing: ")

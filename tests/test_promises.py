@@ -137,7 +137,7 @@ def test_make_wheel_tries_the_wheel_in_an_empty_environment():
 
     assert build.endswith("-m build --outdir dist ."), "an sdist, and a wheel from it"
     assert environment.endswith("-m venv build/wheel-check")
-    assert install == "build/wheel-check/bin/pip install -q dist/aioproducer-*.whl"
+    assert install == "build/wheel-check/bin/pip install -q --only-binary :all: dist/aioproducer-*.whl"
     assert check.endswith("wheel-check/bin/python ../tests/wheel_check.py")
     checked = (ROOT / "tests" / "wheel_check.py").read_text()
     for what in ("for codec in Codec:", '"py.typed").exists()', "producer.send_and_wait(", "site-packages"):

@@ -9,6 +9,7 @@ in, not copied.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from struct import Struct
 from typing import TypeAlias
 from uuid import UUID
@@ -60,7 +61,8 @@ class Writer:
             if place > written:
                 segments.append(bytes(self.out[written:place]))
                 written = place
-            segments.extend(buffer if isinstance(buffer, bytes) else memoryview(buffer) for buffer in buffers)
+            for buffer in buffers:
+                segments.append(buffer if isinstance(buffer, bytes | memoryview) else memoryview(buffer))
         if written < len(self.out):
             segments.append(bytes(self.out[written:]))
         return segments
@@ -144,8 +146,11 @@ def _buffers(
     if isinstance(value, bytes | bytearray):
         return [value], len(value)
     buffers = [value] if isinstance(value, memoryview) else value
-    # The length of a memoryview counts its elements, which need not be bytes.
-    return buffers, sum(memoryview(buffer).nbytes for buffer in buffers)
+    size = 0
+    for buffer in buffers:
+        # The length of a memoryview counts its elements, which need not be bytes.
+        size += buffer.nbytes if isinstance(buffer, memoryview) else len(buffer)
+    return buffers, size
 
 
 def write_tags(out: bytearray, tags: Sequence[tuple[int, Writer]]) -> None:
@@ -251,8 +256,13 @@ def read_uuid(buf: Buffer, pos: int) -> tuple[UUID, int]:
     stop = pos + 16
     if stop > len(buf):
         raise out_of_bounds("a UUID of length", 16, pos, len(buf))
-    raw = bytes(buf[pos:stop])
-    return (UUID(bytes=raw) if any(raw) else NIL_UUID), stop
+    return _uuid(bytes(buf[pos:stop])), stop
+
+
+@lru_cache(maxsize=4096)
+def _uuid(raw: bytes) -> UUID:
+    # A cluster names the same topics again and again; one object each also makes comparing them cheap.
+    return UUID(bytes=raw) if any(raw) else NIL_UUID
 
 
 def _view(buf: Buffer, pos: int, size: int) -> tuple[memoryview, int]:
