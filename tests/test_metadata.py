@@ -118,7 +118,8 @@ async def test_the_first_update_names_each_address_that_does_not_answer():
         with pytest.raises(BootstrapError) as caught:
             await net.metadata.first_update(soon(300 * MS))
 
-        assert asyncio.get_running_loop().time() - began >= 300 * MS
+        # uvloop counts milliseconds, and may call that much too early.
+        assert asyncio.get_running_loop().time() - began >= 298 * MS
         for port in ports:
             assert f"{HOST}:{port}" in str(caught.value)
         assert "refused" in str(caught.value).lower() or "Connect call failed" in str(caught.value)
