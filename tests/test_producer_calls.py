@@ -314,7 +314,8 @@ async def test_metrics_tell_of_nodes_buffer_batches_retries_and_errors():
         assert node.requests >= 6
         assert node.bytes_sent > 300
         assert node.bytes_received > 200
-        assert 0 < node.latency.p50 < 1
+        assert node.latency.count >= 5
+        assert 0 <= node.latency.p50 < 1  # uvloop's clock counts milliseconds
         assert node.throttle_time == 0
         release.set()
 
