@@ -184,6 +184,14 @@ class Brokers:
             self.update_wanted = True
         return False
 
+    def cork(self, node_id: int) -> Connection | None:
+        """Hold back requests to this broker until the connection's `uncork`; None without a connection."""
+        link = self._links.get(node_id)
+        connection = link.connection if link is not None else None
+        if connection is not None:
+            connection.cork()
+        return connection
+
     def retry_at(self, node_id: int, since: float) -> float | None:
         """Loop time from which `ready` is worth asking again; None if that is not a matter of time.
 

@@ -211,6 +211,19 @@ class Connection:
         version = self.version_of(message.api_key, version_ceiling)
         return self._send(message, version, timeout, expects_response)
 
+    def cork(self) -> None:
+        """Hold back requests until `uncork`, so that they are written together. No await may come between."""
+        if self._wire is not None:
+            self._wire.cork()
+
+    def uncork(self) -> None:
+        """Write what was held back."""
+        wire = self._wire
+        if wire is not None:
+            wire.uncork()
+            if not wire.unsent and not wire.is_closing:
+                self._drained()  # it went straight to the kernel, so no transport will say so
+
     def _send(
         self, message: Message, version: int, timeout: float, expects_response: bool = True
     ) -> asyncio.Future[Any]:

@@ -35,6 +35,8 @@ class Wire(asyncio.StreamReaderProtocol):
         self._event_loop = loop
         self._out: asyncio.WriteTransport
         self._takes_segments = _takes_segments(loop)
+        self._held: list[bytes | memoryview] | None = None
+        self._held_size = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -52,8 +54,8 @@ class Wire(asyncio.StreamReaderProtocol):
 
     @property
     def unsent(self) -> int:
-        """Bytes that the transport still holds."""
-        return self._out.get_write_buffer_size()
+        """Bytes that have not left for the kernel."""
+        return self._held_size + self._out.get_write_buffer_size()
 
     @property
     def is_closing(self) -> bool:
@@ -64,6 +66,24 @@ class Wire(asyncio.StreamReaderProtocol):
         """Hand the segments to the transport and return their size. They must not change afterwards."""
         size = sum(map(len, segments))
         self.written += size
+        if self._held is None:
+            self._hand_over(segments)
+        else:
+            self._held += segments
+            self._held_size += size
+        return size
+
+    def cork(self) -> None:
+        """Hold back what is written until `uncork`, so that several requests cost one system call."""
+        self._held = []
+
+    def uncork(self) -> None:
+        """Write what was held back. A transport that has lost its socket would drop it, or raise."""
+        held, self._held, self._held_size = self._held, None, 0
+        if held and not self.is_closing:
+            self._hand_over(held)
+
+    def _hand_over(self, segments: list[bytes | memoryview]) -> None:
         transport = self._out
         if len(segments) == 1:
             transport.write(segments[0])
@@ -81,7 +101,6 @@ class Wire(asyncio.StreamReaderProtocol):
                 transport.write(segment)
             if small:
                 transport.write(b"".join(small))
-        return size
 
     def abort(self) -> None:
         """Drop the socket and what was not sent."""

@@ -131,12 +131,17 @@ class Sender:
         """Drain a node as long as it can take requests; returns when it may be tried again, if it says."""
         can_send = self._brokers.ready(node_id)
         self._accumulator.availability.update(node_id, now, can_drain=can_send)
-        while can_send:
-            batches = self._accumulator.drain(node_id, now, self._may_drain)
-            if not batches:
-                return None
-            self._produce(node_id, batches)
-            can_send = self._brokers.ready(node_id)
+        corked = self._brokers.cork(node_id) if can_send else None
+        try:
+            while can_send:
+                batches = self._accumulator.drain(node_id, now, self._may_drain)
+                if not batches:
+                    return None
+                self._produce(node_id, batches)
+                can_send = self._brokers.ready(node_id)
+        finally:
+            if corked is not None:
+                corked.uncork()
         return self._brokers.retry_at(node_id, now)
 
     # --------------------------------------------------------------------------------------------- numbering

@@ -277,3 +277,30 @@ async def test_a_send_with_a_serializer_does_not_look_at_every_partition():
             await producer.send("t", b"v")
 
         assert not filed
+
+
+async def test_requests_of_one_pass_are_written_together():
+    async with producing(**ONE_BATCH_PER_RECORD) as (cluster, producer):
+        await producer.send_and_wait("t", b"0")
+        wire = producer._brokers._links[0].connection._wire
+        hand_over, writes = wire._hand_over, []
+        wire._hand_over = lambda segments: (writes.append(len(segments)), hand_over(segments))
+
+        deliveries = [producer.try_send("t", b"%d" % number) for number in range(4)]
+        offsets = [metadata.offset for metadata in await results(deliveries)]
+
+        assert offsets == [1, 2, 3, 4]
+        assert len(cluster.requests_of(PRODUCE)) == 5
+        assert len(writes) == 1
+
+
+@pytest.mark.parametrize("acks", ["all", 0])
+async def test_held_back_requests_above_the_high_water_mark_stop_nothing(acks):
+    settings = {"max_request_size": 1_000_000, "acks": acks, "enable_idempotence": acks == "all"}
+    async with producing(topics={"t": 8}, **settings) as (_, producer):
+        await producer.partitions_for("t")
+
+        deliveries = [producer.try_send("t", bytes(900_000), partition=number) for number in range(8)]
+
+        assert len(await results(deliveries, 3)) == 8
+        assert not [delivery for delivery in deliveries if delivery.exception() is not None]
