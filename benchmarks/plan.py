@@ -34,6 +34,9 @@ class Cell:
         return ["--topic", f"t:{self.partitions}", *(["--silent"] if self.silent else [])]
 
 
+OURS_BY_DEFAULT = f"{OURS}, its own batch_size"
+
+
 def throughput(quick: bool) -> list[Cell]:
     cells = []
     for value_size, partitions in ((100, 12), (100, 1), (1000, 12), (1000, 1)):
@@ -48,7 +51,7 @@ def throughput(quick: bool) -> list[Cell]:
             cells.append(Cell(THROUGHPUT, column, client, job, partitions, repeats))
             if client == OURS and not quick:
                 defaults = replace(job, batch_size=None)
-                cells.append(Cell(THROUGHPUT, column, f"{OURS}, its own batch_size", defaults, partitions, 3))
+                cells.append(Cell(THROUGHPUT, column, OURS_BY_DEFAULT, defaults, partitions, 3))
                 plain = replace(job, loop="asyncio")
                 cells.append(Cell(THROUGHPUT, column, f"{OURS}, asyncio's loop", plain, partitions, 3))
     return cells

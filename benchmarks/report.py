@@ -7,7 +7,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from plan import AIOKAFKA, CALLBACK, CLOSED_LOOP, LAG, MEMORY, OURS, THROUGHPUT, Cell
+from plan import (
+    AIOKAFKA,
+    CALLBACK,
+    CLOSED_LOOP,
+    LAG,
+    MEMORY,
+    OURS,
+    OURS_BY_DEFAULT,
+    THROUGHPUT,
+    Cell,
+)
 
 LAG_P99, LAG_MAX = 2.0, 10.0  # ms above an idle process
 AIOKAFKA_CPU = 6  # times less than aiokafka's
@@ -118,7 +128,7 @@ def ratios(figures: list[Figures]) -> list[str]:
     lines = []
     for ours in figures:
         name = COMPARED.get(ours.cell.section)
-        if name and ours.cell.row == OURS and ours.counts:
+        if name and ours.cell.row in (OURS, OURS_BY_DEFAULT) and ours.counts:
             others = [
                 f"{f.median(name) / ours.median(name):.2f} of {f.cell.row}"
                 for f in figures
@@ -127,7 +137,8 @@ def ratios(figures: list[Figures]) -> list[str]:
                 and f.counts
             ]
             if others:
-                lines.append(f"- {ours.cell.section}, {ours.cell.column}: 1 to {', '.join(others)}")
+                own = ours.cell.row.removeprefix(OURS)
+                lines.append(f"- {ours.cell.section}, {ours.cell.column}{own}: 1 to {', '.join(others)}")
     return lines
 
 
