@@ -34,7 +34,7 @@ class Cell:
         return ["--topic", f"t:{self.partitions}", *(["--silent"] if self.silent else [])]
 
 
-OURS_BY_DEFAULT = f"{OURS}, its own batch_size"
+BY_DEFAULT = ", its own batch_size"
 
 
 def throughput(quick: bool) -> list[Cell]:
@@ -49,9 +49,10 @@ def throughput(quick: bool) -> list[Cell]:
             if quick and client == AIO and not headline:
                 continue
             cells.append(Cell(THROUGHPUT, column, client, job, partitions, repeats))
-            if client == OURS and not quick:
+            if client != AIO and not quick:
                 defaults = replace(job, batch_size=None)
-                cells.append(Cell(THROUGHPUT, column, OURS_BY_DEFAULT, defaults, partitions, 3))
+                cells.append(Cell(THROUGHPUT, column, f"{client}{BY_DEFAULT}", defaults, partitions, 3))
+            if client == OURS and not quick:
                 plain = replace(job, loop="asyncio")
                 cells.append(Cell(THROUGHPUT, column, f"{OURS}, asyncio's loop", plain, partitions, 3))
     return cells

@@ -9,12 +9,12 @@ from typing import Any
 
 from plan import (
     AIOKAFKA,
+    BY_DEFAULT,
     CALLBACK,
     CLOSED_LOOP,
     LAG,
     MEMORY,
     OURS,
-    OURS_BY_DEFAULT,
     THROUGHPUT,
     Cell,
 )
@@ -124,21 +124,24 @@ def unique(names: Iterable[str]) -> list[str]:
 
 
 def ratios(figures: list[Figures]) -> list[str]:
-    """How our figures stand to the others', where both were measured."""
+    """How our figures stand to the others', where both were measured: in equal batches, and each by its default."""
     lines = []
     for ours in figures:
         name = COMPARED.get(ours.cell.section)
-        if name and ours.cell.row in (OURS, OURS_BY_DEFAULT) and ours.counts:
+        if name and ours.cell.row in (OURS, OURS + BY_DEFAULT) and ours.counts:
+            by_default = ours.cell.row.removeprefix(OURS)
             others = [
-                f"{f.median(name) / ours.median(name):.2f} of {f.cell.row}"
+                f"{f.median(name) / ours.median(name):.2f} of {f.cell.job.client}"
                 for f in figures
                 if (f.cell.section, f.cell.column) == (ours.cell.section, ours.cell.column)
+                and f.cell.row == f.cell.job.client + by_default
                 and f.cell.job.client != OURS
                 and f.counts
             ]
             if others:
-                own = ours.cell.row.removeprefix(OURS)
-                lines.append(f"- {ours.cell.section}, {ours.cell.column}{own}: 1 to {', '.join(others)}")
+                lines.append(
+                    f"- {ours.cell.section}, {ours.cell.column}{by_default}: 1 to {', '.join(others)}"
+                )
     return lines
 
 
