@@ -862,7 +862,29 @@ cdef class RecordPath:
 
     async def send(self, topic, value=None, key=None, partition=None, timestamp_ms=None, headers=None, *,
                    timeout=None):
-        """Put a record into the buffer; see Producer."""
+        """Put a record into the buffer and return its delivery; waits for metadata and for room, first come first served.
+
+        Args:
+            topic: the name of the topic, str.
+            value, key: bytes, bytearray, memoryview or None, or what the serializers take.
+            partition: a number, or None for the partitioner's choice.
+            timestamp_ms: milliseconds since 1970; now if None.
+            headers: a list of (str, bytes or None).
+            timeout: seconds for this record alone, the waiting here included; None for delivery_timeout_ms.
+
+        Returns:
+            The Delivery, a future of the RecordMetadata.
+
+        Raises:
+            InvalidRecordError, InvalidTopicError, RecordTooLargeError, SerializationError: it can't be sent as it is.
+            MetadataTimeoutError, UnknownPartitionError, BufferTimeoutError: not within max_block_ms.
+            TopicAuthorizationError: the cluster does not let this client write.
+            ProducerNotStartedError, ProducerClosed, WrongLoopError, ForkedError: not now, or not from here.
+            After each of these there is no record.
+
+        Cancelling it while it waits leaves no record; a record that is in the buffer already is sent. Cancelling the
+        delivery, or a task that awaits it, detaches the waiter only.
+        """
         cdef Delivery delivery = None
         if self.is_plain and timeout is None:
             delivery = append_known(self, topic, value, key, partition, timestamp_ms, headers)
@@ -876,7 +898,15 @@ cdef class RecordPath:
 
     async def send_and_wait(self, topic, value=None, key=None, partition=None, timestamp_ms=None, headers=None, *,
                             timeout=None):
-        """Send a record and wait for its acknowledgement; see Producer."""
+        """Send a record and wait for its acknowledgement; its batch does not linger.
+
+        Arguments and errors as `send`, and besides:
+
+        Raises:
+            DeliveryError: the record was given up; `outcome` says whether it may be in the log.
+
+        Cancelling it after the record was put into the buffer gives up the waiting only.
+        """
         cdef Delivery delivery = None
         if self.is_plain and timeout is None:
             delivery = append_known(self, topic, value, key, partition, timestamp_ms, headers)
@@ -888,7 +918,11 @@ cdef class RecordPath:
         return await delivery
 
     def try_send(self, topic, value=None, key=None, partition=None, timestamp_ms=None, headers=None):
-        """Put a record into the buffer or refuse at once; see Producer."""
+        """Put a record into the buffer or refuse at once; arguments and errors as `send`, which waits.
+
+        Raises:
+            BufferFullError: there is no room, or the topic is not known yet (it is asked for).
+        """
         cdef Delivery delivery = None
         if self.is_plain:
             delivery = append_known(self, topic, value, key, partition, timestamp_ms, headers)
