@@ -213,9 +213,12 @@ class Net:
         """What the sender does: ask, sleep until the wake-up event or the time to try again."""
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(LONG):
-            while not self.brokers.ready(node_id):
+            while True:
                 self.wake.clear()
-                retry_at = self.brokers.retry_at(node_id, asyncio.get_running_loop().time())
+                began = loop.time()  # before `ready` looks at the clock: a back-off may end in between
+                if self.brokers.ready(node_id):
+                    return
+                retry_at = self.brokers.retry_at(node_id, began)
                 try:
                     async with asyncio.timeout_at(retry_at or loop.time() + 3000 * MS):
                         await self.wake.wait()
