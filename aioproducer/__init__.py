@@ -15,8 +15,9 @@ from aioproducer.errors import (
     ProducerClosed,
     RecordTooLargeError,
 )
+from aioproducer.interceptors import Interceptor
 from aioproducer.producer import CloseReport, Producer
-from aioproducer.types import Headers, Outcome, TopicPartition
+from aioproducer.types import Headers, Outcome, ProducerRecord, TopicPartition
 
 __all__ = [
     "BatchBuilder",
@@ -28,6 +29,7 @@ __all__ = [
     "DeliveryError",
     "DeliveryTimeoutError",
     "Headers",
+    "Interceptor",
     "InvalidRecordError",
     "KafkaError",
     "KafkaTimeoutError",
@@ -35,6 +37,7 @@ __all__ = [
     "Producer",
     "ProducerClosed",
     "ProducerConfig",
+    "ProducerRecord",
     "RecordMetadata",
     "RecordTooLargeError",
     "TopicPartition",

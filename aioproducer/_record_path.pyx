@@ -387,6 +387,10 @@ cdef class Batch:
         """A new delivery of the record at `index`."""
         return new_delivery(self, index, self.base_timestamp)
 
+    def another(self, Delivery delivery):
+        """A second delivery of the same record, for whoever must hear of it also if the first is cancelled."""
+        return new_delivery(self, delivery.index, delivery.timestamp)
+
     def complete(self, int64_t base_offset, int64_t log_append_time, int64_t log_start_offset):
         """The records are in the log from `base_offset` on (-1: unknown offset)."""
         assert not self.is_done

@@ -53,6 +53,9 @@ class ProducerConfig:
     connections_max_idle: float
     key_serializer: Any
     value_serializer: Any
+    interceptors: tuple[Any, ...]
+    transactional_id: str | None
+    transaction_timeout: float
 
     @property
     def max_in_flight(self) -> int:
@@ -120,6 +123,9 @@ class ProducerConfig:
             connections_max_idle=_seconds(settings, "connections_max_idle_ms"),
             key_serializer=_serializer(settings, "key_serializer"),
             value_serializer=_serializer(settings, "value_serializer"),
+            interceptors=_interceptors(settings["interceptors"]),
+            transactional_id=_transactional_id(settings["transactional_id"]),
+            transaction_timeout=_seconds(settings, "transaction_timeout_ms", above=0),
         )._consistent()
 
     def _consistent(self) -> ProducerConfig:
@@ -136,6 +142,13 @@ class ProducerConfig:
                 "the broker remembers 5 batches per producer; use 5 or less",
                 setting="max_in_flight_requests_per_connection",
                 value=self.max_in_flight,
+            )
+        if self.transactional_id is not None and not self.enable_idempotence:
+            raise ConfigError(
+                f"transactional_id={self.transactional_id!r} needs enable_idempotence=True and acks='all'; "
+                "leave both out or leave transactional_id out",
+                setting="transactional_id",
+                value=self.transactional_id,
             )
         if self.delivery_timeout < self.linger + self.request_timeout:
             raise ConfigError(
@@ -240,6 +253,29 @@ def _serializer(settings: dict[str, Any], name: str) -> Any:
         f"{name}={value!r} must be callable or have a method serialize(topic, value, headers)",
         setting=name,
         value=value,
+    )
+
+
+def _interceptors(value: Any) -> tuple[Any, ...]:
+    known = ("on_send", "on_acknowledgement")
+    if isinstance(value, list | tuple):
+        for interceptor in value:
+            if not any(callable(getattr(interceptor, name, None)) for name in known):
+                break
+        else:
+            return tuple(value)
+    raise ConfigError(
+        f"interceptors={value!r} must be a list of objects with on_send(record) or on_acknowledgement(result)",
+        setting="interceptors",
+        value=value,
+    )
+
+
+def _transactional_id(value: object) -> str | None:
+    if value is None or (isinstance(value, str) and value):
+        return value
+    raise ConfigError(
+        f"transactional_id={value!r} must be a name, or left out", setting="transactional_id", value=value
     )
 
 

@@ -36,12 +36,13 @@ from aioproducer.errors import (
     ProducerNotStartedError,
     RecordTooLargeError,
 )
+from aioproducer.interceptors import Interceptors
 from aioproducer.metadata import Metadata
 from aioproducer.metrics import Metrics, MetricsSnapshot
 from aioproducer.sender import Sender
 from aioproducer.serializers import Serializer, serialized, serialized_now
 from aioproducer.target import PartitionChoice, check_target, check_timeout
-from aioproducer.types import Headers, Outcome
+from aioproducer.types import Headers, Outcome, ProducerRecord
 
 logger = logging.getLogger(__name__)
 
@@ -115,6 +116,9 @@ class Producer(RecordPath):
         reconnect_backoff_ms, reconnect_backoff_max_ms: pause between attempts to connect to a broker.
         socket_connection_setup_timeout_ms, socket_connection_setup_timeout_max_ms: bound of one attempt.
         connections_max_idle_ms: close connections that were unused for so long.
+        transactional_id: the name under which transactions go on after a restart; needs idempotence and acks="all".
+        transaction_timeout_ms: after so long the broker aborts a transaction that nobody ended.
+        interceptors: objects with on_send(record) -> record or on_acknowledgement(metadata or error), called in order.
         max_batch_size: aiokafka's name of `batch_size`.
 
     Raises:
@@ -155,6 +159,9 @@ class Producer(RecordPath):
         socket_connection_setup_timeout_ms: float = 10000,
         socket_connection_setup_timeout_max_ms: float = 30000,
         connections_max_idle_ms: float = 540000,
+        transactional_id: str | None = None,
+        transaction_timeout_ms: float = 60000,
+        interceptors: Sequence[Any] = (),
         max_batch_size: int | None = None,
     ) -> None:
         settings = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
@@ -163,6 +170,7 @@ class Producer(RecordPath):
         self._metrics = Metrics()
         self._random = Random()
         self._choice = PartitionChoice(self._config, self._random)
+        self._interceptors = Interceptors(self._config.interceptors)
         # The rest is made by start(), which knows the loop.
         self._loop: asyncio.AbstractEventLoop
         self._accumulator: Accumulator
@@ -225,7 +233,10 @@ class Producer(RecordPath):
             await self._metadata.first_update(self._loop.time() + config.max_block)
             self._spawn(self._sender.run(), "aioproducer-sender")
             is_plain = (
-                config.key_serializer is None and config.value_serializer is None and self._choice.is_compiled
+                config.key_serializer is None
+                and config.value_serializer is None
+                and not config.interceptors
+                and self._choice.is_compiled
             )
             self._bind(
                 self._loop,
@@ -346,8 +357,22 @@ class Producer(RecordPath):
         headers: Headers | None,
         timeout: float | None,
     ) -> Delivery:
-        """What `send` does when it has to wait or to call the user's code: metadata, serializers, partitioner."""
+        """What `send` does when it has to wait or to call the user's code: interceptors, metadata, serializers,
+        partitioner."""
         self._check_usable()
+        record = self._interceptors.on_send(
+            ProducerRecord(topic, value, key, partition, timestamp_ms, headers)
+        )
+        try:
+            delivery = await self._send_record(record, timeout)
+        except BaseException as error:
+            self._interceptors.on_acknowledgement(error)
+            raise
+        self._interceptors.watch(delivery)
+        return delivery
+
+    async def _send_record(self, record: ProducerRecord, timeout: float | None) -> Delivery:
+        topic, value, key, partition, timestamp_ms, headers = record
         check_target(topic, partition)
         check_timeout(timeout)
         began = self._loop.time()
@@ -376,6 +401,19 @@ class Producer(RecordPath):
         headers: Headers | None,
     ) -> Delivery:
         self._check_usable()
+        record = self._interceptors.on_send(
+            ProducerRecord(topic, value, key, partition, timestamp_ms, headers)
+        )
+        try:
+            delivery = self._try_send_record(record)
+        except BaseException as error:
+            self._interceptors.on_acknowledgement(error)
+            raise
+        self._interceptors.watch(delivery)
+        return delivery
+
+    def _try_send_record(self, record: ProducerRecord) -> Delivery:
+        topic, value, key, partition, timestamp_ms, headers = record
         check_target(topic, partition)
         info = self._metadata.topic(topic)
         if info is None or (partition is not None and partition >= len(info.partitions)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 
 class TopicPartition(NamedTuple):
@@ -43,3 +43,19 @@ class Outcome(Enum):
 
 Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
 """Record headers in order; a name may stand more than once, a value may be None."""
+
+
+class ProducerRecord(NamedTuple):
+    """A record as `send` takes it; what interceptors see and may replace (`record._replace(...)`)."""
+
+    topic: str
+    value: Any = None
+    key: Any = None
+    partition: int | None = None
+    timestamp_ms: int | None = None
+    """Milliseconds since 1970; None for now."""
+    headers: Headers | None = None
+
+    def __repr__(self) -> str:
+        # Never the key, the value or a header: records end up in logs.
+        return f"ProducerRecord(topic={self.topic!r}, partition={self.partition}, timestamp_ms={self.timestamp_ms})"

@@ -54,6 +54,9 @@ def test_defaults():
         connections_max_idle=540.0,
         key_serializer=None,
         value_serializer=None,
+        interceptors=(),
+        transactional_id=None,
+        transaction_timeout=60.0,
     )
 
 
@@ -113,6 +116,7 @@ NOT_ZERO = [
     "metadata_max_idle_ms",
     "socket_connection_setup_timeout_ms",
     "socket_connection_setup_timeout_max_ms",
+    "transaction_timeout_ms",
 ]
 NO_SERVERS = [
     "",

@@ -23,7 +23,7 @@ LAYERS: dict[str, int] = {
         7: "sender",
         6: "metadata coordinator producer_id",
         5: "accumulator brokers",
-        4: "batch connection target",
+        4: "batch connection target interceptors",
         3: "recordbatch outcomes transaction config serializers handshake dialer _record_path",
         2: "protocol compression metrics partitioner cluster sasl tls idempotence",
         1: "errors types",
