@@ -1,7 +1,8 @@
-"""Values that are passed around unchanged: a partition's name, a broker's address, headers."""
+"""Values that are passed around unchanged: a partition's name, a broker's address, headers, a secret."""
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Sequence
 from enum import Enum
 from typing import Any, NamedTuple, TypeAlias
@@ -59,3 +60,83 @@ class ProducerRecord(NamedTuple):
     def __repr__(self) -> str:
         # Never the key, the value or a header: records end up in logs.
         return f"ProducerRecord(topic={self.topic!r}, partition={self.partition}, timestamp_ms={self.timestamp_ms})"
+
+
+class Secret:
+    """A password or key that is never shown: not by repr, str, format, logs, tracebacks or pickles.
+
+    `reveal()` is the only way to its text. A copy is the same object; what comes out of a pickle has lost it.
+    """
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str | None) -> None:
+        """Keep `text`; None stands for a secret that a pickle did not carry."""
+        if text is not None and not isinstance(text, str):
+            raise TypeError(f"a secret is a str, not {type(text).__name__}")
+        self._text = text
+
+    def reveal(self) -> str:
+        """The text itself.
+
+        Raises:
+            ValueError: it was left behind by a pickle.
+        """
+        if self._text is None:
+            raise ValueError("this secret was left behind when it was pickled; set it anew in this process")
+        return self._text
+
+    def __repr__(self) -> str:
+        return "<hidden>"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Secret):
+            return NotImplemented
+        if self._text is None or other._text is None:
+            return self is other
+        return hmac.compare_digest(
+            self._text.encode("utf-8", "surrogatepass"), other._text.encode("utf-8", "surrogatepass")
+        )
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+    def __copy__(self) -> Secret:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Secret:
+        return self
+
+    def __getstate__(self) -> None:
+        return None
+
+    def __reduce__(self) -> tuple[type[Secret], tuple[None]]:
+        return Secret, (None,)
+
+
+class OffsetAndMetadata(NamedTuple):
+    """A consumer's position: the offset of the next record that it will read."""
+
+    offset: int
+    metadata: str = ""
+    leader_epoch: int = -1
+    """Of the record before; -1 if unknown."""
+
+
+class TransactionHandle(NamedTuple):
+    """An open transaction, for producers in other processes that write to it (`Producer.attach`). It can be pickled."""
+
+    transactional_id: str
+    producer_id: int
+    epoch: int
+    is_v2: bool
+    """By which protocol partitions join (KIP-890)."""
+
+
+class ConsumerGroupMetadata(NamedTuple):
+    """What a consumer is in its group; without a generation its offsets are not fenced (KIP-447)."""
+
+    group_id: str
+    generation_id: int = -1
+    member_id: str = ""
+    group_instance_id: str | None = None

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import socket
 from collections.abc import Awaitable, Callable
 from random import Random
@@ -14,9 +13,9 @@ from random import Random
 from aioproducer.brokers import Brokers
 from aioproducer.config import ProducerConfig
 from aioproducer.connection import Connection
+from aioproducer.login import Login
 from aioproducer.metadata import Metadata
 from aioproducer.metrics import Metrics
-from aioproducer.producer import Producer
 from aioproducer.protocol.api import (
     CLIENT_VERSIONS,
     ApiKey,
@@ -37,13 +36,8 @@ LONG = 5000 * MS
 
 def make_config(servers: str = "127.0.0.1:1", **settings: object) -> ProducerConfig:
     """A producer's defaults, with back-offs and deadlines that suit tests."""
-    defaults = {
-        name: parameter.default
-        for name, parameter in inspect.signature(Producer).parameters.items()
-        if parameter.default is not inspect.Parameter.empty
-    }
     quick = {"reconnect_backoff_ms": 10, "reconnect_backoff_max_ms": 40, "retry_backoff_ms": 10}
-    return ProducerConfig.of(**{**defaults, **quick, "bootstrap_servers": servers, **settings})
+    return ProducerConfig.of(**{**quick, "bootstrap_servers": servers, **settings})
 
 
 async def until(condition: Callable[[], object], seconds: float = LONG) -> None:
@@ -124,9 +118,17 @@ async def silence(peer: Peer) -> None:
     await peer.read_to_end()
 
 
-def make_connection(port: int, *, metrics: Metrics | None = None, **settings: object) -> Connection:
+def make_connection(
+    port: int, *, metrics: Metrics | None = None, login: Login | None = None, **settings: object
+) -> Connection:
     return Connection(
-        1, HOST, port, make_config(**settings), on_change=lambda: None, metrics=metrics or Metrics()
+        1,
+        HOST,
+        port,
+        make_config(**settings),
+        on_change=lambda: None,
+        metrics=metrics or Metrics(),
+        login=login,
     )
 
 

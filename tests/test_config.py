@@ -1,10 +1,11 @@
-"""The settings: defaults, what is refused and with which words, and milliseconds that become seconds."""
+"""The settings: defaults, what is refused and with which words, what yields to what, and what is printed."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-import warnings
+import logging
+import pickle
 
 import pytest
 from hypothesis import given
@@ -28,20 +29,26 @@ def test_defaults():
         acks=-1,
         enable_idempotence=True,
         max_in_flight_requests_per_connection=5,
+        max_in_flight_per_partition=5,
+        transactional_id=None,
+        transaction_timeout=60.0,
         linger=0.005,
         batch_size=262_144,
         buffer_memory=67_108_864,
         max_request_size=1_048_576,
+        compression=Codec.NONE,
+        compression_level=None,
         max_block=60.0,
         delivery_timeout=120.0,
         request_timeout=30.0,
         retry_backoff=0.1,
         retry_backoff_max=1.0,
-        compression=Codec.NONE,
-        compression_level=None,
         partitioner="murmur2",
         partitioner_adaptive=True,
         partitioner_availability_timeout=0.0,
+        key_serializer=None,
+        value_serializer=None,
+        interceptors=(),
         metadata_max_age=300.0,
         metadata_max_idle=300.0,
         metadata_recovery_strategy="rebootstrap",
@@ -52,12 +59,56 @@ def test_defaults():
         socket_connection_setup_timeout=10.0,
         socket_connection_setup_timeout_max=30.0,
         connections_max_idle=540.0,
-        key_serializer=None,
-        value_serializer=None,
-        interceptors=(),
-        transactional_id=None,
-        transaction_timeout=60.0,
+        connector=None,
+        address_filter=None,
+        security_protocol="PLAINTEXT",
+        **dict.fromkeys(NONE_BY_DEFAULT),
+        ssl_enabled_protocols=("TLSv1.2", "TLSv1.3"),
+        ssl_cipher_suites=(),
+        sasl_plain_without_tls=False,
+        sasl_scram_token_auth=False,
+        sasl_oauthbearer_header_urlencode=False,
+        sasl_oauthbearer_extensions=(),
+        sasl_kerberos_service_name="kafka",
+        sasl_kerberos_domain_name=None,
+        sasl_kerberos_principal=None,
+        sasl_kerberos_keytab=None,
+        sasl_login_refresh_window_factor=0.8,
+        sasl_login_refresh_window_jitter=0.05,
+        sasl_login_refresh_min_period=60.0,
+        sasl_login_refresh_buffer=300.0,
+        sasl_login_connect_timeout=10.0,
+        sasl_login_read_timeout=10.0,
+        sasl_login_retry_backoff=0.1,
+        sasl_login_retry_backoff_max=10.0,
     )
+
+
+NONE_BY_DEFAULT = [
+    "ssl_context",
+    "ssl_truststore_certificates",
+    "ssl_truststore_location",
+    "ssl_truststore_type",
+    "ssl_truststore_password",
+    "ssl_keystore_certificate_chain",
+    "ssl_keystore_key",
+    "ssl_keystore_location",
+    "ssl_keystore_type",
+    "ssl_keystore_password",
+    "ssl_key_password",
+    "ssl_certificate_location",
+    "ssl_key_location",
+    "ssl_crl_location",
+    "sasl_mechanism",
+    "sasl_plain_username",
+    "sasl_plain_password",
+    "sasl_credentials",
+    "sasl_oauth_token_provider",
+    "sasl_oauthbearer_token_endpoint_url",
+    "sasl_oauthbearer_client_credentials_client_id",
+    "sasl_oauthbearer_client_credentials_client_secret",
+    "sasl_oauthbearer_scope",
+]
 
 
 def test_config_is_frozen():
@@ -149,7 +200,7 @@ BAD_VALUES = [
         (name, value)
         for name in sorted(MILLISECONDS)
         for value in NO_DURATIONS
-        if (name, value) != ("delivery_timeout_ms", None)
+        if value is not None or name not in ("delivery_timeout_ms", "connections_max_idle_ms")
     ),
     *((name, 0) for name in NOT_ZERO),
     *((name, value) for name in COUNTS for value in NO_COUNTS),
@@ -162,7 +213,7 @@ BAD_VALUES = [
     *(("acks", value) for value in (2, -2, "2", "none", "ALL", None, True, False, 1.0, 0.5, [1])),
     *((name, value) for name in SWITCHES for value in ("false", "true", [])),
     *((name, None) for name in SWITCHES[1:]),
-    *(("client_id", value) for value in (None, 5, "naïve", "two\nlines", "a/b")),
+    *(("client_id", value) for value in (5, "naïve", "two\nlines", "a/b")),
     *(("compression_type", value) for value in ("", "gzip2", "GZIP ", 1, b"gzip")),
     *(("partitioner", value) for value in ("", "murmur", None, 5)),
     *(("metadata_recovery_strategy", value) for value in ("", "always", None, 5, [])),
@@ -181,8 +232,11 @@ def test_bad_value_is_refused_with_the_setting_and_the_value(name, value):
 
     error = raised.value
     assert error.setting == name
-    assert error.value is value or error.value == pytest.approx(value)
     assert name in str(error)
+    if "@" in str(value):  # an address with a password is not repeated
+        assert error.value is None
+        return
+    assert error.value is value or error.value == pytest.approx(value)
     if name != "bootstrap_servers":
         shown = f"{value:g}" if isinstance(value, int) and not isinstance(value, bool) else repr(value)
         assert shown in str(error) or repr(value) in str(error)
@@ -305,15 +359,6 @@ def test_delivery_timeout_has_to_leave_time_for_a_request():
         config(delivery_timeout_ms=1000, request_timeout_ms=1000, linger_ms=1)
 
 
-def test_explicit_request_timeout_raises_a_delivery_timeout_that_was_left_out():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        effective = config(request_timeout_ms=200_000)
-
-    assert effective.request_timeout == 200
-    assert effective.delivery_timeout >= effective.linger + 200
-
-
 # ------------------------------------------------------------------------------------------------- other settings
 
 
@@ -362,3 +407,322 @@ def test_values_that_mean_at_once_or_never_are_allowed():
     )
 
     assert (effective.linger, effective.max_block, effective.batch_size) == (0, 0, 0)
+
+
+def test_what_aiokafka_means_by_none_is_understood():
+    effective = config(client_id=None, connections_max_idle_ms=None, compression_type=None)
+
+    assert (effective.client_id, effective.connections_max_idle) == ("aioproducer", 0)
+
+
+# ----------------------------------------------------------------------------------- what yields, and what is said
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture, **settings: object) -> tuple[ProducerConfig, list[str]]:
+    caplog.clear()
+    with caplog.at_level(logging.DEBUG, "aioproducer"):
+        effective = config(**settings)
+    assert all(record.levelno == logging.WARNING for record in caplog.records)
+    return effective, [record.getMessage() for record in caplog.records]
+
+
+@pytest.mark.parametrize("acks", [0, 1])
+def test_weaker_acks_turn_an_unmentioned_idempotence_off_with_one_warning(acks, caplog):
+    effective, [warning] = warnings_of(caplog, acks=acks)
+
+    assert not effective.enable_idempotence
+    assert f"acks={acks} turns enable_idempotence off" in warning
+    assert effective.origin("enable_idempotence") == f"derived because acks={acks}"
+    assert effective.origin("acks") == "explicit"
+
+
+@pytest.mark.parametrize(
+    ("settings", "milliseconds", "because"),
+    [
+        ({"request_timeout_ms": 200_000}, 200_005, "request_timeout_ms=200000"),
+        ({"request_timeout_ms": 119_996}, 120_001, "request_timeout_ms=119996"),
+        ({"linger_ms": 100_000}, 130_000, "linger_ms=100000"),
+        (
+            {"linger_ms": 100_000, "request_timeout_ms": 25_000},
+            125_000,
+            "linger_ms=100000 and request_timeout_ms=25000",
+        ),
+    ],
+)
+def test_explicit_timeouts_raise_an_unmentioned_delivery_timeout_with_one_warning(
+    settings, milliseconds, because, caplog
+):
+    effective, [warning] = warnings_of(caplog, **settings)
+
+    assert effective.delivery_timeout == pytest.approx(milliseconds / 1000)
+    assert f"{because} raises delivery_timeout_ms to {milliseconds}" in warning
+    assert effective.origin("delivery_timeout_ms") == f"derived because {because}"
+
+
+def test_several_defaults_that_yield_end_in_one_warning(caplog):
+    _, [warning] = warnings_of(caplog, acks=1, request_timeout_ms=200_000)
+
+    assert "enable_idempotence" in warning
+    assert "delivery_timeout_ms" in warning
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"acks": "all", "enable_idempotence": True, "max_in_flight_requests_per_connection": 5},
+        {"acks": 1, "enable_idempotence": False},
+        {"enable_idempotence": False},
+        {"enable_idempotence": False, "max_in_flight_requests_per_connection": 1},
+        {"request_timeout_ms": 119_995},
+        {"request_timeout_ms": 200_000, "delivery_timeout_ms": 200_005},
+        {"batch_size": 1_048_576},
+        {"transactional_id": "orders"},
+    ],
+)
+def test_nothing_yields_and_nothing_is_warned_of(settings, caplog):
+    _, warnings = warnings_of(caplog, **settings)
+
+    assert warnings == []
+
+
+def test_without_idempotence_one_batch_per_partition_is_in_flight_so_that_retries_keep_the_order(caplog):
+    effective, warnings = warnings_of(caplog, enable_idempotence=False)
+
+    assert effective.max_in_flight_per_partition == 1
+    assert effective.max_in_flight == 5
+    assert warnings == []
+
+
+@pytest.mark.parametrize("in_flight", [5, 6, 2])
+def test_who_asks_for_more_in_flight_without_idempotence_is_warned_that_retries_may_reorder(
+    in_flight, caplog
+):
+    effective, [warning] = warnings_of(
+        caplog, enable_idempotence=False, max_in_flight_requests_per_connection=in_flight
+    )
+
+    assert effective.max_in_flight_per_partition == in_flight
+    assert "retries may reorder" in warning
+
+
+@pytest.mark.parametrize("in_flight", [1, 3, 5])
+def test_with_idempotence_a_partition_has_as_many_in_flight_as_a_connection(in_flight):
+    assert config(max_in_flight_requests_per_connection=in_flight).max_in_flight_per_partition == in_flight
+
+
+BACKOFFS = [
+    ("retry_backoff_ms", "retry_backoff_max_ms"),
+    ("reconnect_backoff_ms", "reconnect_backoff_max_ms"),
+    ("socket_connection_setup_timeout_ms", "socket_connection_setup_timeout_max_ms"),
+]
+
+
+@pytest.mark.parametrize(("first", "last"), BACKOFFS)
+def test_a_first_pause_longer_than_the_longest_raises_or_lowers_the_default_of_the_other(first, last, caplog):
+    raised, [warning] = warnings_of(caplog, **{first: 40_000})
+    lowered, [other] = warnings_of(caplog, **{last: 20})
+
+    assert getattr(raised, last.removesuffix("_ms")) == 40
+    assert raised.origin(last) == f"derived because {first}=40000"
+    assert last in warning
+    assert getattr(lowered, first.removesuffix("_ms")) == 0.02
+    assert first in other
+    with pytest.raises(ConfigError, match=f"{first}=30 is more than {last}=20; lower it or raise {last}"):
+        config(**{first: 30, last: 20})
+
+
+def test_a_batch_size_that_no_request_can_carry_is_warned_of(caplog):
+    effective, [warning] = warnings_of(caplog, batch_size=2_000_000)
+
+    assert effective.batch_size == 2_000_000
+    assert "batch_size=2000000 is more than max_request_size=1048576, where batches end" in warning
+
+
+# ----------------------------------------------------------------------------------------------- contradictions
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"acks": 1},
+        {"acks": 0},
+        {"enable_idempotence": False},
+        {"acks": 1, "enable_idempotence": False},
+    ],
+)
+def test_transactions_need_acks_from_all_and_idempotence(settings):
+    with pytest.raises(
+        ConfigError, match="transactional_id=orders needs acks='all' and enable_idempotence=True"
+    ) as raised:
+        config(transactional_id="orders", **settings)
+
+    assert raised.value.setting == "transactional_id"
+    assert "leave" in str(raised.value)
+
+
+def test_two_names_of_one_setting_agree_or_are_refused():
+    assert config(batch_size=5, max_batch_size=5).batch_size == 5
+    with pytest.raises(ConfigError, match="max_batch_size=6 is another value than batch_size=5"):
+        config(batch_size=5, max_batch_size=6)
+
+
+@pytest.mark.parametrize(("codec", "level"), [("gzip", 9), ("lz4", 3), ("zstd", -5)])
+def test_javas_level_of_a_codec_is_used_with_that_codec_only(codec, level, caplog):
+    used, quiet = warnings_of(caplog, **{"compression_type": codec, f"compression_{codec}_level": level})
+    unused, [warning] = warnings_of(
+        caplog, **{"compression_type": "snappy", f"compression_{codec}_level": level}
+    )
+
+    assert used.compression_level == level
+    assert quiet == []
+    assert unused.compression_level is None
+    assert f"compression_{codec}_level={level} has no use with compression_type=snappy" in warning
+
+
+@pytest.mark.parametrize(
+    ("settings", "setting"),
+    [
+        ({"compression_type": "gzip", "compression_gzip_level": 10}, "compression_level"),
+        ({"compression_gzip_level": 10}, "compression_gzip_level"),
+        ({"compression_lz4_level": 18}, "compression_lz4_level"),
+        ({"compression_zstd_level": "3"}, "compression_zstd_level"),
+        (
+            {"compression_type": "gzip", "compression_gzip_level": 1, "compression_level": 2},
+            "compression_gzip_level",
+        ),
+    ],
+)
+def test_a_level_that_its_codec_does_not_have_is_refused_also_if_it_is_not_used(settings, setting):
+    with pytest.raises(ConfigError) as raised:
+        config(**settings)
+
+    assert raised.value.setting == setting
+
+
+def test_ignoring_keys_is_the_random_partitioner():
+    effective = config(partitioner_ignore_keys=True)
+
+    assert effective.partitioner == "random"
+    assert effective.origin("partitioner") == "derived because partitioner_ignore_keys=True"
+    assert config(partitioner_ignore_keys=False).partitioner == "murmur2"
+    assert config(partitioner_ignore_keys=True, partitioner="random").partitioner == "random"
+    with pytest.raises(ConfigError, match="partitioner_ignore_keys=True contradicts partitioner=round_robin"):
+        config(partitioner_ignore_keys=True, partitioner="round_robin")
+
+
+# --------------------------------------------------------------------------------------------- unknown keywords
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("lingerms", "did you mean linger_ms?"),
+        ("linger", "did you mean linger_ms?"),
+        ("compresion_type", "did you mean compression_type?"),
+        ("sasl_password", "use sasl_plain_password"),
+        ("message_timeout_ms", "it is message.timeout.ms of another client, use delivery_timeout_ms"),
+        ("group_id", "it belongs to consumers; leave it out"),
+        ("loop", "a producer belongs to the loop in which it is started"),
+        ("api_version", "versions are negotiated"),
+        ("ssl_cafile", "use ssl_truststore_location"),
+        ("zzz", "docs/configuration.md lists all"),
+    ],
+)
+def test_an_unknown_keyword_is_refused_with_the_one_that_was_meant(name, meant):
+    with pytest.raises(ConfigError) as raised:
+        Producer("localhost", **{name: "hunter2"})
+
+    assert raised.value.setting == name
+    assert f"Producer has no setting {name}" in str(raised.value)
+    assert meant in str(raised.value)
+    assert "hunter2" not in str(raised.value)
+
+
+def test_positional_and_keyword_for_one_setting_is_pythons_error():
+    with pytest.raises(TypeError, match="multiple values"):
+        Producer("a:1", bootstrap_servers="b:1")
+
+
+def test_a_subclass_with_parameters_of_its_own_can_be_built():
+    class Orders(Producer):
+        def __init__(self, region: str, **settings: object) -> None:
+            super().__init__(f"{region}:9092", **settings)
+
+    effective = Orders("eu", linger_ms=7).config
+
+    assert effective.bootstrap_servers == (("eu", 9092),)
+    assert [effective.origin(name) for name in ("bootstrap_servers", "linger_ms", "acks")] == [
+        "explicit",
+        "explicit",
+        "default",
+    ]
+
+
+# ---------------------------------------------------------------------------------------------- what is printed
+
+
+def test_config_prints_every_setting_in_its_unit_with_its_origin():
+    lines = str(config(acks=1, linger_ms=0.5, bootstrap_servers=["[::1]:1", "b"])).splitlines()
+
+    assert "bootstrap_servers = [::1]:1,b:9092 (explicit)" in lines
+    assert "acks = 1 (explicit)" in lines
+    assert "enable_idempotence = False (derived because acks=1)" in lines
+    assert "linger_ms = 0.5 (explicit)" in lines
+    assert "delivery_timeout_ms = 120000 (default)" in lines
+    assert "compression_type = none (default)" in lines
+    assert "security_protocol = PLAINTEXT (default)" in lines
+    assert not any(line.startswith(("ssl_", "sasl_")) for line in lines), (
+        "they have no use without TLS and SASL"
+    )
+
+
+def test_repr_is_the_same_text():
+    assert repr(config(linger_ms=7)) == str(config(linger_ms=7))
+
+
+def test_an_explicit_default_is_explicit():
+    assert config(acks="all").origin("acks") == "explicit"
+    assert config().origin("acks") == "default"
+    assert config(delivery_timeout_ms=None).origin("delivery_timeout_ms") == "default"
+
+
+def test_origin_of_what_is_no_setting_is_refused():
+    with pytest.raises(ConfigError, match="did you mean linger_ms"):
+        config().origin("linger")
+
+
+def test_functions_are_printed_by_name_only():
+    class Chatty:
+        def __repr__(self) -> str:
+            return "hunter2"
+
+        def serialize(self, topic: str, value: object, headers: object) -> bytes:
+            return b""
+
+    def choose(*_: object) -> int:
+        return 0
+
+    text = str(config(value_serializer=Chatty(), key_serializer=str.encode, partitioner=choose))
+
+    assert "hunter2" not in text
+    assert "<test_functions_are_printed_by_name_only.<locals>.Chatty>" in text
+    assert "<str.encode>" in text
+    assert "choose" in text
+
+
+def test_settings_that_stand_for_another_one_are_printed_as_that_one():
+    effective = config(max_batch_size=7, compression_type="gzip", compression_gzip_level=1)
+
+    assert "batch_size = 7 (explicit as max_batch_size)" in str(effective)
+    assert "compression_level = 1 (explicit as compression_gzip_level)" in str(effective)
+    assert "max_batch_size =" not in str(effective)
+
+
+def test_config_survives_a_pickle():
+    effective = config(acks=1, client_id="orders")
+
+    again = pickle.loads(pickle.dumps(effective))
+
+    assert again == effective
+    assert str(again) == str(effective)

@@ -1,0 +1,124 @@
+"""How a producer gets its settings: keywords, a mapping of anybody's names, the environment, a properties file."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec, Self
+
+from aioproducer.config import ProducerConfig
+from aioproducer.settings.sources import (
+    Entry,
+    Sourced,
+    check_keywords,
+    entries_of_environment,
+    entries_of_file,
+    entries_of_mapping,
+    resolve,
+)
+
+P = ParamSpec("P")
+
+
+class Configured:
+    """Base of `Producer`. `__init__` is decorated with `keeps_what_was_given` and calls `_configure()` first."""
+
+    _given: dict[str, Any]
+    _sourced = Sourced({}, {})
+    """Where settings come from that are not the caller's keywords; set before `__init__` runs."""
+    _config: ProducerConfig
+
+    @property
+    def config(self) -> ProducerConfig:
+        """The effective settings. `print(producer.config)` shows each with its origin, secrets hidden."""
+        return self._config
+
+    @classmethod
+    def from_config(cls, mapping: Mapping[str, Any], **overrides: Any) -> Self:
+        """A producer from the configuration of this or another client.
+
+            Producer.from_config({"metadata.broker.list": "a:9092", "queue.buffering.max.ms": "5"}, acks="all")
+
+        Args:
+            mapping: settings by `Producer`'s keywords, Java's names (`linger.ms`) or librdkafka's
+                (`queue.buffering.max.ms`), also with underscores for dots. Text is parsed, in the unit of the name.
+            overrides: keywords of `Producer`, which win over the mapping.
+
+        Raises:
+            ConfigError: a key is unknown (the text names the one that was meant) or can't be used (it says why and
+                what to do instead), a value is malformed, or settings contradict each other.
+
+        Keys that can change nothing here, such as the sizes of socket buffers, end in one warning in the log.
+        """
+        try:
+            entries = entries_of_mapping(mapping)
+        finally:
+            del mapping  # a traceback that shows locals must not show what it holds
+        return cls._from(entries, overrides)
+
+    @classmethod
+    def from_env(
+        cls, prefix: str = "AIOPRODUCER_", environ: Mapping[str, str] | None = None, **overrides: Any
+    ) -> Self:
+        """A producer from environment variables such as AIOPRODUCER_BOOTSTRAP_SERVERS and AIOPRODUCER_LINGER_MS.
+
+        Args:
+            prefix: what the names of all variables that are settings begin with.
+            environ: the variables; the process's own if None.
+            overrides: keywords of `Producer`, which win over the variables.
+
+        Raises:
+            ConfigError: as `from_config`; the text names the variable.
+        """
+        try:
+            entries = entries_of_environment(prefix, os.environ if environ is None else environ)
+        finally:
+            del environ
+        return cls._from(entries, overrides)
+
+    @classmethod
+    def from_properties(cls, file: str | os.PathLike[str], **overrides: Any) -> Self:
+        """A producer from a properties file, such as the `client.properties` of Java's clients.
+
+        Args:
+            file: its path. UTF-8 or Latin-1; keys as in `from_config`.
+            overrides: keywords of `Producer`, which win over the file; also what a file can't hold, like functions.
+
+        Raises:
+            ConfigError: as `from_config`, and for a file that can't be read; the text names file and line.
+        """
+        return cls._from(entries_of_file(file), overrides)
+
+    @classmethod
+    def _from(cls, entries: list[Entry], overrides: dict[str, Any]) -> Self:
+        check_keywords(overrides)
+        sourced = resolve(entries, overrides)
+        producer = cls.__new__(cls)
+        producer._sourced = sourced
+        # A subclass may have an __init__ of its own; it passes on what it doesn't know.
+        cls.__init__(producer, **sourced.settings)
+        return producer
+
+    def _configure(self) -> ProducerConfig:
+        origins, notes = self._sourced.origins, self._sourced.notes
+        return ProducerConfig.of(origins, notes, **self._given)
+
+
+def keeps_what_was_given(init: Callable[P, None]) -> Callable[P, None]:
+    """Decorate `Producer.__init__`: what was given is in `self._given`, so that it can be told from defaults.
+
+    An unknown keyword raises ConfigError, which names the setting that was meant, instead of a TypeError.
+    """
+    names = list(inspect.signature(init).parameters)
+
+    @functools.wraps(init)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> None:
+        check_keywords(kwargs)
+        producer = args[0]
+        assert isinstance(producer, Configured)
+        producer._given = dict(zip(names[1:], args[1:], strict=False)) | kwargs
+        init(*args, **kwargs)
+
+    return checked

@@ -1,0 +1,103 @@
+"""Kinds of values that are the user's Python code: functions, and objects with certain methods.
+
+A file can name some of Java's classes in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from aioproducer.partitioner import make_partitioner
+from aioproducer.settings.java import PARTITIONERS, SERIALIZERS
+from aioproducer.settings.kinds import Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Code(Kind):
+    """Something that only Python code can give: a function, or an object with one of some methods."""
+
+    what: str
+    methods: tuple[str, ...] = ()
+    must_be_callable: bool = True
+
+    def parse(self, text: str) -> Any:
+        raise ValueError(
+            f"can't be given as text; it must be {self.what}, given as a keyword beside the file"
+        )
+
+    def check(self, value: Any) -> Any:
+        if self.must_be_callable and callable(value):
+            return value
+        if any(callable(getattr(value, method, None)) for method in self.methods):
+            return value
+        raise ValueError(f"must be {self.what}")
+
+    def shown(self, value: Any) -> str:
+        # Its repr may show anything.
+        return f"<{getattr(value, '__qualname__', None) or type(value).__qualname__}>"
+
+    @property
+    def described(self) -> str:
+        return self.what
+
+
+@dataclass(frozen=True, slots=True)
+class Serializing(Code):
+    """A serializer, or the name of a Java class that has a counterpart."""
+
+    what: str = "callable or have a method serialize(topic, value, headers)"
+    methods: tuple[str, ...] = ("serialize",)
+
+    def parse(self, text: str) -> Callable[[Any], Any] | None:
+        if text.strip() in SERIALIZERS:
+            return SERIALIZERS[text.strip()]
+        raise ValueError("has no counterpart in Python; give a function as a keyword beside the file")
+
+    @property
+    def described(self) -> str:
+        return "f(value) -> bytes or an object"
+
+
+@dataclass(frozen=True, slots=True)
+class Interceptors(Code):
+    """A list of interceptors."""
+
+    what: str = "a list of objects with on_send(record) or on_acknowledgement(result)"
+    methods: tuple[str, ...] = ("on_send", "on_acknowledgement")
+    must_be_callable: bool = False
+
+    def parse(self, text: str) -> tuple[()]:
+        if text.strip():
+            raise ValueError("names Java classes; give Python objects as the keyword interceptors=[...]")
+        return ()
+
+    def check(self, value: Any) -> tuple[Any, ...]:
+        if not isinstance(value, list | tuple):
+            raise ValueError(f"must be {self.what}")
+        return tuple(Code.check(self, interceptor) for interceptor in value)
+
+    def shown(self, value: Any) -> str:
+        return "[" + ", ".join(Code.shown(self, interceptor) for interceptor in value) + "]"
+
+    @property
+    def described(self) -> str:
+        return "list of objects"
+
+
+@dataclass(frozen=True, slots=True)
+class Partitioning(Code):
+    """A partitioner by name or as a function, or a Java class that has a counterpart."""
+
+    what: str = "a name or f(key, all, available)"
+
+    def parse(self, text: str) -> str:
+        return PARTITIONERS.get(text.strip(), text.strip())
+
+    def check(self, value: Any) -> Any:
+        make_partitioner(value, Random(0))
+        return value
+
+    def shown(self, value: Any) -> str:
+        return value if isinstance(value, str) else Code.shown(self, value)

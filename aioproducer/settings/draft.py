@@ -1,0 +1,114 @@
+"""Settings on their way to a ProducerConfig: each is checked by itself, and knows where it comes from.
+
+contradictions.py looks at them together and settles what follows from what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from aioproducer.errors import ConfigError
+from aioproducer.settings.table import SETTINGS
+
+DEFAULT = "default"
+EXPLICIT = "explicit"
+
+
+class Draft:
+    """Values by keyword, as ProducerConfig holds them, with their origins."""
+
+    def __init__(self, given: Mapping[str, Any], origins: Mapping[str, str]) -> None:
+        """Check what was given; the rest has its default.
+
+        Args:
+            given: keywords of `Producer`. None means "left out" where None is the default.
+            origins: of those that don't come from a keyword, where they do come from.
+
+        Raises:
+            ConfigError: a value is malformed or out of range.
+        """
+        self.notes: list[str] = []
+        """What an operator should know: defaults that had to yield, and settings that do less than they seem to."""
+        self._values: dict[str, Any] = {}
+        self._origins: dict[str, str] = {}
+        self._given: set[str] = set()
+        for name, setting in SETTINGS.items():
+            value = given.get(name, setting.default)
+            is_given = name in given and not (value is None and setting.default is None)
+            self._origins[name] = origins.get(name, EXPLICIT) if is_given else DEFAULT
+            if is_given:
+                self._given.add(name)
+            self._values[name] = (
+                None if value is None and setting.default is None else setting.check(value, self._where(name))
+            )
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    @property
+    def origins(self) -> dict[str, str]:
+        """Where each setting comes from, by keyword."""
+        return dict(self._origins)
+
+    def is_given(self, name: str) -> bool:
+        """Whether the user has set it, in whatever way."""
+        return name in self._given
+
+    def given(self, prefix: str) -> list[str]:
+        """Names of the settings with this prefix that the user has set."""
+        return [name for name in SETTINGS if name.startswith(prefix) and self.is_given(name)]
+
+    def said(self, name: str) -> str:
+        """The setting as a sentence names it: `acks=1`, `acks=1 (client.properties:3)`."""
+        return f"{name}={self.shown(name)}{self._where(name)}"
+
+    def shown(self, name: str) -> str:
+        """Its value as a user would have written it."""
+        value = self._values[name]
+        return "None" if value is None else SETTINGS[name].kind.shown(value)
+
+    def default(self, name: str, value: Any) -> None:
+        """Give a setting that was left out its default where that is not one value for all."""
+        self._values[name] = value
+
+    def derive(self, name: str, value: Any, because: str) -> None:
+        """Give a setting that was left out a value that follows from others."""
+        self._values[name] = value
+        self._given.discard(name)
+        self._origins[name] = f"derived because {because}"
+
+    def take_from(self, source: str, name: str, value: Any) -> None:
+        """Give a setting a value that another one holds among other things."""
+        self._values[name] = value
+        self._given.add(name)
+        where = self._origins[source]
+        self._origins[name] = f"{where} as {source}" if where == EXPLICIT else where
+
+    def take_over(self, alias: str, name: str) -> None:
+        """Let `name` have the value that was given under another keyword.
+
+        Raises:
+            ConfigError: it was given under both, and they differ.
+        """
+        if not self.is_given(alias):
+            return
+        if self.is_given(name) and self._values[name] != self._values[alias]:
+            raise self.refused(
+                alias, f"is another value than {self.said(name)}; both name one thing, keep one"
+            )
+        self.take_from(alias, name, self._values[alias])
+
+    def refused(self, name: str, problem: str) -> ConfigError:
+        """The error that says what is wrong with a setting, beside others."""
+        setting = SETTINGS[name]
+        value: Any = self._values[name]
+        if setting.hides_value:
+            value = None
+        elif isinstance(value, float) and name.endswith("_ms"):
+            value = value * 1000
+        return ConfigError(f"{self.said(name)} {problem}", setting=name, value=value)
+
+    def _where(self, name: str) -> str:
+        origin = self._origins[name]
+        is_keyword = origin == EXPLICIT or origin.startswith(f"{EXPLICIT} as ")
+        return "" if is_keyword or name not in self._given else f" ({origin})"

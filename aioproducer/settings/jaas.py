@@ -1,0 +1,79 @@
+"""The line that Java configurations hold credentials in: `module flag option="value" ...;`
+
+Only what a client's line can say: one login module, its flag, its options (Kafka's JaasConfig). No error text
+shows any of it but the names of modules and options."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from aioproducer.types import Secret
+
+_TOKEN = re.compile(
+    r"""\s*(?:
+        "(?P<quoted>(?:[^"\\]|\\.)*)"
+      | '(?P<single>(?:[^'\\]|\\.)*)'
+      | (?P<sign>[=;])
+      | (?P<word>[^\s"'=;]+)
+    )""",
+    re.VERBOSE | re.DOTALL,
+)
+_FLAGS = ("required", "requisite", "sufficient", "optional")
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "b": "\b"}
+
+
+@dataclass(frozen=True, slots=True)
+class JaasEntry:
+    """A login module by its class name without the package, and its options, each of which may be a secret."""
+
+    module: str
+    options: dict[str, Secret]
+
+
+def parse_jaas(text: str) -> JaasEntry:
+    """Read the value of `sasl.jaas.config`.
+
+    Raises:
+        ValueError: it is not of that form; the end of a sentence that shows nothing of it.
+    """
+    tokens = _tokens(text)
+    if len(tokens) < 2 or tokens[0][0] != "word" or tokens[1][1].lower() not in _FLAGS:
+        raise ValueError("must be 'LoginModule required name=\"value\" ...;'")
+    module = tokens[0][1].rpartition(".")[2]
+    options: dict[str, Secret] = {}
+    at = 2
+    while at < len(tokens) and tokens[at] != ("sign", ";"):
+        name = tokens[at]
+        if name[0] != "word" or tokens[at + 1 : at + 2] != [("sign", "=")] or at + 2 >= len(tokens):
+            raise ValueError(f'has something other than name="value" after its option number {len(options)}')
+        kind, value = tokens[at + 2]
+        if kind == "sign":
+            raise ValueError(f"has no value for its option number {len(options) + 1}")
+        options[name[1]] = Secret(value)
+        at += 3
+    if at >= len(tokens):
+        raise ValueError("must end with a semicolon")
+    if at + 1 < len(tokens):
+        raise ValueError("must hold one login module, not several")
+    return JaasEntry(module, options)
+
+
+def _tokens(text: str) -> list[tuple[str, str]]:
+    tokens = []
+    at = 0
+    text = text.strip()
+    while at < len(text):
+        match = _TOKEN.match(text, at)
+        if match is None:
+            raise ValueError("has a quotation mark without its other one")
+        at = match.end()
+        kind = match.lastgroup or ""
+        value = match[kind]
+        if kind in ("quoted", "single"):
+            kind, value = (
+                "quoted",
+                re.sub(r"\\(.)", lambda m: _ESCAPES.get(m[1], m[1]), value, flags=re.DOTALL),
+            )
+        tokens.append((kind, value))
+    return tokens

@@ -1,0 +1,285 @@
+"""What becomes of every key of Java's producer (4.4) and of librdkafka (2.16): used, translated, noted or refused.
+
+Keys that name one of our settings are rows of table.py; the others stand here. No key is dropped silently: one
+that changes nothing here ends in one warning, one that would be missed is refused, with what to do instead."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, NamedTuple
+
+from aioproducer.settings.table import SETTINGS
+
+
+class Fate(Enum):
+    """What becomes of a key."""
+
+    USED = "used"
+    """It is a setting of ours under another name."""
+    TRANSLATED = "translated"
+    """Its value means something else here, or stands for other settings."""
+    FIXED = "fixed"
+    """Accepted if it asks for what is done anyway."""
+    NOTED = "noted"
+    """It can change nothing here; a warning says so."""
+    REFUSED = "refused"
+    """An error says why, and what to do instead."""
+
+
+class Key(NamedTuple):
+    """A key of another client, by its dotted name."""
+
+    name: str
+    fate: Fate
+    setting: str = ""
+    """USED, TRANSLATED: the keyword that it sets."""
+    reason: str = ""
+    """FIXED, NOTED, REFUSED: a sentence without its subject."""
+    translate: Callable[[Any], Any] | None = None
+    """TRANSLATED: from the value to the setting's, or None to leave that at its default."""
+    fixed: tuple[str, ...] = ()
+    """FIXED: the values that are accepted, in lower case."""
+    otherwise: Fate = Fate.REFUSED
+    """FIXED: what becomes of other values, NOTED or REFUSED."""
+    never: tuple[str, ...] = ()
+    """FIXED: values that are refused also if others are NOTED."""
+
+
+# ------------------------------------------------------------------------------------------------- translated
+
+
+def _number(value: Any) -> int:
+    if isinstance(value, str) and re.fullmatch(r"\s*[+-]?\d{1,19}\s*", value):
+        return int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError("must be a whole number")
+    return value
+
+
+def _kilobytes(value: Any) -> int:
+    return _number(value) * 1024
+
+
+def _metadata_age(value: Any) -> Any:
+    if str(value).strip() == "-1":
+        raise ValueError("is -1, but metadata is always refreshed; name an interval")
+    return value
+
+
+def _or_default(value: Any) -> Any:
+    """-1 is librdkafka's word for the codec's own level."""
+    return None if str(value).strip() == "-1" else value
+
+
+def _idle(value: Any) -> Any:
+    """A negative time keeps connections open in Java, 0 does in librdkafka and here."""
+    return 0 if isinstance(value, int | str) and str(value).strip() == "-1" else value
+
+
+def _ca_location(value: Any) -> Any:
+    """librdkafka looks for the system's certificates if told to probe; they are the default here."""
+    return None if value == "probe" else value
+
+
+def _ssl_protocol(value: Any) -> Any:
+    if value in ("TLS", "TLSv1.3"):
+        return None
+    if value == "TLSv1.2":
+        return ("TLSv1.2",)
+    raise ValueError("must be TLSv1.2 or TLSv1.3")
+
+
+_TRANSLATED: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "queue.buffering.max.kbytes": ("buffer_memory", _kilobytes),
+    "topic.metadata.refresh.interval.ms": ("metadata_max_age_ms", _metadata_age),
+    "compression.level": ("compression_level", _or_default),
+    "connections.max.idle.ms": ("connections_max_idle_ms", _idle),
+    "ssl.ca.location": ("ssl_truststore_location", _ca_location),
+    "ssl.protocol": ("ssl_enabled_protocols", _ssl_protocol),
+}
+
+# ------------------------------------------------------------------------------------------------------ fixed
+
+_TOKENS = "set sasl_oauth_token_provider to a function that gets the token"
+_OWN_CONTEXT = "give an own ssl_context"
+_CHECKED = f"the brokers' certificates and names are always checked; {_OWN_CONTEXT} to do otherwise"
+_METRICS = "call producer.metrics()"
+_LOGGING = "set the level of the logger 'aioproducer'"
+_RETRIES = "records are sent again until delivery_timeout_ms has passed"
+
+_FIXED: dict[str, tuple[str, Fate, str]] = {
+    # key: (accepted values, what becomes of others, why)
+    "client.dns.lookup": (
+        "use_all_dns_ips",
+        Fate.REFUSED,
+        "all addresses of a name are tried; list the brokers' own names in bootstrap_servers",
+    ),
+    "retries": ("2147483647", Fate.NOTED, _RETRIES),
+    "message.send.max.retries": ("2147483647", Fate.NOTED, _RETRIES),
+    "transaction.two.phase.commit.enable": (
+        "false",
+        Fate.REFUSED,
+        "no released broker takes part in it (KIP-939)",
+    ),
+    "enable.metrics.push": ("false", Fate.NOTED, f"nothing is pushed to brokers (KIP-714); {_METRICS}"),
+    "metric.reporters": ("", Fate.REFUSED, f"Java classes can't be loaded; {_METRICS}"),
+    "metrics.recording.level": ("info", Fate.NOTED, f"everything is counted; {_METRICS}"),
+    "statistics.interval.ms": ("0", Fate.NOTED, f"nothing is emitted; {_METRICS} when you like"),
+    "ssl.endpoint.identification.algorithm": ("https", Fate.REFUSED, _CHECKED),
+    "enable.ssl.certificate.verification": ("true", Fate.REFUSED, _CHECKED),
+    "ssl.trustmanager.algorithm": ("pkix", Fate.REFUSED, f"it is Java's own; {_OWN_CONTEXT}"),
+    "ssl.keymanager.algorithm": ("sunx509", Fate.NOTED, "it is Java's own"),
+    "sasl.oauthbearer.method": ("default oidc", Fate.REFUSED, _TOKENS),
+    "sasl.oauthbearer.grant.type": ("client_credentials", Fate.REFUSED, _TOKENS),
+    "sasl.oauthbearer.metadata.authentication.type": ("none", Fate.REFUSED, _TOKENS),
+    "enable.sasl.oauthbearer.unsecure.jwt": ("false", Fate.REFUSED, _TOKENS),
+    "sasl.login.callback.handler.class": (
+        "org.apache.kafka.common.security.oauthbearer.oauthbearerlogincallbackhandler"
+        " org.apache.kafka.common.security.oauthbearer.secured.oauthbearerlogincallbackhandler",
+        Fate.REFUSED,
+        f"Java classes can't be loaded; {_TOKENS}",
+    ),
+    "sasl.oauthbearer.jwt.retriever.class": (
+        "org.apache.kafka.common.security.oauthbearer.defaultjwtretriever"
+        " org.apache.kafka.common.security.oauthbearer.clientcredentialsjwtretriever",
+        Fate.REFUSED,
+        f"Java classes can't be loaded; {_TOKENS}",
+    ),
+    "enable.gapless.guarantee": (
+        "false",
+        Fate.REFUSED,
+        "each delivery says what became of its record; await them",
+    ),
+    "delivery.report.only.error": ("false", Fate.NOTED, "deliveries that nobody awaits cost nothing"),
+    "queuing.strategy": ("fifo", Fate.REFUSED, "records of a partition are sent in the order of send()"),
+    "socket.nagle.disable": ("true", Fate.NOTED, "TCP_NODELAY is always on"),
+    "socket.keepalive.enable": ("true", Fate.NOTED, "TCP keep-alive is always on"),
+    "socket.max.fails": ("1", Fate.REFUSED, "a connection whose request timed out is always closed"),
+    "broker.address.family": (
+        "any",
+        Fate.REFUSED,
+        "both families are tried and the faster one wins (RFC 8305)",
+    ),
+    "api.version.request": (
+        "true",
+        Fate.REFUSED,
+        "versions are always negotiated; brokers older than 2.1 are too old",
+    ),
+    "topic.metadata.refresh.sparse": ("true", Fate.NOTED, "only topics in use are asked for"),
+    "log.connection.close": ("true", Fate.NOTED, f"connections that end are logged at DEBUG; {_LOGGING}"),
+    "enable.sparse.connections": ("true", Fate.NOTED, "brokers are connected to when they are needed"),
+    "partitioner.rack.aware": ("false", Fate.NOTED, "partitions are not chosen by rack (KIP-1123)"),
+    "metadata.cluster.check.enable": ("false", Fate.NOTED, "clusters are not told apart by their ids"),
+    "test.mock.num.brokers": ("0", Fate.REFUSED, "start an aioproducer.testing.EmbeddedCluster instead"),
+}
+
+# ------------------------------------------------------------------------------------------ noted and refused
+
+_NOTED: dict[str, str] = {
+    "the operating system sizes the buffers of sockets": """
+        send.buffer.bytes receive.buffer.bytes socket.send.buffer.bytes socket.receive.buffer.bytes""",
+    f"there is no window of samples; {_METRICS} and compare": "metrics.num.samples metrics.sample.window.ms",
+    f"Python's logging does this; {_LOGGING}": "debug log_level log.thread.name log.queue",
+    "buffer_memory bounds what waits, in bytes": "queue.buffering.max.messages",
+    "batch_size bounds a batch, in bytes": "batch.num.messages",
+    "sticky partitions change with every full batch (KIP-794)": "sticky.partitioning.linger.ms",
+    "a request is made whenever a broker can take one": "queue.buffering.backpressure.threshold",
+    "records are copied once, whatever their size": "message.copy.max.bytes",
+    "answers of brokers are bounded at 64 MiB": "receive.message.max.bytes",
+    "a topic that is not there yet is asked for during max_block_ms": "topic.metadata.propagation.max.ms",
+    "retry_backoff_ms goes for metadata, too": """
+        topic.metadata.refresh.fast.interval.ms topic.metadata.refresh.fast.cnt""",
+    "names are looked up for every connection": "broker.address.ttl",
+    "request_timeout_ms goes for every request": "metadata.request.timeout.ms",
+    "socket_connection_setup_timeout_ms covers it": "api.version.request.timeout.ms",
+    "librdkafka itself does not use it any more": """
+        api.version.fallback.ms broker.version.fallback reconnect.backoff.jitter.ms socket.blocking.max.ms
+        produce.offset.report""",
+    "it is about librdkafka's threads": "internal.termination.signal enable.random.seed enable_sasl_queue",
+    "partitions are not chosen by rack (KIP-1123)": "client.rack",
+    "start() tries all bootstrap addresses for max_block_ms": "bootstrap.resolve.timeout.ms",
+    "buffers grow as records come": "buffer.memory.allocation.strategy",
+    "it is checked by brokers": """
+        sasl.oauthbearer.clock.skew.seconds sasl.oauthbearer.expected.audience sasl.oauthbearer.expected.issuer
+        sasl.oauthbearer.jwks.endpoint.url sasl.oauthbearer.jwks.endpoint.refresh.ms
+        sasl.oauthbearer.jwks.endpoint.retry.backoff.ms sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms
+        sasl.oauthbearer.scope.claim.name sasl.oauthbearer.sub.claim.name
+        sasl.oauthbearer.jwt.validator.class""",
+}
+_REFUSED: dict[str, str] = {
+    "it belongs to consumers; leave it out": """
+        group.id group.instance.id partition.assignment.strategy session.timeout.ms heartbeat.interval.ms
+        group.protocol.type group.protocol group.remote.assignor coordinator.query.interval.ms max.poll.interval.ms
+        enable.auto.commit auto.commit.enable auto.commit.interval.ms enable.auto.offset.store queued.min.messages
+        queued.max.messages.kbytes fetch.wait.max.ms fetch.queue.backoff.ms fetch.message.max.bytes
+        max.partition.fetch.bytes fetch.max.bytes fetch.min.bytes fetch.error.backoff.ms offset.store.method
+        offset.store.path offset.store.sync.interval.ms isolation.level consume_cb rebalance_cb offset_commit_cb
+        enable.partition.eof check.crcs auto.offset.reset consume.callback.max.messages max.poll.records
+        share.acknowledgement.mode on_commit""",
+    "it is a callback: send() returns a delivery, await it or add_done_callback to it": """
+        dr_cb dr_msg_cb on_delivery""",
+    f"it is a callback: errors are raised by what you await, and logged; {_LOGGING}": """
+        error_cb background_event_cb log_cb logger""",
+    f"it is a callback: {_METRICS} when you like": "stats_cb throttle_cb",
+    f"it is a callback: {_TOKENS}": "oauth_cb oauthbearer_token_refresh_cb",
+    "it is a Java class: give sasl_oauth_token_provider a function that gets the token (for AWS MSK "
+    "MskIamTokenProvider)": "sasl.client.callback.handler.class",
+    "it is a C function: give the keyword partitioner a function (key, all, available) -> partition": "partitioner_cb",
+    "it is a C function or pointer": """
+        enabled_events opaque open_cb closesocket_cb socket_cb msg_order_cmp""",
+    "it is a C function: give the keyword connector a function that opens the connection": "connect_cb resolve_cb",
+    "it loads C libraries; give Python objects as interceptors=[...]": "plugin.library.paths",
+    "it holds settings of topics: put them beside the others": "default_topic_conf default.topic.config",
+    "topics can't be hidden by a client; brokers' ACLs can": "topic.blacklist",
+    "it asks librdkafka what it was built with; every codec is always there": "builtin.features",
+    "brokers are told aioproducer's own name and version": "client.software.name client.software.version",
+    "start an aioproducer.testing.EmbeddedCluster instead": "test.mock.broker.rtt",
+    "values that stand elsewhere are read by your program; pass them as keywords": "config.providers",
+    f"it is Java's own; {_OWN_CONTEXT}": """
+        security.providers ssl.provider ssl.engine.factory.class ssl.secure.random.implementation""",
+    f"it is OpenSSL's own; {_OWN_CONTEXT}": """
+        ssl.providers ssl.engine.location ssl.engine.id ssl_engine_callback_data ssl.curves.list ssl.sigalgs.list
+        ssl.certificate.verify_cb ssl.ca.certificate.stores""",
+    "it is a pointer; give ssl_truststore_certificates": "ssl_ca",
+    "it is a pointer; give ssl_keystore_certificate_chain": "ssl_certificate",
+    "it is a pointer; give ssl_keystore_key": "ssl_key",
+    "it is a Java class; credentials are settings (sasl_plain_username, sasl_plain_password)": "sasl.login.class",
+    "the library renews tickets by itself; set sasl_kerberos_keytab, or run kinit beside the producer": """
+        sasl.kerberos.kinit.cmd sasl.kerberos.min.time.before.relogin sasl.kerberos.ticket.renew.jitter
+        sasl.kerberos.ticket.renew.window.factor""",
+    _TOKENS: """
+        sasl.oauthbearer.config sasl.oauthbearer.assertion.algorithm sasl.oauthbearer.assertion.claim.aud
+        sasl.oauthbearer.assertion.claim.exp.seconds sasl.oauthbearer.assertion.claim.iss
+        sasl.oauthbearer.assertion.claim.jti.include sasl.oauthbearer.assertion.claim.nbf.seconds
+        sasl.oauthbearer.assertion.claim.sub sasl.oauthbearer.assertion.file
+        sasl.oauthbearer.assertion.private.key.file sasl.oauthbearer.assertion.private.key.passphrase
+        sasl.oauthbearer.assertion.private.key.pem sasl.oauthbearer.assertion.template.file
+        sasl.oauthbearer.assertion.jwt.template.file""",
+    "the token endpoint's certificate is checked against the system's, or those of SSL_CERT_FILE": """
+        https.ca.location https.ca.pem""",
+}
+
+
+def _all_keys() -> dict[str, Key]:
+    keys = {}
+    for setting in SETTINGS.values():
+        for name in setting.foreign_names:
+            keys[name] = Key(name, Fate.USED, setting.name)
+    for name, (setting_name, translate) in _TRANSLATED.items():
+        keys[name] = Key(name, Fate.TRANSLATED, setting_name, translate=translate)
+    for name, (values, otherwise, reason) in _FIXED.items():
+        fixed = tuple(values.split()) or ("",)
+        # Who wants no retries wants no duplicates, and would get them from retries without idempotence.
+        never = ("0",) if reason == _RETRIES else ()
+        keys[name] = Key(name, Fate.FIXED, reason=reason, fixed=fixed, otherwise=otherwise, never=never)
+    for fate, table in ((Fate.NOTED, _NOTED), (Fate.REFUSED, _REFUSED)):
+        for reason, names in table.items():
+            for name in names.split():
+                keys[name] = Key(name, fate, reason=reason)
+    return keys
+
+
+KEYS = _all_keys()
+"""By dotted name."""

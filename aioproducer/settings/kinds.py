@@ -1,0 +1,396 @@
+"""The kinds of values a setting can have: how text becomes one, which are refused, how one is shown.
+
+`parse` takes text (of a file, the environment, another client's configuration) and gives what a keyword would
+have been given. `check` takes that and gives what ProducerConfig holds, in seconds and bytes. Both raise
+ValueError with the end of a sentence, which the setting's name and value are put in front of."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from aioproducer.compression import Codec, codec_named
+from aioproducer.types import Secret
+
+DEFAULT_PORT = 9092
+_INTEGER = re.compile(r"[+-]?\d{1,19}")
+_NUMBER = re.compile(r"[+-]?(\d{1,19}(\.\d*)?|\.\d+)")
+_TRUE = ("true", "t", "1")
+_FALSE = ("false", "f", "0")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Any text. Base of the others."""
+
+    def parse(self, text: str) -> Any:
+        """The keyword's value that `text` stands for."""
+        return text
+
+    def check(self, value: Any) -> Any:
+        """The value as ProducerConfig holds it."""
+        if not isinstance(value, str) or not value:
+            raise ValueError("must be a text that is not empty")
+        return value
+
+    def shown(self, value: Any) -> str:
+        """A value of ProducerConfig as a user would have written it."""
+        return str(value)
+
+    @property
+    def described(self) -> str:
+        """Type and unit, for the documentation."""
+        return "str"
+
+
+@dataclass(frozen=True, slots=True)
+class Milliseconds(Kind):
+    """A duration; fractions of a millisecond are fine."""
+
+    above: float | None = None
+    minimum: float = 0
+    per_second: int = 1000
+
+    def parse(self, text: str) -> float:
+        if not _NUMBER.fullmatch(text.strip()):
+            raise ValueError(f"must be a number of {self._unit}, 0 or more")
+        return float(text) if "." in text else int(text)
+
+    def check(self, value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 2**53:
+            raise ValueError(f"must be a number of {self._unit}, 0 or more")
+        if self.above is not None and value <= self.above:
+            raise ValueError(f"must be more than {self.above:g}")
+        if value < self.minimum:
+            raise ValueError(f"must be at least {self.minimum:g}")
+        return value / self.per_second
+
+    def shown(self, value: Any) -> str:
+        return f"{value * self.per_second:.10g}"
+
+    @property
+    def _unit(self) -> str:
+        return "milliseconds" if self.per_second == 1000 else "seconds"
+
+    @property
+    def described(self) -> str:
+        bound = f" > {self.above:g}" if self.above is not None else f" ≥ {self.minimum:g}"
+        return f"float, {'ms' if self.per_second == 1000 else 's'}{bound}"
+
+
+@dataclass(frozen=True, slots=True)
+class IdleTime(Milliseconds):
+    """A duration after which something ends; 0 or None, as in aiokafka, is never."""
+
+    def check(self, value: Any) -> float:
+        return 0.0 if value is None else Milliseconds.check(self, value)
+
+
+@dataclass(frozen=True, slots=True)
+class Fraction(Kind):
+    """A number between two others."""
+
+    minimum: float
+    maximum: float
+
+    def parse(self, text: str) -> float:
+        if not _NUMBER.fullmatch(text.strip()):
+            raise ValueError(f"must be a number from {self.minimum} to {self.maximum}")
+        return float(text)
+
+    def check(self, value: Any) -> float:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not self.minimum <= value <= self.maximum
+        ):
+            raise ValueError(f"must be a number from {self.minimum} to {self.maximum}")
+        return float(value)
+
+    @property
+    def described(self) -> str:
+        return f"float, {self.minimum:g} to {self.maximum:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Count(Kind):
+    """A whole number."""
+
+    minimum: int = 0
+    maximum: int = 2**31 - 1
+    unit: str = ""
+
+    def parse(self, text: str) -> int:
+        if not _INTEGER.fullmatch(text.strip()):
+            raise ValueError(f"must be a whole number from {self.minimum} to {self.maximum}")
+        return int(text)
+
+    def check(self, value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not self.minimum <= value <= self.maximum:
+            raise ValueError(f"must be a whole number from {self.minimum} to {self.maximum}")
+        return value
+
+    @property
+    def described(self) -> str:
+        unit = f", {self.unit}" if self.unit else ""
+        return f"int{unit} ≥ {self.minimum}"
+
+
+@dataclass(frozen=True, slots=True)
+class Level(Kind):
+    """A compression level. Which of them there are is the codec's business."""
+
+    def parse(self, text: str) -> int:
+        return Count(-(2**31)).parse(text)
+
+    def check(self, value: Any) -> Any:
+        return value
+
+    @property
+    def described(self) -> str:
+        return "int"
+
+
+@dataclass(frozen=True, slots=True)
+class Switch(Kind):
+    """On or off."""
+
+    def parse(self, text: str) -> bool:
+        word = text.strip().lower()
+        if word in _TRUE or word in _FALSE:
+            return word in _TRUE
+        raise ValueError("must be true or false")
+
+    def check(self, value: Any) -> bool:
+        if not isinstance(value, bool):
+            raise ValueError("must be True or False")
+        return value
+
+    @property
+    def described(self) -> str:
+        return "bool"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice(Kind):
+    """One of some words, in whatever case."""
+
+    words: tuple[str, ...]
+    others: tuple[tuple[str, str], ...] = ()
+    """Words of other clients that are no choice here, each with what to do instead."""
+
+    def check(self, value: Any) -> str:
+        said = value.strip().lower() if isinstance(value, str) else None
+        for word in self.words:
+            if said == word.lower():
+                return word
+        instead = next((f"; {advice}" for word, advice in self.others if said == word.lower()), "")
+        raise ValueError(f"is not one of {', '.join(self.words)}{instead}")
+
+    @property
+    def described(self) -> str:
+        return ", ".join(f'"{word}"' for word in self.words)
+
+
+@dataclass(frozen=True, slots=True)
+class Words(Kind):
+    """A list of words, or one text in which they are separated."""
+
+    words: tuple[str, ...] = ()
+    """All that there may be; any if empty."""
+    separators: str = ","
+
+    def check(self, value: Any) -> tuple[str, ...]:
+        parts = re.split(f"[{self.separators}\\s]+", value) if isinstance(value, str) else value
+        if not isinstance(parts, list | tuple) or not all(isinstance(part, str) for part in parts):
+            raise ValueError("must be a list of words")
+        known = {word.lower(): word for word in self.words}
+        found = tuple(part.strip() for part in parts if part.strip())
+        if self.words and not all(part.lower() in known for part in found):
+            raise ValueError(f"must be some of {', '.join(self.words)}")
+        if self.words and not found:
+            raise ValueError(f"must name some of {', '.join(self.words)}")
+        return tuple(known.get(part.lower(), part) for part in found)
+
+    def shown(self, value: Any) -> str:
+        return ",".join(value)
+
+    @property
+    def described(self) -> str:
+        return "list of " + (", ".join(f'"{word}"' for word in self.words) if self.words else "str")
+
+
+@dataclass(frozen=True, slots=True)
+class ClientId(Kind):
+    """What brokers take for a client id in their quotas. None is aiokafka's word for a name of the client's own."""
+
+    default: str
+
+    def check(self, value: Any) -> str:
+        if value is None:
+            return self.default
+        if not isinstance(value, str) or not re.fullmatch(r"[a-zA-Z0-9._\- ]*", value):
+            raise ValueError("may hold letters, digits, '.', '_', '-' and blanks only")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class FilePath(Kind):
+    """The path of a file; whether there is one is seen when it is read."""
+
+    def check(self, value: Any) -> str:
+        path = os.fspath(value) if isinstance(value, os.PathLike) else value
+        if not isinstance(path, str) or not path or "\0" in path:
+            raise ValueError("must be the path of a file")
+        return path
+
+    @property
+    def described(self) -> str:
+        return "path"
+
+
+@dataclass(frozen=True, slots=True)
+class Pem(Kind):
+    """Certificates as PEM text."""
+
+    def check(self, value: Any) -> str:
+        if not isinstance(value, str) or "-----BEGIN " not in value:
+            raise ValueError(
+                "must be PEM text (-----BEGIN ...); a path belongs into the setting ..._location"
+            )
+        return value
+
+    def shown(self, value: Any) -> str:
+        return f"{value.count('-----BEGIN ')} PEM blocks"
+
+    @property
+    def described(self) -> str:
+        return "PEM text"
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden(Kind):
+    """A secret."""
+
+    is_pem: bool = False
+
+    def parse(self, text: str) -> Secret:
+        return Secret(text)
+
+    def check(self, value: Any) -> Secret:
+        secret = Secret(value) if isinstance(value, str) else value
+        if not isinstance(secret, Secret) or not secret.reveal():
+            raise ValueError("must be a str or a Secret that is not empty")
+        if self.is_pem and "-----BEGIN " not in secret.reveal():
+            raise ValueError(
+                "must be PEM text (-----BEGIN ...); a path belongs into the setting ssl_key_location"
+            )
+        return secret
+
+    @property
+    def described(self) -> str:
+        return "PEM text, secret" if self.is_pem else "str, secret"
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs(Kind):
+    """Names with values: a mapping, or "name=value,name=value"."""
+
+    def parse(self, text: str) -> dict[str, str]:
+        pairs = {}
+        for part in text.split(","):
+            name, sign, value = part.partition("=")
+            if not name.strip() or not sign:
+                raise ValueError("must be name=value,name=value")
+            pairs[name.strip()] = value.strip()
+        return pairs
+
+    def check(self, value: Any) -> tuple[tuple[str, str], ...]:
+        if not isinstance(value, Mapping) or not all(
+            isinstance(part, str) for pair in value.items() for part in pair
+        ):
+            raise ValueError("must be a mapping of str to str")
+        return tuple(value.items())
+
+    def shown(self, value: Any) -> str:
+        return ",".join(f"{name}={text}" for name, text in value)
+
+    @property
+    def described(self) -> str:
+        return "dict of str"
+
+
+@dataclass(frozen=True, slots=True)
+class Acks(Kind):
+    """How many acknowledgements: 0, 1 or all."""
+
+    def parse(self, text: str) -> str:
+        return text.strip()
+
+    def check(self, value: Any) -> int:
+        if type(value) in (int, str) and value in ("all", -1, "-1"):
+            return -1
+        if type(value) in (int, str) and value in (0, 1, "0", "1"):
+            return int(value)
+        raise ValueError("is not one of 0, 1, 'all'")
+
+    def shown(self, value: Any) -> str:
+        return "all" if value == -1 else str(value)
+
+    @property
+    def described(self) -> str:
+        return '"all", 1, 0'
+
+
+@dataclass(frozen=True, slots=True)
+class Compression(Kind):
+    """A codec by its name."""
+
+    def parse(self, text: str) -> str:
+        return text.strip().lower()
+
+    def check(self, value: Any) -> Codec:
+        return codec_named(value)
+
+    def shown(self, value: Any) -> str:
+        return str(value.name.lower())
+
+    @property
+    def described(self) -> str:
+        return ", ".join(f'"{codec.name.lower()}"' for codec in Codec)
+
+
+@dataclass(frozen=True, slots=True)
+class Servers(Kind):
+    """Bootstrap addresses: "host:port,host:port" or a list of such."""
+
+    def check(self, value: Any) -> tuple[tuple[str, int], ...]:
+        parts = value.split(",") if isinstance(value, str) else value
+        if not isinstance(parts, list | tuple) or not all(isinstance(part, str) for part in parts):
+            raise ValueError("must be 'host:port,host:port' or a list of 'host:port'")
+        servers = tuple(_server(part.strip()) for part in parts if part.strip())
+        if not servers:
+            raise ValueError("is empty; name at least one host:port")
+        return servers
+
+    def shown(self, value: Any) -> str:
+        return ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in value)
+
+    @property
+    def described(self) -> str:
+        return 'str "host:port,host:port" or list'
+
+
+def _server(text: str) -> tuple[str, int]:
+    """`host`, `host:port`, `[v6]:port`, `PROTOCOL://host:port`."""
+    match = re.fullmatch(
+        r"(?:[A-Za-z_0-9]+://)?(?:\[([0-9A-Fa-f:.]+(?:%[\w.\-]+)?)\]|([^\s:/@\[\]]+))(?::(\d{1,5}))?", text
+    )
+    port = int(match[3]) if match and match[3] else DEFAULT_PORT
+    if match is None or not 0 < port < 65536:
+        advice = ", and credentials into sasl_plain_username and sasl_plain_password" if "@" in text else ""
+        raise ValueError(f"holds what is no address; write host:port{advice}")
+    return match[1] or match[2], port

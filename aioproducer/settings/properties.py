@@ -1,0 +1,136 @@
+"""Java's properties files: `key = value` lines as java.util.Properties reads them, with their line numbers.
+
+Comments (# and !), `=`, `:` or blanks between key and value, lines that go on after a backslash, and the escapes
+\\t \\n \\r \\f \\uXXXX. The text is UTF-8 or, where it is not, Latin-1. Errors name file and line and show nothing
+of what stands there."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from aioproducer.errors import ConfigError
+
+MAX_SIZE = 1024 * 1024
+"""Bytes; a properties file is no larger."""
+_ESCAPED = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+_KEY = re.compile(r"(?:\\.|[^\\=:\s])*", re.DOTALL)
+_MALFORMED = re.compile(r"(?<!\\)(?:\\\\)*\\u(?![0-9A-Fa-f]{4})")
+_SEPARATOR = re.compile(r"[ \t\f]*([=:]?)[ \t\f]*")
+
+
+class Property(NamedTuple):
+    """One key with its value."""
+
+    key: str
+    value: str
+    file: str
+    line: int
+    """Where it begins, counted from 1."""
+    has_sign: bool
+    """There is a `=` or `:`, not only a blank or nothing."""
+
+    def __repr__(self) -> str:
+        return f"Property({self.key!r}, <hidden>, {self.file!r}, {self.line})"
+
+
+def read_properties(path: Any) -> list[Property]:
+    """All properties of a file, in order.
+
+    Raises:
+        ConfigError: the file is missing, not readable, no regular file, larger than 1 MiB or no text, or an
+            escape is malformed.
+    """
+    try:
+        name = os.fspath(path)
+    except TypeError:
+        name = None
+    if not isinstance(name, str) or not name or "\0" in name:
+        raise ConfigError(
+            f"from_properties needs the path of a file, not {type(path).__name__}",
+            setting="from_properties",
+            value=None,
+        )
+    text, problem = _text_of(name)
+    if not problem:
+        properties, broken = _parsed(text, name)
+        if not broken:
+            return properties
+        problem = f"\\u in line {broken} must be followed by four hexadecimal digits"
+        del properties
+    # Nothing of the file is left here, nor in an error's context: it may hold passwords.
+    del text
+    raise ConfigError(
+        f"the properties file {name!r} can't be read: {problem}", setting="from_properties", value=name
+    )
+
+
+def _text_of(name: str) -> tuple[str, str]:
+    """The text of a file, or why there is none."""
+    try:
+        mode = Path(name).stat().st_mode
+        # Reading a pipe or a device might never end.
+        if not stat.S_ISREG(mode):
+            return "", "it is a directory" if stat.S_ISDIR(mode) else "it is no regular file"
+        with Path(name).open("rb") as file:
+            data = file.read(MAX_SIZE + 1)
+    except FileNotFoundError:
+        return "", "there is no such file"
+    except OSError as error:
+        return "", error.strerror or type(error).__name__
+    if len(data) > MAX_SIZE:
+        return "", f"it is larger than {MAX_SIZE} bytes"
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        text = data.decode("latin-1")
+    if found := re.search(r"[\x00-\x08\x0e-\x1f\x7f]", text):
+        line = len(re.findall(r"\r\n|\r|\n", text[: found.start()])) + 1
+        return "", f"it is no text (byte {ord(found[0]):#04x} in line {line})"
+    return text, ""
+
+
+def _parsed(text: str, file: str) -> tuple[list[Property], int]:
+    """The properties, and the first line with a malformed escape, or 0."""
+    properties = []
+    for line, logical in _logical_lines(text):
+        key = _KEY.match(logical)
+        assert key is not None, "it matches nothing, too"
+        separator = _SEPARATOR.match(logical, key.end())
+        assert separator is not None, "likewise"
+        value = logical[separator.end() :]
+        if _MALFORMED.search(logical):
+            return [], line
+        properties.append(Property(_unescaped(key[0]), _unescaped(value), file, line, bool(separator[1])))
+    return properties, 0
+
+
+def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Lines with those that they go on in, without comments and empty ones."""
+    whole, began = "", 0
+    for number, natural in enumerate(re.split(r"\r\n|\r|\n", text), 1):
+        line = natural.lstrip(" \t\f")
+        if not began and (not line or line[0] in "#!"):
+            continue
+        began = began or number
+        backslashes = len(line) - len(line.rstrip("\\"))
+        if backslashes % 2:
+            whole += line[:-1]
+            continue
+        yield began, whole + line
+        whole, began = "", 0
+    if began:
+        yield began, whole
+
+
+def _unescaped(text: str) -> str:
+    def character(match: re.Match[str]) -> str:
+        return chr(int(match[1], 16)) if match[1] is not None else _ESCAPED.get(match[2], match[2])
+
+    whole = re.sub(r"\\(?:u([0-9A-Fa-f]{4})|(.))", character, text, flags=re.DOTALL)
+    # Java writes what is beyond the basic plane as two halves.
+    return whole.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -1,0 +1,254 @@
+"""TLS and SASL settings against each other and against `security_protocol`; the JAAS line taken apart.
+
+A setting that would not be used is refused: who set a password and forgot the protocol must hear of it."""
+
+from __future__ import annotations
+
+import re
+
+from aioproducer.errors import ConfigError
+from aioproducer.settings.draft import Draft
+from aioproducer.settings.jaas import JaasEntry, parse_jaas
+from aioproducer.settings.table import SETTINGS
+
+_LOGIN_MODULES = {
+    "PlainLoginModule": ("PLAIN",),
+    "ScramLoginModule": ("SCRAM-SHA-256", "SCRAM-SHA-512"),
+    "OAuthBearerLoginModule": ("OAUTHBEARER",),
+}
+_OPTIONS = {
+    "PlainLoginModule": {"username": "sasl_plain_username", "password": "sasl_plain_password"},
+    "ScramLoginModule": {"username": "sasl_plain_username", "password": "sasl_plain_password"},
+    "OAuthBearerLoginModule": {
+        "clientId": "sasl_oauthbearer_client_credentials_client_id",
+        "clientSecret": "sasl_oauthbearer_client_credentials_client_secret",
+        "scope": "sasl_oauthbearer_scope",
+    },
+}
+_INSTEAD = {
+    "Krb5LoginModule": "set sasl_mechanism='GSSAPI', sasl_kerberos_principal and sasl_kerberos_keytab",
+    "IAMLoginModule": (
+        "set sasl_mechanism='OAUTHBEARER' and sasl_oauth_token_provider=MskIamTokenProvider(region)"
+    ),
+}
+
+
+def settle_security(draft: Draft) -> None:
+    """Settle what `security_protocol`, `ssl_*` and `sasl_*` say together.
+
+    Raises:
+        ConfigError: they contradict each other, or something that is needed was left out.
+    """
+    _take_jaas_apart(draft)
+    protocol = draft["security_protocol"]
+    for prefix, used, fix in (
+        ("ssl_", "SSL" in protocol, "SSL or SASL_SSL"),
+        ("sasl_", "SASL" in protocol, "SASL_SSL"),
+    ):
+        names = [] if used else draft.given(prefix)
+        if names == ["sasl_mechanism"]:
+            # aiokafka has a default for it, which programs hand on whatever the protocol.
+            draft.notes.append(f"{draft.said(names[0])} has no use with {draft.said('security_protocol')}")
+            draft.default("sasl_mechanism", None)
+        elif names:
+            raise ConfigError(
+                f"{names[0]} has no use with {draft.said('security_protocol')}; set security_protocol={fix}, "
+                f"or leave {', '.join(names)} out",
+                setting=names[0],
+                value=None,
+            )
+    if "SSL" in protocol:
+        _settle_tls(draft)
+    if "SASL" in protocol:
+        _settle_mechanism(draft)
+        _look_at_credentials(draft)
+
+
+# -------------------------------------------------------------------------------------------------- TLS
+
+_INSTEAD_OF_EACH_OTHER = (
+    ("ssl_truststore_certificates", "ssl_truststore_location"),
+    ("ssl_keystore_certificate_chain", "ssl_keystore_location", "ssl_certificate_location"),
+    ("ssl_keystore_key", "ssl_keystore_location", "ssl_key_location"),
+)
+_NEEDS = (
+    ("ssl_keystore_key", ("ssl_keystore_certificate_chain", "ssl_certificate_location")),
+    ("ssl_key_location", ("ssl_keystore_certificate_chain", "ssl_certificate_location")),
+    ("ssl_keystore_certificate_chain", ("ssl_keystore_key", "ssl_key_location")),
+    ("ssl_keystore_type", ("ssl_keystore_location",)),
+    ("ssl_keystore_password", ("ssl_keystore_location",)),
+    ("ssl_truststore_type", ("ssl_truststore_location",)),
+    ("ssl_truststore_password", ("ssl_truststore_location",)),
+)
+
+
+def _settle_tls(draft: Draft) -> None:
+    if draft.is_given("ssl_context"):
+        others = [name for name in draft.given("ssl_") if name != "ssl_context"]
+        if others:
+            raise draft.refused(
+                "ssl_context",
+                f"holds everything about TLS; set {others[0]} there and leave {', '.join(others)} out",
+            )
+    for names in _INSTEAD_OF_EACH_OTHER:
+        given = [name for name in names if draft.is_given(name)]
+        if len(given) > 1:
+            raise ConfigError(
+                f"{given[0]} and {given[1]} stand for the same; keep one", setting=given[0], value=None
+            )
+    for name, needed in _NEEDS:
+        if draft.is_given(name) and not any(draft.is_given(other) for other in needed):
+            raise ConfigError(f"{name} needs {' or '.join(needed)}", setting=name, value=None)
+
+
+# -------------------------------------------------------------------------------------------------- SASL
+
+
+def _take_jaas_apart(draft: Draft) -> None:
+    if not draft.is_given("sasl_jaas_config"):
+        return
+    try:
+        entry = parse_jaas(draft["sasl_jaas_config"].reveal())
+        values = _values_of(entry)
+    except ValueError as error:
+        problem = str(error)
+    else:
+        problem = ""
+    if problem:  # outside of the except block: nobody gets at the parser's locals
+        raise draft.refused("sasl_jaas_config", problem)
+    for name, value in values.items():
+        if draft.is_given(name):
+            raise draft.refused("sasl_jaas_config", f"sets {name} as well; keep one")
+        draft.take_from("sasl_jaas_config", name, SETTINGS[name].check(value))
+    mechanisms = _LOGIN_MODULES[entry.module]
+    if draft.is_given("sasl_mechanism"):
+        if draft["sasl_mechanism"] not in mechanisms:
+            raise draft.refused(
+                "sasl_mechanism",
+                f"contradicts {entry.module} in sasl_jaas_config; use {' or '.join(mechanisms)}",
+            )
+    elif len(mechanisms) == 1:
+        draft.derive("sasl_mechanism", mechanisms[0], f"sasl_jaas_config names {entry.module}")
+
+
+def _values_of(entry: JaasEntry) -> dict[str, object]:
+    """The settings that a login module's options stand for."""
+    if entry.module not in _LOGIN_MODULES:
+        known = ", ".join(_LOGIN_MODULES)
+        raise ValueError(_INSTEAD.get(entry.module, f"names a login module other than {known}"))
+    values: dict[str, object] = {}
+    extensions = {}
+    for option, secret in entry.options.items():
+        if name := _OPTIONS[entry.module].get(option):
+            values[name] = secret if SETTINGS[name].is_secret else secret.reveal()
+        elif option == "tokenauth" and entry.module == "ScramLoginModule":
+            values["sasl_scram_token_auth"] = secret.reveal().lower() == "true"
+        elif option.startswith("extension_") and entry.module == "OAuthBearerLoginModule":
+            extensions[option.removeprefix("extension_")] = secret.reveal()
+        elif option.startswith("unsecured"):
+            raise ValueError(
+                "asks for an unsecured token; give sasl_oauth_token_provider a function that makes one"
+            )
+        else:
+            raise ValueError(f"has an option that is not known of {entry.module}: {option}")
+    if extensions:
+        values["sasl_oauthbearer_extensions"] = extensions
+    return values
+
+
+def _settle_mechanism(draft: Draft) -> None:
+    if draft["sasl_mechanism"] is not None:
+        return
+    if draft.is_given("sasl_oauth_token_provider") or draft.is_given("sasl_oauthbearer_token_endpoint_url"):
+        draft.derive("sasl_mechanism", "OAUTHBEARER", "a token's source is set")
+    elif draft["sasl_plain_username"] is not None and not draft.is_given("sasl_jaas_config"):
+        draft.derive("sasl_mechanism", "PLAIN", "sasl_plain_username is set")
+    else:
+        raise ConfigError(
+            f"{draft.said('security_protocol')} needs sasl_mechanism, one of "
+            f"{SETTINGS['sasl_mechanism'].kind.described}",
+            setting="sasl_mechanism",
+            value=None,
+        )
+
+
+def _look_at_credentials(draft: Draft) -> None:
+    mechanism = draft["sasl_mechanism"]
+    if mechanism == "OAUTHBEARER":
+        _look_at_tokens(draft)
+        return
+    others = draft.given("sasl_oauth") + draft.given("sasl_login_")
+    if mechanism == "GSSAPI":
+        others += [name for name in draft.given("sasl_plain_") if name != "sasl_plain_without_tls"]
+        others += draft.given("sasl_credentials")
+    else:
+        others += draft.given("sasl_kerberos_")
+    if others:
+        raise draft.refused("sasl_mechanism", f"has no use for {', '.join(others)}; leave them out")
+    if mechanism == "GSSAPI":
+        return
+    has_name, has_password = (
+        draft[name] is not None for name in ("sasl_plain_username", "sasl_plain_password")
+    )
+    if draft.is_given("sasl_credentials"):
+        if has_name or has_password:
+            raise draft.refused(
+                "sasl_credentials", "gives the user name and the password; leave sasl_plain_... out"
+            )
+    elif not has_name or not has_password:
+        missing = "sasl_plain_password" if has_name else "sasl_plain_username"
+        raise draft.refused(
+            "sasl_mechanism",
+            f"needs sasl_plain_username and sasl_plain_password, or sasl_credentials; {missing} is missing",
+        )
+    if draft["sasl_scram_token_auth"] and not mechanism.startswith("SCRAM"):
+        raise draft.refused("sasl_scram_token_auth", "belongs to SCRAM-SHA-256 and SCRAM-SHA-512")
+    if mechanism == "PLAIN" and draft["security_protocol"] == "SASL_PLAINTEXT":
+        if not draft["sasl_plain_without_tls"]:
+            raise draft.refused(
+                "sasl_mechanism",
+                f"with {draft.said('security_protocol')} sends the password in clear text; use "
+                "security_protocol=SASL_SSL, or allow it with sasl_plain_without_tls=True",
+            )
+
+
+def _look_at_tokens(draft: Draft) -> None:
+    url = draft["sasl_oauthbearer_token_endpoint_url"]
+    has_provider = draft.is_given("sasl_oauth_token_provider")
+    passwords = [name for name in draft.given("sasl_plain_") if name != "sasl_plain_without_tls"]
+    passwords += draft.given("sasl_credentials") + draft.given("sasl_kerberos_")
+    if passwords:
+        raise draft.refused("sasl_mechanism", f"has no use for {', '.join(passwords)}; leave them out")
+    if has_provider:
+        if others := [
+            name
+            for name in draft.given("sasl_oauthbearer_")
+            if name not in ("sasl_oauthbearer_extensions", "sasl_oauthbearer_scope")
+        ]:
+            raise draft.refused(
+                "sasl_oauth_token_provider", f"makes the tokens; leave {', '.join(others)} out"
+            )
+        return
+    if url is None:
+        raise draft.refused(
+            "sasl_mechanism", "needs sasl_oauth_token_provider, or sasl_oauthbearer_token_endpoint_url"
+        )
+    _check_url(draft, url)
+    for name in (
+        "sasl_oauthbearer_client_credentials_client_id",
+        "sasl_oauthbearer_client_credentials_client_secret",
+    ):
+        if draft[name] is None:
+            raise ConfigError(f"sasl_oauthbearer_token_endpoint_url needs {name}", setting=name, value=None)
+
+
+def _check_url(draft: Draft, url: str) -> None:
+    match = re.fullmatch(r"(?i)(https?)://(\[[0-9a-f:.]+\]|[^\s/:@?#\[\]]+)(:\d{1,5})?(/\S*|\?\S*)?", url)
+    local = match is not None and match[2].lower() in ("localhost", "127.0.0.1", "[::1]")
+    if match is None or (match[1].lower() == "http" and not local):
+        raise ConfigError(
+            "sasl_oauthbearer_token_endpoint_url must be https://host/path, without a user name or password in it "
+            "(http:// for localhost only)",
+            setting="sasl_oauthbearer_token_endpoint_url",
+            value=None,
+        )

@@ -1,0 +1,241 @@
+"""Settings from a mapping, the environment or a Java properties file, under anybody's names, as keywords.
+
+Text becomes what each setting is; what `ProducerConfig.of` checks, it checks here as anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from aioproducer.errors import ConfigError
+from aioproducer.settings.draft import EXPLICIT
+from aioproducer.settings.keys import Fate, Key
+from aioproducer.settings.names import key_named, unknown_key, unknown_keyword
+from aioproducer.settings.properties import read_properties
+from aioproducer.settings.table import SETTINGS, shown_value
+from aioproducer.types import Secret
+
+_NOT_SETTINGS = ("AIOPRODUCER_CACHE_DIR", "AIOPRODUCER_TEST_SLOWNESS")
+"""Variables of `aioproducer.testing` and of the tests."""
+
+_LEFT_OUT = object()
+"""The value of a key that asks for the default."""
+
+
+class Entry(NamedTuple):
+    """One key and its value as they stand somewhere."""
+
+    key: str
+    value: Any
+    origin: str
+    """Where that is: "explicit", "environment NAME", "FILE:LINE"."""
+    may_be_no_name: bool = False
+    """What stands in the place of the key may be something else, even half a password."""
+
+
+class Sourced(NamedTuple):
+    """Keywords of `Producer` with where they come from."""
+
+    settings: dict[str, Any]
+    origins: dict[str, str]
+    notes: tuple[str, ...] = ()
+    """What the log should say of settings that change nothing."""
+
+
+def entries_of_mapping(mapping: Any) -> list[Entry]:
+    """What stands in a mapping by keyword, Java's or librdkafka's name.
+
+    Raises:
+        ConfigError: it is no mapping, or a key is no text.
+    """
+    if not isinstance(mapping, Mapping):
+        raise _no_source(f"from_config needs a mapping of settings, not {type(mapping).__name__}")
+    strange = {type(key).__name__ for key in mapping if not isinstance(key, str)}
+    if strange:
+        del mapping  # no traceback of ours shows what it holds
+        raise _no_source(f"a setting's name must be a str, not {sorted(strange)[0]}")
+    return [_entry(key, value, EXPLICIT) for key, value in mapping.items()]
+
+
+def entries_of_environment(prefix: Any, environ: Mapping[str, str]) -> list[Entry]:
+    """What stands in variables like AIOPRODUCER_LINGER_MS.
+
+    Raises:
+        ConfigError: the prefix is empty, which would take every variable for a setting.
+    """
+    if not isinstance(prefix, str) or not prefix:
+        del environ
+        raise _no_source(f"prefix={prefix!r} must be the text that the names of all settings begin with")
+    return [
+        _entry(name.removeprefix(prefix).lower(), value, f"environment {name}")
+        for name, value in sorted(environ.items())
+        if name.startswith(prefix) and name not in _NOT_SETTINGS
+    ]
+
+
+def entries_of_file(path: Any) -> list[Entry]:
+    """What stands in a properties file as Java's clients read it.
+
+    Raises:
+        ConfigError: the file can't be read, or is none.
+    """
+    entries = []
+    for found in read_properties(path):
+        key = key_named(found.key)
+        is_secret = key is not None and bool(key.setting) and SETTINGS[key.setting].is_secret
+        # As Java does it (ConfigDef.parseType): blanks behind a password are no part of it.
+        value = found.value.strip() if is_secret else found.value
+        entries.append(_entry(found.key, value, f"{found.file}:{found.line}", not found.has_sign))
+    return entries
+
+
+def _entry(key: str, value: Any, origin: str, may_be_no_name: bool = False) -> Entry:
+    known = key_named(key)
+    if known is None or known.fate is Fate.REFUSED:
+        value = None  # it is of no use any more, and who knows what it is
+    elif known.setting:
+        value = kept_hidden(known.setting, value)
+    return Entry(key, value, origin, may_be_no_name)
+
+
+def kept_hidden(name: str, value: Any) -> Any:
+    """The value of a keyword, wrapped if it is a secret's text: no traceback of ours has it as a local."""
+    return Secret(value) if isinstance(value, str) and SETTINGS[name].is_secret else value
+
+
+def check_keywords(keywords: dict[str, Any]) -> None:
+    """Wrap the secrets among keywords of `Producer`, in place.
+
+    Raises:
+        ConfigError: there is no such keyword. All of them are dropped: a misspelt one may be a password's.
+    """
+    for name in keywords:
+        if name not in SETTINGS:
+            keywords.clear()
+            raise unknown_keyword(name)
+    for name, value in keywords.items():
+        keywords[name] = kept_hidden(name, value)
+
+
+def _no_source(problem: str) -> ConfigError:
+    return ConfigError(problem, setting="", value=None)
+
+
+# ---------------------------------------------------------------------------------------------- name by name
+
+
+def resolve(entries: Iterable[Entry], overrides: Mapping[str, Any]) -> Sourced:
+    """The keywords that entries stand for. Overrides, keywords themselves, win over them.
+
+    Raises:
+        ConfigError: a key is unknown or refused, a value malformed, or one setting has two values.
+    """
+    settings: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    given_as: dict[str, Entry] = {}
+    notes = []
+    for entry in entries:
+        key = key_named(entry.key)
+        if key is None:
+            raise _unknown(entry)
+        _refuse_what_can_not_be(key, entry)
+        if note := _note(key, entry):
+            notes.append(note)
+        if not key.setting or (value := _keyword_value(key, entry)) is _LEFT_OUT:
+            continue
+        if key.setting in settings and not _same(key.setting, settings[key.setting], value):
+            raise _contradiction(key.setting, given_as[key.setting], entry)
+        settings[key.setting] = value
+        given_as[key.setting] = entry
+        origins[key.setting] = _origin(key, entry)
+    for name, value in overrides.items():
+        settings[name] = value
+        origins.pop(name, None)
+    return Sourced(settings, origins, tuple(notes))
+
+
+def _same(name: str, first: Any, second: Any) -> bool:
+    """Whether two values of a keyword mean the same, like "all" and -1."""
+    check = SETTINGS[name].kind.check
+    try:
+        return bool(check(first) == check(second))
+    except ValueError:
+        return bool(first == second)
+
+
+def _unknown(entry: Entry) -> ConfigError:
+    if entry.may_be_no_name:
+        return ConfigError(
+            f"{entry.origin}: this line has no '=' and is no setting; did the line before it end with a backslash?",
+            setting="from_properties",
+            value=None,
+        )
+    return unknown_key(entry.key, _place(entry))
+
+
+def _keyword_value(key: Key, entry: Entry) -> Any:
+    """The value of the keyword that the entry sets."""
+    setting = SETTINGS[key.setting]
+    try:
+        value = entry.value
+        if key.translate is not None and (value := key.translate(value)) is None:
+            return _LEFT_OUT
+        if isinstance(value, str):
+            value = setting.kind.parse(value)
+    except ValueError as error:
+        problem = str(error)
+    else:
+        return value
+    shown = shown_value(entry.value)
+    fact = entry.value
+    if setting.hides_value or "@" in shown:
+        shown, fact = "<hidden>", None
+    raise ConfigError(f"{_place(entry)}{entry.key}={shown} {problem}", setting=key.setting, value=fact)
+
+
+def _refuse_what_can_not_be(key: Key, entry: Entry) -> None:
+    if key.fate is Fate.REFUSED:
+        raise ConfigError(
+            f"{_place(entry)}{entry.key} can't be used: {key.reason}", setting=entry.key, value=None
+        )
+    if key.fate is Fate.FIXED:
+        said = _said(entry)
+        if said not in key.fixed and (key.otherwise is Fate.REFUSED or said in key.never):
+            shown = said if len(said) <= 60 and "@" not in said else "..."
+            raise ConfigError(
+                f"{_place(entry)}{entry.key}={shown} can't be used: {key.reason}",
+                setting=entry.key,
+                value=entry.value,
+            )
+
+
+def _note(key: Key, entry: Entry) -> str | None:
+    if key.fate is Fate.NOTED or (key.fate is Fate.FIXED and _said(entry) not in key.fixed):
+        where = "" if entry.origin == EXPLICIT else f" ({entry.origin})"
+        return f"{entry.key}{where} changes nothing: {key.reason}"
+    return None
+
+
+def _said(entry: Entry) -> str:
+    """The value as text, to be compared with those that are accepted."""
+    value = entry.value
+    return str(value).strip().lower() if isinstance(value, str | int | float) else repr(type(value))
+
+
+def _contradiction(setting: str, first: Entry, second: Entry) -> ConfigError:
+    names = " and ".join(
+        entry.key if entry.origin == EXPLICIT else f"{entry.key} ({entry.origin})"
+        for entry in (first, second)
+    )
+    return ConfigError(
+        f"{names} both set {setting}, to different values; keep one", setting=setting, value=None
+    )
+
+
+def _place(entry: Entry) -> str:
+    return "" if entry.origin == EXPLICIT else f"{entry.origin}: "
+
+
+def _origin(key: Key, entry: Entry) -> str:
+    same = entry.key.replace(".", "_") == key.setting
+    return entry.origin if same else f"{entry.origin} as {entry.key}"

@@ -1,0 +1,507 @@
+"""from_config, from_env and from_properties: anybody's names, text and typed values, origins and errors."""
+
+from __future__ import annotations
+
+import logging
+import os
+import struct
+import uuid
+
+import pytest
+
+from aioproducer import ConfigError, Producer
+from aioproducer.compression import Codec
+from aioproducer.settings.java import SERIALIZERS
+from aioproducer.settings.table import SETTINGS
+from aioproducer.testing import EmbeddedCluster
+from aioproducer.types import Secret
+
+
+def properties(tmp_path, text):
+    path = tmp_path / "client.properties"
+    path.write_text(text)
+    return path
+
+
+# -------------------------------------------------------------------------------------------------- from_config
+
+
+def test_the_same_settings_under_java_librdkafka_and_own_names():
+    java = {
+        "bootstrap.servers": "a:1,b:2",
+        "acks": "1",
+        "enable.idempotence": "false",
+        "linger.ms": "20",
+        "max.request.size": "2000000",
+        "buffer.memory": "33554432",
+        "compression.type": "zstd",
+        "compression.zstd.level": "5",
+        "delivery.timeout.ms": "60000",
+        "request.timeout.ms": "20000",
+        "max.in.flight.requests.per.connection": "3",
+        "partitioner.class": "org.apache.kafka.clients.producer.RoundRobinPartitioner",
+        "metadata.max.age.ms": "60000",
+    }
+    librdkafka = {
+        "metadata.broker.list": "a:1,b:2",
+        "request.required.acks": 1,
+        "enable.idempotence": False,
+        "queue.buffering.max.ms": 20.0,
+        "message.max.bytes": 2000000,
+        "queue.buffering.max.kbytes": 32768,
+        "compression.codec": "zstd",
+        "compression.level": 5,
+        "message.timeout.ms": 60000,
+        "socket.timeout.ms": 20000,
+        "max.in.flight": 3,
+        "partitioner": "round_robin",
+        "topic.metadata.refresh.interval.ms": 60000,
+    }
+    own = {
+        "bootstrap_servers": ["a:1", "b:2"],
+        "acks": 1,
+        "enable_idempotence": False,
+        "linger_ms": 20,
+        "max_request_size": 2000000,
+        "buffer_memory": 33554432,
+        "compression_type": "zstd",
+        "compression_level": 5,
+        "delivery_timeout_ms": 60000,
+        "request_timeout_ms": 20000,
+        "max_in_flight_requests_per_connection": 3,
+        "partitioner": "round_robin",
+        "metadata_max_age_ms": 60000,
+    }
+    underscored = {name.replace(".", "_"): value for name, value in librdkafka.items()}
+
+    expected = Producer(**own).config
+
+    for mapping in (java, librdkafka, own, underscored):
+        assert Producer.from_config(mapping).config == expected
+
+
+SAMPLES = {
+    "bootstrap_servers": ("b:9093", (("b", 9093),)),
+    "client_id": ("orders", "orders"),
+    "acks": ("-1", -1),
+    "compression_type": ("LZ4", Codec.LZ4),
+    "partitioner": ("consistent", "consistent"),
+    "metadata_recovery_strategy": ("NONE", "none"),
+    "security_protocol": ("ssl", "SSL"),
+    "delivery_timeout_ms": ("170000.5", 170.0005),
+    "sasl_mechanism": ("plain", "PLAIN"),
+    "ssl_enabled_protocols": ("TLSv1.3", ("TLSv1.3",)),
+    "sasl_oauthbearer_token_endpoint_url": ("https://id/t", "https://id/t"),
+    "sasl_login_refresh_window_factor": ("0.9", 0.9),
+    "sasl_login_refresh_window_jitter": ("0.1", 0.1),
+    "max_in_flight_requests_per_connection": ("4", 4),
+    "transactional_id": ("orders", "orders"),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        (name, key)
+        for name, setting in SETTINGS.items()
+        for key in (name, *setting.foreign_names)
+        if setting.field
+        and not name.startswith(("ssl_", "sasl_"))
+        and setting.kind.parse.__qualname__ != "Code.parse"
+        and name not in ("interceptors", "key_serializer", "value_serializer", "compression_level")
+    ],
+)
+def test_text_under_any_name_becomes_the_settings_own_type(name, key):
+    kind = type(SETTINGS[name].kind).__name__
+    default = {
+        "Milliseconds": ("20000.5", 20.0005),
+        "IdleTime": ("20000.5", 20.0005),
+        "Count": ("20001", 20001),
+        "Switch": ("True", True),
+    }
+    text, value = SAMPLES.get(name) or default[kind]
+
+    config = Producer.from_config({key: text}).config
+
+    assert getattr(config, SETTINGS[name].field) == value
+    assert config.origin(name) == ("explicit" if key.replace(".", "_") == name else f"explicit as {key}")
+
+
+@pytest.mark.parametrize("text", ["true", "TRUE", "t", "1", " true "])
+def test_switches_that_are_on(text):
+    assert Producer.from_config({"allow.auto.create.topics": text}).config.allow_auto_create_topics
+
+
+@pytest.mark.parametrize("text", ["false", "False", "f", "0"])
+def test_switches_that_are_off(text):
+    assert not Producer.from_config({"allow.auto.create.topics": text}).config.allow_auto_create_topics
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "problem"),
+    [
+        ("linger.ms", "soon", "linger.ms='soon' must be a number of milliseconds, 0 or more"),
+        ("linger.ms", "-1", "linger_ms=-1 must be a number of milliseconds, 0 or more"),
+        ("linger.ms", "", "linger.ms='' must be a number"),
+        ("linger.ms", None, "linger_ms=None must be a number"),
+        ("queue.buffering.max.ms", "1s", "queue.buffering.max.ms='1s' must be a number of milliseconds"),
+        ("batch.size", "1e6", "batch.size='1e6' must be a whole number"),
+        ("enable.idempotence", "yes", "enable.idempotence='yes' must be true or false"),
+        ("value.serializer", "com.example.Avro", "has no counterpart in Python; give a function"),
+        ("interceptor.classes", "com.example.Trace", "give Python objects as the keyword interceptors"),
+        ("connector", "socks5://x", "can't be given as text; it must be async f(host, port)"),
+        ("partitioner.class", "com.example.ByRegion", "is not one of murmur2"),
+        ("ssl.truststore.type", "JKS", "keytool -importkeystore"),
+    ],
+)
+def test_a_malformed_value_is_refused_under_the_name_that_the_user_gave(key, value, problem):
+    with pytest.raises(ConfigError) as raised:
+        Producer.from_config({key: value})
+
+    assert problem in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("linger.mss", "did you mean linger.ms?"),
+        ("bootstrap.server", "did you mean bootstrap.servers?"),
+        ("queue.buffering.max.message", "did you mean queue.buffering.max.messages?"),
+        ("lingerms", "did you mean linger_ms?"),
+        ("LINGER_MS", "did you mean linger_ms?"),
+        ("sasl.pasword", "did you mean sasl.password?"),
+        ("ssl_cafile", "use ssl_truststore_location"),
+        ("nothing.like.it.at.all.anywhere", "docs/configuration.md lists all"),
+        ("two words", "there is no setting (a text that is no name)"),
+        ("", "there is no setting (a text that is no name)"),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_one_that_was_meant(key, meant):
+    with pytest.raises(ConfigError) as raised:
+        Producer.from_config({key: "hunter2"})
+
+    assert meant in str(raised.value)
+    assert raised.value.setting == key
+    assert "hunter2" not in str(raised.value)
+
+
+def test_two_names_of_one_setting_agree_or_are_refused():
+    agreed = Producer.from_config(
+        {"acks": "all", "request.required.acks": -1, "linger.ms": "5", "queue.buffering.max.ms": 5.0}
+    )
+
+    assert agreed.config.acks == -1
+    with pytest.raises(
+        ConfigError, match=r"acks and request\.required\.acks both set acks, to different values"
+    ):
+        Producer.from_config({"acks": "all", "request.required.acks": 1})
+    with pytest.raises(
+        ConfigError, match=r"both set sasl_plain_password, to different values; keep one"
+    ) as raised:
+        Producer.from_config({"sasl.password": "hunter2", "sasl_plain_password": "hunter3"})
+    assert "hunter" not in str(raised.value)
+
+
+def test_overrides_are_keywords_and_win():
+    config = Producer.from_config(
+        {"request.required.acks": "1", "linger.ms": "7"}, acks="all", value_serializer=str.encode
+    ).config
+
+    assert (config.acks, config.linger, config.value_serializer) == (-1, 0.007, str.encode)
+    assert [config.origin(name) for name in ("acks", "linger_ms", "client_id")] == [
+        "explicit",
+        "explicit",
+        "default",
+    ]
+    with pytest.raises(ConfigError, match="linger_ms='5' must be a number"):
+        Producer.from_config({}, linger_ms="5")
+    with pytest.raises(ConfigError, match="Producer has no setting lingerms; did you mean linger_ms"):
+        Producer.from_config({}, lingerms=5)
+
+
+@pytest.mark.parametrize("mapping", [None, "acks=1", [("acks", 1)], 5])
+def test_what_is_no_mapping_is_refused(mapping):
+    with pytest.raises(ConfigError, match="from_config needs a mapping of settings, not"):
+        Producer.from_config(mapping)
+
+
+def test_a_name_that_is_no_text_is_refused():
+    with pytest.raises(ConfigError, match="a setting's name must be a str, not int"):
+        Producer.from_config({5: "hunter2"})
+
+
+def test_the_mapping_is_left_as_it_is():
+    mapping = {"sasl.username": "svc", "sasl.password": "pw", "security.protocol": "SASL_SSL", "retries": "3"}
+    before = dict(mapping)
+
+    Producer.from_config(mapping, sasl_mechanism="PLAIN")
+
+    assert mapping == before
+
+
+def test_a_subclass_is_built_by_its_own_constructor():
+    class Orders(Producer):
+        def __init__(self, bootstrap_servers: str, *, client_id: str = "x", **settings: object) -> None:
+            super().__init__(bootstrap_servers, client_id=client_id + ".orders", **settings)
+
+    producer = Orders.from_config({"metadata.broker.list": "a:1", "client.id": "eu", "linger.ms": "7"})
+
+    assert type(producer) is Orders
+    assert producer.config.client_id == "eu.orders"
+    assert producer.config.origin("bootstrap_servers") == "explicit as metadata.broker.list"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("String", "é", "é".encode()),
+        ("Short", -2, struct.pack(">h", -2)),
+        ("Integer", 258, b"\0\0\1\2"),
+        ("Long", 258, b"\0\0\0\0\0\0\1\2"),
+        ("Float", 1.5, struct.pack(">f", 1.5)),
+        ("Double", 1.5, struct.pack(">d", 1.5)),
+        ("Boolean", True, b"\1"),
+        ("UUID", uuid.UUID(int=1), b"00000000-0000-0000-0000-000000000001"),
+    ],
+)
+def test_javas_serializers_have_counterparts(name, value, expected):
+    path = f"org.apache.kafka.common.serialization.{name}Serializer"
+
+    config = Producer.from_config({"key.serializer": path, "value.serializer": path}).config
+
+    assert config.key_serializer(value) == expected
+    assert config.value_serializer(None) is None, "a tombstone stays one"
+
+
+@pytest.mark.parametrize("name", ["ByteArray", "Bytes", "ByteBuffer"])
+def test_javas_serializers_of_bytes_cost_nothing(name):
+    path = f"org.apache.kafka.common.serialization.{name}Serializer"
+
+    assert path in SERIALIZERS
+    assert Producer.from_config({"value.serializer": path}).config.value_serializer is None
+
+
+# ----------------------------------------------------------------------------------------------------- from_env
+
+
+def test_settings_from_the_environment():
+    environ = {
+        "AIOPRODUCER_BOOTSTRAP_SERVERS": "a:1",
+        "AIOPRODUCER_LINGER_MS": "7.5",
+        "AIOPRODUCER_MESSAGE_TIMEOUT_MS": "60000",
+        "AIOPRODUCER_ENABLE_IDEMPOTENCE": "true",
+        "PATH": "/bin",
+        "OTHER_LINGER_MS": "9",
+    }
+
+    config = Producer.from_env(environ=environ).config
+
+    assert (config.bootstrap_servers, config.linger, config.delivery_timeout) == ((("a", 1),), 0.0075, 60)
+    assert config.origin("linger_ms") == "environment AIOPRODUCER_LINGER_MS"
+    assert (
+        config.origin("delivery_timeout_ms")
+        == "environment AIOPRODUCER_MESSAGE_TIMEOUT_MS as message_timeout_ms"
+    )
+    assert "linger_ms = 7.5 (environment AIOPRODUCER_LINGER_MS)" in str(config)
+
+
+def test_the_processs_own_environment_is_the_default(monkeypatch):
+    monkeypatch.setenv("AIOPRODUCER_CLIENT_ID", "orders")
+    monkeypatch.setenv("ORDERS_CLIENT_ID", "others")
+
+    assert Producer.from_env().config.client_id == "orders"
+    assert Producer.from_env("ORDERS_").config.client_id == "others"
+    assert Producer.from_env(prefix="ORDERS_", client_id="mine").config.client_id == "mine"
+
+
+def test_variables_of_the_test_tools_are_no_settings():
+    environ = {"AIOPRODUCER_CACHE_DIR": "/cache", "AIOPRODUCER_TEST_SLOWNESS": "5"}
+
+    assert Producer.from_env(environ=environ).config == Producer().config
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "problem"),
+    [
+        (
+            "AIOPRODUCER_LINGER_MS",
+            "soon",
+            "environment AIOPRODUCER_LINGER_MS: linger_ms='soon' must be a number",
+        ),
+        ("AIOPRODUCER_LINGER_MS", "", "environment AIOPRODUCER_LINGER_MS: linger_ms='' must be a number"),
+        ("AIOPRODUCER_ACKS", "2", "acks='2' (environment AIOPRODUCER_ACKS) is not one of 0, 1, 'all'"),
+        (
+            "AIOPRODUCER_LINGERMS",
+            "5",
+            "environment AIOPRODUCER_LINGERMS: there is no setting lingerms; did you mean linger_ms",
+        ),
+        (
+            "AIOPRODUCER_GROUP_ID",
+            "x",
+            "environment AIOPRODUCER_GROUP_ID: group_id can't be used: it belongs to consumers",
+        ),
+        (
+            "AIOPRODUCER_SASL_PASSWORD",
+            "hunter2",
+            "sasl_plain_password has no use with security_protocol=PLAINTEXT",
+        ),
+    ],
+)
+def test_an_error_names_the_variable(variable, value, problem):
+    with pytest.raises(ConfigError) as raised:
+        Producer.from_env(environ={variable: value})
+
+    assert problem in str(raised.value)
+    assert "hunter2" not in str(raised.value)
+
+
+@pytest.mark.parametrize("prefix", ["", None, 5])
+def test_an_empty_prefix_is_refused(prefix):
+    with pytest.raises(ConfigError, match="must be the text that the names of all settings begin with"):
+        Producer.from_env(prefix)
+
+
+# ----------------------------------------------------------------------------------------------- from_properties
+
+CLIENT_PROPERTIES = """\
+# What the platform team hands out.
+bootstrap.servers = broker-1.example.com:9093,\\
+                    broker-2.example.com:9093
+security.protocol=SASL_SSL
+sasl.mechanism=SCRAM-SHA-512
+sasl.jaas.config=org.apache.kafka.common.security.scram.ScramLoginModule required \\
+    username="svc" \\
+    password="correct horse \\\\"battery\\\\" staple";
+ssl.truststore.type=PEM
+ssl.truststore.location=/etc/ssl/kafka.pem
+ssl.endpoint.identification.algorithm=https
+send.buffer.bytes=131072
+"""
+
+
+def test_javas_own_file_is_taken_as_it_is(tmp_path, caplog):
+    path = properties(tmp_path, CLIENT_PROPERTIES)
+
+    with caplog.at_level(logging.WARNING, "aioproducer"):
+        config = Producer.from_properties(path).config
+
+    assert config.bootstrap_servers == (("broker-1.example.com", 9093), ("broker-2.example.com", 9093))
+    assert (config.security_protocol, config.sasl_mechanism) == ("SASL_SSL", "SCRAM-SHA-512")
+    assert (config.sasl_plain_username, config.sasl_plain_password) == (
+        "svc",
+        Secret('correct horse "battery" staple'),
+    )
+    assert config.ssl_truststore_location == "/etc/ssl/kafka.pem"
+    assert config.origin("sasl_mechanism") == f"{path}:5"
+    assert config.origin("sasl_plain_password") == f"{path}:6"
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert f"send.buffer.bytes ({path}:12) changes nothing" in warning
+    assert f"bootstrap_servers = broker-1.example.com:9093,broker-2.example.com:9093 ({path}:2)" in str(
+        config
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("acks=all\nlinger.ms=soon\n", "{path}:2: linger.ms='soon' must be a number of milliseconds"),
+        ("\n\nlinger.ms=-5\n", "linger_ms=-5 ({path}:3) must be a number of milliseconds"),
+        ("lingerms=5\n", "{path}:1: there is no setting lingerms; did you mean linger_ms?"),
+        ("a\n", "{path}:1: this line has no '=' and is no setting"),
+        ("=5\n", "{path}:1: there is no setting (a text that is no name)"),
+        ("group.id=orders\n", "{path}:1: group.id can't be used: it belongs to consumers; leave it out"),
+        (
+            "acks=1\nacks=all\n",
+            "acks ({path}:1) and acks ({path}:2) both set acks, to different values; keep one",
+        ),
+        (
+            "acks=1\nenable.idempotence=true\n",
+            "acks=1 ({path}:1) contradicts enable_idempotence=True ({path}:2), which needs acks='all'",
+        ),
+        (
+            "delivery.timeout.ms=1000\nsocket.timeout.ms=5000",
+            "delivery_timeout_ms=1000 ({path}:1) is shorter than linger_ms=5 + "
+            "request_timeout_ms=5000 ({path}:2 as socket.timeout.ms)",
+        ),
+        (
+            "ssl.endpoint.identification.algorithm=\n",
+            "{path}:1: ssl.endpoint.identification.algorithm= can't be used",
+        ),
+    ],
+)
+def test_an_error_names_file_and_line(text, problem, tmp_path):
+    path = properties(tmp_path, text)
+
+    with pytest.raises(ConfigError) as raised:
+        Producer.from_properties(path)
+
+    assert problem.format(path=path) in str(raised.value)
+
+
+def test_half_a_password_in_the_place_of_a_key_is_not_shown(tmp_path):
+    text = 'sasl.jaas.config=x.PlainLoginModule required username="svc"\n  "hunter2";\n  hunter2\n  hunter2 hunter2\n'
+
+    with pytest.raises(ConfigError, match="did the line before it end with a backslash") as raised:
+        Producer.from_properties(properties(tmp_path, text))
+
+    assert "hunter2" not in str(raised.value)
+
+
+def test_blanks_behind_a_password_are_no_part_of_it_as_in_java(tmp_path):
+    text = "security.protocol=SASL_SSL\nsasl.mechanism=PLAIN\nsasl.username=svc\nsasl.password=pw  \n"
+
+    assert Producer.from_properties(properties(tmp_path, text)).config.sasl_plain_password == Secret("pw")
+
+
+def test_overrides_win_over_the_file(tmp_path):
+    path = properties(
+        tmp_path, "value.serializer=org.apache.kafka.common.serialization.LongSerializer\nacks=1\n"
+    )
+
+    config = Producer.from_properties(str(path), acks="all", value_serializer=None).config
+
+    assert (config.acks, config.value_serializer) == (-1, None)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"missing\.properties' can't be read: there is no such file"):
+        Producer.from_properties(tmp_path / "missing.properties")
+
+
+def test_a_relative_path_is_read_from_the_working_directory(tmp_path, monkeypatch):
+    properties(tmp_path, "client.id=orders\n")
+    monkeypatch.chdir(tmp_path)
+
+    config = Producer.from_properties("client.properties").config
+
+    assert config.client_id == "orders"
+    assert config.origin("client_id") == "client.properties:1"
+    assert not os.path.isabs("client.properties")
+
+
+@pytest.mark.parametrize("name", ["derived.properties", "explicit.properties", "default"])
+def test_a_files_name_is_not_taken_for_an_origin(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).write_text("acks=1\nenable.idempotence=true\n")
+
+    with pytest.raises(ConfigError) as raised:
+        Producer.from_properties(name)
+
+    assert f"acks=1 ({name}:1) contradicts enable_idempotence=True ({name}:2)" in str(raised.value)
+
+
+# ------------------------------------------------------------------------------------------------- it works
+
+
+async def test_a_producer_from_another_clients_configuration_sends():
+    async with EmbeddedCluster(topics={"orders": 1}) as cluster:
+        settings = {
+            "metadata.broker.list": cluster.bootstrap_servers,
+            "queue.buffering.max.ms": "0",
+            "compression.codec": "gzip",
+            "message.send.max.retries": "5",
+        }
+        async with Producer.from_config(settings, value_serializer=str.encode) as producer:
+            await producer.send_and_wait("orders", "7")
+
+        assert [record.value for record in cluster.records("orders")] == [b"7"]
