@@ -317,6 +317,8 @@ cdef class Batch:
     """Deliveries that were thrown away before anybody looked at their result."""
     cdef public bint is_due
     """It has lingered, or somebody waits for it alone: it is sent although it is open."""
+    cdef list parts
+    """Once it was split: (first index, Batch), ascending. Its deliveries move on to the part that holds their record."""
 
     def __init__(self, PartitionQueue queue, loop, Py_ssize_t capacity, Py_ssize_t limit):
         # Both in bytes of records, the batch's header not counted.
@@ -407,7 +409,7 @@ cdef class Batch:
 
     def end_record(self, Delivery delivery, error, bint withdraw):
         """End one delivery alone with `error`. With `withdraw` its record is left out when the batch is sent."""
-        assert delivery.state == PENDING and not self.is_done
+        assert delivery.state == PENDING and delivery.batch is self and not self.is_done
         if self.record_errors is None:
             self.record_errors = {}
         self.record_errors[delivery.index] = error
@@ -419,35 +421,38 @@ cdef class Batch:
     def leave_out_withdrawn(self):
         """Build the records anew without those that were withdrawn; before the first attempt only."""
         cdef RecordsBuffer old = self.buffer
-        cdef RecordsBuffer new = RecordsBuffer(old.size)
         cdef set left_out = set(self.withdrawn)
-        cdef const char* at = old.data
-        cdef const char* after
-        cdef char* to = new.data
-        cdef int64_t body, delta, number
-        cdef int index, kept = 0
         assert not self.is_open
-        self.max_timestamp = -1
-        for index in range(self.record_count):
-            at = get_varint(at, &body)
-            after = at + body
-            if index not in left_out:
-                at = get_varint(at + 1, &delta)      # behind the attributes
-                at = get_varint(at, &number)
-                body = 1 + varint_size(delta) + varint_size(kept) + (after - at)
-                # Offset deltas only get smaller, so everything fits into as many bytes as before.
-                to = put_varint(to, body)
-                to[0] = 0
-                to = put_varint(to + 1, delta)
-                to = put_varint(to, kept)
-                memcpy(to, at, after - at)
-                to += after - at
-                kept += 1
-                self.max_timestamp = max(self.max_timestamp, self.base_timestamp + delta)
-            at = after
-        new.size = to - new.data
-        self.buffer = new
-        self.record_count = kept
+        self.buffer = RecordsBuffer(old.size)
+        copy_records(self, old, [position not in left_out for position in range(self.record_count)])
+
+    def take_records(self, Batch parent, int first, int end, dict errors):
+        """Fill this empty batch with the records of `parent` from index `first` to before `end`, but for those that
+        `errors` names: they end with these errors, when the batch does.
+
+        It takes no more than these; no byte is longer than it was, since only offset deltas change.
+        """
+        cdef int position
+        cdef list indexes = [parent.original_index(position) for position in range(parent.record_count)]
+        assert self.is_open and self.record_count == 0 and not parent.is_open
+        self.base_timestamp = parent.base_timestamp
+        self.withdrawn = sorted([index - first for index in parent.withdrawn if first <= index < end]
+                                + [index - first for index in errors if first <= index < end])
+        found = {**(parent.record_errors or {}), **errors}
+        self.record_errors = {index - first: error for index, error in found.items() if first <= index < end} or None
+        copy_records(self, parent.buffer, [first <= index < end and index not in errors for index in indexes])
+
+    def split_into(self, parts):
+        """The records go on in other batches, [(first index, batch)]; each delivery follows its record."""
+        cdef Delivery delivery
+        cdef list waiters = self.waiters
+        assert not self.is_done and self.parts is None
+        self.parts = list(parts)
+        self.waiters = None
+        self.buffer = None
+        for delivery in waiters:
+            follow(delivery)
+            delivery.batch.waiters.append(delivery)
 
     def original_index(self, int index):
         """The index that a record had before others were left out."""
@@ -455,6 +460,38 @@ cdef class Batch:
             if left_out <= index:
                 index += 1
         return index
+
+
+cdef int copy_records(Batch batch, RecordsBuffer old, list kept) except -1:
+    """Write the records of `old` that `kept` says, by position, into the batch, and count them."""
+    cdef RecordsBuffer new = batch.buffer
+    cdef const char* at = old.data
+    cdef const char* after
+    cdef char* to = new.data
+    cdef int64_t body, delta, number
+    cdef int count = 0
+    assert new.capacity >= old.size
+    batch.max_timestamp = -1
+    for is_kept in kept:
+        at = get_varint(at, &body)
+        after = at + body
+        if is_kept:
+            at = get_varint(at + 1, &delta)      # behind the attributes
+            at = get_varint(at, &number)
+            body = 1 + varint_size(delta) + varint_size(count) + (after - at)
+            # Offset deltas only get smaller, so everything fits into as many bytes as before.
+            to = put_varint(to, body)
+            to[0] = 0
+            to = put_varint(to + 1, delta)
+            to = put_varint(to, count)
+            memcpy(to, at, after - at)
+            to += after - at
+            count += 1
+            batch.max_timestamp = max(batch.max_timestamp, batch.base_timestamp + delta)
+        at = after
+    new.size = to - new.data
+    batch.record_count = count
+    return 0
 
 
 cdef int resolve(Batch batch) except -1:
@@ -563,6 +600,8 @@ cdef class Delivery:
         raise TypeError("deliveries are made by Producer.send()")
 
     def __dealloc__(self):
+        if self.batch is not None and self.batch.parts is not None:
+            follow(self)
         if self.flags != RETRIEVED and self.state == PENDING and self.batch is not None:
             self.batch.unretrieved += 1
 
@@ -592,14 +631,14 @@ cdef class Delivery:
         return TopicPartition(self.batch.queue.topic, self.batch.queue.partition)
 
     def done(self):
-        return self.state != PENDING or self.batch.is_done
+        return has_ended(self)
 
     def cancelled(self):
         return self.state == CANCELLED
 
     def cancel(self, msg=None):
         """Detach whoever waits; returns False if the result is there already. The record is sent all the same."""
-        if self.state != PENDING or self.batch.is_done:
+        if has_ended(self):
             return False
         self.state = CANCELLED
         schedule_callbacks(self)
@@ -610,7 +649,7 @@ cdef class Delivery:
         cdef object error
         if self.state == CANCELLED:
             raise CancelledError
-        if not (self.state == ENDED or self.batch.is_done):
+        if not has_ended(self):
             raise InvalidStateError("the record is not acknowledged yet")
         error = error_of(self)
         if error is not None:
@@ -621,14 +660,14 @@ cdef class Delivery:
         """The error of a failed record, else None; InvalidStateError while there is no result."""
         if self.state == CANCELLED:
             raise CancelledError
-        if not (self.state == ENDED or self.batch.is_done):
+        if not has_ended(self):
             raise InvalidStateError("the record is not acknowledged yet")
         return error_of(self)
 
     def add_done_callback(self, callback, *, context=None):
         if context is None:
             context = _copy_context()
-        if self.state != PENDING or self.batch.is_done:
+        if has_ended(self):
             self.batch.loop.call_soon(callback, self, context=context)
         elif self.callbacks is None:
             self.callbacks = (callback, context)
@@ -657,14 +696,14 @@ cdef class Delivery:
         return self
 
     def __next__(self):
-        if self.state == PENDING and not self.batch.is_done:
+        if not has_ended(self):
             self.blocking = True
             return self
         raise StopIteration(self.result())
 
     def __repr__(self):
         where = f"{self.batch.queue.topic}-{self.batch.queue.partition}"
-        what = "cancelled" if self.state == CANCELLED else "done" if self.done() else "pending"
+        what = "cancelled" if self.state == CANCELLED else "done" if has_ended(self) else "pending"
         return f"<Delivery {where} {what}>"
 
 
@@ -673,7 +712,7 @@ cdef int send_to_delivery(PyObject* itself, PyObject* value, PyObject** result) 
     cdef Delivery self = <Delivery>itself
     cdef object answer
     result[0] = NULL
-    if self.state == PENDING and not self.batch.is_done:
+    if not has_ended(self):
         self.blocking = True
         answer = self
     else:
@@ -692,6 +731,23 @@ cdef inline Delivery new_delivery(Batch batch, int index, int64_t timestamp):
     delivery.index = index
     delivery.timestamp = timestamp
     return delivery
+
+
+cdef inline bint has_ended(Delivery delivery) except -1:
+    if delivery.batch.parts is not None:
+        follow(delivery)
+    return delivery.state != PENDING or delivery.batch.is_done
+
+
+cdef int follow(Delivery delivery) except -1:
+    """Its batch was split: it becomes a delivery of the part that holds its record."""
+    while delivery.batch.parts is not None:
+        for first, part in reversed(delivery.batch.parts):
+            if first <= delivery.index:
+                break
+        delivery.index -= first
+        delivery.batch = part
+    return 0
 
 
 cdef object error_of(Delivery delivery):
@@ -805,6 +861,16 @@ cdef class _Turn:
         return None
 
 
+@cython.final
+cdef class Gate:
+    """Whether records may be appended: with transactions, only while there is one. transaction.py opens and closes it."""
+
+    cdef public bint is_open
+
+    def __init__(self):
+        self.is_open = True
+
+
 cdef class RecordPath:
     """What `Producer` inherits: the coroutines that a record enters by, as far as they need not wait."""
 
@@ -812,6 +878,7 @@ cdef class RecordPath:
     cdef object loop
     cdef object accumulator
     cdef BufferMemory memory
+    cdef readonly Gate _gate
     cdef Py_ssize_t batch_size
     cdef Py_ssize_t max_record_size
     cdef object is_loop_running
@@ -822,6 +889,9 @@ cdef class RecordPath:
     cdef bint was_closed
     cdef bint is_plain             # no serializer, no interceptor, no partitioner of the user's
     cdef object wall_clock         # () -> ms, or None: the system's
+
+    def __cinit__(self, *args, **settings):
+        self._gate = Gate()
 
     def _bind(self, loop, accumulator, BufferMemory memory, Py_ssize_t batch_size, Py_ssize_t max_request_size,
               bint is_plain, wall_clock):
@@ -852,6 +922,10 @@ cdef class RecordPath:
             raise ProducerNotStartedError(
                 "the producer is not started; use `async with Producer(...)` or await producer.start()")
         self._check_place()
+
+    def _check_may_append(self):
+        """Raise unless a record may be appended now; Producer knows of transactions too."""
+        self._check_usable()
 
     def _check_place(self):
         """Raise in another process or loop than that of start()."""
@@ -949,9 +1023,9 @@ cdef Delivery append_known(RecordPath self, topic_name, value, key, partition, t
     cdef int number = -1
     # In its own thread the producer's loop is the running one if it runs at all; asyncio's own look-up costs a system
     # call on Python 3.11.
-    if (not self.is_running or self.generation != _generation or self.thread != PyThread_get_thread_ident()
+    if (not self.is_running or not self._gate.is_open or self.generation != _generation or self.thread != PyThread_get_thread_ident()
             or not self.is_loop_running()):
-        self._check_usable()
+        self._check_may_append()
     if type(topic_name) is not str:
         return None
     found = PyDict_GetItem(self.topics, topic_name)
@@ -995,7 +1069,7 @@ cdef Delivery append_record(RecordPath self, Topic topic, int number, Record* re
     if number >= PyList_GET_SIZE(topic.queues):    # the topic was made anew while the record waited
         raise UnknownPartitionError(
             f"topic {topic.name} has {PyList_GET_SIZE(topic.queues)} partitions by now, so none of number {number}",
-            topic=topic.name, partition=number)
+            topic=topic.name, partition=number, partitions=PyList_GET_SIZE(topic.queues))
     queue = <PartitionQueue>PyList_GET_ITEM(topic.queues, number)
 
     if self.memory.waiters and not has_turn:
@@ -1100,8 +1174,10 @@ cdef bint has_room(Batch batch, Py_ssize_t most, BufferMemory memory) except -1:
     if needed > batch.limit:
         return False
     capacity = min(batch.limit, max(needed, 2 * buffer.capacity))
-    if memory is not None and not memory.take(capacity - buffer.capacity):
-        return False
+    if memory is not None and not memory.take(capacity - before):
+        capacity = needed          # memory is scarce: no more than this record takes, or batches stay tiny
+        if not memory.take(capacity - before):
+            return False
     try:
         buffer.resize(capacity)
     except MemoryError:
@@ -1142,8 +1218,9 @@ cdef int64_t checked_timestamp(timestamp_ms) except? -1:
     if type(timestamp_ms) is not int or not 0 <= timestamp_ms < 2 ** 63:
         raise InvalidRecordError(
             f"timestamp_ms must be a whole number of milliseconds since 1970, 0 or more, not {timestamp_ms!r}"
-            if isinstance(timestamp_ms, (int, float)) else
-            f"timestamp_ms must be an int, not {type(timestamp_ms).__name__}")
+            if isinstance(timestamp_ms, float) or isinstance(timestamp_ms, int) and abs(timestamp_ms) < 2 ** 64 else
+            f"timestamp_ms must be an int, not {type(timestamp_ms).__name__}",
+            argument="timestamp_ms")
     return timestamp_ms
 
 
@@ -1151,13 +1228,14 @@ cdef bint get_view(data, Py_buffer* view, str what) except -1:
     if not PyObject_CheckBuffer(data):
         raise InvalidRecordError(
             f"the {what} must be bytes, bytearray, memoryview or None, not {type(data).__name__}; "
-            f"encode it, or give the producer a {what}_serializer")
+            f"encode it, or give the producer a {what}_serializer",
+            argument=what)
     try:
         PyObject_GetBuffer(data, view, PyBUF_SIMPLE)
     except (BufferError, ValueError) as error:
         raise InvalidRecordError(
-            f"the {what} is a {type(data).__name__} that can't be read (not contiguous, or released); copy it"
-        ) from error
+            f"the {what} is a {type(data).__name__} that can't be read (not contiguous, or released); copy it",
+            argument=what) from error
     return True
 
 
@@ -1173,24 +1251,26 @@ cdef Py_ssize_t size_of_headers(headers) except -1:
     cdef Py_ssize_t size, name_size, value_size, total
     if type(headers) is not tuple:
         raise InvalidRecordError(
-            f"headers must be a list of (str, bytes) pairs, not {type(headers).__name__}")
+            f"headers must be a list of (str, bytes) pairs, not {type(headers).__name__}", argument="headers")
     total = varint_size(len(headers))
     for header in headers:
         if type(header) is not tuple or len(header) != 2:
-            raise InvalidRecordError("each header must be a tuple (str, bytes)")
+            raise InvalidRecordError("each header must be a tuple (str, bytes)", argument="headers")
         name, value = <tuple>header
         if not isinstance(name, str):
-            raise InvalidRecordError(f"the name of a header must be str, not {type(name).__name__}")
+            raise InvalidRecordError(
+                f"the name of a header must be str, not {type(name).__name__}", argument="headers")
         if value is None:
             value_size = -1
         elif isinstance(value, bytes):
             value_size = PyBytes_GET_SIZE(value)
         else:
-            raise InvalidRecordError(f"the value of a header must be bytes or None, not {type(value).__name__}")
+            raise InvalidRecordError(
+                f"the value of a header must be bytes or None, not {type(value).__name__}", argument="headers")
         try:
             PyUnicode_AsUTF8AndSize(name, &name_size)
         except UnicodeEncodeError:
-            raise InvalidRecordError("the name of a header can't be encoded as UTF-8") from None
+            raise InvalidRecordError("the name of a header can't be encoded as UTF-8", argument="headers") from None
         total += varint_size(name_size) + name_size + varint_size(value_size) + (value_size if value_size > 0 else 0)
     return total
 

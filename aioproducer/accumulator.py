@@ -1,7 +1,7 @@
 """Batches waiting to be sent, one deque per partition, and the memory that they may hold.
 
 The user's task appends (by the compiled path, which asks here for each new batch), the sender drains. Nothing here
-touches a socket. Between two awaits everything is atomic; the lock is for those who have to wait for memory."""
+touches a socket. Between two awaits everything is atomic; who waits for memory stands in line, and nobody overtakes."""
 
 from __future__ import annotations
 
@@ -56,8 +56,9 @@ class Accumulator:
         # looked up by the record's path
         self.topics: dict[str, Topic] = {}
         self.memory = BufferMemory(config.buffer_memory)
-        self._lock = asyncio.Lock()
-        self._room: asyncio.Future[None] | None = None
+        self._waiting: OrderedDict[asyncio.Future[Delivery], Callable[[], Delivery | None]] = OrderedDict()
+        """Who waits for memory, first come first served: the accumulator's lock. Nobody overtakes them."""
+        self._is_serving = False
         self._closed = False
         # every partition of every topic that was ever written to: their numbers outlive metadata
         self._queues: dict[tuple[str, int], PartitionQueue] = {}
@@ -102,15 +103,23 @@ class Accumulator:
 
         Called by the compiled path, when the last batch is full or there is none.
         """
+        tail = queue.tail
+        if tail is not None and tail.size - HEADER_SIZE + size > self.batch_limit:
+            self._close(tail)  # full; what it had reserved in vain may be what the new one needs
+            self._make_ready(queue)
+            self._wake.set()
+            tail = None
+        capacity = max(size, min(queue.size_hint, self.batch_limit))
+        if not self.memory.take(capacity):
+            if not self.memory.take(size):
+                return (
+                    None  # an open tail stays open: it grows once there is memory, instead of many small ones
+                )
+            capacity = size
         if queue.tail is not None:
             self._close(queue.tail)
             self._make_ready(queue)
             self._wake.set()
-        capacity = max(size, min(queue.size_hint, self.batch_limit))
-        if not self.memory.take(capacity):
-            if not self.memory.take(size):
-                return None
-            capacity = size
         now = self._loop.time()
         try:
             batch = ProducerBatch(
@@ -171,27 +180,60 @@ class Accumulator:
             ProducerClosed: the producer was closed meanwhile.
         """
         began = self._loop.time()
+        waiter: asyncio.Future[Delivery] = self._loop.create_future()
+        self._waiting[waiter] = append
         self.memory.waiters += 1
+        if len(self._waiting) == 1:
+            self._serve_waiting()
         try:
-            async with asyncio.timeout_at(deadline), self._lock:
-                while True:
-                    if self._closed:
-                        raise ProducerClosed(
-                            "the producer was closed while the record waited for room in the buffer"
-                        )
-                    delivery = append()
-                    if delivery is not None:
-                        return delivery
-                    self._room = self._loop.create_future()
-                    self._wake.set()  # everything that is buffered is due now
-                    await self._room
+            async with asyncio.timeout_at(deadline):
+                return await waiter
         except TimeoutError as error:
+            if waiter.done() and not waiter.cancelled():
+                return waiter.result()  # its turn came just in time
             raise BufferTimeoutError(
                 f"the buffer of {self.memory.total} bytes (buffer_memory) stayed full for "
                 f"{self._loop.time() - began:.3f} s (max_block_ms): the cluster takes records more slowly than "
                 "they come"
             ) from error
         finally:
+            self._leave(waiter)
+
+    def _serve_waiting(self) -> None:
+        """Append for those who wait, in their order and all in this turn of the loop, as long as there is memory.
+
+        Were they woken to append by themselves, each would stand in line again with its next record before the last of
+        them had its turn: once full for a moment, the buffer would be passed from hand to hand, a record a turn.
+        """
+        if self._is_serving:
+            return
+        self._is_serving = True
+        try:
+            while self._waiting:
+                waiter, append = next(iter(self._waiting.items()))
+                if not waiter.done() and not self._served(waiter, append):
+                    self._wake.set()  # everything that is buffered is due now
+                    return
+                self._leave(waiter)
+        finally:
+            self._is_serving = False
+
+    def _served(self, waiter: asyncio.Future[Delivery], append: Callable[[], Delivery | None]) -> bool:
+        try:
+            if self._closed:
+                raise ProducerClosed("the producer was closed while the record waited for room in the buffer")
+            delivery = append()
+        except Exception as error:
+            waiter.set_exception(error)
+            waiter.exception()  # whoever waited may be gone
+            return True
+        if delivery is None:
+            return False
+        waiter.set_result(delivery)
+        return True
+
+    def _leave(self, waiter: asyncio.Future[Delivery]) -> None:
+        if self._waiting.pop(waiter, None) is not None:
             self.memory.waiters -= 1
 
     async def flush(self) -> None:
@@ -318,6 +360,33 @@ class Accumulator:
             self._make_ready(queue)
             self._wake.set()
 
+    def replace(self, batch: ProducerBatch, parts: list[tuple[int, ProducerBatch]], retry_at: float) -> None:
+        """Put parts of a batch, (first index, batch), into its place; its memory is theirs now."""
+        reserved = batch.take_reserved()
+        for _, part in parts:
+            part.reserved = min(part.size - HEADER_SIZE, reserved)
+            reserved -= part.reserved
+        self.memory.give(reserved)
+        batch.become(parts)
+        # Their deadline is the batch's, so they stand where it stood.
+        ended, self.incomplete = self.incomplete, OrderedDict()
+        for other in ended:
+            if other is batch:
+                self.incomplete.update((part, None) for _, part in parts)
+            else:
+                self.incomplete[other] = None
+        for _, part in reversed(parts):
+            self.requeue(part, retry_at)
+            self._pack(part)
+
+    def hurry_all(self, node_id: int) -> None:
+        """Whatever is buffered for this node is due."""
+        for queue in self._filled:
+            if queue.node_id == node_id:
+                first: ProducerBatch = queue.batches[0]
+                first.is_due = True
+                self._make_ready(queue)
+
     def touch(self, queue: PartitionQueue) -> None:
         """An answer came for this partition: what it held back may be sent."""
         if queue.batches and self._is_due(queue):
@@ -329,7 +398,7 @@ class Accumulator:
         self.memory.give(batch.take_reserved())
         for waiting in batch.flushes:
             waiting.one_ended()
-        self._wake_room()
+        self._serve_waiting()
         self._wake.set()
 
     def forget(self, batch: ProducerBatch) -> None:
@@ -356,7 +425,7 @@ class Accumulator:
     def close(self) -> None:
         """Refuse those who wait for memory; what is buffered is due."""
         self._closed = True
-        self._wake_room()
+        self._serve_waiting()
         self._wake.set()
 
     # ------------------------------------------------------------------------------------------------- inside
@@ -413,7 +482,7 @@ class Accumulator:
         queue.size_hint = max(batch.size - HEADER_SIZE, SMALLEST_BATCH)
         if surplus:
             self.memory.give(surplus)
-            self._wake_room()
+            self._serve_waiting()
         self._pack(batch)
 
     def _pack(self, batch: ProducerBatch) -> None:
@@ -445,10 +514,6 @@ class Accumulator:
         except Exception as error:
             # The records themselves are fine: they go as they are.
             logger.warning("a batch of %s could not be compressed: %r", batch.queue.topic, error)
-
-    def _wake_room(self) -> None:
-        if self._room is not None and not self._room.done():
-            self._room.set_result(None)
 
     def _next_sticky(self, name: str, queues: list[PartitionQueue], sticky: UniformSticky, used: int) -> int:
         available = self._available[name]

@@ -9,7 +9,7 @@ import logging
 import struct
 from asyncio import AbstractEventLoop
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from crc32c import crc32c
 
@@ -22,7 +22,6 @@ from aioproducer.types import Headers, Outcome
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from aioproducer._record_path import Data
     from aioproducer.idempotence import ProducerIdentity
 
 logger = logging.getLogger(__name__)
@@ -51,6 +50,7 @@ _SUMMED = struct.Struct(
     ">hiqqqhii"
 )  # attributes, last offset delta, timestamps, producer, epoch, sequence, count
 _NO_PRODUCER = (-1, -1, -1)
+_TRANSACTIONAL = 0x10
 
 
 class ProducerBatch(Batch):
@@ -165,6 +165,38 @@ class ProducerBatch(Batch):
         self.leave_out_withdrawn()
         self._carry(self.records, Codec.NONE)
 
+    def part(
+        self, loop: AbstractEventLoop, first: int, end: int, errors: dict[int, BaseException]
+    ) -> ProducerBatch:
+        """A closed batch with the records from index `first` to before `end`, in this one's place.
+
+        Those that `errors` names are left out, and end with these errors when the part does.
+        """
+        room = self.size - HEADER_SIZE
+        part = ProducerBatch(
+            self.queue,
+            loop,
+            room,
+            room,
+            order=self.order,
+            created=self.created,
+            deadline=self.deadline,
+            unretrieved_errors=self.unretrieved_errors,
+        )
+        part.take_records(self, first, end, errors)
+        part.close()
+        part.attempts, part.broker, part.last_error = self.attempts, self.broker, self.last_error
+        part.flushes = list(self.flushes)
+        return part
+
+    def become(self, parts: list[tuple[int, ProducerBatch]]) -> None:
+        """End this batch in favour of its parts, (first index, batch)."""
+        self._move(BatchState.DONE)
+        self._drop_bytes()
+        self.split_into(parts)
+        for waiting in self.flushes:
+            waiting.left += len(parts) - 1
+
     @property
     def is_numbered(self) -> bool:
         return self.first_sequence >= 0
@@ -185,13 +217,18 @@ class ProducerBatch(Batch):
         if not self.segments:
             identity, first = self.identity, self.first_sequence
             numbers = _NO_PRODUCER if identity is None else (identity.producer_id, identity.epoch, first)
-            self.segments = [self._header(*numbers), self.payload]
+            # The bit comes from the identity alone: a transactional batch without a producer id, or the reverse, would
+            # be appended outside of any transaction, and nobody would complain.
+            is_transactional = identity is not None and identity.is_transactional
+            self.segments = [self._header(*numbers, is_transactional), self.payload]
         return self.segments
 
-    def _header(self, producer_id: int, producer_epoch: int, first_sequence: int) -> bytes:
+    def _header(
+        self, producer_id: int, producer_epoch: int, first_sequence: int, is_transactional: bool
+    ) -> bytes:
         # recordbatch.py draws the layout. The checksum covers everything behind itself.
         summed = _SUMMED.pack(
-            self.codec,
+            self.codec | (_TRANSACTIONAL if is_transactional else 0),
             self.record_count - 1,
             self.base_timestamp,
             self.max_timestamp,
@@ -257,27 +294,41 @@ class FlushWait:
 class BatchBuilder:
     """A batch that the user fills: `Producer.create_batch()` makes it, `Producer.send_batch()` sends it."""
 
-    def __init__(self, queue: PartitionQueue, loop: AbstractEventLoop, limit: int) -> None:
+    def __init__(
+        self,
+        queue: PartitionQueue,
+        loop: AbstractEventLoop,
+        limit: int,
+        serialize: Callable[[Any, Any], tuple[Any, Any]] | None = None,
+    ) -> None:
         self._batch = ProducerBatch(
             queue, loop, min(1024, limit), limit, order=-1, created=0, deadline=0, unretrieved_errors=_nobody
         )
+        self._serialize = serialize
         self._is_closed = False
 
     def append(
         self,
         *,
-        key: Data | None,
-        value: Data | None,
+        key: Any,
+        value: Any,
         timestamp: int | None = None,
         headers: Headers | None = None,
     ) -> BatchRecordMetadata | None:
-        """Add a record; None if the batch is full or closed.
+        """Add a record, serialized by the producer's serializers; None if the batch is closed, or full and so closed.
 
         Raises:
             InvalidRecordError: a value is not bytes, a header not (str, bytes), a timestamp below 0.
+            SerializationError: a serializer raised; its error is the cause.
+            IllegalStateError: a serializer is async.
         """
+        if self._is_closed:
+            return None
+        if self._serialize is not None:
+            key, value = self._serialize(key, value)
         size = self._batch.size
-        if self._is_closed or not self._batch.try_append(value, key, timestamp, headers or None):
+        if not self._batch.try_append(value, key, timestamp, headers or None):
+            self._is_closed = True  # a smaller record may not overtake the one that did not fit
             return None
         return BatchRecordMetadata(
             self._batch.record_count - 1, self._batch.size - size, self._batch.last_timestamp
@@ -286,6 +337,10 @@ class BatchBuilder:
     def close(self) -> None:
         """Take no more records."""
         self._is_closed = True
+
+    def closed(self) -> bool:
+        """Whether it takes no more records: it was full, closed or sent."""
+        return self._is_closed
 
     def size(self) -> int:
         """Bytes, uncompressed."""

@@ -261,7 +261,7 @@ def _merged_partition(
         if epoch > NO_EPOCH:
             return stale if stale.leader in nodes else stale._replace(leader=NO_LEADER)
         epoch = stale.leader_epoch
-    if leader not in nodes or answer.error_code == ErrorCode.LEADER_NOT_AVAILABLE:
+    if leader not in nodes:
         leader = NO_LEADER
     return PartitionInfo(
         topic,

@@ -5,20 +5,32 @@
     ├─ IllegalStateError (RuntimeError)
     │  ├─ ProducerNotStartedError, ProducerClosed
     │  └─ WrongLoopError, ForkedError
-    ├─ InvalidRecordError (ValueError)  what the user handed over can't be sent
-    │  ├─ RecordTooLargeError           size, limit
-    │  ├─ InvalidTopicError             topic
-    │  └─ SerializationError
+    ├─ InvalidArgumentError (ValueError)   argument
+    │  └─ InvalidRecordError            what the user handed over can't be sent
+    │     ├─ RecordTooLargeError        size, limit
+    │     ├─ InvalidTopicError          topic
+    │     └─ SerializationError
     ├─ BufferFullError                  try_send only
     ├─ KafkaTimeoutError (TimeoutError)
     │  ├─ BufferTimeoutError, MetadataTimeoutError, UnknownPartitionError, BootstrapError
     │  └─ RequestTimedOutError          also a BrokerConnectionError
     ├─ TopicAuthorizationError
     ├─ DeliveryError                    outcome, topic, partition, broker, attempts, elapsed, last_error
-    │  └─ DeliveryTimeoutError          also a KafkaTimeoutError
+    │  ├─ DeliveryTimeoutError          also a KafkaTimeoutError
+    │  └─ TransactionAbortedError
+    ├─ TransactionError                 transactional_id
+    │  ├─ TransactionAbortableError     requires_abort
+    │  ├─ TransactionReinitError        requires_reinit
+    │  │  ├─ ProducerFencedError
+    │  │  └─ CommitOutcomeUnknownError
+    │  └─ TransactionTimeoutError       also a KafkaTimeoutError
     ├─ BrokerConnectionError            written
+    ├─ AuthenticationError              broker and client do not believe who the other one is
+    │  ├─ UnsupportedSaslMechanismError mechanism, offered
+    │  └─ TlsError
     ├─ ProtocolError                    the peer's bytes make no sense
-    │  └─ CorrelationError
+    │  ├─ CorrelationError, MissingPartitionError, ForeignPartitionError
+    │  └─ NotKafkaError                 peer
     ├─ UnsupportedVersionError
     └─ BrokerError                      code, name
 
@@ -28,6 +40,8 @@ password. All of them can be pickled.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from aioproducer.types import Outcome
@@ -97,7 +111,13 @@ class ForkedError(IllegalStateError):
     """The process was forked after start(): sockets and the loop belong to the parent."""
 
 
-class InvalidRecordError(KafkaError, ValueError):
+class InvalidArgumentError(KafkaError, ValueError):
+    """A call was given what it can't take, and did nothing. `argument` is the name of the culprit."""
+
+    argument: str = ""
+
+
+class InvalidRecordError(InvalidArgumentError):
     """The record can't be sent as it is; nothing was buffered."""
 
     outcome = Outcome.NOT_PERSISTED
@@ -111,8 +131,9 @@ class RecordTooLargeError(InvalidRecordError):
 
 
 class InvalidTopicError(InvalidRecordError):
-    """Kafka refuses this topic name."""
+    """Kafka refuses this topic name. `topic` is empty if it was no text at all."""
 
+    argument = "topic"
     topic: str
 
 
@@ -147,11 +168,12 @@ class MetadataTimeoutError(KafkaTimeoutError):
 
 
 class UnknownPartitionError(KafkaTimeoutError):
-    """The topic has no such partition, also not after max_block_ms."""
+    """The topic has no such partition, also not after max_block_ms. `partitions`: how many it has."""
 
     outcome = Outcome.NOT_PERSISTED
     topic: str
     partition: int
+    partitions: int
 
 
 class TopicAuthorizationError(KafkaError):
@@ -162,7 +184,10 @@ class TopicAuthorizationError(KafkaError):
 
 
 class BootstrapError(KafkaTimeoutError):
-    """No bootstrap address answered; the text says of each address why."""
+    """No bootstrap address answered; the text says of each address why, and so does `reasons`."""
+
+    reasons: Mapping[str, KafkaError] = MappingProxyType({})
+    """By "host:port": NotKafkaError if waiting won't help, BrokerConnectionError if it might."""
 
 
 class DeliveryError(KafkaError):
@@ -185,6 +210,47 @@ class DeliveryTimeoutError(DeliveryError, KafkaTimeoutError):
     """The record was not acknowledged within delivery_timeout_ms (or its own timeout)."""
 
 
+class TransactionAbortedError(DeliveryError):
+    """The record belongs to a transaction that was aborted: whether it is in the log or not, nobody who reads committed
+    records will see it."""
+
+
+class TransactionError(KafkaError):
+    """A transaction can't go on. The three kinds below are those of KIP-1050."""
+
+    outcome = Outcome.NOT_PERSISTED
+    transactional_id: str
+
+
+class TransactionAbortableError(TransactionError):
+    """This transaction can only be aborted; the next one may succeed. `last_error` is the cause."""
+
+    requires_abort = True
+    last_error: BaseException | None = None
+
+
+class TransactionReinitError(TransactionError):
+    """Nothing more can be done under this producer epoch. `init_transactions()` takes a new one, and with it fences
+    whoever else uses this transactional id by now; without it, close the producer."""
+
+    requires_reinit = True
+
+
+class ProducerFencedError(TransactionReinitError):
+    """Another producer has begun to use the same transactional id, or (transactions v1) the transaction timed out;
+    the transaction is not committed."""
+
+
+class CommitOutcomeUnknownError(TransactionReinitError):
+    """The commit was sent and never answered: the transaction is committed as a whole, or aborted as a whole."""
+
+    outcome = Outcome.UNKNOWN
+
+
+class TransactionTimeoutError(TransactionError, KafkaTimeoutError):
+    """A transactional call took longer than max_block_ms. Make the same call again to wait on."""
+
+
 class BrokerConnectionError(KafkaError):
     """A connection could not be made, or broke. `written`: bytes of the request may have left."""
 
@@ -196,6 +262,28 @@ class RequestTimedOutError(BrokerConnectionError, KafkaTimeoutError):
     """A broker did not answer within request_timeout_ms; its connection was closed."""
 
 
+class AuthenticationError(KafkaError):
+    """A broker and this client could not prove to each other who they are.
+
+    It ends `start()` at once. A running producer goes on trying, more and more slowly, until the delivery timeout
+    of its records: credentials and certificates are rotated.
+    """
+
+    outcome = Outcome.NOT_PERSISTED
+    written: bool = False
+
+
+class UnsupportedSaslMechanismError(AuthenticationError):
+    """The broker does not take this SASL mechanism. `offered` are those that it takes."""
+
+    mechanism: str
+    offered: tuple[str, ...]
+
+
+class TlsError(AuthenticationError):
+    """The TLS handshake failed: a certificate is refused by one side, or the peer does not speak TLS."""
+
+
 class ProtocolError(KafkaError):
     """The peer sent bytes that Kafka's protocol does not allow."""
 
@@ -204,6 +292,20 @@ class ProtocolError(KafkaError):
 
 class CorrelationError(ProtocolError):
     """An answer does not belong to the oldest request of its connection."""
+
+
+class MissingPartitionError(ProtocolError):
+    """An answer leaves out a partition that was asked."""
+
+
+class ForeignPartitionError(ProtocolError):
+    """An answer names a partition that was not asked."""
+
+
+class NotKafkaError(ProtocolError):
+    """The peer does not speak Kafka, or not without TLS. `peer` is what it seems to be: "HTTP", "TLS", or ""."""
+
+    peer: str = ""
 
 
 class UnsupportedVersionError(KafkaError):

@@ -17,6 +17,8 @@ class ProducerIdentity(NamedTuple):
 
     producer_id: int
     epoch: int
+    is_transactional: bool = False
+    """Of a transactional id: its batches carry the transactional bit, and its epoch is the coordinator's to raise."""
 
 
 def sequence_after(sequence: int, count: int) -> int:
@@ -99,7 +101,8 @@ class Idempotence:
     def bump(self) -> None:
         """Raise the epoch by one, without asking the broker (KIP-360); after the last one a new id is needed."""
         assert self.identity is not None
-        producer_id, epoch = self.identity
+        assert not self.identity.is_transactional
+        producer_id, epoch, _ = self.identity
         self.identity = ProducerIdentity(producer_id, epoch + 1) if epoch < LAST_EPOCH else None
 
     def take(self, sequence: PartitionSequence, record_count: int) -> int:

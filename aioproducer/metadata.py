@@ -17,6 +17,7 @@ from aioproducer.config import ProducerConfig
 from aioproducer.errors import (
     BootstrapError,
     BrokerError,
+    InvalidTopicError,
     KafkaError,
     MetadataTimeoutError,
     TopicAuthorizationError,
@@ -25,7 +26,9 @@ from aioproducer.errors import (
     escaped,
 )
 from aioproducer.metrics import Metrics
-from aioproducer.protocol.error_codes import ErrorCode, error_name
+from aioproducer.outcomes import TOPIC_ERRORS, Action, decide
+from aioproducer.protocol.api import ApiKey
+from aioproducer.protocol.error_codes import error_name
 from aioproducer.protocol.messages import MetadataRequest, MetadataResponse
 
 logger = logging.getLogger(__name__)
@@ -169,9 +172,10 @@ class Metadata:
         info = self.cluster.topics.get(name)
         if info is None:
             return
-        if info.error == ErrorCode.INVALID_TOPIC_EXCEPTION:
+        refusal = TOPIC_ERRORS.get(info.error)
+        if refusal is InvalidTopicError:
             raise invalid_topic(name)
-        if info.error == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+        if refusal is TopicAuthorizationError:
             raise TopicAuthorizationError(
                 f"topic {name}: the cluster does not let this client see it; it needs DESCRIBE and WRITE",
                 topic=name,
@@ -195,6 +199,7 @@ class Metadata:
                 f"also not after {waited:.3g} s",
                 topic=name,
                 partition=partition,
+                partitions=len(info.partitions),
             )
         if self.last_error is not None:
             why = str(self.last_error)
@@ -210,6 +215,8 @@ class Metadata:
         Raises:
             BootstrapError: no bootstrap address answered until `deadline`, a loop time, or none ever will.
             UnsupportedVersionError: the brokers are too old.
+            AuthenticationError: a broker does not believe who we are, or we don't believe it.
+            ConfigError: certificates can't be read.
             ProducerClosed: the producer was closed meanwhile.
         """
         try:
@@ -220,6 +227,8 @@ class Metadata:
                         raise copy.copy(self._closed)
                     if isinstance(self.last_error, UnsupportedVersionError):
                         raise self.last_error
+                    if self.version == 0 and (refusal := self._brokers.refusal) is not None:
+                        raise refusal
                     if self._brokers.is_hopeless:
                         break
                     if self.version == 0:
@@ -228,7 +237,10 @@ class Metadata:
             if not limit.expired():
                 raise
         if self.version == 0:
-            raise BootstrapError(f"no bootstrap server told about the cluster: {self._brokers.reasons()}")
+            raise BootstrapError(
+                f"no bootstrap server told about the cluster: {self._brokers.reasons()}",
+                reasons=self._brokers.errors(),
+            )
 
     # The task
 
@@ -328,9 +340,10 @@ class Metadata:
     # What comes of it
 
     def _take(self, response: MetadataResponse, names: list[str]) -> None:
-        if response.error_code == ErrorCode.REBOOTSTRAP_REQUIRED and self._may_rebootstrap():
+        row = decide(ApiKey.METADATA, response.error_code)
+        if row.action is Action.REBOOTSTRAP and self._may_rebootstrap():
             self._rebootstrap("a broker asked for it")
-        if response.error_code != 0:
+        if row.action is not Action.SUCCEED:
             name = error_name(response.error_code)
             raise BrokerError(f"metadata was refused: {name}", code=response.error_code, name=name)
         before = self.cluster

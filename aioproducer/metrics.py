@@ -96,6 +96,8 @@ class Metrics:
     batch_bytes: int = 0
     produce_requests: int = 0
     retries: int = 0
+    splits: int = 0
+    """Batches that were too large for a broker and went on in two halves."""
     errors: dict[str, int] = field(default_factory=dict)
     """How often each error was seen in an answer or on a connection, by name."""
     batch_size: Histogram = field(default_factory=Histogram)
@@ -153,6 +155,7 @@ class Metrics:
             produce_requests=self.produce_requests,
             requests=sum(node.requests for node in nodes),
             retries=self.retries,
+            splits=self.splits,
             errors=dict(self.errors),
             batch_size=self.batch_size.snapshot(),
             records_per_request=self.records_per_request.snapshot(),
@@ -193,6 +196,7 @@ class MetricsSnapshot:
     produce_requests: int
     requests: int
     retries: int
+    splits: int
     errors: dict[str, int]
     batch_size: Distribution
     records_per_request: Distribution

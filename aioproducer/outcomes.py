@@ -1,91 +1,415 @@
-"""What to do about each answer to a Produce request, and what it says about the records: one table.
+"""What to do about each error, and what it says about the records: one table, and nothing decides outside it.
 
-The outcome is NOT_PERSISTED only for errors that a broker can raise before its append. "Retriable" does not imply it:
-with acks=all a leader appends first and may answer NOT_LEADER_OR_FOLLOWER, UNKNOWN_TOPIC_OR_PARTITION or
-KAFKA_STORAGE_ERROR afterwards (kafka.server.DelayedProduce)."""
+A row is found by (API, error code) or by a local failure, and by what holds at that moment: conditions, all of which a
+rule names must hold; the first rule that fits is it. The outcome is NOT_PERSISTED only for errors that a broker raises
+before its append. "Retriable" does not imply it: with acks=all a leader appends first and may answer
+NOT_LEADER_OR_FOLLOWER, UNKNOWN_TOPIC_OR_PARTITION or KAFKA_STORAGE_ERROR afterwards (kafka.server.DelayedProduce)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Mapping
 from enum import Enum
+from types import MappingProxyType
 from typing import NamedTuple
 
+from aioproducer.errors import (
+    BrokerConnectionError,
+    CorrelationError,
+    ForeignPartitionError,
+    InvalidTopicError,
+    KafkaError,
+    MissingPartitionError,
+    ProducerFencedError,
+    ProtocolError,
+    RequestTimedOutError,
+    TopicAuthorizationError,
+    TransactionReinitError,
+    UnsupportedVersionError,
+)
+from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode as Code
 from aioproducer.types import Outcome
 
 
 class Action(Enum):
+    """What is done next. Of a request about several partitions: for the partition that the code stands for."""
+
+    # any request
     SUCCEED = "succeed"
-    RETRY = "retry"
-    REFRESH = "retry after a metadata refresh"
-    REPAIR = "repair the sequence"
+    DUPLICATE = "succeed; the broker has forgotten at which offset"
+    RETRY = "try again after the back-off"
     FAIL = "fail"
+    # Produce
+    REFRESH = "refresh the metadata and try again"
+    RETRY_SOON = "try again after some milliseconds, jittered"
+    HOLD = "send again, the same bytes, once the batches before it have ended"
+    RENUMBER = "send again under a new epoch"
+    SPLIT = "send again in two halves"
+    RESEND_INNOCENT = "fail the records that were named, send the others again under a new epoch"
+    # transactions; FAIL of a record in a transaction means ABORT too
+    ABORT = "fail; the transaction must be aborted"
+    REINIT = "fail; nothing more can be done under this epoch, init_transactions() takes a new one"
+    COORDINATOR = "find the coordinator and try again"
+    # metadata and connections
+    REBOOTSTRAP = "start again from the bootstrap servers"
+    DOWNGRADE = "ask once more, in a version that the broker knows"
+    CLOSE = "close the connection and try again after the back-off"
+    OTHER_MECHANISM = "fail; the broker takes other SASL mechanisms"
+    NO_SASL = "fail; this listener knows no SASL"
+
+
+class Condition(Enum):
+    """What a rule may depend on; nothing else is ever looked at."""
+
+    FOLLOWER = "a batch before it, of the same partition, has not ended"
+    IN_DOUBT = "an earlier attempt may have been persisted"
+    SEVERAL_RECORDS = "the batch holds more than one record"
+    RECORD_ERRORS = "the broker named the records that it refuses (KIP-467)"
+    NOT_IDEMPOTENT = "the batch carries no sequence"
+    VERIFICATION = "the message says that the partition could not be verified to be in the transaction"
+    ACKS_0 = "no acknowledgement was asked for"
+    TRANSACTION = "the batch belongs to a transaction"
+    V1 = "transactions v1"
+    V2 = "transactions v2 (KIP-890)"
+    COMMIT = "the request is a commit"
+    UNANSWERED = "an earlier attempt of the request got no answer"
+
+
+class Failure(Enum):
+    """How a request can end without an error code."""
+
+    NOT_WRITTEN = "not connected: refused, unreachable, or closed before a byte was written"
+    CUT = "the connection was lost after bytes were written"
+    TIMED_OUT = "no answer within request_timeout_ms"
+    WRONG_CORRELATION_ID = "the answer belongs to another request"
+    MISSING_PARTITION = "the answer leaves the partition out"
+    FOREIGN_PARTITION = "the answer names a partition that was not asked"
+    UNDECODABLE = "the answer can't be decoded"
+    NO_COMMON_VERSION = "no version of the request is spoken by both sides"
 
 
 class Row(NamedTuple):
+    """A decision. `outcome` is what this one attempt says about the records, or about the transaction's end."""
+
     action: Action
     outcome: Outcome
 
 
-NO, MAYBE = Outcome.NOT_PERSISTED, Outcome.UNKNOWN
+class Rule(NamedTuple):
+    """A row with the conditions that it needs."""
 
-PRODUCE: dict[int, Row] = {
-    Code.NONE: Row(Action.SUCCEED, NO),
-    Code.DUPLICATE_SEQUENCE_NUMBER: Row(Action.SUCCEED, NO),
-    Code.CORRUPT_MESSAGE: Row(Action.RETRY, NO),
-    Code.REQUEST_TIMED_OUT: Row(Action.RETRY, MAYBE),
-    Code.COORDINATOR_LOAD_IN_PROGRESS: Row(Action.RETRY, NO),
-    Code.COORDINATOR_NOT_AVAILABLE: Row(Action.RETRY, NO),
-    Code.NOT_COORDINATOR: Row(Action.RETRY, NO),
-    Code.NOT_ENOUGH_REPLICAS: Row(Action.RETRY, NO),
-    Code.NOT_ENOUGH_REPLICAS_AFTER_APPEND: Row(Action.RETRY, MAYBE),
-    Code.CONCURRENT_TRANSACTIONS: Row(Action.RETRY, NO),
-    Code.THROTTLING_QUOTA_EXCEEDED: Row(Action.RETRY, NO),
-    Code.UNKNOWN_LEADER_EPOCH: Row(Action.RETRY, NO),
-    Code.UNKNOWN_TOPIC_OR_PARTITION: Row(Action.REFRESH, MAYBE),
-    Code.LEADER_NOT_AVAILABLE: Row(Action.REFRESH, NO),
-    Code.NOT_LEADER_OR_FOLLOWER: Row(Action.REFRESH, MAYBE),
-    Code.BROKER_NOT_AVAILABLE: Row(Action.REFRESH, NO),
-    Code.REPLICA_NOT_AVAILABLE: Row(Action.REFRESH, NO),
-    Code.NETWORK_EXCEPTION: Row(Action.REFRESH, MAYBE),
-    Code.KAFKA_STORAGE_ERROR: Row(Action.REFRESH, MAYBE),
-    Code.LISTENER_NOT_FOUND: Row(Action.REFRESH, NO),
-    Code.FENCED_LEADER_EPOCH: Row(Action.REFRESH, NO),
-    Code.UNKNOWN_TOPIC_ID: Row(Action.REFRESH, NO),
-    Code.INCONSISTENT_TOPIC_ID: Row(Action.REFRESH, NO),
-    Code.OUT_OF_ORDER_SEQUENCE_NUMBER: Row(Action.REPAIR, NO),
-    Code.UNKNOWN_PRODUCER_ID: Row(Action.REPAIR, NO),
-    Code.INVALID_PRODUCER_EPOCH: Row(Action.REPAIR, NO),
-    Code.MESSAGE_TOO_LARGE: Row(Action.FAIL, NO),
-    Code.RECORD_LIST_TOO_LARGE: Row(Action.FAIL, NO),
-    Code.INVALID_TOPIC_EXCEPTION: Row(Action.FAIL, NO),
-    Code.INVALID_REQUIRED_ACKS: Row(Action.FAIL, NO),
-    Code.TOPIC_AUTHORIZATION_FAILED: Row(Action.FAIL, NO),
-    Code.CLUSTER_AUTHORIZATION_FAILED: Row(Action.FAIL, NO),
-    Code.INVALID_TIMESTAMP: Row(Action.FAIL, NO),
-    Code.UNSUPPORTED_VERSION: Row(Action.FAIL, NO),
-    Code.INVALID_REQUEST: Row(Action.FAIL, NO),
-    Code.UNSUPPORTED_FOR_MESSAGE_FORMAT: Row(Action.FAIL, NO),
-    Code.POLICY_VIOLATION: Row(Action.FAIL, NO),
-    Code.UNSUPPORTED_COMPRESSION_TYPE: Row(Action.FAIL, NO),
-    Code.INVALID_RECORD: Row(Action.FAIL, NO),
-    Code.PRODUCER_FENCED: Row(Action.FAIL, NO),
-}
+    when: frozenset[Condition]
+    row: Row
 
-UNKNOWN_CODE = Row(Action.FAIL, MAYBE)
 
-INIT_PRODUCER_ID_RETRIABLE: frozenset[int] = frozenset(
+Key = tuple[ApiKey, int] | Failure | tuple[ApiKey, Failure]
+
+_A, _C = Action, Condition
+_NO, _MAYBE = Outcome.NOT_PERSISTED, Outcome.UNKNOWN
+
+
+def _rule(action: Action, outcome: Outcome, *when: Condition) -> Rule:
+    return Rule(frozenset(when), Row(action, outcome))
+
+
+def _produce() -> dict[Key, tuple[Rule, ...]]:
+    no, maybe = _NO, _MAYBE
+    retry, refresh, fail = _rule(_A.RETRY, no), _rule(_A.REFRESH, no), _rule(_A.FAIL, no)
+    maybe_refresh = _rule(_A.REFRESH, maybe)
+    abort, reinit = _rule(_A.ABORT, no, _C.TRANSACTION), _rule(_A.REINIT, no, _C.TRANSACTION)
+    # A lost sequence: a transaction can't go on; a batch in doubt must never be sent under another name.
+    lost = (
+        _rule(_A.FAIL, no, _C.NOT_IDEMPOTENT),
+        _rule(_A.HOLD, no, _C.FOLLOWER),
+        abort,
+        _rule(_A.FAIL, maybe, _C.IN_DOUBT),
+        _rule(_A.RENUMBER, no),
+    )
+    too_large = (
+        _rule(_A.FAIL, maybe, _C.IN_DOUBT),
+        _rule(_A.SPLIT, no, _C.SEVERAL_RECORDS),
+        fail,
+    )
+    # Validation comes before the check for duplicates (UnifiedLog.append), so it says nothing of earlier attempts.
+    invalid = (
+        abort,
+        _rule(_A.FAIL, maybe, _C.IN_DOUBT),
+        _rule(_A.RESEND_INNOCENT, no, _C.RECORD_ERRORS),
+        fail,
+    )
+    by_code: dict[int, tuple[Rule, ...]] = {
+        Code.NONE: (_rule(_A.SUCCEED, no),),
+        Code.DUPLICATE_SEQUENCE_NUMBER: (_rule(_A.DUPLICATE, no),),
+        # try again
+        Code.CORRUPT_MESSAGE: (retry,),
+        Code.REQUEST_TIMED_OUT: (_rule(_A.RETRY, maybe),),
+        Code.COORDINATOR_LOAD_IN_PROGRESS: (retry,),
+        Code.COORDINATOR_NOT_AVAILABLE: (retry,),
+        Code.NOT_COORDINATOR: (retry,),
+        Code.NOT_ENOUGH_REPLICAS: (_rule(_A.RETRY_SOON, no, _C.TRANSACTION, _C.VERIFICATION), retry),
+        Code.NOT_ENOUGH_REPLICAS_AFTER_APPEND: (_rule(_A.RETRY, maybe),),
+        Code.CONCURRENT_TRANSACTIONS: (_rule(_A.RETRY_SOON, no, _C.TRANSACTION), retry),
+        Code.THROTTLING_QUOTA_EXCEEDED: (retry,),
+        Code.UNKNOWN_LEADER_EPOCH: (retry,),
+        # ask who leads
+        Code.UNKNOWN_TOPIC_OR_PARTITION: (maybe_refresh,),
+        Code.LEADER_NOT_AVAILABLE: (refresh,),
+        Code.NOT_LEADER_OR_FOLLOWER: (maybe_refresh,),
+        Code.BROKER_NOT_AVAILABLE: (refresh,),
+        Code.REPLICA_NOT_AVAILABLE: (refresh,),
+        Code.NETWORK_EXCEPTION: (maybe_refresh,),
+        Code.KAFKA_STORAGE_ERROR: (maybe_refresh,),
+        Code.LISTENER_NOT_FOUND: (refresh,),
+        Code.FENCED_LEADER_EPOCH: (refresh,),
+        Code.UNKNOWN_TOPIC_ID: (refresh,),
+        Code.INCONSISTENT_TOPIC_ID: (refresh,),
+        # the broker lost track of the producer, or somebody else goes by its name
+        Code.OUT_OF_ORDER_SEQUENCE_NUMBER: lost,
+        Code.UNKNOWN_PRODUCER_ID: lost,
+        # In a transaction: fenced, or timed out. With v2 the answer to the abort tells, v1 does not.
+        Code.INVALID_PRODUCER_EPOCH: (_rule(_A.REINIT, no, _C.TRANSACTION, _C.V1), *lost),
+        Code.INVALID_PRODUCER_ID_MAPPING: (reinit, *lost),
+        # refused
+        Code.MESSAGE_TOO_LARGE: too_large,
+        Code.RECORD_LIST_TOO_LARGE: too_large,
+        Code.INVALID_RECORD: invalid,
+        Code.INVALID_TIMESTAMP: invalid,
+        Code.INVALID_TXN_STATE: (abort, fail),
+        Code.TRANSACTION_ABORTABLE: (abort, fail),
+        Code.PRODUCER_FENCED: (reinit, fail),
+        Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: (reinit, fail),
+    }
+    for code in (
+        Code.INVALID_TOPIC_EXCEPTION,
+        Code.INVALID_REQUIRED_ACKS,
+        Code.TOPIC_AUTHORIZATION_FAILED,
+        Code.CLUSTER_AUTHORIZATION_FAILED,
+        Code.UNSUPPORTED_VERSION,
+        Code.INVALID_REQUEST,
+        Code.UNSUPPORTED_FOR_MESSAGE_FORMAT,
+        Code.POLICY_VIOLATION,
+        Code.UNSUPPORTED_COMPRESSION_TYPE,
+    ):
+        by_code[code] = (abort, fail)
+    return {(ApiKey.PRODUCE, code): rules for code, rules in by_code.items()}
+
+
+def _coded(api: ApiKey, action: Action, *codes: Code, outcome: Outcome = _NO) -> dict[Key, tuple[Rule, ...]]:
+    return {(api, code): (_rule(action, outcome),) for code in codes}
+
+
+_WAITS = (Code.COORDINATOR_LOAD_IN_PROGRESS, Code.CONCURRENT_TRANSACTIONS, Code.REQUEST_TIMED_OUT)
+_ELSEWHERE = (Code.NOT_COORDINATOR, Code.COORDINATOR_NOT_AVAILABLE)
+_FENCED = (Code.INVALID_PRODUCER_EPOCH, Code.PRODUCER_FENCED)
+
+
+def _metadata_and_connections() -> dict[Key, tuple[Rule, ...]]:
+    """The codes of a topic in a Metadata answer, and of whole answers; what a record waiting for them learns."""
+    meta, versions = ApiKey.METADATA, ApiKey.API_VERSIONS
+    return {
+        **_coded(
+            meta, _A.FAIL, Code.INVALID_TOPIC_EXCEPTION, Code.TOPIC_AUTHORIZATION_FAILED, Code.INVALID_REQUEST
+        ),
+        **_coded(meta, _A.REBOOTSTRAP, Code.REBOOTSTRAP_REQUIRED),
+        (versions, Code.UNSUPPORTED_VERSION): (_rule(_A.DOWNGRADE, _NO),),
+        **_coded(ApiKey.SASL_HANDSHAKE, _A.OTHER_MECHANISM, Code.UNSUPPORTED_SASL_MECHANISM),
+        **_coded(ApiKey.SASL_HANDSHAKE, _A.NO_SASL, Code.ILLEGAL_SASL_STATE),
+        **_coded(ApiKey.SASL_AUTHENTICATE, _A.FAIL, Code.SASL_AUTHENTICATION_FAILED, Code.ILLEGAL_SASL_STATE),
+    }
+
+
+def _coordinators() -> dict[Key, tuple[Rule, ...]]:
+    """FindCoordinator, InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn."""
+    find, init = ApiKey.FIND_COORDINATOR, ApiKey.INIT_PRODUCER_ID
+    partitions, offsets = ApiKey.ADD_PARTITIONS_TO_TXN, ApiKey.ADD_OFFSETS_TO_TXN
+    return {
+        **_coded(
+            find,
+            _A.RETRY,
+            Code.COORDINATOR_LOAD_IN_PROGRESS,
+            Code.COORDINATOR_NOT_AVAILABLE,
+            Code.REQUEST_TIMED_OUT,
+            Code.UNKNOWN_SERVER_ERROR,
+            Code.BROKER_NOT_AVAILABLE,
+        ),
+        **_coded(find, _A.ABORT, Code.GROUP_AUTHORIZATION_FAILED, Code.TRANSACTION_ABORTABLE),
+        **_coded(find, _A.REINIT, Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED),
+        **_coded(init, _A.RETRY, *_WAITS, Code.NETWORK_EXCEPTION, Code.UNKNOWN_SERVER_ERROR),
+        **_coded(init, _A.COORDINATOR, *_ELSEWHERE),
+        **_coded(init, _A.REINIT, *_FENCED, Code.INVALID_PRODUCER_ID_MAPPING, Code.TRANSACTION_ABORTABLE),
+        **_coded(
+            partitions, _A.RETRY, *_WAITS, Code.UNKNOWN_TOPIC_OR_PARTITION, Code.OPERATION_NOT_ATTEMPTED
+        ),
+        **_coded(partitions, _A.COORDINATOR, *_ELSEWHERE),
+        **_coded(
+            partitions,
+            _A.REINIT,
+            *_FENCED,
+            Code.INVALID_PRODUCER_ID_MAPPING,
+            Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        ),
+        **_coded(offsets, _A.RETRY, *_WAITS),
+        **_coded(offsets, _A.COORDINATOR, *_ELSEWHERE),
+        **_coded(
+            offsets,
+            _A.REINIT,
+            *_FENCED,
+            Code.INVALID_PRODUCER_ID_MAPPING,
+            Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        ),
+    }
+
+
+def _ends_of_transactions() -> dict[Key, tuple[Rule, ...]]:
+    """TxnOffsetCommit and EndTxn. Of an EndTxn the outcome is that of the commit: NOT_PERSISTED is not committed."""
+    commit, end = ApiKey.TXN_OFFSET_COMMIT, ApiKey.END_TXN
+    # Somebody began anew under our name, or (v1) the time-out ended the transaction. It is committed only if an
+    # earlier attempt, whose answer was lost, has done it.
+    fenced = (_rule(_A.REINIT, _MAYBE, _C.COMMIT, _C.UNANSWERED), _rule(_A.REINIT, _NO))
+    # v2 answers a repetition of the same verb with success, so this is a refusal: the transaction timed out.
+    wrong_state = (
+        _rule(_A.ABORT, _NO, _C.V2, _C.COMMIT),
+        *fenced,
+    )
+    return {
+        **_coded(commit, _A.RETRY, *_WAITS, Code.UNKNOWN_TOPIC_OR_PARTITION, Code.UNSTABLE_OFFSET_COMMIT),
+        **_coded(commit, _A.COORDINATOR, *_ELSEWHERE),
+        **_coded(
+            commit, _A.REINIT, Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, Code.INVALID_PRODUCER_ID_MAPPING
+        ),
+        (commit, Code.INVALID_PRODUCER_EPOCH): (_rule(_A.ABORT, _NO, _C.V2), _rule(_A.REINIT, _NO)),
+        (commit, Code.PRODUCER_FENCED): (_rule(_A.REINIT, _NO),),
+        **_coded(end, _A.RETRY, *_WAITS),
+        **_coded(end, _A.COORDINATOR, *_ELSEWHERE),
+        **_coded(end, _A.ABORT, Code.TRANSACTION_ABORTABLE),
+        (end, Code.INVALID_TXN_STATE): wrong_state,
+        **{
+            (end, code): fenced
+            for code in (
+                *_FENCED,
+                Code.INVALID_PRODUCER_ID_MAPPING,
+                Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+                Code.UNKNOWN_PRODUCER_ID,
+            )
+        },
+    }
+
+
+def _failures() -> dict[Key, tuple[Rule, ...]]:
+    """Without an answer. What was written may be persisted, whatever has gone wrong afterwards."""
+    cut = (_rule(_A.FAIL, _MAYBE, _C.ACKS_0), _rule(_A.REFRESH, _MAYBE))
+    return {
+        Failure.NOT_WRITTEN: (_rule(_A.REFRESH, _NO),),
+        Failure.NO_COMMON_VERSION: (_rule(_A.FAIL, _NO),),
+        **{
+            failure: cut
+            for failure in Failure
+            if failure not in (Failure.NOT_WRITTEN, Failure.NO_COMMON_VERSION)
+        },
+    }
+
+
+_SUCCESS: dict[Key, tuple[Rule, ...]] = {(api, int(Code.NONE)): (_rule(_A.SUCCEED, _NO),) for api in ApiKey}
+
+TABLE: Mapping[Key, tuple[Rule, ...]] = MappingProxyType(
     {
-        Code.REQUEST_TIMED_OUT,
-        Code.COORDINATOR_LOAD_IN_PROGRESS,
-        Code.COORDINATOR_NOT_AVAILABLE,
-        Code.NOT_COORDINATOR,
-        Code.CONCURRENT_TRANSACTIONS,
-        Code.NETWORK_EXCEPTION,
-        Code.UNKNOWN_SERVER_ERROR,
+        **_SUCCESS,
+        **_produce(),
+        **_metadata_and_connections(),
+        **_coordinators(),
+        **_ends_of_transactions(),
+        **_failures(),
     }
 )
 
+UNKNOWN_CODES: Mapping[ApiKey, tuple[Rule, ...]] = MappingProxyType(
+    {
+        ApiKey.PRODUCE: (_rule(_A.ABORT, _MAYBE, _C.TRANSACTION), _rule(_A.FAIL, _MAYBE)),
+        ApiKey.METADATA: (_rule(_A.RETRY, _NO),),
+        ApiKey.API_VERSIONS: (_rule(_A.CLOSE, _NO),),
+        ApiKey.SASL_HANDSHAKE: (_rule(_A.CLOSE, _NO),),
+        ApiKey.SASL_AUTHENTICATE: (_rule(_A.CLOSE, _NO),),
+        ApiKey.FIND_COORDINATOR: (_rule(_A.ABORT, _NO),),
+        ApiKey.INIT_PRODUCER_ID: (_rule(_A.FAIL, _NO),),
+        ApiKey.ADD_PARTITIONS_TO_TXN: (_rule(_A.ABORT, _NO),),
+        ApiKey.ADD_OFFSETS_TO_TXN: (_rule(_A.ABORT, _NO),),
+        ApiKey.TXN_OFFSET_COMMIT: (_rule(_A.ABORT, _NO),),
+        ApiKey.END_TXN: (_rule(_A.REINIT, _MAYBE, _C.COMMIT), _rule(_A.REINIT, _NO)),
+    }
+)
+"""What codes mean that stand in no row: mostly such as no broker of today sends."""
 
-def of_produce(code: int) -> Row:
-    """The row of a partition's error code; codes that nobody knows are UNKNOWN."""
-    return PRODUCE.get(code, UNKNOWN_CODE)
+
+TOPIC_ERRORS: Mapping[int, type[KafkaError]] = MappingProxyType(
+    {
+        Code.INVALID_TOPIC_EXCEPTION: InvalidTopicError,
+        Code.TOPIC_AUTHORIZATION_FAILED: TopicAuthorizationError,
+    }
+)
+"""What `send` raises for a topic that Metadata refuses; for all other codes it waits."""
+
+_ADVICE: Mapping[int, str] = MappingProxyType(
+    {
+        Code.CLUSTER_AUTHORIZATION_FAILED: "grant IDEMPOTENT_WRITE on the cluster or set enable_idempotence=False",
+        Code.TOPIC_AUTHORIZATION_FAILED: "grant WRITE on the topic",
+        Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "grant WRITE on the transactional id",
+        Code.GROUP_AUTHORIZATION_FAILED: "grant READ on the group",
+        Code.INVALID_TRANSACTION_TIMEOUT: "lower transaction_timeout_ms to the brokers' transaction.max.timeout.ms",
+        Code.MESSAGE_TOO_LARGE: "raise max.message.bytes of the topic, or send less",
+        Code.UNSUPPORTED_COMPRESSION_TYPE: "choose another compression_type",
+    }
+)
+"""What to do about a refusal, where that is not the same for all."""
+
+
+def advice(code: int) -> str:
+    """The end of an error text; empty if there is nothing to say."""
+    return f"; {_ADVICE[code]}" if code in _ADVICE else ""
+
+
+def reinit_error(code: int) -> type[TransactionReinitError]:
+    """The error of a producer that this code shuts out of its transactional id."""
+    fenced = code in (Code.INVALID_PRODUCER_EPOCH, Code.PRODUCER_FENCED)
+    return ProducerFencedError if fenced else TransactionReinitError
+
+
+Conditions = Collection[Condition] | Callable[[], Collection[Condition]]
+"""What holds, or a way to find out; most rows need to know nothing."""
+
+
+def decide(api: ApiKey, code: int, conditions: Conditions = ()) -> Row:
+    """The row for an error code that a broker answered."""
+    return _first(TABLE.get((api, code)) or UNKNOWN_CODES[api], conditions)
+
+
+def decide_failure(failure: Failure, conditions: Conditions = ()) -> Row:
+    """The row for a request that ended without an error code."""
+    return _first(TABLE[failure], conditions)
+
+
+def failure_of(error: BaseException) -> Failure:
+    """Which failure an error of a connection stands for. What nobody foresaw counts as written."""
+    kinds: tuple[tuple[type[BaseException], Failure], ...] = (
+        (UnsupportedVersionError, Failure.NO_COMMON_VERSION),
+        (CorrelationError, Failure.WRONG_CORRELATION_ID),
+        (MissingPartitionError, Failure.MISSING_PARTITION),
+        (ForeignPartitionError, Failure.FOREIGN_PARTITION),
+        (ProtocolError, Failure.UNDECODABLE),
+        (RequestTimedOutError, Failure.TIMED_OUT),
+        (BrokerConnectionError, Failure.CUT),
+    )
+    if not getattr(error, "written", True) and not isinstance(error, UnsupportedVersionError):
+        return Failure.NOT_WRITTEN
+    return next((failure for kind, failure in kinds if isinstance(error, kind)), Failure.CUT)
+
+
+def _first(rules: tuple[Rule, ...], conditions: Conditions) -> Row:
+    holds: Collection[Condition] | None = None
+    for rule in rules:
+        if not rule.when:
+            return rule.row
+        if holds is None:
+            holds = conditions() if callable(conditions) else conditions
+        if rule.when.issubset(holds):
+            return rule.row
+    raise AssertionError("each entry of the table ends with a rule that needs nothing")

@@ -13,7 +13,8 @@ from aioproducer.config import ProducerConfig
 from aioproducer.errors import BrokerError, KafkaError, ProtocolError
 from aioproducer.idempotence import Idempotence, ProducerIdentity
 from aioproducer.metrics import Metrics
-from aioproducer.outcomes import INIT_PRODUCER_ID_RETRIABLE
+from aioproducer.outcomes import Action, advice, decide, decide_failure, failure_of
+from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import error_name
 from aioproducer.protocol.messages import InitProducerIdRequest, InitProducerIdResponse
 
@@ -74,7 +75,7 @@ class ProducerIdSource:
                     error.name if isinstance(error, BrokerError) else type(error).__name__
                 )
                 self.last_error = error
-                if not _may_pass(error):
+                if not self._may_pass(error):
                     self.refused = error
                     self._wake.set()
                     return
@@ -95,18 +96,20 @@ class ProducerIdSource:
         response = await self._brokers.request_any(request, timeout=self._config.request_timeout)
         assert isinstance(response, InitProducerIdResponse)
         code = response.error_code
-        if code != 0:
+        if decide(ApiKey.INIT_PRODUCER_ID, code).action is not Action.SUCCEED:
             name = error_name(code)
-            raise BrokerError(f"a broker refused a producer id with {name}", code=code, name=name)
+            raise BrokerError(
+                f"a broker refused a producer id with {name}{advice(code)}", code=code, name=name
+            )
         if response.producer_id < 0 or response.producer_epoch < 0:
             raise ProtocolError(f"a broker gave the producer id {response.producer_id}, which is none")
         self._idempotence.identity = ProducerIdentity(response.producer_id, response.producer_epoch)
         self.last_error = None
         return True
 
-
-def _may_pass(error: KafkaError) -> bool:
-    """Whether another try may go better."""
-    if isinstance(error, BrokerError):
-        return error.code in INIT_PRODUCER_ID_RETRIABLE
-    return error.retriable or isinstance(error, ProtocolError)
+    @staticmethod
+    def _may_pass(error: KafkaError) -> bool:
+        """Whether another try may go better."""
+        if isinstance(error, BrokerError):
+            return decide(ApiKey.INIT_PRODUCER_ID, error.code).action in (Action.RETRY, Action.COORDINATOR)
+        return decide_failure(failure_of(error)).action is not Action.FAIL

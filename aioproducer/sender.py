@@ -1,7 +1,7 @@
-"""The task that sends: wait for work, drain per node, number and send, complete or try again.
+"""The task that sends: wait for work, drain per node, number and send; give up what is too late.
 
-One pass looks at everything that may have changed; nothing in it awaits. It reads top to bottom as a batch's way:
-run, pass, produce, answered, and then one of complete, retry, repair, give up."""
+One pass looks at everything that may have changed; nothing in it awaits. It reads top to bottom as a batch goes: run,
+pass, number, produce. What the answer means is answers.py's."""
 
 from __future__ import annotations
 
@@ -13,33 +13,32 @@ from typing import Any
 
 from aioproducer._record_path import PartitionQueue
 from aioproducer.accumulator import NO_NODE, Accumulator
+from aioproducer.answers import Answers
 from aioproducer.batch import BatchState, ProducerBatch
-from aioproducer.brokers import Brokers, backoff
+from aioproducer.brokers import Brokers
 from aioproducer.cluster import NO_TOPIC_ID
 from aioproducer.config import ProducerConfig
 from aioproducer.connection import CLOCK_SLACK, LATE_TIMER
+from aioproducer.coordinator import Coordinator
 from aioproducer.errors import (
     BrokerConnectionError,
-    BrokerError,
-    DeliveryError,
     DeliveryTimeoutError,
     KafkaError,
-    ProtocolError,
+    TransactionAbortedError,
     UnsupportedVersionError,
-    escaped,
 )
 from aioproducer.idempotence import Idempotence, PartitionSequence
 from aioproducer.metadata import Metadata
 from aioproducer.metrics import Metrics
-from aioproducer.outcomes import Action, of_produce
 from aioproducer.producer_id import ProducerIdSource
-from aioproducer.protocol.error_codes import ErrorCode, error_name
-from aioproducer.protocol.messages import ProduceRequest, ProduceResponse
-from aioproducer.types import Outcome
+from aioproducer.protocol.messages import ProduceRequest
+from aioproducer.transaction import Transaction, TransactionState, abortable
 
 logger = logging.getLogger(__name__)
 
 LAST_VERSION_WITH_TOPIC_NAMES = 12
+LAST_VERSION_OF_V1 = 11
+"""From 12 on a broker lets a partition join the transaction by being written to, also if transactions v2 are off."""
 A_MOMENT = 0.05
 """Seconds that answers which lie unread in a socket get to come in."""
 
@@ -54,6 +53,9 @@ class Sender:
         accumulator: Accumulator,
         brokers: Brokers,
         metadata: Metadata,
+        idempotence: Idempotence,
+        transaction: Transaction,
+        coordinator: Coordinator,
         wake: asyncio.Event,
         metrics: Metrics,
         random: Random,
@@ -66,9 +68,16 @@ class Sender:
         self._wake = wake
         self._metrics = metrics
         self._random = random
-        self._idempotence = Idempotence(config.enable_idempotence)
+        self._idempotence = idempotence
+        self._transaction = transaction
+        self._coordinator = coordinator
         self._seen_metadata = -1
         self._gave_a_moment = False
+        self._begun: set[int] = set()
+        """Nodes that a participant has written to."""
+        self._answers = Answers(
+            config, loop, accumulator, brokers, metadata, idempotence, transaction, metrics, random
+        )
         self._producer_ids = ProducerIdSource(config, self._idempotence, brokers, wake, metrics, random)
 
     # ---------------------------------------------------------------------------------------------- the loop
@@ -105,6 +114,8 @@ class Sender:
         if self._producer_ids.refused is not None:
             self._refuse_all(self._producer_ids.refused)
             self._producer_ids.refused = None
+        if self._transaction.refuses_records:
+            self._abort_unsent()
         late = self._expire_all(now)
         nodes, look_again = self._accumulator.ready(now)
         times = [] if look_again is None else [look_again]
@@ -119,7 +130,10 @@ class Sender:
                 again_at = self._send_to(node_id, now)
                 if again_at is not None:
                     times.append(again_at)
-        if self._idempotence.needs_identity and (nodes or not self._producer_ids.was_asked):
+        if self._transaction.is_used:
+            if self._transaction.has_to_join:
+                self._coordinator.add_partitions()
+        elif self._idempotence.needs_identity and (nodes or not self._producer_ids.was_asked):
             # At the start, so that the first record need not wait for it; later, if the last epoch is used up.
             self._producer_ids.ask()
         if self._brokers.update_wanted:
@@ -130,6 +144,15 @@ class Sender:
     def _send_to(self, node_id: int, now: float) -> float | None:
         """Drain a node as long as it can take requests; returns when it may be tried again, if it says."""
         can_send = self._brokers.ready(node_id)
+        if (
+            can_send
+            and node_id not in self._begun
+            and self._transaction.state is TransactionState.PARTICIPANT
+        ):
+            # A broker verifies one partition of a transactional id at a time, and refuses the others until then; all
+            # that come in one request it verifies together.
+            self._begun.add(node_id)
+            self._accumulator.hurry_all(node_id)
         self._accumulator.availability.update(node_id, now, can_drain=can_send)
         corked = self._brokers.cork(node_id) if can_send else None
         try:
@@ -148,12 +171,14 @@ class Sender:
 
     def _may_drain(self, queue: PartitionQueue, batch: ProducerBatch) -> bool:
         """Whether one more batch of this partition may be in flight."""
+        if not self._transaction.may_drain(queue.topic, queue.partition):
+            return False
         if not self._idempotence.enabled:
             # Without numbers a second batch could overtake a first one that has to be sent again.
-            return not queue.in_flight
+            return len(queue.in_flight) < self._config.max_in_flight_per_partition
         if queue.in_flight:
             # A batch that is sent again goes alone.
-            most = self._config.max_in_flight
+            most = self._config.max_in_flight_per_partition
             return (
                 not batch.is_numbered
                 and queue.sequence is not None
@@ -183,7 +208,10 @@ class Sender:
         if queue.sequence is not sequence:
             if queue.sequence is not None:
                 # The new log may hold records under our numbers already, sent by name or again: a new epoch it is.
-                if self._idempotence.identity is not None:
+                if self._transaction.is_used:
+                    cause = KafkaError(f"topic {queue.topic} was made anew while the transaction wrote to it")
+                    self._transaction.must_abort(abortable(self._transaction, cause))
+                elif self._idempotence.identity is not None:
                     self._idempotence.bump()
                 self._renumber(queue)
             queue.sequence = sequence
@@ -203,7 +231,7 @@ class Sender:
                 continue
             if batch.maybe_persisted:
                 self._accumulator.forget(batch)
-                self._give_up(
+                self._answers.give_up(
                     batch, "the broker lost track of this producer before it acknowledged the records"
                 )
             else:
@@ -236,7 +264,11 @@ class Sender:
             )
             batch.sent(node_id)
             queue.in_flight.append(batch)
+            self._transaction.writes_to(queue.topic, queue.partition)
+        if self._transaction.is_used and not self._transaction.is_v2:
+            ceiling = LAST_VERSION_OF_V1
         request = ProduceRequest(
+            transactional_id=self._config.transactional_id,
             acks=self._config.acks,
             timeout_ms=int(self._config.request_timeout * 1000),
             topic_data=list(topics.values()),
@@ -284,153 +316,15 @@ class Sender:
         )
         if error is not None:
             for batch in batches:
-                self._attempt_broke(batch, error, now)
+                self._answers.broken(batch, error, now)
         elif self._config.acks == 0:
             for batch in batches:
-                self._complete(batch, None, now)
+                self._answers.complete(batch, None, now)
         else:
-            self._read_answer(node_id, batches, names, answer.result(), now)
+            self._answers.read(node_id, batches, names, answer.result(), now)
         for batch in batches:
             self._accumulator.touch(batch.queue)
         self._wake.set()
-
-    def _read_answer(
-        self,
-        node_id: int,
-        batches: list[ProducerBatch],
-        names: dict[int, str],
-        response: ProduceResponse,
-        now: float,
-    ) -> None:
-        expected = {(batch.queue.topic, batch.queue.partition): batch for batch in batches}
-        violation = None
-        for topic in response.responses:
-            name = topic.name or names.get(topic.topic_id.int, "")
-            for partition in topic.partition_responses:
-                batch = expected.pop((name, partition.index), None)
-                if batch is None:
-                    violation = (
-                        f"answered for partition {escaped(name)}-{partition.index}, which was not asked"
-                    )
-                else:
-                    self._partition_answered(batch, partition, response, now)
-        if expected:
-            violation = f"left out {len(expected)} partitions in its answer"
-        if violation is not None:
-            error = ProtocolError(f"broker {node_id} {violation}", written=True)
-            self._brokers.disconnect(node_id, error)
-            for batch in expected.values():
-                self._attempt_broke(batch, error, now)
-
-    def _partition_answered(
-        self,
-        batch: ProducerBatch,
-        answer: ProduceResponse.PartitionProduceResponse,
-        response: ProduceResponse,
-        now: float,
-    ) -> None:
-        row = of_produce(answer.error_code)
-        if row.action is Action.SUCCEED:
-            self._complete(batch, answer, now)
-            return
-        name = error_name(answer.error_code)
-        self._metrics.count_error(name)
-        text = f": {escaped(answer.error_message)}" if answer.error_message else ""
-        batch.last_error = BrokerError(f"{name}{text}", code=answer.error_code, name=name)
-        if batch.state is BatchState.DONE:
-            return  # it expired meanwhile
-        if row.outcome is Outcome.UNKNOWN:
-            batch.maybe_persisted = True
-        queue = batch.queue
-        if row.action is Action.REFRESH:
-            leader = answer.current_leader
-            if leader.leader_id >= 0:
-                self._metadata.apply_leader_hint(
-                    queue.topic,
-                    queue.partition,
-                    leader.leader_id,
-                    leader.leader_epoch,
-                    response.node_endpoints,
-                )
-            known = self._metadata.cluster.partition(queue.topic, queue.partition)
-            has_moved = known is not None and known.leader not in (NO_NODE, batch.broker)
-            if not has_moved:
-                self._metadata.request_update()
-            self._retry(batch, now, at_once=has_moved)
-        elif row.action is Action.RETRY:
-            self._retry(batch, now)
-        elif row.action is Action.REPAIR and batch.identity is not None:
-            self._repair(batch, now)
-        else:
-            self._fail_records(batch, answer)
-            self._give_up(batch, f"broker {batch.broker} refused the records with {name}{text}")
-
-    def _attempt_broke(self, batch: ProducerBatch, error: BaseException, now: float) -> None:
-        """No answer: the connection broke, timed out, or made no sense."""
-        self._metrics.count_error(type(error).__name__)
-        batch.last_error = error
-        written = getattr(error, "written", True)
-        if batch.state is BatchState.DONE:
-            return
-        batch.maybe_persisted |= written
-        if isinstance(error, UnsupportedVersionError):
-            self._give_up(batch, str(error))
-            return
-        if self._config.acks == 0 and written:
-            # Nobody will ever tell, and a second copy would be our doing.
-            self._give_up(
-                batch, f"the connection to broker {batch.broker} was lost while the records were written"
-            )
-            return
-        self._metadata.request_update()
-        self._retry(batch, now)
-
-    # --------------------------------------------------------------------------------- what becomes of a batch
-
-    def _complete(
-        self, batch: ProducerBatch, answer: ProduceResponse.PartitionProduceResponse | None, now: float
-    ) -> None:
-        queue = batch.queue
-        if batch.identity is not None and queue.sequence is not None:
-            self._idempotence.acknowledged(queue.sequence, batch.identity, batch.broker or 0)
-        if batch.state is BatchState.DONE:
-            return  # it expired meanwhile; its outcome was given as unknown
-        self._metrics.records_acked += batch.record_count
-        self._metrics.time_to_ack.add(now - batch.created, batch.record_count)
-        if answer is None:
-            batch.succeed(-1, -1, -1)
-        else:
-            offset = answer.base_offset if answer.error_code == 0 else -1
-            batch.succeed(offset, answer.log_append_time_ms, answer.log_start_offset)
-        self._accumulator.release(batch)
-
-    def _retry(self, batch: ProducerBatch, now: float, *, at_once: bool = False) -> None:
-        batch.returned()
-        self._accumulator.requeue(batch, now if at_once else now + self._backoff(batch))
-
-    def _backoff(self, batch: ProducerBatch) -> float:
-        config = self._config
-        return backoff(config.retry_backoff, config.retry_backoff_max, batch.attempts - 1, self._random)
-
-    def _repair(self, batch: ProducerBatch, now: float) -> None:
-        """The broker refused the sequence. Only the first outstanding batch of a partition can say why."""
-        queue = batch.queue
-        earlier = [*queue.in_flight, *queue.batches]
-        if any(other.is_numbered and other.order < batch.order for other in earlier):
-            # Its predecessor was refused and comes first; then this one fits again.
-            batch.returned()
-            self._accumulator.requeue(batch, now)
-            return
-        assert batch.identity is not None
-        assert queue.sequence is not None
-        logger.warning("%s; starting a new epoch for %s-%d", batch.last_error, queue.topic, queue.partition)
-        if batch.maybe_persisted:
-            self._give_up(batch, "the broker lost track of this producer before it acknowledged the records")
-            return
-        self._idempotence.given_up(queue.sequence, batch.identity)
-        batch.returned()
-        batch.number(None, -1)
-        self._accumulator.requeue(batch, now + self._backoff(batch))
 
     def _expire_all(self, now: float) -> bool:
         """End what has passed its delivery timeout; True if that has to wait a moment.
@@ -459,7 +353,7 @@ class Sender:
             reason = f"{why}; nothing was sent"
         else:
             reason = f"the last error was: {batch.last_error!r}" if batch.last_error else "no broker answered"
-        self._give_up(batch, f"delivery timed out: {reason}", timed_out=True)
+        self._answers.give_up(batch, f"delivery timed out: {reason}", DeliveryTimeoutError)
 
     def _why_not_sent(self, node_id: int) -> tuple[KafkaError | None, str]:
         if self._idempotence.needs_identity:
@@ -476,46 +370,6 @@ class Sender:
             f"broker {node_id} could not take it ({error or 'busy, throttled, or still connecting'})",
         )
 
-    def _fail_records(self, batch: ProducerBatch, answer: ProduceResponse.PartitionProduceResponse) -> None:
-        """KIP-467: the broker may say which records it refused, and why; the others share their fate."""
-        for entry in answer.record_errors or ():
-            if 0 <= entry.batch_index < batch.record_count:
-                text = escaped(entry.batch_index_error_message or answer.error_message)
-                if batch.record_errors is None:
-                    batch.record_errors = {}
-                index = batch.original_index(entry.batch_index)
-                name = error_name(answer.error_code)
-                error = self._error(batch, f"the broker refused this record with {name}: {text}")
-                batch.record_errors.setdefault(index, error)
-
-    def _give_up(self, batch: ProducerBatch, reason: str, *, timed_out: bool = False) -> None:
-        if batch.identity is not None and batch.queue.sequence is not None:
-            self._idempotence.given_up(batch.queue.sequence, batch.identity)
-        error = self._error(batch, reason, timed_out=timed_out)
-        if error.outcome is Outcome.UNKNOWN:
-            self._metrics.records_unknown += batch.live_count
-        else:
-            self._metrics.records_failed += batch.live_count
-        batch.give_up(error)
-        self._accumulator.release(batch)
-
-    def _error(self, batch: ProducerBatch, reason: str, *, timed_out: bool = False) -> DeliveryError:
-        queue = batch.queue
-        elapsed = self._loop.time() - batch.created
-        outcome = batch.outcome
-        known = "they are not in the log" if outcome is Outcome.NOT_PERSISTED else "they may be in the log"
-        return (DeliveryTimeoutError if timed_out else DeliveryError)(
-            f"{batch.live_count} records for {queue.topic}-{queue.partition} were given up after {elapsed:.3f} s and "
-            f"{batch.attempts} attempts: {reason} ({known})",
-            outcome=outcome,
-            topic=queue.topic,
-            partition=queue.partition,
-            broker=batch.broker,
-            attempts=batch.attempts,
-            elapsed=elapsed,
-            last_error=batch.last_error,
-        )
-
     def abort(self, reason: str) -> None:
         """Give up everything that is left: called by close() when its time is over."""
         for batch in list(self._accumulator.incomplete):
@@ -523,15 +377,20 @@ class Sender:
                 batch.maybe_persisted = True
             else:
                 self._accumulator.forget(batch)
-            self._give_up(batch, reason)
+            self._answers.give_up(batch, reason)
+
+    def _abort_unsent(self) -> None:
+        """The transaction will not be committed: what is not in flight is not sent any more (KIP-654)."""
+        why = self._transaction.error or "the transaction was aborted"
+        for batch in list(self._accumulator.incomplete):
+            if batch.state in (BatchState.OPEN, BatchState.CLOSED):
+                self._accumulator.forget(batch)
+                self._answers.give_up(batch, str(why), TransactionAbortedError)
 
     def _refuse_all(self, error: KafkaError) -> None:
         """Without a producer id nothing can be sent: what waits fails now; the next record asks again."""
-        reason = str(error)
-        if getattr(error, "code", None) == ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
-            reason += "; grant IDEMPOTENT_WRITE on the cluster or set enable_idempotence=False"
         for batch in list(self._accumulator.incomplete):
             if batch.state in (BatchState.OPEN, BatchState.CLOSED) and not batch.is_numbered:
                 batch.last_error = error
                 self._accumulator.forget(batch)
-                self._give_up(batch, reason)
+                self._answers.give_up(batch, str(error))

@@ -155,7 +155,7 @@ def test_partitions_with_gaps_or_repetitions_are_not_taken(indexes):
 
 
 def test_a_partition_without_leader_keeps_its_epoch():
-    cluster = known(topic(partition(leader=1, error=ErrorCode.LEADER_NOT_AVAILABLE)))
+    cluster = known(topic(partition(leader=-1, error=ErrorCode.LEADER_NOT_AVAILABLE)))
 
     assert leader_of(cluster) == (-1, 5)
     assert cluster.topic("t") is not None

@@ -522,7 +522,7 @@ async def test_a_new_leader_that_makes_no_sense_is_ignored(rewrite):
         assert numbers(cluster) == [0, 1, 2, 3]
 
 
-async def test_records_that_the_broker_names_have_its_reason_and_the_others_the_batchs(rewrite):
+async def test_records_that_the_broker_names_have_its_reason_and_the_others_are_sent_again(rewrite):
     async with producing(linger_ms=20) as (cluster, producer):
         await producer.partitions_for("t")
         cluster.faults.add(PRODUCE, error=ErrorCode.INVALID_RECORD)
@@ -540,12 +540,53 @@ async def test_records_that_the_broker_names_have_its_reason_and_the_others_the_
         rewrite(name_records)
         found = await results(await send_numbers(producer, range(5)))
 
-        assert all(isinstance(error, DeliveryError) for error in found)
-        assert {error.outcome for error in found} == {Outcome.NOT_PERSISTED}
+        assert [isinstance(error, DeliveryError) for error in found] == [False, True, False, True, False]
+        assert {found[1].outcome, found[3].outcome} == {Outcome.NOT_PERSISTED}
         assert "no key" in str(found[1])
-        assert [("no key" in str(error)) for error in found] == [False, True, False, False, False]
+        assert "no key" not in str(found[3])
         assert "two of them" in str(found[3])
-        assert not [error for error in found if "\x1b" in str(error)], "control characters are escaped"
+        assert "\x1b" not in str(found[3]), "control characters are escaped"
+        assert [found[0].offset, found[2].offset, found[4].offset] == [0, 1, 2]
+        assert numbers(cluster) == [0, 2, 4]
+        assert batch_headers(cluster) == [(1, 0, 3)], "under a new epoch: their old numbers are void"
+        snapshot = producer.metrics()
+        assert (snapshot.records_acked, snapshot.records_failed) == (3, 2)
+
+
+async def test_named_records_of_a_batch_in_doubt_are_not_sent_again(rewrite):
+    """The first attempt may be in the log, so nothing of it may be sent under another name."""
+    async with producing(linger_ms=20) as (cluster, producer):
+        await producer.partitions_for("t")
+        cluster.faults.add(PRODUCE, drop_after_append=True)
+        cluster.faults.add(PRODUCE, error=ErrorCode.INVALID_RECORD)
+
+        def name_a_record(response) -> None:
+            response.responses[0].partition_responses[0].record_errors = [
+                ProduceResponse.BatchIndexAndErrorMessage(batch_index=1, batch_index_error_message="no key")
+            ]
+
+        rewrite(name_a_record)
+        found = await results(await send_numbers(producer, range(3)))
+
+        assert {error.outcome for error in found} == {Outcome.UNKNOWN}
+        assert numbers(cluster) == [0, 1, 2]
+
+
+async def test_without_idempotence_the_others_are_sent_again_too(rewrite):
+    async with producing(linger_ms=20, enable_idempotence=False) as (cluster, producer):
+        await producer.partitions_for("t")
+        cluster.faults.add(PRODUCE, error=ErrorCode.INVALID_TIMESTAMP)
+
+        def name_a_record(response) -> None:
+            response.responses[0].partition_responses[0].record_errors = [
+                ProduceResponse.BatchIndexAndErrorMessage(batch_index=0, batch_index_error_message="too old")
+            ]
+
+        rewrite(name_a_record)
+        found = await results(await send_numbers(producer, range(3)))
+
+        assert isinstance(found[0], DeliveryError)
+        assert numbers(cluster) == [1, 2]
 
 
 # ------------------------------------------------------------------------------------ replication (acks=all)

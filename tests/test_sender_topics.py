@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -458,7 +459,7 @@ async def test_each_release_works_at_its_own_ceilings(versions):
         assert await offsets(first) == await offsets(second) == list(range(6))
         assert await offsets([third]) == [0]
         assert numbers(cluster, "t", 0) == numbers(cluster, "t", 1) == list(range(6))
-        ceiling = cluster.broker(0).versions[PRODUCE].max
+        ceiling = cluster.broker(0).release.versions[PRODUCE].max
         assert {request.header.version for request in cluster.requests_of(PRODUCE)} == {ceiling}
 
 
@@ -472,11 +473,16 @@ async def test_topic_ids_are_used_from_version_13_on():
         assert request.message.topic_data[0].name == ""
 
 
+def serve(broker, api_key, versions):
+    """Let a broker know only these versions of an API."""
+    broker.release = replace(broker.release, versions={**broker.release.versions, api_key: versions})
+
+
 async def test_a_topic_without_an_id_is_addressed_by_name_also_on_a_new_broker():
     """Metadata came from a broker that is too old for ids, the leader knows them."""
     async with EmbeddedCluster(2, topics={"t": 1, "u": 1}) as cluster:
         for node in (0, 1):
-            cluster.broker(node).versions[METADATA] = VersionRange(0, 9)
+            serve(cluster.broker(node), METADATA, VersionRange(0, 9))
         async with quick_producer(cluster) as producer:
             deliveries = [await producer.send("t", b"0"), await producer.send("u", b"0")]
 
@@ -486,7 +492,7 @@ async def test_a_topic_without_an_id_is_addressed_by_name_also_on_a_new_broker()
 
 async def test_without_a_common_version_records_fail_locally_as_not_persisted():
     async with EmbeddedCluster(topics={"t": 1}) as cluster:
-        cluster.broker(0).versions[PRODUCE] = VersionRange(3, 5)
+        serve(cluster.broker(0), PRODUCE, VersionRange(3, 5))
         async with quick_producer(cluster) as producer:
             error = await error_of(producer.send_and_wait("t", b"0"), 1)
 
