@@ -1,30 +1,55 @@
 """aioproducer: an asyncio-native Apache Kafka producer."""
 
-from aioproducer._record_path import Delivery, RecordMetadata
-from aioproducer.batch import BatchBuilder
-from aioproducer.config import ProducerConfig
-from aioproducer.errors import (
-    BrokerError,
-    BufferFullError,
-    ConfigError,
-    DeliveryError,
-    DeliveryTimeoutError,
-    InvalidRecordError,
-    KafkaError,
-    KafkaTimeoutError,
-    ProducerClosed,
-    RecordTooLargeError,
-)
-from aioproducer.interceptors import Interceptor
-from aioproducer.producer import CloseReport, Producer
-from aioproducer.types import Headers, Outcome, ProducerRecord, TopicPartition
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from aioproducer._record_path import Delivery, RecordMetadata
+    from aioproducer.batch import BatchBuilder
+    from aioproducer.config import ProducerConfig
+    from aioproducer.errors import (
+        AuthenticationError,
+        BrokerError,
+        BufferFullError,
+        CommitOutcomeUnknownError,
+        ConfigError,
+        DeliveryError,
+        DeliveryTimeoutError,
+        InvalidRecordError,
+        KafkaError,
+        KafkaTimeoutError,
+        ProducerClosed,
+        ProducerFencedError,
+        RecordTooLargeError,
+        TransactionAbortableError,
+        TransactionAbortedError,
+        TransactionError,
+        TransactionReinitError,
+    )
+    from aioproducer.interceptors import Interceptor
+    from aioproducer.producer import CloseReport, Producer
+    from aioproducer.types import (
+        ConsumerGroupMetadata,
+        Headers,
+        OffsetAndMetadata,
+        Outcome,
+        ProducerRecord,
+        Secret,
+        TopicPartition,
+        TransactionHandle,
+    )
 
 __all__ = [
+    "AuthenticationError",
     "BatchBuilder",
     "BrokerError",
     "BufferFullError",
     "CloseReport",
+    "CommitOutcomeUnknownError",
     "ConfigError",
+    "ConsumerGroupMetadata",
     "Delivery",
     "DeliveryError",
     "DeliveryTimeoutError",
@@ -33,12 +58,68 @@ __all__ = [
     "InvalidRecordError",
     "KafkaError",
     "KafkaTimeoutError",
+    "OffsetAndMetadata",
     "Outcome",
     "Producer",
     "ProducerClosed",
     "ProducerConfig",
+    "ProducerFencedError",
     "ProducerRecord",
     "RecordMetadata",
     "RecordTooLargeError",
+    "Secret",
     "TopicPartition",
+    "TransactionAbortableError",
+    "TransactionAbortedError",
+    "TransactionError",
+    "TransactionHandle",
+    "TransactionReinitError",
 ]
+
+# Each name is imported when it is asked for: pytest loads aioproducer.testing.plugin, and with it this module, at the
+# start of every run in every environment that has aioproducer installed.
+_MODULES = {
+    "AuthenticationError": "aioproducer.errors",
+    "BatchBuilder": "aioproducer.batch",
+    "BrokerError": "aioproducer.errors",
+    "BufferFullError": "aioproducer.errors",
+    "CloseReport": "aioproducer.producer",
+    "CommitOutcomeUnknownError": "aioproducer.errors",
+    "ConfigError": "aioproducer.errors",
+    "ConsumerGroupMetadata": "aioproducer.types",
+    "Delivery": "aioproducer._record_path",
+    "DeliveryError": "aioproducer.errors",
+    "DeliveryTimeoutError": "aioproducer.errors",
+    "Headers": "aioproducer.types",
+    "Interceptor": "aioproducer.interceptors",
+    "InvalidRecordError": "aioproducer.errors",
+    "KafkaError": "aioproducer.errors",
+    "KafkaTimeoutError": "aioproducer.errors",
+    "OffsetAndMetadata": "aioproducer.types",
+    "Outcome": "aioproducer.types",
+    "Producer": "aioproducer.producer",
+    "ProducerClosed": "aioproducer.errors",
+    "ProducerConfig": "aioproducer.config",
+    "ProducerFencedError": "aioproducer.errors",
+    "ProducerRecord": "aioproducer.types",
+    "RecordMetadata": "aioproducer._record_path",
+    "RecordTooLargeError": "aioproducer.errors",
+    "Secret": "aioproducer.types",
+    "TopicPartition": "aioproducer.types",
+    "TransactionAbortableError": "aioproducer.errors",
+    "TransactionAbortedError": "aioproducer.errors",
+    "TransactionError": "aioproducer.errors",
+    "TransactionHandle": "aioproducer.types",
+    "TransactionReinitError": "aioproducer.errors",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(_MODULES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -14,7 +14,16 @@ from typing import Any
 from aioproducer.cluster import Cluster
 from aioproducer.config import ProducerConfig
 from aioproducer.connection import Connection, State
-from aioproducer.errors import BrokerConnectionError, KafkaError, ProducerClosed, RequestTimedOutError
+from aioproducer.errors import (
+    AuthenticationError,
+    BrokerConnectionError,
+    ConfigError,
+    KafkaError,
+    ProducerClosed,
+    RequestTimedOutError,
+    escaped,
+)
+from aioproducer.login import Login
 from aioproducer.metrics import Metrics
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.schema import Message
@@ -24,6 +33,13 @@ logger = logging.getLogger(__name__)
 
 JITTER = 0.2
 """Share by which each back-off is longer or shorter, so that clients don't come back all at once."""
+
+REFUSED_BACKOFF_MAX = 10.0
+"""Seconds; the longest pause between attempts while a broker does not believe who we are. Accounts get locked."""
+
+FIRST_ASKED = (4, 4, 3, 3, 0)
+"""Version of ApiVersions to ask with, after so many connections in a row that were closed instead of an answer: some
+brokers (Azure Event Hubs) hang up on a version that they don't know (KIP-511 came later)."""
 
 PATIENCE = 0.5
 """Seconds that a connection may take until another broker is tried beside it, where any broker would do."""
@@ -43,6 +59,7 @@ class _Link:
         "failed_setups",
         "failing_since",
         "failures",
+        "hang_ups",
         "last_error",
         "losses",
         "node",
@@ -62,6 +79,8 @@ class _Link:
         """Connections in a row that could not be made or did not last."""
         self.failed_setups = 0
         """Connections in a row that could not be made."""
+        self.hang_ups = 0
+        """Connections in a row that the broker closed when it was asked for its versions."""
         self.failing_since: float | None = None
         """When the first of these began."""
         self.losses = 0
@@ -93,6 +112,7 @@ class Brokers:
         self._wake = wake
         self._metrics = metrics
         self._random = random
+        self._login = Login(config, random=random)
         self._links: dict[int, _Link] = {}
         self._former: dict[int, _Link] = {}
         """The nodes before the last exchange of nodes."""
@@ -103,6 +123,7 @@ class Brokers:
         """Who waits for a change, any change."""
         self._turn = random.randrange(1 << 16)
         self._is_closed = False
+        self._has_known_cluster = False
         self.lost = 0
         """Connections that broke, or could not be made."""
         self.update_wanted = False
@@ -132,6 +153,7 @@ class Brokers:
     def update(self, cluster: Cluster) -> None:
         """Take over the nodes of a snapshot; connections to lost or moved ones are drained."""
         if cluster.nodes and not self._is_closed:
+            self._has_known_cluster = True
             self._replace(cluster.nodes)
 
     def _bootstrap_nodes(self) -> dict[int, Node]:
@@ -303,6 +325,7 @@ class Brokers:
 
         Raises:
             BrokerConnectionError: each broker was tried and none can be connected to; or the connection broke.
+            AuthenticationError: before any cluster was known: a broker does not believe who we are, or we don't it.
             RequestTimedOutError: no answer within `timeout` seconds.
             ProtocolError: the answer made no sense.
             UnsupportedVersionError: the broker is too old for the request.
@@ -318,6 +341,8 @@ class Brokers:
             node_id = self.least_loaded()
             if node_id is not None and self._links[node_id].is_ready:
                 return await self.request(node_id, message, max(deadline - now, 0.001))
+            if not self._has_known_cluster and (refusal := self.refusal) is not None:
+                raise refusal  # others would say the same, and accounts get locked
             self._connect_any(now)
             if all(
                 link.connection is None and link.task is None and link.losses > losses.get(node_id, 0)
@@ -327,6 +352,60 @@ class Brokers:
             if now >= deadline:
                 raise RequestTimedOutError(f"no broker within {timeout:g} s: {self.reasons()}", written=False)
             await self._change(min(self._next_look(now), deadline))
+
+    async def request_node(
+        self, node_id: int, message: Message, timeout: float, *, version_ceiling: int | None = None
+    ) -> Any:
+        """Send a request to one broker, connect to it first if need be, and return its answer.
+
+        Not bound by the limit in flight, but by a throttle. Cancelling it gives up the answer.
+
+        Raises:
+            BrokerConnectionError: the broker is not known, can't be connected to, or the connection broke.
+            RequestTimedOutError: no answer within `timeout` seconds.
+            ProtocolError: the answer made no sense.
+            UnsupportedVersionError: no version is spoken by both sides.
+            ProducerClosed: the brokers were closed.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        before: int | None = None
+        while True:
+            if self._is_closed:
+                raise ProducerClosed("the producer was closed")
+            now = loop.time()
+            link = self._links.get(node_id)
+            if link is None:
+                self._want_update()
+                raise BrokerConnectionError(f"broker {node_id} is not known", written=False)
+            if link.is_ready and link.throttled_until <= now:
+                return await self.request(
+                    node_id, message, max(deadline - now, 0.001), version_ceiling=version_ceiling
+                )
+            before = link.losses if before is None else before
+            if link.connection is None and link.losses > before and link.last_error is not None:
+                raise BrokerConnectionError(str(link.last_error), written=False)
+            if now >= deadline:
+                why = link.last_error or "it is still connecting, or throttled"
+                raise RequestTimedOutError(
+                    f"broker {node_id} could not be asked within {timeout:g} s: {why}", written=False
+                )
+            if link.connection is None:
+                self._connect(link)
+            times = [deadline, link.throttled_until, link.retry_at]
+            await self._change(min(time for time in times if time > now))
+
+    def finalized_feature(self, name: str) -> int:
+        """Level of a finalized feature of the cluster, as the best informed broker told it (KIP-584); 0 if none did."""
+        known = [link.connection.versions for link in self._links.values() if link.connection is not None]
+        newest = max(known, key=lambda versions: versions.features_epoch, default=None)
+        return newest.features.get(name, 0) if newest is not None else 0
+
+    @property
+    def refusal(self) -> KafkaError | None:
+        """Why a broker, or we, don't believe who the other one is, or that certificates can't be read."""
+        errors = [link.last_error for link in self._links.values()]
+        return next((error for error in errors if isinstance(error, AuthenticationError | ConfigError)), None)
 
     @property
     def is_hopeless(self) -> bool:
@@ -360,6 +439,15 @@ class Brokers:
             # Most errors begin with the address already.
             reasons.append(told if str(link.node.port) in told else f"{link.node}: {told}")
         return "; ".join(reasons)
+
+    def errors(self) -> dict[str, KafkaError]:
+        """The same as errors, by "host:port"; of those brokers that could not be connected to."""
+        links = self._links.values()
+        return {
+            f"{link.node.host}:{link.node.port}": link.last_error
+            for link in links
+            if link.last_error is not None
+        }
 
     def _connect_any(self, now: float) -> None:
         """Start one more attempt, unless one is young enough to be waited for."""
@@ -400,6 +488,11 @@ class Brokers:
 
     async def _dial(self, link: _Link) -> None:
         config = self._config
+        try:
+            address = self._address(link.node)
+        except BrokerConnectionError as error:
+            self._lost(link, error)
+            return
         connection = Connection(
             link.node.node_id,
             link.node.host,
@@ -413,11 +506,16 @@ class Brokers:
                 link.failed_setups,
                 self._random,
             ),
+            first_asked=FIRST_ASKED[min(link.hang_ups, len(FIRST_ASKED) - 1)],
+            login=self._login,
+            address=address,
+            renew_at=self._random.uniform(0.8, 0.9),
         )
         try:
             await connection.connect()
         except KafkaError as error:
             link.failed_setups += 1
+            link.hang_ups = link.hang_ups + 1 if connection.hung_up_on_versions else 0
             if link.failing_since is None:
                 link.failing_since = link.dialing_since
             self._lost(link, error)
@@ -432,6 +530,20 @@ class Brokers:
         link.failed_setups = 0
         link.failing_since = None
         link.last_error = None
+
+    def _address(self, node: Node) -> tuple[str, int]:
+        """Where to connect to: the user may map an advertised address, or refuse it."""
+        ask = self._config.address_filter
+        if ask is None or node.node_id < 0:
+            return node.host, node.port
+        try:
+            address = ask(node.host, node.port, node.node_id)
+        except Exception as error:
+            why = f"address_filter raised {type(error).__name__}: {escaped(str(error))}"
+            raise BrokerConnectionError(f"{node}: {why}", written=False) from error
+        if address is None:
+            raise BrokerConnectionError(f"{node}: address_filter refuses this address", written=False)
+        return address
 
     def _dialed(self, link: _Link, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task, None)
@@ -458,9 +570,12 @@ class Brokers:
         config = self._config
         now = asyncio.get_running_loop().time()
         link.losses += 1
+        longest = max(config.reconnect_backoff, config.reconnect_backoff_max)
+        if isinstance(error, AuthenticationError):
+            longest = max(longest, REFUSED_BACKOFF_MAX)
         link.retry_at = now + backoff(
             config.reconnect_backoff,
-            max(config.reconnect_backoff, config.reconnect_backoff_max),
+            longest,
             link.failures,
             self._random,
         )

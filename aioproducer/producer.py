@@ -12,21 +12,23 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from random import Random
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
-from aioproducer._record_path import Delivery, PartitionQueue, RecordPath
+from aioproducer._record_path import Delivery, PartitionQueue, Topic, murmur2
 from aioproducer.accumulator import Accumulator
 from aioproducer.batch import BatchBuilder
 from aioproducer.brokers import Brokers
-from aioproducer.cluster import PartitionInfo
-from aioproducer.config import ProducerConfig
+from aioproducer.cluster import PartitionInfo, TopicInfo
+from aioproducer.config import AddressFilter, Connector
+from aioproducer.configured import Configured, keeps_what_was_given
+from aioproducer.coordinator import Coordinator
 from aioproducer.errors import (
     BufferFullError,
     DeliveryTimeoutError,
@@ -36,13 +38,17 @@ from aioproducer.errors import (
     ProducerNotStartedError,
     RecordTooLargeError,
 )
+from aioproducer.idempotence import Idempotence
 from aioproducer.interceptors import Interceptors
 from aioproducer.metadata import Metadata
 from aioproducer.metrics import Metrics, MetricsSnapshot
 from aioproducer.sender import Sender
 from aioproducer.serializers import Serializer, serialized, serialized_now
+from aioproducer.settings.table import SecuritySettings
 from aioproducer.target import PartitionChoice, check_target, check_timeout
-from aioproducer.types import Headers, Outcome, ProducerRecord
+from aioproducer.transaction import Transaction
+from aioproducer.transactional import Transactional
+from aioproducer.types import Headers, Outcome, ProducerRecord, TopicPartition, TransactionHandle
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +81,7 @@ class CloseReport:
     """Failed records that nobody looked at, by (topic, error)."""
 
 
-class Producer(RecordPath):
+class Producer(Transactional, Configured):
     """An asyncio Kafka producer.
 
         async with Producer("localhost:9092", compression_type="zstd") as producer:
@@ -101,10 +107,12 @@ class Producer(RecordPath):
         request_timeout_ms: how long to wait for a broker's answer before its connection is closed.
         retry_backoff_ms, retry_backoff_max_ms: pause before a retry, doubled each time, 20 % jitter (KIP-580).
         compression_type: "none", "gzip", "snappy", "lz4" or "zstd".
-        compression_level: the codec's own scale (KIP-390); its default if None.
+        compression_level: the codec's own scale (KIP-390); its default if None. Java's compression_gzip_level,
+            compression_lz4_level and compression_zstd_level go for one codec only.
         partitioner: "murmur2" (Java's: keys hashed, records without a key uniformly sticky, KIP-794),
             "consistent_random" (librdkafka's), "round_robin", "random", or a callable
             (key, all partitions, available partitions) -> partition.
+        partitioner_ignore_keys: the same as partitioner="random".
         partitioner_adaptive_partitioning_enable: fewer records without a key for partitions whose batches queue up.
         partitioner_availability_timeout_ms: leave out partitions whose broker took nothing for so long; 0: never.
         key_serializer, value_serializer: f(value) -> bytes, or an object with serialize(topic, value, headers);
@@ -115,21 +123,26 @@ class Producer(RecordPath):
         allow_auto_create_topics: let brokers create topics that are asked for.
         reconnect_backoff_ms, reconnect_backoff_max_ms: pause between attempts to connect to a broker.
         socket_connection_setup_timeout_ms, socket_connection_setup_timeout_max_ms: bound of one attempt.
-        connections_max_idle_ms: close connections that were unused for so long.
+        connections_max_idle_ms: close connections that were unused for so long; 0 or None: never.
         transactional_id: the name under which transactions go on after a restart; needs idempotence and acks="all".
         transaction_timeout_ms: after so long the broker aborts a transaction that nobody ended.
         interceptors: objects with on_send(record) -> record or on_acknowledgement(metadata or error), called in order.
+        connector: async f(host, port) -> a connected socket, to go through a proxy.
+        address_filter: f(host, port, node id) of each broker that the cluster names -> the address to connect to
+            instead, or None to refuse it.
         max_batch_size: aiokafka's name of `batch_size`.
+        security: `security_protocol`, `ssl_...` and `sasl_...` as docs/configuration.md lists them.
 
     Raises:
-        ConfigError: a setting is malformed or contradicts another one.
+        ConfigError: a setting is unknown, malformed or contradicts another one.
     """
 
+    @keeps_what_was_given
     def __init__(
         self,
         bootstrap_servers: str | Sequence[str] = "localhost:9092",
         *,
-        client_id: str = "aioproducer",
+        client_id: str | None = "aioproducer",
         acks: int | str = "all",
         enable_idempotence: bool | None = None,
         max_in_flight_requests_per_connection: int = 5,
@@ -144,7 +157,11 @@ class Producer(RecordPath):
         retry_backoff_max_ms: float = 1000,
         compression_type: str | None = "none",
         compression_level: int | None = None,
+        compression_gzip_level: int | None = None,
+        compression_lz4_level: int | None = None,
+        compression_zstd_level: int | None = None,
         partitioner: str | Callable[..., int] = "murmur2",
+        partitioner_ignore_keys: bool = False,
         partitioner_adaptive_partitioning_enable: bool = True,
         partitioner_availability_timeout_ms: float = 0,
         key_serializer: Serializer | None = None,
@@ -158,38 +175,62 @@ class Producer(RecordPath):
         reconnect_backoff_max_ms: float = 1000,
         socket_connection_setup_timeout_ms: float = 10000,
         socket_connection_setup_timeout_max_ms: float = 30000,
-        connections_max_idle_ms: float = 540000,
+        connections_max_idle_ms: float | None = 540000,
         transactional_id: str | None = None,
         transaction_timeout_ms: float = 60000,
         interceptors: Sequence[Any] = (),
+        connector: Connector | None = None,
+        address_filter: AddressFilter | None = None,
         max_batch_size: int | None = None,
+        **security: Unpack[SecuritySettings],
     ) -> None:
-        settings = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
-        self._config = ProducerConfig.of(**settings)
+        self._config = self._configure()
         self._state = State.NEW
         self._metrics = Metrics()
         self._random = Random()
         self._choice = PartitionChoice(self._config, self._random)
         self._interceptors = Interceptors(self._config.interceptors)
+        self._transaction = Transaction(self._config.transactional_id, self._gate)
+        self._handle: TransactionHandle | None = None
+        """Of the transaction of another producer that this one takes part in."""
         # The rest is made by start(), which knows the loop.
         self._loop: asyncio.AbstractEventLoop
         self._accumulator: Accumulator
         self._brokers: Brokers
         self._metadata: Metadata
+        self._coordinator: Coordinator
         self._sender: Sender
         self._tasks: list[asyncio.Task[None]] = []
         self._executor: ThreadPoolExecutor
         self._closing: asyncio.Future[CloseReport] | None = None
         self._give_up_flush = asyncio.Event()
 
-    @property
-    def config(self) -> ProducerConfig:
-        """The effective settings."""
-        return self._config
-
     def _move(self, to: State) -> None:
         assert to in TRANSITIONS[self._state], f"a producer can't go from {self._state.value} to {to.value}"
         self._state = to
+
+    @classmethod
+    def attach(
+        cls,
+        handle: TransactionHandle,
+        *,
+        partitions: Iterable[TopicPartition | tuple[str, int]],
+        **settings: Any,
+    ) -> Self:
+        """A producer that takes part in a transaction which another one, perhaps in another process, has begun.
+
+        It may send to these partitions and flush, nothing else; the transaction is ended by the producer that began it,
+        when this one is closed and has delivered all. Records need `partition=`, or a key (murmur2).
+
+        Args:
+            handle: from `export_transaction`; for each partition it may be used once.
+            partitions: those that this producer writes to, and no other one.
+            settings: as `Producer`; not transactional_id.
+        """
+        producer = cls(**settings, transactional_id=handle.transactional_id)
+        producer._handle = handle
+        producer._transaction.attach(handle, [TopicPartition(*place) for place in partitions])
+        return producer
 
     # ---------------------------------------------------------------------------------------- start and close
 
@@ -208,6 +249,15 @@ class Producer(RecordPath):
             )
         self._move(State.RUNNING)
         self._loop = asyncio.get_running_loop()
+        self._make_parts()
+        try:
+            await self._open()
+        except BaseException:
+            await self.close(timeout=0)
+            raise
+
+    def _make_parts(self) -> None:
+        """Everything behind the buffer; nothing of it does anything yet."""
         wake = asyncio.Event()
         config = self._config
         self._executor = ThreadPoolExecutor(
@@ -218,38 +268,57 @@ class Producer(RecordPath):
         self._brokers = Brokers(config, wake, self._metrics, self._random)
         self._metadata = Metadata(config, self._brokers, wake, self._metrics, self._random)
         self._accumulator = Accumulator(config, self._loop, wake, self._random, self._executor)
+        idempotence = Idempotence(config.enable_idempotence)
+        self._coordinator = Coordinator(
+            config,
+            self._transaction,
+            idempotence,
+            self._accumulator,
+            self._brokers,
+            wake,
+            self._metrics,
+            self._random,
+        )
         self._sender = Sender(
             config,
             self._loop,
             self._accumulator,
             self._brokers,
             self._metadata,
+            idempotence,
+            self._transaction,
+            self._coordinator,
             wake,
             self._metrics,
             self._random,
         )
-        try:
-            self._spawn(self._metadata.run(), "aioproducer-metadata")
-            await self._metadata.first_update(self._loop.time() + config.max_block)
-            self._spawn(self._sender.run(), "aioproducer-sender")
-            is_plain = (
-                config.key_serializer is None
-                and config.value_serializer is None
-                and not config.interceptors
-                and self._choice.is_compiled
-            )
-            self._bind(
-                self._loop,
-                self._accumulator,
-                self._accumulator.memory,
-                config.batch_size,
-                config.max_request_size,
-                is_plain,
-                None,
-            )
-        except BaseException:
-            await self.close(timeout=0)
-            raise
+
+    async def _open(self) -> None:
+        """Learn the cluster, and let the parts work."""
+        config = self._config
+        self._spawn(self._metadata.run(), "aioproducer-metadata")
+        await self._metadata.first_update(self._loop.time() + config.max_block)
+        self._spawn(self._sender.run(), "aioproducer-sender")
+        is_plain = (
+            config.key_serializer is None
+            and config.value_serializer is None
+            and not config.interceptors
+            and self._choice.is_compiled
+            and self._handle is None
+        )
+        self._bind(
+            self._loop,
+            self._accumulator,
+            self._accumulator.memory,
+            config.batch_size,
+            config.max_request_size,
+            is_plain,
+            None,
+        )
+        if self._handle is not None:
+            self._coordinator.attach(self._handle)
+        elif self._transaction.is_used:
+            await self._coordinator.initialize()
 
     def _spawn(self, coroutine: Any, name: str) -> None:
         task = self._loop.create_task(coroutine, name=name)
@@ -275,6 +344,7 @@ class Producer(RecordPath):
 
         Cancelling it gives up what is left at once. A second call waits for the first and returns its report.
         """
+        check_timeout(timeout)
         if self._state is State.NEW:
             self._move(State.CLOSED)
             self._unbind()
@@ -298,6 +368,8 @@ class Producer(RecordPath):
     async def _close(self, timeout: float, reason: str) -> CloseReport:
         self._move(State.CLOSING)
         self._unbind()
+        if timeout > 0:
+            await self._end_transaction(timeout)
         self._accumulator.close()
         self._metadata.close_waiters(
             ProducerClosed("the producer was closed while the record waited for metadata")
@@ -310,6 +382,7 @@ class Producer(RecordPath):
             given_up.cancel()
             await asyncio.wait({flush, given_up})
         self._sender.abort(f"{reason} before the records were acknowledged")
+        await self._coordinator.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -342,6 +415,8 @@ class Producer(RecordPath):
             warn(f"{self!r} was not closed; use `async with` or await close()", ResourceWarning, source=self)
 
     def __repr__(self) -> str:
+        if not hasattr(self, "_state"):
+            return "<Producer that was refused its settings>"
         servers = ",".join(f"{host}:{port}" for host, port in self._config.bootstrap_servers)
         return f"<Producer {self._state.value} {servers}>"
 
@@ -359,7 +434,7 @@ class Producer(RecordPath):
     ) -> Delivery:
         """What `send` does when it has to wait or to call the user's code: interceptors, metadata, serializers,
         partitioner."""
-        self._check_usable()
+        self._check_may_append()
         record = self._interceptors.on_send(
             ProducerRecord(topic, value, key, partition, timestamp_ms, headers)
         )
@@ -374,22 +449,53 @@ class Producer(RecordPath):
     async def _send_record(self, record: ProducerRecord, timeout: float | None) -> Delivery:
         topic, value, key, partition, timestamp_ms, headers = record
         check_target(topic, partition)
-        check_timeout(timeout)
+        check_timeout(timeout, InvalidRecordError)
         began = self._loop.time()
         deadline = began + min(self._config.max_block, timeout if timeout is not None else math.inf)
         info = await self._metadata.wait_for_topic(topic, deadline, partition)
         known = self._accumulator.open_topic(info)
         value = await serialized(self._config.value_serializer, value, topic, headers)
         key = await serialized(self._config.key_serializer, key, topic, headers)
-        self._check_usable()
-        number = self._choice.partition_for(info, key) if partition is None else partition
+        self._check_may_append()
+        number = self._partition_of(info, key, partition)
         delivery = self._append(known, value, key, number, timestamp_ms, headers, False)
         if delivery is None:
-            append = partial(self._append, known, value, key, number, timestamp_ms, headers, True)
+            append = partial(self._append_waiting, known, value, key, number, timestamp_ms, headers)
             delivery = await self._accumulator.append_when_room(append, deadline)
         if timeout is not None:
             self._end_after(delivery, timeout, began)
         return delivery
+
+    def _partition_of(self, info: TopicInfo, key: bytes | None, partition: int | None) -> int:
+        """The partition that was asked for, or the partitioner's; COMPILED_PATH_CHOOSES leaves it to the append."""
+        if self._handle is not None and partition is None:
+            # A participant has to know it before the append: not every partition is its own.
+            if key is None or not self._choice.is_compiled:
+                raise InvalidRecordError(
+                    "a producer that takes part in another one's transaction needs partition=, or a key for murmur2",
+                    argument="partition",
+                )
+            partition = (murmur2(key) & 0x7FFFFFFF) % len(info.partitions)
+        number = self._choice.partition_for(info, key) if partition is None else partition
+        self._transaction.check_is_own(info.name, number)
+        return number
+
+    def _append_waiting(
+        self,
+        topic: Topic,
+        value: Any,
+        key: Any,
+        partition: int,
+        timestamp_ms: int | None,
+        headers: Headers | None,
+    ) -> Delivery | None:
+        """Append a record that has waited for memory; meanwhile its transaction may have ended."""
+        self._transaction.check_may_send()
+        return self._append(topic, value, key, partition, timestamp_ms, headers, True)
+
+    def _check_may_append(self) -> None:
+        self._check_usable()
+        self._transaction.check_may_send()
 
     def _try_send_slowly(
         self,
@@ -400,7 +506,7 @@ class Producer(RecordPath):
         timestamp_ms: int | None,
         headers: Headers | None,
     ) -> Delivery:
-        self._check_usable()
+        self._check_may_append()
         record = self._interceptors.on_send(
             ProducerRecord(topic, value, key, partition, timestamp_ms, headers)
         )
@@ -426,7 +532,7 @@ class Producer(RecordPath):
         value = serialized_now(self._config.value_serializer, value, topic, headers)
         key = serialized_now(self._config.key_serializer, key, topic, headers)
         known = self._accumulator.open_topic(info)
-        number = self._choice.partition_for(info, key) if partition is None else partition
+        number = self._partition_of(info, key, partition)
         delivery = self._append(known, value, key, number, timestamp_ms, headers, False)
         if delivery is None:
             raise BufferFullError(
@@ -476,6 +582,7 @@ class Producer(RecordPath):
         Cancelling it has no effect on the records.
         """
         self._check_usable()
+        check_timeout(timeout)
         async with asyncio.timeout(timeout):
             await self._accumulator.flush()
 
@@ -494,7 +601,23 @@ class Producer(RecordPath):
         """An empty batch to be filled by hand and given to `send_batch`; it holds up to batch_size bytes."""
         self._check_usable()
         queue = PartitionQueue("", -1)
-        return BatchBuilder(queue, self._loop, self._accumulator.batch_limit)
+        return BatchBuilder(queue, self._loop, self._accumulator.batch_limit, self._batch_serializer())
+
+    def _batch_serializer(self) -> Callable[[Any, Any], tuple[Any, Any]] | None:
+        """What a batch built by hand runs over (key, value); it does not know its topic and can't wait."""
+        of_key, of_value = self._config.key_serializer, self._config.value_serializer
+        if of_key is None and of_value is None:
+            return None
+        for serializer in (of_key, of_value):
+            if hasattr(serializer, "serialize"):
+                raise IllegalStateError(
+                    f"a batch built by hand can't tell the serializer {type(serializer).__qualname__} its topic; "
+                    "use send, or a function as serializer"
+                )
+        return lambda key, value: (
+            serialized_now(of_key, key, "", None),
+            serialized_now(of_value, value, "", None),
+        )
 
     async def send_batch(self, batch: BatchBuilder, topic: str, *, partition: int) -> Delivery:
         """Send a batch that was built by hand; the delivery is that of its first record.
@@ -510,10 +633,14 @@ class Producer(RecordPath):
 
         Cancelling it: the batch is either in the buffer or it is not.
         """
-        self._check_usable()
+        self._check_may_append()
         check_target(topic, partition)
         if partition is None:
-            raise InvalidRecordError("send_batch needs the number of a partition")
+            raise InvalidRecordError("send_batch needs the number of a partition", argument="partition")
+        if not isinstance(batch, BatchBuilder):
+            raise InvalidRecordError(
+                f"send_batch takes what create_batch() makes, not {type(batch).__name__}", argument="batch"
+            )
         size = batch.size()
         if size > min(self._config.max_request_size, self._config.buffer_memory):
             limit = min(self._config.max_request_size, self._config.buffer_memory)
@@ -523,14 +650,17 @@ class Producer(RecordPath):
         deadline = self._loop.time() + self._config.max_block
         info = await self._metadata.wait_for_topic(topic, deadline, partition)
         queue = self._accumulator.open_topic(info).queues[partition]
-        self._check_usable()
-        return await self._accumulator.append_when_room(
-            partial(self._accumulator.append_built, queue, batch), deadline
-        )
+        self._check_may_append()
+        self._transaction.check_is_own(topic, partition)
+        return await self._accumulator.append_when_room(partial(self._append_built, queue, batch), deadline)
+
+    def _append_built(self, queue: PartitionQueue, batch: BatchBuilder) -> Delivery | None:
+        self._transaction.check_may_send()
+        return self._accumulator.append_built(queue, batch)
 
     def metrics(self) -> MetricsSnapshot:
         """All counters at this moment."""
-        if not self._tasks:
+        if not hasattr(self, "_accumulator"):
             raise ProducerNotStartedError("metrics() needs a producer that was started")
         memory = self._accumulator.memory
         return self._metrics.snapshot(

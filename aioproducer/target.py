@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from random import Random
 
 from aioproducer.cluster import TopicInfo, check_topic_name
 from aioproducer.config import ProducerConfig
-from aioproducer.errors import InvalidRecordError, InvalidTopicError
+from aioproducer.errors import InvalidArgumentError, InvalidRecordError, InvalidTopicError
 from aioproducer.partitioner import ConsistentRandom, RoundRobin, make_partitioner
 
 COMPILED_PATH_CHOOSES = -1
@@ -47,7 +48,9 @@ class PartitionChoice:
             )  # the user's code may change what it is given
         if type(number) is not int or not 0 <= number < len(every):
             raise InvalidRecordError(
-                f"the partitioner chose {number!r} for topic {info.name}, whose partitions are 0 to {len(every) - 1}"
+                f"the partitioner chose {shown(number)} for topic {info.name}, whose partitions are 0 to "
+                f"{len(every) - 1}",
+                argument="partitioner",
             )
         return number
 
@@ -55,13 +58,26 @@ class PartitionChoice:
 def check_target(topic: object, partition: object) -> None:
     """Raise for what can't be the name of a topic or the number of a partition."""
     if not isinstance(topic, str):
-        raise InvalidTopicError(f"the topic must be a str, not {type(topic).__name__}", topic=repr(topic))
+        raise InvalidTopicError(f"the topic must be a str, not {shown(topic)}", topic="")
     check_topic_name(topic)
     if partition is not None and (type(partition) is not int or partition < 0):
-        raise InvalidRecordError(f"the partition must be a whole number, 0 or more, not {partition!r}")
+        raise InvalidRecordError(
+            f"the partition must be a whole number, 0 or more, not {shown(partition)}", argument="partition"
+        )
 
 
-def check_timeout(timeout: object) -> None:
-    """Raise for what can't be a record's own timeout."""
-    if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
-        raise InvalidRecordError(f"timeout must be a number of seconds, 0 or more, not {timeout!r}")
+def check_timeout(timeout: object, error_type: type[InvalidArgumentError] = InvalidArgumentError) -> None:
+    """Raise for what can't be a number of seconds to wait."""
+    if timeout is None or timeout == math.inf:
+        return
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 <= timeout < 2**53:
+        raise error_type(
+            f"timeout must be a number of seconds, 0 or more, or None for the default, not {shown(timeout)}",
+            argument="timeout",
+        )
+
+
+def shown(value: object) -> str:
+    """A number as it is; of anything else only the type, for it may be a key or a value in the wrong place."""
+    is_number = isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**64)
+    return repr(value) if is_number or value is None else type(value).__name__

@@ -13,6 +13,7 @@ from aioproducer._record_path import murmur2 as compiled_murmur2
 from aioproducer.errors import InvalidRecordError
 from aioproducer.partitioner import murmur2, murmur2_partition
 from aioproducer.protocol.api import ApiKey
+from aioproducer.target import shown
 from tests.producing import (
     numbers,
     producing,
@@ -279,7 +280,7 @@ async def test_a_callable_that_returns_nonsense_is_an_error_and_nothing_is_buffe
         with pytest.raises(InvalidRecordError):
             producer.try_send("t", b"v")
 
-        assert repr(nonsense) in str(caught.value)
+        assert shown(nonsense) in str(caught.value)
         assert caught.value.outcome is Outcome.NOT_PERSISTED
         assert producer.metrics().records_buffered == 0
         assert (await producer.send_and_wait("t", b"0")).partition == 1

@@ -143,8 +143,10 @@ def decode_request_header(frame: Buffer) -> RequestHeader:
     return _request_header(frame)[0]
 
 
-def decode_request(frame: Buffer) -> tuple[RequestHeader, Message]:
+def decode_request(frame: Buffer, *, ignore_rest: bool = False) -> tuple[RequestHeader, Message]:
     """The request in `frame`, which has no length prefix.
+
+    With `ignore_rest` more bytes may stand behind it, as Kafka's brokers allow.
 
     Raises:
         UnsupportedVersionError: the API or its version is not declared here.
@@ -156,6 +158,8 @@ def decode_request(frame: Buffer) -> tuple[RequestHeader, Message]:
         raise UnsupportedVersionError(f"no request is declared for API key {header.api_key}")
     if header.version >= request_type.flexible_from:
         pos = skip_tags(frame, pos)
+    if ignore_rest:
+        return header, codec.decode(request_type, header.version, frame, pos)[0]
     return header, _whole(request_type, header.version, frame, pos)
 
 

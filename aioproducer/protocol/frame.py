@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from struct import Struct
 
-from aioproducer.errors import ProtocolError
+from aioproducer.errors import NotKafkaError, ProtocolError
 
 PREFIX_SIZE = 4
 """Bytes of the length."""
@@ -39,13 +39,18 @@ def decode_size(prefix: bytes, limit: int) -> int:
     if len(prefix) != PREFIX_SIZE:
         raise ProtocolError(f"a frame starts with {PREFIX_SIZE} bytes of length, not {len(prefix)}")
     if prefix == b"HTTP":
-        raise ProtocolError(
-            "the peer answers in HTTP: this is the port of a web server, not of a Kafka broker"
+        raise NotKafkaError(
+            "the peer answers in HTTP: this is the port of a web server, not of a Kafka broker", peer="HTTP"
         )
     if prefix[0] in _TLS and prefix[1] == 0x03:
         what = _TLS[prefix[0]]
-        raise ProtocolError(
-            f"the peer answers with {what}: this port wants TLS, so set security_protocol to SSL or SASL_SSL"
+        raise NotKafkaError(
+            f"the peer answers with {what}: this port wants TLS, so set security_protocol to SSL or SASL_SSL",
+            peer="TLS",
+        )
+    if all(0x20 <= byte < 0x7F for byte in prefix):
+        raise NotKafkaError(
+            f"the peer begins with {prefix.decode()!r}: this is not the port of a Kafka broker"
         )
     size: int = _LENGTH.unpack(prefix)[0]
     if size < 0:

@@ -1,0 +1,85 @@
+"""What a user may hand over as a consumer group's offsets and membership, turned into our own values."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+from aioproducer.errors import InvalidRecordError
+from aioproducer.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
+
+_MAGIC = b"CGMDv2:"
+"""How librdkafka begins what `consumer_group_metadata()` of confluent-kafka returns."""
+LONGEST_METADATA = 4096
+"""Characters (offset.metadata.max.bytes); a broker refuses more, and then the transaction can only be aborted."""
+
+
+def group_metadata(group: ConsumerGroupMetadata | str | bytes) -> ConsumerGroupMetadata:
+    """A group's id, our own value, or the bytes that confluent-kafka's `consumer_group_metadata()` returns.
+
+    Raises:
+        InvalidRecordError: it is none of these, or has no group id.
+    """
+    if isinstance(group, bytes):
+        group = _of_librdkafka(group)
+    elif isinstance(group, str):
+        group = ConsumerGroupMetadata(group)
+    if not isinstance(group, ConsumerGroupMetadata):
+        raise InvalidRecordError(
+            "the group must be a group id, a ConsumerGroupMetadata, or what confluent-kafka's "
+            f"consumer_group_metadata() returns, not {type(group).__name__}"
+        )
+    if not group.group_id or not isinstance(group.group_id, str):
+        raise InvalidRecordError("the group needs a group id")
+    return group
+
+
+def _of_librdkafka(packed: bytes) -> ConsumerGroupMetadata:
+    # The magic, an int in the byte order of the machine, group id and member id, each ended by a zero byte, whether
+    # there is no instance id, and the instance id.
+    head = len(_MAGIC) + 4
+    parts = packed[head:].split(b"\0", 2)
+    if not packed.startswith(_MAGIC) or len(parts) < 3:
+        raise InvalidRecordError(
+            "these bytes are no consumer_group_metadata() of confluent-kafka 1.5 or later"
+        )
+    (generation_id,) = struct.unpack("=i", packed[len(_MAGIC) : head])
+    group_id, member_id, rest = parts
+    instance_id = None if rest[:1] == b"\x01" else rest[1:].rstrip(b"\0").decode()
+    return ConsumerGroupMetadata(group_id.decode(), generation_id, member_id.decode(), instance_id)
+
+
+def offsets_to_commit(offsets: Mapping[Any, Any]) -> dict[TopicPartition, OffsetAndMetadata]:
+    """{(topic, partition): offset}, where an offset is a number, (offset, metadata), or an OffsetAndMetadata.
+
+    Raises:
+        InvalidRecordError: something in it is not.
+    """
+    if not isinstance(offsets, Mapping):
+        raise InvalidRecordError(
+            f"offsets must be a mapping of TopicPartition to offset, not {type(offsets).__name__}"
+        )
+    found: dict[TopicPartition, OffsetAndMetadata] = {}
+    for place, offset in offsets.items():
+        topic, partition = getattr(place, "topic", None), getattr(place, "partition", None)
+        if isinstance(place, tuple) and len(place) == 2:
+            topic, partition = place
+        if not isinstance(topic, str) or type(partition) is not int or partition < 0:
+            raise InvalidRecordError(f"offsets: {place!r} is no TopicPartition(topic, partition)")
+        found[TopicPartition(topic, partition)] = _offset(place, offset)
+    return found
+
+
+def _offset(place: object, offset: Any) -> OffsetAndMetadata:
+    if type(offset) is int:
+        offset = OffsetAndMetadata(offset)
+    elif isinstance(offset, tuple) and not isinstance(offset, OffsetAndMetadata) and len(offset) == 2:
+        offset = OffsetAndMetadata(*offset)  # aiokafka's OffsetAndMetadata is one, too
+    if not isinstance(offset, OffsetAndMetadata) or type(offset.offset) is not int or offset.offset < 0:
+        raise InvalidRecordError(f"offsets: the offset of {place!r} must be a whole number, 0 or more")
+    if not isinstance(offset.metadata, str) or len(offset.metadata) > LONGEST_METADATA:
+        raise InvalidRecordError(
+            f"offsets: the metadata of {place!r} must be a str of at most {LONGEST_METADATA} characters"
+        )
+    return offset

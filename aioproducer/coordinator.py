@@ -1,0 +1,547 @@
+"""Carries a transaction's requests to its coordinator and brings the answers back, one request at a time.
+
+What to ask for is decided by transaction.py, what an answer means by outcomes.py. Each of the user's calls is a task of
+its own here: a caller that is cancelled leaves it running, and the same call made again joins it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from random import Random
+from typing import Any
+
+from aioproducer.accumulator import Accumulator
+from aioproducer.brokers import Brokers
+from aioproducer.config import ProducerConfig
+from aioproducer.errors import (
+    BrokerConnectionError,
+    BrokerError,
+    CommitOutcomeUnknownError,
+    KafkaError,
+    ProtocolError,
+    TransactionError,
+    TransactionReinitError,
+    TransactionTimeoutError,
+    escaped,
+)
+from aioproducer.idempotence import Idempotence, ProducerIdentity
+from aioproducer.metrics import Metrics
+from aioproducer.outcomes import (
+    Action,
+    Condition,
+    Row,
+    advice,
+    decide,
+    decide_failure,
+    failure_of,
+    reinit_error,
+)
+from aioproducer.protocol.api import ApiKey
+from aioproducer.protocol.error_codes import error_name
+from aioproducer.protocol.messages import (
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    EndTxnRequest,
+    FindCoordinatorRequest,
+    InitProducerIdRequest,
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitResponse,
+)
+from aioproducer.protocol.schema import Message
+from aioproducer.transaction import Transaction, TransactionState, abortable, reinit
+from aioproducer.types import (
+    ConsumerGroupMetadata,
+    OffsetAndMetadata,
+    Outcome,
+    TopicPartition,
+    TransactionHandle,
+)
+
+logger = logging.getLogger(__name__)
+
+FEATURE = "transaction.version"
+SOON, LATEST = 0.02, 1.0
+"""Seconds between tries while another transaction of the same id is being ended, doubled, jittered: markers take
+milliseconds, but as long as a leader is down."""
+
+A_FAIR_TRY = 1.0
+"""Seconds that an answer has at least, also if that is beyond max_block_ms: a commit that is sent with a moment left has
+an unknown outcome where it could have had none."""
+
+CEILINGS_V1: dict[ApiKey, int] = {ApiKey.END_TXN: 4, ApiKey.TXN_OFFSET_COMMIT: 4}
+"""With v1, whatever the broker offers: it decides by the version, and with a newer one ends the epoch, or lets a
+partition join unasked (KIP-890)."""
+
+Offsets = Mapping[TopicPartition, OffsetAndMetadata]
+Key = tuple[int, str]
+"""What a coordinator is asked for: a group (0) or a transactional id (1), and its name."""
+
+
+class Coordinator:
+    """The remote half of a producer's transactions. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        config: ProducerConfig,
+        transaction: Transaction,
+        idempotence: Idempotence,
+        accumulator: Accumulator,
+        brokers: Brokers,
+        wake: asyncio.Event,
+        metrics: Metrics,
+        random: Random,
+    ) -> None:
+        self._config = config
+        self._transaction = transaction
+        self._idempotence = idempotence
+        self._accumulator = accumulator
+        self._brokers = brokers
+        self._wake = wake
+        self._metrics = metrics
+        self._random = random
+        self._nodes: dict[Key, int] = {}
+        """Where each coordinator was found."""
+        self._turn = asyncio.Lock()
+        """One transactional request at a time."""
+        self._calls: dict[str, asyncio.Task[None]] = {}
+        """The user's calls that are at work, by name."""
+
+    # ------------------------------------------------------------------------------------------ the user's calls
+
+    async def initialize(self) -> None:
+        """Get a producer id and epoch for the transactional id, and so end what an older producer left open."""
+        transaction = self._transaction
+        if "initialize" not in self._calls:
+            transaction.check(
+                "init_transactions",
+                TransactionState.UNINITIALIZED,
+                TransactionState.READY,
+                TransactionState.OUTCOME_UNKNOWN,
+                TransactionState.REINIT_REQUIRED,
+            )
+        await self._call("initialize", self._initialize)
+
+    async def commit(self) -> None:
+        """Send what is buffered and commit, or raise: then nothing is committed, unless the error says UNKNOWN."""
+        if "commit" not in self._calls:
+            self._transaction.check("commit_transaction", TransactionState.IN_TRANSACTION)
+            self._transaction.move(TransactionState.COMMITTING)
+        await self._call("commit", self._commit)
+
+    async def abort(self) -> None:
+        """Throw away what is buffered, wait for what is in flight, and abort."""
+        transaction = self._transaction
+        if "abort" not in self._calls:
+            if transaction.state is not TransactionState.ABORT_REQUIRED:
+                transaction.check(
+                    "abort_transaction", TransactionState.IN_TRANSACTION, TransactionState.ABORTING
+                )
+            if transaction.state is not TransactionState.ABORTING:
+                transaction.move(TransactionState.ABORTING)
+        await self._call("abort", self._abort)
+
+    async def fence(self) -> None:
+        """Abort by a new epoch: whoever still writes under the old one, participants included, is shut out."""
+        transaction = self._transaction
+        if "fence" not in self._calls:
+            transaction.check(
+                "fence_transaction",
+                TransactionState.IN_TRANSACTION,
+                TransactionState.ABORT_REQUIRED,
+                TransactionState.ABORTING,
+            )
+            if transaction.state is not TransactionState.ABORTING:
+                transaction.move(TransactionState.ABORTING)
+        await self._call("fence", self._fence)
+
+    async def export(self, partitions: Iterable[TopicPartition]) -> TransactionHandle:
+        """The open transaction as a value; with v1 the partitions join it first."""
+        transaction = self._transaction
+        transaction.check("export", TransactionState.IN_TRANSACTION)
+        transaction.may_have_started = transaction.lost_sequence = True
+        if not transaction.is_v2:
+            for place in partitions:
+                if place not in transaction.partitions:
+                    transaction.wanted[place] = None
+            while transaction.has_to_join:
+                self.add_partitions()
+                await asyncio.shield(self._calls["partitions"])
+            transaction.check("export", TransactionState.IN_TRANSACTION)
+        return TransactionHandle(
+            transaction.transactional_id,
+            self._identity.producer_id,
+            self._identity.epoch,
+            transaction.is_v2,
+        )
+
+    async def send_offsets(self, offsets: Offsets, group: ConsumerGroupMetadata) -> None:
+        """Let a consumer group's offsets become part of the transaction."""
+        self._transaction.check("send_offsets_to_transaction", TransactionState.IN_TRANSACTION)
+        if offsets:
+            await self._call(f"offsets {id(offsets)}", lambda: self._send_offsets(offsets, group))
+
+    def add_partitions(self) -> None:
+        """With v1: let the wanted partitions join, in the background. Sets the wake-up event when they have."""
+        if "partitions" not in self._calls:
+            self._start("partitions", self._add_partitions())
+
+    def attach(self, handle: TransactionHandle) -> None:
+        """Number records as the transaction's owner would."""
+        self._idempotence.identity = ProducerIdentity(handle.producer_id, handle.epoch, True)
+
+    async def close(self) -> None:
+        """Leave no task."""
+        calls = list(self._calls.values())
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+
+    async def _call(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        await asyncio.shield(self._calls.get(name) or self._start(name, work()))
+
+    def _start(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        call = asyncio.get_running_loop().create_task(work, name=f"aioproducer-transaction-{name}")
+        self._calls[name] = call
+        call.add_done_callback(lambda done: self._ended(name, done))
+        return call
+
+    def _ended(self, name: str, call: asyncio.Task[None]) -> None:
+        del self._calls[name]
+        self._wake.set()
+        if not call.cancelled():
+            call.exception()  # whoever called has it; if nobody waits any more, the state says it too
+
+    # ------------------------------------------------------------------------------------------ what they consist of
+
+    async def _initialize(self) -> None:
+        transaction = self._transaction
+        before = transaction.state
+        transaction.move(TransactionState.INITIALIZING)
+        try:
+            await self._new_epoch(None)
+        except TransactionReinitError as error:
+            transaction.must_reinit(error)
+            raise
+        except BaseException:
+            fresh = before is TransactionState.UNINITIALIZED
+            transaction.move(TransactionState.UNINITIALIZED if fresh else TransactionState.REINIT_REQUIRED)
+            raise
+        transaction.move(TransactionState.READY)
+
+    async def _new_epoch(self, known: ProducerIdentity | None) -> None:
+        """InitProducerId. With `known`, the epoch after that one, which is safe only after an answered abort (KIP-360):
+        from a producer that was fenced without knowing it, the request would abort its successor's transaction."""
+        request = InitProducerIdRequest(
+            transactional_id=self._transaction.transactional_id,
+            transaction_timeout_ms=round(self._config.transaction_timeout * 1000),
+            producer_id=known.producer_id if known else -1,
+            producer_epoch=known.epoch if known else -1,
+        )
+        response = await self._ask(request, lambda answer: answer.error_code)
+        if response.producer_id < 0 or response.producer_epoch < 0:
+            raise ProtocolError(
+                f"the coordinator gave the producer id {response.producer_id} and epoch {response.producer_epoch}"
+            )
+        self._idempotence.identity = ProducerIdentity(response.producer_id, response.producer_epoch, True)
+
+    async def _add_partitions(self) -> None:
+        transaction = self._transaction
+        try:
+            while transaction.has_to_join:
+                places = sorted(transaction.wanted)
+                topics: dict[str, list[int]] = {}
+                for topic, partition in places:
+                    topics.setdefault(topic, []).append(partition)
+                transaction.may_have_started = True
+                await self._ask(
+                    AddPartitionsToTxnRequest(
+                        v3_and_below_transactional_id=transaction.transactional_id,
+                        v3_and_below_producer_id=self._identity.producer_id,
+                        v3_and_below_producer_epoch=self._identity.epoch,
+                        v3_and_below_topics=[
+                            AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(
+                                name=topic, partitions=partitions
+                            )
+                            for topic, partitions in topics.items()
+                        ],
+                    ),
+                    _worst_of_partitions,
+                )
+                transaction.joined(places)
+                self._wake.set()
+        except KafkaError as error:
+            self._failed(error)
+
+    async def _send_offsets(self, offsets: Offsets, group: ConsumerGroupMetadata) -> None:
+        transaction = self._transaction
+        try:
+            transaction.may_have_started = True
+            if not transaction.is_v2 and group.group_id not in transaction.groups:
+                await self._ask(
+                    AddOffsetsToTxnRequest(
+                        transactional_id=transaction.transactional_id,
+                        producer_id=self._identity.producer_id,
+                        producer_epoch=self._identity.epoch,
+                        group_id=group.group_id,
+                    ),
+                    lambda answer: answer.error_code,
+                )
+                transaction.groups[group.group_id] = None
+            await self._ask(self._offset_commit(offsets, group), _worst_of_offsets, group=group.group_id)
+        except KafkaError as error:
+            self._failed(error)
+            raise transaction.error or error from error
+
+    def _offset_commit(self, offsets: Offsets, group: ConsumerGroupMetadata) -> TxnOffsetCommitRequest:
+        topics: dict[str, TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic] = {}
+        for (topic, partition), offset in sorted(offsets.items()):
+            if topic not in topics:
+                topics[topic] = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic(name=topic)
+            topics[topic].partitions.append(
+                TxnOffsetCommitRequest.TxnOffsetCommitRequestPartition(
+                    partition_index=partition,
+                    committed_offset=offset.offset,
+                    committed_leader_epoch=offset.leader_epoch,
+                    committed_metadata=offset.metadata,
+                )
+            )
+        return TxnOffsetCommitRequest(
+            transactional_id=self._transaction.transactional_id,
+            group_id=group.group_id,
+            producer_id=self._identity.producer_id,
+            producer_epoch=self._identity.epoch,
+            generation_id=group.generation_id,
+            member_id=group.member_id,
+            group_instance_id=group.group_instance_id,
+            topics=list(topics.values()),
+        )
+
+    async def _commit(self) -> None:
+        transaction = self._transaction
+        await self._accumulator.flush()
+        if transaction.state is not TransactionState.COMMITTING:
+            assert transaction.error is not None  # a record has failed
+            raise transaction.error
+        try:
+            if transaction.may_have_started:  # nothing was written: the coordinator knows of no transaction
+                await self._end(commit=True)
+        except KafkaError as error:
+            self._failed(error)
+            raise transaction.error or error from error
+        if transaction.needs_epoch:
+            try:
+                await self._next_epoch()
+            except KafkaError as error:
+                # What was to be committed is; the next transaction will hear of this.
+                self._not_reinitialized(error)
+                return
+        transaction.move(TransactionState.READY)
+
+    async def _next_epoch(self) -> None:
+        self._transaction.move(TransactionState.INITIALIZING)
+        await self._new_epoch(self._identity)
+
+    def _not_reinitialized(self, error: KafkaError) -> None:
+        if not isinstance(error, TransactionReinitError):
+            error = reinit(self._transaction, TransactionReinitError, str(error))
+        self._transaction.must_reinit(error)
+
+    async def _abort(self) -> None:
+        transaction = self._transaction
+        self._wake.set()  # the sender gives up what was not sent
+        await self._accumulator.flush()
+        try:
+            if transaction.may_have_started:
+                await self._end(commit=False)
+            if transaction.needs_epoch:
+                await self._next_epoch()
+        except KafkaError as error:
+            if isinstance(error, TransactionTimeoutError) and transaction.state is TransactionState.ABORTING:
+                raise  # it can be called again
+            self._not_reinitialized(error)
+            raise transaction.error or error from error
+        transaction.move(TransactionState.READY)
+
+    async def _fence(self) -> None:
+        transaction = self._transaction
+        self._wake.set()  # the sender gives up what was not sent
+        await self._accumulator.flush()
+        transaction.move(TransactionState.INITIALIZING)
+        try:
+            await self._new_epoch(None)
+        except KafkaError as error:
+            self._not_reinitialized(error)
+            raise transaction.error or error from error
+        transaction.move(TransactionState.READY)
+
+    async def _end(self, *, commit: bool) -> None:
+        """EndTxn, always the same one until it is answered."""
+        transaction = self._transaction
+        request = EndTxnRequest(
+            transactional_id=transaction.transactional_id,
+            producer_id=self._identity.producer_id,
+            producer_epoch=self._identity.epoch,
+            committed=commit,
+        )
+        response = await self._ask(request, lambda answer: answer.error_code)
+        if transaction.is_v2:
+            if response.producer_id < 0 or response.producer_epoch < 0:
+                raise ProtocolError("the coordinator ended the transaction and gave no new epoch")
+            self._idempotence.identity = ProducerIdentity(response.producer_id, response.producer_epoch, True)
+
+    @property
+    def _identity(self) -> ProducerIdentity:
+        identity = self._idempotence.identity
+        assert identity is not None  # initialize() gave it, and only another one takes its place
+        return identity
+
+    def _failed(self, error: KafkaError) -> None:
+        """What a refused request means for the transaction."""
+        if isinstance(error, TransactionReinitError):
+            self._transaction.must_reinit(error)
+        else:
+            self._transaction.must_abort(
+                error
+                if isinstance(error, TransactionError) and error.requires_abort
+                else abortable(self._transaction, error)
+            )
+
+    # ------------------------------------------------------------------------------------------------- a request
+
+    async def _ask(self, request: Message, code_of: Callable[[Any], int], *, group: str | None = None) -> Any:
+        """Send a request until it is answered for good; the answer, if that is a success.
+
+        Raises:
+            TransactionError: it was refused, or there was no answer within max_block_ms.
+        """
+        key: Key = (1, self._transaction.transactional_id) if group is None else (0, group)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._config.max_block
+        conditions = {Condition.V2 if self._transaction.is_v2 else Condition.V1}
+        if isinstance(request, EndTxnRequest) and request.committed:
+            conditions.add(Condition.COMMIT)
+        last: KafkaError | None = None
+        failures = 0
+        async with self._turn:
+            while loop.time() < deadline:
+                try:
+                    node_id = await self._node(key, deadline)
+                    response = await self._brokers.request_node(
+                        node_id,
+                        request,
+                        min(self._config.request_timeout, max(deadline - loop.time(), A_FAIR_TRY)),
+                        version_ceiling=self._ceiling(request.api_key),
+                    )
+                except KafkaError as error:
+                    if isinstance(error, TransactionError):
+                        raise
+                    row = decide_failure(failure_of(error), conditions)
+                    if row.action is Action.FAIL:
+                        raise self._refused(row, str(error), TransactionReinitError) from error
+                    if row.outcome is Outcome.UNKNOWN:
+                        conditions.add(Condition.UNANSWERED)
+                    self._nodes.pop(key, None)
+                    last = error
+                else:
+                    code = code_of(response)
+                    row = decide(request.api_key, code, conditions)
+                    if row.action is Action.SUCCEED:
+                        return response
+                    name = error_name(code)
+                    self._metrics.count_error(name)
+                    last = BrokerError(f"the coordinator answered {name}", code=code, name=name)
+                    if row.action is Action.COORDINATOR:
+                        self._nodes.pop(key, None)
+                    elif row.action is not Action.RETRY:
+                        reason = f"{type(request).__name__} was refused with {name}{advice(code)}"
+                        raise self._refused(row, reason, reinit_error(code)) from last
+                logger.debug("%s: %s is sent again: %s", self._transaction.transactional_id, request, last)
+                await asyncio.sleep(self._pause(failures, deadline - loop.time()))
+                failures += 1
+        raise self._too_late(request, conditions, last)
+
+    def _pause(self, failures: int, left: float) -> float:
+        longest = min(SOON * 2.0 ** min(failures, 16), LATEST)
+        return max(min(self._random.uniform(longest / 2, longest), left), 0.0)
+
+    def _ceiling(self, api_key: ApiKey) -> int | None:
+        return None if self._transaction.is_v2 else CEILINGS_V1.get(api_key)
+
+    def _refused(self, row: Row, reason: str, kind: type[TransactionReinitError]) -> TransactionError:
+        if row.action is Action.ABORT:
+            return abortable(self._transaction, KafkaError(reason))
+        if row.outcome is Outcome.UNKNOWN:
+            return self._outcome_unknown(reason)
+        return reinit(self._transaction, kind, reason)
+
+    def _outcome_unknown(self, reason: str) -> TransactionError:
+        return reinit(
+            self._transaction,
+            CommitOutcomeUnknownError,
+            f"whether the transaction was committed is unknown: the commit was sent and not answered ({reason})",
+        )
+
+    def _too_late(
+        self, request: Message, conditions: set[Condition], last: KafkaError | None
+    ) -> TransactionError:
+        reason = f"no answer within {self._config.max_block:g} s (max_block_ms), the last error was: {last}"
+        if Condition.COMMIT in conditions:
+            if Condition.UNANSWERED in conditions:
+                return self._outcome_unknown(reason)
+            return abortable(self._transaction, KafkaError(f"the commit could not be sent: {reason}"))
+        return TransactionTimeoutError(
+            f"{type(request).__name__} for {self._transaction.transactional_id!r}: {reason}; "
+            "make the same call again to wait on",
+            transactional_id=self._transaction.transactional_id,
+        )
+
+    async def _node(self, key: Key, deadline: float) -> int:
+        """The node id of a coordinator."""
+        known = self._nodes.get(key)
+        if known is not None:
+            return known
+        kind, name = key
+        request = FindCoordinatorRequest(key=name, key_type=kind, coordinator_keys=[name])
+        loop = asyncio.get_running_loop()
+        response = await self._brokers.request_any(
+            request, min(self._config.request_timeout, max(deadline - loop.time(), A_FAIR_TRY))
+        )
+        found = response.coordinators[0] if response.coordinators else response
+        row = decide(ApiKey.FIND_COORDINATOR, found.error_code)
+        text = f"the coordinator of {name!r} was not found: {error_name(found.error_code)}"
+        if row.action is Action.RETRY:
+            raise BrokerConnectionError(text, written=False)
+        if row.action is not Action.SUCCEED:
+            raise self._refused(row, text + advice(found.error_code), reinit_error(found.error_code))
+        if found.node_id < 0 or not found.host or not 0 < found.port < 65536:
+            raise BrokerConnectionError(
+                f"the coordinator of {name!r} is said to be node {found.node_id} at {escaped(found.host)}:{found.port}",
+                written=False,
+            )
+        node_id: int = found.node_id
+        self._nodes[key] = node_id
+        return node_id
+
+
+def _worst_of_partitions(response: AddPartitionsToTxnResponse) -> int:
+    """The code that decides: OPERATION_NOT_ATTEMPTED only says that another partition was refused."""
+    codes = [
+        partition.partition_error_code
+        for topic in response.results_by_topic_v3_and_below
+        for partition in topic.results_by_partition
+    ]
+    return _worst(ApiKey.ADD_PARTITIONS_TO_TXN, codes)
+
+
+def _worst_of_offsets(response: TxnOffsetCommitResponse) -> int:
+    codes = [partition.error_code for topic in response.topics for partition in topic.partitions]
+    return _worst(ApiKey.TXN_OFFSET_COMMIT, codes)
+
+
+_SEVERITY = (Action.SUCCEED, Action.RETRY, Action.COORDINATOR, Action.ABORT, Action.REINIT)
+
+
+def _worst(api: ApiKey, codes: list[int]) -> int:
+    return max(codes, key=lambda code: _SEVERITY.index(decide(api, code).action), default=0)

@@ -1,0 +1,226 @@
+"""The transactional calls of Producer, and `async with producer.transaction()`.
+
+What they mean is decided by transaction.py and carried out by coordinator.py."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from aioproducer._record_path import RecordPath
+from aioproducer.brokers import Brokers
+from aioproducer.consumer_group import group_metadata, offsets_to_commit
+from aioproducer.coordinator import FEATURE, Coordinator
+from aioproducer.errors import KafkaError, TransactionError
+from aioproducer.transaction import Transaction, TransactionState
+from aioproducer.types import (
+    ConsumerGroupMetadata,
+    OffsetAndMetadata,
+    TopicPartition,
+    TransactionHandle,
+)
+
+logger = logging.getLogger(__name__)
+
+OffsetsToCommit = Mapping[TopicPartition, int | tuple[int, str] | OffsetAndMetadata]
+
+
+class Transactional(RecordPath):
+    """The transactional calls. Base of Producer, which sets the fields."""
+
+    _transaction: Transaction
+    _coordinator: Coordinator
+    _brokers: Brokers
+
+    def transaction(self) -> TransactionScope:
+        """A transaction, for `async with`: committed at its end, aborted when an exception or a cancellation leaves it.
+
+            async with producer.transaction() as transaction:
+                await producer.send("orders", b"...")
+                await transaction.send_offsets({TopicPartition("in", 0): 17}, "my-group")
+
+        Raises, at the end of the block:
+            TransactionAbortableError: a record failed, or the coordinator refused; the transaction was aborted.
+            CommitOutcomeUnknownError: the commit was sent and never answered.
+            ProducerFencedError: another producer uses this transactional id by now.
+
+        A cancellation takes effect when the commit or the abort has ended (max_block_ms at most).
+        """
+        return TransactionScope(self)
+
+    async def init_transactions(self) -> None:
+        """Take the transactional id (over): a new epoch, older producers of this id fenced, their transaction aborted.
+
+        `start()` does it; call it again after an error whose `requires_reinit` is True.
+
+        Raises:
+            TransactionTimeoutError: no coordinator answered within max_block_ms.
+            TransactionReinitError: the coordinator refused.
+
+        Cancelling it leaves it running; the same call made again joins it.
+        """
+        self._check_usable()
+        await self._coordinator.initialize()
+
+    async def begin_transaction(self) -> None:
+        """Begin a transaction; every record from now on belongs to it, until it is committed or aborted.
+
+        Transactions v2 (KIP-890) if the cluster has finalized them, else v1: settled here for the whole transaction.
+
+        Raises:
+            IllegalStateError: there is a transaction already, or the producer has no transactional_id.
+            TransactionReinitError: init_transactions() is needed first.
+        """
+        self._check_usable()
+        self._transaction.check("begin_transaction", TransactionState.READY)
+        self._transaction.begin(is_v2=self._brokers.finalized_feature(FEATURE) >= 2)
+
+    async def commit_transaction(self) -> None:
+        """Send what is buffered, wait for its acknowledgements, and commit.
+
+        Raises:
+            TransactionAbortableError: a record failed, or the coordinator refused; call abort_transaction().
+            CommitOutcomeUnknownError: the commit was sent and not answered within max_block_ms.
+            ProducerFencedError: another producer uses this transactional id; nothing was committed.
+            IllegalStateError: there is no transaction.
+
+        Cancelling it leaves it running; the same call made again joins it.
+        """
+        self._check_usable()
+        await self._coordinator.commit()
+
+    async def abort_transaction(self) -> None:
+        """Throw away what is still buffered (TransactionAbortedError), wait for what is in flight, and abort.
+
+        Raises:
+            TransactionTimeoutError: not answered within max_block_ms; call it again.
+            ProducerFencedError: another producer uses this transactional id; its start has aborted the transaction.
+            IllegalStateError: there is no transaction.
+
+        Cancelling it leaves it running; the same call made again joins it.
+        """
+        self._check_usable()
+        await self._coordinator.abort()
+
+    async def send_offsets_to_transaction(
+        self,
+        offsets: OffsetsToCommit,
+        group_id: ConsumerGroupMetadata | str | bytes,
+    ) -> None:
+        """Commit a consumer's position as a part of the transaction (KIP-447).
+
+        Args:
+            offsets: for each partition the offset of the next record to read.
+            group_id: the group's id, its ConsumerGroupMetadata, or what confluent-kafka's `consumer_group_metadata()`
+                returns. With a generation, a consumer that has lost its partitions is refused.
+
+        Raises:
+            TransactionAbortableError: the coordinator refused, e.g. since the group has rebalanced.
+            IllegalStateError: there is no transaction.
+            InvalidRecordError: the offsets or the group are malformed.
+
+        Cancelling it leaves it running.
+        """
+        self._check_usable()
+        await self._coordinator.send_offsets(offsets_to_commit(offsets), group_metadata(group_id))
+
+    async def fence_transaction(self) -> None:
+        """Abort by taking a new epoch, as a restart would: whoever still writes to the transaction, such as a
+        participant of which nothing was heard, is shut out for ever.
+
+        Raises:
+            TransactionReinitError: another producer uses this transactional id, or no coordinator answered.
+            IllegalStateError: there is no transaction.
+
+        Cancelling it leaves it running; the same call made again joins it.
+        """
+        self._check_usable()
+        await self._coordinator.fence()
+
+    async def export_transaction(self, partitions: Iterable[TopicPartition] = ()) -> TransactionHandle:
+        """Hand the open transaction to producers in other processes, which `Producer.attach` makes.
+
+        Each partition may be written to by one producer only, this one included, and each handle be used once for it:
+        the broker can't tell them apart. Commit only when all of them have flushed and closed.
+
+        Args:
+            partitions: those that they will write to. With transactions v1 they have to be told here.
+
+        Raises:
+            TransactionAbortableError: the coordinator refused a partition.
+            IllegalStateError: there is no transaction.
+        """
+        self._check_usable()
+        return await self._coordinator.export([TopicPartition(*place) for place in partitions])
+
+    async def _end_transaction(self, timeout: float) -> None:
+        """An open transaction is aborted, as in Java; otherwise its time-out would, and readers wait until then."""
+        if self._transaction.state not in (TransactionState.IN_TRANSACTION, TransactionState.ABORT_REQUIRED):
+            return
+        try:
+            async with asyncio.timeout(timeout):
+                await self._coordinator.abort()
+        except (KafkaError, TimeoutError) as error:
+            logger.warning("the open transaction could not be aborted, the brokers' time-out will: %s", error)
+
+
+class TransactionScope:
+    """One transaction; made by `Producer.transaction()`, and good for one `async with`."""
+
+    def __init__(self, producer: Transactional) -> None:
+        self._producer = producer
+
+    async def send_offsets(
+        self, offsets: OffsetsToCommit, group_id: ConsumerGroupMetadata | str | bytes
+    ) -> None:
+        """As `Producer.send_offsets_to_transaction`."""
+        await self._producer.send_offsets_to_transaction(offsets, group_id)
+
+    async def export(self, partitions: Iterable[TopicPartition] = ()) -> TransactionHandle:
+        """As `Producer.export_transaction`."""
+        return await self._producer.export_transaction(partitions)
+
+    async def __aenter__(self) -> Self:
+        await self._producer.begin_transaction()
+        return self
+
+    async def __aexit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        state = self._producer._transaction.state
+        if error is None:
+            if state is not TransactionState.READY:  # the block has ended it by itself
+                await self._commit()
+        elif state in (TransactionState.IN_TRANSACTION, TransactionState.ABORT_REQUIRED):
+            await self._abort()
+
+    async def _commit(self) -> None:
+        try:
+            await _to_the_end(self._producer.commit_transaction())
+        except TransactionError as error:
+            if error.requires_abort and self._producer._transaction.state is TransactionState.ABORT_REQUIRED:
+                await self._abort()
+            raise
+
+    async def _abort(self) -> None:
+        """Abort; what is on its way out of the block matters more than why that failed."""
+        try:
+            await _to_the_end(self._producer.abort_transaction())
+        except KafkaError as error:
+            logger.warning("the transaction could not be aborted, the brokers' time-out will: %s", error)
+
+
+async def _to_the_end(call: Coroutine[Any, Any, None]) -> None:
+    """Await it to its end (it takes max_block_ms at most); a cancellation meanwhile comes after it."""
+    task = asyncio.ensure_future(call)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
