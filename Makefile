@@ -20,6 +20,7 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python tests/docs_runner.py check
 	$(BIN)/python -m pytest -q -p no:cacheprovider tests/test_layering.py
 
 bench: setup

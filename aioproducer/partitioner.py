@@ -39,11 +39,12 @@ class Partitioning(NamedTuple):
 
 _KINDS: dict[str, Literal["murmur2", "crc32", "round_robin"]] = {
     "murmur2": "murmur2",
+    "murmur2_random": "murmur2",
     "default": "murmur2",
     "consistent_random": "crc32",
     "round_robin": "round_robin",
 }
-_NAMES = (*_KINDS, "random")
+_NAMES = (*_KINDS, "consistent", "fnv1a", "fnv1a_random", "random")
 
 
 def make_partitioner(
@@ -52,10 +53,11 @@ def make_partitioner(
     """Resolve the setting `partitioner`.
 
     Args:
-        setting: "murmur2" or "default" (Java's: murmur2 of the key, sticky without a key),
-            "consistent_random" (librdkafka's: crc32 of the key, random without a key or with an empty one),
-            "round_robin", "random", or a callable like `Partitioner`.
-        random: where "random" takes its numbers from.
+        setting: "murmur2", "murmur2_random" or "default" (Java's: murmur2 of the key, sticky without a key),
+            "consistent_random" (librdkafka's default: crc32 of the key, random without a key or with an empty
+            one), "consistent" (crc32; without a key as with an empty one), "fnv1a" and "fnv1a_random" (Sarama's
+            hash), "round_robin", "random", or a callable like `Partitioner`.
+        random: where those named after chance take their numbers from.
 
     Raises:
         ConfigError: the name is unknown, or the value neither a name nor callable.
@@ -63,8 +65,8 @@ def make_partitioner(
     if isinstance(setting, str):
         if setting in _KINDS:
             return Partitioning(_KINDS[setting])
-        if setting == "random":
-            return Partitioning("callable", RandomPartitioner(random or random_module.Random()))
+        if setting in _NAMES:
+            return Partitioning("callable", _function(setting, random or random_module.Random()))
         near = difflib.get_close_matches(setting.lower(), _NAMES, 1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         problem = f"is not one of {', '.join(_NAMES)}{hint}"
@@ -73,6 +75,14 @@ def make_partitioner(
     else:
         problem = "is neither a partitioner's name nor callable"
     raise ConfigError(f"partitioner={setting!r} {problem}", setting="partitioner", value=setting)
+
+
+def _function(name: str, random: random_module.Random) -> Callable[..., int]:
+    if name == "random":
+        return RandomPartitioner(random)
+    if name == "consistent":
+        return Hashed(crc32_partition)
+    return Hashed(fnv1a_partition, random if name == "fnv1a_random" else None)
 
 
 def murmur2(key: bytes) -> int:
@@ -102,6 +112,35 @@ def murmur2_partition(key: bytes, partitions: int) -> int:
 def crc32_partition(key: bytes, partitions: int) -> int:
     """The partition that librdkafka's consistent partitioners give a key."""
     return zlib.crc32(key) % partitions
+
+
+def fnv1a(key: bytes) -> int:
+    """The 32-bit FNV-1a hash, its sign dropped by negation as Sarama's and librdkafka's partitioners do it."""
+    h = 0x811C9DC5
+    for byte in key:
+        h = (h ^ byte) * 0x01000193 & 0xFFFFFFFF
+    return 0x100000000 - h if h & 0x80000000 else h
+
+
+def fnv1a_partition(key: bytes, partitions: int) -> int:
+    """The partition that librdkafka's fnv1a partitioners, and Sarama's hash partitioner, give a key."""
+    return fnv1a(key) % partitions
+
+
+class Hashed:
+    """A key's hash over all partitions. Records without a key: as with an empty one, or anywhere at random."""
+
+    def __init__(
+        self, partition_of: Callable[[bytes, int], int], random: random_module.Random | None = None
+    ) -> None:
+        """With `random`, records without a key go to any available partition."""
+        self._partition_of = partition_of
+        self._random = random
+
+    def __call__(self, key: bytes | None, all_partitions: Sequence[int], available: Sequence[int], /) -> int:
+        if key is None and self._random is not None:
+            return self._random.choice(available or all_partitions)
+        return all_partitions[self._partition_of(key or b"", len(all_partitions))]
 
 
 class RandomPartitioner:

@@ -7,19 +7,38 @@ run on one of them. AIOPRODUCER_TEST_SLOWNESS=5 stretches every time-out of the 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 import pytest_asyncio
+
+if TYPE_CHECKING:
+    from aioproducer.testing import ApacheKafka
 
 try:
     import uvloop
 except ImportError:
     uvloop = None
 
+# Modules that are no tests, but assert.
+pytest.register_assert_rewrite(
+    "tests.apache_load",
+    "tests.apache_log",
+    "tests.offset_cells",
+    "tests.raw_transactions",
+    "tests.read_back",
+    "tests.transaction_cells",
+    "tests.transaction_stage",
+)
+
 MS = 0.001 * float(os.environ.get("AIOPRODUCER_TEST_SLOWNESS", "1"))
 """One millisecond in seconds, longer on a slow machine: `await asyncio.wait_for(event.wait(), 500 * MS)`."""
+
+
+_topics = itertools.count()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -39,6 +58,29 @@ def pytest_asyncio_loop_factories(
         if item.get_closest_marker("apache") is not None:
             del loops["asyncio"]
     return loops
+
+
+@pytest.fixture(scope="session")
+def apache_kafka_39(request: pytest.FixtureRequest) -> Iterator[ApacheKafka]:
+    """One real broker of the line before, shared like `apache_kafka`: give each test topics of its own."""
+    from aioproducer.testing import ApacheKafka
+    from tests.apache_clusters import SHARED, running
+
+    with running(ApacheKafka(version="3.9.2", jvm_args=SHARED), request=request) as kafka:
+        yield kafka
+
+
+@pytest.fixture(params=["apache_kafka", "apache_kafka_39"], ids=["4.3", "3.9"], scope="module")
+def each_kafka(request: pytest.FixtureRequest) -> ApacheKafka:
+    """Runs the test on both of them."""
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    """A name that no other test has; the topic is not made."""
+    name = request.function.__name__.removeprefix("test_")[:60]
+    return f"{name}-{next(_topics)}"
 
 
 @pytest.fixture(autouse=True)

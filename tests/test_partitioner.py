@@ -10,12 +10,15 @@ from aiokafka.partitioner import murmur2 as aiokafka_murmur2
 from aioproducer.errors import ConfigError
 from aioproducer.partitioner import (
     ConsistentRandom,
+    Hashed,
     NodeAvailability,
     Partitioning,
     RandomPartitioner,
     RoundRobin,
     UniformSticky,
     crc32_partition,
+    fnv1a,
+    fnv1a_partition,
     make_partitioner,
     murmur2,
     murmur2_partition,
@@ -103,6 +106,57 @@ def test_consistent_random_hashes_keys_and_throws_dice_for_none_and_empty():
     assert {choose(None, [0, 1], []) for _ in range(50)} == {0, 1}
 
 
+# librdkafka's src/rdfnv1a.c and src/rdmurmur2.c
+UNALIGNED = b"PreAmbleWillBeRemoved,ThePrePartThatIs"
+LIBRDKAFKA_HASHES = {
+    b"kafka": (0xD067CF64, 0x0D33C4E1),
+    b"giberish123456789": (0x8F552B0C, 0x77A58295),
+    b"1234": (0x9FC97B14, 0x023BDD03),
+    b"234": (0xE7C009CA, 0x2DEA3CD2),
+    b"34": (0x873930DA, 0x740FA83E),
+    b"4": (0x5A4B5CA1, 0x310CA263),
+    UNALIGNED: (0x78424F1C, 0x65CBD69C),
+    UNALIGNED[1:]: (0x4A62B377, 0x6E49C79A),
+    UNALIGNED[2:]: (0xE0E4E09E, 0x69EED356),
+    UNALIGNED[3:]: (0x62B8B43F, 0x6ABCC023),
+    b"": (0x106E08D9, 0x7EE3623B),
+}
+
+
+@pytest.mark.parametrize("key", LIBRDKAFKA_HASHES)
+def test_murmur2_and_fnv1a_are_librdkafkas(key):
+    expected_murmur2, expected_fnv1a = LIBRDKAFKA_HASHES[key]
+
+    assert murmur2(key) & 0xFFFFFFFF == expected_murmur2
+    assert fnv1a(key) == expected_fnv1a
+
+
+@pytest.mark.parametrize(
+    ("key", "hashed"),
+    list(zip(LIBRDKAFKA_KEYS, [0x7EE3623B, 0x27E6F469, 0x155E3E5F, 0x17B1E27A], strict=True)),
+)
+def test_fnv1a_partition_is_librdkafkas(key, hashed):
+    assert fnv1a_partition(key, 17) == hashed % 17
+
+
+def test_a_hash_takes_all_partitions_and_a_record_without_key_for_one_with_an_empty_key():
+    choose = Hashed(crc32_partition)
+    every = list(range(17))
+
+    assert choose(b"hejsan", every, [1]) == 0xD077037E % 17
+    assert choose(None, every, [1]) == choose(b"", every, [1]) == 0
+    assert Hashed(murmur2_partition)(None, every, [1]) == 0x106E08D9 % 17
+
+
+def test_a_hash_with_randomness_hashes_an_empty_key_and_throws_dice_for_none():
+    choose = Hashed(fnv1a_partition, random.Random(2))
+    every, available = list(range(17)), [1, 3]
+
+    assert choose(b"", every, available) == 0x7EE3623B % 17
+    assert {choose(None, every, available) for _ in range(50)} == {1, 3}
+    assert {choose(None, [0, 1], []) for _ in range(50)} == {0, 1}
+
+
 def test_crc32_has_the_published_check_value():
     assert crc32_partition(b"123456789", 2**32) == 0xCBF43926
 
@@ -111,6 +165,7 @@ def test_crc32_has_the_published_check_value():
     ("name", "kind"),
     [
         ("murmur2", "murmur2"),
+        ("murmur2_random", "murmur2"),
         ("default", "murmur2"),
         ("consistent_random", "crc32"),
         ("round_robin", "round_robin"),
@@ -127,6 +182,23 @@ def test_random_is_a_callable():
     assert isinstance(partitioning.function, RandomPartitioner)
 
 
+@pytest.mark.parametrize(
+    ("name", "keyed", "keyless"),
+    [
+        ("consistent", 0xD077037E % 17, {0}),
+        ("fnv1a", 0x17B1E27A % 17, {0x7EE3623B % 17}),
+        ("fnv1a_random", 0x17B1E27A % 17, {1, 3}),
+    ],
+)
+def test_librdkafkas_other_partitioners_are_callables(name, keyed, keyless):
+    kind, choose = make_partitioner(name, random.Random(1))
+    every, available = list(range(17)), [1, 3]
+
+    assert kind == "callable"
+    assert choose(b"hejsan", every, available) == keyed
+    assert {choose(None, every, available) for _ in range(50)} == keyless
+
+
 def test_callable_is_taken_as_it_is():
     def last(key, all_partitions, available):
         return all_partitions[-1]
@@ -140,6 +212,7 @@ def test_callable_is_taken_as_it_is():
         ("murmur", "'murmur2'"),
         ("roundrobin", "'round_robin'"),
         ("Random", "'random'"),
+        ("fnv1", "'fnv1a'"),
         ("xyz", None),
         (7, None),
     ],

@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -26,7 +27,8 @@ from aioproducer.connection import State as ConnectionState
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.api_keys import CLIENT_VERSIONS
 from aioproducer.protocol.messages import ApiVersionsRequest
-from aioproducer.testing.releases import _CEILINGS, served_versions
+from aioproducer.settings.table import SETTINGS
+from aioproducer.testing.releases import RELEASES, release_named
 from benchmarks.broker import AckBroker
 from flights import clusters
 from flights.interrupt import Interrupt
@@ -81,20 +83,34 @@ def test_requirements_have_a_lower_and_an_upper_bound():
 
 
 def test_a_plain_install_brings_all_that_the_package_imports_and_no_loop():
-    requirements = {re.split(r"[<>=]", text)[0] for text in PROJECT["project"]["dependencies"]}
-    imported = {name for path in ROOT.glob("aioproducer/*.py") for name in top_level_imports(path)}
-    of_distributions = importlib.metadata.packages_distributions()
+    sources = [
+        path for folder in ("", "protocol/", "settings/") for path in ROOT.glob(f"aioproducer/{folder}*.py")
+    ]
+    at_import = {name for path in sources for name in imports_of(ast.parse(path.read_text()).body)}
+    when_asked = {name for path in sources for name in imports_of(ast.walk(ast.parse(path.read_text())))}
 
-    used = {of_distributions[name][0] for name in imported - sys.stdlib_module_names - {"aioproducer"}}
+    assert distributions(at_import) == required(PROJECT["project"]["dependencies"]), "all four codecs"
+    extras = {
+        name for texts in PROJECT["project"]["optional-dependencies"].values() for name in required(texts)
+    }
+    assert distributions(when_asked - at_import) <= extras, "what a feature needs besides is an extra"
+    assert "uvloop" not in distributions(when_asked)
+    assert required(PROJECT["project"]["optional-dependencies"]["uvloop"]) == {"uvloop"}
 
-    assert used == requirements, "all four codecs, with nothing left to an extra"
-    assert "uvloop" not in requirements
-    assert [name for name in PROJECT["project"]["optional-dependencies"]["uvloop"] if "uvloop" in name]
+
+def required(texts: list[str]) -> set[str]:
+    return {re.split(r"[<>=\[]", text)[0] for text in texts}
 
 
-def top_level_imports(path: Path) -> set[str]:
+def distributions(modules: set[str]) -> set[str]:
+    """The names under which modules that are neither ours nor Python's are installed."""
+    installed = importlib.metadata.packages_distributions()
+    return {installed.get(name, [name])[0] for name in modules - sys.stdlib_module_names - {"aioproducer"}}
+
+
+def imports_of(nodes: Iterable[ast.AST]) -> set[str]:
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes:
         if isinstance(node, ast.Import):
             names |= {name.name.split(".")[0] for name in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -265,28 +281,20 @@ def test_calls_have_aiokafkas_names_order_and_defaults(call):
         assert ours[parameter].default is None, "nothing more is demanded"
 
 
-# org.apache.kafka.clients.producer.ProducerConfig, as far as it is taken here.
-JAVAS_SETTINGS = """
-    bootstrap.servers client.id acks enable.idempotence max.in.flight.requests.per.connection linger.ms batch.size
-    buffer.memory max.request.size max.block.ms delivery.timeout.ms request.timeout.ms retry.backoff.ms
-    retry.backoff.max.ms compression.type partitioner.adaptive.partitioning.enable
-    partitioner.availability.timeout.ms key.serializer value.serializer metadata.max.age.ms metadata.max.idle.ms
-    metadata.recovery.strategy metadata.recovery.rebootstrap.trigger.ms reconnect.backoff.ms
-    reconnect.backoff.max.ms socket.connection.setup.timeout.ms socket.connection.setup.timeout.max.ms
-    connections.max.idle.ms
-"""
-OTHER_SETTINGS = {
-    "compression_level",  # Java has one for each codec
+OTHERWISE_NAMED = {
     "partitioner",  # partitioner.class there; aiokafka's name
-    "allow_auto_create_topics",  # librdkafka's, and the Java consumer's
-    "max_batch_size",  # aiokafka's name of batch_size
+    "interceptors",  # interceptor.classes there; objects here
+    "key_serializer",
+    "value_serializer",
 }
 
 
 def test_settings_have_javas_names_in_snake_case():
-    javas = {name.replace(".", "_") for name in JAVAS_SETTINGS.split()}
+    javas = {setting.name: setting.java for setting in SETTINGS.values() if setting.java}
 
-    assert set(inspect.signature(Producer).parameters) == javas | OTHER_SETTINGS
+    assert len(javas) > 40
+    others = {name for name, java in javas.items() if name != java.replace(".", "_")}
+    assert {name for name in others if not name.startswith(("ssl_", "sasl_"))} <= OTHERWISE_NAMED
 
 
 # ---------------------------------------------------------------------------------------------------- the protocol
@@ -317,11 +325,11 @@ def test_every_request_of_a_producer_is_spoken_from_kafka_2_1_to_4_3():
     }
 
 
-SUPPORTED = list(itertools.dropwhile(lambda release: release != "2.1", _CEILINGS))
+SUPPORTED = list(itertools.dropwhile(lambda release: release != "2.1", RELEASES))
 
 
 def test_releases_from_2_1_on_need_every_version_of_produce():
-    newest = {served_versions(release)[ApiKey.PRODUCE].max for release in SUPPORTED}
+    newest = {release_named(release).versions[ApiKey.PRODUCE].max for release in SUPPORTED}
 
     assert newest == set(range(7, 14))
     assert SUPPORTED[-1] == "4.3"
@@ -333,7 +341,7 @@ async def test_each_request_goes_in_the_newest_version_of_both_sides(release):
         deliveries = await send_numbers(producer, range(3))
         await results(deliveries)
 
-        served = served_versions(release)
+        served = release_named(release).versions
         for api_key in (ApiKey.METADATA, ApiKey.INIT_PRODUCER_ID, ApiKey.PRODUCE):
             used = {request.header.version for request in cluster.requests_of(api_key)}
             assert used == {min(CLIENT_VERSIONS[api_key].max, served[api_key].max)}, api_key
@@ -500,7 +508,7 @@ async def test_the_acknowledging_broker_speaks_the_versions_of_a_real_one():
             answer = await client.ask(ApiVersionsRequest(), 4)
 
     newest = {entry.api_key: entry.max_version for entry in answer.api_keys}
-    real = served_versions("4.3")
+    real = release_named("4.3").versions
     for api_key in (ApiKey.PRODUCE, ApiKey.METADATA, ApiKey.API_VERSIONS, ApiKey.INIT_PRODUCER_ID):
         assert newest[api_key] == real[api_key].max
 

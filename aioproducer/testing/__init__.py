@@ -1,21 +1,49 @@
-"""Kafka for tests: a cluster in this process with faults by script, and a real Apache Kafka beside it."""
+"""Kafka for tests: a cluster in this process with faults by script, a real Apache Kafka beside it, and a double."""
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
-from aioproducer.testing.cluster import EmbeddedCluster
-
 if TYPE_CHECKING:
+    from aioproducer.protocol.api_keys import ApiKey
+    from aioproducer.protocol.error_codes import ErrorCode
     from aioproducer.testing.apache import ApacheKafka
+    from aioproducer.testing.authorizer import Operation
+    from aioproducer.testing.cluster import EmbeddedCluster
+    from aioproducer.testing.recording import RecordingProducer, SentRecord
+    from aioproducer.testing.security import Security
 
-__all__ = ["ApacheKafka", "EmbeddedCluster"]
+__all__ = [
+    "ApacheKafka",
+    "ApiKey",
+    "EmbeddedCluster",
+    "ErrorCode",
+    "Operation",
+    "RecordingProducer",
+    "Security",
+    "SentRecord",
+]
+
+# Imported when it is asked for: pytest loads the plugin, and with it this module, in every project.
+_MODULES = {
+    "ApacheKafka": "aioproducer.testing.apache",
+    "ApiKey": "aioproducer.protocol.api_keys",
+    "EmbeddedCluster": "aioproducer.testing.cluster",
+    "ErrorCode": "aioproducer.protocol.error_codes",
+    "Operation": "aioproducer.testing.authorizer",
+    "RecordingProducer": "aioproducer.testing.recording",
+    "Security": "aioproducer.testing.security",
+    "SentRecord": "aioproducer.testing.recording",
+}
 
 
 def __getattr__(name: str) -> object:
-    # Imported when wanted: it runs on POSIX only and takes what the embedded cluster does not need.
-    if name == "ApacheKafka":
-        from aioproducer.testing.apache import ApacheKafka
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(_MODULES[name]), name)
+    return value
 
-        return ApacheKafka
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

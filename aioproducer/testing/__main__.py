@@ -7,36 +7,126 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import errno
+import os
 import signal
 import sys
+import threading
+from typing import NoReturn
 
 from aioproducer.testing.cluster import EmbeddedCluster
+from aioproducer.testing.releases import EVENT_HUBS, RELEASES
+
+_HIGHEST_PORT = 65535
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{message}; --help says what is possible\n")
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
+    return int(text)
+
+
+def _port(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) > _HIGHEST_PORT:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a port from 1 to {_HIGHEST_PORT}, nor 0 for free ones"
+        )
+    return int(text)
 
 
 def _topic(text: str) -> tuple[str, int]:
     name, _, partitions = text.partition(":")
-    return name, int(partitions or 1)
+    return name, _count(partitions or "1")
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="python -m aioproducer.testing",
-        description="An embedded Kafka cluster.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        description="A Kafka cluster in one process that keeps everything in memory: for tests and for trying "
+        "things out. It prints its addresses when it is ready and stops at SIGINT (Ctrl-C) or SIGTERM.",
+        epilog="It leaves with 0 after a signal, with 1 if a port is taken, with 2 if an option makes no sense.",
     )
-    parser.add_argument("--brokers", type=int, default=1, help="how many")
-    parser.add_argument("--host", default="127.0.0.1", help="where to listen")
-    parser.add_argument("--port", type=int, default=9092, help="the first broker's port; 0: free ones")
-    parser.add_argument("--versions", default="4.1", help="the Kafka release whose API versions are served")
-    parser.add_argument("--partitions", type=int, default=1, help="of topics that are made on demand")
+    parser.add_argument("--brokers", type=_count, default=1, help="how many (default: %(default)s)")
     parser.add_argument(
-        "--topic", type=_topic, action="append", default=[], metavar="NAME:PARTITIONS", help="may be repeated"
+        "--host",
+        default="127.0.0.1",
+        help="where to listen, and what clients are told (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--port",
+        type=_port,
+        default=9092,
+        help="the first broker's port, the others follow it; 0: free ones (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--versions",
+        default="4.1",
+        metavar="RELEASE",
+        help=f"behave like this Kafka, {RELEASES[0]} to {RELEASES[-1]}, or like {EVENT_HUBS} (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--partitions",
+        type=_count,
+        default=1,
+        help="of topics that are made on demand (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--topic",
+        type=_topic,
+        action="append",
+        default=[],
+        metavar="NAME:PARTITIONS",
+        help="a topic to begin with; may be repeated",
+    )
+    parser.add_argument(
+        "--stop-with-stdin",
+        action="store_true",
+        help="stop when standard input ends, too, as it does when the process dies that started this one",
     )
     return parser.parse_args()
 
 
-async def serve(cluster: EmbeddedCluster) -> None:
-    """Run a cluster until a signal asks for the end."""
+def _cluster(arguments: argparse.Namespace) -> EmbeddedCluster:
+    topics: dict[str, int] = {}
+    for name, partitions in arguments.topic:
+        if name in topics:
+            raise ValueError(f"--topic {name} is there twice; name each topic once")
+        topics[name] = partitions
+    last = arguments.port + arguments.brokers - 1
+    if arguments.port and last > _HIGHEST_PORT:
+        raise ValueError(f"--port {arguments.port} --brokers {arguments.brokers} goes on to port {last}")
+    if arguments.stop_with_stdin and sys.stdin is None:
+        raise ValueError("--stop-with-stdin: there is no standard input; start this with a pipe")
+    return EmbeddedCluster(
+        arguments.brokers,
+        host=arguments.host,
+        port=arguments.port,
+        topics=topics,
+        default_partitions=arguments.partitions,
+        versions=arguments.versions,
+    )
+
+
+def _stop_with_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    """In a thread of its own: wait for the end of standard input, whatever kind of file it is."""
+    try:
+        while os.read(0, 65536):
+            pass
+    except OSError:
+        pass
+    try:
+        loop.call_soon_threadsafe(stop.set)
+    except RuntimeError:
+        pass  # The loop is closed: it stopped before.
+
+
+async def serve(cluster: EmbeddedCluster, *, stop_with_stdin: bool = False) -> None:
+    """Run a cluster until a signal, or the end of standard input, asks for the end."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -44,6 +134,8 @@ async def serve(cluster: EmbeddedCluster) -> None:
     async with cluster:
         sys.stdout.write(f"listening on {cluster.bootstrap_servers}\n")
         sys.stdout.flush()
+        if stop_with_stdin:
+            threading.Thread(target=_stop_with_stdin, args=(loop, stop), daemon=True).start()
         await stop.wait()
 
 
@@ -51,20 +143,14 @@ def main() -> int:
     """The exit status: 0 after a signal, 1 if a port is taken, 2 if an argument makes no sense."""
     arguments = _arguments()
     try:
-        cluster = EmbeddedCluster(
-            arguments.brokers,
-            host=arguments.host,
-            port=arguments.port,
-            topics=dict(arguments.topic),
-            default_partitions=arguments.partitions,
-            versions=arguments.versions,
-        )
-        asyncio.run(serve(cluster))
+        cluster = _cluster(arguments)
+        asyncio.run(serve(cluster, stop_with_stdin=arguments.stop_with_stdin))
     except ValueError as error:
         sys.stderr.write(f"{error}\n")
         return 2
     except OSError as error:
-        sys.stderr.write(f"{error}\n")
+        advice = "; --port names another first port, --port 0 takes free ones"
+        sys.stderr.write(f"{error}{advice if error.errno == errno.EADDRINUSE else ''}\n")
         return 1
     return 0
 

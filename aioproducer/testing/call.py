@@ -12,7 +12,9 @@ from aioproducer.protocol.api import RequestHeader
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.schema import Message
 from aioproducer.recordbatch import BatchHeader
+from aioproducer.testing.authorizer import ANONYMOUS, Operation, ResourceType
 from aioproducer.testing.faults import Fault
+from aioproducer.testing.releases import Release
 
 if TYPE_CHECKING:
     from aioproducer.testing.cluster import EmbeddedCluster
@@ -20,6 +22,14 @@ if TYPE_CHECKING:
 
 class CloseConnection(Exception):
     """The broker says nothing more on this connection."""
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """What a broker knows of the client at the other end of one connection."""
+
+    principal: str = ANONYMOUS
+    """Whose requests these are, as ACLs name them: "User:alice"."""
 
 
 @dataclass(slots=True, eq=False)
@@ -43,17 +53,27 @@ class Call:
     node: int
     seen: SeenRequest
     faults: list[Fault]
+    session: Session = field(default_factory=Session)
 
     @property
     def version(self) -> int:
         """The version of request and response."""
         return self.seen.header.version
 
+    @property
+    def release(self) -> Release:
+        """What the broker behaves like."""
+        return self.cluster.broker(self.node).release
+
+    def denied(self, operation: Operation, resource_type: ResourceType, name: str) -> ErrorCode | None:
+        """The error if this client may not do that; see `Authorizer`."""
+        return self.cluster.authorizer.refusal(self.session.principal, operation, resource_type, name)
+
     def refusal(self, topic: str | None = None, partition: int | None = None) -> ErrorCode | None:
         """The error that the script wants instead of what was asked."""
         return self._scripted(False, topic, partition)
 
-    def late_error(self, topic: str, partition: int) -> ErrorCode | None:
+    def late_error(self, topic: str | None = None, partition: int | None = None) -> ErrorCode | None:
         """The error that the script wants after what was asked has been done."""
         return self._scripted(True, topic, partition)
 

@@ -5,37 +5,38 @@
         ...
         assert len(cluster.records("flights")) == 1000
 
-What the brokers know together (topics, leaders, producer ids) lives here, each broker's sockets in Broker.
+What the brokers know together (topics, leaders, producer ids) lives here, each broker's sockets in Broker,
+what tests look at in Inspection.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import random as random_module
 import time
-import zlib
 from base64 import urlsafe_b64encode
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from uuid import UUID
 
-from aioproducer.protocol.api import ApiKey, RequestHeader
-from aioproducer.protocol.schema import Message
-from aioproducer.recordbatch import Record
+from aioproducer.testing.authorizer import Authorizer
 from aioproducer.testing.broker import Broker, BrokerState
-from aioproducer.testing.call import SeenRequest
 from aioproducer.testing.faults import FaultScript
-from aioproducer.testing.log import Batch, LogConfig, PartitionLog
-from aioproducer.testing.releases import served_versions
+from aioproducer.testing.groups import GroupCoordinator
+from aioproducer.testing.inspection import Inspection
+from aioproducer.testing.log_config import LogConfig
+from aioproducer.testing.quotas import Quota, Quotas
+from aioproducer.testing.releases import release_named
+from aioproducer.testing.security import Security
 from aioproducer.testing.topics import NO_LEADER, Partition, Topic, is_valid_name
+from aioproducer.testing.transactions import TransactionCoordinator
 from aioproducer.types import Node
 
-_REQUESTS_KEPT = 10_000
 _FIRST_PRODUCER_ID = 1000
 
 
-class EmbeddedCluster:
+class EmbeddedCluster(Inspection):
     """Brokers for tests and demonstrations, in this process and on this event loop.
 
     Everything is kept in memory: no Kafka for production. What it does, it does as Kafka does: versions,
@@ -54,9 +55,11 @@ class EmbeddedCluster:
         min_insync_replicas: int = 1,
         max_message_bytes: int = 1_048_588,
         versions: str = "4.1",
+        transaction_version: int = 2,
         host: str = "127.0.0.1",
         clock: Callable[[], float] = time.time,
         random: random_module.Random | None = None,
+        security: Security | None = None,
     ) -> None:
         """Describe a cluster; `start()` or `async with` brings it up.
 
@@ -69,10 +72,13 @@ class EmbeddedCluster:
             replication_factor: Replicas of a partition; None: 3, or as many as there are brokers.
             min_insync_replicas: acks=all needs at least so many replicas in sync.
             max_message_bytes: The largest batch, in bytes.
-            versions: The Kafka release whose API versions are served, from "0.11" to "4.3".
+            versions: Behave like this Kafka release, from "0.11" to "4.3", or like "azure-event-hubs".
+            transaction_version: The finalized level of the feature transaction.version: 2 for transactions v2
+                (KIP-890), 1 or 0 for v1. Releases before 4.0 don't have the feature, which is as 0.
             host: Where to listen, and what clients are told.
             clock: Seconds since 1970, for LogAppendTime.
             random: Where topic ids come from.
+            security: TLS, SASL and sessions; None for PLAINTEXT.
 
         Raises:
             ValueError: a number or the release makes no sense.
@@ -81,27 +87,42 @@ class EmbeddedCluster:
             raise ValueError("a cluster needs at least one broker, a topic at least one partition")
         if replication_factor is not None and not 1 <= replication_factor <= brokers:
             raise ValueError(f"replication_factor={replication_factor} does not fit {brokers} brokers")
+        if not 0 <= port <= 65536 - brokers:
+            raise ValueError(f"port={port} is no first port for {brokers} brokers; 0 takes free ones")
+        super().__init__()
         self.auto_create = auto_create
         self.default_partitions = default_partitions
         self.default_replication_factor = replication_factor or min(3, brokers)
-        self.topics: dict[str, Topic] = {}
         self.faults = FaultScript()
         """What shall go wrong; see `FaultScript.add`."""
-        self.requests: deque[SeenRequest] = deque(maxlen=_REQUESTS_KEPT)
-        """The latest requests that brokers have read, but no ApiVersions requests that they refused."""
+        self.authorizer = Authorizer()
+        """Who may not do what; see `Authorizer.deny`."""
+        self.quotas = Quotas()
+        """How much clients may do; see `set_quota`."""
         self.failures: list[Exception] = []
         """Bugs of the embedded brokers; leaving `async with` raises the first."""
+        self.security = security
         self._random = random or random_module.Random()
         self._clock = clock
-        self._config = LogConfig(max_message_bytes=max_message_bytes, min_insync_replicas=min_insync_replicas)
+        release = release_named(versions)
+        self._config = LogConfig.of_broker(
+            is_before_4=release.is_before_4,
+            max_message_bytes=max_message_bytes,
+            min_insync_replicas=min_insync_replicas,
+        )
         self._first_topics = dict(topics or {})
-        self._topics_by_id: dict[UUID, Topic] = {}
         self._producer_id = _FIRST_PRODUCER_ID
-        self._seen = asyncio.Event()
+        # Brokers that a fault has taken down and that come back by themselves.
+        self._restarts: dict[asyncio.Task[None], None] = {}
         self._brokers = [
-            Broker(self, node_id, host, port and port + node_id, served_versions(versions))
-            for node_id in range(brokers)
+            Broker(self, node_id, host, port and port + node_id, release) for node_id in range(brokers)
         ]
+        self.transactions = TransactionCoordinator(
+            self, min(transaction_version, release.transaction_version)
+        )
+        """What is known of transactional ids, and what shall go wrong with their transactions."""
+        self.groups = GroupCoordinator(self)
+        """The offsets of consumer groups."""
         self.cluster_id = urlsafe_b64encode(self._uuid().bytes).decode().rstrip("=")
 
     # Life
@@ -123,12 +144,30 @@ class EmbeddedCluster:
             raise
 
     async def stop(self) -> None:
-        """Stop all brokers. No task and no socket is left; the logs can still be read."""
-        # All are halted before the first wait, so that also a cancelled stop() leaves nothing that goes on.
-        running = [broker for broker in self._brokers if broker.state is not BrokerState.STOPPED]
-        for broker in running:
-            broker.halt()
-        for broker in running:
+        """Stop all brokers. No task and no socket is left; the logs can still be read.
+
+        Cancelling it changes nothing about that: the cancellation is raised when all have stopped."""
+        for restart in self._restarts:
+            restart.cancel()
+        self.transactions.halt()
+        for broker in self._brokers:
+            if broker.state is not BrokerState.STOPPED:
+                broker.halt()
+        # Nothing goes on from here; what ends takes a few rounds of the loop.
+        waiting = asyncio.create_task(self._wait_stopped(), name="embedded cluster stops")
+        cancelled = None
+        while not waiting.done():
+            try:
+                await asyncio.shield(waiting)
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
+
+    async def _wait_stopped(self) -> None:
+        await asyncio.gather(*self._restarts, return_exceptions=True)
+        await self.transactions.wait_stopped()
+        for broker in self._brokers:
             await broker.wait_stopped()
 
     async def __aenter__(self) -> EmbeddedCluster:
@@ -155,8 +194,12 @@ class EmbeddedCluster:
         return [broker.node for broker in self._brokers]
 
     def alive(self) -> list[Node]:
-        """The brokers that metadata tells of: a frozen one is among them, a stopped one is not."""
-        return [broker.node for broker in self._brokers if broker.state is not BrokerState.STOPPED]
+        """The brokers that metadata tells of: a frozen one until it is fenced, a stopped one not."""
+        return [
+            broker.node
+            for broker in self._brokers
+            if (broker.is_running or broker.is_frozen) and not broker.is_fenced
+        ]
 
     def broker(self, node: int) -> Broker:
         """The broker with this node id. Raises ValueError if there is none."""
@@ -166,12 +209,27 @@ class EmbeddedCluster:
 
     async def stop_broker(self, node: int) -> None:
         """Stop a broker as a crash would: its connections break, its partitions get other leaders at once."""
-        broker = self.broker(node)
-        broker.halt()
-        alive = {other.node_id for other in self.alive()}
-        for partition in self._partitions():
-            partition.broker_stopped(node, alive)
-        await broker.wait_stopped()
+        self.crash_broker(node)
+        await self.broker(node).wait_stopped()
+
+    def crash_broker(self, node: int, down_for: float = math.inf) -> None:
+        """As `stop_broker`, but not waiting for the end of its connections, and only for so many seconds."""
+        self.broker(node).halt()
+        self._replace(node)
+        if math.isfinite(down_for):
+            restart = asyncio.create_task(
+                self._start_again(node, down_for), name=f"embedded broker {node} comes back"
+            )
+            self._restarts[restart] = None
+            restart.add_done_callback(self._restarts.pop)
+
+    async def _start_again(self, node: int, after: float) -> None:
+        await asyncio.sleep(after)
+        try:
+            if self.broker(node).state is BrokerState.STOPPED:
+                await self.start_broker(node)
+        except OSError as error:
+            self.failures.append(error)
 
     async def start_broker(self, node: int, *, versions: str | None = None) -> None:
         """Start a stopped broker at its old address, with another release if one is named.
@@ -181,20 +239,42 @@ class EmbeddedCluster:
         """
         broker = self.broker(node)
         if versions is not None:
-            broker.versions = served_versions(versions)
+            broker.release = release_named(versions)
         await broker.start()
         for partition in self._partitions():
             partition.broker_started(node)
 
-    def freeze_broker(self, node: int) -> None:
+    def freeze_broker(self, node: int, *, fenced_after: float | None = None) -> None:
         """A broker keeps its connections and takes new ones, but reads and answers nothing.
 
-        It still leads, and its replicas stay in sync."""
+        Args:
+            node: Which one.
+            fenced_after: None: nobody notices. It goes on leading, and its replicas count as up to date, so
+                that the partitions of other brokers serve on. A number: its replicas stop fetching, so that
+                acks=all waits for them; after so many seconds (broker.session.timeout.ms) the controller
+                fences it, and it leaves the ISRs and hands over what it leads until it thaws.
+        """
         self.broker(node).freeze()
+        if fenced_after is not None:
+            for partition in self._partitions():
+                partition.stop_fetching(node)
+            self.broker(node).while_frozen(fenced_after, self._fence, node)
+
+    def _fence(self, node: int) -> None:
+        self.broker(node).is_fenced = True
+        self._replace(node)
+
+    def _replace(self, node: int) -> None:
+        """The controller's work: whatever a broker led or followed goes on without it."""
+        alive = {other.node_id for other in self.alive()}
+        for partition in self._partitions():
+            partition.broker_stopped(node, alive)
 
     def thaw_broker(self, node: int) -> None:
-        """A frozen broker goes on; it serves what has arrived meanwhile."""
+        """A frozen broker goes on; it serves what has arrived meanwhile, and catches up if it was fenced."""
         self.broker(node).thaw()
+        for partition in self._partitions():
+            partition.start_fetching(node)
 
     async def close_connections(self, node: int) -> None:
         """Cut all connections of a broker that goes on running."""
@@ -225,7 +305,11 @@ class EmbeddedCluster:
         replicas = self.default_replication_factor if replication_factor is None else replication_factor
         if name in self.topics:
             raise ValueError(f"topic {name} exists")
-        if not is_valid_name(name) or count < 1 or not 1 <= replicas <= len(self._brokers):
+        if not is_valid_name(name):
+            raise ValueError(
+                f"topic {name!r} can't be made: a name has 1 to 249 of a-z, A-Z, 0-9, '.', '_', '-'"
+            )
+        if count < 1 or not 1 <= replicas <= len(self._brokers):
             raise ValueError(f"topic {name!r} with {count} partitions and {replicas} replicas can't be made")
         settings = self.check_config(config or {})
         alive = {node.node_id for node in self.alive()}
@@ -247,6 +331,7 @@ class EmbeddedCluster:
         del self._topics_by_id[topic.topic_id]
         for partition in topic.partitions:
             partition.delete()
+        self.groups.forget_topic(name)
 
     def add_partitions(self, name: str, count: int) -> None:
         """Let a topic have `count` partitions in all. Raises ValueError if it has as many or more."""
@@ -264,13 +349,6 @@ class EmbeddedCluster:
     def check_config(self, settings: Mapping[str, str | None]) -> LogConfig:
         """A topic's config. Raises ValueError."""
         return self._config.changed(settings)
-
-    def partition(self, topic: str, partition: int) -> Partition:
-        """A partition's state. Raises KeyError if there is none."""
-        found = self.find_partition(topic, partition)
-        if found is None:
-            raise KeyError(f"there is no partition {partition} of topic {topic}")
-        return found
 
     def leader(self, topic: str, partition: int) -> int:
         """The node id of the leader; -1 if no replica in sync is alive."""
@@ -299,61 +377,37 @@ class EmbeddedCluster:
         """Say which replicas are in sync; the leader always is."""
         self.partition(topic, partition).set_isr(nodes)
 
-    # What was written, what was asked
+    # Clients
 
-    def log(self, topic: str, partition: int) -> PartitionLog:
-        """A partition's log. Raises KeyError if there is none."""
-        return self.partition(topic, partition).log
+    def set_quota(
+        self,
+        client_id: str | None = None,
+        *,
+        producer_byte_rate: float | None = None,
+        request_percentage: float | None = None,
+    ) -> None:
+        """Limit what a client may do on each broker: above it, its connections are muted for a while.
 
-    def batches(self, topic: str, partition: int) -> list[Batch]:
-        """The batches of a partition, in order."""
-        return list(self.log(topic, partition).batches)
+        The answer comes at once and tells for how long (KIP-219). Rates are means over eleven seconds, as
+        in Kafka, so that ten seconds' worth may come at once.
 
-    def records(self, topic: str, partition: int | None = None) -> list[Record]:
-        """All records of a partition, or of a topic partition by partition; uncompressed and decoded."""
-        if partition is not None:
-            return self.log(topic, partition).records()
-        return [record for part in self.topics[topic].partitions for record in part.log.records()]
+        Args:
+            client_id: Whose; None: of each client id that has no quota of its own.
+            producer_byte_rate: Bytes of Produce requests per second; None: no limit.
+            request_percentage: How much of a request thread's time its requests may take, in percent; a
+                fault's `delay` counts, what a request waits for does not. None: no limit.
 
-    def requests_of(self, api_key: ApiKey, node: int | None = None) -> list[SeenRequest]:
-        """The requests of one API that brokers have read, to one broker or to any."""
-        return [
-            seen
-            for seen in self.requests
-            if seen.header.api_key == api_key and (node is None or seen.node == node)
-        ]
-
-    async def wait_for_requests(
-        self, api_key: ApiKey, count: int = 1, node: int | None = None
-    ) -> list[SeenRequest]:
-        """Wait until brokers have read so many requests of one API in all. Put a time-out around it."""
-        while len(found := self.requests_of(api_key, node)) < count:
-            self._seen.clear()
-            await self._seen.wait()
-        return found
+        Raises:
+            ValueError: a limit is not above 0.
+        """
+        self.quotas.set(client_id, Quota(producer_byte_rate, request_percentage))
 
     # For brokers and handlers
 
-    def note_request(self, node: int, header: RequestHeader, message: Message) -> SeenRequest:
-        """Remember a request for tests."""
-        seen = SeenRequest(node, header, message, asyncio.get_running_loop().time())
-        self.requests.append(seen)
-        self._seen.set()
-        return seen
-
-    def find_topic(self, name: str | None, topic_id: UUID) -> Topic | None:
-        """A topic by its name, or by its id if there is no name."""
-        return self.topics.get(name) if name else self._topics_by_id.get(topic_id)
-
-    def find_partition(self, topic: str, index: int) -> Partition | None:
-        """A partition, if there is one."""
-        found = self.topics.get(topic)
-        return found.partition(index) if found else None
-
-    def coordinator(self, key: str) -> Node:
-        """The broker that coordinates a group or a transactional id."""
-        alive = self.alive()
-        return alive[zlib.crc32(key.encode()) % len(alive)]
+    def coordinator(self, key: str, *, of_transactions: bool = False) -> Node | None:
+        """The broker that coordinates a group or a transactional id; None if there is none now."""
+        node = self.transactions.node(key) if of_transactions else self.groups.node(key)
+        return None if node == NO_LEADER else self.broker(node).node
 
     def next_producer_id(self) -> int:
         """A producer id that nobody had before."""

@@ -13,6 +13,7 @@ from aioproducer.protocol.messages import (
     ListOffsetsResponse,
 )
 from aioproducer.recordbatch import Record
+from aioproducer.testing.authorizer import Operation, ResourceType
 from aioproducer.testing.call import Call
 from aioproducer.testing.topics import NO_EPOCH, NO_OFFSET, Partition, wait_until
 
@@ -20,10 +21,13 @@ LATEST_TIMESTAMP = -1
 EARLIEST_TIMESTAMP = -2
 MAX_TIMESTAMP = -3
 
+READ_COMMITTED = 1
+"""The isolation level of consumers that want to see no open and no aborted transaction."""
+
 
 async def fetch(call: Call, request: FetchRequest) -> FetchResponse:
-    """5: log start offset. 7: sessions, which are never granted, so that every request is a full one.
-    9: leader epochs. 12: the last version with topic names.
+    """4: isolation level. 5: log start offset. 7: sessions, which are never granted, so that every request is
+    a full one. 9: leader epochs. 12: the last version with topic names.
 
     Waits up to max_wait_ms for min_bytes; woken by appends, never by a clock of its own.
     """
@@ -72,7 +76,7 @@ class _Reading:
             partition_index=wanted.partition, high_watermark=NO_OFFSET, records=b""
         )
         partition = self.call.cluster.find_partition(topic, wanted.partition)
-        error = _not_readable(self.call, topic, wanted.partition, wanted.current_leader_epoch)
+        error = _not_readable(self.call, Operation.READ, topic, wanted.partition, wanted.current_leader_epoch)
         if error is not None or partition is None:
             answer.error_code = error or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             return answer
@@ -80,22 +84,33 @@ class _Reading:
         if not log.start_offset <= wanted.fetch_offset <= log.end_offset:
             answer.error_code = ErrorCode.OFFSET_OUT_OF_RANGE
             return answer
+        stable = partition.last_stable_offset
+        is_committed = self.request.isolation_level == READ_COMMITTED
         batches = log.read(
             wanted.fetch_offset,
             min(wanted.partition_max_bytes, self.request.max_bytes - self.size),
-            before=partition.high_watermark,
+            before=stable if is_committed else partition.high_watermark,
             at_least_one=self.size == 0,
         )
         self.size += sum(map(len, batches))
-        answer.high_watermark = answer.last_stable_offset = partition.high_watermark
+        answer.high_watermark = partition.high_watermark
+        answer.last_stable_offset = stable
         answer.log_start_offset = log.start_offset
+        answer.aborted_transactions = None
+        if is_committed:
+            answer.aborted_transactions = [
+                FetchResponse.AbortedTransaction(producer_id=one.producer_id, first_offset=one.first_offset)
+                for one in log.transactions.aborted_between(wanted.fetch_offset, stable)
+            ]
         answer.records = batches or b""
         return answer
 
 
-def _not_readable(call: Call, topic: str, index: int, leader_epoch: int) -> ErrorCode | None:
+def _not_readable(
+    call: Call, operation: Operation, topic: str, index: int, leader_epoch: int
+) -> ErrorCode | None:
     """Why this broker can't tell a client about the partition; None if it can."""
-    error = call.refusal(topic, index)
+    error = call.refusal(topic, index) or call.denied(operation, ResourceType.TOPIC, topic)
     partition = call.cluster.find_partition(topic, index)
     if error is not None:
         return error
@@ -111,18 +126,23 @@ def _not_readable(call: Call, topic: str, index: int, leader_epoch: int) -> Erro
 
 
 async def list_offsets(call: Call, request: ListOffsetsRequest) -> ListOffsetsResponse:
-    """1: one offset, with its timestamp. 4: leader epochs. 7: -3 for the newest record (KIP-734)."""
+    """1: one offset, with its timestamp. 2: isolation level. 4: leader epochs. 7: -3 for the newest record
+    (KIP-734)."""
     response = ListOffsetsResponse()
     for topic in request.topics:
         answers = []
         for wanted in topic.partitions:
             answer = ListOffsetsResponse.ListOffsetsPartitionResponse(partition_index=wanted.partition_index)
-            error = _not_readable(call, topic.name, wanted.partition_index, wanted.current_leader_epoch)
+            error = _not_readable(
+                call, Operation.DESCRIBE, topic.name, wanted.partition_index, wanted.current_leader_epoch
+            )
             partition = call.cluster.find_partition(topic.name, wanted.partition_index)
             if error is not None or partition is None:
                 answer.error_code = error or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             else:
-                answer.offset, answer.timestamp = _offset_at(partition, wanted.timestamp)
+                is_committed = request.isolation_level == READ_COMMITTED
+                before = partition.last_stable_offset if is_committed else partition.high_watermark
+                answer.offset, answer.timestamp = _offset_at(partition, wanted.timestamp, before)
                 if call.version >= 4 and answer.offset != NO_OFFSET:
                     epoch = partition.log.epoch_at(answer.offset)
                     answer.leader_epoch = partition.leader_epoch if epoch is None else epoch
@@ -134,10 +154,10 @@ async def list_offsets(call: Call, request: ListOffsetsRequest) -> ListOffsetsRe
     return response
 
 
-def _offset_at(partition: Partition, timestamp: int) -> tuple[int, int]:
+def _offset_at(partition: Partition, timestamp: int, before: int) -> tuple[int, int]:
     """Offset and timestamp of what a ListOffsets request asks for; -1 and -1 if there is no such record."""
     if timestamp == LATEST_TIMESTAMP:
-        return partition.high_watermark, -1
+        return before, -1
     if timestamp == EARLIEST_TIMESTAMP:
         return partition.log.start_offset, -1
     record: Record | None
@@ -145,6 +165,6 @@ def _offset_at(partition: Partition, timestamp: int) -> tuple[int, int]:
         record = partition.log.newest()
     else:
         record = partition.log.first_since(timestamp)
-    if record is None or record.offset >= partition.high_watermark:
+    if record is None or record.offset >= before:
         return NO_OFFSET, -1
     return record.offset, record.timestamp

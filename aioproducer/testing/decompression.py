@@ -1,12 +1,14 @@
-"""Decompression of a batch's records, as Kafka's own reader does it: for the embedded broker and for tests.
+"""Decompression of a batch's records, for the embedded broker and for tests.
 
-Every claim of a length is checked against the cap before anything is allocated for it, and frames that
-Kafka refuses
-(lz4 blocks that depend on each other) are refused here as well."""
+`decompress` takes what a producer should write and nothing else; `decompress_as_broker` is as lenient as
+Kafka's own readers are. Every claim of a length is checked against the cap before anything is allocated for
+it, and frames that Kafka refuses (lz4 blocks that depend on each other) are refused by both.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeAlias
 
 import cramjam
 import lz4.frame
@@ -21,9 +23,12 @@ MAX_SIZE = 128 * 1024 * 1024
 
 _XERIAL_MAGIC = XERIAL_HEADER[:8]
 _GZIP_CONTAINER = 31
+_GZIP_MAGIC = b"\x1f\x8b"
 _LZ4_MAGIC = b"\x04\x22\x4d\x18"
 _LZ4_BLOCK_INDEPENDENCE = 0x20
 _ZSTD_STEP = 256
+
+_Unpack: TypeAlias = Callable[[memoryview, int], bytes]
 
 # What the libraries raise; lz4.frame a plain RuntimeError.
 _MALFORMED: tuple[type[Exception], ...] = (
@@ -47,15 +52,28 @@ def decompress(codec: Codec, payload: Bytes, max_size: int = MAX_SIZE) -> bytes:
         ProtocolError: the payload is malformed or cut off, bytes follow its end, or the result exceeds
             `max_size`.
     """
-    view = memoryview(payload).cast("B")
-    unpack = _UNPACK[codec]
+    return _unpacked(_UNPACK[codec], codec, payload, max_size)
+
+
+def decompress_as_broker(codec: Codec, payload: Bytes, max_size: int = MAX_SIZE) -> bytes:
+    """What a broker gets out of a payload: as `decompress`, but what stands behind its end may be ignored.
+
+    Readers of gzip, snappy and zstd go on with a further member or frame; those of gzip and lz4 ignore
+    other bytes, that of snappy up to three of them.
+
+    Raises:
+        ProtocolError: the payload is malformed or cut off, or the result exceeds `max_size`.
+    """
+    return _unpacked(_READ[codec], codec, payload, max_size)
+
+
+def _unpacked(unpack: _Unpack, codec: Codec, payload: Bytes, max_size: int) -> bytes:
     try:
-        unpacked = unpack(view, max_size)
+        return unpack(memoryview(payload).cast("B"), max_size)
     except ProtocolError as error:
         raise ProtocolError(f"{codec.name.lower()}: {error}") from None
     except _MALFORMED as error:
         raise ProtocolError(f"{codec.name.lower()}: malformed ({error})") from None
-    return unpacked
 
 
 def _none(payload: memoryview, max_size: int) -> bytes:
@@ -100,6 +118,12 @@ def _snappy_block(block: memoryview, max_size: int) -> bytes:
 
 
 def _lz4(payload: memoryview, max_size: int) -> bytes:
+    unpacked, behind = _lz4_frame(payload, max_size)
+    return _whole(unpacked, True, behind)
+
+
+def _lz4_frame(payload: memoryview, max_size: int) -> tuple[bytes, int]:
+    """What the first frame unpacks to, and how many bytes follow it."""
     if len(payload) < 7 or payload[:4] != _LZ4_MAGIC:
         raise ProtocolError("no lz4 frame")
     if not payload[4] & _LZ4_BLOCK_INDEPENDENCE:
@@ -107,7 +131,7 @@ def _lz4(payload: memoryview, max_size: int) -> bytes:
     frame = lz4.frame.LZ4FrameDecompressor()
     unpacked: bytes = frame.decompress(payload, max_length=max_size + 1)
     _fitting(unpacked, max_size)
-    return _whole(unpacked, frame.eof, len(frame.unused_data or b""))
+    return _whole(unpacked, frame.eof, 0), len(frame.unused_data or b"")
 
 
 def _zstd(payload: memoryview, max_size: int) -> bytes:
@@ -145,10 +169,77 @@ def _whole(unpacked: bytes, at_end: bool, behind: int) -> bytes:
     return unpacked
 
 
-_UNPACK: dict[Codec, Callable[[memoryview, int], bytes]] = {
+# As a broker reads
+
+
+def _gzip_members(payload: memoryview, max_size: int) -> bytes:
+    members: list[bytes] = []
+    left = max_size
+    rest: Bytes = payload
+    while not members or rest[:2] == _GZIP_MAGIC:
+        member = isal_zlib.decompressobj(_GZIP_CONTAINER)
+        members.append(bytes(_fitting(member.decompress(rest, left + 1), left)))
+        left -= len(members[-1])
+        _whole(b"", member.eof, 0)
+        rest = member.unused_data
+    return b"".join(members)
+
+
+def _snappy_streams(payload: memoryview, max_size: int) -> bytes:
+    if payload[:8] != _XERIAL_MAGIC:
+        return _snappy(payload, max_size)
+    blocks = []
+    left = max_size
+    at = 0
+    while at + 4 <= len(payload):
+        if payload[at : at + 8] == _XERIAL_MAGIC:
+            at += len(XERIAL_HEADER)
+            continue
+        length = int.from_bytes(payload[at : at + 4], "big", signed=True)
+        at += 4
+        if not 0 <= length <= len(payload) - at:
+            raise ProtocolError(f"a block of {length} bytes with {len(payload) - at} left")
+        blocks.append(_snappy_block(payload[at : at + length], left))
+        left -= len(blocks[-1])
+        at += length
+    if not blocks:
+        raise ProtocolError("cut off")
+    return b"".join(blocks)
+
+
+def _first_lz4_frame(payload: memoryview, max_size: int) -> bytes:
+    return _lz4_frame(payload, max_size)[0]
+
+
+def _zstd_frames(payload: memoryview, max_size: int) -> bytes:
+    blocks: list[bytes] = []
+    left = max_size
+    at = 0
+    while at < len(payload):
+        frame = zstandard.ZstdDecompressor().decompressobj()
+        while at < len(payload) and not frame.eof:
+            blocks.append(frame.decompress(payload[at : at + _ZSTD_STEP]))
+            left -= len(blocks[-1])
+            if left < 0:
+                raise ProtocolError(f"unpacks to more than the {max_size} bytes allowed")
+            at += _ZSTD_STEP
+        _whole(b"", frame.eof, 0)
+        at = min(at, len(payload)) - len(frame.unused_data)
+    return b"".join(blocks)
+
+
+_UNPACK: dict[Codec, _Unpack] = {
     Codec.NONE: _none,
     Codec.GZIP: _gzip,
     Codec.SNAPPY: _snappy,
     Codec.LZ4: _lz4,
     Codec.ZSTD: _zstd,
+}
+
+_READ: dict[Codec, _Unpack] = {
+    Codec.NONE: _none,
+    Codec.GZIP: _gzip_members,
+    Codec.SNAPPY: _snappy_streams,
+    Codec.LZ4: _first_lz4_frame,
+    Codec.ZSTD: _zstd_frames,
 }

@@ -1,7 +1,8 @@
 """Faults by script: which request is met by which mishap, and how often.
 
 Tests add faults, each broker takes those that fit the request it has just read. Nothing here knows how a
-fault is carried out; that is the business of Broker (the connection) and of the handlers (the answer).
+fault is carried out; that is the business of mishaps (brokers, the connection) and of the handlers (the
+answer).
 """
 
 from __future__ import annotations
@@ -37,6 +38,13 @@ class Fault:
     wrong_correlation_id: bool
     omit_partitions: bool
     throttle_ms: int
+    trickle: int | None
+    trickle_pause: float
+    move_leader_to: int | None
+    down_for: float | None
+    freeze_for: float | None
+    skip: int
+    """How many fitting requests are still to pass unharmed."""
     hits: int = 0
     """How many requests have met this fault so far."""
     _hit: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
@@ -96,38 +104,57 @@ class FaultScript:
         wrong_correlation_id: bool = False,
         omit_partitions: bool = False,
         throttle_ms: int = 0,
+        trickle: int | None = None,
+        trickle_pause: float = 0.0,
+        move_leader_to: int | None = None,
+        down_for: float | None = None,
+        freeze_for: float | None = None,
         node: int | None = None,
         topic: str | None = None,
         partition: int | None = None,
+        skip: int = 0,
         count: int = 1,
     ) -> Fault:
         """Let the next `count` fitting requests fail.
 
         Faults with the same target make a script: the second begins when the first is used up. Faults for
-        different partitions meet the same request.
+        different partitions meet the same request. All that is asked of one fault happens to the same
+        request, in this order: leaders move, the broker freezes or goes down; the connection is dropped; the
+        request is served, with errors and omissions; with `after_append` leaders and brokers come only now;
+        then the delay and the hold; the drop after the append; the answer, altered, trickling, cut off; and
+        the throttle.
 
         Args:
             api_key: The requests that are meant.
             error: Answered for the partitions, topics or request meant, instead of doing what was asked.
-            after_append: With `error`: do what was asked first.
+            after_append: Do what was asked first, then answer `error`, move leaders, freeze or go down.
             drop_before: Close the connection instead of serving the request.
             drop_after_append: Serve the request, then close the connection without an answer.
-            delay: Seconds between serving the request and answering it. Nothing else is read meanwhile.
+            delay: Seconds between serving the request and answering it. Nothing else is read meanwhile, and
+                for a quota of request time the broker has worked for that long.
             hold: As `delay`, until this event is set.
             truncate: Send only so many bytes of the answer, then close the connection.
             wrong_correlation_id: Answer with the id of another request.
             omit_partitions: Leave the partitions or topics meant out of the answer.
             throttle_ms: Answer with this throttle time, then read nothing from the connection for that long.
+            trickle: Send the answer in pieces of so many bytes.
+            trickle_pause: Seconds between these pieces.
+            move_leader_to: Let this broker lead the partitions meant, in a new leader epoch.
+            down_for: The broker that has read the request goes down as in a crash and comes back after so
+                many seconds; with math.inf it stays down until `EmbeddedCluster.start_broker`.
+            freeze_for: The broker that has read the request freezes for so many seconds; with math.inf until
+                `EmbeddedCluster.thaw_broker`.
             node: Only requests to this broker.
             topic: Only requests for this topic; other topics of the same request are served.
             partition: Only this partition; others of the same request are served.
+            skip: Let so many fitting requests pass first: skip=2 is for the third one.
             count: How many requests.
 
         Returns:
             The fault; its `hits` and `reached()` tell how far it is.
 
         Raises:
-            ValueError: the fault does nothing, or `after_append` stands without `error`.
+            ValueError: the fault does nothing, a number makes no sense, or one wish rules out another.
         """
         fault = Fault(
             api_key=ApiKey(api_key),
@@ -145,12 +172,14 @@ class FaultScript:
             wrong_correlation_id=wrong_correlation_id,
             omit_partitions=omit_partitions,
             throttle_ms=throttle_ms,
+            trickle=trickle,
+            trickle_pause=trickle_pause,
+            move_leader_to=move_leader_to,
+            down_for=down_for,
+            freeze_for=freeze_for,
+            skip=skip,
         )
-        flags = (drop_before, drop_after_append, delay, wrong_correlation_id, omit_partitions, throttle_ms)
-        if not any(flags) and (error, hold, truncate) == (None, None, None):
-            raise ValueError("this fault does nothing")
-        if after_append and error is None:
-            raise ValueError("after_append says when an error is answered; say which error")
+        _check(fault)
         self._faults.append(fault)
         return fault
 
@@ -162,9 +191,50 @@ class FaultScript:
         """The faults that a request meets: of several with an overlapping target only the first."""
         taken: list[Fault] = []
         for fault in self:
-            if fault.fits(api_key, node, targets) and not any(
-                fault.concerns(other.topic, other.partition) for other in taken
-            ):
-                fault.take()
-                taken.append(fault)
+            if not fault.fits(api_key, node, targets):
+                continue
+            if any(fault.concerns(other.topic, other.partition) for other in taken):
+                continue
+            if fault.skip:
+                fault.skip -= 1
+                continue
+            fault.take()
+            taken.append(fault)
         return taken
+
+
+def _check(fault: Fault) -> None:
+    """Raises ValueError if the fault makes no sense."""
+    late = (fault.error, fault.move_leader_to, fault.down_for, fault.freeze_for)
+    wishes = (*late, fault.hold, fault.truncate, fault.trickle)
+    flags = (fault.drop_before, fault.drop_after_append, fault.wrong_correlation_id, fault.omit_partitions)
+    if not any(flags) and not fault.delay and not fault.throttle_ms and not _any_of(wishes):
+        raise ValueError("this fault does nothing")
+    if fault.after_append and not _any_of(late):
+        raise ValueError(
+            "after_append says when error, move_leader_to, down_for or freeze_for happen; name one of them"
+        )
+    if fault.drop_before and (fault.drop_after_append or fault.after_append):
+        raise ValueError("drop_before serves no request, so nothing can come after it was served")
+    for name, lowest in _LOWEST.items():
+        value = getattr(fault, name)
+        if value is not None and value < lowest:
+            raise ValueError(f"{name}={value} must be {lowest} or more")
+
+
+def _any_of(wishes: Sequence[object]) -> bool:
+    """Whether one is not None; 0 is a wish."""
+    return any(wish is not None for wish in wishes)
+
+
+_LOWEST = {
+    "count": 1,
+    "skip": 0,
+    "delay": 0,
+    "throttle_ms": 0,
+    "truncate": 0,
+    "trickle": 1,
+    "trickle_pause": 0,
+    "down_for": 0,
+    "freeze_for": 0,
+}

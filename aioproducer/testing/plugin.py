@@ -1,4 +1,4 @@
-"""Fixtures for pytest: `kafka_cluster`, an embedded cluster, and `apache_kafka`, a real broker.
+"""Fixtures for pytest: `kafka_cluster`, an embedded cluster, and `apache_kafka`, a real broker; and their markers.
 
 pytest loads this in every project that has aioproducer installed, so it imports next to nothing by itself.
 """
@@ -6,9 +6,10 @@ pytest loads this in every project that has aioproducer installed, so it imports
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 from collections.abc import AsyncIterator, Coroutine, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -17,43 +18,134 @@ if TYPE_CHECKING:
     from aioproducer.testing.cluster import EmbeddedCluster
 
 try:
-    from pytest_asyncio import fixture as async_fixture
-except ImportError:  # then another plugin, such as anyio's, runs async fixtures
-    async_fixture = pytest.fixture  # type: ignore[assignment]  # the same for what is used here
+    from pytest_asyncio import fixture as asyncio_fixture
+except ImportError:  # then another plugin, such as anyio's, runs async tests
+    asyncio_fixture = pytest.fixture  # type: ignore[assignment]  # the same for what is used here
+
+MARKERS = (
+    "apache: runs against a real Apache Kafka; every test that uses the fixture apache_kafka has it",
+    "kafka_cluster(**settings): settings of EmbeddedCluster for the fixture kafka_cluster, "
+    "e.g. brokers=3, topics={'orders': 12}, versions='2.8'",
+)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "apache: runs against a real Apache Kafka that the test starts")
+    for marker in MARKERS:
+        config.addinivalue_line("markers", marker)
 
 
-@async_fixture
-async def kafka_cluster() -> AsyncIterator[EmbeddedCluster]:
-    """An embedded cluster of one broker, new and empty for each test."""
-    from aioproducer.testing.cluster import EmbeddedCluster
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "apache_kafka" in getattr(item, "fixturenames", ()) and item.get_closest_marker("apache") is None:
+            item.add_marker("apache")
 
-    async with EmbeddedCluster() as cluster:
+
+@pytest.fixture
+def kafka_cluster(request: pytest.FixtureRequest) -> EmbeddedCluster:
+    """An embedded cluster, new and empty for each test, on the event loop of the test.
+
+    Of one broker, unless `@pytest.mark.kafka_cluster(brokers=3, topics={"orders": 12})` on the test, its class or
+    module says otherwise: it takes all settings of `EmbeddedCluster`. For async tests of pytest-asyncio and of anyio.
+    """
+    # Each of the two plugins sets up a fixture on a loop of its own: it has to be the one that runs the test.
+    runner = "anyio" if "anyio_backend" in request.fixturenames else "asyncio"
+    if runner == "anyio" and _asyncio_mode(request.config) == "auto":
+        pytest.fail(
+            "with asyncio_mode=auto, pytest-asyncio sets up the fixtures of anyio's tests too, on another loop than "
+            "theirs; set asyncio_mode=strict, or leave out @pytest.mark.anyio",
+            pytrace=False,
+        )
+    if runner == "asyncio" and not _is_async(request):
+        pytest.fail(
+            "kafka_cluster lives on the event loop of an async test, and this test is none; make it `async def`, "
+            "or let EmbeddedCluster run in a thread or process of its own",
+            pytrace=False,
+        )
+    cluster: EmbeddedCluster = request.getfixturevalue(f"_kafka_cluster_of_{runner}")
+    return cluster
+
+
+def _asyncio_mode(config: pytest.Config) -> str:
+    if not config.pluginmanager.hasplugin("asyncio"):
+        return ""
+    return str(config.getoption("asyncio_mode", None) or config.getini("asyncio_mode"))
+
+
+def _is_async(request: pytest.FixtureRequest) -> bool:
+    test = getattr(request, "function", None)
+    return request.node.get_closest_marker("asyncio") is not None or inspect.iscoroutinefunction(test)
+
+
+@asyncio_fixture
+async def _kafka_cluster_of_asyncio(request: pytest.FixtureRequest) -> AsyncIterator[EmbeddedCluster]:
+    async with _cluster(request) as cluster:
         yield cluster
 
 
+@pytest.fixture
+async def _kafka_cluster_of_anyio(
+    request: pytest.FixtureRequest, anyio_backend_name: str
+) -> AsyncIterator[EmbeddedCluster]:
+    if anyio_backend_name != "asyncio":
+        pytest.fail(
+            f"kafka_cluster runs on asyncio, not on {anyio_backend_name}; "
+            "let the fixture anyio_backend return 'asyncio'",
+            pytrace=False,
+        )
+    async with _cluster(request) as cluster:
+        yield cluster
+
+
+def _cluster(request: pytest.FixtureRequest) -> EmbeddedCluster:
+    from aioproducer.testing.cluster import EmbeddedCluster
+
+    settings: dict[str, Any] = {}
+    for marker in reversed(list(request.node.iter_markers("kafka_cluster"))):
+        if marker.args:
+            pytest.fail(
+                f"@pytest.mark.kafka_cluster takes settings by name, not {marker.args}", pytrace=False
+            )
+        settings.update(marker.kwargs)
+    try:
+        return EmbeddedCluster(**settings)
+    except (TypeError, ValueError) as error:
+        pytest.fail(f"@pytest.mark.kafka_cluster({_as_written(settings)}): {error}", pytrace=False)
+
+
+def _as_written(settings: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in settings.items())
+
+
 @pytest.fixture(scope="session")
-def apache_kafka() -> Iterator[ApacheKafka]:
+def apache_kafka_settings() -> dict[str, Any]:
+    """What `apache_kafka` hands to `ApacheKafka`: a small broker that starts fast. Override it in your conftest.py."""
+    return {"jvm_args": ("-Xmx384m", "-XX:TieredStopAtLevel=1")}
+
+
+@pytest.fixture(scope="session")
+def apache_kafka(
+    request: pytest.FixtureRequest, apache_kafka_settings: dict[str, Any]
+) -> Iterator[ApacheKafka]:
     """One real broker, shared by all tests of the session: give each test topics of its own.
 
-    Skips the test if the extra `aioproducer[kafka]` is missing; in CI (CI=true) that is an error.
+    `apache_kafka_settings` says how it is started. Skips the test if the extra `aioproducer[kafka]` is missing; in
+    CI (CI=true) that is an error. If a test fails, the broker's logs are kept, and a warning in the log says where.
     """
     from aioproducer.testing.apache import ApacheKafka, ApacheKafkaMissingError
 
-    kafka = ApacheKafka(jvm_args=("-Xmx384m", "-XX:TieredStopAtLevel=1"))
+    kafka = ApacheKafka(**apache_kafka_settings)
     try:
         _run(kafka.start())
     except ApacheKafkaMissingError as error:
         if os.environ.get("CI", "").lower() in ("true", "1"):
             raise
         pytest.skip(str(error))
+    failed_before = request.session.testsfailed
     try:
         yield kafka
     finally:
-        _run(kafka.stop())
+        _run(kafka.stop(keep_logs=request.session.testsfailed > failed_before))
 
 
 def _run(coroutine: Coroutine[object, object, None]) -> None:

@@ -1,7 +1,7 @@
 """Topics and their partitions as the cluster's brokers see them together: leader, ISR, high watermark, log.
 
-All replicas of a partition share one log. A follower is up to date at once, unless `hold_replication` keeps
-the high watermark where it is; what lies above it is lost when the leader moves.
+All replicas of a partition share one log. A follower is up to date at once, unless `hold_replication` or
+`stop_fetching` keeps the high watermark where it is; what lies above it is lost when the leader moves.
 """
 
 from __future__ import annotations
@@ -12,8 +12,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from uuid import UUID
 
-from aioproducer.recordbatch import BatchHeader
-from aioproducer.testing.log import Appended, LogConfig, PartitionLog
+from aioproducer.compression import Bytes
+from aioproducer.recordbatch import BatchHeader, Record
+from aioproducer.testing.batches import Marker
+from aioproducer.testing.log import Appended, PartitionLog, VerificationGuard
+from aioproducer.testing.log_config import LogConfig
 
 NO_LEADER = -1
 NO_EPOCH = -1
@@ -63,12 +66,39 @@ class Partition:
         """Consumers and acks=all see records below it only."""
         self.is_deleted = False
         self._replicates = True
+        # Replicas that have stopped fetching; only asked about, never iterated.
+        self._returned: dict[int, None] = {}
+        """Brokers that were started again and not stopped since."""
+        self._lagging: set[int] = set()
         # One event for each request that waits for something to happen here; in order of their arrival.
         self._watchers: dict[asyncio.Event, None] = {}
 
-    def append(self, records: memoryview, header: BatchHeader, now_ms: int) -> Appended:
+    @property
+    def last_stable_offset(self) -> int:
+        """Consumers with read_committed see records below it only."""
+        return self.log.transactions.last_stable_offset(self.high_watermark)
+
+    def records(self, *, committed: bool = False) -> list[Record]:
+        """All records, or those that consumers with read_committed see."""
+        return self.log.committed_records(self.high_watermark) if committed else self.log.records()
+
+    def append(self, data: Bytes, header: BatchHeader, guard: VerificationGuard | None = None) -> Appended:
         """Append a batch as the leader does. Raises AppendError."""
-        appended = self.log.append(records, header, leader_epoch=self.leader_epoch, now_ms=now_ms)
+        appended = self.log.append(data, header, leader_epoch=self.leader_epoch, guard=guard)
+        self._replicate()
+        return appended
+
+    def append_by_broker(self, data: bytes) -> Appended:
+        """Append what a coordinator has written, as the leader does. Raises AppendError."""
+        appended = self.log.append_by_broker(data, leader_epoch=self.leader_epoch)
+        self._replicate()
+        return appended
+
+    def append_marker(self, producer_id: int, producer_epoch: int, marker: Marker, now_ms: int) -> Appended:
+        """End a producer's transaction here, as the leader does (WriteTxnMarkers). Raises AppendError."""
+        appended = self.log.append_marker(
+            producer_id, producer_epoch, marker, leader_epoch=self.leader_epoch, now_ms=now_ms
+        )
         self._replicate()
         return appended
 
@@ -98,18 +128,38 @@ class Partition:
 
     def broker_stopped(self, node: int, alive: Collection[int]) -> None:
         """Leave the ISR, unless it is the last one in it; a leader hands over to the next in sync."""
+        self._returned.pop(node, None)
         if node in self.isr and len(self.isr) > 1:
             self.isr.remove(node)
         if node == self.leader:
             self.move_leader(next((replica for replica in self.isr if replica in alive), NO_LEADER))
+        else:
+            self._replicate()
 
     def broker_started(self, node: int) -> None:
         """Lead if nobody does and it is in sync; else catch up and join the ISR."""
+        self._lagging.discard(node)
+        self._returned[node] = None
         if self.leader == NO_LEADER:
             if node in self.isr:
                 self.move_leader(node)
+                # Those that came back before it can catch up now.
+                self.isr += [
+                    other for other in self._returned if other in self.replicas and other not in self.isr
+                ]
         elif node in self.replicas and node not in self.isr:
             self.isr.append(node)
+
+    def stop_fetching(self, node: int) -> None:
+        """A replica gets no further: while it is in the ISR of another leader, the high watermark stays."""
+        if node in self.replicas:
+            self._lagging.add(node)
+
+    def start_fetching(self, node: int) -> None:
+        """A replica that had stopped catches up."""
+        if node in self._lagging:
+            self.broker_started(node)
+            self._replicate()
 
     def delete(self) -> None:
         """Whoever waits for this partition learns that it is gone."""
@@ -117,7 +167,8 @@ class Partition:
         self._changed()
 
     def _replicate(self) -> None:
-        if self._replicates:
+        is_behind = any(node in self._lagging and node != self.leader for node in self.isr)
+        if self._replicates and not is_behind:
             self.high_watermark = self.log.end_offset
         self._changed()
 

@@ -1,0 +1,58 @@
+"""The listeners of a real broker: what clients connect to, in plain text or with TLS and passwords.
+
+The brokers' own traffic has two listeners that stay as they are, INTERNAL and CONTROLLER: it needs no
+certificate and passes no proxy. A user declares the others by name, CLIENT among them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+Setting = str | int | float | bool
+
+CLIENT = "CLIENT"
+INTERNAL = "INTERNAL"
+CONTROLLER = "CONTROLLER"
+
+_PROTOCOL = "security.protocol"
+_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+
+
+@dataclass(frozen=True)
+class Listener:
+    """A listener for clients: its name, its security protocol and its own settings."""
+
+    name: str
+    protocol: str = "PLAINTEXT"
+    settings: Mapping[str, Setting] = field(default_factory=dict)
+
+    def broker_settings(self) -> dict[str, Setting]:
+        """The settings by the names that the broker reads: `listener.name.<name>.` and theirs (KIP-103)."""
+        return {f"listener.name.{self.name.lower()}.{key}": value for key, value in self.settings.items()}
+
+
+def declared(listeners: Mapping[str, Mapping[str, Setting]]) -> tuple[Listener, ...]:
+    """CLIENT and the others, from what the user declared. Raises ValueError, naming what is wrong with it."""
+    found = {CLIENT: Listener(CLIENT)}
+    for name, settings in listeners.items():
+        if not re.fullmatch(r"[A-Z][A-Z0-9_]*", name):
+            raise ValueError(f"the name of a listener is upper case, such as CLIENT or SECURE, not {name!r}")
+        if name in (INTERNAL, CONTROLLER):
+            raise ValueError(f"listener {name} is the brokers' own: give yours another name")
+        protocol = settings.get(_PROTOCOL)
+        if protocol not in _PROTOCOLS:
+            raise ValueError(
+                f"listener {name} needs {_PROTOCOL!r}, one of {', '.join(_PROTOCOLS)}, not {protocol!r}"
+            )
+        own = {key: value for key, value in settings.items() if key != _PROTOCOL}
+        found[name] = Listener(name, str(protocol), own)
+    return tuple(found.values())
+
+
+def protocol_map(listeners: tuple[Listener, ...]) -> str:
+    """The value of `listener.security.protocol.map`."""
+    protocols = {listener.name: listener.protocol for listener in listeners}
+    protocols |= {INTERNAL: "PLAINTEXT", CONTROLLER: "PLAINTEXT"}
+    return ",".join(f"{name}:{protocol}" for name, protocol in protocols.items())

@@ -1,0 +1,128 @@
+"""Quotas by client id: how long a client that asked for too much is not listened to.
+
+As in Kafka's ClientQuotaManager: each broker sums up what a client did in eleven windows of a second, and
+whoever is above the rate waits until the mean is down again. Broker asks after each request; the time comes
+from its event loop.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator
+from functools import partial
+from typing import Any, Generic, NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+WINDOW = 1.0
+"""In seconds (quota.window.size.seconds)."""
+WINDOWS = 11
+"""Of which ten are full and one is being filled (quota.window.num)."""
+
+
+class Quota(NamedTuple):
+    """What a client may do on one broker; None is no limit."""
+
+    producer_byte_rate: float | None = None
+    """Bytes of Produce requests in a second."""
+    request_percentage: float | None = None
+    """Of the time of one request thread; 200 is all of two threads."""
+
+
+class Rate:
+    """The mean of what was recorded, per second, over the latest windows (Kafka's `Rate`)."""
+
+    def __init__(self) -> None:
+        self._windows: deque[tuple[float, float]] = deque()
+        """Start and sum of each; the last one is being filled."""
+
+    def record(self, value: float, now: float) -> None:
+        """Add a value at a time in seconds."""
+        while self._windows and now - self._windows[0][0] >= WINDOWS * WINDOW:
+            self._windows.popleft()
+        if not self._windows or now - self._windows[-1][0] >= WINDOW:
+            self._windows.append((now, value))
+        else:
+            start, total = self._windows[-1]
+            self._windows[-1] = start, total + value
+
+    def throttle(self, limit: float, now: float) -> float:
+        """Seconds without a further value until the rate is down to the limit, right after `record`."""
+        start = self._windows[0][0]
+        elapsed = now - start
+        # Ten windows count as passed from the start, so that a first request is not an enormous rate.
+        elapsed += max(WINDOWS - 1 - int(elapsed / WINDOW), 0) * WINDOW
+        rate = sum(total for _, total in self._windows) / elapsed
+        return max((rate - limit) / limit * elapsed, 0.0)
+
+
+class Quotas:
+    """The quotas of a cluster and what its clients did."""
+
+    def __init__(self) -> None:
+        self._quotas: dict[str | None, Quota] = {}
+        self._rates: dict[tuple[int, str, str], Rate] = {}
+
+    def set(self, client_id: str | None, quota: Quota) -> None:
+        """Limit a client id, or with None each client id that has no quota of its own.
+
+        Raises:
+            ValueError: a limit is not above 0.
+        """
+        for name, limit in quota._asdict().items():
+            if limit is not None and not limit > 0:
+                raise ValueError(f"{name}={limit} must be above 0; leave it out for no limit")
+        self._quotas[client_id] = quota
+
+    def throttle(self, node: int, client_id: str, *, size: int, seconds: float, now: float) -> float:
+        """Record a request; return for how many seconds its connection is to be muted.
+
+        Args:
+            node: The broker that served it; each has rates of its own.
+            client_id: Who asked.
+            size: Bytes of a Produce request, 0 for others.
+            seconds: How long the broker worked on it.
+            now: The loop's time.
+        """
+        quota = self._quotas.get(client_id) or self._quotas.get(None) or Quota()
+        throttle = 0.0
+        if quota.producer_byte_rate is not None and size:
+            rate = self._rate(node, client_id, "bytes")
+            rate.record(size, now)
+            throttle = rate.throttle(quota.producer_byte_rate, now)
+        if quota.request_percentage is not None:
+            rate = self._rate(node, client_id, "time")
+            rate.record(seconds * 100, now)
+            # Kafka never mutes for longer than a window because of this one (ClientRequestQuotaManager).
+            throttle = max(throttle, min(rate.throttle(quota.request_percentage, now), WINDOW))
+        return throttle
+
+    def _rate(self, node: int, client_id: str, what: str) -> Rate:
+        return self._rates.setdefault((node, client_id, what), Rate())
+
+
+class Timed(Generic[T]):
+    """Awaits a coroutine and sums up how long it ran, without the time that it waited for something."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T], clock: Callable[[], float]) -> None:
+        self.seconds = 0.0
+        self._coroutine = coroutine
+        self._clock = clock
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        step = partial(self._coroutine.send, None)
+        while True:
+            started = self._clock()
+            try:
+                wanted = step()
+            except StopIteration as done:
+                result: T = done.value
+                return result
+            finally:
+                self.seconds += self._clock() - started
+            try:
+                answer = yield wanted
+            except BaseException as error:
+                step = partial(self._coroutine.throw, error)
+            else:
+                step = partial(self._coroutine.send, answer)

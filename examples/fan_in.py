@@ -1,0 +1,124 @@
+"""Fan-in with back-pressure: a thousand tasks feed one producer, and memory stays bounded.
+
+    python examples/fan_in.py --bootstrap-servers localhost:9092
+    python examples/fan_in.py --policy drop
+
+When the buffer is full, `send` waits, first come, first served: the tasks slow down to what the brokers take.
+With `--policy drop` the tasks use `try_send`, which refuses at once: they keep their pace and lose readings."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from dataclasses import dataclass
+
+from aioproducer import BufferFullError, CloseReport, KafkaError, Producer
+
+
+@dataclass
+class Seen:
+    """What was observed while the tasks were at work."""
+
+    accepted: int = 0
+    dropped: int = 0
+    most_bytes: int = 0
+    most_waiters: int = 0
+
+
+async def sensor(number: int, producer: Producer, options: argparse.Namespace, seen: Seen) -> None:
+    """One of many tasks. Its readings have one key, so they stay in order."""
+    key = b"sensor-%d" % number
+    for reading in range(options.readings):
+        value = (b"%d " % reading).ljust(options.size, b".")
+        if options.policy == "wait":
+            await producer.send(options.topic, value, key)  # waits here while the buffer is full
+        else:
+            await asyncio.sleep(0)  # try_send never waits, so let others run
+            try:
+                producer.try_send(options.topic, value, key)
+            except BufferFullError:
+                seen.dropped += 1
+                continue
+        seen.accepted += 1  # its delivery needs no look: close() counts what became of it
+
+
+async def watch(producer: Producer, seen: Seen) -> None:
+    """Look at the buffer now and then."""
+    while True:
+        now = producer.metrics()
+        seen.most_bytes = max(seen.most_bytes, now.buffer_total - now.buffer_available)
+        seen.most_waiters = max(seen.most_waiters, now.buffer_waiters)
+        await asyncio.sleep(0.002)
+
+
+async def fan_in(options: argparse.Namespace) -> tuple[Seen, CloseReport]:
+    """Run all tasks against one producer with a small buffer."""
+    seen = Seen()
+    producer = Producer(
+        options.bootstrap_servers,
+        client_id="fan-in",
+        buffer_memory=options.buffer_memory,
+        batch_size=16384,
+        max_block_ms=options.patience * 1000,
+    )
+    async with producer:
+        await producer.partitions_for(options.topic)  # try_send refuses as long as a topic is not known
+        watcher = asyncio.create_task(watch(producer, seen))
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for number in range(options.tasks):
+                    tasks.create_task(sensor(number, producer, options, seen))
+            return seen, await producer.close()
+        except* KafkaError as errors:
+            raise errors.exceptions[0] from None  # the tasks fail alike: one of them tells it all
+        finally:
+            watcher.cancel()
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description="Many tasks feed one producer with a small buffer.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument(
+        "--bootstrap-servers", default="localhost:9092", metavar="HOST:PORT,...", help="Kafka"
+    )
+    parser.add_argument("--topic", default="readings", help="where readings go")
+    parser.add_argument("--tasks", type=int, default=1000, help="how many sensors")
+    parser.add_argument("--readings", type=int, default=100, help="of each sensor")
+    parser.add_argument("--size", type=int, default=200, metavar="BYTES", help="of a reading")
+    parser.add_argument("--buffer-memory", type=int, default=262_144, metavar="BYTES", help="that may wait")
+    parser.add_argument("--policy", choices=("wait", "drop"), default="wait", help="when the buffer is full")
+    parser.add_argument(
+        "--patience", type=float, default=10, metavar="SECONDS", help="to wait for Kafka, or room"
+    )
+    return parser.parse_args()
+
+
+def main() -> int:
+    """The exit status: 0 all delivered, 1 some not, 2 it could not start or go on, 130 interrupted."""
+    options = arguments()
+    began = time.monotonic()
+    try:
+        seen, report = asyncio.run(fan_in(options))
+    except KafkaError as error:
+        print(f"it can't go on: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; what was in the buffer is given up", file=sys.stderr)
+        return 130
+    took = time.monotonic() - began
+    rate = seen.accepted / took
+    print(f"{options.tasks} tasks: {seen.accepted} readings accepted in {took:.2f} s ({rate:.0f}/s)")
+    print(f"dropped because the buffer was full: {seen.dropped}")
+    print(f"at most {seen.most_bytes} of {options.buffer_memory} bytes were in use")
+    print(f"at most {seen.most_waiters} tasks waited for room at once")
+    print(f"delivered {report.delivered}, failed {report.failed}, unknown {report.unknown}")
+    return 0 if report.delivered == seen.accepted else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

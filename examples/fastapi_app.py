@@ -1,0 +1,147 @@
+"""A FastAPI application whose lifespan owns the producer.
+
+    python examples/fastapi_app.py --bootstrap-servers localhost:9092 --port 8000
+    AIOPRODUCER_BOOTSTRAP_SERVERS=localhost:9092 uvicorn --app-dir examples --loop uvloop fastapi_app:app
+    curl -i localhost:8000/orders -H 'content-type: application/json' -d '{"customer": "ann", "item": 7}'
+
+    POST /orders   answers 201 once Kafka has the order, with its place; 503 and Retry-After if it is not stored, 504
+                   if nobody knows
+    POST /clicks   answers 202 at once; what becomes of clicks is counted
+    GET /health    what the producer has counted so far
+
+Every setting of the producer can come from the environment. When the server stops, it finishes its requests first,
+then the lifespan ends and the producer sends what is buffered.
+Needs `pip install fastapi uvicorn uvloop`."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Annotated, Any
+
+import uvicorn
+from fastapi import Body, FastAPI, HTTPException, Request
+from pydantic import BaseModel
+
+from aioproducer import DeliveryError, InvalidRecordError, KafkaError, Outcome, Producer
+
+logger = logging.getLogger("uvicorn.error")
+
+
+class Order(BaseModel):
+    """What a customer wants."""
+
+    customer: str
+    item: int
+
+
+class Place(BaseModel):
+    """Where an order is in the log."""
+
+    topic: str
+    partition: int
+    offset: int | None
+
+
+def create_app(patience: float = 5, **settings: Any) -> FastAPI:
+    """The application.
+
+    Args:
+        patience: how long a request may wait for Kafka, in seconds.
+        settings: of the producer; they win over the environment.
+    """
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        # Built and started in the server's loop, one for each worker process.
+        producer = Producer.from_env(client_id="shop", max_block_ms=patience * 1000, **settings)
+        try:
+            await producer.start()
+        except KafkaError as error:
+            logger.error("no Kafka, so no shop: %s", error)
+            raise
+        app.state.producer = producer
+        yield
+        report = await producer.close(timeout=30)
+        logger.info("producer closed: %s delivered, %s not", report.delivered, report.failed + report.unknown)
+
+    app = FastAPI(title="shop", lifespan=lifespan)
+
+    @app.post("/orders", status_code=201)
+    async def order(order: Order, request: Request) -> Place:
+        producer: Producer = request.app.state.producer
+        value, key = order.model_dump_json().encode(), order.customer.encode()
+        try:
+            stored = await producer.send_and_wait("orders", value, key, timeout=patience)
+        except InvalidRecordError as error:
+            raise HTTPException(422, str(error)) from error
+        except DeliveryError as error:
+            if error.outcome is Outcome.UNKNOWN:
+                raise HTTPException(
+                    504, "the order may be stored or not; look before you repeat it"
+                ) from error
+            raise HTTPException(503, "the order is not stored", {"Retry-After": "1"}) from error
+        except KafkaError as error:
+            raise HTTPException(503, "the order is not stored", {"Retry-After": "1"}) from error
+        return Place(topic=stored.topic, partition=stored.partition, offset=stored.offset)
+
+    @app.post("/clicks", status_code=202)
+    async def click(page: Annotated[str, Body(embed=True)], request: Request) -> dict[str, str]:
+        producer: Producer = request.app.state.producer
+        try:
+            await producer.send(
+                "clicks", page.encode()
+            )  # not awaited any further: failures are logged and counted
+        except KafkaError as error:
+            raise HTTPException(503, "too busy for clicks", {"Retry-After": "1"}) from error
+        return {"status": "accepted"}
+
+    @app.get("/health")
+    async def health(request: Request) -> dict[str, int]:
+        counts = request.app.state.producer.metrics()
+        return {
+            "buffered": counts.records_buffered,
+            "delivered": counts.records_acked,
+            "failed": counts.records_failed,
+            "unknown": counts.records_unknown,
+        }
+
+    return app
+
+
+app = create_app()
+"""What `uvicorn fastapi_app:app` serves."""
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description="A FastAPI application that writes to Kafka.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument(
+        "--bootstrap-servers", default="localhost:9092", metavar="HOST:PORT,...", help="Kafka"
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="where to listen")
+    parser.add_argument("--port", type=int, default=8000, help="where to listen; 0: a free port")
+    parser.add_argument("--patience", type=float, default=5, metavar="SECONDS", help="for Kafka to be there")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Serve until a signal. uvicorn's exit status if it could not start: 3."""
+    options = arguments()
+    uvicorn.run(
+        create_app(options.patience, bootstrap_servers=options.bootstrap_servers),
+        host=options.host,
+        port=options.port,
+        loop="uvloop",
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+"""Moving from aiokafka: the same code with both clients, side by side, and what it may become.
+
+    python examples/from_aiokafka.py --bootstrap-servers localhost:9092
+    python examples/from_aiokafka.py --client aioproducer      # aiokafka need not be installed
+
+`orders` is written for aiokafka; both producers run it unchanged. `orders_anew` does the same as one would write it
+for aioproducer. docs/from-aiokafka.md has what is called what, and what behaves otherwise."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import json
+import sys
+from typing import Any
+
+from aioproducer import DeliveryError, KafkaError, Producer
+
+ORDERS = [("ann", 7), ("bob", 3), ("ann", 12), ("eve", 5)]
+
+
+def producer_class(client: str) -> Any:
+    """The one line that changes.
+
+    from aiokafka import AIOKafkaProducer
+    from aioproducer import Producer as AIOKafkaProducer
+    """
+    return Producer if client == "aioproducer" else importlib.import_module("aiokafka").AIOKafkaProducer
+
+
+async def orders(AIOKafkaProducer: Any, servers: str, topic: str) -> list[str]:
+    """Written for aiokafka."""
+    producer = AIOKafkaProducer(
+        bootstrap_servers=servers,
+        client_id="shop",
+        enable_idempotence=True,
+        key_serializer=str.encode,
+        value_serializer=lambda value: json.dumps(value).encode(),
+        compression_type="gzip",
+        linger_ms=5,
+    )
+    headers = [("source", b"web")]
+    try:
+        await producer.start()
+        futures = []
+        for customer, item in ORDERS:
+            value = {"customer": customer, "item": item}
+            futures.append(await producer.send(topic, value, key=customer, headers=headers))
+        await producer.flush()
+        stored = await asyncio.gather(*futures)
+        stored.append(
+            await producer.send_and_wait(topic, {"customer": "bob", "item": 8}, "bob", headers=headers)
+        )
+    finally:
+        await producer.stop()
+    return [f"partition {metadata.partition}, offset {metadata.offset}" for metadata in stored]
+
+
+async def orders_anew(servers: str, topic: str) -> list[str]:
+    """The same as one would write it for aioproducer, which is idempotent and lingers 5 ms by itself."""
+    async with Producer(
+        servers,
+        client_id="shop",
+        key_serializer=str.encode,
+        value_serializer=lambda value: json.dumps(value).encode(),
+        compression_type="gzip",
+    ) as producer:
+        deliveries = [
+            await producer.send(
+                topic, {"customer": customer, "item": item}, key=customer, headers=[("source", b"web")]
+            )
+            for customer, item in [*ORDERS, ("bob", 8)]
+        ]
+        told = []
+        for delivery in deliveries:  # cheaper than asyncio.gather
+            try:
+                metadata = await delivery
+                told.append(f"partition {metadata.partition}, offset {metadata.offset}")
+            except DeliveryError as error:
+                told.append(f"not delivered, outcome {error.outcome.value}")
+        return told
+
+
+async def side_by_side(options: argparse.Namespace) -> None:
+    """Run the chosen ones and print what each of them was told."""
+    columns: dict[str, list[str]] = {}
+    for client in ("aiokafka", "aioproducer"):
+        if options.client in (client, "both"):
+            columns[client] = await orders(
+                producer_class(client), options.bootstrap_servers, f"{options.topic}-{client}"
+            )
+    if options.client != "aiokafka":
+        columns["written anew"] = await orders_anew(options.bootstrap_servers, f"{options.topic}-anew")
+    print("".join(f"{title:28}" for title in columns).rstrip())
+    for row in zip(*columns.values(), strict=True):
+        print("".join(f"{cell:28}" for cell in row).rstrip())
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description="The same code with aiokafka and with aioproducer.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument(
+        "--bootstrap-servers", default="localhost:9092", metavar="HOST:PORT,...", help="Kafka"
+    )
+    parser.add_argument("--topic", default="moving", help="how the topics' names begin, one for each way")
+    parser.add_argument(
+        "--client", choices=("aiokafka", "aioproducer", "both"), default="both", help="which to run"
+    )
+    parser.add_argument("--patience", type=float, default=10, metavar="SECONDS", help="for Kafka to be there")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """The exit status: 0 done, 2 it could not be, 130 interrupted."""
+    options = arguments()
+    try:
+        asyncio.run(asyncio.wait_for(side_by_side(options), options.patience))
+    except ImportError:
+        print(
+            "aiokafka is not installed: pip install aiokafka, or take --client aioproducer", file=sys.stderr
+        )
+        return 2
+    except TimeoutError:
+        where = options.bootstrap_servers
+        print(f"no answer in {options.patience:g} s; is there a Kafka at {where}?", file=sys.stderr)
+        return 2
+    except RuntimeError as error:
+        if "aiokafka" not in type(error).__module__:
+            raise
+        print(f"aiokafka can't do it: {error}", file=sys.stderr)
+        return 2
+    except KafkaError as error:
+        print(f"aioproducer can't do it: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
