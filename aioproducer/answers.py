@@ -312,7 +312,7 @@ class Answers:
             self._metrics.records_unknown += batch.live_count
         else:
             self._metrics.records_failed += batch.live_count
-        if self._transaction.is_used:
+        if self._transaction.is_used and batch.identity in (None, self._idempotence.identity):
             if requires_reinit:
                 self._transaction.must_reinit(reinit(self._transaction, reinit_error(code), reason))
             else:

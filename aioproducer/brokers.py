@@ -317,7 +317,9 @@ class Brokers:
         )
         return best.node.node_id if best is not None else None
 
-    async def request_any(self, message: Message, timeout: float) -> Any:
+    async def request_any(
+        self, message: Message, timeout: float, *, version_ceiling: int | None = None
+    ) -> Any:
         """Send a request to whichever broker is ready first and return its answer.
 
         Not bound by the limit in flight. A broker that is slow to connect to gets company after half a second.
@@ -340,7 +342,8 @@ class Brokers:
             now = loop.time()
             node_id = self.least_loaded()
             if node_id is not None and self._links[node_id].is_ready:
-                return await self.request(node_id, message, max(deadline - now, 0.001))
+                left = max(deadline - now, 0.001)
+                return await self.request(node_id, message, left, version_ceiling=version_ceiling)
             if not self._has_known_cluster and (refusal := self.refusal) is not None:
                 raise refusal  # others would say the same, and accounts get locked
             self._connect_any(now)

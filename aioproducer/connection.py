@@ -9,21 +9,35 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import ssl
 from collections import deque
 from collections.abc import Callable
 from enum import Enum
+from functools import partial
 from typing import Any
 
+from aioproducer.authentication import Authentication
 from aioproducer.config import ProducerConfig
-from aioproducer.dialer import Wire, dial
-from aioproducer.errors import BrokerConnectionError, KafkaError, ProtocolError, RequestTimedOutError
+from aioproducer.dialer import dial, shake_hands
+from aioproducer.errors import (
+    AuthenticationError,
+    BrokerConnectionError,
+    KafkaError,
+    NotKafkaError,
+    ProtocolError,
+    RequestTimedOutError,
+)
 from aioproducer.handshake import BrokerVersions, learn_versions
+from aioproducer.login import Login
 from aioproducer.metrics import Metrics
-from aioproducer.protocol.api import ApiKey, decode_response, encode_request
+from aioproducer.protocol.api import CLIENT_VERSIONS, ApiKey, decode_response, encode_request
 from aioproducer.protocol.frame import MAX_FRAME, MAX_FRAME_BEFORE_AUTHENTICATION, PREFIX_SIZE, decode_size
 from aioproducer.protocol.messages import ApiVersionsRequest, ApiVersionsResponse
 from aioproducer.protocol.schema import Message
+from aioproducer.sasl import Mechanism
+from aioproducer.tls import certificate_name, handshake_error
 from aioproducer.types import Node
+from aioproducer.wire import TlsWire, Wire
 
 logger = logging.getLogger(__name__)
 
@@ -107,16 +121,43 @@ class Connection:
         *,
         on_change: Callable[[], None],
         metrics: Metrics,
+        first_asked: int = CLIENT_VERSIONS[ApiKey.API_VERSIONS].max,
         setup_timeout: float | None = None,
+        login: Login | None = None,
+        address: tuple[str, int] | None = None,
+        renew_at: float = 0.85,
     ) -> None:
+        """Nothing is opened yet.
+
+        Args:
+            node_id: the broker's id, negative for a bootstrap address.
+            host: the broker's name, which its certificate has to have.
+            port: its port.
+            config: the settings.
+            on_change: called whenever `can_send` may have changed.
+            metrics: where to count.
+            setup_timeout: seconds for each step until the connection can be used.
+            login: credentials and certificates, shared by all connections of a producer.
+            address: where to connect instead of host and port.
+            renew_at: the share of a session's life after which we authenticate anew.
+        """
         self.node = Node(node_id, host, port)
+        self._address = address or (host, port)
+        self._login = login or Login(config)
         self._config = config
         self.on_change = on_change
         self._metrics = metrics.node(node_id)
+        self._first_asked = first_asked
+        """The version of the first ApiVersions request."""
         self._setup_timeout = setup_timeout or config.socket_connection_setup_timeout
         self._loop = asyncio.get_running_loop()
+        self._authentication = Authentication(
+            self._login, self, host=host, timeout=self._setup_timeout, renew_at=renew_at
+        )
         # moved by _move() alone
         self.state = State.CONNECTING
+        self._closed_in = State.CLOSED
+        """The state before CLOSED."""
         self.error: KafkaError | None = None
         """Why it was closed; None for a close in good order (idle, drained)."""
         # set by the handshake
@@ -124,10 +165,14 @@ class Connection:
         # the socket
         self._wire: Wire | None = None
         self._reader_task: asyncio.Task[None] | None = None
+        self._session_task: asyncio.Task[None] | None = None
+        """Authenticates anew before a session ends, where sessions end."""
         self._frame_limit = MAX_FRAME_BEFORE_AUTHENTICATION
         self._congested = False
         # requests
         self._in_flight: deque[_InFlight] = deque()
+        self._unanswered: deque[int] = deque(maxlen=1000)
+        """Correlation ids of requests to which no answer is due."""
         self._leaving: deque[_InFlight] = deque()
         """Requests without an answer (acks=0) whose bytes are still in the transport."""
         self._correlation_id = -1
@@ -168,7 +213,7 @@ class Connection:
     @property
     def is_gone(self) -> bool:
         """Closed, and neither socket nor task is left."""
-        return self.state is State.CLOSED and (self._reader_task is None or self._reader_task.done())
+        return self.state is State.CLOSED and all(task.done() for task in self._tasks())
 
     def version_of(self, api_key: ApiKey, ceiling: int | None = None) -> int:
         """The version in which requests of this API are sent here.
@@ -243,6 +288,8 @@ class Connection:
         unsent = wire.unsent
         if unsent >= HIGH_WATER:
             self._congested = True
+        if not expects_response:
+            self._unanswered.append(correlation_id)
         if expects_response:
             self._in_flight.append(entry)
         elif unsent or wire.is_closing:  # a write that failed empties the transport too; _shut() will tell
@@ -277,10 +324,14 @@ class Connection:
         except asyncio.IncompleteReadError as end:
             where = " in the middle of an answer" if end.partial else self._hint()
             self._shut(BrokerConnectionError(f"{self}: the broker closed the connection{where}"))
+        except NotKafkaError as error:
+            self._shut(NotKafkaError(f"{self}: {error.message}; the connection was closed", peer=error.peer))
         except ProtocolError as error:
-            self._shut(type(error)(f"{self}: {error.message}; the connection was closed"))
+            # Whatever makes no sense before the handshake is over does not come from a broker.
+            error_type = NotKafkaError if self.state is State.NEGOTIATING else type(error)
+            self._shut(error_type(f"{self}: {error.message}; the connection was closed{self._hint()}"))
         except OSError as error:
-            self._shut(BrokerConnectionError(f"{self}: connection lost: {error or type(error).__name__}"))
+            self._shut(self._broken(error))
         except asyncio.CancelledError:
             self._shut(BrokerConnectionError(f"{self}: the reader task was cancelled"))
             raise
@@ -290,8 +341,13 @@ class Connection:
         with contextlib.suppress(OSError):
             await wire.writer.wait_closed()
 
+    @property
+    def hung_up_on_versions(self) -> bool:
+        """The connection was lost between the question for the broker's versions and its answer."""
+        return self._closed_in is State.NEGOTIATING and type(self.error) is BrokerConnectionError
+
     def _receive(self, frame: bytes) -> None:
-        if self.state is State.CLOSED:
+        if self.state is State.CLOSED or self._is_unasked(frame):
             return
         if not self._in_flight:
             raise ProtocolError(f"an answer of {len(frame)} bytes came that nobody asked for")
@@ -363,25 +419,31 @@ class Connection:
     # Begin and end
 
     async def connect(self) -> None:
-        """Open the socket and shake hands; each step within the set-up time-out. Cancelling it leaves
-        nothing open.
+        """Open the socket, prove who is who, shake hands; each step within the set-up time-out. Cancelling it
+        leaves nothing open.
 
         Raises:
             BrokerConnectionError: nobody listens, or the connection broke, or the time is over.
             ProtocolError: the peer is no Kafka broker.
+            AuthenticationError: broker and client don't believe who the other one is.
             BrokerError: the broker refuses the handshake.
+            ConfigError: certificates can't be read.
         """
         try:
-            wire = await dial(self.node.host, self.node.port, self._setup_timeout)
-            self._wire = wire
+            self._wire = wire = await self._dial()
             wire.on_drained = self._drained
+            self._advance(State.TLS)
+            await shake_hands(wire, self, self._setup_timeout)
             self._reader_task = self._loop.create_task(
                 self._read_responses(wire), name=f"aioproducer reader of {self.node}"
             )
-            self._advance(State.TLS)
             self._advance(State.NEGOTIATING)
-            self.versions = await learn_versions(self._ask_versions, self)
+            self.versions = await learn_versions(self._ask_versions, self, self._first_asked)
             self._advance(State.AUTHENTICATING)
+            if self._login.uses_sasl:
+                authentication = self._authentication
+                ask = partial(self._ask, timeout=self._setup_timeout)
+                await authentication.run(await authentication.credentials(), ask, self.versions)
             self._frame_limit = MAX_FRAME
             self._advance(State.READY)
         except BaseException as error:
@@ -392,9 +454,76 @@ class Connection:
             await self._ended()
             raise
         self._metrics.connects += 1
+        if self._authentication.has_end:
+            self._session_task = self._loop.create_task(
+                self._stay_authenticated(), name=f"aioproducer session with {self.node}"
+            )
         if self._config.connections_max_idle > 0:
             self._arm(self.last_used + self._config.connections_max_idle)
         self.on_change()
+
+    async def _dial(self) -> Wire:
+        make_wire: Callable[[asyncio.AbstractEventLoop], Wire] = Wire
+        if self._login.uses_tls:
+            # Before the socket: files may have to be read, and the peer need not wait for that.
+            context = await self._login.tls_context()
+            make_wire = partial(TlsWire, context=context, server_name=certificate_name(self.node.host))
+        host, port = self._address
+        return await dial(
+            host, port, self._setup_timeout, make_wire=make_wire, connector=self._config.connector
+        )
+
+    def _is_unasked(self, frame: bytes) -> bool:
+        """Some brokers (Azure Event Hubs) answer requests with acks=0 too; that says nothing to anybody."""
+        if not self._unanswered or len(frame) < 4:
+            return False
+        correlation_id = int.from_bytes(frame[:4])
+        while self._unanswered and self._unanswered[0] <= correlation_id:
+            if self._unanswered.popleft() == correlation_id:
+                return True
+        return False
+
+    def _broken(self, error: OSError) -> KafkaError:
+        """What the reader met: with TLS 1.3 a broker refuses our certificate after the handshake."""
+        if isinstance(error, ssl.SSLError) and self.state is State.NEGOTIATING:
+            return handshake_error(self, error)
+        return BrokerConnectionError(
+            f"{self}: connection lost: {str(error) or type(error).__name__}{self._hint()}"
+        )
+
+    async def _ask(self, request: Message, version: int, timeout: float) -> Message:
+        answer: Message = await self._send(request, version, timeout)
+        return answer
+
+    async def _stay_authenticated(self) -> None:
+        """Authenticate anew before each end of the session (KIP-368)."""
+        try:
+            while self._authentication.has_end:
+                mechanism = await self._authentication.renewal()
+                if self.state is not State.READY:
+                    return
+                await self._reauthenticate(mechanism)
+        except KafkaError as error:
+            self._shut(error)
+        except Exception:
+            logger.exception("%s: authenticating anew failed", self)
+            self._shut(
+                BrokerConnectionError(f"{self}: authenticating anew failed; the connection was closed")
+            )
+
+    async def _reauthenticate(self, mechanism: Mechanism) -> None:
+        """From the first request to the last answer nothing else is written: brokers refuse it (KIP-368).
+
+        Answers to what was written before come first, in their order.
+        """
+        used = self.last_used
+        self._move(State.REAUTHENTICATING)
+        timeout = max(self._setup_timeout, self._config.request_timeout)
+        await self._authentication.run(mechanism, partial(self._ask, timeout=timeout), self.versions)
+        if self.state is State.REAUTHENTICATING:
+            self.last_used = used  # this is no use that keeps an idle connection open
+            self._move(State.READY)
+            self.on_change()
 
     def _advance(self, to: State) -> None:
         """One step of the handshake. The connection may have been closed since the last one was answered."""
@@ -426,23 +555,33 @@ class Connection:
         await self._ended()
 
     async def _ended(self) -> None:
-        if self._reader_task is not None and self._reader_task is not asyncio.current_task():
-            await asyncio.wait([self._reader_task])
+        tasks = [task for task in self._tasks() if task is not asyncio.current_task()]
+        if tasks:
+            await asyncio.wait(tasks)
+        if self._reader_task is None and self._wire is not None:
+            with contextlib.suppress(OSError):
+                await self._wire.writer.wait_closed()
+
+    def _tasks(self) -> list[asyncio.Task[None]]:
+        return [task for task in (self._reader_task, self._session_task) if task is not None]
 
     def _shut(self, error: KafkaError | None) -> None:
         """The one way into CLOSED: stops the timer, drops the socket, fails what is in flight."""
         if self.state is State.CLOSED:
             return
         was_open = self.state in (State.READY, State.REAUTHENTICATING, State.DRAINING)
+        self._closed_in = self.state
         self._move(State.CLOSED)
         self.error = error
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._session_task is not None and self._session_task is not asyncio.current_task():
+            self._session_task.cancel()
         # Before the transport forgets its buffer: a request that lies wholly in it was never sent.
         left = 0
         if self._wire is not None:
-            left = self._wire.written - self._wire.unsent
+            left = self._wire.left
             self._wire.abort()
         now = self._loop.time()
         entries = [*self._in_flight, *self._leaving]
@@ -456,21 +595,29 @@ class Connection:
         self.on_change()
 
     def _failure(self, error: KafkaError | None, entry: _InFlight, written: bool, now: float) -> KafkaError:
+        if isinstance(error, NotKafkaError):
+            return NotKafkaError(error.message, peer=error.peer, written=written)
         if isinstance(error, ProtocolError):
             return type(error)(error.message, written=written)
         if isinstance(error, BrokerConnectionError) and entry.deadline <= now + CLOCK_SLACK:
             return RequestTimedOutError(self._no_answer(entry), written=written)
+        if isinstance(error, AuthenticationError) and self._closed_in is State.NEGOTIATING:
+            return error  # with TLS 1.3, a broker that refuses our certificate says so where it should answer
         message = error.message if error is not None else f"{self}: the connection was closed"
         return BrokerConnectionError(message, written=written)
 
     def _no_answer(self, entry: _InFlight) -> str:
-        what = f"{entry.request.api_key.name} within {entry.timeout:g} s"
+        what = f"{entry.request.api_key.name} within {entry.timeout:.3g} s"
         return f"{self}: no answer to {what}; the connection was closed{self._hint()}"
 
     def _hint(self) -> str:
         """A silent peer is often no Kafka broker, or one that speaks TLS."""
-        during_handshake = self._frame_limit != MAX_FRAME
-        return " during the handshake: is this a Kafka port without TLS?" if during_handshake else ""
+        state = self._closed_in if self.state is State.CLOSED else self.state
+        if state is State.AUTHENTICATING:
+            return f" during authentication by {self._config.sasl_mechanism}" if self._login.uses_sasl else ""
+        if state is not State.NEGOTIATING:
+            return ""
+        return " during the handshake: is this the port of a Kafka broker, and is security_protocol its listener's?"
 
     def _fail(self, future: asyncio.Future[Any], error: KafkaError) -> None:
         if not future.done():

@@ -19,6 +19,7 @@ from aioproducer.errors import (
     BrokerError,
     CommitOutcomeUnknownError,
     KafkaError,
+    ProducerClosed,
     ProtocolError,
     TransactionError,
     TransactionReinitError,
@@ -67,12 +68,15 @@ SOON, LATEST = 0.02, 1.0
 milliseconds, but as long as a leader is down."""
 
 A_FAIR_TRY = 1.0
-"""Seconds that an answer has at least, also if that is beyond max_block_ms: a commit that is sent with a moment left has
-an unknown outcome where it could have had none."""
+"""Seconds that an answer has at least, also if that is beyond max_block_ms: a commit that is sent with a moment left
+has an unknown outcome where it could have had none."""
 
 CEILINGS_V1: dict[ApiKey, int] = {ApiKey.END_TXN: 4, ApiKey.TXN_OFFSET_COMMIT: 4}
 """With v1, whatever the broker offers: it decides by the version, and with a newer one ends the epoch, or lets a
 partition join unasked (KIP-890)."""
+
+ONE_KEY = 3
+"""The last version of FindCoordinator that asks for one key; later ones ask for several at once (KIP-699)."""
 
 Offsets = Mapping[TopicPartition, OffsetAndMetadata]
 Key = tuple[int, str]
@@ -135,9 +139,8 @@ class Coordinator:
         transaction = self._transaction
         if "abort" not in self._calls:
             if transaction.state is not TransactionState.ABORT_REQUIRED:
-                transaction.check(
-                    "abort_transaction", TransactionState.IN_TRANSACTION, TransactionState.ABORTING
-                )
+                again = () if "fence" in self._calls else (TransactionState.ABORTING,)
+                transaction.check("abort_transaction", TransactionState.IN_TRANSACTION, *again)
             if transaction.state is not TransactionState.ABORTING:
                 transaction.move(TransactionState.ABORTING)
         await self._call("abort", self._abort)
@@ -146,12 +149,9 @@ class Coordinator:
         """Abort by a new epoch: whoever still writes under the old one, participants included, is shut out."""
         transaction = self._transaction
         if "fence" not in self._calls:
-            transaction.check(
-                "fence_transaction",
-                TransactionState.IN_TRANSACTION,
-                TransactionState.ABORT_REQUIRED,
-                TransactionState.ABORTING,
-            )
+            again = () if "abort" in self._calls else (TransactionState.ABORTING,)
+            if transaction.state is not TransactionState.ABORT_REQUIRED:
+                transaction.check("fence_transaction", TransactionState.IN_TRANSACTION, *again)
             if transaction.state is not TransactionState.ABORTING:
                 transaction.move(TransactionState.ABORTING)
         await self._call("fence", self._fence)
@@ -191,6 +191,10 @@ class Coordinator:
         """Number records as the transaction's owner would."""
         self._idempotence.identity = ProducerIdentity(handle.producer_id, handle.epoch, True)
 
+    async def ended(self) -> None:
+        """Wait for the calls that are at work, whatever comes of them."""
+        await asyncio.gather(*self._calls.values(), return_exceptions=True)
+
     async def close(self) -> None:
         """Leave no task."""
         calls = list(self._calls.values())
@@ -199,7 +203,18 @@ class Coordinator:
         await asyncio.gather(*calls, return_exceptions=True)
 
     async def _call(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        await asyncio.shield(self._calls.get(name) or self._start(name, work()))
+        call = self._calls.get(name) or self._start(name, work())
+        try:
+            await asyncio.shield(call)
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if not call.cancelled() or (caller is not None and caller.cancelling()):
+                raise  # the caller was cancelled; the call goes on
+            # close() has ended it. Whoever waits was not cancelled, and has to hear of it.
+            error = self._transaction.error
+            if isinstance(error, CommitOutcomeUnknownError):
+                raise error from None
+            raise ProducerClosed("the producer was closed during a transactional call") from None
 
     def _start(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         call = asyncio.get_running_loop().create_task(work, name=f"aioproducer-transaction-{name}")
@@ -218,6 +233,9 @@ class Coordinator:
     async def _initialize(self) -> None:
         transaction = self._transaction
         before = transaction.state
+        # What is in flight belongs to the old epoch: its answers must not meet the new one.
+        self._wake.set()
+        await self._accumulator.flush()
         transaction.move(TransactionState.INITIALIZING)
         try:
             await self._new_epoch(None)
@@ -325,8 +343,12 @@ class Coordinator:
             assert transaction.error is not None  # a record has failed
             raise transaction.error
         try:
-            if transaction.may_have_started:  # nothing was written: the coordinator knows of no transaction
+            if transaction.may_have_started:  # else the coordinator knows of no transaction
                 await self._end(commit=True)
+        except asyncio.CancelledError:
+            # Only close() cancels this task.
+            transaction.must_reinit(self._outcome_unknown("the producer was closed before the answer came"))
+            raise
         except KafkaError as error:
             self._failed(error)
             raise transaction.error or error from error
@@ -350,8 +372,7 @@ class Coordinator:
 
     async def _abort(self) -> None:
         transaction = self._transaction
-        self._wake.set()  # the sender gives up what was not sent
-        await self._accumulator.flush()
+        await self._end_what_is_buffered()
         try:
             if transaction.may_have_started:
                 await self._end(commit=False)
@@ -366,8 +387,7 @@ class Coordinator:
 
     async def _fence(self) -> None:
         transaction = self._transaction
-        self._wake.set()  # the sender gives up what was not sent
-        await self._accumulator.flush()
+        await self._end_what_is_buffered()
         transaction.move(TransactionState.INITIALIZING)
         try:
             await self._new_epoch(None)
@@ -375,6 +395,14 @@ class Coordinator:
             self._not_reinitialized(error)
             raise transaction.error or error from error
         transaction.move(TransactionState.READY)
+
+    async def _end_what_is_buffered(self) -> None:
+        """Before an abort: the sender gives up what was not sent, and the rest is waited for."""
+        self._wake.set()
+        await self._accumulator.flush()
+        if self._transaction.state is not TransactionState.ABORTING:  # a record was fenced meanwhile
+            assert self._transaction.error is not None
+            raise self._transaction.error
 
     async def _end(self, *, commit: bool) -> None:
         """EndTxn, always the same one until it is answered."""
@@ -503,24 +531,26 @@ class Coordinator:
         if known is not None:
             return known
         kind, name = key
-        request = FindCoordinatorRequest(key=name, key_type=kind, coordinator_keys=[name])
+        request = FindCoordinatorRequest(key=name, key_type=kind)
         loop = asyncio.get_running_loop()
         response = await self._brokers.request_any(
-            request, min(self._config.request_timeout, max(deadline - loop.time(), A_FAIR_TRY))
+            request,
+            min(self._config.request_timeout, max(deadline - loop.time(), A_FAIR_TRY)),
+            version_ceiling=ONE_KEY,
         )
-        found = response.coordinators[0] if response.coordinators else response
-        row = decide(ApiKey.FIND_COORDINATOR, found.error_code)
-        text = f"the coordinator of {name!r} was not found: {error_name(found.error_code)}"
+        row = decide(ApiKey.FIND_COORDINATOR, response.error_code)
+        text = f"the coordinator of {name!r} was not found: {error_name(response.error_code)}"
         if row.action is Action.RETRY:
             raise BrokerConnectionError(text, written=False)
         if row.action is not Action.SUCCEED:
-            raise self._refused(row, text + advice(found.error_code), reinit_error(found.error_code))
-        if found.node_id < 0 or not found.host or not 0 < found.port < 65536:
+            raise self._refused(row, text + advice(response.error_code), reinit_error(response.error_code))
+        if response.node_id < 0 or not response.host or not 0 < response.port < 65536:
             raise BrokerConnectionError(
-                f"the coordinator of {name!r} is said to be node {found.node_id} at {escaped(found.host)}:{found.port}",
+                f"the coordinator of {name!r} is said to be node {response.node_id} at "
+                f"{escaped(response.host)}:{response.port}",
                 written=False,
             )
-        node_id: int = found.node_id
+        node_id: int = response.node_id
         self._nodes[key] = node_id
         return node_id
 

@@ -1,121 +1,42 @@
-"""Opens the socket to a broker: every address of the name, raced, as streams.
+"""Opens the socket to a broker: every address of the name, raced, or whatever the user's connector opens.
 
-The one seam where bytes enter and leave the process. uvloop's `create_connection` has no
-`happy_eyeballs_delay`, so the race (RFC 8305) is run here."""
+uvloop's `create_connection` has no `happy_eyeballs_delay`, so the race (RFC 8305) is run here."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import socket
-import sys
+import ssl
 from collections import deque
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias
 
-from aioproducer.errors import BrokerConnectionError
+from aioproducer.errors import BrokerConnectionError, RequestTimedOutError, escaped
+from aioproducer.tls import handshake_error
+from aioproducer.wire import Wire
 
 ATTEMPT_DELAY = 0.25
 """Seconds that one address has before the next one is tried beside it (RFC 8305, 5)."""
 
-LONE_SEGMENT = 64 * 1024
-"""Bytes from which on a segment is written by itself where the transport would copy it."""
+MakeWire: TypeAlias = Callable[[asyncio.AbstractEventLoop], Wire]
+
+Connector: TypeAlias = Callable[[str, int], Awaitable[socket.socket]]
+"""(host, port) -> a socket that is connected, e.g. through a proxy."""
 
 
-class Wire(asyncio.StreamReaderProtocol):
-    """The streams of one socket: bytes in, segments out, and word of when all of them have left."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.reader = asyncio.StreamReader(loop=loop)
-        super().__init__(self.reader, loop=loop)
-        self.writer: asyncio.StreamWriter
-        self.written = 0
-        """Bytes handed to the transport so far."""
-        self.on_drained: Callable[[], None] = _nothing
-        self._event_loop = loop
-        self._out: asyncio.WriteTransport
-        self._takes_segments = _takes_segments(loop)
-        self._held: list[bytes | memoryview] | None = None
-        self._held_size = 0
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        self._out = cast(asyncio.WriteTransport, transport)
-        # With both marks at 0, resume_writing means that the transport holds no byte of ours any more.
-        self._out.set_write_buffer_limits(high=0, low=0)
-
-    def open_writer(self) -> None:
-        """Complete the streams. Not earlier: a cancelled attempt would leave a writer that nobody closes."""
-        self.writer = asyncio.StreamWriter(self._out, self, self.reader, self._event_loop)
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self.on_drained()
-
-    @property
-    def unsent(self) -> int:
-        """Bytes that have not left for the kernel."""
-        return self._held_size + self._out.get_write_buffer_size()
-
-    @property
-    def is_closing(self) -> bool:
-        """The transport lost its socket: it drops what is written, or (uvloop) raises. The reader hears of it later."""
-        return self._out.is_closing()
-
-    def write(self, segments: list[bytes | memoryview]) -> int:
-        """Hand the segments to the transport and return their size. They must not change afterwards."""
-        size = sum(map(len, segments))
-        self.written += size
-        if self._held is None:
-            self._hand_over(segments)
-        else:
-            self._held += segments
-            self._held_size += size
-        return size
-
-    def cork(self) -> None:
-        """Hold back what is written until `uncork`, so that several requests cost one system call."""
-        self._held = []
-
-    def uncork(self) -> None:
-        """Write what was held back. A transport that has lost its socket would drop it, or raise."""
-        held, self._held, self._held_size = self._held, None, 0
-        if held and not self.is_closing:
-            self._hand_over(held)
-
-    def _hand_over(self, segments: list[bytes | memoryview]) -> None:
-        transport = self._out
-        if len(segments) == 1:
-            transport.write(segments[0])
-        elif self._takes_segments:
-            transport.writelines(segments)
-        else:
-            small: list[bytes | memoryview] = []
-            for segment in segments:
-                if len(segment) < LONE_SEGMENT:
-                    small.append(segment)
-                    continue
-                if small:
-                    transport.write(b"".join(small))
-                    small.clear()
-                transport.write(segment)
-            if small:
-                transport.write(b"".join(small))
-
-    def abort(self) -> None:
-        """Drop the socket and what was not sent."""
-        self._out.abort()
-
-
-def _nothing() -> None:
-    """Nobody listens yet."""
-
-
-async def dial(host: str, port: int, timeout: float) -> Wire:
+async def dial(
+    host: str,
+    port: int,
+    timeout: float,
+    *,
+    make_wire: MakeWire = Wire,
+    connector: Connector | None = None,
+) -> Wire:
     """Connect to whichever address of `host` answers first, within `timeout` seconds, name lookup included.
 
     The addresses are tried in the resolver's order, families taking turns, each with a head start on the
-    next. Cancelling it leaves nothing open.
+    next. A connector looks the name up, or not, as it likes. Cancelling it leaves nothing open.
 
     Raises:
         BrokerConnectionError: no address answered; the text says of each why.
@@ -125,14 +46,16 @@ async def dial(host: str, port: int, timeout: float) -> Wire:
     limit = asyncio.timeout(timeout)
     try:
         async with limit:
+            if connector is not None:
+                return await _adopt(loop, await _connected(connector, host, port), make_wire)
             addresses = _interleaved(await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))
             if not addresses:
                 raise OSError("the name has no address")
-            return await _race(loop, addresses, port)
+            return await _race(loop, addresses, port, make_wire)
     except socket.gaierror as error:
         message = f"{where}: the name can't be resolved: {error.strerror or error}"
         raise BrokerConnectionError(message, written=False) from error
-    except (OSError, UnicodeError) as error:
+    except (OSError, ValueError) as error:
         reason = str(error) or type(error).__name__
         if limit.expired():
             reason = f"no connection within {timeout:g} s"
@@ -158,9 +81,11 @@ def _text(address: tuple[Any, ...]) -> str:
     return f"{address[0]}%{scope}" if scope and "%" not in address[0] else str(address[0])
 
 
-async def _race(loop: asyncio.AbstractEventLoop, addresses: list[str], port: int) -> Wire:
+async def _race(
+    loop: asyncio.AbstractEventLoop, addresses: list[str], port: int, make_wire: MakeWire
+) -> Wire:
     if len(addresses) == 1:
-        return await _open(loop, addresses[0], port)
+        return await _open(loop, addresses[0], port, make_wire)
     waiting = deque(addresses)
     attempts: dict[asyncio.Task[Wire], str] = {}
     winner: asyncio.Task[Wire] | None = None
@@ -170,7 +95,7 @@ async def _race(loop: asyncio.AbstractEventLoop, addresses: list[str], port: int
             if waiting:
                 address = waiting.popleft()
                 attempt = loop.create_task(
-                    _open(loop, address, port), name=f"aioproducer dial {address}:{port}"
+                    _open(loop, address, port, make_wire), name=f"aioproducer dial {address}:{port}"
                 )
                 attempts[attempt] = address
             running = [attempt for attempt in attempts if not attempt.done()]
@@ -206,8 +131,54 @@ def _abandon(attempt: asyncio.Task[Wire]) -> None:
         attempt.result().abort()
 
 
-async def _open(loop: asyncio.AbstractEventLoop, address: str, port: int) -> Wire:
-    _, wire = await loop.create_connection(lambda: Wire(loop), address, port)
+async def _open(loop: asyncio.AbstractEventLoop, address: str, port: int, make_wire: MakeWire) -> Wire:
+    _, wire = await loop.create_connection(lambda: make_wire(loop), address, port)
+    return _opened(wire)
+
+
+async def shake_hands(wire: Wire, who: object, timeout: float) -> None:
+    """Agree on keys by TLS, if `wire` speaks it; not a byte of ours is sent before the certificate was found right.
+
+    Raises:
+        TlsError: a certificate is refused, or the peer does not speak TLS.
+        BrokerConnectionError: the connection broke.
+        RequestTimedOutError: it took longer than `timeout` seconds.
+    """
+    try:
+        async with asyncio.timeout(timeout):
+            await wire.shake_hands()
+    except TimeoutError:
+        message = f"{who}: no TLS handshake within {timeout:g} s: does this port speak TLS?"
+        raise RequestTimedOutError(message, written=False) from None
+    except ssl.SSLError as error:
+        raise handshake_error(who, error) from error
+    except OSError as error:
+        raise BrokerConnectionError(f"{who}: {error}: does this port speak TLS?", written=False) from error
+
+
+async def _connected(connector: Connector, host: str, port: int) -> socket.socket:
+    try:
+        return await connector(host, port)
+    except (OSError, ValueError):
+        raise
+    except Exception as error:
+        raise OSError(f"the connector failed: {type(error).__name__}: {escaped(str(error))}") from error
+
+
+async def _adopt(loop: asyncio.AbstractEventLoop, sock: socket.socket, make_wire: MakeWire) -> Wire:
+    """The streams of a socket that the user's connector has opened."""
+    if not isinstance(sock, socket.socket):
+        raise OSError(f"the connector returned {type(sock).__name__} instead of a connected socket")
+    try:
+        sock.setblocking(False)
+        _, wire = await loop.create_connection(lambda: make_wire(loop), sock=sock)
+    except BaseException:
+        sock.close()
+        raise
+    return _opened(wire)
+
+
+def _opened(wire: Wire) -> Wire:
     wire.open_writer()
     _keep_alive(wire.writer.get_extra_info("socket"))
     return wire
@@ -223,14 +194,3 @@ def _keep_alive(sock: socket.socket | None) -> None:
         for name, value in options:
             if hasattr(socket, name):
                 sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-
-def _takes_segments(loop: asyncio.AbstractEventLoop) -> bool:
-    """Whether `writelines` takes segments to the kernel without joining them.
-
-    asyncio does so from 3.12 on, but forgot to pause the protocol before 3.12.9 and 3.13.2 (CVE-2024-12254).
-    """
-    if type(loop).__module__.partition(".")[0] == "uvloop":
-        return True
-    version = sys.version_info[:3]
-    return version >= (3, 13, 2) or (3, 12, 9) <= version < (3, 13)

@@ -9,8 +9,9 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
 from aioproducer.errors import BrokerError
+from aioproducer.outcomes import Action, decide
 from aioproducer.protocol.api import CLIENT_VERSIONS, ApiKey, VersionRange, negotiate
-from aioproducer.protocol.error_codes import ErrorCode, error_name
+from aioproducer.protocol.error_codes import error_name
 from aioproducer.protocol.messages import ApiVersionsRequest, ApiVersionsResponse
 
 
@@ -42,21 +43,24 @@ class BrokerVersions:
 
 
 async def learn_versions(
-    ask: Callable[[ApiVersionsRequest, int], Awaitable[ApiVersionsResponse]], who: object
+    ask: Callable[[ApiVersionsRequest, int], Awaitable[ApiVersionsResponse]],
+    who: object,
+    asked: int = CLIENT_VERSIONS[ApiKey.API_VERSIONS].max,
 ) -> BrokerVersions:
     """Ask which versions the broker speaks, at most twice: once too high, then as it says (KIP-511).
+
+    `asked` is the version of the first question.
 
     Raises:
         BrokerError: the broker refuses to say.
     """
     request = ApiVersionsRequest(client_software_name="aioproducer", client_software_version=_own_version())
-    asked = CLIENT_VERSIONS[ApiKey.API_VERSIONS].max
     answer = await ask(request, asked)
-    if answer.error_code == ErrorCode.UNSUPPORTED_VERSION:
+    if decide(ApiKey.API_VERSIONS, answer.error_code).action is Action.DOWNGRADE:
         hint = next((api.max_version for api in answer.api_keys if api.api_key == ApiKey.API_VERSIONS), 0)
         # Strictly lower, whatever the hint, and not a third time: a broker can't send us round in circles.
         answer = await ask(request, max(0, min(hint, asked - 1)))
-    if answer.error_code != 0:
+    if decide(ApiKey.API_VERSIONS, answer.error_code).action is not Action.SUCCEED:
         name = error_name(answer.error_code)
         raise BrokerError(
             f"{who}: the broker refuses to say which versions it speaks: {name}",

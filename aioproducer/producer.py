@@ -239,6 +239,8 @@ class Producer(Transactional, Configured):
 
         Raises:
             BootstrapError: no bootstrap address answered within max_block_ms; it says of each address why.
+            AuthenticationError: a broker refuses us, or we refuse its certificate; at once.
+            ConfigError: certificates can't be read.
             IllegalStateError: the producer was started before.
 
         Cancelling it leaves the producer closed.

@@ -98,8 +98,8 @@ class Transaction:
         self.may_have_started = False
         """The coordinator may know of it, so it has to be ended there."""
         self.lost_sequence = False
-        """A numbered batch was given up, or others number batches too: with v1, whose epoch goes on, the next transaction
-        needs another one."""
+        """A numbered batch was given up, or others number batches too: with v1, whose epoch goes on, the next
+        transaction needs another one."""
         self.partitions: dict[TopicPartition, None] = {}
         """Those that belong to it."""
         self.wanted: dict[TopicPartition, None] = {}

@@ -158,11 +158,14 @@ class Transactional(RecordPath):
 
     async def _end_transaction(self, timeout: float) -> None:
         """An open transaction is aborted, as in Java; otherwise its time-out would, and readers wait until then."""
-        if self._transaction.state not in (TransactionState.IN_TRANSACTION, TransactionState.ABORT_REQUIRED):
-            return
         try:
             async with asyncio.timeout(timeout):
-                await self._coordinator.abort()
+                await self._coordinator.ended()
+                if self._transaction.state in (
+                    TransactionState.IN_TRANSACTION,
+                    TransactionState.ABORT_REQUIRED,
+                ):
+                    await self._coordinator.abort()
         except (KafkaError, TimeoutError) as error:
             logger.warning("the open transaction could not be aborted, the brokers' time-out will: %s", error)
 

@@ -256,7 +256,7 @@ async def test_a_connection_that_lasted_starts_the_back_off_anew():
 async def test_the_set_up_time_grows_with_each_failure_and_ends_with_success(monkeypatch):
     given = []
 
-    async def dial(host: str, port: int, timeout: float) -> None:
+    async def dial(host: str, port: int, timeout: float, **_: object) -> None:
         given.append(timeout)
         raise BrokerConnectionError("no", written=False)
 
@@ -279,7 +279,7 @@ async def test_the_set_up_time_grows_with_each_failure_and_ends_with_success(mon
 async def test_the_name_is_looked_up_at_each_attempt(monkeypatch):
     asked = []
 
-    async def dial(host: str, port: int, timeout: float) -> None:
+    async def dial(host: str, port: int, timeout: float, **_: object) -> None:
         asked.append(host)
         raise BrokerConnectionError("no", written=False)
 

@@ -97,9 +97,9 @@ class FindCoordinatorRequest(
     4: several keys at once (KIP-699). 5: TRANSACTION_ABORTABLE (KIP-890). 6: share groups (KIP-932).
     """
 
-    key: str = string("0-3", ignorable=True)
+    key: str = string("0-3")
     key_type: int = int8("1+")
-    coordinator_keys: list[str] = array("string", "4+", ignorable=True)
+    coordinator_keys: list[str] = array("string", "4+")
 
 
 class CreateTopicsResponse(Message, api_key=ApiKey.CREATE_TOPICS, versions=(2, 7), flexible_from=5):

@@ -11,6 +11,8 @@ from aioproducer.settings.security import settle_security
 
 MOST_IN_FLIGHT_WITH_IDEMPOTENCE = 5
 """ProducerStateEntry.NUM_BATCHES_TO_RETAIN: so many batches of a producer does a broker remember."""
+_ROUNDING = 1e-9
+"""Seconds; sums of durations that are equal in milliseconds are not always equal in seconds."""
 _DELIVERY_TIMEOUT = 120.0
 
 
@@ -89,7 +91,7 @@ def _settle_timeouts(draft: Draft) -> None:
         because = " and ".join(draft.said(name) for name in causes)
         draft.derive("delivery_timeout_ms", needed, because)
         draft.notes.append(f"{because} raises delivery_timeout_ms to {draft.shown('delivery_timeout_ms')}")
-    elif draft["delivery_timeout_ms"] < needed:
+    elif draft["delivery_timeout_ms"] < needed - _ROUNDING:
         raise draft.refused(
             "delivery_timeout_ms",
             f"is shorter than {draft.said('linger_ms')} + {draft.said('request_timeout_ms')}; "
