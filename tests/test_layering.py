@@ -26,7 +26,8 @@ LAYERS: dict[str, int] = {
         5: "accumulator brokers",
         4: "configured batch connection target interceptors",
         3: "recordbatch transaction config serializers handshake dialer login authentication _record_path",
-        2: "settings protocol compression metrics partitioner cluster sasl tls token_providers kerberos wire idempotence consumer_group outcomes",
+        2: "settings protocol compression metrics partitioner cluster idempotence consumer_group outcomes "
+        "sasl tls token_providers kerberos wire",
         1: "errors types",
     }.items()
     for name in names.split()

@@ -1,13 +1,29 @@
+"""Transactional calls that meet what is in flight, other calls, and close()."""
+
+from __future__ import annotations
+
 import asyncio
+
 import pytest
+
 from aioproducer import CommitOutcomeUnknownError, TopicPartition
-from aioproducer.errors import KafkaError, TransactionReinitError, TransactionError
+from aioproducer.errors import KafkaError, TransactionError, TransactionReinitError
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
-from aioproducer.testing import EmbeddedCluster
 from aioproducer.transaction import TransactionState
-from tests.producing import assert_nothing_left, quick_producer, within, results, PRODUCE, ONE_BATCH_PER_RECORD
-from tests.test_transactions import transactional, version
+from tests.producing import (
+    ONE_BATCH_PER_RECORD,
+    PRODUCE,
+    results,
+    within,
+)
+from tests.test_transactions import transactional
+
+
+@pytest.fixture(params=[1, 2], ids=["v1", "v2"])
+def version(request):
+    return request.param
+
 
 END_TXN, INIT = ApiKey.END_TXN, ApiKey.INIT_PRODUCER_ID
 
@@ -57,7 +73,10 @@ async def test_close_during_a_transactional_call_cancels_nobody(version, call):
 
 @pytest.mark.parametrize("when", ["during", "after"])
 async def test_an_answer_of_the_old_epoch_that_comes_during_init_transactions_changes_nothing(version, when):
-    async with transactional(version, brokers=2, topics={"t": 2}, **ONE_BATCH_PER_RECORD) as (cluster, producer):
+    async with transactional(version, brokers=2, topics={"t": 2}, **ONE_BATCH_PER_RECORD) as (
+        cluster,
+        producer,
+    ):
         elsewhere = next(p for p in (0, 1) if cluster.leader("t", p) != cluster.transactions.node("tx"))
         await producer.begin_transaction()
         await producer.send_and_wait("t", b"1", partition=elsewhere)
@@ -101,7 +120,7 @@ async def test_an_abort_during_which_a_record_is_fenced_ends_in_a_typed_error_or
         await producer.send_and_wait("t", b"1", partition=0)
         late = asyncio.Event()
         held = cluster.faults.add(PRODUCE, error=ErrorCode.PRODUCER_FENCED, hold=late)
-        second = await producer.send("t", b"2", partition=0)
+        await producer.send("t", b"2", partition=0)
         await within(2, held.reached())
         calling = asyncio.create_task(producer.abort_transaction())
         await asyncio.sleep(0.01)
@@ -110,7 +129,6 @@ async def test_an_abort_during_which_a_record_is_fenced_ends_in_a_typed_error_or
             await within(3, calling)
         except TransactionError:
             pass
-        print(producer._transaction.state)
         assert producer._transaction.state in (TransactionState.READY, TransactionState.REINIT_REQUIRED)
 
 
@@ -130,6 +148,5 @@ async def test_a_commit_during_which_close_is_called_leaves_no_open_transaction(
         late.set()
         await within(3, closing)
         await asyncio.wait([commit])
-        print(repr(commit.exception()) if not commit.cancelled() else "cancelled")
         partition = cluster.partition("t", 0)
         assert partition.last_stable_offset == partition.log.end_offset

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from aioproducer.protocol.api_keys import ApiKey
     from aioproducer.protocol.error_codes import ErrorCode
-    from aioproducer.testing.apache import ApacheKafka
+    from aioproducer.testing.apache import ApacheKafka, ApacheKafkaError, ApacheKafkaMissingError
     from aioproducer.testing.authorizer import Operation
     from aioproducer.testing.cluster import EmbeddedCluster
     from aioproducer.testing.recording import RecordingProducer, SentRecord
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ApacheKafka",
+    "ApacheKafkaError",
+    "ApacheKafkaMissingError",
     "ApiKey",
     "EmbeddedCluster",
     "ErrorCode",
@@ -28,6 +30,8 @@ __all__ = [
 # Imported when it is asked for: pytest loads the plugin, and with it this module, in every project.
 _MODULES = {
     "ApacheKafka": "aioproducer.testing.apache",
+    "ApacheKafkaError": "aioproducer.testing.apache",
+    "ApacheKafkaMissingError": "aioproducer.testing.apache",
     "ApiKey": "aioproducer.protocol.api_keys",
     "EmbeddedCluster": "aioproducer.testing.cluster",
     "ErrorCode": "aioproducer.protocol.error_codes",

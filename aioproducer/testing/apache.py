@@ -87,7 +87,8 @@ class ApacheKafka:
 
     Any event loop may call it, also one after another. If it fails to start, or the block raises, the logs
     are kept, and the error names their directory. Leaving the block, cancellation, Ctrl-C, the end of the
-    interpreter and its sudden death all end the processes, and those alone.
+    interpreter and its sudden death all end the processes, and those alone. (After sudden death, not before
+    the processes that it had forked without exec, as multiprocessing does, have ended too.)
     """
 
     def __init__(

@@ -32,6 +32,10 @@ TURNS_AT_ONE_MOMENT = 100_000
 """Rounds of the loop at one moment of virtual time from which on it is taken for a loop that never ends."""
 
 
+GRACE = 3600.0
+"""Virtual seconds that tasks get to end once a run has stalled and they are cancelled."""
+
+
 class SimulationStalled(AssertionError):
     """Nothing will ever happen again, or virtual time does not go on; it names the tasks that wait."""
 
@@ -75,27 +79,30 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def select(self, timeout: float | None) -> list[Any]:
         """Called by the base class when no callback is ready before `timeout`: let time pass."""
         if timeout is None:
-            raise SimulationStalled(f"nothing will ever happen again; {self._waiting()}")
+            raise self._stalled("nothing will ever happen again")
         if timeout > 0:
             self._now += timeout
             self._turns = 0
             if self._now > self._end:
-                raise SimulationStalled(f"not at an end after {self._now - BEGIN:g} s; {self._waiting()}")
+                raise self._stalled(f"not at an end after {self._now - BEGIN:g} s")
         else:
             self._turns += 1
             if self._turns > TURNS_AT_ONE_MOMENT:
-                raise SimulationStalled(f"busy for ever at one moment; {self._waiting()}")
+                raise self._stalled("busy for ever at one moment")
         return []
+
+    def _stalled(self, what: str) -> SimulationStalled:
+        # Whoever catches it cancels the tasks, which takes some more turns.
+        self._turns = 0
+        self._end = self._now + GRACE
+        names = sorted(task.get_name() for task in asyncio.all_tasks(self))
+        return SimulationStalled(f"{what}; tasks: {', '.join(names) or 'none'}")
 
     def _process_events(self, event_list: list[Any]) -> None:
         """There are none."""
 
     def _write_to_self(self) -> None:
         """Nothing sleeps that would have to be woken."""
-
-    def _waiting(self) -> str:
-        names = sorted(task.get_name() for task in asyncio.all_tasks(self))
-        return f"tasks: {', '.join(names) or 'none'}"
 
     # What code asks of a loop
 
