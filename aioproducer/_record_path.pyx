@@ -453,6 +453,9 @@ cdef class Batch:
         for delivery in waiters:
             follow(delivery)
             delivery.batch.waiters.append(delivery)
+        for _, part in self.parts:
+            # Which records nobody kept a delivery of is not known, only how many at most.
+            (<Batch>part).unretrieved += min(self.unretrieved, (<Batch>part).record_count)
 
     def original_index(self, int index):
         """The index that a record had before others were left out."""

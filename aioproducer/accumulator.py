@@ -70,9 +70,9 @@ class Accumulator:
         """Queues with batches, in the order in which they got their first one."""
         self._ready: dict[int, dict[PartitionQueue, None]] = {}
         """Of these, by leader, the queues whose first batch is due, in rotation."""
-        self._lingering: deque[tuple[float, int, PartitionQueue]] = deque()
+        self._lingering: deque[tuple[float, tuple[int, int], PartitionQueue]] = deque()
         """When an open batch is due, its order and queue; one linger for all makes this the order of due times."""
-        self._backing_off: list[tuple[float, int, PartitionQueue]] = []
+        self._backing_off: list[tuple[float, tuple[int, int], PartitionQueue]] = []
         self.incomplete: OrderedDict[ProducerBatch, None] = OrderedDict()
         """Every batch that has not ended, oldest first: also the order of their deadlines."""
         self._flushing = 0
@@ -127,7 +127,7 @@ class Accumulator:
                 self._loop,
                 capacity,
                 max(size, self.batch_limit),
-                order=next(self._orders),
+                order=(next(self._orders), 0),
                 created=now,
                 deadline=now + self._config.delivery_timeout,
                 unretrieved_errors=self._note_unretrieved,
@@ -164,7 +164,7 @@ class Accumulator:
             self._close(queue.tail)
         now = self._loop.time()
         batch.enter(
-            queue, next(self._orders), now, now + self._config.delivery_timeout, self._note_unretrieved
+            queue, (next(self._orders), 0), now, now + self._config.delivery_timeout, self._note_unretrieved
         )
         self._enqueue(queue, batch)
         self._pack(batch)

@@ -306,8 +306,8 @@ class Answers:
         """The records fail; a transaction that they belong to can't be committed any more."""
         if batch.identity is not None and batch.queue.sequence is not None:
             self._idempotence.given_up(batch.queue.sequence, batch.identity)
-            self._transaction.lost_sequence = True
-        error = self._error(batch, reason, kind)
+            self._transaction.epoch_is_spent = True
+        error = self._error(batch, reason, kind, requires_reinit=requires_reinit)
         if error.outcome is Outcome.UNKNOWN:
             self._metrics.records_unknown += batch.live_count
         else:
@@ -327,6 +327,7 @@ class Answers:
         kind: type[DeliveryError] = DeliveryError,
         *,
         count: int | None = None,
+        requires_reinit: bool = False,
     ) -> DeliveryError:
         queue = batch.queue
         elapsed = self._loop.time() - batch.created
@@ -344,5 +345,6 @@ class Answers:
             attempts=batch.attempts,
             elapsed=elapsed,
             last_error=batch.last_error,
-            requires_abort=self._transaction.is_used,
+            requires_abort=self._transaction.is_used and not requires_reinit,
+            requires_reinit=requires_reinit,
         )

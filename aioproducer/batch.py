@@ -83,7 +83,7 @@ class ProducerBatch(Batch):
         capacity: int,
         limit: int,
         *,
-        order: int,
+        order: tuple[int, int],
         created: float,
         deadline: float,
         unretrieved_errors: Callable[[ProducerBatch], None],
@@ -91,7 +91,8 @@ class ProducerBatch(Batch):
         super().__init__(queue, loop, capacity, limit)
         self.state = BatchState.OPEN
         self.order = order
-        """Place among all batches of its partition, as they were opened."""
+        """Place among all batches of its partition: the number of the batch as it was opened, and the index in it of
+        the first record, for the parts of one that was split."""
         self.created = created
         self.deadline = deadline
         # set when it closes
@@ -116,7 +117,7 @@ class ProducerBatch(Batch):
     def enter(
         self,
         queue: PartitionQueue,
-        order: int,
+        order: tuple[int, int],
         created: float,
         deadline: float,
         unretrieved_errors: Callable[[ProducerBatch], None],
@@ -178,7 +179,7 @@ class ProducerBatch(Batch):
             loop,
             room,
             room,
-            order=self.order,
+            order=(self.order[0], self.order[1] + first),
             created=self.created,
             deadline=self.deadline,
             unretrieved_errors=self.unretrieved_errors,
@@ -302,7 +303,14 @@ class BatchBuilder:
         serialize: Callable[[Any, Any], tuple[Any, Any]] | None = None,
     ) -> None:
         self._batch = ProducerBatch(
-            queue, loop, min(1024, limit), limit, order=-1, created=0, deadline=0, unretrieved_errors=_nobody
+            queue,
+            loop,
+            min(1024, limit),
+            limit,
+            order=(-1, 0),
+            created=0,
+            deadline=0,
+            unretrieved_errors=_nobody,
         )
         self._serialize = serialize
         self._is_closed = False
@@ -353,7 +361,7 @@ class BatchBuilder:
     def take(self) -> ProducerBatch:
         """The batch, to be sent; once."""
         batch = self._batch
-        if batch.order >= 0:
+        if batch.order[0] >= 0:
             raise IllegalStateError("this batch was sent before; make a new one with create_batch()")
         if batch.record_count == 0:
             raise IllegalStateError("this batch is empty; append a record first")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from functools import partial
 from random import Random
 from typing import Any
@@ -357,7 +358,13 @@ class Brokers:
             await self._change(min(self._next_look(now), deadline))
 
     async def request_node(
-        self, node_id: int, message: Message, timeout: float, *, version_ceiling: int | None = None
+        self,
+        node_id: int,
+        message: Message,
+        timeout: float,
+        *,
+        version_ceiling: int | None = None,
+        about_to_write: Callable[[], None] | None = None,
     ) -> Any:
         """Send a request to one broker, connect to it first if need be, and return its answer.
 
@@ -382,6 +389,8 @@ class Brokers:
                 self._want_update()
                 raise BrokerConnectionError(f"broker {node_id} is not known", written=False)
             if link.is_ready and link.throttled_until <= now:
+                if about_to_write is not None:
+                    about_to_write()
                 return await self.request(
                     node_id, message, max(deadline - now, 0.001), version_ceiling=version_ceiling
                 )
@@ -530,7 +539,7 @@ class Brokers:
         connection.on_change = partial(self._connection_changed, link, connection)
         link.connection = connection
         link.ready_since = asyncio.get_running_loop().time()
-        link.failed_setups = 0
+        link.failed_setups = link.hang_ups = 0
         link.failing_since = None
         link.last_error = None
 

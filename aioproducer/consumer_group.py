@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from aioproducer.cluster import check_topic_name
 from aioproducer.errors import InvalidRecordError
 from aioproducer.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 
 _MAGIC = b"CGMDv2:"
 """How librdkafka begins what `consumer_group_metadata()` of confluent-kafka returns."""
+_INT32 = 2**31 - 1
 LONGEST_METADATA = 4096
 """Characters (offset.metadata.max.bytes); a broker refuses more, and then the transaction can only be aborted."""
 
@@ -30,9 +32,26 @@ def group_metadata(group: ConsumerGroupMetadata | str | bytes) -> ConsumerGroupM
             "the group must be a group id, a ConsumerGroupMetadata, or what confluent-kafka's "
             f"consumer_group_metadata() returns, not {type(group).__name__}"
         )
-    if not group.group_id or not isinstance(group.group_id, str):
+    if not group.group_id or not _is_text(group.group_id):
         raise InvalidRecordError("the group needs a group id")
+    if (
+        type(group.generation_id) is not int
+        or not -1 <= group.generation_id <= _INT32
+        or not _is_text(group.member_id)
+        or not (group.group_instance_id is None or _is_text(group.group_instance_id))
+    ):
+        raise InvalidRecordError(
+            f"the membership of group {group.group_id!r} is malformed: a generation is a number, ids are str"
+        )
     return group
+
+
+def _is_text(text: object) -> bool:
+    """A str that can be sent."""
+    try:
+        return isinstance(text, str) and len(text.encode()) < 2**15
+    except UnicodeEncodeError:
+        return False
 
 
 def _of_librdkafka(packed: bytes) -> ConsumerGroupMetadata:
@@ -46,8 +65,11 @@ def _of_librdkafka(packed: bytes) -> ConsumerGroupMetadata:
         )
     (generation_id,) = struct.unpack("=i", packed[len(_MAGIC) : head])
     group_id, member_id, rest = parts
-    instance_id = None if rest[:1] == b"\x01" else rest[1:].rstrip(b"\0").decode()
-    return ConsumerGroupMetadata(group_id.decode(), generation_id, member_id.decode(), instance_id)
+    try:
+        instance_id = None if rest[:1] == b"\x01" else rest[1:].rstrip(b"\0").decode()
+        return ConsumerGroupMetadata(group_id.decode(), generation_id, member_id.decode(), instance_id)
+    except UnicodeDecodeError as error:
+        raise InvalidRecordError("this consumer_group_metadata() holds no text") from error
 
 
 def offsets_to_commit(offsets: Mapping[Any, Any]) -> dict[TopicPartition, OffsetAndMetadata]:
@@ -62,13 +84,31 @@ def offsets_to_commit(offsets: Mapping[Any, Any]) -> dict[TopicPartition, Offset
         )
     found: dict[TopicPartition, OffsetAndMetadata] = {}
     for place, offset in offsets.items():
-        topic, partition = getattr(place, "topic", None), getattr(place, "partition", None)
-        if isinstance(place, tuple) and len(place) == 2:
-            topic, partition = place
-        if not isinstance(topic, str) or type(partition) is not int or partition < 0:
-            raise InvalidRecordError(f"offsets: {place!r} is no TopicPartition(topic, partition)")
-        found[TopicPartition(topic, partition)] = _offset(place, offset)
+        found[_place("offsets", place)] = _offset(place, offset)
     return found
+
+
+def partitions_of_handoff(partitions: Iterable[Any]) -> list[TopicPartition]:
+    """TopicPartitions, or (topic, partition).
+
+    Raises:
+        InvalidRecordError: something else is among them.
+    """
+    if isinstance(partitions, str | bytes | Mapping) or not isinstance(partitions, Iterable):
+        raise InvalidRecordError(
+            f"partitions must be a list of TopicPartition, not {type(partitions).__name__}"
+        )
+    return [_place("partitions", place) for place in partitions]
+
+
+def _place(what: str, place: Any) -> TopicPartition:
+    topic, partition = getattr(place, "topic", None), getattr(place, "partition", None)
+    if isinstance(place, tuple) and len(place) == 2:
+        topic, partition = place
+    if not isinstance(topic, str) or type(partition) is not int or not 0 <= partition <= _INT32:
+        raise InvalidRecordError(f"{what}: {place!r} is no TopicPartition(topic, partition)")
+    check_topic_name(topic)
+    return TopicPartition(topic, partition)
 
 
 def _offset(place: object, offset: Any) -> OffsetAndMetadata:
@@ -76,9 +116,15 @@ def _offset(place: object, offset: Any) -> OffsetAndMetadata:
         offset = OffsetAndMetadata(offset)
     elif isinstance(offset, tuple) and not isinstance(offset, OffsetAndMetadata) and len(offset) == 2:
         offset = OffsetAndMetadata(*offset)  # aiokafka's OffsetAndMetadata is one, too
-    if not isinstance(offset, OffsetAndMetadata) or type(offset.offset) is not int or offset.offset < 0:
+    if (
+        not isinstance(offset, OffsetAndMetadata)
+        or type(offset.offset) is not int
+        or not 0 <= offset.offset < 2**63
+    ):
         raise InvalidRecordError(f"offsets: the offset of {place!r} must be a whole number, 0 or more")
-    if not isinstance(offset.metadata, str) or len(offset.metadata) > LONGEST_METADATA:
+    if type(offset.leader_epoch) is not int or not -1 <= offset.leader_epoch <= _INT32:
+        raise InvalidRecordError(f"offsets: the leader epoch of {place!r} must be a whole number, or -1")
+    if not _is_text(offset.metadata) or len(offset.metadata) > LONGEST_METADATA:
         raise InvalidRecordError(
             f"offsets: the metadata of {place!r} must be a str of at most {LONGEST_METADATA} characters"
         )

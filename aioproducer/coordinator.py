@@ -6,8 +6,10 @@ its own here: a caller that is cancelled leaves it running, and the same call ma
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -18,7 +20,9 @@ from aioproducer.errors import (
     BrokerConnectionError,
     BrokerError,
     CommitOutcomeUnknownError,
+    IllegalStateError,
     KafkaError,
+    MissingPartitionError,
     ProducerClosed,
     ProtocolError,
     TransactionError,
@@ -111,13 +115,18 @@ class Coordinator:
         """One transactional request at a time."""
         self._calls: dict[str, asyncio.Task[None]] = {}
         """The user's calls that are at work, by name."""
+        self._offset_calls = itertools.count()
+        self._written = 0
+        """Attempts of the current request that have left, or are about to."""
+        self._was_in_doubt = False
+        """An attempt of the request that was answered last may have been carried out before."""
 
     # ------------------------------------------------------------------------------------------ the user's calls
 
     async def initialize(self) -> None:
         """Get a producer id and epoch for the transactional id, and so end what an older producer left open."""
         transaction = self._transaction
-        if "initialize" not in self._calls:
+        if self._running("initialize") is None:
             transaction.check(
                 "init_transactions",
                 TransactionState.UNINITIALIZED,
@@ -125,11 +134,16 @@ class Coordinator:
                 TransactionState.OUTCOME_UNKNOWN,
                 TransactionState.REINIT_REQUIRED,
             )
-        await self._call("initialize", self._initialize)
+            before = transaction.state
+            if not transaction.refuses_records:
+                transaction.move(TransactionState.INITIALIZING)
+            await self._call("initialize", lambda: self._initialize(before))
+        else:
+            await self._call("initialize", self._never)
 
     async def commit(self) -> None:
         """Send what is buffered and commit, or raise: then nothing is committed, unless the error says UNKNOWN."""
-        if "commit" not in self._calls:
+        if self._running("commit") is None:
             self._transaction.check("commit_transaction", TransactionState.IN_TRANSACTION)
             self._transaction.move(TransactionState.COMMITTING)
         await self._call("commit", self._commit)
@@ -137,9 +151,9 @@ class Coordinator:
     async def abort(self) -> None:
         """Throw away what is buffered, wait for what is in flight, and abort."""
         transaction = self._transaction
-        if "abort" not in self._calls:
+        if self._running("abort") is None:
             if transaction.state is not TransactionState.ABORT_REQUIRED:
-                again = () if "fence" in self._calls else (TransactionState.ABORTING,)
+                again = () if self._running("fence") else (TransactionState.ABORTING,)
                 transaction.check("abort_transaction", TransactionState.IN_TRANSACTION, *again)
             if transaction.state is not TransactionState.ABORTING:
                 transaction.move(TransactionState.ABORTING)
@@ -148,10 +162,17 @@ class Coordinator:
     async def fence(self) -> None:
         """Abort by a new epoch: whoever still writes under the old one, participants included, is shut out."""
         transaction = self._transaction
-        if "fence" not in self._calls:
-            again = () if "abort" in self._calls else (TransactionState.ABORTING,)
+        if self._running("fence") is None:
+            aborting = self._running("abort")
+            if aborting is not None:
+                await asyncio.wait([aborting])
+                if transaction.state is TransactionState.READY:
+                    await self.initialize()
+                    return
             if transaction.state is not TransactionState.ABORT_REQUIRED:
-                transaction.check("fence_transaction", TransactionState.IN_TRANSACTION, *again)
+                transaction.check(
+                    "fence_transaction", TransactionState.IN_TRANSACTION, TransactionState.ABORTING
+                )
             if transaction.state is not TransactionState.ABORTING:
                 transaction.move(TransactionState.ABORTING)
         await self._call("fence", self._fence)
@@ -160,14 +181,26 @@ class Coordinator:
         """The open transaction as a value; with v1 the partitions join it first."""
         transaction = self._transaction
         transaction.check("export", TransactionState.IN_TRANSACTION)
-        transaction.may_have_started = transaction.lost_sequence = True
+        partitions = list(partitions)
+        taken = [
+            place for place in partitions if place in transaction.written or place in transaction.exported
+        ]
+        if taken:
+            raise IllegalStateError(
+                f"export: {taken[0].topic}-{taken[0].partition} was written to or exported already; in a transaction "
+                "each partition has one writer"
+            )
+        transaction.exported.update(dict.fromkeys(partitions))
+        transaction.may_have_started = transaction.epoch_is_spent = True
         if not transaction.is_v2:
             for place in partitions:
                 if place not in transaction.partitions:
                     transaction.wanted[place] = None
             while transaction.has_to_join:
                 self.add_partitions()
-                await asyncio.shield(self._calls["partitions"])
+                joining = self._running("partitions")
+                assert joining is not None  # it was just begun
+                await asyncio.shield(joining)
             transaction.check("export", TransactionState.IN_TRANSACTION)
         return TransactionHandle(
             transaction.transactional_id,
@@ -180,11 +213,13 @@ class Coordinator:
         """Let a consumer group's offsets become part of the transaction."""
         self._transaction.check("send_offsets_to_transaction", TransactionState.IN_TRANSACTION)
         if offsets:
-            await self._call(f"offsets {id(offsets)}", lambda: self._send_offsets(offsets, group))
+            await self._call(
+                f"offsets {next(self._offset_calls)}", lambda: self._send_offsets(offsets, group)
+            )
 
     def add_partitions(self) -> None:
         """With v1: let the wanted partitions join, in the background. Sets the wake-up event when they have."""
-        if "partitions" not in self._calls:
+        if self._running("partitions") is None:
             self._start("partitions", self._add_partitions())
 
     def attach(self, handle: TransactionHandle) -> None:
@@ -203,7 +238,7 @@ class Coordinator:
         await asyncio.gather(*calls, return_exceptions=True)
 
     async def _call(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        call = self._calls.get(name) or self._start(name, work())
+        call = self._running(name) or self._start(name, work())
         try:
             await asyncio.shield(call)
         except asyncio.CancelledError:
@@ -222,21 +257,30 @@ class Coordinator:
         call.add_done_callback(lambda done: self._ended(name, done))
         return call
 
+    def _running(self, name: str) -> asyncio.Task[None] | None:
+        """The call of that name that has not ended; one that has just done so is nothing to be joined."""
+        call = self._calls.get(name)
+        return call if call is not None and not call.done() else None
+
     def _ended(self, name: str, call: asyncio.Task[None]) -> None:
-        del self._calls[name]
+        if self._calls.get(name) is call:
+            del self._calls[name]
         self._wake.set()
         if not call.cancelled():
             call.exception()  # whoever called has it; if nobody waits any more, the state says it too
 
     # ------------------------------------------------------------------------------------------ what they consist of
 
-    async def _initialize(self) -> None:
+    async def _never(self) -> None:
+        raise AssertionError("a call that is at work is joined, not begun")
+
+    async def _initialize(self, before: TransactionState) -> None:
         transaction = self._transaction
-        before = transaction.state
-        # What is in flight belongs to the old epoch: its answers must not meet the new one.
-        self._wake.set()
-        await self._accumulator.flush()
-        transaction.move(TransactionState.INITIALIZING)
+        if transaction.state is not TransactionState.INITIALIZING:
+            # What is in flight belongs to the old epoch: its answers must not meet the new one.
+            self._wake.set()
+            await self._accumulator.flush()
+            transaction.move(TransactionState.INITIALIZING)
         try:
             await self._new_epoch(None)
         except TransactionReinitError as error:
@@ -285,12 +329,15 @@ class Coordinator:
                             for topic, partitions in topics.items()
                         ],
                     ),
-                    _worst_of_partitions,
+                    partial(_worst_of_partitions, places),
                 )
                 transaction.joined(places)
                 self._wake.set()
         except KafkaError as error:
             self._failed(error)
+        except Exception as error:  # a bug of ours; without an end the sender would ask again and again
+            logger.exception("partitions could not join the transaction of %r", transaction.transactional_id)
+            self._failed(KafkaError(f"partitions could not join the transaction: {error!r}"))
 
     async def _send_offsets(self, offsets: Offsets, group: ConsumerGroupMetadata) -> None:
         transaction = self._transaction
@@ -307,7 +354,9 @@ class Coordinator:
                     lambda answer: answer.error_code,
                 )
                 transaction.groups[group.group_id] = None
-            await self._ask(self._offset_commit(offsets, group), _worst_of_offsets, group=group.group_id)
+            await self._ask(
+                self._offset_commit(offsets, group), partial(_worst_of_offsets, offsets), group=group.group_id
+            )
         except KafkaError as error:
             self._failed(error)
             raise transaction.error or error from error
@@ -338,7 +387,7 @@ class Coordinator:
 
     async def _commit(self) -> None:
         transaction = self._transaction
-        await self._accumulator.flush()
+        await self._settled()
         if transaction.state is not TransactionState.COMMITTING:
             assert transaction.error is not None  # a record has failed
             raise transaction.error
@@ -347,7 +396,10 @@ class Coordinator:
                 await self._end(commit=True)
         except asyncio.CancelledError:
             # Only close() cancels this task.
-            transaction.must_reinit(self._outcome_unknown("the producer was closed before the answer came"))
+            if self._written:
+                transaction.must_reinit(
+                    self._outcome_unknown("the producer was closed before the answer came")
+                )
             raise
         except KafkaError as error:
             self._failed(error)
@@ -358,8 +410,8 @@ class Coordinator:
             except KafkaError as error:
                 # What was to be committed is; the next transaction will hear of this.
                 self._not_reinitialized(error)
-                return
-        transaction.move(TransactionState.READY)
+        if not transaction.refuses_records:
+            transaction.move(TransactionState.READY)
 
     async def _next_epoch(self) -> None:
         self._transaction.move(TransactionState.INITIALIZING)
@@ -383,7 +435,8 @@ class Coordinator:
                 raise  # it can be called again
             self._not_reinitialized(error)
             raise transaction.error or error from error
-        transaction.move(TransactionState.READY)
+        if transaction.state is not TransactionState.REINIT_REQUIRED:
+            transaction.move(TransactionState.READY)
 
     async def _fence(self) -> None:
         transaction = self._transaction
@@ -396,13 +449,27 @@ class Coordinator:
             raise transaction.error or error from error
         transaction.move(TransactionState.READY)
 
+    async def _settled(self) -> None:
+        """Nothing of the transaction is on its way any more: no records, no partitions, no offsets."""
+        await self._accumulator.flush()
+        calls = [
+            call
+            for name, call in self._calls.items()
+            if name.startswith(("partitions", "offsets")) and not call.done()
+        ]
+        if calls:
+            await asyncio.wait(calls)
+
     async def _end_what_is_buffered(self) -> None:
         """Before an abort: the sender gives up what was not sent, and the rest is waited for."""
         self._wake.set()
-        await self._accumulator.flush()
+        await self._settled()
         if self._transaction.state is not TransactionState.ABORTING:  # a record was fenced meanwhile
             assert self._transaction.error is not None
             raise self._transaction.error
+
+    def _about_to_write(self) -> None:
+        self._written += 1
 
     async def _end(self, *, commit: bool) -> None:
         """EndTxn, always the same one until it is answered."""
@@ -414,9 +481,15 @@ class Coordinator:
             committed=commit,
         )
         response = await self._ask(request, lambda answer: answer.error_code)
+        # With v1 a delayed copy of it could end the next transaction of the same epoch (KAFKA-17754).
+        transaction.epoch_is_spent |= self._was_in_doubt
         if transaction.is_v2:
             if response.producer_id < 0 or response.producer_epoch < 0:
-                raise ProtocolError("the coordinator ended the transaction and gave no new epoch")
+                # It has ended, as was asked; what is missing is the next one's.
+                self._not_reinitialized(
+                    ProtocolError("the coordinator ended the transaction and gave no new epoch")
+                )
+                return
             self._idempotence.identity = ProducerIdentity(response.producer_id, response.producer_epoch, True)
 
     @property
@@ -453,7 +526,13 @@ class Coordinator:
         last: KafkaError | None = None
         failures = 0
         async with self._turn:
+            self._written = 0
             while loop.time() < deadline:
+                if self._transaction.state is TransactionState.ABORTING and not isinstance(
+                    request, EndTxnRequest
+                ):
+                    raise abortable(self._transaction, KafkaError("the transaction is aborted meanwhile"))
+                written = self._written
                 try:
                     node_id = await self._node(key, deadline)
                     response = await self._brokers.request_node(
@@ -461,6 +540,7 @@ class Coordinator:
                         request,
                         min(self._config.request_timeout, max(deadline - loop.time(), A_FAIR_TRY)),
                         version_ceiling=self._ceiling(request.api_key),
+                        about_to_write=self._about_to_write,
                     )
                 except KafkaError as error:
                     if isinstance(error, TransactionError):
@@ -468,7 +548,7 @@ class Coordinator:
                     row = decide_failure(failure_of(error), conditions)
                     if row.action is Action.FAIL:
                         raise self._refused(row, str(error), TransactionReinitError) from error
-                    if row.outcome is Outcome.UNKNOWN:
+                    if row.outcome is Outcome.UNKNOWN and self._written > written:
                         conditions.add(Condition.UNANSWERED)
                     self._nodes.pop(key, None)
                     last = error
@@ -476,7 +556,10 @@ class Coordinator:
                     code = code_of(response)
                     row = decide(request.api_key, code, conditions)
                     if row.action is Action.SUCCEED:
+                        self._was_in_doubt = Condition.UNANSWERED in conditions
                         return response
+                    if row.outcome is Outcome.UNKNOWN:
+                        conditions.add(Condition.UNANSWERED)
                     name = error_name(code)
                     self._metrics.count_error(name)
                     last = BrokerError(f"the coordinator answered {name}", code=code, name=name)
@@ -555,23 +638,35 @@ class Coordinator:
         return node_id
 
 
-def _worst_of_partitions(response: AddPartitionsToTxnResponse) -> int:
-    """The code that decides: OPERATION_NOT_ATTEMPTED only says that another partition was refused."""
-    codes = [
-        partition.partition_error_code
+def _worst_of_partitions(asked: Iterable[TopicPartition], response: AddPartitionsToTxnResponse) -> int:
+    codes = {
+        TopicPartition(topic.name, partition.partition_index): partition.partition_error_code
         for topic in response.results_by_topic_v3_and_below
         for partition in topic.results_by_partition
-    ]
-    return _worst(ApiKey.ADD_PARTITIONS_TO_TXN, codes)
+    }
+    return _worst(ApiKey.ADD_PARTITIONS_TO_TXN, asked, codes)
 
 
-def _worst_of_offsets(response: TxnOffsetCommitResponse) -> int:
-    codes = [partition.error_code for topic in response.topics for partition in topic.partitions]
-    return _worst(ApiKey.TXN_OFFSET_COMMIT, codes)
+def _worst_of_offsets(asked: Iterable[TopicPartition], response: TxnOffsetCommitResponse) -> int:
+    codes = {
+        TopicPartition(topic.name, partition.partition_index): partition.error_code
+        for topic in response.topics
+        for partition in topic.partitions
+    }
+    return _worst(ApiKey.TXN_OFFSET_COMMIT, asked, codes)
 
 
 _SEVERITY = (Action.SUCCEED, Action.RETRY, Action.COORDINATOR, Action.ABORT, Action.REINIT)
 
 
-def _worst(api: ApiKey, codes: list[int]) -> int:
-    return max(codes, key=lambda code: _SEVERITY.index(decide(api, code).action), default=0)
+def _worst(api: ApiKey, asked: Iterable[TopicPartition], codes: Mapping[TopicPartition, int]) -> int:
+    """The code that decides: OPERATION_NOT_ATTEMPTED, for one, only says that another partition was refused.
+
+    Raises:
+        MissingPartitionError: the answer leaves out one of those that were asked.
+    """
+    missing = [place for place in asked if place not in codes]
+    if missing:
+        topic, partition = missing[0]
+        raise MissingPartitionError(f"the coordinator left {topic}-{partition} out of its answer")
+    return max(codes.values(), key=lambda code: _SEVERITY.index(decide(api, code).action), default=0)

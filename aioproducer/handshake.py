@@ -42,6 +42,10 @@ class BrokerVersions:
         return chosen
 
 
+FIRST_WITH_FEATURES = 3
+"""The first version of ApiVersions that tells the cluster's finalized features (KIP-584)."""
+
+
 async def learn_versions(
     ask: Callable[[ApiVersionsRequest, int], Awaitable[ApiVersionsResponse]],
     who: object,
@@ -57,9 +61,11 @@ async def learn_versions(
     request = ApiVersionsRequest(client_software_name="aioproducer", client_software_version=_own_version())
     answer = await ask(request, asked)
     if decide(ApiKey.API_VERSIONS, answer.error_code).action is Action.DOWNGRADE:
-        hint = next((api.max_version for api in answer.api_keys if api.api_key == ApiKey.API_VERSIONS), 0)
         # Strictly lower, whatever the hint, and not a third time: a broker can't send us round in circles.
-        answer = await ask(request, max(0, min(hint, asked - 1)))
+        answer = await ask(request, max(0, min(_newest(answer), asked - 1)))
+    elif asked < FIRST_WITH_FEATURES <= _newest(answer):
+        # Asked low because connections were closed before: features would stay unknown.
+        answer = await ask(request, FIRST_WITH_FEATURES)
     if decide(ApiKey.API_VERSIONS, answer.error_code).action is not Action.SUCCEED:
         name = error_name(answer.error_code)
         raise BrokerError(
@@ -76,6 +82,11 @@ async def learn_versions(
         {feature.name: feature.max_version_level for feature in answer.finalized_features},
         answer.finalized_features_epoch,
     )
+
+
+def _newest(answer: ApiVersionsResponse) -> int:
+    """The newest version of ApiVersions that the broker says it knows."""
+    return next((api.max_version for api in answer.api_keys if api.api_key == ApiKey.API_VERSIONS), 0)
 
 
 @cache

@@ -72,7 +72,7 @@ class Condition(Enum):
     V1 = "transactions v1"
     V2 = "transactions v2 (KIP-890)"
     COMMIT = "the request is a commit"
-    UNANSWERED = "an earlier attempt of the request got no answer"
+    UNANSWERED = "an earlier attempt of the request may have been carried out"
 
 
 class Failure(Enum):
@@ -266,10 +266,14 @@ def _ends_of_transactions() -> dict[Key, tuple[Rule, ...]]:
     # Somebody began anew under our name, or (v1) the time-out ended the transaction. It is committed only if an
     # earlier attempt, whose answer was lost, has done it.
     fenced = (_rule(_A.REINIT, _MAYBE, _C.COMMIT, _C.UNANSWERED), _rule(_A.REINIT, _NO))
-    # v2 answers a repetition of the same verb with success, so this is a refusal: the transaction timed out.
     wrong_state = (
+        # v2 answers a repetition of the same verb with success, so this is a refusal: the transaction timed out.
         _rule(_A.ABORT, _NO, _C.V2, _C.COMMIT),
-        *fenced,
+        _rule(_A.REINIT, _MAYBE, _C.COMMIT, _C.UNANSWERED),
+        _rule(_A.REINIT, _NO, _C.COMMIT),
+        # An abort with v1, whose epoch was found right before the state: nothing is open.
+        _rule(_A.SUCCEED, _NO, _C.V1),
+        _rule(_A.REINIT, _NO),
     )
     return {
         **_coded(commit, _A.RETRY, *_WAITS, Code.UNKNOWN_TOPIC_OR_PARTITION, Code.UNSTABLE_OFFSET_COMMIT),
@@ -279,8 +283,11 @@ def _ends_of_transactions() -> dict[Key, tuple[Rule, ...]]:
         ),
         (commit, Code.INVALID_PRODUCER_EPOCH): (_rule(_A.ABORT, _NO, _C.V2), _rule(_A.REINIT, _NO)),
         (commit, Code.PRODUCER_FENCED): (_rule(_A.REINIT, _NO),),
-        **_coded(end, _A.RETRY, *_WAITS),
-        **_coded(end, _A.COORDINATOR, *_ELSEWHERE),
+        **_coded(end, _A.RETRY, Code.COORDINATOR_LOAD_IN_PROGRESS, Code.CONCURRENT_TRANSACTIONS),
+        # Answered also when the coordinator's own log has taken the end and not replicated it in time
+        # (TransactionStateManager.appendTransactionToLog): the next coordinator may carry it out.
+        **_coded(end, _A.RETRY, Code.REQUEST_TIMED_OUT, outcome=_MAYBE),
+        **_coded(end, _A.COORDINATOR, *_ELSEWHERE, outcome=_MAYBE),
         **_coded(end, _A.ABORT, Code.TRANSACTION_ABORTABLE),
         (end, Code.INVALID_TXN_STATE): wrong_state,
         **{

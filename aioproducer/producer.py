@@ -28,6 +28,7 @@ from aioproducer.brokers import Brokers
 from aioproducer.cluster import PartitionInfo, TopicInfo
 from aioproducer.config import AddressFilter, Connector
 from aioproducer.configured import Configured, keeps_what_was_given
+from aioproducer.consumer_group import partitions_of_handoff
 from aioproducer.coordinator import Coordinator
 from aioproducer.errors import (
     BufferFullError,
@@ -46,7 +47,7 @@ from aioproducer.sender import Sender
 from aioproducer.serializers import Serializer, serialized, serialized_now
 from aioproducer.settings.table import SecuritySettings
 from aioproducer.target import PartitionChoice, check_target, check_timeout
-from aioproducer.transaction import Transaction
+from aioproducer.transaction import Transaction, abortable
 from aioproducer.transactional import Transactional
 from aioproducer.types import Headers, Outcome, ProducerRecord, TopicPartition, TransactionHandle
 
@@ -229,7 +230,7 @@ class Producer(Transactional, Configured):
         """
         producer = cls(**settings, transactional_id=handle.transactional_id)
         producer._handle = handle
-        producer._transaction.attach(handle, [TopicPartition(*place) for place in partitions])
+        producer._transaction.attach(handle, partitions_of_handoff(partitions))
         return producer
 
     # ---------------------------------------------------------------------------------------- start and close
@@ -260,7 +261,7 @@ class Producer(Transactional, Configured):
 
     def _make_parts(self) -> None:
         """Everything behind the buffer; nothing of it does anything yet."""
-        wake = asyncio.Event()
+        self._wake = wake = asyncio.Event()
         config = self._config
         self._executor = ThreadPoolExecutor(
             max(1, (os.cpu_count() or 1) - 1),
@@ -370,19 +371,17 @@ class Producer(Transactional, Configured):
     async def _close(self, timeout: float, reason: str) -> CloseReport:
         self._move(State.CLOSING)
         self._unbind()
-        if timeout > 0:
-            await self._end_transaction(timeout)
         self._accumulator.close()
         self._metadata.close_waiters(
             ProducerClosed("the producer was closed while the record waited for metadata")
         )
-        if timeout > 0 and self._accumulator.incomplete:
-            flush = asyncio.ensure_future(self._accumulator.flush())
+        if timeout > 0 and (self._accumulator.incomplete or self._transaction.is_used):
+            finish = asyncio.ensure_future(self._finish())
             given_up = asyncio.ensure_future(self._give_up_flush.wait())
-            await asyncio.wait({flush, given_up}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-            flush.cancel()
+            await asyncio.wait({finish, given_up}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            finish.cancel()
             given_up.cancel()
-            await asyncio.wait({flush, given_up})
+            await asyncio.wait({finish, given_up})
         self._sender.abort(f"{reason} before the records were acknowledged")
         await self._coordinator.close()
         for task in self._tasks:
@@ -398,6 +397,11 @@ class Producer(Transactional, Configured):
             metrics.records_unknown,
             dict(self._accumulator.unretrieved),
         )
+
+    async def _finish(self) -> None:
+        """What close() waits for, as long as it may."""
+        await self._end_transaction()
+        await self._accumulator.flush()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -437,18 +441,26 @@ class Producer(Transactional, Configured):
         """What `send` does when it has to wait or to call the user's code: interceptors, metadata, serializers,
         partitioner."""
         self._check_may_append()
+        transaction = self._transaction.number
         record = self._interceptors.on_send(
             ProducerRecord(topic, value, key, partition, timestamp_ms, headers)
         )
+        appended: list[Delivery] = []
         try:
-            delivery = await self._send_record(record, timeout)
+            delivery = await self._send_record(record, timeout, transaction, appended)
         except BaseException as error:
-            self._interceptors.on_acknowledgement(error)
+            if not appended:  # else the record is in the buffer, and whoever waited was cancelled
+                self._interceptors.on_acknowledgement(error)
             raise
-        self._interceptors.watch(delivery)
+        finally:
+            for one in appended:
+                self._interceptors.watch(one)
         return delivery
 
-    async def _send_record(self, record: ProducerRecord, timeout: float | None) -> Delivery:
+    async def _send_record(
+        self, record: ProducerRecord, timeout: float | None, transaction: int, appended: list[Delivery]
+    ) -> Delivery:
+        """The delivery is in `appended` from the moment of the append on."""
         topic, value, key, partition, timestamp_ms, headers = record
         check_target(topic, partition)
         check_timeout(timeout, InvalidRecordError)
@@ -458,12 +470,17 @@ class Producer(Transactional, Configured):
         known = self._accumulator.open_topic(info)
         value = await serialized(self._config.value_serializer, value, topic, headers)
         key = await serialized(self._config.key_serializer, key, topic, headers)
-        self._check_may_append()
+        self._check_usable()
+        self._transaction.check_is_still(transaction)
         number = self._partition_of(info, key, partition)
         delivery = self._append(known, value, key, number, timestamp_ms, headers, False)
         if delivery is None:
-            append = partial(self._append_waiting, known, value, key, number, timestamp_ms, headers)
+            append = partial(
+                self._append_waiting, transaction, appended, known, value, key, number, timestamp_ms, headers
+            )
             delivery = await self._accumulator.append_when_room(append, deadline)
+        else:
+            appended.append(delivery)
         if timeout is not None:
             self._end_after(delivery, timeout, began)
         return delivery
@@ -484,6 +501,8 @@ class Producer(Transactional, Configured):
 
     def _append_waiting(
         self,
+        transaction: int,
+        appended: list[Delivery],
         topic: Topic,
         value: Any,
         key: Any,
@@ -492,8 +511,11 @@ class Producer(Transactional, Configured):
         headers: Headers | None,
     ) -> Delivery | None:
         """Append a record that has waited for memory; meanwhile its transaction may have ended."""
-        self._transaction.check_may_send()
-        return self._append(topic, value, key, partition, timestamp_ms, headers, True)
+        self._transaction.check_is_still(transaction)
+        delivery = self._append(topic, value, key, partition, timestamp_ms, headers, True)
+        if delivery is not None:
+            appended.append(delivery)
+        return delivery
 
     def _check_may_append(self) -> None:
         self._check_usable()
@@ -562,7 +584,11 @@ class Producer(Transactional, Configured):
                 attempts=batch.attempts,
                 elapsed=timeout,
                 last_error=batch.last_error,
+                requires_abort=self._transaction.is_used,
             )
+            if self._transaction.is_used:
+                self._transaction.must_abort(abortable(self._transaction, error))
+                self._wake.set()
             if batch.may_withdraw:
                 self._metrics.records_failed += 1  # the others of its batch are counted with the batch
             batch.end_record(delivery, error, batch.may_withdraw)
@@ -636,6 +662,7 @@ class Producer(Transactional, Configured):
         Cancelling it: the batch is either in the buffer or it is not.
         """
         self._check_may_append()
+        transaction = self._transaction.number
         check_target(topic, partition)
         if partition is None:
             raise InvalidRecordError("send_batch needs the number of a partition", argument="partition")
@@ -652,12 +679,15 @@ class Producer(Transactional, Configured):
         deadline = self._loop.time() + self._config.max_block
         info = await self._metadata.wait_for_topic(topic, deadline, partition)
         queue = self._accumulator.open_topic(info).queues[partition]
-        self._check_may_append()
+        self._check_usable()
+        self._transaction.check_is_still(transaction)
         self._transaction.check_is_own(topic, partition)
-        return await self._accumulator.append_when_room(partial(self._append_built, queue, batch), deadline)
+        return await self._accumulator.append_when_room(
+            partial(self._append_built, transaction, queue, batch), deadline
+        )
 
-    def _append_built(self, queue: PartitionQueue, batch: BatchBuilder) -> Delivery | None:
-        self._transaction.check_may_send()
+    def _append_built(self, transaction: int, queue: PartitionQueue, batch: BatchBuilder) -> Delivery | None:
+        self._transaction.check_is_still(transaction)
         return self._accumulator.append_built(queue, batch)
 
     def metrics(self) -> MetricsSnapshot:

@@ -187,6 +187,8 @@ class Sender:
                 < self._idempotence.may_be_in_flight(queue.sequence, queue.node_id, most)
             )
         sequence = self._sequence_of(queue)
+        if self._transaction.refuses_records:
+            return False
         if not batch.is_numbered:
             self._begin(queue, sequence)
         return batch.state is not BatchState.DONE and (
@@ -210,7 +212,10 @@ class Sender:
                 # The new log may hold records under our numbers already, sent by name or again: a new epoch it is.
                 if self._transaction.is_used:
                     cause = KafkaError(f"topic {queue.topic} was made anew while the transaction wrote to it")
+                    # With v1 the next transaction would go on with this epoch, whose numbers may be in the new log.
+                    self._transaction.epoch_is_spent |= self._transaction.may_have_started
                     self._transaction.must_abort(abortable(self._transaction, cause))
+                    self._wake.set()  # the next pass gives up what was not sent
                 elif self._idempotence.identity is not None:
                     self._idempotence.bump()
                 self._renumber(queue)

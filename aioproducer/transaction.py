@@ -92,16 +92,22 @@ class Transaction:
         gate.is_open = self.state is _S.NONE
         self.error: TransactionError | None = None
         """Why the transaction can't be committed, or why a new epoch is needed."""
-        # of the transaction that began last
+        self.number = 0
+        """Of the transaction that began last; 0 before the first."""
+        # of that transaction
         self.is_v2 = False
         """Transactions v2 (KIP-890): partitions join by being written to, and each end brings a new epoch."""
         self.may_have_started = False
         """The coordinator may know of it, so it has to be ended there."""
-        self.lost_sequence = False
+        self.epoch_is_spent = False
         """A numbered batch was given up, or others number batches too: with v1, whose epoch goes on, the next
         transaction needs another one."""
         self.partitions: dict[TopicPartition, None] = {}
         """Those that belong to it."""
+        self.written: dict[TopicPartition, None] = {}
+        """Those of them that this producer has written to itself."""
+        self.exported: dict[TopicPartition, None] = {}
+        """Those that others write to."""
         self.wanted: dict[TopicPartition, None] = {}
         """With v1: those that have to join before they are written to."""
         self.groups: dict[str, None] = {}
@@ -138,6 +144,19 @@ class Transaction:
             raise copy(self.error)
         raise self._wrong_state("send")
 
+    def check_is_still(self, number: int) -> None:
+        """Raise unless the transaction is the one that had this number, and a record may be sent now.
+
+        Raises:
+            IllegalStateError: another one has begun while a call of `send` waited: the record belongs to the old one.
+            TransactionError: it has failed.
+        """
+        self.check_may_send()
+        if number != self.number:
+            raise IllegalStateError(
+                "the transaction in which send was called has ended meanwhile; nothing was buffered"
+            )
+
     def check(self, call: str, *allowed: TransactionState) -> None:
         """Raise unless the state is one of `allowed`.
 
@@ -162,17 +181,20 @@ class Transaction:
     def begin(self, *, is_v2: bool) -> None:
         """A new transaction; by which protocol is settled for all of it."""
         self.move(_S.IN_TRANSACTION)
+        self.number += 1
         self.is_v2 = is_v2
         self.error = None
-        self.may_have_started = self.lost_sequence = False
+        self.may_have_started = self.epoch_is_spent = False
         self.partitions.clear()
+        self.written.clear()
+        self.exported.clear()
         self.wanted.clear()
         self.groups.clear()
 
     @property
     def needs_epoch(self) -> bool:
         """The sequences of this epoch can't go on, and ending the transaction does not end the epoch."""
-        return self.lost_sequence and not (self.is_v2 and self.may_have_started)
+        return self.epoch_is_spent and not (self.is_v2 and self.may_have_started)
 
     def attach(self, handle: TransactionHandle, partitions: Iterable[TopicPartition]) -> None:
         """Take part in a transaction that another producer has begun; only these partitions are ours."""
@@ -222,9 +244,11 @@ class Transaction:
 
     def writes_to(self, topic: str, partition: int) -> None:
         """Records of this partition are about to be written; with v2 that makes it join."""
+        place = TopicPartition(topic, partition)
+        self.written[place] = None
         if self.is_v2:
             self.may_have_started = True
-            self.partitions[TopicPartition(topic, partition)] = None
+            self.partitions[place] = None
 
     def joined(self, places: Iterable[TopicPartition]) -> None:
         """The coordinator has taken them into the transaction."""

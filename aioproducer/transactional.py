@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from aioproducer._record_path import RecordPath
 from aioproducer.brokers import Brokers
-from aioproducer.consumer_group import group_metadata, offsets_to_commit
+from aioproducer.consumer_group import group_metadata, offsets_to_commit, partitions_of_handoff
 from aioproducer.coordinator import FEATURE, Coordinator
 from aioproducer.errors import KafkaError, TransactionError
 from aioproducer.transaction import Transaction, TransactionState
@@ -140,33 +140,31 @@ class Transactional(RecordPath):
         self._check_usable()
         await self._coordinator.fence()
 
-    async def export_transaction(self, partitions: Iterable[TopicPartition] = ()) -> TransactionHandle:
+    async def export_transaction(
+        self, partitions: Iterable[TopicPartition | tuple[str, int]]
+    ) -> TransactionHandle:
         """Hand the open transaction to producers in other processes, which `Producer.attach` makes.
 
         Each partition may be written to by one producer only, this one included, and each handle be used once for it:
         the broker can't tell them apart. Commit only when all of them have flushed and closed.
 
         Args:
-            partitions: those that they will write to. With transactions v1 they have to be told here.
+            partitions: those that they will write to; this producer must not have written to them, and must not.
 
         Raises:
             TransactionAbortableError: the coordinator refused a partition.
-            IllegalStateError: there is no transaction.
+            IllegalStateError: there is no transaction, or a partition has a writer already.
         """
         self._check_usable()
-        return await self._coordinator.export([TopicPartition(*place) for place in partitions])
+        return await self._coordinator.export(partitions_of_handoff(partitions))
 
-    async def _end_transaction(self, timeout: float) -> None:
+    async def _end_transaction(self) -> None:
         """An open transaction is aborted, as in Java; otherwise its time-out would, and readers wait until then."""
         try:
-            async with asyncio.timeout(timeout):
-                await self._coordinator.ended()
-                if self._transaction.state in (
-                    TransactionState.IN_TRANSACTION,
-                    TransactionState.ABORT_REQUIRED,
-                ):
-                    await self._coordinator.abort()
-        except (KafkaError, TimeoutError) as error:
+            await self._coordinator.ended()
+            if self._transaction.state in (TransactionState.IN_TRANSACTION, TransactionState.ABORT_REQUIRED):
+                await self._coordinator.abort()
+        except KafkaError as error:
             logger.warning("the open transaction could not be aborted, the brokers' time-out will: %s", error)
 
 
@@ -182,7 +180,7 @@ class TransactionScope:
         """As `Producer.send_offsets_to_transaction`."""
         await self._producer.send_offsets_to_transaction(offsets, group_id)
 
-    async def export(self, partitions: Iterable[TopicPartition] = ()) -> TransactionHandle:
+    async def export(self, partitions: Iterable[TopicPartition | tuple[str, int]]) -> TransactionHandle:
         """As `Producer.export_transaction`."""
         return await self._producer.export_transaction(partitions)
 
@@ -206,8 +204,8 @@ class TransactionScope:
     async def _commit(self) -> None:
         try:
             await _to_the_end(self._producer.commit_transaction())
-        except TransactionError as error:
-            if error.requires_abort and self._producer._transaction.state is TransactionState.ABORT_REQUIRED:
+        except (TransactionError, asyncio.CancelledError):
+            if self._producer._transaction.state is TransactionState.ABORT_REQUIRED:
                 await self._abort()
             raise
 
@@ -220,10 +218,16 @@ class TransactionScope:
 
 
 async def _to_the_end(call: Coroutine[Any, Any, None]) -> None:
-    """Await it to its end (it takes max_block_ms at most); a cancellation meanwhile comes after it."""
+    """Await it to its end (it takes max_block_ms at most), however often somebody cancels; that comes after it."""
     task = asyncio.ensure_future(call)
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        raise
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        if not task.cancelled():
+            task.exception()  # whoever cancelled does not look at it
+        raise cancelled
+    task.result()

@@ -768,7 +768,7 @@ async def test_whatever_happens_memory_is_exact_order_is_kept_and_what_is_due_ca
         for node in (0, 1, 2):
             for batch in bench.accumulator.drain(node, now, lambda queue, batch: not queue.in_flight):
                 assert leaders[batch.queue.partition] == node
-                assert batch.order >= drained_orders.get(batch.queue, -1)
+                assert batch.order >= drained_orders.get(batch.queue, (-1, 0))
                 drained_orders[batch.queue] = batch.order
                 batch.sent(node)
                 batch.queue.in_flight.append(batch)

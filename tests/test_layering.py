@@ -40,6 +40,7 @@ NEIGHBOURS = {
     ("cluster", "protocol"),
     ("errors", "types"),
     ("outcomes", "protocol"),
+    ("consumer_group", "cluster"),
     ("settings", "compression"),
     ("settings", "partitioner"),
     ("token_providers", "sasl"),

@@ -131,7 +131,7 @@ def test_with_v1_a_partition_has_to_join_first():
 def test_a_new_transaction_knows_nothing_of_the_last_one():
     transaction = transaction_in(S.IN_TRANSACTION)
     transaction.writes_to("t", 0)
-    transaction.lost_sequence = True
+    transaction.epoch_is_spent = True
     transaction.groups["g"] = None
     transaction.must_abort(abortable(transaction, KafkaError("first")))
     transaction.move(S.ABORTING)
@@ -139,7 +139,7 @@ def test_a_new_transaction_knows_nothing_of_the_last_one():
 
     transaction.begin(is_v2=False)
 
-    assert (transaction.may_have_started, transaction.lost_sequence, transaction.error) == (
+    assert (transaction.may_have_started, transaction.epoch_is_spent, transaction.error) == (
         False,
         False,
         None,

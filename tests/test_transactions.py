@@ -403,7 +403,7 @@ async def test_a_commit_that_could_not_be_sent_is_surely_not_committed(version):
     async with transactional(version, max_block_ms=200_000 * MS) as (cluster, producer):
         await producer.begin_transaction()
         await producer.send_and_wait("t", b"1", partition=0)
-        cluster.faults.add(END_TXN, error=ErrorCode.NOT_COORDINATOR, count=10_000)
+        cluster.faults.add(END_TXN, error=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, count=10_000)
 
         with pytest.raises(TransactionAbortableError, match="could not be sent"):
             await producer.commit_transaction()
