@@ -8,7 +8,7 @@ ARGS   ?=
 
 SOURCES := $(wildcard aioproducer/*.pyx)
 
-.PHONY: demo test check bench wheel setup clean format
+.PHONY: demo test check bench wheel setup clean format kerberos
 
 demo: setup
 	$(BIN)/python examples/flights_demo.py --kafka "$(KAFKA)" $(ARGS)
@@ -33,6 +33,11 @@ wheel: setup
 	$(PYTHON) -m venv build/wheel-check
 	build/wheel-check/bin/pip install -q --only-binary :all: dist/aioproducer-*.whl
 	cd build && wheel-check/bin/python ../tests/wheel_check.py
+
+# What the tests of GSSAPI need and pip does not bring; needs root on Debian. Without it they are skipped.
+kerberos: setup
+	DEBIAN_FRONTEND=noninteractive apt-get install -y -q krb5-kdc krb5-admin-server krb5-user libkrb5-dev > /dev/null
+	$(BIN)/python -m pip install -q "gssapi>=1.9,<2"
 
 format: setup
 	$(BIN)/ruff format .

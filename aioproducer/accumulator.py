@@ -379,7 +379,12 @@ class Accumulator:
             self.requeue(part, retry_at)
             self._pack(part)
 
-    def hurry_all(self, node_id: int) -> None:
+    def holds(self, topic: str, partition: int) -> bool:
+        """Records of this partition are buffered or in flight."""
+        queue = self._queues.get((topic, partition))
+        return queue is not None and bool(queue.batches or queue.in_flight)
+
+    def hurry_node(self, node_id: int) -> None:
         """Whatever is buffered for this node is due."""
         for queue in self._filled:
             if queue.node_id == node_id:

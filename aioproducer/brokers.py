@@ -539,7 +539,10 @@ class Brokers:
         connection.on_change = partial(self._connection_changed, link, connection)
         link.connection = connection
         link.ready_since = asyncio.get_running_loop().time()
-        link.failed_setups = link.hang_ups = 0
+        link.failed_setups = 0
+        known = connection.versions.ranges.get(ApiKey.API_VERSIONS)
+        if known is not None and known.max >= FIRST_ASKED[0]:
+            link.hang_ups = 0  # it would have answered the newest one: what hung up was something in between
         link.failing_since = None
         link.last_error = None
 

@@ -16,9 +16,8 @@ from typing import Any
 from aioproducer.accumulator import Accumulator
 from aioproducer.brokers import Brokers
 from aioproducer.config import ProducerConfig
+from aioproducer.coordinator_requests import CoordinatorRequests
 from aioproducer.errors import (
-    BrokerConnectionError,
-    BrokerError,
     CommitOutcomeUnknownError,
     IllegalStateError,
     KafkaError,
@@ -28,28 +27,19 @@ from aioproducer.errors import (
     TransactionError,
     TransactionReinitError,
     TransactionTimeoutError,
-    escaped,
 )
 from aioproducer.idempotence import Idempotence, ProducerIdentity
 from aioproducer.metrics import Metrics
 from aioproducer.outcomes import (
     Action,
-    Condition,
-    Row,
-    advice,
     decide,
-    decide_failure,
-    failure_of,
-    reinit_error,
 )
 from aioproducer.protocol.api import ApiKey
-from aioproducer.protocol.error_codes import error_name
 from aioproducer.protocol.messages import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnResponse,
     EndTxnRequest,
-    FindCoordinatorRequest,
     InitProducerIdRequest,
     TxnOffsetCommitRequest,
     TxnOffsetCommitResponse,
@@ -59,7 +49,6 @@ from aioproducer.transaction import Transaction, TransactionState, abortable, re
 from aioproducer.types import (
     ConsumerGroupMetadata,
     OffsetAndMetadata,
-    Outcome,
     TopicPartition,
     TransactionHandle,
 )
@@ -67,24 +56,7 @@ from aioproducer.types import (
 logger = logging.getLogger(__name__)
 
 FEATURE = "transaction.version"
-SOON, LATEST = 0.02, 1.0
-"""Seconds between tries while another transaction of the same id is being ended, doubled, jittered: markers take
-milliseconds, but as long as a leader is down."""
-
-A_FAIR_TRY = 1.0
-"""Seconds that an answer has at least, also if that is beyond max_block_ms: a commit that is sent with a moment left
-has an unknown outcome where it could have had none."""
-
-CEILINGS_V1: dict[ApiKey, int] = {ApiKey.END_TXN: 4, ApiKey.TXN_OFFSET_COMMIT: 4}
-"""With v1, whatever the broker offers: it decides by the version, and with a newer one ends the epoch, or lets a
-partition join unasked (KIP-890)."""
-
-ONE_KEY = 3
-"""The last version of FindCoordinator that asks for one key; later ones ask for several at once (KIP-699)."""
-
 Offsets = Mapping[TopicPartition, OffsetAndMetadata]
-Key = tuple[int, str]
-"""What a coordinator is asked for: a group (0) or a transactional id (1), and its name."""
 
 
 class Coordinator:
@@ -109,17 +81,10 @@ class Coordinator:
         self._wake = wake
         self._metrics = metrics
         self._random = random
-        self._nodes: dict[Key, int] = {}
-        """Where each coordinator was found."""
-        self._turn = asyncio.Lock()
-        """One transactional request at a time."""
+        self._requests = CoordinatorRequests(config, transaction, brokers, metrics, random)
         self._calls: dict[str, asyncio.Task[None]] = {}
         """The user's calls that are at work, by name."""
         self._offset_calls = itertools.count()
-        self._written = 0
-        """Attempts of the current request that have left, or are about to."""
-        self._was_in_doubt = False
-        """An attempt of the request that was answered last may have been carried out before."""
 
     # ------------------------------------------------------------------------------------------ the user's calls
 
@@ -165,7 +130,10 @@ class Coordinator:
         if self._running("fence") is None:
             aborting = self._running("abort")
             if aborting is not None:
+                number = transaction.number
                 await asyncio.wait([aborting])
+                if transaction.number != number:
+                    return  # it was aborted, and another one has begun
                 if transaction.state is TransactionState.READY:
                     await self.initialize()
                     return
@@ -183,14 +151,17 @@ class Coordinator:
         transaction.check("export", TransactionState.IN_TRANSACTION)
         partitions = list(partitions)
         taken = [
-            place for place in partitions if place in transaction.written or place in transaction.exported
+            place
+            for place in partitions
+            if place in transaction.written
+            or place in transaction.exported
+            or self._accumulator.holds(*place)
         ]
         if taken:
             raise IllegalStateError(
                 f"export: {taken[0].topic}-{taken[0].partition} was written to or exported already; in a transaction "
                 "each partition has one writer"
             )
-        transaction.exported.update(dict.fromkeys(partitions))
         transaction.may_have_started = transaction.epoch_is_spent = True
         if not transaction.is_v2:
             for place in partitions:
@@ -202,6 +173,7 @@ class Coordinator:
                 assert joining is not None  # it was just begun
                 await asyncio.shield(joining)
             transaction.check("export", TransactionState.IN_TRANSACTION)
+        transaction.exported.update(dict.fromkeys(partitions))
         return TransactionHandle(
             transaction.transactional_id,
             self._identity.producer_id,
@@ -396,9 +368,9 @@ class Coordinator:
                 await self._end(commit=True)
         except asyncio.CancelledError:
             # Only close() cancels this task.
-            if self._written:
+            if self._requests.written:
                 transaction.must_reinit(
-                    self._outcome_unknown("the producer was closed before the answer came")
+                    self._requests.outcome_unknown("the producer was closed before the answer came")
                 )
             raise
         except KafkaError as error:
@@ -468,9 +440,6 @@ class Coordinator:
             assert self._transaction.error is not None
             raise self._transaction.error
 
-    def _about_to_write(self) -> None:
-        self._written += 1
-
     async def _end(self, *, commit: bool) -> None:
         """EndTxn, always the same one until it is answered."""
         transaction = self._transaction
@@ -482,7 +451,7 @@ class Coordinator:
         )
         response = await self._ask(request, lambda answer: answer.error_code)
         # With v1 a delayed copy of it could end the next transaction of the same epoch (KAFKA-17754).
-        transaction.epoch_is_spent |= self._was_in_doubt
+        transaction.epoch_is_spent |= self._requests.was_in_doubt
         if transaction.is_v2:
             if response.producer_id < 0 or response.producer_epoch < 0:
                 # It has ended, as was asked; what is missing is the next one's.
@@ -491,6 +460,9 @@ class Coordinator:
                 )
                 return
             self._idempotence.identity = ProducerIdentity(response.producer_id, response.producer_epoch, True)
+
+    async def _ask(self, request: Message, code_of: Callable[[Any], int], *, group: str | None = None) -> Any:
+        return await self._requests.ask(request, code_of, group=group)
 
     @property
     def _identity(self) -> ProducerIdentity:
@@ -508,134 +480,6 @@ class Coordinator:
                 if isinstance(error, TransactionError) and error.requires_abort
                 else abortable(self._transaction, error)
             )
-
-    # ------------------------------------------------------------------------------------------------- a request
-
-    async def _ask(self, request: Message, code_of: Callable[[Any], int], *, group: str | None = None) -> Any:
-        """Send a request until it is answered for good; the answer, if that is a success.
-
-        Raises:
-            TransactionError: it was refused, or there was no answer within max_block_ms.
-        """
-        key: Key = (1, self._transaction.transactional_id) if group is None else (0, group)
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._config.max_block
-        conditions = {Condition.V2 if self._transaction.is_v2 else Condition.V1}
-        if isinstance(request, EndTxnRequest) and request.committed:
-            conditions.add(Condition.COMMIT)
-        last: KafkaError | None = None
-        failures = 0
-        async with self._turn:
-            self._written = 0
-            while loop.time() < deadline:
-                if self._transaction.state is TransactionState.ABORTING and not isinstance(
-                    request, EndTxnRequest
-                ):
-                    raise abortable(self._transaction, KafkaError("the transaction is aborted meanwhile"))
-                written = self._written
-                try:
-                    node_id = await self._node(key, deadline)
-                    response = await self._brokers.request_node(
-                        node_id,
-                        request,
-                        min(self._config.request_timeout, max(deadline - loop.time(), A_FAIR_TRY)),
-                        version_ceiling=self._ceiling(request.api_key),
-                        about_to_write=self._about_to_write,
-                    )
-                except KafkaError as error:
-                    if isinstance(error, TransactionError):
-                        raise
-                    row = decide_failure(failure_of(error), conditions)
-                    if row.action is Action.FAIL:
-                        raise self._refused(row, str(error), TransactionReinitError) from error
-                    if row.outcome is Outcome.UNKNOWN and self._written > written:
-                        conditions.add(Condition.UNANSWERED)
-                    self._nodes.pop(key, None)
-                    last = error
-                else:
-                    code = code_of(response)
-                    row = decide(request.api_key, code, conditions)
-                    if row.action is Action.SUCCEED:
-                        self._was_in_doubt = Condition.UNANSWERED in conditions
-                        return response
-                    if row.outcome is Outcome.UNKNOWN:
-                        conditions.add(Condition.UNANSWERED)
-                    name = error_name(code)
-                    self._metrics.count_error(name)
-                    last = BrokerError(f"the coordinator answered {name}", code=code, name=name)
-                    if row.action is Action.COORDINATOR:
-                        self._nodes.pop(key, None)
-                    elif row.action is not Action.RETRY:
-                        reason = f"{type(request).__name__} was refused with {name}{advice(code)}"
-                        raise self._refused(row, reason, reinit_error(code)) from last
-                logger.debug("%s: %s is sent again: %s", self._transaction.transactional_id, request, last)
-                await asyncio.sleep(self._pause(failures, deadline - loop.time()))
-                failures += 1
-        raise self._too_late(request, conditions, last)
-
-    def _pause(self, failures: int, left: float) -> float:
-        longest = min(SOON * 2.0 ** min(failures, 16), LATEST)
-        return max(min(self._random.uniform(longest / 2, longest), left), 0.0)
-
-    def _ceiling(self, api_key: ApiKey) -> int | None:
-        return None if self._transaction.is_v2 else CEILINGS_V1.get(api_key)
-
-    def _refused(self, row: Row, reason: str, kind: type[TransactionReinitError]) -> TransactionError:
-        if row.action is Action.ABORT:
-            return abortable(self._transaction, KafkaError(reason))
-        if row.outcome is Outcome.UNKNOWN:
-            return self._outcome_unknown(reason)
-        return reinit(self._transaction, kind, reason)
-
-    def _outcome_unknown(self, reason: str) -> TransactionError:
-        return reinit(
-            self._transaction,
-            CommitOutcomeUnknownError,
-            f"whether the transaction was committed is unknown: the commit was sent and not answered ({reason})",
-        )
-
-    def _too_late(
-        self, request: Message, conditions: set[Condition], last: KafkaError | None
-    ) -> TransactionError:
-        reason = f"no answer within {self._config.max_block:g} s (max_block_ms), the last error was: {last}"
-        if Condition.COMMIT in conditions:
-            if Condition.UNANSWERED in conditions:
-                return self._outcome_unknown(reason)
-            return abortable(self._transaction, KafkaError(f"the commit could not be sent: {reason}"))
-        return TransactionTimeoutError(
-            f"{type(request).__name__} for {self._transaction.transactional_id!r}: {reason}; "
-            "make the same call again to wait on",
-            transactional_id=self._transaction.transactional_id,
-        )
-
-    async def _node(self, key: Key, deadline: float) -> int:
-        """The node id of a coordinator."""
-        known = self._nodes.get(key)
-        if known is not None:
-            return known
-        kind, name = key
-        request = FindCoordinatorRequest(key=name, key_type=kind)
-        loop = asyncio.get_running_loop()
-        response = await self._brokers.request_any(
-            request,
-            min(self._config.request_timeout, max(deadline - loop.time(), A_FAIR_TRY)),
-            version_ceiling=ONE_KEY,
-        )
-        row = decide(ApiKey.FIND_COORDINATOR, response.error_code)
-        text = f"the coordinator of {name!r} was not found: {error_name(response.error_code)}"
-        if row.action is Action.RETRY:
-            raise BrokerConnectionError(text, written=False)
-        if row.action is not Action.SUCCEED:
-            raise self._refused(row, text + advice(response.error_code), reinit_error(response.error_code))
-        if response.node_id < 0 or not response.host or not 0 < response.port < 65536:
-            raise BrokerConnectionError(
-                f"the coordinator of {name!r} is said to be node {response.node_id} at "
-                f"{escaped(response.host)}:{response.port}",
-                written=False,
-            )
-        node_id: int = response.node_id
-        self._nodes[key] = node_id
-        return node_id
 
 
 def _worst_of_partitions(asked: Iterable[TopicPartition], response: AddPartitionsToTxnResponse) -> int:

@@ -382,6 +382,8 @@ class Producer(Transactional, Configured):
             finish.cancel()
             given_up.cancel()
             await asyncio.wait({finish, given_up})
+            if not finish.cancelled() and (error := finish.exception()) is not None:
+                logger.error("closing went wrong; what is left is given up", exc_info=error)
         self._sender.abort(f"{reason} before the records were acknowledged")
         await self._coordinator.close()
         for task in self._tasks:

@@ -152,7 +152,7 @@ class Sender:
             # A broker verifies one partition of a transactional id at a time, and refuses the others until then; all
             # that come in one request it verifies together.
             self._begun.add(node_id)
-            self._accumulator.hurry_all(node_id)
+            self._accumulator.hurry_node(node_id)
         self._accumulator.availability.update(node_id, now, can_drain=can_send)
         corked = self._brokers.cork(node_id) if can_send else None
         try:
@@ -172,6 +172,13 @@ class Sender:
     def _may_drain(self, queue: PartitionQueue, batch: ProducerBatch) -> bool:
         """Whether one more batch of this partition may be in flight."""
         if not self._transaction.may_drain(queue.topic, queue.partition):
+            return False
+        if self._transaction.is_anothers(queue.topic, queue.partition):
+            cause = KafkaError(
+                f"{queue.topic}-{queue.partition} was exported, so another producer writes to it; this one has too"
+            )
+            self._transaction.must_abort(abortable(self._transaction, cause))
+            self._wake.set()
             return False
         if not self._idempotence.enabled:
             # Without numbers a second batch could overtake a first one that has to be sent again.

@@ -12,10 +12,10 @@ from typing import Protocol
 from aioproducer.errors import (
     CommitOutcomeUnknownError,
     IllegalStateError,
+    InvalidRecordError,
     TransactionAbortableError,
     TransactionError,
     TransactionReinitError,
-    UnknownPartitionError,
 )
 from aioproducer.types import TopicPartition, TransactionHandle
 
@@ -209,14 +209,13 @@ class Transaction:
         and are told "success".
 
         Raises:
-            UnknownPartitionError: the partition was not given to `attach`.
+            InvalidRecordError: the partition was not given to `attach`.
         """
         if self.state is _S.PARTICIPANT and TopicPartition(topic, partition) not in self.partitions:
-            raise UnknownPartitionError(
+            raise InvalidRecordError(
                 f"partition {partition} of topic {topic} was not given to Producer.attach(partitions=...); another "
                 "participant of the transaction may write to it",
-                topic=topic,
-                partition=partition,
+                argument="partition",
             )
 
     # What the sender asks
@@ -236,6 +235,10 @@ class Transaction:
             return True
         self.wanted[place] = None
         return False
+
+    def is_anothers(self, topic: str, partition: int) -> bool:
+        """The partition was exported: what this producer numbers there would be lost, with success for everybody."""
+        return bool(self.exported) and TopicPartition(topic, partition) in self.exported
 
     @property
     def has_to_join(self) -> bool:

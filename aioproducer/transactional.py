@@ -146,7 +146,9 @@ class Transactional(RecordPath):
         """Hand the open transaction to producers in other processes, which `Producer.attach` makes.
 
         Each partition may be written to by one producer only, this one included, and each handle be used once for it:
-        the broker can't tell them apart. Commit only when all of them have flushed and closed.
+        the broker can't tell them apart. Commit only when all of them have flushed and closed. If nobody has written
+        anything, a commit with transactions v2 raises TransactionAbortableError: the broker's answer does not tell that
+        from a transaction that timed out.
 
         Args:
             partitions: those that they will write to; this producer must not have written to them, and must not.
@@ -154,6 +156,8 @@ class Transactional(RecordPath):
         Raises:
             TransactionAbortableError: the coordinator refused a partition.
             IllegalStateError: there is no transaction, or a partition has a writer already.
+
+        Cancelling it leaves the transaction as it is; the call can be made again.
         """
         self._check_usable()
         return await self._coordinator.export(partitions_of_handoff(partitions))

@@ -67,11 +67,11 @@ async def test_when_all_addresses_are_dead_each_is_named(monkeypatch):
 async def test_an_address_that_does_not_answer_gets_company_after_a_quarter_second(monkeypatch):
     opened = []
 
-    async def slow_first(loop, address, port):
+    async def slow_first(loop, address, port, make_wire):
         opened.append((address, loop.time()))
         if address == "10.0.0.1":
             await asyncio.Event().wait()
-        return await original(loop, address, port)
+        return await original(loop, address, port, make_wire)
 
     original = dialer._open
     monkeypatch.setattr(dialer, "_open", slow_first)
@@ -90,8 +90,8 @@ async def test_an_address_that_loses_the_race_is_closed(monkeypatch):
     both = asyncio.Event()
     opened = []
 
-    async def together(loop, address, port):
-        wire = await original(loop, HOST, port)
+    async def together(loop, address, port, make_wire):
+        wire = await original(loop, HOST, port, make_wire)
         opened.append(wire)
         if len(opened) == 2:
             both.set()
@@ -115,7 +115,7 @@ async def test_an_address_that_loses_the_race_is_closed(monkeypatch):
 async def test_addresses_are_tried_once_each_and_families_take_turns(monkeypatch):
     opened = []
 
-    async def fail(_, address, port):
+    async def fail(_, address, port, make_wire):
         opened.append(address)
         raise OSError("no")
 

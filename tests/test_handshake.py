@@ -136,7 +136,7 @@ async def test_a_range_upside_down_counts_as_not_offered():
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "HTTP"),
         (b"\x15\x03\x03\x00\x02\x02\x46", "TLS"),
         (b"\x16\x03\x01\x00\x02\x02\x46", "TLS"),
-        (b"SSH-2.0-OpenSSH_9.6\r\n", "limit"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "begins with .SSH-."),
         (b"\xff\xff\xff\xff", "frame of -1 bytes"),
         (b"\x00\x08\x00\x01", "limit is 524288 bytes"),
         (b"\x00\x00\x00\x00", "too few"),
@@ -161,7 +161,7 @@ async def test_a_peer_that_is_no_kafka_broker_is_named_with_its_address(greeting
 async def test_a_peer_that_says_nothing_is_given_up_after_the_set_up_time():
     async with ScriptedBroker(silence) as broker:
         connection = make_connection(broker.port, socket_connection_setup_timeout_ms=50)
-        with pytest.raises(RequestTimedOutError, match="is this a Kafka port") as caught:
+        with pytest.raises(RequestTimedOutError, match="is this the port of a Kafka broker") as caught:
             await connection.connect()
 
     assert broker.address in str(caught.value)

@@ -34,6 +34,7 @@ from aioproducer.testing.faults import Fault
 from aioproducer.testing.handlers import HANDLERS, targets
 from aioproducer.testing.quotas import Timed
 from aioproducer.testing.releases import Release
+from aioproducer.testing.tls_streams import Reader, Writer, secured
 from aioproducer.types import Node
 
 if TYPE_CHECKING:
@@ -222,23 +223,22 @@ class Broker:
         if self._state is BrokerState.STOPPED:
             writer.transport.abort()
             return
-        if self._state is BrokerState.FROZEN or self._tls is not None:
-            # What a TLS client says first is for the handshake to read.
+        if self._state is BrokerState.FROZEN:
             writer.transport.pause_reading()  # type: ignore[attr-defined]  # it reads as well as writes
         peer = writer.get_extra_info("peername")
         task = asyncio.create_task(self._serve(reader, writer), name=f"broker {self.node_id} serves {peer}")
         self._connections[task] = writer
         task.add_done_callback(self._connections.pop)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        is_open = self._tls is None
+    async def _serve(self, reader: Reader, writer: Writer) -> None:
         try:
             security = self._cluster.security
             if self._tls is not None:
                 # Here and not in the server, so that a connection is known, and can be cut, from its start.
                 await self._thawed.wait()
-                await writer.start_tls(self._tls)
-                is_open = True
+                assert isinstance(reader, asyncio.StreamReader)
+                assert isinstance(writer, asyncio.StreamWriter)
+                reader, writer = await secured(self._tls, reader, writer)
             session = security.begin(writer.get_extra_info("peercert")) if security is not None else Session()
             while True:
                 await self._serve_one(session, reader, writer)
@@ -253,16 +253,10 @@ class Broker:
             self._cluster.failures.append(error)
         finally:
             writer.close()
-            if is_open:
-                with contextlib.suppress(OSError):
-                    await writer.wait_closed()
-            else:
-                # A stream is not told of the end of a connection that broke off in the TLS handshake.
-                writer.transport.abort()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
 
-    async def _serve_one(
-        self, session: Session, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def _serve_one(self, session: Session, reader: Reader, writer: Writer) -> None:
         """Read a request, do it, answer it. What the script wants happens on the way or in the handler."""
         frame = await self._read_frame(reader)
         size = len(frame)
@@ -305,7 +299,7 @@ class Broker:
             # KIP-219: the answer comes at once, then the broker is deaf for that long.
             await asyncio.sleep(throttle_ms / 1000)
 
-    async def _read_frame(self, reader: asyncio.StreamReader) -> bytes:
+    async def _read_frame(self, reader: Reader) -> bytes:
         size = decode_size(await reader.readexactly(PREFIX_SIZE), SOCKET_REQUEST_MAX_BYTES)
         frame = await reader.readexactly(size)
         await self._thawed.wait()
@@ -325,7 +319,7 @@ class Broker:
 
     async def _write(
         self,
-        writer: asyncio.StreamWriter,
+        writer: Writer,
         header: RequestHeader,
         response: Message,
         faults: Sequence[Fault],

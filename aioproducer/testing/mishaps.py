@@ -14,6 +14,7 @@ from aioproducer.protocol.messages import ProduceRequest
 from aioproducer.protocol.schema import Message
 from aioproducer.testing.call import CloseConnection
 from aioproducer.testing.faults import Fault, Target
+from aioproducer.testing.tls_streams import Writer
 
 if TYPE_CHECKING:
     from aioproducer.testing.cluster import EmbeddedCluster
@@ -70,9 +71,7 @@ async def delay(faults: Sequence[Fault]) -> None:
         raise CloseConnection("so says the script, after the request was served")
 
 
-async def write(
-    writer: asyncio.StreamWriter, segments: Sequence[bytes | memoryview], faults: Sequence[Fault]
-) -> None:
+async def write(writer: Writer, segments: Sequence[bytes | memoryview], faults: Sequence[Fault]) -> None:
     """Send an answer whole, in pieces or cut off.
 
     Raises:

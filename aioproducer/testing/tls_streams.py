@@ -1,0 +1,120 @@
+"""TLS on streams that are open already, from the server's side.
+
+`StreamWriter.start_tls` won't do: on uvloop a stream reads on while it is paused in connection_made, and takes the
+first words of a client's handshake for itself."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Iterable
+from typing import Any, TypeAlias
+
+_READ = 64 * 1024
+
+
+class TlsReader:
+    """Decrypts when it is asked to read, so that a slow reader slows its client down."""
+
+    def __init__(self, tls: ssl.SSLObject, incoming: ssl.MemoryBIO, encrypted: asyncio.StreamReader) -> None:
+        self._tls = tls
+        self._incoming = incoming
+        self._encrypted = encrypted
+        self._plain = bytearray()
+
+    async def readexactly(self, size: int) -> bytes:
+        """As a StreamReader's. Raises IncompleteReadError or ssl.SSLError."""
+        while len(self._plain) < size:
+            try:
+                data = self._tls.read(_READ)
+            except ssl.SSLWantReadError:
+                encrypted = await self._encrypted.read(_READ)
+                if not encrypted:
+                    raise asyncio.IncompleteReadError(bytes(self._plain), size) from None
+                self._incoming.write(encrypted)
+                continue
+            if not data:
+                raise asyncio.IncompleteReadError(bytes(self._plain), size)
+            self._plain += data
+        found = bytes(self._plain[:size])
+        del self._plain[:size]
+        return found
+
+
+class TlsWriter:
+    """Encrypts what it is given and hands it on."""
+
+    def __init__(self, tls: ssl.SSLObject, outgoing: ssl.MemoryBIO, encrypted: asyncio.StreamWriter) -> None:
+        self._tls = tls
+        self._outgoing = outgoing
+        self._encrypted = encrypted
+
+    @property
+    def transport(self) -> asyncio.WriteTransport:
+        """The socket's own."""
+        return self._encrypted.transport
+
+    def get_extra_info(self, name: str) -> Any:
+        """The client's certificate as "peercert", else what the socket knows."""
+        return self._tls.getpeercert() if name == "peercert" else self._encrypted.get_extra_info(name)
+
+    def write(self, data: bytes | memoryview) -> None:
+        """As a StreamWriter's."""
+        view = memoryview(data)
+        while len(view):
+            view = view[self._tls.write(view) :]
+        self._encrypted.write(self._outgoing.read())
+
+    def writelines(self, segments: Iterable[bytes | memoryview]) -> None:
+        """As a StreamWriter's."""
+        self.write(b"".join(segments))
+
+    async def drain(self) -> None:
+        """As a StreamWriter's."""
+        await self._encrypted.drain()
+
+    def close(self) -> None:
+        """As a StreamWriter's, with a good-bye in TLS."""
+        if not self._encrypted.is_closing():
+            try:
+                self._tls.unwrap()
+            except ssl.SSLError:
+                pass  # the client's good-bye is not waited for
+            self._encrypted.write(self._outgoing.read())
+        self._encrypted.close()
+
+    async def wait_closed(self) -> None:
+        """As a StreamWriter's."""
+        await self._encrypted.wait_closed()
+
+
+Reader: TypeAlias = asyncio.StreamReader | TlsReader
+Writer: TypeAlias = asyncio.StreamWriter | TlsWriter
+
+
+async def secured(
+    context: ssl.SSLContext, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> tuple[TlsReader, TlsWriter]:
+    """Do the server's part of the handshake. The alert that says why it failed is sent.
+
+    Raises:
+        ssl.SSLError: nothing is common, or the client has no certificate that is wanted.
+        ConnectionError: the client has gone.
+    """
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    tls = context.wrap_bio(incoming, outgoing, server_side=True)
+    while True:
+        try:
+            tls.do_handshake()
+        except ssl.SSLWantReadError:
+            writer.write(outgoing.read())
+        except ssl.SSLError:
+            writer.write(outgoing.read())
+            raise
+        else:
+            writer.write(outgoing.read())
+            return TlsReader(tls, incoming, reader), TlsWriter(tls, outgoing, writer)
+        data = await reader.read(_READ)
+        if not data:
+            raise ConnectionResetError("the client closed the connection during the TLS handshake")
+        incoming.write(data)

@@ -1,0 +1,100 @@
+"""Certificates that the tests make: an authority, a broker's and a client's, and those that must be refused."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import ssl
+from pathlib import Path
+
+import trustme
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.serialization import pkcs12
+from cryptography.x509 import load_pem_x509_certificate
+
+HOST = "127.0.0.1"
+DAY = datetime.timedelta(days=1)
+
+
+@functools.cache
+def authority() -> trustme.CA:
+    """Who signs what is right."""
+    return trustme.CA(organization_name="tests")
+
+
+@functools.cache
+def stranger() -> trustme.CA:
+    """An authority that nobody trusts."""
+    return trustme.CA(organization_name="strangers")
+
+
+@functools.cache
+def broker_certificate(kind: str = "right") -> trustme.LeafCert:
+    """For 127.0.0.1 and localhost, or: expired, not yet valid, of another host, of a strange authority."""
+    now = datetime.datetime.now(datetime.UTC)
+    if kind == "expired":
+        return authority().issue_cert(HOST, not_before=now - 3 * DAY, not_after=now - DAY)
+    if kind == "not yet valid":
+        return authority().issue_cert(HOST, not_before=now + DAY, not_after=now + 3 * DAY)
+    if kind == "wrong host":
+        return authority().issue_cert("broker.example")
+    if kind == "strange":
+        return stranger().issue_cert(HOST, "localhost")
+    return authority().issue_cert(HOST, "localhost")
+
+
+@functools.cache
+def client_certificate(name: str = "alice", *, strange: bool = False) -> trustme.LeafCert:
+    return (stranger() if strange else authority()).issue_cert(f"{name}.example", common_name=name)
+
+
+def server_context(kind: str = "right", *, wants_certificate: bool = False) -> ssl.SSLContext:
+    """What a broker listens with."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    broker_certificate(kind).configure_cert(context)
+    if wants_certificate:
+        authority().configure_trust(context)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def authority_pem() -> str:
+    return authority().cert_pem.bytes().decode()
+
+
+def chain_pem(certificate: trustme.LeafCert) -> str:
+    return "".join(pem.bytes().decode() for pem in certificate.cert_chain_pems)
+
+
+def key_pem(certificate: trustme.LeafCert, password: str | None = None) -> str:
+    """The key as PEM in PKCS8, which Java reads too; encrypted if there is a password."""
+    key = serialization.load_pem_private_key(certificate.private_key_pem.bytes(), None)
+    encryption = (
+        serialization.NoEncryption()
+        if password is None
+        else serialization.BestAvailableEncryption(password.encode())
+    )
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption
+    ).decode()
+
+
+def pkcs12_store(certificate: trustme.LeafCert, password: str) -> bytes:
+    """Key and chain as keytool or openssl would store them."""
+    key = serialization.load_pem_private_key(certificate.private_key_pem.bytes(), None)
+    own, *others = [load_pem_x509_certificate(pem.bytes()) for pem in certificate.cert_chain_pems]
+    encryption = serialization.BestAvailableEncryption(password.encode())
+    return pkcs12.serialize_key_and_certificates(b"client", key, own, others or None, encryption)
+
+
+def pkcs12_trust(password: str) -> bytes:
+    """The authority's certificate alone."""
+    certificate = load_pem_x509_certificate(authority().cert_pem.bytes())
+    encryption = serialization.BestAvailableEncryption(password.encode())
+    return pkcs12.serialize_key_and_certificates(b"authority", None, None, [certificate], encryption)
+
+
+def write(path: Path, content: str | bytes) -> str:
+    """A file, and its path as settings take it."""
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return str(path)

@@ -1,0 +1,113 @@
+"""A Kerberos of the tests' own: MIT's key distribution centre on a free port, with a realm that ends with it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+REALM = "TEST.EXAMPLE"
+_TOOLS = ("krb5kdc", "kdb5_util", "kadmin.local", "kinit")
+
+
+class Kdc:
+    """What the tests need of it: the environment that leads to it, and keys."""
+
+    def __init__(self, folder: Path, port: int) -> None:
+        self.folder = folder
+        self.krb5_conf = folder / "krb5.conf"
+        kdc_conf = folder / "kdc.conf"
+        self.environment = {"KRB5_CONFIG": str(self.krb5_conf), "KRB5_KDC_PROFILE": str(kdc_conf)}
+        self.krb5_conf.write_text(
+            f"""[libdefaults]
+ default_realm = {REALM}
+ dns_lookup_kdc = false
+ dns_lookup_realm = false
+ dns_canonicalize_hostname = false
+ rdns = false
+ udp_preference_limit = 1
+[realms]
+ {REALM} = {{
+  kdc = 127.0.0.1:{port}
+ }}
+[domain_realm]
+ localhost = {REALM}
+"""
+        )
+        kdc_conf.write_text(
+            f"""[kdcdefaults]
+ kdc_listen = 127.0.0.1:{port}
+ kdc_tcp_listen = 127.0.0.1:{port}
+[realms]
+ {REALM} = {{
+  database_name = {folder}/principal
+  key_stash_file = {folder}/stash
+  acl_file = {folder}/acl
+  supported_enctypes = aes256-cts-hmac-sha1-96:normal
+ }}
+[logging]
+ kdc = FILE:{folder}/kdc.log
+"""
+        )
+
+    def run(self, *command: str) -> None:
+        """One of Kerberos' tools."""
+        subprocess.run(
+            command, env={**os.environ, **self.environment}, check=True, capture_output=True, timeout=30
+        )
+
+    def keytab(self, principal: str) -> str:
+        """A new principal; the file that holds its key."""
+        path = str(self.folder / f"{principal.replace('/', '-')}.keytab")
+        self.run("kadmin.local", "addprinc", "-randkey", principal)
+        self.run("kadmin.local", "ktadd", "-k", path, principal)
+        return path
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[Kdc]:
+    """A block with a KDC. Without the library gssapi and Debian's krb5-kdc, krb5-admin-server and krb5-user the tests
+    are skipped; with AIOPRODUCER_KERBEROS=1, as in CI where `make kerberos` could install them, they fail."""
+    missing = [tool for tool in _TOOLS if shutil.which(tool, path=f"{os.environ['PATH']}:/usr/sbin") is None]
+    if importlib.util.find_spec("gssapi") is None:
+        missing.append("gssapi")
+    if missing:
+        message = f"{', '.join(missing)}: install gssapi, krb5-kdc, krb5-admin-server and krb5-user"
+        (pytest.fail if os.environ.get("AIOPRODUCER_KERBEROS") == "1" else pytest.skip)(message)
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+    kdc = Kdc(folder, port)
+    kdc.run("kdb5_util", "create", "-s", "-P", "master", "-r", REALM)
+    process = subprocess.Popen(
+        ["krb5kdc", "-n", "-P", str(folder / "pid")],
+        env={**os.environ, **kdc.environment},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        _until_it_listens(process, port)
+        yield kdc
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+def _until_it_listens(process: subprocess.Popen[bytes], port: int) -> None:
+    deadline = time.monotonic() + 10
+    while True:
+        assert process.poll() is None, "the KDC has ended"
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            return
+        except OSError:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
