@@ -46,9 +46,7 @@ class Inspection:
         """The batches of a partition, in order."""
         return list(self.log(topic, partition).batches)
 
-    def records(
-        self, topic: str, partition: int | None = None, *, committed: bool = False
-    ) -> list[Record]:
+    def records(self, topic: str, partition: int | None = None, *, committed: bool = False) -> list[Record]:
         """All records of a partition, or of a topic partition by partition; uncompressed and decoded.
 
         Args:

@@ -18,7 +18,8 @@ from collections.abc import Callable, Coroutine
 from random import Random
 from typing import Any, TypeVar
 
-from aioproducer.testing.simulated_network import SimulatedNetwork, SimulatedServer, SimulatedTransport
+from aioproducer.testing.simulated_network import SimulatedNetwork, SimulatedServer
+from aioproducer.testing.simulated_transport import SimulatedTransport
 
 T = TypeVar("T")
 
@@ -112,7 +113,13 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         """What the network's name server says."""
         addresses = await self.network.resolve(host)
         return [
-            (socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port))
+            (
+                socket.AF_INET6 if ":" in address else socket.AF_INET,
+                socket.SOCK_STREAM,
+                6,
+                "",
+                (address, port),
+            )
             for address in addresses
         ]
 
