@@ -1,5 +1,6 @@
 # make demo    the flights of 2013 through the producer, verified        make demo KAFKA=apache | host:port
 # make test    everything that the tests need, then pytest               make check | bench | wheel | clean
+# make soak    fault schedules in virtual time                           make fuzz | asan
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -8,7 +9,7 @@ ARGS   ?=
 
 SOURCES := $(wildcard aioproducer/*.pyx)
 
-.PHONY: demo test check bench wheel setup clean format kerberos
+.PHONY: demo test check bench wheel setup clean format kerberos soak fuzz asan
 
 demo: setup
 	$(BIN)/python examples/flights_demo.py --kafka "$(KAFKA)" $(ARGS)
@@ -38,6 +39,21 @@ wheel: setup
 kerberos: setup
 	DEBIAN_FRONTEND=noninteractive apt-get install -y -q krb5-kdc krb5-admin-server krb5-user libkrb5-dev > /dev/null
 	$(BIN)/python -m pip install -q "gssapi>=1.9,<2"
+
+# Random schedules of faults in virtual time; `make test` runs a few.   SCHEDULES=..., ARGS="--seed 7 --processes 2"
+SCHEDULES ?= 100000
+soak: setup
+	$(BIN)/python -m tests.simulation.soak --schedules $(SCHEDULES) $(ARGS)
+
+# Mutated frames into every decoder; a million of them are part of `make test`.
+FRAMES ?= 100000000
+fuzz: setup
+	$(BIN)/python -m tests.fuzz --frames $(FRAMES) --processes 2 $(ARGS)
+
+# The record path's tests under AddressSanitizer; first that it finds an overflow that was built in.
+asan: setup
+	$(BIN)/python -m tests.fuzz.asan --planted
+	$(BIN)/python -m tests.fuzz.asan
 
 format: setup
 	$(BIN)/ruff format .

@@ -251,7 +251,7 @@ class Coordinator:
         if transaction.state is not TransactionState.INITIALIZING:
             # What is in flight belongs to the old epoch: its answers must not meet the new one.
             self._wake.set()
-            await self._accumulator.flush()
+            await self._settled()
             transaction.move(TransactionState.INITIALIZING)
         try:
             await self._new_epoch(None)

@@ -29,7 +29,7 @@ def new_batch(
         loop,
         capacity,
         limit,
-        order=0,
+        order=(0, 0),
         created=0,
         deadline=0,
         unretrieved_errors=lambda batch: noted.append(batch.unretrieved) if noted is not None else None,

@@ -32,9 +32,14 @@ def encode_batch(
     transactional: bool = False,
     control: bool = False,
     log_append_time: int | None = None,
+    base_timestamp: int | None = None,
 ) -> bytes:
-    """A whole batch, CRC included. `payload` stands for the records if they are compressed."""
-    base_timestamp = records[0].timestamp
+    """A whole batch, CRC included. `payload` stands for the records if they are compressed.
+
+    `base_timestamp` is the first record's, unless the batch had other records before.
+    """
+    if base_timestamp is None:
+        base_timestamp = records[0].timestamp
     max_timestamp = max(record.timestamp for record in records)
     if log_append_time is not None:
         max_timestamp = log_append_time
@@ -51,15 +56,16 @@ def encode_batch(
         + _int(producer_epoch, 2)
         + _int(base_sequence, 4)
         + _int(len(records), 4)
-        + (encode_records(records) if payload is None else payload)
+        + (encode_records(records, base_timestamp) if payload is None else payload)
     )
     after_length = _int(partition_leader_epoch, 4) + _int(2, 1) + crc32c(checked).to_bytes(4, "big") + checked
     return _int(base_offset, 8) + _int(len(after_length), 4) + after_length
 
 
-def encode_records(records: Sequence[OracleRecord]) -> bytes:
+def encode_records(records: Sequence[OracleRecord], base_timestamp: int | None = None) -> bytes:
     """The records alone, as they are compressed."""
-    base_timestamp = records[0].timestamp
+    if base_timestamp is None:
+        base_timestamp = records[0].timestamp
     return b"".join(
         encode_record(record, offset_delta, record.timestamp - base_timestamp)
         for offset_delta, record in enumerate(records)

@@ -1,0 +1,132 @@
+"""The fault catalogue: what can befall a producer, by id, and where each is played.
+
+Most are scenarios of the simulation (`@scenario("C12", ...)`). The others need what a simulation does not have - real
+sockets, hand-made bytes, processes, a real Kafka, two event loops - and stand here with the test that plays them; or
+without one, with what is missing."""
+
+from __future__ import annotations
+
+COUNTS = {"C": 27, "P": 24, "M": 25, "B": 20, "S": 18, "T": 32, "X": 15, "A": 28, "Z": 13}
+"""Connections, protocol, metadata, broker, sequences, transactions, security (X), application, resources (Z)."""
+
+IDS = [f"{letter}{number}" for letter, count in COUNTS.items() for number in range(1, count + 1)]
+
+ELSEWHERE: dict[str, tuple[str, str]] = {
+    # connections
+    "C6": ("test_brokers", "test_the_name_is_looked_up_at_each_attempt"),
+    "C21": ("test_connection", "test_an_idle_connection_closes_without_error"),
+    "C23": ("test_bad_addresses", "test_the_port_of_a_web_server_is_named_at_once"),
+    "C24": ("test_bad_addresses", "test_a_port_where_tls_is_spoken_is_given_up_in_time_with_a_hint"),
+    # frames and protocol: bytes that no broker of ours would send
+    "P2": ("test_connection", "test_swapped_answers_close_the_connection"),
+    "P3": ("test_connection", "test_an_answer_that_was_given_twice_closes_the_connection"),
+    "P4": ("test_connection", "test_an_answer_that_was_given_twice_closes_the_connection"),
+    "P5": ("test_connection", "test_every_truncated_answer_in_a_complete_frame_closes_the_connection"),
+    "P7": ("test_connection", "test_a_frame_beyond_the_limit_closes_the_connection_before_it_is_read"),
+    "P8": ("test_connection", "test_bytes_behind_an_answer_close_the_connection"),
+    "P9": ("test_protocol_hostile", "test_count_that_the_frame_can_not_hold_allocates_nothing"),
+    "P10": ("test_protocol_hostile", "test_malformed_tags_are_refused"),
+    "P11": ("test_protocol_hostile", "test_random_bytes_raise_nothing_but_protocol_error"),
+    "P12": ("test_protocol_hostile", "test_tagged_field_may_be_absent_or_unknown"),
+    "P14": ("test_protocol_hostile", "test_every_single_byte_can_be_replaced"),
+    "P16": (
+        "test_sender_outcomes",
+        "test_an_answer_that_names_a_partition_twice_closes_the_connection_and_loses_nothing",
+    ),
+    "P17": ("test_sender_outcomes", "test_an_answer_without_an_offset_is_a_success_without_an_offset"),
+    "P20": ("test_cluster", "test_a_hint_that_is_old_or_makes_no_sense_changes_nothing"),
+    # metadata
+    "M6": ("test_cluster", "test_metadata_older_than_a_hint_does_not_undo_it"),
+    "M7": ("test_races", "test_a_leader_that_no_broker_list_names_does_not_stop_the_loop"),
+    "M9": ("test_metadata", "test_a_topic_that_is_being_created_is_asked_for_again_with_pauses"),
+    "M11": ("test_metadata", "test_a_topic_without_partitions_is_waited_for"),
+    "M20": ("test_metadata", "test_when_all_known_brokers_are_gone_the_bootstrap_servers_are_asked_again"),
+    "M21": ("test_metadata", "test_another_cluster_behind_the_same_address_is_reported"),
+    "M22": ("test_metadata", "test_unreachable_brokers_behind_a_living_bootstrap_server_make_no_storm"),
+    # appends, on a real Kafka
+    "B1": ("test_apache_faults", "test_killed_leader_costs_no_record"),
+    "B2": ("test_apache_faults", "test_restart_of_the_whole_cluster_costs_no_record"),
+    "B3": ("test_apache_faults", "test_frozen_leader_costs_no_record"),
+    # settings
+    "S17": ("test_config", "test_more_than_five_in_flight_contradict_idempotence"),
+    "S18": ("test_config", "test_explicit_idempotence_contradicts_weaker_acks"),
+    # security needs TLS and SASL on real sockets
+    "X1": ("test_security", "test_a_certificate_that_is_not_right_ends_start_at_once_and_no_password_leaves"),
+    "X2": ("test_security_threats", "test_threat_12_nothing_below_tls_1_2_is_spoken"),
+    "X3": ("test_bad_addresses", "test_a_port_that_hangs_up_or_keeps_silent_is_given_up_in_time"),
+    "X5": ("test_security", "test_certificates_that_are_exchanged_count_for_the_next_connection"),
+    "X6": ("test_security", "test_a_wrong_password_ends_start_at_once_with_what_the_broker_said"),
+    "X7": ("test_security", "test_a_mechanism_that_the_broker_does_not_take_is_named_with_those_it_takes"),
+    "X8": ("test_sasl", "test_iterations_out_of_range_are_refused_before_anything_is_computed"),
+    "X9": ("test_security", "test_a_provider_that_hangs_is_bounded_by_the_set_up_time"),
+    "X10": ("test_security_sessions", "test_a_token_is_used_again_for_80_percent_of_its_life"),
+    "X12": ("test_security", "test_a_password_that_changes_is_asked_for_at_each_connection"),
+    "X13": (
+        "test_security_threats",
+        "test_threat_14_a_broker_that_is_only_advertised_gets_no_password_before_its_certificate_was_checked",
+    ),
+    "X14": ("test_security_canary", "test_threat_20_no_secret_is_in_anything_that_was_written"),
+    "X15": ("test_security", "test_frames_are_small_until_the_broker_has_proved_itself"),
+    # the application's side of asyncio: on both event loops
+    "A1": ("test_producer_calls", "test_try_send_refuses_a_full_buffer_at_once"),
+    "A2": (
+        "test_send_semantics",
+        "test_a_waiter_cancelled_just_as_its_record_found_room_takes_nothing_from_the_next",
+    ),
+    "A4": ("test_delivery", "test_cancelled_delivery_stays_cancelled_and_its_record_is_sent"),
+    "A5": ("test_send_semantics", "test_wait_for_a_send_that_waits_for_room_leaves_no_record"),
+    "A6": ("test_producer_calls", "test_a_cancelled_flush_has_no_effect_on_the_records"),
+    "A7": ("test_producer_calls", "test_flush_waits_only_for_the_records_that_are_there"),
+    "A8": ("test_producer_calls", "test_flush_cuts_the_linger_short"),
+    "A10": ("test_producer", "test_cancelling_close_gives_up_the_rest_and_the_next_close_reports"),
+    "A11": ("test_producer", "test_use_after_close_is_refused"),
+    "A12": (
+        "test_producer_calls",
+        "test_a_serializer_that_raises_is_the_cause_of_the_error_and_nothing_is_buffered",
+    ),
+    "A13": ("test_delivery", "test_failing_callback_stops_no_other"),
+    "A14": ("test_send_semantics", "test_a_callback_may_send_flush_and_close"),
+    "A15": ("test_interceptors", "test_an_interceptor_that_raises_is_logged_and_skipped"),
+    "A16": ("test_sender_outcomes", "test_a_loop_that_stood_still_does_not_expire_what_was_answered_in_time"),
+    "A18": ("test_producer_process", "test_a_producer_that_nobody_closed_warns"),
+    "A20": ("test_producer_process", "test_ctrl_c_leaves_cleanly"),
+    "A21": ("test_producer_process", "test_a_forked_child_is_refused_and_does_no_harm_to_its_parent"),
+    "A22": ("test_producer", "test_use_in_another_loop_is_refused"),
+    "A23": ("test_producer", "test_a_producer_is_built_without_a_running_loop"),
+    "A25": ("test_producer", "test_a_sender_that_dies_from_a_bug_fails_everybody_at_once"),
+    "A26": ("test_send_semantics", "test_a_task_group_whose_sibling_fails_leaves_a_whole_batch"),
+    "A28": ("test_delivery", "test_callback_runs_in_the_context_in_which_it_was_added"),
+    # resources
+    "Z4": ("test_sender", "test_requests_are_packed_by_the_compressed_size"),
+    "Z10": ("test_accumulator", "test_batch_that_can_not_be_compressed_goes_uncompressed"),
+    "Z11": ("test_races", "test_a_batch_that_can_not_be_compressed_goes_as_it_is"),
+    "P13": ("test_outcomes", "test_code_that_nobody_knows_fails_with_an_unknown_outcome"),
+}
+"""(module, test) for what the simulation can't play."""
+
+MISSING: dict[str, str] = {
+    "C22": "no file descriptor left: a process of its own with setrlimit",
+    "C27": "the client's own network is gone for a minute: a real Kafka behind proxies",
+    "M17": "metadata of 100,000 partitions within 200 ms: a measurement",
+    "M19": "the controller fails over: a real Kafka",
+    "M23": "leader epochs that go backwards after a restore: the embedded cluster only raises them",
+    "M25": "partitions are reassigned: a real Kafka",
+    "B12": "record errors with impossible indices: hand-made bytes",
+    "B18": "an unclean leader cuts acknowledged records off: the embedded cluster never elects one",
+    "S15": "a producer id below 0: hand-made bytes",
+    "T29": "100,000 records copied exactly once while brokers and clients are bounced: a real Kafka",
+    "T31": "a cluster that knows no transactions: a release of the embedded cluster without them",
+    "T32": "the client is killed in each state of a transaction: processes and a real Kafka",
+    "X4": "an answer is truncated within TLS: real sockets and a proxy",
+    "X11": "re-authentication fails while requests are in flight: real sockets",
+    "A17": "the loop is closed before the producer: a process",
+    "A19": "the interpreter ends with records pending: a process",
+    "A24": "eager tasks, free threading, debug mode: a matrix of interpreters",
+    "A27": "a million sends that wait: a measurement",
+    "Z2": "a record of 100 MiB that stops the loop for less than 50 ms: a measurement",
+    "Z6": "the client's process is stopped for minutes: a process",
+    "Z7": "timestamps at the ends of their range",
+    "Z12": "72 hours: memory, descriptors and tasks stay what they were",
+    "Z13": "ten thousand producers, one after the other",
+}
+"""What nobody plays yet, and what it would take."""

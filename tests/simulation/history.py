@@ -1,0 +1,122 @@
+"""What happened in one simulated run: every record, what its sender was told and when, every transaction.
+
+Filled by the workload while it runs; the oracle reads it beside the logs. Nothing here judges."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import Enum
+
+from aioproducer import Delivery, Outcome, RecordMetadata
+from aioproducer.testing.topics import Topic
+
+
+class Told(Enum):
+    """What the sender of a record was told."""
+
+    NOTHING = "nothing"
+    ACKNOWLEDGED = "acknowledged"
+    NOT_PERSISTED = "not persisted"
+    UNKNOWN = "unknown"
+    GAVE_UP_ASKING = "cancelled by its own sender"
+
+
+class Ended(Enum):
+    """What whoever ended a transaction was told."""
+
+    OPEN = "not ended"
+    COMMITTED = "committed"
+    ABORTED = "not committed"
+    UNKNOWN = "unknown"
+
+
+@dataclass(slots=True, eq=False)
+class SimulatedTransaction:
+    """One transaction as its user sees it."""
+
+    number: int
+    ended: Ended = Ended.OPEN
+    offset: int | None = None
+    """The consumer's position that was sent along."""
+    error: BaseException | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Sent:
+    """One record on its way."""
+
+    number: int
+    producer: str
+    task: int
+    topic: str
+    partition: int | None
+    transaction: SimulatedTransaction | None
+    asked_at: float
+    call_due: float
+    """Loop time at which `send` must have returned."""
+    due: float = float("inf")
+    """Loop time at which the delivery must have ended."""
+    buffered_at: float | None = None
+    ended_at: float | None = None
+    told: Told = Told.NOTHING
+    offset: int | None = None
+    error: BaseException | None = None
+    delivery: Delivery | None = None
+
+    def buffered(self, delivery: Delivery, now: float, due: float) -> None:
+        """The record is in the buffer; note what becomes of it."""
+        self.buffered_at, self.due = now, due
+        self.partition = delivery.topic_partition.partition
+        delivery.add_done_callback(self._ended)
+
+    def _ended(self, delivery: Delivery) -> None:
+        self.ended_at = asyncio.get_running_loop().time()
+        if delivery.cancelled():
+            self.told = Told.GAVE_UP_ASKING
+        elif (error := delivery.exception()) is not None:
+            self.failed(error)
+        else:
+            self.acknowledged(delivery.result())
+
+    def acknowledged(self, metadata: RecordMetadata) -> None:
+        """The broker has it."""
+        self.told = Told.ACKNOWLEDGED
+        self.offset, self.partition = metadata.offset, metadata.partition
+
+    def failed(self, error: BaseException) -> None:
+        """It was refused, or given up."""
+        self.error = error
+        outcome = getattr(error, "outcome", None)
+        self.told = Told.NOT_PERSISTED if outcome is Outcome.NOT_PERSISTED else Told.UNKNOWN
+
+
+@dataclass(eq=False)
+class History:
+    """One run."""
+
+    kind: str
+    seed: int
+    acks: int | str = "all"
+    is_idempotent: bool = True
+    sent: list[Sent] = field(default_factory=list)
+    transactions: list[SimulatedTransaction] = field(default_factory=list)
+    incarnations: list[Topic] = field(default_factory=list)
+    """Every topic that there was, also those that were deleted."""
+    truncated: dict[tuple[str, int], list[int]] = field(default_factory=dict)
+    """Numbers of the records that a leader change has cut off a partition's log."""
+    has_rivals: bool = False
+    """Two producers used the same transactional id."""
+    is_disturbed: bool = True
+    """Something went wrong, or its users were impatient."""
+    fired: Counter[str] = field(default_factory=Counter)
+    """How often each kind of fault has struck."""
+    problems: list[str] = field(default_factory=list)
+    """What was seen while it ran: errors in logs, calls that took too long, things that close() has left."""
+    group_offset: int | None = None
+    """What the consumer group's position is at the end."""
+    digest: str = ""
+    """Over all frames and their times."""
+    seconds: float = 0.0
+    """Virtual."""
