@@ -16,7 +16,13 @@ import pytest
 import aioproducer
 from aioproducer import errors, testing
 
-PUBLIC_MODULES = ["aioproducer", "aioproducer.sasl", "aioproducer.testing", "aioproducer.token_providers"]
+PUBLIC_MODULES = [
+    "aioproducer",
+    "aioproducer.blocking",
+    "aioproducer.sasl",
+    "aioproducer.testing",
+    "aioproducer.token_providers",
+]
 
 
 def public_names(module: types.ModuleType) -> set[str]:

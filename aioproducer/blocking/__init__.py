@@ -1,0 +1,7 @@
+"""Producer without await: the same settings, calls and errors for scripts, notebooks and threads."""
+
+from aioproducer.blocking.loop_thread import set_loop_factory
+from aioproducer.blocking.producer import Producer, TransactionScope
+from aioproducer.blocking.send_queue import Delivery
+
+__all__ = ["Delivery", "Producer", "TransactionScope", "set_loop_factory"]

@@ -1,0 +1,536 @@
+"""class Producer: the calls of the asyncio producer, each of which hops into the loop thread and waits there.
+
+Only `send` does not wait: a plain record for a place that is known to exist goes into the queue, and one wake-up of the
+loop takes all that were sent meanwhile."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import os
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
+
+from aioproducer import (
+    BatchBuilder,
+    BufferFullError,
+    CloseReport,
+    ConsumerGroupMetadata,
+    Headers,
+    OffsetAndMetadata,
+    ProducerClosed,
+    ProducerConfig,
+    RecordMetadata,
+    TopicPartition,
+    TransactionHandle,
+)
+from aioproducer import Delivery as AsyncDelivery
+from aioproducer import Producer as AsyncProducer
+from aioproducer.blocking.loop_thread import (
+    GRACE_SECONDS,
+    LoopThread,
+    check_may_block,
+    enter,
+    generation,
+    leave,
+    running_loop,
+)
+from aioproducer.blocking.send_queue import Delivery, SendQueue
+from aioproducer.errors import IllegalStateError, ProducerNotStartedError
+
+if TYPE_CHECKING:
+    from aioproducer.cluster import PartitionInfo
+    from aioproducer.metrics import MetricsSnapshot
+    from aioproducer.transactional import TransactionScope as AsyncTransactionScope
+
+logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+OffsetsToCommit = Mapping[TopicPartition, int | tuple[int, str] | OffsetAndMetadata]
+
+MOST_QUEUED = 1000
+"""Records on their way to the loop. With the next one its thread goes along, which so waits for the loop."""
+LARGEST_QUEUED = 16384
+"""Bytes of a key or value. With a larger one its thread goes along."""
+QUEUED_PART = 4
+"""What is queued comes on top of buffer_memory: so much less than that at most."""
+
+
+def _settings_of(
+    init: Callable[Concatenate[AsyncProducer, P], None],
+) -> Callable[..., Callable[Concatenate[Any, P], None]]:
+    """Decorate an __init__ that passes everything on: it has the signature and the documentation of `init`."""
+    return functools.wraps(init)
+
+
+class Producer:
+    """`aioproducer.Producer` for code without an event loop: the same settings, calls and errors, without `await`.
+
+        with Producer("localhost:9092") as producer:
+            delivery = producer.send("orders", b"...", key=b"42")    # on its way
+            metadata = delivery.result()                             # on the broker
+
+    Any number of threads may use it, and any number of producers share one loop thread. `send` waits while the buffer
+    is full (max_block_ms); the records of one thread stay in order. Ctrl-C ends a call that waits, as a cancellation
+    ends that of the asyncio producer: what it says about cancelling holds here too.
+
+    Serializers, interceptors and callbacks of deliveries run in the loop thread, and may not block it.
+
+    A producer that is not closed is closed at the end of the interpreter, within 10 seconds and with a warning.
+
+    Raises, from every call:
+        WrongLoopError: an event loop runs in this thread; use `aioproducer.Producer` there.
+        ForkedError: the process was forked after start(); build a producer in the child.
+    """
+
+    @_settings_of(AsyncProducer.__init__)
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        self._wrap(AsyncProducer(*args, **settings))
+
+    def _wrap(self, inner: AsyncProducer, *, is_attached: bool = False) -> None:
+        config = inner.config
+        self._inner = inner
+        self._is_attached = is_attached
+        self._is_plain = (
+            config.key_serializer is None
+            and config.value_serializer is None
+            and not config.interceptors
+            and not callable(config.partitioner)
+        )
+        """Nothing of the user's runs over a record, and nothing of it can be changed while it is queued."""
+        self._may_queue = self._is_plain and (config.transactional_id is None or is_attached)
+        """With transactions only within one: the call that is refused is `send`."""
+        room = config.buffer_memory // QUEUED_PART
+        self._largest = min(LARGEST_QUEUED, config.max_request_size // QUEUED_PART, room)
+        self._most = max(1, min(MOST_QUEUED, room // max(1, self._largest)))
+        self._sends = SendQueue(inner)
+        self._report: CloseReport | None = None
+
+    @classmethod
+    def _around(cls, inner: AsyncProducer, *, is_attached: bool = False) -> Self:
+        producer = cls.__new__(cls)
+        producer._wrap(inner, is_attached=is_attached)
+        return producer
+
+    @property
+    def config(self) -> ProducerConfig:
+        """The effective settings. `print(producer.config)` shows each with its origin, secrets hidden."""
+        return self._inner.config
+
+    @classmethod
+    def from_config(cls, mapping: Mapping[str, Any], **overrides: Any) -> Self:
+        """As `aioproducer.Producer.from_config`: the configuration of this or another client."""
+        try:
+            return cls._around(AsyncProducer.from_config(mapping, **overrides))
+        finally:
+            del mapping  # a traceback that shows locals must not show what it holds
+
+    @classmethod
+    def from_env(
+        cls, prefix: str = "AIOPRODUCER_", environ: Mapping[str, str] | None = None, **overrides: Any
+    ) -> Self:
+        """As `aioproducer.Producer.from_env`: environment variables."""
+        try:
+            return cls._around(AsyncProducer.from_env(prefix, environ, **overrides))
+        finally:
+            del environ
+
+    @classmethod
+    def from_properties(cls, file: str | os.PathLike[str], **overrides: Any) -> Self:
+        """As `aioproducer.Producer.from_properties`: a properties file."""
+        return cls._around(AsyncProducer.from_properties(file, **overrides))
+
+    @classmethod
+    def attach(
+        cls,
+        handle: TransactionHandle,
+        *,
+        partitions: Iterable[TopicPartition | tuple[str, int]],
+        **settings: Any,
+    ) -> Self:
+        """As `aioproducer.Producer.attach`: take part in a transaction that another producer has begun."""
+        return cls._around(AsyncProducer.attach(handle, partitions=partitions, **settings), is_attached=True)
+
+    # ---------------------------------------------------------------------------------------- start and close
+
+    def start(self) -> None:
+        """As `aioproducer.Producer.start`: connect, and begin to send. `with` does it.
+
+        Ctrl-C leaves the producer closed.
+        """
+        check_may_block()
+        if self._sends.thread is not None or self._report is not None:
+            raise IllegalStateError(
+                "the producer was started or closed before; start() works once, build a new one"
+            )
+        thread = self._sends.thread = enter(self)
+        try:
+            self._call(self._inner.start)
+        except BaseException:
+            self._close_quickly(thread)
+            raise
+
+    def close(self, timeout: float | None = None) -> CloseReport:
+        """As `aioproducer.Producer.close`: send what is buffered, end everything, and report.
+
+        The last blocking producer of the process ends the loop thread. Ctrl-C gives up what is left at once.
+        """
+        if self._report is not None:
+            return self._report
+        if self._sends.thread is None:
+            self._report = _without_a_loop(self._inner.close(timeout))
+            return self._report
+        check_may_block()
+        thread = self._sends.own_thread()
+        try:
+            report = self._sends.call(partial(self._close, timeout)).wait(thread)
+        except Exception:  # the timeout is no number; or another thread has closed it, and the loop
+            if self._report is None:
+                raise
+            report = self._report
+        except BaseException:
+            self._close_quickly(thread)
+            raise
+        leave(self, thread)
+        return report
+
+    stop = close
+    """aiokafka's name."""
+
+    async def _close(self, timeout: float | None) -> CloseReport:
+        try:
+            timeout = await self._sends.settled_within(timeout)
+        except TimeoutError:
+            timeout = 0
+        report = await self._inner.close(timeout)
+        await self._sends.ended()
+        if self._report is None:
+            self._report = dataclasses.replace(
+                report,
+                failed=report.failed + self._sends.refused,
+                unretrieved=dict(Counter(report.unretrieved) + self._sends.unretrieved),
+            )
+        return self._report
+
+    def _close_quickly(self, thread: LoopThread) -> None:
+        """After an error or a Ctrl-C: give up what is left, which takes a moment."""
+        try:
+            self._sends.call(partial(self._close, 0)).wait(thread, GRACE_SECONDS)
+        except TimeoutError:
+            logger.error("%r did not end within %g s; something blocks its loop", self, GRACE_SECONDS)
+        leave(self, thread)
+
+    def _close_at_exit(self, thread: LoopThread, seconds: float) -> Callable[[], None]:
+        """For the end of the interpreter, when nobody looks at errors any more."""
+        call = self._sends.call(partial(self._close, seconds))
+
+        def closed() -> None:
+            try:
+                report = call.wait(thread, seconds + GRACE_SECONDS)
+            except Exception as error:
+                logger.error("%r could not be closed: %s", self, error)
+                return
+            if report.failed or report.unknown:
+                logger.error(
+                    "%r: %d records were delivered, %d were not, of %d it is unknown",
+                    self,
+                    report.delivered,
+                    report.failed,
+                    report.unknown,
+                )
+
+        return closed
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # As the asyncio producer: left by an exception, what is buffered is given up quickly.
+        self.close(timeout=None if error_type is None else 0)
+
+    def __repr__(self) -> str:
+        return (
+            f"<blocking {self._inner!r}>"
+            if hasattr(self, "_inner")
+            else repr(AsyncProducer.__new__(AsyncProducer))
+        )
+
+    def _check_usable(self) -> LoopThread:
+        check_may_block()
+        if self._report is not None:
+            raise ProducerClosed("the producer is closed; build a new one")
+        if self._sends.thread is None:
+            raise ProducerNotStartedError(
+                "the producer is not started; use `with Producer(...)` or producer.start()"
+            )
+        return self._sends.own_thread()
+
+    def _call(self, function: Callable[[], Awaitable[T]]) -> T:
+        """Await `function()` in the loop."""
+        thread = self._check_usable()
+        return self._sends.call(function).wait(thread)
+
+    def _call_settled(self, function: Callable[[], Awaitable[T]], topic: str | None = None) -> T:
+        """The same, when the records that were sent before, to one topic or to all, are in the buffer."""
+
+        async def settled() -> T:
+            if self._sends.lanes:
+                await self._sends.settled(topic)
+            return await function()
+
+        return self._call(settled)
+
+    # ---------------------------------------------------------------------------------------------- records
+
+    def send(
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        headers: Headers | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> Delivery:
+        """Put a record on its way into the buffer and return its delivery; arguments as `aioproducer.Producer.send`.
+
+        It waits for metadata of a new topic, while the buffer is full (max_block_ms), for a large record, and for
+        serializers and interceptors; otherwise it does not.
+
+        Raises:
+            What `aioproducer.Producer.send` raises; there is no record then. What is found out only after it has
+            returned, such as a buffer that was full just then, is the error of the delivery.
+
+        Ctrl-C while it waits leaves no record, or one that is in the buffer.
+        """
+        thread = self._sends.thread
+        if (
+            running_loop() is not None
+            or self._report is not None
+            or thread is None
+            or thread.generation != generation()
+        ):
+            self._check_usable()
+        if self._is_queueable(topic, value, key, partition, timestamp_ms, headers, timeout):
+            kept = None if headers is None else tuple(headers)  # the caller may change a list
+            return self._sends.put((topic, value, key, partition, timestamp_ms, kept))
+        send = partial(self._inner.send, topic, value, key, partition, timestamp_ms, headers, timeout=timeout)
+        appended = self._call_settled(send, topic)
+        if partition is not None or not self._is_attached:
+            self._sends.places.add((topic, partition))
+        return Delivery(self._sends, topic, appended)
+
+    def _is_queueable(
+        self,
+        topic: object,
+        value: object,
+        key: object,
+        partition: object,
+        timestamp_ms: object,
+        headers: Any,
+        timeout: object,
+    ) -> bool:
+        """Whether nothing can be wrong with the record, nobody can change it, and it has to wait for nothing."""
+        return (
+            self._may_queue
+            and timeout is None
+            and type(topic) is str
+            and (partition is None or type(partition) is int)
+            and (topic, partition) in self._sends.places
+            and topic not in self._sends.lanes
+            and len(self._sends) < self._most
+            and (value is None or (type(value) is bytes and len(value) <= self._largest))
+            and (key is None or (type(key) is bytes and len(key) <= self._largest))
+            and (timestamp_ms is None or (type(timestamp_ms) is int and 0 <= timestamp_ms < 2**63))
+            and (headers is None or self._are_plain(headers))
+        )
+
+    def _are_plain(self, headers: Any) -> bool:
+        if type(headers) not in (list, tuple):
+            return False
+        size = 0
+        for header in headers:
+            if type(header) is not tuple or len(header) != 2:
+                return False
+            name, value = header
+            if type(name) is not str or not name.isascii() or not (value is None or type(value) is bytes):
+                return False
+            size += len(name) + len(value or b"") + 10
+        return size <= self._largest
+
+    def send_and_wait(
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        headers: Headers | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> RecordMetadata:
+        """As `aioproducer.Producer.send_and_wait`: send a record, and wait for its acknowledgement."""
+        send = partial(
+            self._inner.send_and_wait, topic, value, key, partition, timestamp_ms, headers, timeout=timeout
+        )
+        return self._call_settled(send, topic)
+
+    def try_send(
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        headers: Headers | None = None,
+    ) -> Delivery:
+        """As `aioproducer.Producer.try_send`: put a record into the buffer, or refuse at once."""
+
+        async def append() -> AsyncDelivery:
+            if isinstance(topic, str) and topic in self._sends.lanes:
+                raise BufferFullError("try_send: other records wait for room already; use send, which waits")
+            return self._inner.try_send(topic, value, key, partition, timestamp_ms, headers)
+
+        return Delivery(self._sends, topic, self._call(append))
+
+    def create_batch(self) -> BatchBuilder:
+        """As `aioproducer.Producer.create_batch`: an empty batch, to be filled in one thread."""
+
+        async def create() -> BatchBuilder:
+            return self._inner.create_batch()
+
+        return self._call(create)
+
+    def send_batch(self, batch: BatchBuilder, topic: str, *, partition: int) -> Delivery:
+        """As `aioproducer.Producer.send_batch`: the delivery is that of its first record."""
+        send = partial(self._inner.send_batch, batch, topic, partition=partition)
+        return Delivery(self._sends, topic, self._call_settled(send, topic))
+
+    def flush(self, timeout: float | None = None) -> None:
+        """As `aioproducer.Producer.flush`: wait until every record sent so far, by any thread, has its result."""
+
+        async def flush() -> None:
+            await self._inner.flush(await self._sends.settled_within(timeout))
+
+        self._call(flush)
+
+    def partitions_for(self, topic: str) -> set[int]:
+        """As `aioproducer.Producer.partitions_for`: the numbers of the topic's partitions."""
+        return self._call(partial(self._inner.partitions_for, topic))
+
+    def partition_info(self, topic: str) -> tuple[PartitionInfo, ...]:
+        """As `aioproducer.Producer.partition_info`: leader, leader epoch, replicas and ISR of each partition."""
+        return self._call(partial(self._inner.partition_info, topic))
+
+    def metrics(self) -> MetricsSnapshot:
+        """As `aioproducer.Producer.metrics`: all counters at this moment."""
+        if self._report is not None or self._sends.thread is None:
+            return self._inner.metrics()
+
+        async def snapshot() -> MetricsSnapshot:
+            return self._inner.metrics()
+
+        return self._call(snapshot)
+
+    # ----------------------------------------------------------------------------------------- transactions
+
+    def transaction(self) -> TransactionScope:
+        """A transaction, for `with`: committed at its end, aborted when an exception leaves it, Ctrl-C included.
+
+            with producer.transaction() as transaction:
+                producer.send("orders", b"...")
+                transaction.send_offsets({TopicPartition("in", 0): 17}, "my-group")
+
+        Errors as `aioproducer.Producer.transaction`. It is the producer's: records of all threads belong to it.
+        """
+        return TransactionScope(self, self._inner.transaction())
+
+    def init_transactions(self) -> None:
+        """As `aioproducer.Producer.init_transactions`: take the transactional id (over)."""
+        self._call_settled(self._inner.init_transactions)
+
+    def begin_transaction(self) -> None:
+        """As `aioproducer.Producer.begin_transaction`: every record from now on belongs to it."""
+        self._begin_by(self._inner.begin_transaction)
+
+    def commit_transaction(self) -> None:
+        """As `aioproducer.Producer.commit_transaction`: send what is buffered, and commit."""
+        self._end_by(self._inner.commit_transaction)
+
+    def abort_transaction(self) -> None:
+        """As `aioproducer.Producer.abort_transaction`: throw away what is buffered, and abort."""
+        self._end_by(self._inner.abort_transaction)
+
+    def fence_transaction(self) -> None:
+        """As `aioproducer.Producer.fence_transaction`: abort by taking a new epoch."""
+        self._end_by(self._inner.fence_transaction)
+
+    def _begin_by(self, begin: Callable[[], Awaitable[object]]) -> None:
+        self._call_settled(begin)
+        self._may_queue = self._is_plain
+
+    def _end_by(self, end: Callable[[], Awaitable[object]]) -> None:
+        self._may_queue = False
+        self._call_settled(end)
+
+    def export_transaction(self, partitions: Iterable[TopicPartition | tuple[str, int]]) -> TransactionHandle:
+        """As `aioproducer.Producer.export_transaction`: for `attach`, by this class or the asyncio one."""
+        return self._call_settled(partial(self._inner.export_transaction, partitions))
+
+    def send_offsets_to_transaction(
+        self,
+        offsets: OffsetsToCommit,
+        group_id: ConsumerGroupMetadata | str | bytes,
+    ) -> None:
+        """As `aioproducer.Producer.send_offsets_to_transaction`: a consumer's position as a part of it."""
+        self._call_settled(partial(self._inner.send_offsets_to_transaction, offsets, group_id))
+
+
+class TransactionScope:
+    """One transaction; made by `Producer.transaction()`, and good for one `with`."""
+
+    def __init__(self, producer: Producer, scope: AsyncTransactionScope) -> None:
+        self._producer = producer
+        self._scope = scope
+
+    def send_offsets(self, offsets: OffsetsToCommit, group_id: ConsumerGroupMetadata | str | bytes) -> None:
+        """As `Producer.send_offsets_to_transaction`."""
+        self._producer.send_offsets_to_transaction(offsets, group_id)
+
+    def export(self, partitions: Iterable[TopicPartition | tuple[str, int]]) -> TransactionHandle:
+        """As `Producer.export_transaction`."""
+        return self._producer.export_transaction(partitions)
+
+    def __enter__(self) -> Self:
+        self._producer._begin_by(self._scope.__aenter__)
+        return self
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._producer._end_by(partial(self._scope.__aexit__, error_type, error, traceback))
+
+
+def _without_a_loop(coroutine: Any) -> Any:
+    """The result of a coroutine that has nothing to wait for."""
+    try:
+        coroutine.send(None)
+    except StopIteration as done:
+        return done.value
+    raise AssertionError("close() of a producer that was never started waits")

@@ -1,0 +1,404 @@
+"""Between the threads and the loop: records on their way to the buffer, the calls behind them, and the deliveries.
+
+Threads append to the queue and wake the loop once; the loop takes all that is there, in order. A record that finds no
+room waits in the lane of its topic, and those that follow it wait behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable
+from concurrent.futures import CancelledError
+from copy import copy
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
+
+from aioproducer import BufferFullError, Headers, KafkaTimeoutError, ProducerClosed, RecordMetadata
+from aioproducer import Delivery as AsyncDelivery
+from aioproducer import Producer as AsyncProducer
+from aioproducer.blocking.loop_thread import (
+    Call,
+    LoopThread,
+    check_may_block,
+    generation,
+    running_loop,
+    wait_for,
+)
+from aioproducer.errors import ForkedError
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+Record = tuple[str, bytes | None, bytes | None, int | None, int | None, Headers | None]
+"""The arguments of `send`, in order."""
+
+
+class SendQueue:
+    """What the threads have handed over to one asyncio producer. Threads call `put` and `call`, the loop the rest."""
+
+    def __init__(self, inner: AsyncProducer) -> None:
+        self._inner = inner
+        self.thread: LoopThread | None = None
+        """Set once, by start()."""
+        self.places: set[tuple[str, int | None]] = set()
+        """Topics, and partitions of them, that are known to exist."""
+        # Threads append, the loop takes.
+        self._queue: deque[_Queued | Call[Any]] = deque()
+        self._is_woken = False
+        # Of the loop alone.
+        self.lanes: dict[str, _Lane] = {}
+        """By topic; threads only look whether there is one."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.refused = 0
+        """Records that were put here and did not get into the buffer."""
+        self.unretrieved: Counter[tuple[str, str]] = Counter()
+        """Of these, those that nobody looked at, by (topic, error)."""
+        # A collector that runs under it may find another delivery to be counted.
+        self._counting = threading.RLock()
+
+    # -------------------------------------------------------------------------------------------- in any thread
+
+    def own_thread(self) -> LoopThread:
+        """The loop thread, which may have ended.
+
+        Raises:
+            ForkedError: in a child of the process of start().
+        """
+        assert self.thread is not None
+        if self.thread.generation != generation():
+            raise ForkedError("the process was forked after start(); build a producer in the child")
+        return self.thread
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def put(self, record: Record) -> Delivery:
+        """Have the loop append a record that is known to be a good one."""
+        delivery = Delivery(self, record[0])
+        self._queue.append((delivery, record))
+        self._wake()
+        return delivery
+
+    def call(self, function: Callable[[], Awaitable[T]]) -> Call[T]:
+        """Have the loop await `function()`, after what was put here before has had its try."""
+        call = Call(function)
+        self._queue.append(call)
+        self._wake()
+        return call
+
+    def _wake(self) -> None:
+        if self._is_woken:
+            return
+        try:
+            self._is_woken = True
+            if self.own_thread().post(self._drain):
+                return
+        except BaseException:  # a Ctrl-C in here: the next one wakes the loop
+            self._is_woken = False
+            raise
+        self._is_woken = False
+        self._refuse_all()
+
+    def _refuse_all(self) -> None:
+        """The loop has ended while somebody put this here."""
+        while self._queue:
+            entry = self._queue.popleft()
+            if isinstance(entry, tuple):
+                entry[0]._refused(
+                    ProducerClosed("the producer was closed before the record was in the buffer")
+                )
+
+    def soon(self, function: Callable[[], object]) -> None:
+        """Call it in the loop, or here if there is no loop any more."""
+        if self.thread is None or not self.thread.post(function):
+            function()
+
+    def note_unretrieved(self, topic: str, error: BaseException) -> None:
+        """A refused record is gone whose delivery nobody has looked at."""
+        key = (topic, type(error).__name__)
+        with self._counting:
+            self.unretrieved[key] += 1
+            is_first = self.unretrieved[key] == 1
+        if is_first:
+            logger.error(
+                "a record for topic %s was not sent and nobody looked at its result: %s", topic, error
+            )
+
+    # ---------------------------------------------------------------------------------------------- in the loop
+
+    def _drain(self) -> None:
+        self._is_woken = False  # before the look: who comes later wakes again
+        queue, lanes, try_send = self._queue, self.lanes, self._inner.try_send
+        for _ in range(len(queue)):
+            entry = queue.popleft()
+            if not isinstance(entry, tuple):
+                entry.start()
+                continue
+            delivery, record = entry
+            if lanes and (lane := lanes.get(record[0])) is not None:
+                lane.append(entry)
+                continue
+            try:
+                delivery._appended(try_send(*record))
+            except BufferFullError:
+                self._open_lane(entry)
+            except Exception as error:
+                self._refuse(entry, error)
+
+    def _open_lane(self, entry: _Queued) -> None:
+        topic = entry[1][0]
+        self.lanes[topic] = deque([entry])
+        task = asyncio.get_running_loop().create_task(self._serve(topic), name="aioproducer-lane")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, topic: str) -> None:
+        """Append the records of a lane in their order, each when there is room."""
+        lane = self.lanes[topic]
+        try:
+            while lane:
+                waited = len(lane)
+                entry = lane.popleft()
+                if not isinstance(entry, tuple):
+                    _settle(entry)
+                elif not await self._append_when_room(entry):
+                    # They have waited max_block_ms together with the one before them, and may not wait again.
+                    for _ in range(waited - 1):
+                        self._append_now(lane.popleft())
+        finally:
+            del self.lanes[topic]
+            for entry in lane:  # only if the loop, or a bug of ours, has ended it
+                if isinstance(entry, tuple):
+                    self._refuse(entry, ProducerClosed("the producer was closed before there was room"))
+                else:
+                    _settle(entry)
+
+    async def _append_when_room(self, entry: _Queued) -> bool:
+        """False if there was none in time."""
+        try:
+            entry[0]._appended(await self._inner.send(*entry[1]))
+        except KafkaTimeoutError as error:
+            self.places.clear()  # perhaps the topic does not exist any more: `send` shall find out
+            self._refuse(entry, error)
+            return False
+        except Exception as error:
+            self._refuse(entry, error)
+        return True
+
+    def _append_now(self, entry: _Queued | asyncio.Future[None]) -> None:
+        if not isinstance(entry, tuple):
+            _settle(entry)
+            return
+        try:
+            entry[0]._appended(self._inner.try_send(*entry[1]))
+        except Exception as error:
+            self._refuse(entry, error)
+
+    def _refuse(self, entry: _Queued, error: BaseException) -> None:
+        self.refused += 1
+        # Without the traceback, which holds the entry: a delivery that nobody keeps has to go, and to tell so.
+        entry[0]._refused(error.with_traceback(None))
+
+    async def settled(self, topic: str | None = None) -> None:
+        """Wait until what was put here so far, for one topic or all, is in the buffer or refused."""
+        loop = asyncio.get_running_loop()
+        waits = []
+        for name in [topic] if isinstance(topic, str) else list(self.lanes):
+            if (lane := self.lanes.get(name)) is not None:
+                waits.append(loop.create_future())
+                lane.append(waits[-1])
+        if waits:
+            await asyncio.wait(waits)
+
+    async def settled_within(self, timeout: float | None) -> float | None:
+        """The same for all; returns what is left of the timeout, in seconds.
+
+        Raises:
+            TimeoutError: nothing is.
+        """
+        if not self.lanes or isinstance(timeout, bool) or not isinstance(timeout, int | float | None):
+            return timeout  # what is no number is refused by the call that it is for
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        async with asyncio.timeout(timeout):
+            await self.settled()
+        return None if timeout is None else max(0.0, timeout - (loop.time() - began))
+
+    async def ended(self) -> None:
+        """Wait for all lanes: soon, once the producer is closed and takes nothing any more."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+
+class Delivery:
+    """The future of one record, as `send` returns it; its calls are those of concurrent.futures.Future.
+
+    Nothing is made for it when its record is acknowledged: it looks when somebody asks. `send` has put its record into
+    the buffer, or on a short way there: then what it would have raised is the error of the delivery.
+    """
+
+    __slots__ = (
+        "_callbacks",
+        "_delivery",
+        "_ended",
+        "_error",
+        "_is_cancelled",
+        "_is_seen",
+        "_sends",
+        "_topic",
+    )
+
+    # All fields but _is_seen and _ended are written by the loop thread only.
+
+    def __init__(self, sends: SendQueue, topic: str, delivery: AsyncDelivery | None = None) -> None:
+        self._sends = sends
+        self._topic = topic
+        self._delivery = delivery
+        """None while the record is on its way to the loop."""
+        self._error: BaseException | None = None
+        """Why it did not get into the buffer."""
+        self._is_cancelled = False
+        self._is_seen = False
+        self._callbacks: list[Callable[[Delivery], object]] | None = None
+        self._ended: threading.Event | None = None
+
+    def _appended(self, delivery: AsyncDelivery) -> None:
+        self._delivery = delivery
+        if self._is_cancelled:
+            delivery.cancel()
+            return
+        if self._callbacks is not None:
+            callbacks, self._callbacks = self._callbacks, None
+            for callback in callbacks:
+                self._watch(callback)
+
+    def _refused(self, error: BaseException) -> None:
+        self._error = error
+        self._end()
+
+    def _end(self) -> None:
+        callbacks, self._callbacks = self._callbacks, None
+        for callback in callbacks or ():
+            self._sends.soon(partial(self._call_back, callback))
+
+    def _watch(self, callback: Callable[[Delivery], object]) -> None:
+        if self._delivery is not None and not self._is_cancelled:
+            self._delivery.add_done_callback(lambda _: self._call_back(callback))
+        elif self.done():
+            self._sends.soon(partial(self._call_back, callback))
+        elif self._callbacks is None:
+            self._callbacks = [callback]
+        else:
+            self._callbacks.append(callback)
+
+    def _call_back(self, callback: Callable[[Delivery], object]) -> None:
+        try:
+            callback(self)
+        except Exception:
+            logger.exception("a callback of %r failed", self)
+
+    def done(self) -> bool:
+        """Whether there is a result or an error, or the delivery was cancelled."""
+        if self._is_cancelled or self._error is not None:
+            return True
+        return self._delivery is not None and self._delivery.done()
+
+    def running(self) -> bool:
+        """Whether the record is on its way."""
+        return not self.done()
+
+    def cancelled(self) -> bool:
+        """Whether it was cancelled."""
+        return self._is_cancelled
+
+    def result(self, timeout: float | None = None) -> RecordMetadata:
+        """Wait for the record's metadata.
+
+        Args:
+            timeout: in seconds; None waits as long as the record may live (delivery_timeout_ms).
+
+        Raises:
+            DeliveryError: the record was given up; `outcome` says whether it may be in the log.
+            TimeoutError: there is no result yet; the record stays on its way.
+            CancelledError: the delivery was cancelled (concurrent.futures.CancelledError).
+            BufferTimeoutError and others of `send`: it did not get into the buffer.
+        """
+        self._wait(timeout)
+        if self._error is not None:
+            raise copy(self._error)  # its traceback will hold the caller, who holds the delivery
+        assert self._delivery is not None
+        return self._delivery.result()
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait, and return the record's error or None; arguments and errors of the waiting as `result`."""
+        self._wait(timeout)
+        if self._error is not None:
+            return copy(self._error)
+        assert self._delivery is not None
+        return self._delivery.exception()
+
+    def _wait(self, timeout: float | None) -> None:
+        if not self.done():
+            check_may_block()
+            if self._ended is None:
+                ended = self._ended = threading.Event()
+                self.add_done_callback(lambda _: ended.set())
+            thread = self._sends.own_thread()
+            if not wait_for(self._ended, timeout, thread) and not self.done():
+                if not thread.is_alive:
+                    raise ProducerClosed("the producer was closed before the record was in the buffer")
+                raise TimeoutError(f"the record has no result after {timeout:g} s; it stays on its way")
+        self._is_seen = True
+        if self._is_cancelled:
+            raise CancelledError
+
+    def add_done_callback(self, fn: Callable[[Delivery], object]) -> None:
+        """Call `fn(delivery)` when it is done: in the loop thread, which it may not block; at once if it is done."""
+        if self.done() or not self._sends.own_thread().post(partial(self._watch, fn)):
+            self._call_back(fn)
+
+    def cancel(self) -> bool:
+        """Detach whoever waits; False if the result is there already. The record is sent all the same."""
+        thread = self._sends.own_thread()
+        if self.done():
+            return False
+        if running_loop() is thread.loop:
+            return self._cancel()
+        cancelled: list[bool] = []
+        answered = threading.Event()
+
+        def cancel() -> None:
+            cancelled.append(self._cancel())
+            answered.set()
+
+        return thread.post(cancel) and wait_for(answered, thread=thread) and cancelled[0]
+
+    def _cancel(self) -> bool:
+        if self.done():
+            return False
+        if self._delivery is not None:
+            self._delivery.cancel()
+        self._is_cancelled = True
+        self._end()
+        return True
+
+    def __del__(self) -> None:
+        if self._error is not None and not self._is_seen:
+            self._sends.note_unretrieved(self._topic, self._error)
+
+    def __repr__(self) -> str:
+        what = "cancelled" if self._is_cancelled else "done" if self.done() else "pending"
+        return f"<Delivery {self._topic} {what}>"
+
+
+_Queued: TypeAlias = tuple[Delivery, Record]
+_Lane: TypeAlias = deque[_Queued | asyncio.Future[None]]
+"""Records that wait for room; a future among them is set when those before it don't wait any more."""
+
+
+def _settle(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_result(None)
