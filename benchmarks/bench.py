@@ -19,6 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import tls
 from broker import AckBroker, build
 from measure import Job, as_argument
 from plan import LAG, OURS, RECORDS, SECTIONS, Cell, cells
@@ -31,6 +32,9 @@ PACKAGES = ("aioproducer", "aiokafka", "confluent-kafka", "uvloop")
 
 class MeasurementError(Exception):
     """A measurement that gave no figure, or a figure that the broker's counts contradict."""
+
+
+TLS = "tls"
 
 
 def start(job: Job) -> subprocess.Popen[str]:
@@ -129,11 +133,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--check", action="store_true", help="exit with 1 if a goal is not met")
     parser.add_argument("--profile", action="store_true", help="profile aioproducer's pipelined run and stop")
     parser.add_argument("--clients", default=",".join(RECORDS), help="some of %(default)s")
-    parser.add_argument("--sections", default=",".join(SECTIONS), help="some of %(default)s")
+    parser.add_argument("--sections", default=",".join([*SECTIONS, TLS]), help="some of %(default)s")
     parser.add_argument("--output", type=Path, default=HERE / "results" / "latest.json", help="the JSON file")
     options = parser.parse_args()
     options.clients, options.sections = options.clients.split(","), options.sections.split(",")
-    for chosen, known in ((options.clients, RECORDS), (options.sections, SECTIONS)):
+    for chosen, known in ((options.clients, RECORDS), (options.sections, [*SECTIONS, TLS])):
         if unknown := set(chosen) - set(known):
             parser.error(f"{', '.join(sorted(unknown))}: unknown, expected some of {', '.join(known)}")
     return options
@@ -146,7 +150,9 @@ def main() -> int:
         profile()
         return 0
     began, before = time.perf_counter(), machine()
-    figures = measure_all(cells(options.quick, options.sections, options.clients))
+    sections = [section for section in options.sections if section != TLS]
+    figures = measure_all(cells(options.quick, sections, options.clients))
+    over_tls = tls.compare(options.quick) if TLS in options.sections else None
     took, verdicts = time.perf_counter() - began, goals(figures)
 
     print("# aioproducer beside its peers\n")
@@ -155,8 +161,10 @@ def main() -> int:
     loads = f"{before['load'][0]:.1f} before, {os.getloadavg()[0]:.1f} after"
     print(f"Python {before['python']}, {before['cpus']} CPUs, load {loads}, {took:.0f} s. ", end="")
     print(", ".join(f"{package} {before[package]}" for package in PACKAGES) + ".\n")
-    for section in options.sections:
+    for section in sections:
         print(table(section, figures) + "\n")
+    if over_tls is not None:
+        print(tls.table(over_tls) + "\n")
     if compared := ratios(figures):
         print("## Ratios (aioproducer is 1)\n\n" + "\n".join(compared) + "\n")
     print("## Goals\n\n" + "\n".join(goal.line() for goal in verdicts))
@@ -166,6 +174,7 @@ def main() -> int:
         "machine": before,
         "seconds": took,
         "cells": [{**asdict(f.cell), "results": f.results, "failures": f.failures} for f in figures],
+        "tls_cpu_ms_per_mb": over_tls,
         "goals": [asdict(goal) for goal in verdicts],
     }
     options.output.write_text(json.dumps(record, indent=1) + "\n")

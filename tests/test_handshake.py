@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager
 
 import pytest
 
+from aioproducer.cluster import Cluster
 from aioproducer.connection import State
 from aioproducer.errors import (
     BrokerConnectionError,
@@ -16,10 +18,12 @@ from aioproducer.errors import (
 )
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
-from aioproducer.protocol.messages import ApiVersionsResponse
+from aioproducer.protocol.messages import ApiVersionsResponse, MetadataRequest
+from aioproducer.types import Node
 from tests.scripted_broker import (
     HOST,
     LONG,
+    Net,
     Peer,
     ScriptedBroker,
     api_versions,
@@ -223,3 +227,68 @@ async def test_cancelling_connect_leaves_nothing_open(handshake):
             await task
         assert connection.is_gone
         await asyncio.wait_for(gone.wait(), LONG)
+
+
+@asynccontextmanager
+async def net_of(broker):
+    """It is node 0."""
+    async with Net("127.0.0.1:1") as net:
+        net.brokers.update(Cluster({0: Node(0, HOST, broker.port)}, 0, "c", {}))
+        yield net
+
+
+async def test_features_are_known_and_the_newest_version_is_asked_again_when_only_something_between_hung_up():
+    """As behind a proxy whose broker was away; four closed connections in a row are Azure Event Hubs otherwise."""
+    asked = []
+
+    async def serve(peer: Peer) -> None:
+        header, _ = await peer.request()
+        asked.append(header.version)
+        if len(asked) <= 4:
+            return  # the connection is closed
+        answer = api_versions()
+        peer.answer(header, answer)
+        if header.version < 3:
+            header, _ = await peer.request()
+            asked.append(header.version)
+            answer = api_versions()
+            answer.finalized_features = [
+                ApiVersionsResponse.FinalizedFeatureKey(name="transaction.version", max_version_level=2)
+            ]
+            peer.answer(header, answer)
+            await peer.request()
+        await peer.read_to_end()
+
+    async with ScriptedBroker(serve) as broker, net_of(broker) as net:
+        await net.become_ready(0)
+        assert asked == [4, 4, 3, 3, 0, 3]
+        assert net.brokers.feature(0, "transaction.version") == 2
+
+        with pytest.raises(BrokerConnectionError):  # the peer closes
+            await net.brokers.request(0, MetadataRequest(topics=[]), LONG)
+        await net.become_ready(0)
+
+    assert asked[6:] == [4]
+
+
+async def test_a_broker_that_hangs_up_on_a_version_it_does_not_know_is_not_asked_with_it_again():
+    asked = []
+
+    async def serve(peer: Peer) -> None:
+        header, _ = await peer.request()
+        asked.append(header.version)
+        if header.version > 3:
+            return  # the connection is closed
+        peer.answer(header, api_versions(api_versions=(0, 3)))
+        if len(asked) == 3:
+            await peer.request()
+            return
+        await peer.read_to_end()
+
+    async with ScriptedBroker(serve) as broker, net_of(broker) as net:
+        await net.become_ready(0)
+        with pytest.raises(BrokerConnectionError):  # the peer closes
+            await net.brokers.request(0, MetadataRequest(topics=[]), LONG)
+        await net.become_ready(0)
+
+    assert asked == [4, 4, 3, 3]

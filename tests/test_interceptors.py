@@ -19,7 +19,17 @@ from aioproducer.errors import (
 )
 from aioproducer.protocol.error_codes import ErrorCode
 from tests.conftest import MS
-from tests.producing import PRODUCE, error_of, producing, results, until, values, within
+from tests.producing import (
+    FOUR_RECORDS_FILL_IT,
+    LARGE,
+    PRODUCE,
+    error_of,
+    producing,
+    results,
+    until,
+    values,
+    within,
+)
 
 
 class Recorder:
@@ -195,6 +205,37 @@ async def test_a_cancelled_send_is_acknowledged_with_the_cancellation():
             await sending
 
     assert [type(result) for result in recorder.results] == [asyncio.CancelledError]
+
+
+async def test_a_send_that_is_cancelled_when_its_record_is_in_the_buffer_is_acknowledged_with_the_metadata(
+    monkeypatch,
+):
+    recorder = Recorder()
+    hold = asyncio.Event()
+
+    async with producing(interceptors=[recorder], **FOUR_RECORDS_FILL_IT) as (cluster, producer):
+        cluster.faults.add(PRODUCE, hold=hold)
+        for number in range(4):
+            await producer.send("t", b"%d" % number + b"x" * LARGE)
+        sending = asyncio.create_task(producer.send("t", b"4" + b"x" * LARGE))
+        await until(lambda: producer._accumulator.memory.waiters)
+        serve = producer._accumulator._served
+
+        def cancelled_in_the_same_turn(waiter, append):
+            is_served = serve(waiter, append)
+            if is_served:
+                sending.cancel()
+            return is_served
+
+        monkeypatch.setattr(producer._accumulator, "_served", cancelled_in_the_same_turn)
+        hold.set()
+        await asyncio.wait([sending])
+        assert sending.cancelled()
+        await within(2, producer.flush())
+        await until(lambda: len(recorder.results) == 5)
+
+        assert len(values(cluster)) == 5
+        assert [type(result) for result in recorder.results] == [RecordMetadata] * 5
 
 
 async def test_a_records_own_timeout_is_acknowledged():

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import os
+import random
 
 import pytest
 
 from aioproducer import DeliveryError, Outcome
+from aioproducer.errors import KafkaError
 from aioproducer.protocol.error_codes import ErrorCode
 from tests.conftest import MS
 from tests.producing import (
     PRODUCE,
     batch_headers,
+    by_name,
     error_of,
     numbers,
     offsets,
@@ -21,6 +26,7 @@ from tests.producing import (
     results,
     send_numbers,
     until,
+    values,
     within,
 )
 
@@ -208,3 +214,143 @@ async def test_a_producer_that_closes_gives_up_parts_too():
 
         assert report.unknown + report.failed == 20
         assert all(isinstance(result, DeliveryError) for result in await results(deliveries))
+
+
+# ------------------------------------------------------------------------------------------- the order of the parts
+
+
+@pytest.mark.parametrize(
+    "code", [ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.NOT_LEADER_OR_FOLLOWER], ids=by_name
+)
+async def test_parts_of_a_batch_keep_their_order_when_several_are_sent_again(code):
+    async with producing(linger_ms=20) as (cluster, producer):
+        await producer.send_and_wait("t", b"0")
+        cluster.faults.add(
+            PRODUCE, error=ErrorCode.MESSAGE_TOO_LARGE, count=4
+        )  # 8, 4, 2 records, the first alone
+        deliveries = await send_numbers(producer, range(1, 9))
+        await until(deliveries[0].done)
+        # The second meets the gap and is sent under a new epoch; from its acknowledgement on, two parts are in flight.
+        cluster.faults.add(PRODUCE, error=code, skip=2, count=2)
+        await within(2, producer.flush())
+
+        assert isinstance(await error_of(deliveries[0]), DeliveryError)
+        await offsets(deliveries[1:])
+        assert numbers(cluster) == [0, *range(2, 9)]
+
+
+async def test_parts_of_a_batch_keep_their_order_behind_one_that_fails():
+    async with producing(cluster={"max_message_bytes": 400}, linger_ms=5) as (cluster, producer):
+        await producer.send_and_wait("t", b"0")
+        deliveries = [
+            await producer.send("t", (b"%d " % number).ljust(600 if number == 41 else 60, b"."))
+            for number in range(1, 82)
+        ]
+
+        found = await results(deliveries)
+
+        failed = [number for number, one in enumerate(found, 1) if isinstance(one, BaseException)]
+        assert failed == [41]
+        assert found[40].outcome is Outcome.NOT_PERSISTED
+        kept = [int(value.split()[0]) for value in values(cluster)]
+        assert kept == [number for number in range(82) if number != 41]
+
+
+async def test_records_with_timeouts_of_their_own_end_in_time_in_parts_too():
+    async with producing(linger_ms=5) as (cluster, producer):
+        hold = asyncio.Event()
+        cluster.faults.add(PRODUCE, error=ErrorCode.MESSAGE_TOO_LARGE, count=2)
+        fault = cluster.faults.add(PRODUCE, hold=hold)
+        deliveries = [
+            await producer.send("t", b"%d" % number, timeout=3000 * MS if number % 3 else 100 * MS)
+            for number in range(11)
+        ]
+        await within(2, fault.reached())
+        hasty = await results(deliveries[::3])
+        hold.set()
+        await within(2, producer.flush())
+
+        assert hasty[0].outcome is Outcome.UNKNOWN, "it was in flight"
+        kept = [number for number in range(11) if number % 3 or hasty[number // 3].outcome is Outcome.UNKNOWN]
+        assert numbers(cluster) == kept
+        assert [(await deliveries[number]).offset for number in range(11) if number % 3] == [
+            kept.index(number) for number in range(11) if number % 3
+        ]
+
+
+async def test_records_of_a_split_batch_that_nobody_looks_at_are_reported():
+    async with producing(linger_ms=5) as (cluster, producer):
+        cluster.faults.add(PRODUCE, error=ErrorCode.MESSAGE_TOO_LARGE)
+        cluster.faults.add(PRODUCE, error=ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+        for number in range(10):
+            await producer.send("t", b"%d" % number)
+        await within(2, producer.flush())
+        gc.collect()
+        report = await producer.close()
+
+        assert (report.failed, report.delivered) == (5, 5)
+        assert sum(report.unretrieved.values()) == 5
+
+
+# ------------------------------------------------------------------------------------------------ whatever happens
+
+MISHAPS = [
+    {"error": ErrorCode.MESSAGE_TOO_LARGE},
+    {"error": ErrorCode.MESSAGE_TOO_LARGE},
+    {"error": ErrorCode.NOT_ENOUGH_REPLICAS},
+    {"error": ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER},
+    {"error": ErrorCode.INVALID_PRODUCER_EPOCH},
+    {"error": ErrorCode.UNKNOWN_PRODUCER_ID},
+    {"error": ErrorCode.NOT_LEADER_OR_FOLLOWER, "after_append": True},
+    {"drop_before": True},
+    {"drop_after_append": True},
+    {"delay": 3 * MS},
+]
+
+
+@pytest.mark.parametrize("hasty", [False, True], ids=["no timeouts", "timeouts of their own"])
+@pytest.mark.parametrize("seed", range(5))
+async def test_whatever_befalls_batches_in_parts_nothing_is_lost_doubled_or_overtaken(seed, hasty):
+    chance = random.Random(seed)
+    async with producing(
+        compression_type=chance.choice(["none", "lz4"]),
+        linger_ms=1,
+        batch_size=20_000,
+        buffer_memory=60_000,
+        topics={"t": 2},
+    ) as (cluster, producer):
+        for _ in range(30):
+            cluster.faults.add(PRODUCE, **chance.choice(MISHAPS), skip=chance.choice([0, 0, 0, 1]))
+        sent = {}
+
+        async def work(task):
+            for number in range(80):
+                value = b"%d:%d:" % (task, number) + os.urandom(chance.choice([10, 300, 3000]))
+                timeout = chance.choice([None, None, None, 2 * MS, 15 * MS]) if hasty else None
+                try:
+                    sent[value] = await producer.send("t", value, partition=task % 2, timeout=timeout)
+                except KafkaError:
+                    assert hasty
+                    continue
+                if hasty and chance.random() < 0.1:
+                    sent.pop(value).cancel()
+
+        await asyncio.gather(*(work(task) for task in range(4)))
+        await within(5, producer.flush())
+
+        log = {
+            partition: [record.value for record in cluster.records("t", partition)] for partition in (0, 1)
+        }
+        for partition, found in log.items():
+            assert len(found) == len(set(found)), "doubled"
+            for task in (partition, partition + 2):
+                mine = [int(value.split(b":")[1]) for value in found if value.startswith(b"%d:" % task)]
+                assert mine == sorted(mine), "overtaken"
+        for value, delivery in sent.items():
+            found = log[int(value[:1]) % 2]
+            error = delivery.exception()
+            if error is None:
+                assert value in found, "lost"
+                assert delivery.result().offset in (None, found.index(value))
+            elif error.outcome is Outcome.NOT_PERSISTED:
+                assert value not in found

@@ -128,7 +128,7 @@ async def test_an_abort_during_which_a_record_is_fenced_ends_in_a_typed_error_or
         await producer.send("t", b"2", partition=0)
         await within(2, held.reached())
         calling = asyncio.create_task(producer.abort_transaction())
-        await asyncio.sleep(0.01)
+        await until(lambda: state_of(producer) is TransactionState.ABORTING)
         late.set()
         try:
             await within(3, calling)
@@ -147,9 +147,9 @@ async def test_a_commit_during_which_close_is_called_leaves_no_open_transaction(
         await producer.send("t", b"2", partition=0)
         await within(2, held.reached())
         commit = asyncio.create_task(producer.commit_transaction())
-        await asyncio.sleep(0.01)
-        closing = asyncio.create_task(producer.close(timeout=1))
-        await asyncio.sleep(0.01)
+        await until(lambda: state_of(producer) is TransactionState.COMMITTING)
+        closing = asyncio.create_task(producer.close(timeout=1000 * MS))
+        await asyncio.sleep(0)
         late.set()
         await within(3, closing)
         await asyncio.wait([commit])
@@ -231,6 +231,29 @@ async def test_a_fence_waits_for_the_abort_that_is_at_work(version):
 
         assert state_of(producer) is TransactionState.READY
         assert committed(cluster) == []
+
+
+async def test_a_fence_that_waited_for_an_abort_leaves_the_next_transaction_alone(version):
+    async with transactional(version) as (cluster, producer):
+        answer = asyncio.Event()
+        await producer.begin_transaction()
+        await producer.send_and_wait("t", b"1", partition=0)
+        fault = cluster.faults.add(END_TXN, hold=answer)
+
+        async def abort_and_begin_anew():
+            await producer.abort_transaction()
+            await producer.begin_transaction()
+
+        beginning = asyncio.create_task(abort_and_begin_anew())
+        await within(2, fault.reached())
+        fence = asyncio.create_task(producer.fence_transaction())
+        answer.set()
+        await within(3, beginning)
+        await within(3, fence)
+        await producer.send("t", b"2", partition=0)
+        await within(2, producer.commit_transaction())
+
+        assert committed(cluster) == [b"2"]
 
 
 async def test_offsets_of_many_groups_may_be_sent_at_once(version):
