@@ -12,6 +12,7 @@ from aioproducer import Producer
 from aioproducer.errors import AuthenticationError, ConfigError
 from aioproducer.kerberos import Gssapi
 from aioproducer.testing import EmbeddedCluster, Security
+from tests import docs_pages
 from tests.kdc import REALM, Kdc, running
 from tests.producing import QUICK
 from tests.scripted_broker import LONG
@@ -26,7 +27,7 @@ def kdc(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kdc]:
 
 @pytest.fixture(scope="module")
 def keytabs(kdc: Kdc) -> dict[str, str]:
-    return {name: kdc.keytab(name) for name in ("kafka/localhost", "alice", "other/localhost")}
+    return {name: kdc.keytab(name) for name in ("kafka/localhost", "alice", "orders", "other/localhost")}
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +71,22 @@ async def test_tickets_that_kinit_has_fetched_get_through(kdc, keytabs):
             await asyncio.wait_for(producer.send_and_wait("t", b"x"), LONG)
 
     assert ("User:alice", "GSSAPI") in security.authentications
+
+
+async def test_the_guides_code_gets_through(keytabs, tmp_path, monkeypatch):
+    (code,) = (block.code for block in docs_pages.blocks_of(docs_pages.ROOT / "docs" / "sasl-gssapi.md"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "orders.keytab").symlink_to(keytabs["orders"])
+    security = Security(mechanisms=["GSSAPI"], keytab=keytabs["kafka/localhost"])
+    async with EmbeddedCluster(security=security) as cluster:
+        broker = cluster.broker(0)
+        broker.host = "localhost"
+        names: dict[str, Producer] = {}
+        exec(code.replace("localhost:9096", f"localhost:{broker.port}"), names)
+        async with names["producer"] as producer:
+            await asyncio.wait_for(producer.send_and_wait("orders", b"7"), LONG)
+
+    assert set(security.authentications) == {("User:orders", "GSSAPI")}
 
 
 @pytest.mark.parametrize(
