@@ -429,8 +429,14 @@ async def test_ports_follow_the_first_one():
 
 
 def test_numbers_that_make_no_sense_are_refused():
-    for wrong in ({"brokers": 0}, {"versions": "0.9"}, {"replication_factor": 2}, {"default_partitions": 0}):
-        with pytest.raises(ValueError, match=r"broker|versions"):
+    for wrong in (
+        {"brokers": 0},
+        {"versions": "0.9"},
+        {"transaction_version": 3},
+        {"replication_factor": 2},
+        {"default_partitions": 0},
+    ):
+        with pytest.raises(ValueError, match=r"broker|version"):
             EmbeddedCluster(**wrong)
 
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from aioproducer.protocol.messages import MetadataRequest
+from aioproducer.protocol.messages import ApiVersionsRequest, MetadataRequest
 from aioproducer.testing import EmbeddedCluster
 from tests.raw_client import RawClient, batch_of
 
@@ -107,6 +107,18 @@ async def test_the_command_behaves_like_the_release_that_is_named():
         async with RawClient(server) as client:
             client.send(MetadataRequest(topics=[]), 8)
             assert await client.is_closed()
+
+
+@pytest.mark.parametrize("level", [1, 2])
+async def test_the_command_has_the_transactions_that_are_asked_for(level):
+    async with command("--port", "0", "--transaction-version", str(level)) as child:
+        (server,) = await listening(child)
+        async with RawClient(server) as client:
+            request = ApiVersionsRequest(client_software_name="test", client_software_version="1")
+            described = await client.ask(request, 3)
+
+        levels = {feature.name: feature.max_version_level for feature in described.finalized_features}
+        assert levels["transaction.version"] == level
 
 
 async def test_the_command_ends_with_its_standard_input_if_it_is_told_to():

@@ -12,6 +12,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
@@ -495,11 +496,10 @@ async def test_the_acknowledging_broker_answers_after_the_delay_that_is_asked_fo
     with AckBroker("--topic", "t:1", "--delay-ms", "30") as broker:
         async with quick_producer(broker.bootstrap, delivery_timeout_ms=400_000) as producer:
             await producer.partitions_for("t")
-            loop = asyncio.get_running_loop()
-            began = loop.time()
+            began = time.perf_counter()  # uvloop's own clock counts milliseconds
             await within(2, producer.send_and_wait("t", b"v"))
 
-            assert loop.time() - began >= 0.03
+            assert time.perf_counter() - began >= 0.03
 
 
 async def test_the_acknowledging_broker_speaks_the_versions_of_a_real_one():

@@ -70,6 +70,14 @@ def _arguments() -> argparse.Namespace:
         help=f"behave like this Kafka, {RELEASES[0]} to {RELEASES[-1]}, or like {EVENT_HUBS} (default: %(default)s)",
     )
     parser.add_argument(
+        "--transaction-version",
+        type=int,
+        choices=(0, 1, 2),
+        default=2,
+        help="the feature transaction.version: 2 for transactions v2, less for v1 (default: %(default)s; "
+        "releases before 4.0 don't have it)",
+    )
+    parser.add_argument(
         "--partitions",
         type=_count,
         default=1,
@@ -109,6 +117,7 @@ def _cluster(arguments: argparse.Namespace) -> EmbeddedCluster:
         topics=topics,
         default_partitions=arguments.partitions,
         versions=arguments.versions,
+        transaction_version=arguments.transaction_version,
     )
 
 

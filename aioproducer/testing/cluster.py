@@ -89,6 +89,8 @@ class EmbeddedCluster(Inspection):
             raise ValueError(f"replication_factor={replication_factor} does not fit {brokers} brokers")
         if not 0 <= port <= 65536 - brokers:
             raise ValueError(f"port={port} is no first port for {brokers} brokers; 0 takes free ones")
+        if transaction_version not in (0, 1, 2):
+            raise ValueError(f"transaction_version={transaction_version} is not known: 0, 1 or 2")
         super().__init__()
         self.auto_create = auto_create
         self.default_partitions = default_partitions
