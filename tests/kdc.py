@@ -75,13 +75,13 @@ class Kdc:
 @contextmanager
 def running(folder: Path) -> Iterator[Kdc]:
     """A block with a KDC. Without the library gssapi and Debian's krb5-kdc, krb5-admin-server and krb5-user the tests
-    are skipped; with AIOPRODUCER_KERBEROS=1, as in CI where `make kerberos` could install them, they fail."""
+    are skipped; with KERBEROS_TESTS=1, as in CI where `make kerberos` could install them, they fail."""
     missing = [tool for tool in _TOOLS if shutil.which(tool, path=f"{os.environ['PATH']}:/usr/sbin") is None]
     if importlib.util.find_spec("gssapi") is None:
         missing.append("gssapi")
     if missing:
         message = f"{', '.join(missing)}: install gssapi, krb5-kdc, krb5-admin-server and krb5-user"
-        (pytest.fail if os.environ.get("AIOPRODUCER_KERBEROS") == "1" else pytest.skip)(message)
+        (pytest.fail if os.environ.get("KERBEROS_TESTS") == "1" else pytest.skip)(message)
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
