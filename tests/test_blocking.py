@@ -19,6 +19,7 @@ from docs_runner import Docs
 import aioproducer
 from aioproducer import OffsetAndMetadata, Outcome, TopicPartition, blocking
 from aioproducer.blocking import Producer
+from aioproducer.blocking.loop_thread import Flag
 from aioproducer.errors import (
     BufferFullError,
     BufferTimeoutError,
@@ -815,3 +816,45 @@ def test_logging_is_quiet(caplog, cluster, topic):
         producer.send(topic, b"v")
 
     assert caplog.text == ""
+
+
+def interrupted_at(step, wait):
+    """Call `wait()` and raise KeyboardInterrupt before its n-th instruction of Python; whether it came to that."""
+    left = step
+
+    def trace(frame, event, _):
+        nonlocal left
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            left -= 1
+            if left == 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        wait()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def test_a_ctrl_c_anywhere_in_a_wait_never_stops_the_loop():
+    """threading.Event would stay locked, and the loop thread wait for it in `set`."""
+    steps = 0
+    while True:
+        steps += 1
+        flag = Flag()
+        was_interrupted = interrupted_at(steps, lambda flag=flag: flag.wait(0.0001))
+        setting = threading.Thread(target=flag.set, daemon=True)
+        setting.start()
+        setting.join(SOON)
+        assert not setting.is_alive(), f"it hangs after {steps} instructions"
+        assert flag.wait(SOON)
+        if not was_interrupted:
+            break
+    assert steps > 10, "it was never interrupted"

@@ -38,6 +38,34 @@ class Closing(Protocol):
         """Begin to close; returns what waits for the end of it."""
 
 
+class Flag:
+    """Set once, by the loop thread; others wait for it.
+
+    threading.Event is Python code around a lock, and a Ctrl-C at the wrong place in it leaves that locked: `set` would
+    then stop the loop for ever. Here the lock is held by nobody but while the flag is not set."""
+
+    __slots__ = ("_is_set", "_lock")
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        if not self._is_set:
+            self._is_set = True
+            self._lock.release()
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it is set, at the latest after so many seconds."""
+        if not self._is_set and self._lock.acquire(timeout=seconds):
+            self._lock.release()  # for the next one; were it not, that one would look after its seconds
+        return self._is_set
+
+
 class LoopThread:
     """A loop in a thread, and the producers that keep it alive."""
 
@@ -47,7 +75,7 @@ class LoopThread:
         """Those that are not closed; changed under the lock of this module."""
         self.loop: asyncio.AbstractEventLoop
         self._factory = factory
-        self._began = threading.Event()
+        self._began = Flag()
         self._error: BaseException | None = None
         self._stop = asyncio.Event()
         # A daemon: the interpreter waits for other threads before it calls close_all(), so it would wait for ever.
@@ -196,7 +224,7 @@ class Call(Generic[T]):
     def __init__(self, function: Callable[[], Awaitable[T]]) -> None:
         self._function = function
         self._context = contextvars.copy_context()  # serializers and interceptors see the caller's
-        self._ended = threading.Event()
+        self._ended = Flag()
         self._task: asyncio.Task[T] | None = None
         self._is_given_up = False
 
@@ -244,7 +272,7 @@ class Call(Generic[T]):
             del task
 
 
-def wait_for(ended: threading.Event, seconds: float | None = None, thread: LoopThread | None = None) -> bool:
+def wait_for(ended: Flag, seconds: float | None = None, thread: LoopThread | None = None) -> bool:
     """Wait until it is set; False if it is not after `seconds`, or if the loop thread has ended without it."""
     left = seconds
     while left is None or left > 0:

@@ -20,6 +20,7 @@ from aioproducer import Delivery as AsyncDelivery
 from aioproducer import Producer as AsyncProducer
 from aioproducer.blocking.loop_thread import (
     Call,
+    Flag,
     LoopThread,
     check_may_block,
     generation,
@@ -263,7 +264,7 @@ class Delivery:
         self._is_cancelled = False
         self._is_seen = False
         self._callbacks: list[Callable[[Delivery], object]] | None = None
-        self._ended: threading.Event | None = None
+        self._ended: Flag | None = None
 
     def _appended(self, delivery: AsyncDelivery) -> None:
         self._delivery = delivery
@@ -344,7 +345,7 @@ class Delivery:
         if not self.done():
             check_may_block()
             if self._ended is None:
-                ended = self._ended = threading.Event()
+                ended = self._ended = Flag()
                 self.add_done_callback(lambda _: ended.set())
             thread = self._sends.own_thread()
             if not wait_for(self._ended, timeout, thread) and not self.done():
@@ -368,7 +369,7 @@ class Delivery:
         if running_loop() is thread.loop:
             return self._cancel()
         cancelled: list[bool] = []
-        answered = threading.Event()
+        answered = Flag()
 
         def cancel() -> None:
             cancelled.append(self._cancel())
