@@ -72,8 +72,8 @@ def _positive(text: str) -> int:
 
 async def demo(options: argparse.Namespace, interrupt: Interrupt) -> int:
     """Start or find Kafka, read the flights, send them, prove it, report. Returns the exit status."""
-    interrupt.install()
     async with AsyncExitStack() as stack:
+        stack.enter_context(interrupt.catching())
         cluster = clusters.running(options.kafka, options.brokers)
         kafka = await interrupt.unless(stack.enter_async_context(cluster))
         flights = await _load(options.limit, interrupt)

@@ -277,6 +277,16 @@ async def test_a_topic_may_be_used_again_from_where_it_ends(kafka_cluster, capsy
     assert number(table_of(capsys.readouterr().out)["read back"]) == 3_000
 
 
+async def test_the_demo_gives_the_signals_back(kafka_cluster):
+    """uvloop's end does not: the process that ran the demo could not be ended by SIGTERM any more."""
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
+
+    assert await run_here(kafka_cluster) == 0
+
+    assert [signal.getsignal(number) for number in numbers] == before
+
+
 async def test_a_topic_with_another_number_of_partitions_is_refused(kafka_cluster):
     kafka_cluster.create_topic("flights", 3)
 

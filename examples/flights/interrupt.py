@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -20,7 +21,7 @@ class Interrupted(Exception):
 class Interrupt:
     """The first signal asks for a clean end, the second one for an immediate end, the third kills.
 
-    Belongs to the loop that runs when it is installed; `is_asked` may be read by any thread.
+    Belongs to the loop of the block in which it catches them; `is_asked` may be read by any thread.
     """
 
     def __init__(self) -> None:
@@ -28,10 +29,21 @@ class Interrupt:
         self._asked = asyncio.Event()
         self._insisted = asyncio.Event()
 
-    def install(self) -> None:
+    @contextmanager
+    def catching(self) -> Iterator[None]:
+        """A block in which the signals come here; behind it they do what they always do."""
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
             loop.add_signal_handler(number, self._signalled)
+        try:
+            yield
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
 
     def _signalled(self) -> None:
         if not self.is_asked:
@@ -40,9 +52,7 @@ class Interrupt:
             print("\nstopping; once more stops at once", file=sys.stderr, flush=True)
         elif not self._insisted.is_set():
             self._insisted.set()
-            loop = asyncio.get_running_loop()
-            for number in _SIGNALS:
-                loop.remove_signal_handler(number)
+            self._let_go()
 
     def check(self) -> None:
         """Raise Interrupted if the user asked for the end; for threads."""
