@@ -858,3 +858,29 @@ def test_a_ctrl_c_anywhere_in_a_wait_never_stops_the_loop():
         if not was_interrupted:
             break
     assert steps > 10, "it was never interrupted"
+
+
+def test_a_ctrl_c_anywhere_in_the_wait_for_a_delivery_leaves_the_thread_known(
+    make, cluster, topic, monkeypatch
+):
+    """Before Python 3.13 an interrupted Thread.is_alive marks a thread as ended that runs, and nobody joins it."""
+    monkeypatch.setattr("aioproducer.blocking.loop_thread.SLICE", 0.0001)
+    producer = make(delivery_timeout_ms=60_000, request_timeout_ms=30_000)
+    producer.send_and_wait(topic, b"known")
+    cluster.freeze()
+    delivery = producer.send(topic, b"not answered")
+
+    def wait():
+        try:
+            delivery.result(timeout=0.0002)
+        except TimeoutError:
+            return
+
+    wait()  # what it makes once is there
+    steps = 1
+    while interrupted_at(steps, wait):
+        assert all(thread.is_alive() for thread in left_behind()), f"ended after {steps} instructions?"
+        steps += 1
+    assert steps > 50, "it was never interrupted"
+    cluster.thaw()
+    assert delivery.result(SOON).offset == 1

@@ -76,6 +76,7 @@ class LoopThread:
         self.loop: asyncio.AbstractEventLoop
         self._factory = factory
         self._began = Flag()
+        self._ended = Flag()
         self._error: BaseException | None = None
         self._stop = asyncio.Event()
         # A daemon: the interpreter waits for other threads before it calls close_all(), so it would wait for ever.
@@ -103,13 +104,16 @@ class LoopThread:
                 raise
             self._error = error
             self._began.set()
+        finally:
+            self._ended.set()
 
     async def _stopped(self) -> None:
         await self._stop.wait()
 
     @property
     def is_alive(self) -> bool:
-        return self._thread.is_alive()
+        # Not Thread.is_alive: before Python 3.13 a Ctrl-C in there marks a thread as ended that runs.
+        return not self._ended.is_set()
 
     def post(self, function: Callable[[], object]) -> bool:
         """Have the loop call it soon; False if the loop is closed."""
@@ -123,7 +127,8 @@ class LoopThread:
         """End the loop and the thread."""
         self.post(self._stop.set)
         # The look-up of a host name may keep it from ending; nobody has to wait for that.
-        self._thread.join(1)
+        if self._ended.wait(1):
+            self._thread.join()
 
 
 # Changed by enter(), leave() and in a forked child.
