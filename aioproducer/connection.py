@@ -18,7 +18,7 @@ from typing import Any
 
 from aioproducer.authentication import Authentication
 from aioproducer.config import ProducerConfig
-from aioproducer.dialer import dial, shake_hands
+from aioproducer.dialer import answers_tls, dial, shake_hands
 from aioproducer.errors import (
     AuthenticationError,
     BrokerConnectionError,
@@ -50,6 +50,9 @@ MAX_THROTTLE = 60.0
 LATE_TIMER = 0.1
 """Seconds. A deadline that is noticed later than this was missed because the event loop stood still:
 answers may be waiting unread in the socket, and get a moment to come in."""
+
+LONGEST_LOOK = 1.0
+"""Seconds for which a port that hung up is asked whether it wants TLS."""
 
 CLOCK_SLACK = 0.001
 """Seconds; how much too early an event loop may call (uvloop's timers count milliseconds)."""
@@ -424,7 +427,7 @@ class Connection:
 
         Raises:
             BrokerConnectionError: nobody listens, or the connection broke, or the time is over.
-            ProtocolError: the peer is no Kafka broker.
+            NotKafkaError: the peer is no Kafka broker, or not without TLS.
             AuthenticationError: broker and client don't believe who the other one is.
             BrokerError: the broker refuses the handshake.
             ConfigError: certificates can't be read.
@@ -452,6 +455,8 @@ class Connection:
             if self._wire is not None:
                 self._wire.abort()
             await self._ended()
+            if type(error) is BrokerConnectionError and self.hung_up_on_versions:
+                await self._look_for_tls(error)
             raise
         self._metrics.connects += 1
         if self._authentication.has_end:
@@ -472,6 +477,18 @@ class Connection:
         return await dial(
             host, port, self._setup_timeout, make_wire=make_wire, connector=self._config.connector
         )
+
+    async def _look_for_tls(self, error: BrokerConnectionError) -> None:
+        """Raise NotKafkaError if the port that hung up on us is one for TLS. Old brokers hang up on versions too."""
+        if self._login.uses_tls or self._first_asked > 0:
+            return
+        host, port = self._address
+        if await answers_tls(host, port, min(self._setup_timeout, LONGEST_LOOK), self._config.connector):
+            raise NotKafkaError(
+                f"{self}: the peer hung up on a Kafka request and answers TLS: this port wants TLS, so set "
+                "security_protocol to SSL or SASL_SSL",
+                peer="TLS",
+            ) from error
 
     def _is_unasked(self, frame: bytes) -> bool:
         """Some brokers (Azure Event Hubs) answer requests with acks=0 too; that says nothing to anybody."""

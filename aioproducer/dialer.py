@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
 from aioproducer.errors import BrokerConnectionError, RequestTimedOutError, escaped
+from aioproducer.protocol.frame import PREFIX_SIZE, is_tls
 from aioproducer.tls import handshake_error
 from aioproducer.wire import Wire
 
@@ -154,6 +155,31 @@ async def shake_hands(wire: Wire, who: object, timeout: float) -> None:
         raise handshake_error(who, error) from error
     except OSError as error:
         raise BrokerConnectionError(f"{who}: {error}: does this port speak TLS?", written=False) from error
+
+
+async def answers_tls(host: str, port: int, timeout: float, connector: Connector | None) -> bool:
+    """Whether a port that hung up on plain bytes answers the greeting of TLS: not every server says what it wants.
+
+    The greeting names nobody and holds no secret; the connection is closed after the first bytes of the answer.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    greeting = ssl.MemoryBIO()
+    with contextlib.suppress(ssl.SSLWantReadError):
+        context.wrap_bio(ssl.MemoryBIO(), greeting).do_handshake()
+    wire: Wire | None = None
+    try:
+        async with asyncio.timeout(timeout):
+            wire = await dial(host, port, timeout, connector=connector)
+            wire.write([greeting.read()])
+            return is_tls(await wire.reader.readexactly(PREFIX_SIZE))
+    except (BrokerConnectionError, OSError, EOFError):  # a TimeoutError is an OSError
+        return False
+    finally:
+        if wire is not None:
+            wire.abort()
+            with contextlib.suppress(OSError):
+                await wire.writer.wait_closed()
 
 
 async def _connected(connector: Connector, host: str, port: int) -> socket.socket:

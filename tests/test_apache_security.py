@@ -208,6 +208,14 @@ async def test_tls_gets_through(kafka):
     await deliver(kafka, "TLS", security_protocol="SSL", **TRUST)
 
 
+@pytest.mark.parametrize("listener", ["TLS", "MUTUAL"])
+async def test_a_port_for_tls_is_named_to_who_comes_without(kafka, listener):
+    error = await refusal(kafka, listener)
+
+    assert [reason.peer for reason in error.reasons.values()] == ["TLS"]
+    assert "set security_protocol to SSL or SASL_SSL" in str(error)
+
+
 @pytest.mark.parametrize("kind", ["text", "PEM", "PKCS12"])
 async def test_a_clients_certificate_gets_through(kafka, tmp_path: Path, kind):
     leaf = client_certificate("alice")

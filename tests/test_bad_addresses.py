@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,8 +11,15 @@ import pytest
 import uvicorn
 
 from aioproducer import Producer
-from aioproducer.errors import BootstrapError, BrokerConnectionError, KafkaError, ProtocolError
+from aioproducer.errors import (
+    BootstrapError,
+    BrokerConnectionError,
+    KafkaError,
+    NotKafkaError,
+    ProtocolError,
+)
 from aioproducer.testing import EmbeddedCluster
+from tests.certificates import server_context
 from tests.conftest import MS
 from tests.producing import QUICK, assert_nothing_left, error_of, values, within
 from tests.scripted_broker import Peer, ScriptedBroker, dead_port
@@ -125,22 +131,26 @@ async def test_a_port_that_hangs_up_or_keeps_silent_is_given_up_in_time(serve):
     assert isinstance(error.reasons[peer.address], BrokerConnectionError)
 
 
-async def test_a_port_where_tls_is_spoken_is_given_up_in_time_with_a_hint():
+@pytest.mark.parametrize("wants_certificate", [True, False])
+async def test_a_port_where_tls_is_spoken_is_named_at_once(wants_certificate):
+    """OpenSSL hangs up on plain bytes without a word."""
+
     async def never_called(reader: Any, writer: Any) -> None:
         writer.close()
 
-    # Without a certificate: it refuses before it would need one.
-    server = await asyncio.start_server(
-        never_called, "127.0.0.1", 0, ssl=ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    )
+    context = server_context(wants_certificate=wants_certificate)
+    server = await asyncio.start_server(never_called, "127.0.0.1", 0, ssl=context)
     address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:
-        error = await failed_start(address)
+        error = await within(1, failed_start(address, patience=60_000))
     finally:
         server.close()
         await server.wait_closed()
 
-    assert "security_protocol" in str(error)
+    reason = error.reasons[address]
+    assert isinstance(reason, NotKafkaError)
+    assert reason.peer == "TLS"
+    assert "security_protocol to SSL or SASL_SSL" in str(error)
 
 
 async def test_a_port_where_nobody_listens_and_a_name_nobody_knows_are_told_apart():

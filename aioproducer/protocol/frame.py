@@ -30,6 +30,11 @@ def encode_prefix(size: int) -> bytes:
     return _LENGTH.pack(size)
 
 
+def is_tls(prefix: bytes) -> bool:
+    """Whether an answer that begins so is a record of TLS."""
+    return prefix[0] in _TLS and prefix[1] == 0x03
+
+
 def decode_size(prefix: bytes, limit: int) -> int:
     """How many bytes follow `prefix`.
 
@@ -42,7 +47,7 @@ def decode_size(prefix: bytes, limit: int) -> int:
         raise NotKafkaError(
             "the peer answers in HTTP: this is the port of a web server, not of a Kafka broker", peer="HTTP"
         )
-    if prefix[0] in _TLS and prefix[1] == 0x03:
+    if is_tls(prefix):
         what = _TLS[prefix[0]]
         raise NotKafkaError(
             f"the peer answers with {what}: this port wants TLS, so set security_protocol to SSL or SASL_SSL",
