@@ -35,9 +35,15 @@ wheel: setup
 	build/wheel-check/bin/pip install -q --only-binary :all: dist/aioproducer-*.whl
 	cd build && wheel-check/bin/python ../tests/wheel_check.py
 
-# What the tests of GSSAPI need and pip does not bring; needs root on Debian. Without it they are skipped.
+# What the tests of GSSAPI need and pip does not bring; needs root on Debian. Without it they are skipped, and fail in CI.
+KERBEROS := krb5-kdc krb5-admin-server krb5-user libkrb5-dev
+JAVA     := openjdk-17-jre-headless
+APT      := DEBIAN_FRONTEND=noninteractive apt-get install -y -q
 kerberos: setup
-	DEBIAN_FRONTEND=noninteractive apt-get install -y -q krb5-kdc krb5-admin-server krb5-user libkrb5-dev > /dev/null
+	@test "$$(id -u)" = 0 && command -v apt-get > /dev/null || \
+		{ echo "make kerberos needs root and apt-get, to install $(KERBEROS), $(JAVA)" >&2; exit 1; }
+	$(APT) $(KERBEROS) > /dev/null
+	$(BIN)/python -c "from tests.kdc import java_with_kerberos as java; exit(java() is None)" || $(APT) $(JAVA) > /dev/null
 	$(BIN)/python -m pip install -q "gssapi>=1.9,<2"
 
 # Random schedules of faults in virtual time; `make test` runs a few.   SCHEDULES=..., ARGS="--seed 7 --processes 2"

@@ -6,13 +6,13 @@ A fixture of scope "module" or "session" yields from `running`, on a loop of its
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
 
 from aioproducer.testing.apache import ApacheKafka, ApacheKafkaMissingError
+from aioproducer.testing.plugin import is_ci, tell_of_logs
 from tests.apache_processes import command_lines
 
 LEAN = ("-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
@@ -45,13 +45,15 @@ def running(
             try:
                 runner.run(start())
             except ApacheKafkaMissingError as error:
-                if os.environ.get("CI", "").lower() in ("true", "1"):
+                if is_ci():
                     raise
                 pytest.skip(str(error))
             yield kafka
         finally:
             has_failed = failures(request) > failed_before
             runner.run(kafka.stop(keep_logs=has_failed))
+            if request is not None and has_failed:
+                tell_of_logs(request.config, kafka.directory)
     assert has_failed or not kafka.directory.exists()
     assert not command_lines(str(kafka.directory)), "processes are left"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -11,10 +12,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
+from aioproducer.testing.plugin import is_ci
+
 REALM = "TEST.EXAMPLE"
+JVMS = Path("/usr/lib/jvm")
+"""Where Debian puts each Java."""
 _TOOLS = ("krb5kdc", "kdb5_util", "kadmin.local", "kinit")
 
 
@@ -75,13 +81,12 @@ class Kdc:
 @contextmanager
 def running(folder: Path) -> Iterator[Kdc]:
     """A block with a KDC. Without the library gssapi and Debian's krb5-kdc, krb5-admin-server and krb5-user the tests
-    are skipped; with KERBEROS_TESTS=1, as in CI where `make kerberos` could install them, they fail."""
+    are skipped, or fail: see skip_or_fail."""
     missing = [tool for tool in _TOOLS if shutil.which(tool, path=f"{os.environ['PATH']}:/usr/sbin") is None]
     if importlib.util.find_spec("gssapi") is None:
         missing.append("gssapi")
     if missing:
-        message = f"{', '.join(missing)}: install gssapi, krb5-kdc, krb5-admin-server and krb5-user"
-        (pytest.fail if os.environ.get("KERBEROS_TESTS") == "1" else pytest.skip)(message)
+        skip_or_fail(f"{', '.join(missing)}: install gssapi, krb5-kdc, krb5-admin-server and krb5-user")
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
@@ -99,6 +104,37 @@ def running(folder: Path) -> Iterator[Kdc]:
     finally:
         process.terminate()
         process.wait(10)
+
+
+def java_or_skip() -> str:
+    """A Java of the machine for a broker that speaks GSSAPI. Without one the tests are skipped, or fail."""
+    java = java_with_kerberos()
+    if java is None:
+        skip_or_fail(
+            "no Java 17 with jdk.security.jgss: install openjdk-17-jre-headless; test_kerberos.py needs none"
+        )
+    return java
+
+
+def java_with_kerberos() -> str | None:
+    """A Java of the machine, new enough for a broker, that has what GSSAPI needs. `make kerberos` asks too."""
+    for java in ("java", *map(str, sorted(JVMS.glob("*/bin/java")))):
+        found = shutil.which(java)
+        if found is None:
+            continue
+        listed = subprocess.run([found, "--list-modules"], capture_output=True, text=True, timeout=60)
+        version = re.search(r"^jdk\.security\.jgss@(\d+)", listed.stdout, re.MULTILINE)
+        if version is not None and int(version[1]) >= 17:
+            return found
+    return None
+
+
+def skip_or_fail(message: str) -> NoReturn:
+    """Skip a test of Kerberos; fail it with KERBEROS_TESTS=1, and with CI=true unless KERBEROS_TESTS=0."""
+    wanted = os.environ.get("KERBEROS_TESTS")
+    if wanted == "1" or (wanted != "0" and is_ci()):
+        pytest.fail(message)
+    pytest.skip(message)
 
 
 def _until_it_listens(process: subprocess.Popen[bytes], port: int) -> None:

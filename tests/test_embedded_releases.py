@@ -23,7 +23,7 @@ from aioproducer.protocol.messages import (
 from aioproducer.protocol.schema import REQUESTS, Message
 from aioproducer.testing import ApacheKafka, EmbeddedCluster
 from aioproducer.testing.handlers import HANDLERS
-from aioproducer.testing.releases import EVENT_HUBS, RELEASES, _ceilings, release_named
+from aioproducer.testing.releases import _SERVED, EVENT_HUBS, RELEASES, _ceilings, release_named
 from tests.oracle import OracleRecord, encode_batch, encode_records
 from tests.raw_client import NOW, RawClient, address, batch_of, produce_request
 
@@ -155,6 +155,45 @@ def test_ceilings_are_those_of_the_release(
         ceilings[ApiKey.TXN_OFFSET_COMMIT],
         ceilings[ApiKey.ADD_PARTITIONS_TO_TXN],
     ) == (produce, metadata, init_producer_id, end_txn, txn_offset_commit, add_partitions)
+
+
+KAFKAS_RANGES = {
+    # schemaVersions() of each request's class in 2.1.1.
+    "2.1": {
+        ApiKey.FETCH: VersionRange(0, 10),
+        ApiKey.LIST_OFFSETS: VersionRange(0, 4),
+        ApiKey.FIND_COORDINATOR: VersionRange(0, 2),
+        ApiKey.CREATE_TOPICS: VersionRange(0, 3),
+    },
+    # "validVersions" of each request's JSON file in 2.8.2.
+    "2.8": {
+        ApiKey.FETCH: VersionRange(0, 12),
+        ApiKey.LIST_OFFSETS: VersionRange(0, 6),
+        ApiKey.FIND_COORDINATOR: VersionRange(0, 3),
+        ApiKey.CREATE_TOPICS: VersionRange(0, 7),
+    },
+    # LOWEST_ and HIGHEST_SUPPORTED_VERSION of each request's data class in kafka-clients 4.0.0.
+    "4.0": {
+        ApiKey.FETCH: VersionRange(4, 17),
+        ApiKey.LIST_OFFSETS: VersionRange(1, 10),
+        ApiKey.FIND_COORDINATOR: VersionRange(0, 6),
+        ApiKey.CREATE_TOPICS: VersionRange(2, 7),
+    },
+}
+"""What Kafka's sources and jars say of the APIs that no producer needs all versions of."""
+
+
+@pytest.mark.parametrize("release", KAFKAS_RANGES)
+async def test_a_cluster_serves_of_other_apis_what_is_in_the_range_of_its_release(release):
+    async with EmbeddedCluster(versions=release) as cluster, RawClient(address(cluster)) as client:
+        response = await client.ask(ApiVersionsRequest(), 0)
+
+    assert isinstance(response, ApiVersionsResponse)
+    told = {key.api_key: VersionRange(key.min_version, key.max_version) for key in response.api_keys}
+    for api_key, kafkas in KAFKAS_RANGES[release].items():
+        assert _ceilings(release)[api_key] == kafkas.max
+        assert told[api_key].min >= kafkas.min
+        assert told[api_key].max == min(kafkas.max, _SERVED[api_key].max)
 
 
 def test_an_api_that_came_later_is_not_served_before():

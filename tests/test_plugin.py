@@ -15,7 +15,10 @@ from conftest import MS
 
 import aioproducer.testing.plugin as plugin_module
 from aioproducer import Producer
-from aioproducer.testing import EmbeddedCluster
+from aioproducer.testing import EmbeddedCluster, apache
+from aioproducer.testing.apache_jars import ApacheKafkaMissingError
+from tests.apache_clusters import running
+from tests.apache_processes import command_lines
 
 ROOT = Path(plugin_module.__file__).parents[2]
 
@@ -233,6 +236,32 @@ def test_missing_extra_skips_except_in_ci(project, ci, outcome, status):
     assert "no Java here: pip install 'aioproducer[kafka]'" in ended.stdout
 
 
+@pytest.mark.parametrize(
+    ("value", "expected"), [("true", True), ("True", True), ("1", True), ("false", False), ("", False)]
+)
+def test_ci_is_what_the_services_set(monkeypatch, value, expected):
+    monkeypatch.setenv("CI", value)
+
+    assert plugin_module.is_ci() is expected
+
+
+@pytest.mark.parametrize(("ci", "outcome"), [("true", ApacheKafkaMissingError), ("", pytest.skip.Exception)])
+def test_this_projects_own_clusters_are_skipped_except_in_ci_too(monkeypatch, ci, outcome):
+    monkeypatch.setenv("CI", ci)
+    monkeypatch.setattr(apache, "java_executable", missing_java)
+
+    # Both are caught: an unexpected skip would skip this test.
+    with pytest.raises((ApacheKafkaMissingError, pytest.skip.Exception), match="no Java here") as ended:
+        with running(apache.ApacheKafka()):
+            pass
+
+    assert ended.type is outcome
+
+
+def missing_java():
+    raise ApacheKafkaMissingError("no Java here")
+
+
 def test_tests_on_a_real_broker_have_the_marker_by_themselves(project):
     tests = """
         import pytest
@@ -259,6 +288,7 @@ def test_settings_of_the_real_broker_can_be_overridden_and_its_logs_are_kept_aft
         from aioproducer.testing import apache
 
         class Kafka:
+            directory = "where-they-are"
             def __init__(self, **settings): self.settings = settings
             async def start(self): pass
             async def stop(self, *, keep_logs): print("stopped, keep_logs", keep_logs)
@@ -281,11 +311,69 @@ def test_settings_of_the_real_broker_can_be_overridden_and_its_logs_are_kept_aft
 
     assert "1 passed" in told, told
     assert "stopped, keep_logs False" in told
-    assert "stopped, keep_logs True" in run_pytest(project(tests), "-s")
+    assert "where-they-are" not in told
+    told = run_pytest(project(tests), "-s")
+    assert "stopped, keep_logs True" in told
+    assert "Kafka's logs are kept in where-they-are\n" in told
 
 
 @pytest.mark.apache
-def test_real_broker_is_gone_after_an_interrupted_session(project):
+def test_logs_of_a_real_broker_are_kept_and_named_after_a_failed_test_though_others_follow(
+    project, temporary
+):
+    tests = """
+        def test_that_fails(apache_kafka):
+            assert False
+
+        def test_that_passes(apache_kafka):
+            pass
+    """
+
+    told = run_pytest(project(tests), TMPDIR=str(temporary))
+
+    assert "1 failed, 1 passed" in told, told
+    (kept,) = temporary.iterdir()
+    assert told.count(f"Kafka's logs are kept in {kept}\n") == 1
+    assert "Kafka Server started" in (kept / "node-0" / "server.log").read_text()
+    assert not (kept / "node-0" / "data").exists()
+    assert not command_lines(str(temporary))
+
+
+def test_logs_of_this_projects_own_clusters_are_named_too(project):
+    tests = """
+        from pathlib import Path
+        import pytest
+        from tests.apache_clusters import running
+
+        class Kafka:
+            directory = Path("where-they-are")
+            async def start(self): pass
+            async def stop(self, *, keep_logs): pass
+
+        @pytest.fixture
+        def kafka(request):
+            with running(Kafka(), request=request) as kafka:
+                yield kafka
+
+        def test_that_fails(kafka):
+            assert False
+    """
+
+    told = run_pytest(project(tests))
+
+    assert "Kafka's logs are kept in where-they-are\n" in told, told
+
+
+@pytest.fixture
+def temporary(tmp_path):
+    """Where a process makes its directories that has this as TMPDIR."""
+    directory = tmp_path / "temporary"
+    directory.mkdir()
+    return directory
+
+
+@pytest.mark.apache
+def test_real_broker_is_gone_after_an_interrupted_session(project, temporary):
     tests = """
         import os, signal, time
 
@@ -295,12 +383,14 @@ def test_real_broker_is_gone_after_an_interrupted_session(project):
             time.sleep(60)
     """
 
-    told = run_pytest(project(tests), "-s")
+    told = run_pytest(project(tests), "-s", TMPDIR=str(temporary))
 
     assert "KeyboardInterrupt" in told, told
     pid = int(told.split("broker ")[1].split()[0])
     with pytest.raises(ProcessLookupError):
         os.kill(pid, signal.SIG_DFL)
+    assert not command_lines(str(temporary))
+    assert not list(temporary.iterdir())
 
 
 # ------------------------------------------------------------------------------------------------- the plugin

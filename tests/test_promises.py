@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import functools
 import importlib.metadata
 import inspect
 import io
 import itertools
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -33,7 +35,7 @@ from aioproducer.testing.releases import RELEASES, release_named
 from benchmarks.broker import AckBroker
 from flights import clusters
 from flights.interrupt import Interrupt
-from tests import conftest
+from tests import conftest, kdc
 from tests.conftest import MS
 from tests.producing import (
     ONE_BATCH_PER_RECORD,
@@ -99,14 +101,35 @@ def test_a_plain_install_brings_all_that_the_package_imports_and_no_loop():
     assert required(PROJECT["project"]["optional-dependencies"]["uvloop"]) == {"uvloop"}
 
 
+def test_each_extra_has_what_the_clusters_import_besides():
+    extras = {name: required(texts) for name, texts in PROJECT["project"]["optional-dependencies"].items()}
+    parsed = {path.name: ast.parse(path.read_text()) for path in ROOT.glob("aioproducer/testing/*.py")}
+
+    assert besides({name: tree.body for name, tree in parsed.items()}) == {"plugin.py": {"pytest"}}
+    assert besides({name: ast.walk(tree) for name, tree in parsed.items()}) == {
+        "apache_jars.py": extras["kafka"],
+        "security.py": extras["gssapi"],
+        "plugin.py": {"pytest", "pytest-asyncio"},  # is loaded by the one and does without the other
+    }
+
+
+def besides(files: Mapping[str, Iterable[ast.AST]]) -> dict[str, set[str]]:
+    """What each file imports that a plain install does not bring."""
+    plain = required(PROJECT["project"]["dependencies"])
+    found = {name: distributions(imports_of(nodes)) - plain for name, nodes in files.items()}
+    return {name: more for name, more in found.items() if more}
+
+
 def required(texts: list[str]) -> set[str]:
     return {re.split(r"[<>=\[]", text)[0] for text in texts}
 
 
+installed = functools.cache(importlib.metadata.packages_distributions)  # reads them all each time
+
+
 def distributions(modules: set[str]) -> set[str]:
     """The names under which modules that are neither ours nor Python's are installed."""
-    installed = importlib.metadata.packages_distributions()
-    return {installed.get(name, [name])[0] for name in modules - sys.stdlib_module_names - {"aioproducer"}}
+    return {installed().get(name, [name])[0] for name in modules - sys.stdlib_module_names - {"aioproducer"}}
 
 
 def imports_of(nodes: Iterable[ast.AST]) -> set[str]:
@@ -172,6 +195,88 @@ def test_ci_runs_check_wheel_demo_and_test_in_this_order():
     ]
     assert "set -euo pipefail" in lines
     assert "export CI=true" in lines, "a missing Kafka is an error there, and no skipped test"
+
+
+def test_ci_asks_for_the_tests_of_kerberos_unless_it_can_not_install_what_they_need():
+    lines = (ROOT / ".ci" / "run").read_text().splitlines()
+
+    begin = lines.index("if make kerberos; then")
+    assert [line.strip() for line in lines[begin + 1 : begin + 4]] == [
+        "export KERBEROS_TESTS=1",
+        "else",
+        "export KERBEROS_TESTS=0",
+    ]
+
+
+@pytest.mark.parametrize("has_java", [True, False])
+def test_make_kerberos_installs_a_java_where_none_has_gssapi(tmp_path, has_java):
+    told = make_kerberos(tmp_path, has_java=has_java)
+
+    assert told.returncode == 0, told.stderr
+    installed = [line.split()[3:] for line in (tmp_path / "apt").read_text().splitlines()]
+    packages = ["krb5-kdc", "krb5-admin-server", "krb5-user", "libkrb5-dev"]
+    assert installed == ([packages] if has_java else [packages, ["openjdk-17-jre-headless"]])
+
+
+@pytest.mark.parametrize("lacking", [{"user": 1000}, {"has_apt": False}])
+def test_make_kerberos_says_what_it_would_install_and_that_it_needs_root_and_apt(tmp_path, lacking):
+    told = make_kerberos(tmp_path, **lacking)
+
+    assert told.returncode != 0
+    assert "needs root and apt-get, to install krb5-kdc" in told.stderr
+    assert "openjdk-17-jre-headless" in told.stderr
+    assert not (tmp_path / "apt").exists()
+
+
+def make_kerberos(
+    folder: Path, *, user: int = 0, has_apt: bool = True, has_java: bool = True
+) -> subprocess.CompletedProcess[str]:
+    """Run it with commands of our own, of which apt-get writes down how it was called."""
+    commands = {"id": f"echo {user}", "python": f'test "$1" = -m || exit {int(not has_java)}'}
+    if has_apt:
+        commands["apt-get"] = f'echo "$@" >> {folder}/apt'
+    for name, text in commands.items():
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+    make = [str(shutil.which("make")), "-o", ".venv/.ready", "kerberos", f"BIN={folder}"]
+    environment = {"PATH": str(folder)}
+    return subprocess.run(make, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("ci", "asked", "outcome"),
+    [
+        ("", "", pytest.skip.Exception),
+        ("", "1", pytest.fail.Exception),
+        ("true", "", pytest.fail.Exception),
+        ("true", "1", pytest.fail.Exception),
+        ("true", "0", pytest.skip.Exception),
+    ],
+)
+@pytest.mark.parametrize("module", ["java.base@17.0.15", "jdk.security.jgss@11.0.2"])
+def test_without_what_gssapi_needs_its_tests_are_skipped_or_fail(
+    monkeypatch, tmp_path, ci, asked, outcome, module
+):
+    java = tmp_path / "jvm" / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text(f"#!/bin/sh\necho {module}\n")
+    java.chmod(0o755)
+    monkeypatch.setattr(kdc, "JVMS", tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CI", ci)
+    monkeypatch.setenv("KERBEROS_TESTS", asked)
+
+    # Both are caught: an unexpected skip would skip this test.
+    either = (pytest.skip.Exception, pytest.fail.Exception)
+    with pytest.raises(either, match="install openjdk-17-jre-headless") as ended:
+        kdc.java_or_skip()
+
+    assert ended.type is outcome
+    with pytest.raises(either, match=r"kinit.*: install gssapi, krb5-kdc") as ended, kdc.running(tmp_path):
+        pass
+    assert ended.type is outcome
+    java.write_text("#!/bin/sh\necho jdk.security.jgss@21.0.1\n")
+    assert kdc.java_or_skip() == str(java)
 
 
 def test_the_readme_names_the_two_commands_and_how_to_install():
@@ -599,3 +704,43 @@ def test_the_goals_are_a_sixth_of_aiokafkas_cpu_less_than_confluents_no_slower_a
     ]
 
     assert [goal.met for goal in report.goals(figures)] == met
+
+
+@pytest.fixture
+def tls(bench) -> ModuleType:
+    """benchmarks/tls.py, as bench.py has imported it."""
+    return bench.tls
+
+
+def test_the_comparison_over_tls_measures_each_client_in_turns_and_all_records_arrive(tls, monkeypatch):
+    rows, arrived = [], []
+    measured = tls.measured
+
+    def measured_small(row: str, folder: Path, megabytes: int) -> float:
+        rows.append(row)
+        return measured(row, folder, 10)
+
+    class CountingBroker(AckBroker):
+        def __exit__(self, *exc: object) -> None:
+            arrived.append(sum(sum(topic["records"]) for topic in self.counts()["topics"].values()))
+            super().__exit__(*exc)
+
+    monkeypatch.setattr(tls, "measured", measured_small)
+    monkeypatch.setattr(tls, "AckBroker", CountingBroker)
+
+    figures = tls.compare(quick=True)
+
+    assert rows == ["stream", "SSL", "PLAINTEXT"] * 2
+    assert arrived == [0, 11_000, 11_000] * 2, "10 MB after 1 MB to warm up; the stream's are thrown away"
+    assert {row: len(found) for row, found in figures.items()} == dict.fromkeys(tls.ROWS, 2)
+    assert min(min(found) for found in figures.values()) > 0
+
+
+def test_the_table_of_the_comparison_over_tls_has_medians_and_what_they_are_to_the_bare_stream(tls):
+    lines = tls.table({"stream": [1.0, 4.0, 2.0], "SSL": [5.0, 2.5, 3.0], "PLAINTEXT": [1.0]}).splitlines()
+
+    assert lines[-3:] == [
+        "| asyncio stream, TLS | **2.00** [1.00–4.00] | 1.00 |",
+        "| aioproducer, TLS | **3.00** [2.50–5.00] | 1.50 |",
+        "| aioproducer, without TLS | **1.00** [1.00–1.00] | 0.50 |",
+    ]

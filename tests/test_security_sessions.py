@@ -26,6 +26,7 @@ from aioproducer.protocol.messages import (
 from aioproducer.sasl import OAuthToken
 from aioproducer.testing import EmbeddedCluster, Security
 from aioproducer.testing import security as broker_security
+from aioproducer.testing.simulation import simulate
 from tests.certificates import authority_pem, server_context
 from tests.conftest import MS
 from tests.producing import QUICK
@@ -493,6 +494,43 @@ async def test_a_token_is_used_again_for_80_percent_of_its_life(lifetime, young_
     await login.mechanism("broker")
 
     assert login._token_until - began == pytest.approx(young_for, abs=0.5)
+
+
+@pytest.mark.parametrize("lifetime", [3600.0, 350.0, 10.0])
+def test_a_provider_is_asked_again_after_80_percent_of_a_tokens_life_and_not_before(lifetime):
+    """In virtual time: each new connection authenticates, and none but the last of them needs a new token."""
+    asked = []
+    security = Security(mechanisms=["OAUTHBEARER"])
+
+    async def provider() -> OAuthToken:
+        asked.append(asyncio.get_running_loop().time())
+        return OAuthToken(jws(), lifetime)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        settings = {
+            "security_protocol": "SASL_PLAINTEXT",
+            "sasl_mechanism": "OAUTHBEARER",
+            "sasl_oauth_token_provider": provider,
+            "sasl_login_refresh_window_jitter": 0.0,
+        }
+        async with (
+            EmbeddedCluster(topics={"t": 1}, security=security) as cluster,
+            Producer(cluster.bootstrap_servers, **{**QUICK, **settings}) as producer,
+        ):
+
+            async def connect_anew(share: float) -> int:
+                await asyncio.sleep(asked[0] + share * lifetime - loop.time())
+                await cluster.close_connections(0)
+                before = len(security.authentications)
+                await producer.send_and_wait("t", b"x")
+                assert len(security.authentications) > before
+                return len(asked)
+
+            assert [await connect_anew(share) for share in (0.4, 0.79)] == [1, 1]
+            assert await connect_anew(0.81) == 2
+
+    simulate(main)
 
 
 async def test_connections_that_need_a_token_at_the_same_time_fetch_one():

@@ -99,32 +99,32 @@ def test_a_brokers_own_certificate_can_be_trusted_by_itself():
     shaken(make_context(config(ssl_truststore_certificates=own)), server_context("strange"))
 
 
-def test_a_revoked_certificate_is_refused(tmp_path):
+def revocations(*, of_broker: bool) -> bytes:
+    """A list of the authority, with the right broker's certificate or without any."""
     now = datetime.datetime.now(datetime.UTC)
     issuer = x509.load_pem_x509_certificate(authority().cert_pem.bytes())
     key = serialization.load_pem_private_key(authority().private_key_pem.bytes(), None)
     leaf = x509.load_pem_x509_certificate(broker_certificate("right").cert_chain_pems[0].bytes())
-    for revoked in (False, True):
-        crl = (
-            x509.CertificateRevocationListBuilder()
-            .issuer_name(issuer.subject)
-            .last_update(now - datetime.timedelta(days=1))
-            .next_update(now + datetime.timedelta(days=1))
+    crl = (
+        x509.CertificateRevocationListBuilder()
+        .issuer_name(issuer.subject)
+        .last_update(now - datetime.timedelta(days=1))
+        .next_update(now + datetime.timedelta(days=1))
+    )
+    if of_broker:
+        crl = crl.add_revoked_certificate(
+            x509.RevokedCertificateBuilder().serial_number(leaf.serial_number).revocation_date(now).build()
         )
-        if revoked:
-            crl = crl.add_revoked_certificate(
-                x509.RevokedCertificateBuilder()
-                .serial_number(leaf.serial_number)
-                .revocation_date(now)
-                .build()
-            )
-        pem = crl.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
-        context = make_context(config(**TRUST, ssl_crl_location=write(tmp_path / "crl.pem", pem)))
-        if revoked:
-            with pytest.raises(ssl.SSLCertVerificationError, match="revoked"):
-                shaken(context, server_context())
-        else:
-            shaken(context, server_context())
+    return crl.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+def test_a_revoked_certificate_is_refused(tmp_path):
+    given = {"ssl_crl_location": write(tmp_path / "crl.pem", revocations(of_broker=False))}
+    shaken(make_context(config(**TRUST, **given)), server_context())
+
+    write(tmp_path / "crl.pem", revocations(of_broker=True))
+    with pytest.raises(ssl.SSLCertVerificationError, match="revoked"):
+        shaken(make_context(config(**TRUST, **given)), server_context())
 
 
 # --------------------------------------------------------------------------------------------------- own certificate
@@ -144,8 +144,8 @@ def test_text_may_stand_in_one_line_as_in_javas_files():
     )
 
 
-def own_certificates(tmp_path) -> dict[str, dict[str, str]]:
-    leaf = client_certificate()
+def own_certificates(tmp_path, name: str = "alice") -> dict[str, dict[str, str]]:
+    leaf = client_certificate(name)
     chain, key, locked = chain_pem(leaf), key_pem(leaf), key_pem(leaf, "key-secret")
     p12 = write(tmp_path / "client.p12", pkcs12_store(leaf, "store-secret"))
     return {
@@ -366,6 +366,44 @@ def test_files_are_read_again_when_they_change_and_only_then(tmp_path):
     shaken(second, server_context("strange"))
     with pytest.raises(ssl.SSLCertVerificationError):
         shaken(second, server_context())
+
+
+@pytest.mark.parametrize("kind", ["one file", "two files", "PKCS12"])
+def test_the_clients_certificate_is_read_again_when_it_changes(tmp_path, kind):
+    taken = TlsContext(config(**TRUST, **own_certificates(tmp_path)[kind]))
+    first = taken.current()
+    assert taken.current() is first
+
+    own_certificates(tmp_path, "bob")
+
+    broker = shaken(taken.current(), server_context(wants_certificate=True))
+    assert peer_name(broker) == "bob"
+
+
+@pytest.mark.parametrize("first", ["cert", "key"])
+def test_a_pair_of_which_one_file_has_changed_leaves_the_former_context(tmp_path, caplog, first):
+    taken = TlsContext(config(**TRUST, **own_certificates(tmp_path)["two files"]))
+    former = taken.current()
+    bob = client_certificate("bob")
+    files = {"cert": (tmp_path / "cert.pem", chain_pem(bob)), "key": (tmp_path / "key.pem", key_pem(bob))}
+
+    write(*files.pop(first))
+    assert taken.current() is former
+    assert "the former ones stay" in caplog.text
+
+    [last] = files.values()
+    write(*last)
+    assert peer_name(shaken(taken.current(), server_context(wants_certificate=True))) == "bob"
+
+
+def test_a_list_of_revoked_certificates_is_read_again_when_it_changes(tmp_path):
+    path = tmp_path / "crl.pem"
+    taken = TlsContext(config(**TRUST, ssl_crl_location=write(path, revocations(of_broker=False))))
+    shaken(taken.current(), server_context())
+
+    write(path, revocations(of_broker=True))
+    with pytest.raises(ssl.SSLCertVerificationError, match="revoked"):
+        shaken(taken.current(), server_context())
 
 
 def test_a_link_that_points_elsewhere_counts_as_a_change(tmp_path):

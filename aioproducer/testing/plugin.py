@@ -9,6 +9,7 @@ import asyncio
 import inspect
 import os
 from collections.abc import AsyncIterator, Coroutine, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -27,6 +28,7 @@ MARKERS = (
     "kafka_cluster(**settings): settings of EmbeddedCluster for the fixture kafka_cluster, "
     "e.g. brokers=3, topics={'orders': 12}, versions='2.8'",
 )
+_KEPT_LOGS = pytest.StashKey[list[Path]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -130,7 +132,7 @@ def apache_kafka(
     """One real broker, shared by all tests of the session: give each test topics of its own.
 
     `apache_kafka_settings` says how it is started. Skips the test if the extra `aioproducer[kafka]` is missing; in
-    CI (CI=true) that is an error. If a test fails, the broker's logs are kept, and a warning in the log says where.
+    CI (CI=true) that is an error. If a test fails, the broker's logs are kept, and pytest's last lines say where.
     """
     from aioproducer.testing.apache import ApacheKafka, ApacheKafkaMissingError
 
@@ -138,14 +140,32 @@ def apache_kafka(
     try:
         _run(kafka.start())
     except ApacheKafkaMissingError as error:
-        if os.environ.get("CI", "").lower() in ("true", "1"):
+        if is_ci():
             raise
         pytest.skip(str(error))
     failed_before = request.session.testsfailed
     try:
         yield kafka
     finally:
-        _run(kafka.stop(keep_logs=request.session.testsfailed > failed_before))
+        has_failed = request.session.testsfailed > failed_before
+        _run(kafka.stop(keep_logs=has_failed))
+        if has_failed:
+            tell_of_logs(request.config, kafka.directory)
+
+
+def is_ci() -> bool:
+    """Whether CI=true says that a skip is a failure."""
+    return os.environ.get("CI", "").lower() in ("true", "1")
+
+
+def tell_of_logs(config: pytest.Config, directory: Path) -> None:
+    """Name the directory of kept logs at the end: what is logged then belongs to a test that may have passed."""
+    config.stash.setdefault(_KEPT_LOGS, []).append(directory)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for directory in config.stash.get(_KEPT_LOGS, []):
+        terminalreporter.write_line(f"Kafka's logs are kept in {directory}")
 
 
 def _run(coroutine: Coroutine[object, object, None]) -> None:
