@@ -1,6 +1,6 @@
 # make demo    the flights of 2013 through the producer, verified        make demo KAFKA=apache | host:port
 # make test    everything that the tests need, then pytest               make check | bench | wheel | clean
-# make soak    fault schedules in virtual time                           make fuzz | asan
+# make soak    fault schedules in virtual time                           make chaos | fuzz | asan
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -9,7 +9,7 @@ ARGS   ?=
 
 SOURCES := $(wildcard aioproducer/*.pyx)
 
-.PHONY: demo test check bench wheel setup clean format kerberos soak fuzz asan
+.PHONY: demo test check bench wheel setup clean format kerberos soak chaos fuzz asan
 
 demo: setup
 	$(BIN)/python examples/flights_demo.py --kafka "$(KAFKA)" $(ARGS)
@@ -50,6 +50,11 @@ kerberos: setup
 SCHEDULES ?= 100000
 soak: setup
 	$(BIN)/python -m tests.simulation.soak --schedules $(SCHEDULES) $(ARGS)
+
+# Real brokers that are killed, frozen, restarted and cut off; `make test` plays a little of it.   ARGS="--seed 7"
+MINUTES ?= 30
+chaos: setup
+	$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(ARGS)
 
 # Mutated frames into every decoder; a million of them are part of `make test`.
 FRAMES ?= 100000000
