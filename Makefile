@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 KAFKA  ?= embedded
 ARGS   ?=
 
-SOURCES := $(wildcard aioproducer/*.pyx)
+SOURCES := $(wildcard aioproducer/*.pyx aioproducer/*.pxi)
 
 .PHONY: demo test check bench wheel setup clean format kerberos soak chaos fuzz asan
 

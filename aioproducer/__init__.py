@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         ProducerClosed,
         ProducerFencedError,
         RecordTooLargeError,
+        SendManyError,
         TransactionAbortableError,
         TransactionAbortedError,
         TransactionError,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     )
     from aioproducer.interceptors import Interceptor
     from aioproducer.producer import CloseReport, Producer
+    from aioproducer.receipt import Receipt
     from aioproducer.types import (
         ConsumerGroupMetadata,
         Headers,
@@ -65,9 +67,11 @@ __all__ = [
     "ProducerConfig",
     "ProducerFencedError",
     "ProducerRecord",
+    "Receipt",
     "RecordMetadata",
     "RecordTooLargeError",
     "Secret",
+    "SendManyError",
     "TopicPartition",
     "TransactionAbortableError",
     "TransactionAbortedError",
@@ -102,9 +106,11 @@ _MODULES = {
     "ProducerConfig": "aioproducer.config",
     "ProducerFencedError": "aioproducer.errors",
     "ProducerRecord": "aioproducer.types",
+    "Receipt": "aioproducer.receipt",
     "RecordMetadata": "aioproducer._record_path",
     "RecordTooLargeError": "aioproducer.errors",
     "Secret": "aioproducer.types",
+    "SendManyError": "aioproducer.errors",
     "TopicPartition": "aioproducer.types",
     "TransactionAbortableError": "aioproducer.errors",
     "TransactionAbortedError": "aioproducer.errors",

@@ -193,7 +193,7 @@ cdef class BufferMemory:
 
 # -------------------------------------------------------------------------------------------------- the records
 
-DEF SPARE_BUFFERS = 64
+DEF SPARE_BUFFERS = 256
 DEF SMALLEST_SPARE = 16 * 1024
 DEF LARGEST_SPARE = 256 * 1024
 
@@ -317,7 +317,7 @@ cdef class Batch:
     """Deliveries that were thrown away before anybody looked at their result."""
     cdef public bint is_due
     """It has lingered, or somebody waits for it alone: it is sent although it is open."""
-    cdef list parts
+    cdef readonly list parts
     """Once it was split: (first index, Batch), ascending. Its deliveries move on to the part that holds their record."""
 
     def __init__(self, PartitionQueue queue, loop, Py_ssize_t capacity, Py_ssize_t limit):
@@ -392,6 +392,10 @@ cdef class Batch:
     def another(self, Delivery delivery):
         """A second delivery of the same record, for whoever must hear of it also if the first is cancelled."""
         return new_delivery(self, delivery.index, delivery.timestamp)
+
+    def nobody_looked(self, int count):
+        """Results of so many records were thrown away before anybody looked at them."""
+        self.unretrieved += count
 
     def complete(self, int64_t base_offset, int64_t log_append_time, int64_t log_start_offset):
         """The records are in the log from `base_offset` on (-1: unknown offset)."""
@@ -1018,6 +1022,14 @@ cdef class RecordPath:
         """
         return append(self, topic, value, key, partition, timestamp_ms, headers, has_turn)
 
+    def _append_rows(self, Topic topic, Rows rows, list refusals, bint has_turn):
+        """Append rows of send_many: ALL_APPENDED, OTHERS_TURN (call again later) or NO_ROOM.
+
+        `refusals`, if not None: by partition, the error of rows for it, or None if this producer may write to it.
+        `has_turn`: the caller is the first of those who wait for memory.
+        """
+        return append_rows(self, topic, rows, refusals, has_turn)
+
 
 cdef Delivery append_known(RecordPath self, topic_name, value, key, partition, timestamp_ms, headers):
     """Append if nothing has to be waited for, else None."""
@@ -1133,8 +1145,8 @@ cdef inline Py_ssize_t most_bytes(Record* record) noexcept nogil:
             + (record.value_size if record.value_size > 0 else 0))
 
 
-cdef int write_record(Batch batch, Record* record, headers) except -1:
-    cdef RecordsBuffer buffer = batch.buffer
+cdef inline char* begin_record(Batch batch, Record* record) noexcept:
+    """Write a record up to its headers, for which it returns the place."""
     cdef Py_ssize_t body
     cdef int64_t delta
     cdef char* at
@@ -1148,22 +1160,29 @@ cdef int write_record(Batch batch, Record* record, headers) except -1:
             + varint_size(record.value_size) + (record.value_size if record.value_size > 0 else 0)
             + record.headers_size)
     # The caller made sure of most_bytes() behind `size`, and `body` with its own length is never more.
-    at = buffer.data + buffer.size
-    at = put_varint(at, body)
+    at = put_varint(batch.buffer.data + batch.buffer.size, body)
     at[0] = 0                      # attributes, unused
     at = put_varint(at + 1, delta)
     at = put_varint(at, batch.record_count)
     at = put_bytes(at, record.key, record.key_size)
-    at = put_bytes(at, record.value, record.value_size)
+    return put_bytes(at, record.value, record.value_size)
+
+
+cdef inline int end_record(Batch batch, char* at) except -1:
+    batch.buffer.size = at - batch.buffer.data
+    assert batch.buffer.size <= batch.buffer.capacity
+    batch.record_count += 1
+    return 0
+
+
+cdef int write_record(Batch batch, Record* record, headers) except -1:
+    cdef char* at = begin_record(batch, record)
     if headers is None:
         at[0] = 0
         at += 1
     else:
         at = put_headers(at, headers)
-    buffer.size = at - buffer.data
-    assert buffer.size <= buffer.capacity
-    batch.record_count += 1
-    return 0
+    return end_record(batch, at)
 
 
 cdef bint has_room(Batch batch, Py_ssize_t most, BufferMemory memory) except -1:
@@ -1292,3 +1311,8 @@ cdef char* put_headers(char* at, headers) except NULL:
         else:
             at = put_bytes(at, PyBytes_AS_STRING(value), PyBytes_GET_SIZE(value))
     return at
+
+
+# ------------------------------------------------------------------------------------------------- send_many
+
+include "_columns.pxi"

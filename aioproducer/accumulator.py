@@ -14,6 +14,7 @@ from concurrent.futures import Executor
 from functools import partial
 from itertools import count
 from random import Random
+from typing import Any, TypeVar
 
 from aioproducer._record_path import HEADER_SIZE, BufferMemory, Delivery, PartitionQueue, Topic
 from aioproducer.batch import BatchBuilder, BatchState, FlushWait, ProducerBatch
@@ -24,6 +25,8 @@ from aioproducer.errors import BufferTimeoutError, ProducerClosed
 from aioproducer.partitioner import NodeAvailability, UniformSticky
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 NO_NODE = NO_LEADER
 COMPRESS_IN_THREAD_FROM = 8 * 1024
@@ -56,7 +59,7 @@ class Accumulator:
         # looked up by the record's path
         self.topics: dict[str, Topic] = {}
         self.memory = BufferMemory(config.buffer_memory)
-        self._waiting: OrderedDict[asyncio.Future[Delivery], Callable[[], Delivery | None]] = OrderedDict()
+        self._waiting: OrderedDict[asyncio.Future[Any], Callable[[], object | None]] = OrderedDict()
         """Who waits for memory, first come first served: the accumulator's lock. Nobody overtakes them."""
         self._is_serving = False
         self._closed = False
@@ -172,7 +175,7 @@ class Accumulator:
         self._wake.set()
         return batch.delivery()
 
-    async def append_when_room(self, append: Callable[[], Delivery | None], deadline: float) -> Delivery:
+    async def append_when_room(self, append: Callable[[], T | None], deadline: float) -> T:
         """Call `append` until it finds memory, after all those who wait already.
 
         Raises:
@@ -180,7 +183,7 @@ class Accumulator:
             ProducerClosed: the producer was closed meanwhile.
         """
         began = self._loop.time()
-        waiter: asyncio.Future[Delivery] = self._loop.create_future()
+        waiter: asyncio.Future[T] = self._loop.create_future()
         self._waiting[waiter] = append
         self.memory.waiters += 1
         if len(self._waiting) == 1:
@@ -218,21 +221,21 @@ class Accumulator:
         finally:
             self._is_serving = False
 
-    def _served(self, waiter: asyncio.Future[Delivery], append: Callable[[], Delivery | None]) -> bool:
+    def _served(self, waiter: asyncio.Future[Any], append: Callable[[], object | None]) -> bool:
         try:
             if self._closed:
                 raise ProducerClosed("the producer was closed while the record waited for room in the buffer")
-            delivery = append()
+            appended = append()
         except Exception as error:
             waiter.set_exception(error)
             waiter.exception()  # whoever waited may be gone
             return True
-        if delivery is None:
+        if appended is None:
             return False
-        waiter.set_result(delivery)
+        waiter.set_result(appended)
         return True
 
-    def _leave(self, waiter: asyncio.Future[Delivery]) -> None:
+    def _leave(self, waiter: asyncio.Future[Any]) -> None:
         if self._waiting.pop(waiter, None) is not None:
             self.memory.waiters -= 1
 

@@ -18,6 +18,7 @@
     ├─ DeliveryError                    outcome, topic, partition, broker, attempts, elapsed, last_error
     │  ├─ DeliveryTimeoutError          also a KafkaTimeoutError
     │  └─ TransactionAbortedError
+    ├─ SendManyError                    errors, outcome
     ├─ TransactionError                 transactional_id
     │  ├─ TransactionAbortableError     requires_abort
     │  ├─ TransactionReinitError        requires_reinit
@@ -213,6 +214,17 @@ class DeliveryTimeoutError(DeliveryError, KafkaTimeoutError):
 class TransactionAbortedError(DeliveryError):
     """The record belongs to a transaction that was aborted: whether it is in the log or not, nobody who reads committed
     records will see it."""
+
+
+class SendManyError(KafkaError):
+    """Some rows of a `send_many` failed; all others are in the log.
+
+    `errors` says of each failed row why. `outcome` is UNKNOWN if it is so for one of them; `retriable` and the other
+    flags are set if they are for one.
+    """
+
+    outcome: Outcome = Outcome.UNKNOWN
+    errors: Mapping[int, BaseException]
 
 
 class TransactionError(KafkaError):

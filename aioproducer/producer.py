@@ -21,7 +21,15 @@ from random import Random
 from types import TracebackType
 from typing import Any, Self, Unpack
 
-from aioproducer._record_path import Delivery, PartitionQueue, Topic, murmur2
+from aioproducer._record_path import (
+    NO_ROOM,
+    OTHERS_TURN,
+    Delivery,
+    PartitionQueue,
+    Rows,
+    Topic,
+    murmur2,
+)
 from aioproducer.accumulator import Accumulator
 from aioproducer.batch import BatchBuilder
 from aioproducer.brokers import Brokers
@@ -35,14 +43,17 @@ from aioproducer.errors import (
     DeliveryTimeoutError,
     IllegalStateError,
     InvalidRecordError,
+    KafkaError,
     ProducerClosed,
     ProducerNotStartedError,
     RecordTooLargeError,
+    UnknownPartitionError,
 )
 from aioproducer.idempotence import Idempotence
 from aioproducer.interceptors import Interceptors
 from aioproducer.metadata import Metadata
 from aioproducer.metrics import Metrics, MetricsSnapshot
+from aioproducer.receipt import Receipt
 from aioproducer.sender import Sender
 from aioproducer.serializers import Serializer, serialized, serialized_now
 from aioproducer.settings.table import SecuritySettings
@@ -205,6 +216,8 @@ class Producer(Transactional, Configured):
         self._executor: ThreadPoolExecutor
         self._closing: asyncio.Future[CloseReport] | None = None
         self._give_up_flush = asyncio.Event()
+        self._takes_columns = False
+        """Nothing of the user's has to see each record: rows of send_many go into the batches as they are."""
 
     def _move(self, to: State) -> None:
         assert to in TRANSITIONS[self._state], f"a producer can't go from {self._state.value} to {to.value}"
@@ -302,13 +315,13 @@ class Producer(Transactional, Configured):
         self._spawn(self._metadata.run(), "aioproducer-metadata")
         await self._metadata.first_update(self._loop.time() + config.max_block)
         self._spawn(self._sender.run(), "aioproducer-sender")
-        is_plain = (
+        self._takes_columns = (
             config.key_serializer is None
             and config.value_serializer is None
             and not config.interceptors
             and self._choice.is_compiled
-            and self._handle is None
         )
+        is_plain = self._takes_columns and self._handle is None
         self._bind(
             self._loop,
             self._accumulator,
@@ -691,6 +704,98 @@ class Producer(Transactional, Configured):
     def _append_built(self, transaction: int, queue: PartitionQueue, batch: BatchBuilder) -> Delivery | None:
         self._transaction.check_is_still(transaction)
         return self._accumulator.append_built(queue, batch)
+
+    async def send_many(
+        self,
+        topic: str,
+        values: Any,
+        *,
+        keys: Any = None,
+        headers: Any = None,
+        timestamps: Any = None,
+        partitions: Any = None,
+    ) -> Receipt:
+        """Put many records into the buffer, in their order; waits for metadata, and for room as often as it takes.
+
+        Each argument is a list, or Arrow data of any library (what has `__arrow_c_array__` or `__arrow_c_stream__`),
+        which is encoded without a Python object per row. All are of one length.
+
+        Args:
+            topic: the name of the topic, str.
+            values, keys: bytes or None; in Arrow binary, string, fixed-size binary, also large, as view or dictionary.
+                `values` may be a whole record batch or table, with columns named value, key, headers, timestamp and
+                partition instead of the other arguments.
+            headers: of each row a list of (str, bytes or None) or None; in Arrow list<struct<string, binary>> or a map.
+            timestamps: milliseconds since 1970, None for now; in Arrow integers or timestamps.
+            partitions: a number for all rows, or of each row a number, or None for the partitioner's choice.
+
+        Returns:
+            The Receipt: await it for the acknowledgements. A row that can't be sent has its error there and keeps no
+            other one from being sent; so have the rows for which there was no room within max_block_ms.
+
+        Raises:
+            InvalidRecordError: the columns make no sense, or differ in length.
+            Others as `send`. After each of these there is no record.
+
+        Cancelling it: the rows that are in the buffer by then, the first ones, are sent.
+        """
+        self._check_may_append()
+        transaction = self._transaction.number
+        check_target(topic, None)
+        rows = Rows(values, keys, headers, timestamps, partitions)
+        receipt = Receipt(topic, rows, self._loop)
+        append_some = self._append_columns if self._takes_columns else self._append_one
+        try:
+            if self._takes_columns:
+                await self._learn_partitions(topic, rows.largest_partition)
+            while not rows.is_complete:
+                self._check_usable()
+                self._transaction.check_is_still(transaction)
+                await append_some(topic, rows)
+        except KafkaError as error:
+            if rows.next == 0:
+                raise
+            rows.refuse_rest(error.with_traceback(None))
+        return receipt
+
+    async def _learn_partitions(self, topic: str, largest: int) -> None:
+        """Wait for a partition that metadata does not know yet. If there is none, that is the error of its rows."""
+        deadline = self._loop.time() + self._config.max_block
+        info = await self._metadata.wait_for_topic(topic, deadline)
+        if largest >= len(info.partitions):
+            with contextlib.suppress(UnknownPartitionError):
+                await self._metadata.wait_for_topic(topic, deadline, largest)
+
+    async def _append_columns(self, topic: str, rows: Rows) -> None:
+        """Append rows until there is no room or others shall run."""
+        info = self._metadata.topic(topic)
+        if info is None:
+            info = await self._metadata.wait_for_topic(topic, self._loop.time() + self._config.max_block)
+        known = self._accumulator.open_topic(info)
+        refusals = self._transaction.refusals(topic, len(known.queues))
+        pause = self._append_rows(known, rows, refusals, False)
+        if pause == NO_ROOM:
+            append = partial(self._append_waiting_rows, self._transaction.number, known, rows, refusals)
+            await self._accumulator.append_when_room(append, self._loop.time() + self._config.max_block)
+        elif pause == OTHERS_TURN:
+            await asyncio.sleep(0)
+
+    def _append_waiting_rows(
+        self, transaction: int, topic: Topic, rows: Rows, refusals: list[KafkaError | None] | None
+    ) -> int | None:
+        """Append rows that have waited for room: as many as there is room for; None if not even one."""
+        self._transaction.check_is_still(transaction)
+        before = rows.next
+        self._append_rows(topic, rows, refusals, True)
+        return rows.next - before or None
+
+    async def _append_one(self, topic: str, rows: Rows) -> None:
+        """Append the next row by way of `send`, where something of the user's has to see each record."""
+        try:
+            value, key, partition, timestamp_ms, headers = rows.record()
+            rows.sent(await self.send(topic, value, key, partition, timestamp_ms, headers))
+        except (InvalidRecordError, UnknownPartitionError) as error:
+            rows.refuse(error.with_traceback(None))
 
     def metrics(self) -> MetricsSnapshot:
         """All counters at this moment."""

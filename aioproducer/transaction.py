@@ -13,6 +13,7 @@ from aioproducer.errors import (
     CommitOutcomeUnknownError,
     IllegalStateError,
     InvalidRecordError,
+    KafkaError,
     TransactionAbortableError,
     TransactionError,
     TransactionReinitError,
@@ -217,6 +218,19 @@ class Transaction:
                 "participant of the transaction may write to it",
                 argument="partition",
             )
+
+    def refusals(self, topic: str, count: int) -> list[KafkaError | None] | None:
+        """What `check_is_own` says of each of `count` partitions; None if nothing is refused to anybody."""
+        if self.state is not _S.PARTICIPANT:
+            return None
+        found: list[KafkaError | None] = []
+        for partition in range(count):
+            try:
+                self.check_is_own(topic, partition)
+                found.append(None)
+            except InvalidRecordError as error:
+                found.append(error.with_traceback(None))
+        return found
 
     # What the sender asks
 

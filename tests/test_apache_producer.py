@@ -11,6 +11,7 @@ import itertools
 import random
 import time
 
+import pyarrow as pa
 import pytest
 
 from aioproducer import DeliveryError, Outcome, Producer, RecordMetadata, RecordTooLargeError
@@ -104,6 +105,46 @@ async def test_null_and_empty_keys_and_values_stay_apart(each_kafka, topic):
 
     assert [(record.key, record.value) for record in log[0]] == [*records, (b"view", b"mutable")]
     assert flushed.offset == len(records)
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+async def test_columns_are_read_back(each_kafka, topic, compression):
+    """send_many with Arrow, with lists, and `send` in between: where the receipts say, in the order of the calls."""
+    await each_kafka.create_topic(topic, partitions=3)
+    count = 20_000
+    keys = [None if number % 11 == 0 else b"key-%d" % (number % 997) for number in range(count)]
+    values = [None if number % 13 == 0 else b"%d:" % number + b"calm, " * 8 for number in range(count)]
+    headers = [[("row", b"%d" % number), ("none", None)][: number % 3] for number in range(count)]
+    times = [CREATED + number for number in range(count)]
+    table = pa.table(
+        {
+            "key": pa.array(keys).dictionary_encode(),
+            "value": pa.chunked_array([pa.array(values[:777]), pa.array(values[777:])]),
+            "headers": pa.array(headers, pa.map_(pa.string(), pa.binary())),
+            "timestamp": pa.array(times, pa.timestamp("ms")),
+        }
+    )
+
+    async with Producer(each_kafka.bootstrap_servers, compression_type=compression) as producer:
+        first = await producer.send_many(topic, table)
+        single = await producer.send(topic, b"between", key=keys[1])
+        second = await producer.send_many(topic, values, keys=keys, headers=headers, timestamps=times)
+        await first
+        await second
+        between = await single
+    log = (await read_thrice(each_kafka, topic)).log
+
+    for receipt in (first, second):
+        for row in range(count):
+            place = await receipt.delivery(row)
+            record = log[place.partition][place.offset]
+            assert record == (
+                place.partition, place.offset, times[row], 0, keys[row], values[row], tuple(headers[row])
+            )  # fmt: skip
+            if keys[row] == keys[1]:
+                assert (place.offset < between.offset) is (receipt is first)
+        assert sum(len(found) for ranges in receipt.offsets.values() for found in ranges) == count
+    assert sum(map(len, log.values())) == 2 * count + 1
 
 
 async def test_timestamps_are_the_users_or_the_clocks(each_kafka, topic):

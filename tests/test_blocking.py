@@ -32,6 +32,7 @@ from aioproducer.errors import (
     ProducerClosed,
     ProducerNotStartedError,
     RecordTooLargeError,
+    SendManyError,
     TransactionAbortedError,
     UnknownPartitionError,
     WrongLoopError,
@@ -899,3 +900,34 @@ def test_a_ctrl_c_anywhere_in_the_wait_for_a_delivery_leaves_the_thread_known(
     assert steps > 50, "it was never interrupted"
     cluster.thaw()
     assert delivery.result(SOON).offset == 1
+
+
+def test_many_records_in_one_call(producer, cluster, topic):
+    producer.send(topic, b"0").result(SOON)
+    before = producer.send(topic, b"1")
+    receipt = producer.send_many(topic, [b"2", "text", b"4"], keys=[b"a", b"b", b"c"])
+    after = producer.send(topic, b"5")
+
+    assert len(receipt) == 3
+    assert receipt.wait(SOON) is receipt
+    with pytest.raises(SendManyError, match="1 of 3 rows"):
+        receipt.result(SOON)
+    assert receipt.done()
+    assert repr(receipt) == f"<blocking <Receipt {topic}: 3 rows, done>>"
+    assert receipt.errors.keys() == {1}
+    assert receipt.offsets == {0: [range(2, 4)]}
+    assert receipt.partition(0) == 0
+    assert receipt.delivery(2).result(SOON).offset == 3
+    assert [before.result(SOON).offset, after.result(SOON).offset] == [1, 4]
+    assert producer.send_many(topic, [b"6"]).result(SOON).offsets == {0: [range(5, 6)]}
+
+
+def test_a_receipt_that_has_no_result_in_time(make, cluster, topic):
+    producer = make()
+    producer.send(topic, b"known").result(SOON)
+    cluster.freeze()
+    receipt = producer.send_many(topic, [b"v"])
+    with pytest.raises(TimeoutError):
+        receipt.result(20 * MS)
+    cluster.thaw()
+    assert receipt.result(SOON).offsets == {0: [range(1, 2)]}

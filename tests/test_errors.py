@@ -55,6 +55,7 @@ TREE = {
     "DeliveryError": {"KafkaError"},
     "DeliveryTimeoutError": {"DeliveryError", "KafkaTimeoutError"},
     "TransactionAbortedError": {"DeliveryError"},
+    "SendManyError": {"KafkaError"},
     "TransactionError": {"KafkaError"},
     "TransactionAbortableError": {"TransactionError"},
     "TransactionReinitError": {"TransactionError"},

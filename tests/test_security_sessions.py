@@ -71,7 +71,13 @@ async def test_under_load_nothing_is_lost_or_reordered_and_no_connection_breaks(
     security = Security(mechanisms=[mechanism], users=USERS, session_lifetime=life, session_slack=LONG)
     count = 0
     async with EmbeddedCluster(brokers=2, topics={"t": 2}, security=security) as cluster:
-        settings = {**QUICK, "linger_ms": 1, "batch_size": 2000, "request_timeout_ms": 3_000_000 * MS, **given}
+        settings = {
+            **QUICK,
+            "linger_ms": 1,
+            "batch_size": 2000,
+            "request_timeout_ms": 3_000_000 * MS,
+            **given,
+        }
         async with Producer(cluster.bootstrap_servers, **settings) as producer:
             end = asyncio.get_running_loop().time() + 8 * life
             deliveries = []

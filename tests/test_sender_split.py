@@ -90,11 +90,12 @@ async def test_a_limit_that_is_lowered_while_sending_costs_nothing():
         topic = small_batches_only(cluster, 100_000)
         deliveries = await send_numbers(producer, range(1000), topic)
         await deliveries[0]
-        cluster.partition(topic, 0).log.config = cluster.check_config({"max.message.bytes": "150"})
+        cluster.partition(topic, 0).config = cluster.check_config({"max.message.bytes": "150"})
         deliveries += await send_numbers(producer, range(1000, 2000), topic)
 
         assert await offsets(deliveries) == list(range(2000))
         assert numbers(cluster, topic) == list(range(2000))
+        assert producer.metrics().splits > 0
 
 
 async def test_a_batch_in_doubt_is_not_split():

@@ -2,6 +2,7 @@
 
 from aioproducer.blocking.loop_thread import set_loop_factory
 from aioproducer.blocking.producer import Producer, TransactionScope
+from aioproducer.blocking.receipt import Receipt
 from aioproducer.blocking.send_queue import Delivery
 
-__all__ = ["Delivery", "Producer", "TransactionScope", "set_loop_factory"]
+__all__ = ["Delivery", "Producer", "Receipt", "TransactionScope", "set_loop_factory"]

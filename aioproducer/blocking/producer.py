@@ -39,6 +39,7 @@ from aioproducer.blocking.loop_thread import (
     leave,
     running_loop,
 )
+from aioproducer.blocking.receipt import Receipt
 from aioproducer.blocking.send_queue import Delivery, SendQueue
 from aioproducer.errors import IllegalStateError, ProducerNotStartedError
 
@@ -418,6 +419,31 @@ class Producer:
         """As `aioproducer.Producer.send_batch`: the delivery is that of its first record."""
         send = partial(self._inner.send_batch, batch, topic, partition=partition)
         return Delivery(self._sends, topic, self._call_settled(send, topic))
+
+    def send_many(
+        self,
+        topic: str,
+        values: Any,
+        *,
+        keys: Any = None,
+        headers: Any = None,
+        timestamps: Any = None,
+        partitions: Any = None,
+    ) -> Receipt:
+        """As `aioproducer.Producer.send_many`: many records at once, as lists or Arrow data.
+
+        Ctrl-C leaves the rows in the buffer that were there by then: the first ones.
+        """
+        send_many = partial(
+            self._inner.send_many,
+            topic,
+            values,
+            keys=keys,
+            headers=headers,
+            timestamps=timestamps,
+            partitions=partitions,
+        )
+        return Receipt(self._sends, self._call_settled(send_many, topic))
 
     def flush(self, timeout: float | None = None) -> None:
         """As `aioproducer.Producer.flush`: wait until every record sent so far, by any thread, has its result."""

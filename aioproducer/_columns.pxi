@@ -1,0 +1,777 @@
+# Columns of records, for send_many: lists, or Arrow arrays read through the Arrow C data interface without a Python
+# object per row. Part of _record_path.pyx, which includes this file.
+#
+#     Piece     one contiguous array, or one list
+#     Column    pieces one behind the other
+#     Rows      the columns of one call, and which row went into which batch
+
+from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from libc.stdint cimport int8_t, int16_t, uint16_t
+from libc.string cimport memset
+
+cdef extern from *:
+    """
+    struct ArrowSchema {
+        const char *format, *name, *metadata;
+        int64_t flags, n_children;
+        struct ArrowSchema **children, *dictionary;
+        void (*release)(struct ArrowSchema *);
+        void *private_data;
+    };
+    struct ArrowArray {
+        int64_t length, null_count, offset, n_buffers, n_children;
+        const void **buffers;
+        struct ArrowArray **children, *dictionary;
+        void (*release)(struct ArrowArray *);
+        void *private_data;
+    };
+    struct ArrowArrayStream {
+        int (*get_schema)(struct ArrowArrayStream *, struct ArrowSchema *);
+        int (*get_next)(struct ArrowArrayStream *, struct ArrowArray *);
+        const char *(*get_last_error)(struct ArrowArrayStream *);
+        void (*release)(struct ArrowArrayStream *);
+        void *private_data;
+    };
+    """
+    # https://arrow.apache.org/docs/format/CDataInterface.html
+    struct ArrowSchema:
+        const char* format
+        const char* name
+        int64_t n_children
+        ArrowSchema** children
+        ArrowSchema* dictionary
+        void (*release)(ArrowSchema*)
+    struct ArrowArray:
+        int64_t length
+        int64_t null_count
+        int64_t offset
+        int64_t n_buffers
+        int64_t n_children
+        const void** buffers
+        ArrowArray** children
+        ArrowArray* dictionary
+        void (*release)(ArrowArray*)
+    struct ArrowArrayStream:
+        int (*get_schema)(ArrowArrayStream*, ArrowSchema*)
+        int (*get_next)(ArrowArrayStream*, ArrowArray*)
+        const char* (*get_last_error)(ArrowArrayStream*)
+
+DEF SLICE = 2 << 20            # how much send_many may encode until it lets others run: bytes of records and
+DEF ROW_COST = 100             # these for each row; some 0.3 ms
+
+DEF INLINE_VIEW = 12           # bytes that an Arrow view holds itself
+
+cdef enum Pause:
+    COMPLETE
+    TURN
+    FULL
+
+cdef enum Kind:
+    NOTHING        # every row is null
+    OBJECTS        # a list of Python objects
+    BINARY
+    LARGE_BINARY
+    VIEW
+    FIXED
+    INTEGER
+    DICTIONARY     # integers that point into another piece
+    LIST
+    LARGE_LIST
+
+_NAMES = {"values": "value", "keys": "key", "headers": "headers", "timestamps": "timestamp", "partitions": "partition"}
+
+
+@cython.final
+cdef class _Memory:
+    """What a stream has handed out, until nobody reads it any more."""
+
+    cdef ArrowSchema schema
+    cdef ArrowArray array
+
+    def __cinit__(self):
+        memset(&self.schema, 0, sizeof(ArrowSchema))
+        memset(&self.array, 0, sizeof(ArrowArray))
+
+    def __dealloc__(self):
+        if self.array.release != NULL:
+            self.array.release(&self.array)
+        if self.schema.release != NULL:
+            self.schema.release(&self.schema)
+
+
+@cython.final
+cdef class Piece:
+    """One contiguous array of Arrow, or one list."""
+
+    cdef object owner
+    """Keeps the memory alive that the pointers point to."""
+    cdef Kind kind
+    cdef Py_ssize_t length
+    cdef int64_t offset
+    cdef const uint8_t* validity
+    """A bit for each row that is not null; NULL: none is."""
+    cdef const char* buffer
+    """Offsets, views, bytes of fixed size, or integers."""
+    cdef const char* data
+    cdef const void** more
+    """The data buffers of views."""
+    cdef int width
+    """Bytes of one integer, or of one value of fixed size."""
+    cdef bint is_signed
+    cdef int64_t times, parts
+    """An integer times this, divided by that, are milliseconds."""
+    cdef list objects
+    cdef Piece inner
+    """What a dictionary's integers point to; the names of headers."""
+    cdef Piece values
+    """Of headers."""
+
+
+cdef inline bint is_null(Piece piece, int64_t at) noexcept nogil:
+    return piece.validity != NULL and not (piece.validity[at >> 3] >> (at & 7)) & 1
+
+
+cdef int64_t integer_at(Piece piece, int64_t at) noexcept nogil:
+    cdef const char* found = piece.buffer + at * piece.width
+    if piece.width == 8:
+        return (<const int64_t*>found)[0]
+    if piece.width == 4:
+        return (<const int32_t*>found)[0] if piece.is_signed else (<const uint32_t*>found)[0]
+    if piece.width == 2:
+        return (<const int16_t*>found)[0] if piece.is_signed else (<const uint16_t*>found)[0]
+    return (<const int8_t*>found)[0] if piece.is_signed else (<const uint8_t*>found)[0]
+
+
+cdef int bytes_at(Piece piece, int64_t row, const char** data, Py_ssize_t* size) noexcept nogil:
+    """The bytes of a row of an Arrow array; size -1 for null."""
+    cdef int64_t at = piece.offset + row
+    cdef int64_t start
+    cdef const int32_t* view
+    if piece.kind == NOTHING or is_null(piece, at):
+        size[0] = -1
+    elif piece.kind == BINARY:
+        start = (<const int32_t*>piece.buffer)[at]
+        data[0] = piece.data + start
+        size[0] = (<const int32_t*>piece.buffer)[at + 1] - start
+    elif piece.kind == LARGE_BINARY:
+        start = (<const int64_t*>piece.buffer)[at]
+        data[0] = piece.data + start
+        size[0] = (<const int64_t*>piece.buffer)[at + 1] - start
+    elif piece.kind == VIEW:
+        view = <const int32_t*>(piece.buffer + 16 * at)
+        size[0] = view[0]
+        data[0] = <const char*>(view + 1) if view[0] <= INLINE_VIEW else <const char*>piece.more[view[2]] + view[3]
+    elif piece.kind == FIXED:
+        data[0] = piece.buffer + at * piece.width
+        size[0] = piece.width
+    else:
+        return bytes_at(piece.inner, integer_at(piece, at), data, size)
+    return 0
+
+
+cdef int header_range(Piece piece, int64_t row, int64_t* first, int64_t* end) noexcept nogil:
+    """Which of the inner rows are the headers of a row."""
+    cdef int64_t at = piece.offset + row
+    first[0] = end[0] = 0
+    if piece.kind == LIST and not is_null(piece, at):
+        first[0] = (<const int32_t*>piece.buffer)[at]
+        end[0] = (<const int32_t*>piece.buffer)[at + 1]
+    elif piece.kind == LARGE_LIST and not is_null(piece, at):
+        first[0] = (<const int64_t*>piece.buffer)[at]
+        end[0] = (<const int64_t*>piece.buffer)[at + 1]
+    return 0
+
+
+cdef int refuse_nulls(ArrowArray* array, str what, str argument) except -1:
+    """Of structs: a null among them would hide what its fields hold."""
+    cdef const uint8_t* validity = <const uint8_t*>array.buffers[0] if array.n_buffers > 0 else NULL
+    cdef int64_t at
+    if validity == NULL or array.null_count == 0:
+        return 0
+    for at in range(array.offset, array.offset + array.length):
+        if not (validity[at >> 3] >> (at & 7)) & 1:
+            raise InvalidRecordError(f"{argument}: a null among the {what}", argument=argument)
+    return 0
+
+
+cdef Piece piece_of(ArrowSchema* schema, ArrowArray* array, int64_t shift, object owner, str argument):
+    """An array, or what stands under another one from row `shift` on.
+
+    Raises InvalidRecordError for a type that can't be what `argument` says.
+    """
+    cdef Piece piece = Piece.__new__(Piece)
+    cdef str format = schema.format.decode()
+    piece.owner = owner
+    piece.length = array.length - shift
+    piece.offset = array.offset + shift
+    piece.validity = <const uint8_t*>array.buffers[0] if array.n_buffers > 0 else NULL
+    piece.buffer = <const char*>array.buffers[1] if array.n_buffers > 1 else NULL
+    if format == "n":
+        piece.kind = NOTHING
+        piece.validity = NULL
+    elif argument in ("partitions", "timestamps"):
+        read_integers(piece, format, argument, schema.dictionary != NULL)
+    elif argument == "headers":
+        read_headers(piece, format, schema, array, owner)
+    elif schema.dictionary != NULL:
+        read_integers(piece, format, "indexes", False)
+        piece.kind = DICTIONARY
+        piece.inner = piece_of(schema.dictionary, array.dictionary, 0, owner, argument)
+    elif format in ("z", "u"):
+        piece.kind = BINARY
+        piece.data = <const char*>array.buffers[2]
+    elif format in ("Z", "U"):
+        piece.kind = LARGE_BINARY
+        piece.data = <const char*>array.buffers[2]
+    elif format in ("vz", "vu"):
+        piece.kind = VIEW
+        piece.more = array.buffers + 2
+    elif format.startswith("w:"):
+        piece.kind = FIXED
+        piece.width = int(format[2:])
+    else:
+        raise_type(argument, format, "binary or string")
+    return piece
+
+
+cdef int read_integers(Piece piece, str format, str argument, bint is_dictionary) except -1:
+    cdef str unit
+    widths = {"c": 1, "C": 1, "s": 2, "S": 2, "i": 4, "I": 4, "l": 8, "L": 8}
+    piece.kind = INTEGER
+    piece.times = piece.parts = 1
+    if argument == "timestamps" and not is_dictionary and (format[:2] == "ts" or format == "tdm"):
+        unit = format[2]
+        piece.width = 8
+        piece.is_signed = True
+        piece.times = 1000 if unit == "s" else 1
+        piece.parts = {"u": 1000, "n": 1000000}.get(unit, 1)
+    elif format in widths and not is_dictionary:
+        piece.width = widths[format]
+        piece.is_signed = format.islower()
+    else:
+        raise_type(argument, format, "timestamp or integer (ms)" if argument == "timestamps" else "integer")
+    return 0
+
+
+cdef int read_headers(Piece piece, str format, ArrowSchema* schema, ArrowArray* array, object owner) except -1:
+    cdef ArrowSchema* pair
+    cdef ArrowArray* pairs
+    if format not in ("+l", "+L", "+m") or schema.dictionary != NULL:
+        raise_type("headers", format, "list<struct<key: string, value: binary>> or map<string, binary>")
+    piece.kind = LARGE_LIST if format == "+L" else LIST
+    pair, pairs = schema.children[0], array.children[0]
+    if pair.format.decode() != "+s" or pair.n_children != 2:
+        raise_type("headers", format, "list<struct<key: string, value: binary>> or map<string, binary>")
+    refuse_nulls(pairs, "pairs of name and value", "headers")
+    piece.inner = piece_of(pair.children[0], pairs.children[0], pairs.offset, owner, "the names of headers")
+    piece.values = piece_of(pair.children[1], pairs.children[1], pairs.offset, owner, "the values of headers")
+    return 0
+
+
+cdef int raise_type(str argument, str format, str wanted) except -1:
+    raise InvalidRecordError(
+        f"{argument}: an Arrow array of format {format!r} is not what send_many takes there, which is {wanted}; "
+        "cast it", argument=argument)
+
+
+@cython.final
+cdef class Column:
+    """Pieces one behind the other. They are read from the first row to the last."""
+
+    cdef list pieces
+    cdef Py_ssize_t length
+    cdef Piece piece
+    """The one that holds the rows from `first` to before `end`."""
+    cdef Py_ssize_t number, first, end
+
+    def __cinit__(self):
+        self.pieces = []
+
+    cdef int add(self, Piece piece) except -1:
+        if piece.length > 0:
+            self.pieces.append(piece)
+            self.length += piece.length
+        return 0
+
+    cdef inline Piece at(self, Py_ssize_t row):
+        if row >= self.end:
+            self.seek(row)
+        return self.piece
+
+    cdef int seek(self, Py_ssize_t row) except -1:
+        while row >= self.end:
+            self.piece = self.pieces[self.number]
+            self.number += 1
+            self.first = self.end
+            self.end += self.piece.length
+        return 0
+
+
+cdef Column list_column(list objects):
+    cdef Column column = Column()
+    cdef Piece piece = Piece.__new__(Piece)
+    piece.kind = OBJECTS
+    piece.objects = objects
+    piece.length = len(objects)
+    column.add(piece)
+    return column
+
+
+cdef int add_arrays(dict columns, ArrowSchema* schema, ArrowArray* array, object owner, str argument) except -1:
+    """Add an array to the column that `argument` names, or the fields of a record batch to those that they name."""
+    cdef int64_t number
+    cdef str name
+    cdef ArrowSchema* field
+    if argument != "values" or schema.format.decode() != "+s":
+        (<Column>columns.setdefault(argument, Column())).add(piece_of(schema, array, 0, owner, argument))
+        return 0
+    refuse_nulls(array, "rows", argument)
+    known = {name: argument for argument, name in _NAMES.items()}
+    for number in range(schema.n_children):
+        field = schema.children[number]
+        name = field.name.decode() if field.name != NULL else ""
+        if name not in known:
+            raise InvalidRecordError(
+                f"values: a record batch with a column {name!r}; those that send_many knows are "
+                f"{', '.join(known)}", argument="values")
+        piece = piece_of(field, array.children[number], array.offset, owner, known[name])
+        (<Piece>piece).length = array.length
+        (<Column>columns.setdefault(known[name], Column())).add(piece)
+    if "values" not in columns and "keys" not in columns:
+        raise InvalidRecordError("values: a record batch without a column value or key", argument="values")
+    return 0
+
+
+cdef dict columns_of(data, str argument):
+    """The columns that stand in one argument of send_many, by the arguments' names."""
+    cdef dict columns = {}
+    cdef ArrowArrayStream* stream
+    cdef _Memory memory, schema
+    cdef int status
+    if isinstance(data, (list, tuple)):
+        return {argument: list_column(list(data))}
+    if hasattr(data, "__arrow_c_array__"):
+        owner = data.__arrow_c_array__()
+        add_arrays(columns, <ArrowSchema*>PyCapsule_GetPointer(owner[0], "arrow_schema"),
+                   <ArrowArray*>PyCapsule_GetPointer(owner[1], "arrow_array"), owner, argument)
+    elif hasattr(data, "__arrow_c_stream__"):
+        owner = data.__arrow_c_stream__()
+        stream = <ArrowArrayStream*>PyCapsule_GetPointer(owner, "arrow_array_stream")
+        schema = _Memory()
+        status = stream.get_schema(stream, &schema.schema)
+        while status == 0:
+            memory = _Memory()
+            status = stream.get_next(stream, &memory.array)
+            if status == 0 and memory.array.release == NULL:
+                break
+            if status == 0:
+                add_arrays(columns, &schema.schema, &memory.array, (schema, memory), argument)
+        if status != 0:
+            raise InvalidRecordError(
+                f"{argument}: the Arrow stream failed: {(stream.get_last_error(stream) or b'').decode(errors='replace')}",
+                argument=argument)
+        if not columns:
+            columns[argument] = Column()
+    else:
+        raise InvalidRecordError(
+            f"{argument} must be a list, or Arrow data (an array, a record batch, a table), not "
+            f"{type(data).__name__}", argument=argument)
+    return columns
+
+
+# ------------------------------------------------------------------------------------------------------ Rows
+
+@cython.final
+cdef class Span:
+    """Rows of one call that lie side by side in a batch."""
+
+    cdef readonly Batch batch
+    cdef readonly int first
+    cdef readonly int count
+
+    def __init__(self, Batch batch, int first, int count=0):
+        self.batch = batch
+        self.first = first
+        self.count = count
+
+
+@cython.final
+cdef class Rows:
+    """The rows of one send_many: what they hold, as long as they are not in the buffer, and where they went."""
+
+    cdef readonly Py_ssize_t count
+    cdef readonly Py_ssize_t next
+    """Rows before this one are in the buffer, or have an error."""
+    cdef readonly dict errors
+    """By row: why it is not in the buffer."""
+    cdef readonly list spans
+    """In the order of their first rows; those of a partition in the order of their records."""
+    cdef Column values, keys, headers, timestamps, partitions
+    cdef int partition
+    """That of all rows; -1: they say it themselves, or leave it to the partitioner."""
+    cdef int32_t* places
+    """The partition that each row went to; -1: none."""
+    cdef list current
+    """By partition: the last Span."""
+
+    def __init__(self, values, keys, headers, timestamps, partitions):
+        cdef dict columns = columns_of(values, "values")
+        cdef str argument
+        self.partition = -1
+        for argument, data in (("keys", keys), ("headers", headers), ("timestamps", timestamps),
+                               ("partitions", partitions)):
+            if data is None:
+                continue
+            if argument in columns:
+                raise InvalidRecordError(
+                    f"{argument} given twice: the record batch has a column {_NAMES[argument]!r}", argument=argument)
+            if argument == "partitions" and type(data) is int:
+                if not 0 <= data < 2 ** 31:
+                    raise InvalidRecordError(
+                        f"the partition must be a whole number, 0 or more, not {data}", argument="partitions")
+                self.partition = data
+            else:
+                columns.update(columns_of(data, argument))
+        self.count = max(column_length(column) for column in columns.values())
+        for argument, column in columns.items():
+            if column_length(column) != self.count:
+                raise InvalidRecordError(
+                    f"the columns differ in length: {', '.join(f'{column_length(c)} {a}' for a, c in columns.items())}",
+                    argument=argument)
+        self.values = columns.get("values")
+        self.keys = columns.get("keys")
+        self.headers = columns.get("headers")
+        self.timestamps = columns.get("timestamps")
+        self.partitions = columns.get("partitions")
+        self.errors = {}
+        self.spans = []
+        self.current = []
+        self.places = <int32_t*>malloc(max(self.count, 1) * sizeof(int32_t))
+        if self.places == NULL:
+            raise MemoryError
+        memset(self.places, 0xFF, self.count * sizeof(int32_t))
+
+    def __dealloc__(self):
+        free(self.places)
+
+    @property
+    def is_complete(self):
+        return self.next >= self.count
+
+    @property
+    def largest_partition(self):
+        """The largest number that a row asks for; -1 if none asks."""
+        cdef int64_t largest = self.partition
+        cdef int64_t row
+        cdef Piece piece
+        if self.partitions is not None:
+            for piece in self.partitions.pieces:
+                for row in range(piece.length):
+                    if piece.kind == OBJECTS:
+                        if type(piece.objects[row]) is int:
+                            largest = max(largest, min(piece.objects[row], 2 ** 31 - 1))
+                    elif piece.kind == INTEGER and not is_null(piece, piece.offset + row):
+                        largest = max(largest, integer_at(piece, piece.offset + row))
+        return largest
+
+    def refuse(self, error):
+        """The next row is not sent."""
+        self.errors[self.next] = error
+        self.next += 1
+
+    def refuse_rest(self, error):
+        """No row from the next one on is sent."""
+        while self.next < self.count:
+            self.refuse(error)
+
+    def forget_columns(self):
+        """All rows are where they go: nobody needs what they held."""
+        self.values = self.keys = self.headers = self.timestamps = self.partitions = None
+
+    def record(self):
+        """The next row as arguments of `send`: (value, key, partition, timestamp_ms, headers)."""
+        cdef Py_ssize_t row = self.next
+        return (object_at(self.values, row), object_at(self.keys, row),
+                object_at(self.partitions, row) if self.partition < 0 else self.partition,
+                object_at(self.timestamps, row), headers_at(self.headers, row))
+
+    def sent(self, Delivery delivery):
+        """The next row was appended, by way of `send`."""
+        has_ended(delivery)        # it follows its record
+        delivery.flags = RETRIEVED # whether somebody looks at the result, the receipt knows
+        note_row(self, delivery.batch, delivery.batch.queue.partition, delivery.index)
+
+    def place(self, Py_ssize_t row):
+        """The partition of a row; -1 if it is in none."""
+        return self.places[row]
+
+    def rows_of(self, int partition):
+        """The rows that went to a partition, in the order of their records; a memoryview of int64."""
+        cdef Py_ssize_t row, count = 0
+        cdef int64_t* found
+        for row in range(self.next):
+            count += self.places[row] == partition
+        data = PyBytes_FromStringAndSize(NULL, count * sizeof(int64_t))
+        found = <int64_t*>PyBytes_AS_STRING(data)
+        count = 0
+        for row in range(self.next):
+            if self.places[row] == partition:
+                found[count] = row
+                count += 1
+        return memoryview(data).cast("q")
+
+
+def column_length(Column column):
+    return column.length
+
+
+cdef inline int note_row(Rows rows, Batch batch, int partition, int index) except -1:
+    """The next row is the batch's record `index`."""
+    cdef Span span
+    while len(rows.current) <= partition:
+        rows.current.append(None)
+    span = rows.current[partition]
+    if span is None or span.batch is not batch or span.first + span.count != index:
+        span = Span(batch, index)
+        rows.spans.append(span)
+        rows.current[partition] = span
+    span.count += 1
+    rows.places[rows.next] = partition
+    rows.next += 1
+    return 0
+
+
+cdef object object_at(Column column, Py_ssize_t row):
+    """A row as a Python object."""
+    cdef Piece piece
+    cdef const char* data = NULL
+    cdef Py_ssize_t size
+    if column is None:
+        return None
+    piece = column.at(row)
+    row -= column.first
+    if piece.kind == OBJECTS:
+        return piece.objects[row]
+    if piece.kind == NOTHING or is_null(piece, piece.offset + row):
+        return None
+    if piece.kind == INTEGER:
+        return integer_at(piece, piece.offset + row) * piece.times // piece.parts
+    bytes_at(piece, row, &data, &size)
+    return None if size < 0 else PyBytes_FromStringAndSize(data, size)
+
+
+cdef object headers_at(Column column, Py_ssize_t row):
+    cdef Piece piece
+    cdef int64_t first, end, at
+    cdef const char* data = NULL
+    cdef Py_ssize_t size
+    cdef list headers
+    if column is None:
+        return None
+    piece = column.at(row)
+    row -= column.first
+    if piece.kind == OBJECTS:
+        return piece.objects[row]
+    header_range(piece, row, &first, &end)
+    headers = []
+    for at in range(first, end):
+        bytes_at(piece.inner, at, &data, &size)
+        if size < 0:
+            raise InvalidRecordError("a header without a name", argument="headers")
+        name = PyBytes_FromStringAndSize(data, size).decode(errors="surrogateescape")
+        bytes_at(piece.values, at, &data, &size)
+        headers.append((name, None if size < 0 else PyBytes_FromStringAndSize(data, size)))
+    return headers
+
+
+# ---------------------------------------------------------------------------------------------------- encoding
+
+ALL_APPENDED = COMPLETE    # every row is in the buffer, or has an error
+OTHERS_TURN = TURN
+NO_ROOM = FULL             # no memory for the next row
+
+
+cdef Pause append_rows(RecordPath self, Topic topic, Rows rows, list refusals, bint has_turn) except *:
+    """Append rows until all are in the buffer, there is no memory, or others shall run; a row that can't be sent gets
+    its error."""
+    cdef int64_t budget = SLICE
+    while True:
+        try:
+            return append_good_rows(self, topic, rows, refusals, has_turn, &budget)
+        except (InvalidRecordError, UnknownPartitionError) as error:
+            rows.refuse(error.with_traceback(None))    # which would hold this frame, and with it the rows
+
+
+cdef Pause append_good_rows(RecordPath self, Topic topic, Rows rows, list refusals, bint has_turn,
+                            int64_t* budget) except *:
+    cdef Record record
+    cdef PartitionQueue queue
+    cdef Batch batch
+    cdef Py_ssize_t row, most
+    cdef int number
+    cdef int64_t now = now_ms(self.wall_clock)
+    cdef object value, key, headers    # keep alive what the record points to
+    while rows.next < rows.count:
+        if budget[0] <= 0:
+            return TURN
+        row = rows.next
+        value = read_bytes(rows.values, row, "value", &record.value, &record.value_size)
+        key = read_bytes(rows.keys, row, "key", &record.key, &record.key_size)
+        record.timestamp = now if rows.timestamps is None else timestamp_at(rows.timestamps, row, now)
+        headers = None
+        record.headers_size = 1
+        if rows.headers is not None:
+            headers = read_row_headers(rows.headers, row, &record.headers_size)
+        most = most_bytes(&record)
+        if most + HEADER > self.max_record_size:
+            raise_too_large(self, most + HEADER)
+        number = rows.partition if rows.partitions is None else partition_at(rows.partitions, row)
+        if number < 0:
+            if record.key_size >= 0:
+                number = <int>((murmur2_of(<const unsigned char*>record.key, record.key_size) & 0x7FFFFFFF)
+                               % <uint32_t>PyList_GET_SIZE(topic.queues))
+            elif refusals is not None:
+                raise InvalidRecordError(
+                    "a producer that takes part in another one's transaction needs partitions=, or keys for murmur2",
+                    argument="partitions")
+            else:
+                number = sticky(self, topic, most)
+        if number >= PyList_GET_SIZE(topic.queues):
+            raise_unknown_partition(topic, number)
+        if refusals is not None and refusals[number] is not None:
+            rows.refuse(refusals[number])
+            continue
+        queue = <PartitionQueue>PyList_GET_ITEM(topic.queues, number)
+        if self.memory.waiters and not has_turn:
+            return FULL                # nobody overtakes those who wait for memory
+        batch = queue.tail
+        while batch is None or not has_room(batch, most, self.memory):
+            if self.accumulator.open_batch(queue, most) is None:
+                return FULL
+            batch = queue.tail
+        if headers is None and rows.headers is not None:
+            write_row_with_headers(batch, &record, rows.headers, row)
+        else:
+            write_record(batch, &record, headers)
+        if rows.partition < 0 and rows.partitions is None and record.key_size < 0:
+            topic.sticky_bytes += most
+        note_row(rows, batch, number, batch.record_count - 1)
+        budget[0] -= ROW_COST + most
+    rows.forget_columns()
+    return COMPLETE
+
+
+cdef object read_bytes(Column column, Py_ssize_t row, str what, const char** data, Py_ssize_t* size):
+    """Points to the bytes of a row, size -1 for null; returns what keeps them alive."""
+    cdef Piece piece
+    cdef object found
+    if column is None:
+        size[0] = -1
+        return None
+    piece = column.at(row)
+    if piece.kind != OBJECTS:
+        bytes_at(piece, row - column.first, data, size)
+        return None
+    found = <object>PyList_GET_ITEM(piece.objects, row - column.first)
+    if found is None:
+        size[0] = -1
+        return None
+    if not PyBytes_CheckExact(found):
+        found = copied_bytes(found, what)
+    data[0] = PyBytes_AS_STRING(found)
+    size[0] = PyBytes_GET_SIZE(found)
+    return found
+
+
+cdef object copied_bytes(data, str what):
+    cdef Py_buffer view
+    get_view(data, &view, what)
+    try:
+        return PyBytes_FromStringAndSize(<const char*>view.buf, view.len)
+    finally:
+        PyBuffer_Release(&view)
+
+
+cdef int64_t timestamp_at(Column column, Py_ssize_t row, int64_t now) except? -1:
+    cdef Piece piece = column.at(row)
+    cdef int64_t at = row - column.first
+    cdef int64_t found
+    if piece.kind == OBJECTS:
+        value = piece.objects[at]
+        return now if value is None else checked_timestamp(value)
+    at += piece.offset
+    if piece.kind == NOTHING or is_null(piece, at):
+        return now
+    found = integer_at(piece, at)
+    if found < 0 or found > <int64_t>0x7FFFFFFFFFFFFFFF // piece.times:
+        checked_timestamp(found if found < 0 else found * <object>piece.times)
+    return found * piece.times // piece.parts
+
+
+cdef int partition_at(Column column, Py_ssize_t row) except? -1:
+    """The number that a row asks for, or -1."""
+    cdef Piece piece = column.at(row)
+    cdef int64_t at = row - column.first
+    cdef object found
+    if piece.kind == OBJECTS:
+        found = piece.objects[at]
+        if found is None:
+            return -1
+        if type(found) is not int:
+            raise InvalidRecordError(
+                f"a partition must be a whole number, 0 or more, not {type(found).__name__}", argument="partitions")
+    elif piece.kind == NOTHING or is_null(piece, piece.offset + at):
+        return -1
+    else:
+        found = integer_at(piece, piece.offset + at)
+    if not 0 <= found < 2 ** 31:
+        raise InvalidRecordError(
+            f"a partition must be a whole number, 0 or more, not {found if abs(found) < 2 ** 64 else 'that large'}",
+            argument="partitions")
+    return found
+
+
+cdef object read_row_headers(Column column, Py_ssize_t row, Py_ssize_t* total):
+    """Counts the bytes of a row's headers; returns them if they are Python objects, None if they are in Arrow."""
+    cdef Piece piece = column.at(row)
+    cdef int64_t first, end, at
+    cdef const char* data = NULL
+    cdef Py_ssize_t size
+    if piece.kind == OBJECTS:
+        headers = piece.objects[row - column.first]
+        headers = tuple(headers) if type(headers) is list else () if headers is None else headers
+        total[0] = size_of_headers(headers)
+        return headers
+    header_range(piece, row - column.first, &first, &end)
+    total[0] = varint_size(end - first)
+    for at in range(first, end):
+        bytes_at(piece.inner, at, &data, &size)
+        if size < 0:
+            raise InvalidRecordError("a header without a name", argument="headers")
+        total[0] += varint_size(size) + size
+        bytes_at(piece.values, at, &data, &size)
+        total[0] += varint_size(size) + max(size, 0)
+    return None
+
+
+cdef int write_row_with_headers(Batch batch, Record* record, Column column, Py_ssize_t row) except -1:
+    cdef int64_t first, end, number
+    cdef const char* data = NULL
+    cdef Py_ssize_t size
+    cdef char* at = begin_record(batch, record)
+    cdef Piece piece = column.at(row)
+    header_range(piece, row - column.first, &first, &end)
+    at = put_varint(at, end - first)
+    for number in range(first, end):
+        bytes_at(piece.inner, number, &data, &size)
+        at = put_bytes(at, data, size)
+        bytes_at(piece.values, number, &data, &size)
+        at = put_bytes(at, data, size)
+    return end_record(batch, at)
+
+
+cdef int raise_unknown_partition(Topic topic, int number) except -1:
+    raise UnknownPartitionError(
+        f"topic {topic.name} has {PyList_GET_SIZE(topic.queues)} partitions, so none of number {number}",
+        topic=topic.name, partition=number, partitions=PyList_GET_SIZE(topic.queues))
