@@ -8,6 +8,7 @@
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport int8_t, int16_t, uint16_t
+from libc.stdlib cimport realloc
 from libc.string cimport memset
 
 cdef extern from *:
@@ -33,7 +34,12 @@ cdef extern from *:
         void (*release)(struct ArrowArrayStream *);
         void *private_data;
     };
+    /* value % count without a division: Lemire, Kaser, Kurz, "Faster remainder by direct computation", 2019. */
+    static inline uint32_t aioproducer_remainder(uint32_t value, uint32_t count, uint64_t inverse) {
+        return (uint32_t)(((unsigned __int128)(inverse * value) * count) >> 64);
+    }
     """
+    uint32_t aioproducer_remainder(uint32_t value, uint32_t count, uint64_t inverse) nogil
     # https://arrow.apache.org/docs/format/CDataInterface.html
     struct ArrowSchema:
         const char* format
@@ -143,9 +149,19 @@ cdef int64_t integer_at(Piece piece, int64_t at) noexcept nogil:
     return (<const int8_t*>found)[0] if piece.is_signed else (<const uint8_t*>found)[0]
 
 
-cdef int bytes_at(Piece piece, int64_t row, const char** data, Py_ssize_t* size) noexcept nogil:
+cdef inline int bytes_at(Piece piece, int64_t row, const char** data, Py_ssize_t* size) noexcept nogil:
     """The bytes of a row of an Arrow array; size -1 for null."""
     cdef int64_t at = piece.offset + row
+    cdef int32_t start
+    if piece.kind == BINARY and piece.validity == NULL:
+        start = (<const int32_t*>piece.buffer)[at]
+        data[0] = piece.data + start
+        size[0] = (<const int32_t*>piece.buffer)[at + 1] - start
+        return 0
+    return other_bytes_at(piece, at, data, size)
+
+
+cdef int other_bytes_at(Piece piece, int64_t at, const char** data, Py_ssize_t* size) noexcept nogil:
     cdef int64_t start
     cdef const int32_t* view
     if piece.kind == NOTHING or is_null(piece, at):
@@ -412,8 +428,10 @@ cdef class Rows:
     """That of all rows; -1: they say it themselves, or leave it to the partitioner."""
     cdef int32_t* places
     """The partition that each row went to; -1: none."""
-    cdef list current
-    """By partition: the last Span."""
+    cdef PyObject** last
+    """By partition: the last Span, which `spans` holds; NULL: none."""
+    cdef int partition_count
+    """How long `last` is."""
 
     def __init__(self, values, keys, headers, timestamps, partitions):
         cdef dict columns = columns_of(values, "values")
@@ -446,7 +464,6 @@ cdef class Rows:
         self.partitions = columns.get("partitions")
         self.errors = {}
         self.spans = []
-        self.current = []
         self.places = <int32_t*>malloc(max(self.count, 1) * sizeof(int32_t))
         if self.places == NULL:
             raise MemoryError
@@ -454,6 +471,7 @@ cdef class Rows:
 
     def __dealloc__(self):
         free(self.places)
+        free(self.last)
 
     @property
     def is_complete(self):
@@ -529,14 +547,30 @@ def column_length(Column column):
 cdef inline int note_row(Rows rows, Batch batch, int partition, int index) except -1:
     """The next row is the batch's record `index`."""
     cdef Span span
-    while len(rows.current) <= partition:
-        rows.current.append(None)
-    span = rows.current[partition]
-    if span is None or span.batch is not batch or span.first + span.count != index:
-        span = Span(batch, index)
-        rows.spans.append(span)
-        rows.current[partition] = span
-    span.count += 1
+    if partition < rows.partition_count and rows.last[partition] != NULL:
+        span = <Span>rows.last[partition]
+        if span.batch is batch and span.first + span.count == index:
+            span.count += 1
+            rows.places[rows.next] = partition
+            rows.next += 1
+            return 0
+    return begin_span(rows, batch, partition, index)
+
+
+cdef int begin_span(Rows rows, Batch batch, int partition, int index) except -1:
+    cdef int count
+    cdef PyObject** last
+    if partition >= rows.partition_count:
+        count = max(2 * rows.partition_count, partition + 1)
+        last = <PyObject**>realloc(rows.last, count * sizeof(PyObject*))
+        if last == NULL:
+            raise MemoryError
+        memset(last + rows.partition_count, 0, (count - rows.partition_count) * sizeof(PyObject*))
+        rows.last = last
+        rows.partition_count = count
+    span = Span(batch, index, 1)
+    rows.spans.append(span)
+    rows.last[partition] = <PyObject*>span
     rows.places[rows.next] = partition
     rows.next += 1
     return 0
@@ -608,18 +642,28 @@ cdef Pause append_good_rows(RecordPath self, Topic topic, Rows rows, list refusa
     cdef Record record
     cdef PartitionQueue queue
     cdef Batch batch
+    cdef Piece values = None, keys = None
     cdef Py_ssize_t row, most
+    cdef Py_ssize_t values_first = 0, values_end = rows.count if rows.values is None else 0
+    cdef Py_ssize_t keys_first = 0, keys_end = rows.count if rows.keys is None else 0
     cdef int number
+    cdef int count = <int>PyList_GET_SIZE(topic.queues)
+    cdef uint64_t inverse = <uint64_t>-1 // <uint64_t>count + 1
     cdef int64_t now = now_ms(self.wall_clock)
-    cdef object value, key, headers    # keep alive what the record points to
+    cdef object value, key, headers = None   # keep alive what the record points to
     while rows.next < rows.count:
         if budget[0] <= 0:
             return TURN
         row = rows.next
-        value = read_bytes(rows.values, row, "value", &record.value, &record.value_size)
-        key = read_bytes(rows.keys, row, "key", &record.key, &record.key_size)
+        if row >= values_end:
+            values = rows.values.at(row)
+            values_first, values_end = rows.values.first, rows.values.end
+        if row >= keys_end:
+            keys = rows.keys.at(row)
+            keys_first, keys_end = rows.keys.first, rows.keys.end
+        value = read_bytes(values, row - values_first, "value", &record.value, &record.value_size)
+        key = read_bytes(keys, row - keys_first, "key", &record.key, &record.key_size)
         record.timestamp = now if rows.timestamps is None else timestamp_at(rows.timestamps, row, now)
-        headers = None
         record.headers_size = 1
         if rows.headers is not None:
             headers = read_row_headers(rows.headers, row, &record.headers_size)
@@ -629,15 +673,16 @@ cdef Pause append_good_rows(RecordPath self, Topic topic, Rows rows, list refusa
         number = rows.partition if rows.partitions is None else partition_at(rows.partitions, row)
         if number < 0:
             if record.key_size >= 0:
-                number = <int>((murmur2_of(<const unsigned char*>record.key, record.key_size) & 0x7FFFFFFF)
-                               % <uint32_t>PyList_GET_SIZE(topic.queues))
+                number = aioproducer_remainder(
+                    murmur2_of(<const unsigned char*>record.key, record.key_size) & 0x7FFFFFFF, count, inverse)
             elif refusals is not None:
                 raise InvalidRecordError(
                     "a producer that takes part in another one's transaction needs partitions=, or keys for murmur2",
                     argument="partitions")
             else:
                 number = sticky(self, topic, most)
-        if number >= PyList_GET_SIZE(topic.queues):
+                topic.sticky_bytes += most
+        if number >= count:
             raise_unknown_partition(topic, number)
         if refusals is not None and refusals[number] is not None:
             rows.refuse(refusals[number])
@@ -646,34 +691,31 @@ cdef Pause append_good_rows(RecordPath self, Topic topic, Rows rows, list refusa
         if self.memory.waiters and not has_turn:
             return FULL                # nobody overtakes those who wait for memory
         batch = queue.tail
-        while batch is None or not has_room(batch, most, self.memory):
-            if self.accumulator.open_batch(queue, most) is None:
-                return FULL
-            batch = queue.tail
-        if headers is None and rows.headers is not None:
+        if batch is None or batch.buffer.size + most > batch.buffer.capacity:
+            while batch is None or not has_room(batch, most, self.memory):
+                if self.accumulator.open_batch(queue, most) is None:
+                    return FULL
+                batch = queue.tail
+        if rows.headers is not None and headers is None:
             write_row_with_headers(batch, &record, rows.headers, row)
         else:
             write_record(batch, &record, headers)
-        if rows.partition < 0 and rows.partitions is None and record.key_size < 0:
-            topic.sticky_bytes += most
         note_row(rows, batch, number, batch.record_count - 1)
         budget[0] -= ROW_COST + most
     rows.forget_columns()
     return COMPLETE
 
 
-cdef object read_bytes(Column column, Py_ssize_t row, str what, const char** data, Py_ssize_t* size):
-    """Points to the bytes of a row, size -1 for null; returns what keeps them alive."""
-    cdef Piece piece
+cdef inline object read_bytes(Piece piece, Py_ssize_t row, str what, const char** data, Py_ssize_t* size):
+    """Points to the bytes of a row, size -1 for null; returns what keeps them alive, if that is a row's object."""
     cdef object found
-    if column is None:
+    if piece is None:
         size[0] = -1
         return None
-    piece = column.at(row)
     if piece.kind != OBJECTS:
-        bytes_at(piece, row - column.first, data, size)
+        bytes_at(piece, row, data, size)
         return None
-    found = <object>PyList_GET_ITEM(piece.objects, row - column.first)
+    found = <object>PyList_GET_ITEM(piece.objects, row)
     if found is None:
         size[0] = -1
         return None

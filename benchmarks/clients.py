@@ -30,6 +30,7 @@ class Face(NamedTuple):
     send_and_wait: Callable[..., Awaitable[Any]]
     ready: Callable[[str], Awaitable[Any]]
     close: Callable[[], Awaitable[Any]]
+    send_many: Callable[..., Awaitable[Awaitable[Any]]] | None = None
 
 
 async def open_aioproducer(settings: Settings) -> Face:
@@ -46,7 +47,7 @@ async def open_aioproducer(settings: Settings) -> Face:
     async def close() -> None:
         await producer.__aexit__(None, None, None)
 
-    return Face(producer.send, producer.send_and_wait, producer.partitions_for, close)
+    return Face(producer.send, producer.send_and_wait, producer.partitions_for, close, producer.send_many)
 
 
 async def open_aiokafka(settings: Settings) -> Face:

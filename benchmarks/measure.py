@@ -21,6 +21,16 @@ from typing import Any
 
 from clients import OPEN, Face, Settings, librdkafka
 
+from aioproducer._record_path import (
+    ALL_APPENDED,
+    BufferMemory,
+    PartitionQueue,
+    RecordPath,
+    Rows,
+    Topic,
+)
+from aioproducer.batch import ProducerBatch
+
 CHUNK = 10_000  # records sent before their deliveries are awaited, one by one
 SLICE = 100  # records between two turns of the loop where its lag is measured
 WINDOW = 20_000  # records on their way there
@@ -32,7 +42,7 @@ TOPIC = "t"
 class Job:
     """What to measure, in seconds and bytes; `records` are those measured, after `warm_up` more."""
 
-    kind: str  # pipelined, closed_loop, memory, lag or idle
+    kind: str  # pipelined, columns, encoding, closed_loop, memory, lag or idle
     client: str
     value_size: int = 100
     records: int = 0
@@ -42,6 +52,9 @@ class Job:
     linger_ms: float = 5
     batch_size: int | None = 65536
     compression: str = "none"
+    arrow: bool = False
+    keyed: bool = False
+    partitions: int = 12
     loop: str = "uvloop"
     profile: bool = False
     bootstrap: str = ""
@@ -153,6 +166,95 @@ def pipelined_callback(job: Job) -> Result:
     if delivered != job.warm_up + job.records:
         raise RuntimeError(f"{delivered} callbacks for {job.warm_up + job.records} records")
     return {**per_record(job.records, cpu, wall), "sent": job.warm_up + job.records}
+
+
+# ---- columns: many records in one call ----
+
+COLUMN = 100_000  # rows of one call
+
+
+def column_of(job: Job, values: list[bytes]) -> Any:
+    if not job.arrow:
+        return values
+    import pyarrow
+
+    return pyarrow.array(values)
+
+
+def columns_of(job: Job) -> tuple[Any, Any]:
+    """Values and keys, or None, of one call."""
+    chance = random.Random(7)
+    keys = [b"key-%06d" % chance.randrange(100_000) for _ in range(COLUMN)]
+    values = column_of(job, lines(job.value_size) * (COLUMN // 2000))
+    return values, column_of(job, keys) if job.keyed else None
+
+
+async def columns(job: Job, face: Face) -> Result:
+    values, keys = columns_of(job)
+    send_many = face.send_many
+    if send_many is None:
+        raise RuntimeError(f"{job.client} has no send_many")
+
+    async def push(calls: int) -> None:
+        receipts = [await send_many(TOPIC, values, keys=keys) for _ in range(calls)]
+        for receipt in receipts:
+            await receipt
+
+    await push(job.warm_up // COLUMN)
+    cpu, wall = cpu_seconds(), time.perf_counter()
+    await push(job.records // COLUMN)
+    cpu, wall = cpu_seconds() - cpu, time.perf_counter() - wall
+    return {**per_record(job.records, cpu, wall), "sent": job.warm_up + job.records}
+
+
+class Discarding:
+    """What the compiled path needs of an accumulator: full batches are sealed, checksum and all, and dropped."""
+
+    def __init__(self, partitions: int, batch_size: int) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._batch_size = batch_size
+        self.memory = BufferMemory(1 << 60)
+        self.topic = Topic(TOPIC)
+        self.topic.queues.extend(PartitionQueue(TOPIC, number) for number in range(partitions))
+        self.topic.next_partition = lambda used: (self.topic.sticky_partition + 1) % partitions
+        self.topics = {TOPIC: self.topic}
+
+    def open_batch(self, queue: PartitionQueue, size: int) -> ProducerBatch:
+        if queue.tail is not None:
+            queue.tail.close()
+            queue.tail.seal()
+        queue.tail = ProducerBatch(
+            queue,
+            self._loop,
+            self._batch_size,
+            self._batch_size,
+            order=(0, 0),
+            created=0,
+            deadline=0,
+            unretrieved_errors=lambda batch: None,
+        )
+        return queue.tail
+
+
+async def encoding(job: Job) -> Result:
+    """Rows into sealed batches, without a producer round it and without a socket."""
+    accumulator = Discarding(job.partitions, job.batch_size or 65536)
+    path = RecordPath()
+    loop = asyncio.get_running_loop()
+    path._bind(loop, accumulator, accumulator.memory, 65536, 1 << 20, True, None)
+    values, keys = columns_of(job)
+
+    def push(calls: int) -> None:
+        for _ in range(calls):
+            rows = Rows(values, keys, None, None, None)
+            while path._append_rows(accumulator.topic, rows, None, False) != ALL_APPENDED:
+                pass
+
+    push(job.warm_up // COLUMN)
+    cpu, wall = cpu_seconds(), time.perf_counter()
+    push(job.records // COLUMN)
+    cpu, wall = cpu_seconds() - cpu, time.perf_counter() - wall
+    return {**per_record(job.records, cpu, wall), "sent": 0}
 
 
 # ---- closed loop: each task awaits its record before it sends the next ----
@@ -313,6 +415,7 @@ async def idle(job: Job) -> Result:
 
 WITH_FACE: dict[str, Callable[[Job, Face], Awaitable[Result]]] = {
     "pipelined": pipelined,
+    "columns": columns,
     "closed_loop": closed_loop,
     "memory": memory,
     "lag": lag,
@@ -323,6 +426,8 @@ CALLBACK = {"pipelined": pipelined_callback, "memory": memory_callback}
 async def measure(job: Job) -> Result:
     if job.kind == "idle":
         return await idle(job)
+    if job.kind == "encoding":
+        return await encoding(job)
     face = await OPEN[job.client](job.settings())
     result = await WITH_FACE[job.kind](job, face)
     if job.kind == "memory":

@@ -8,7 +8,7 @@ from measure import Job
 
 OURS, AIOKAFKA, CALLBACK, AIO = "aioproducer", "aiokafka", "confluent-kafka", "AIOProducer"
 
-THROUGHPUT, CLOSED_LOOP, MEMORY, LAG = "throughput", "closed loop", "memory", "lag"
+THROUGHPUT, COLUMNS, CLOSED_LOOP, MEMORY, LAG = "throughput", "columns", "closed loop", "memory", "lag"
 
 # Records that take each client a good half second, so that every process runs about as long.
 RECORDS = {OURS: 600_000, AIOKAFKA: 80_000, CALLBACK: 400_000, AIO: 80_000}
@@ -58,6 +58,30 @@ def throughput(quick: bool) -> list[Cell]:
     return cells
 
 
+def columns(quick: bool) -> list[Cell]:
+    cells = []
+    for value_size, keyed in ((10, True), (100, True), (100, False), (1000, True)):
+        column = f"{value_size} B, {'with' if keyed else 'no'} key"
+        for arrow in (False, True):
+            data = "Arrow" if arrow else "lists"
+            count = 1_000_000 if quick or value_size == 1000 else 4_000_000
+            job = Job(
+                "columns",
+                OURS,
+                value_size=value_size,
+                records=count,
+                warm_up=200_000,
+                arrow=arrow,
+                keyed=keyed,
+                batch_size=None,
+            )
+            repeats = 1 if quick else 5
+            cells.append(Cell(COLUMNS, column, f"{data}, acknowledged", job, 12, repeats))
+            encoding = replace(job, kind="encoding", batch_size=262_144)
+            cells.append(Cell(COLUMNS, column, f"{data}, encoded only", encoding, 12, repeats))
+    return cells
+
+
 def closed_loop(quick: bool) -> list[Cell]:
     cells = []
     for tasks, linger in ((1, 0), (1000, 0), (1000, 5)):
@@ -103,7 +127,7 @@ def lag(quick: bool) -> list[Cell]:
     return cells
 
 
-SECTIONS = {THROUGHPUT: throughput, CLOSED_LOOP: closed_loop, MEMORY: memory, LAG: lag}
+SECTIONS = {THROUGHPUT: throughput, COLUMNS: columns, CLOSED_LOOP: closed_loop, MEMORY: memory, LAG: lag}
 
 
 def cells(quick: bool, sections: list[str], clients: list[str]) -> list[Cell]:

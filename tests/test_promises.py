@@ -646,6 +646,16 @@ def test_each_kind_of_measurement_gives_its_figures_and_is_counted(bench, sectio
     assert all(result[name] > 0 for name in figures if not name.startswith("above_"))
 
 
+@pytest.mark.parametrize("arrow", [False, True])
+def test_columns_are_measured_with_a_broker_and_without(bench, arrow):
+    for kind in ("columns", "encoding"):
+        job = bench.Job(kind, bench.OURS, records=100_000, warm_up=100_000, arrow=arrow, keyed=True)
+        result = bench.run(bench.Cell("columns", "small", kind, job, 12, 1))
+
+        assert result["cpu_us"] > 0
+        assert result["sent"] == (200_000 if kind == "columns" else 0)
+
+
 def test_a_measurement_that_the_broker_did_not_count_fails(bench, monkeypatch):
     monkeypatch.setattr(bench, "finish", lambda process: process.communicate() and {"sent": 5})
     job = bench.Job("closed_loop", bench.OURS, records=10)

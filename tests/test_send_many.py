@@ -24,7 +24,7 @@ from aioproducer import (
     TopicPartition,
     TransactionAbortedError,
 )
-from aioproducer._record_path import ALL_APPENDED, NO_ROOM, OTHERS_TURN, Rows
+from aioproducer._record_path import ALL_APPENDED, NO_ROOM, OTHERS_TURN, Rows, murmur2
 from aioproducer.errors import (
     BufferTimeoutError,
     DeliveryTimeoutError,
@@ -775,3 +775,14 @@ async def test_without_acknowledgements_there_are_no_offsets():
 
         assert (receipt.offsets, receipt.errors) == ({}, {})
         await until(lambda: len(values(cluster)) == 2)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 12, 100, 997, 1024, 10_000])
+def test_the_remainder_is_that_of_a_division(count):
+    accumulator = OpensBatches(NoLoop(), partitions=count)
+    path = bound(accumulator)
+    keys = [b"%d" % number for number in range(2000)]
+    rows = Rows(pa.array(keys), keys, None, None, None)
+    assert path._append_rows(accumulator.topics["orders"], rows, None, False) == ALL_APPENDED
+
+    assert [rows.place(row) for row in range(2000)] == [(murmur2(key) & 0x7FFFFFFF) % count for key in keys]
