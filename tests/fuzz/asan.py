@@ -25,6 +25,7 @@ TESTS = [
     "tests/test_accumulator_memory.py",
     "tests/test_delivery.py",
     "tests/test_partitioning.py",
+    "tests/test_send_many.py",
     "tests/test_sender_split.py",
 ]
 FLAGS = ["-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address", "-fPIC", "-shared"]
