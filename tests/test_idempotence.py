@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from uuid import UUID
 
 import pytest
@@ -61,6 +62,15 @@ def test_sequence_is_counted_as_kafka_counts_it(sequence, count):
     )
 
     assert sequence_after(sequence, count) == expected
+
+
+def test_last_numbers_are_the_largest_that_go_on_the_wire():
+    struct.pack(">ih", LAST_SEQUENCE, LAST_EPOCH)
+
+    with pytest.raises(struct.error):
+        struct.pack(">i", LAST_SEQUENCE + 1)
+    with pytest.raises(struct.error):
+        struct.pack(">h", LAST_EPOCH + 1)
 
 
 def test_batches_of_a_partition_are_numbered_one_behind_the_other():
@@ -197,6 +207,18 @@ def test_one_batch_is_in_flight_while_there_is_a_gap():
     assert idempotence.may_be_in_flight(sequence, LEADER, MOST) == 1
 
 
+def test_leader_has_confirmed_nothing_of_a_new_partition_and_nothing_of_a_new_epoch():
+    idempotence, sequence = begun()
+    assert PartitionSequence(TOPIC).confirmed_on is None
+    idempotence.acknowledged(sequence, IDENTITY, LEADER)
+    assert sequence.confirmed_on == (IDENTITY, LEADER)
+
+    idempotence.bump()
+    idempotence.begin(sequence)
+
+    assert sequence.confirmed_on is None
+
+
 # -------------------------------------------------------------------------------------------------- gaps, epochs
 
 
@@ -322,6 +344,16 @@ def test_last_epoch_itself_is_used():
     idempotence.bump()
 
     assert idempotence.identity == ProducerIdentity(4711, LAST_EPOCH)
+
+
+def test_epoch_of_a_transactional_id_is_never_raised_here():
+    idempotence = Idempotence(True)
+    idempotence.identity = ProducerIdentity(4711, 0, is_transactional=True)
+
+    with pytest.raises(AssertionError):
+        idempotence.bump()
+
+    assert idempotence.identity.epoch == 0
 
 
 @given(

@@ -10,6 +10,7 @@ import pytest
 from aioproducer import errors
 from aioproducer.outcomes import (
     TABLE,
+    TOPIC_ERRORS,
     UNKNOWN_CODES,
     Action,
     Condition,
@@ -19,6 +20,7 @@ from aioproducer.outcomes import (
     decide,
     decide_failure,
     failure_of,
+    reinit_error,
 )
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
@@ -66,13 +68,13 @@ def rows_of(api):
 
 
 @pytest.mark.parametrize("api", UNKNOWN_CODES, ids=lambda api: api.name)
-@pytest.mark.parametrize("code", [*ErrorCode, -2, 9999, 32_767, -32_768])
-def test_each_code_of_each_api_has_a_row_whatever_holds(api, code):
-    for conditions in ((), set(Condition), *({condition} for condition in Condition)):
-        row = decide(api, int(code), conditions)
-        assert isinstance(row, Row)
-        assert isinstance(row.action, Action)
-        assert isinstance(row.outcome, Outcome)
+def test_each_code_of_each_api_has_a_row_whatever_holds(api):
+    for code in (*ErrorCode, -2, 9999, 32_767, -32_768):
+        for conditions in ((), set(Condition), *({condition} for condition in Condition)):
+            row = decide(api, int(code), conditions)
+            assert isinstance(row, Row), code
+            assert isinstance(row.action, Action), code
+            assert isinstance(row.outcome, Outcome), code
 
 
 @pytest.mark.parametrize("failure", Failure)
@@ -95,6 +97,207 @@ def test_each_entry_ends_with_a_rule_that_needs_nothing_and_none_stands_behind_i
 def test_the_table_can_not_be_changed():
     with pytest.raises(TypeError):
         TABLE[PRODUCE, 0] = ()  # type: ignore[index]  # that is the point
+
+
+def test_what_holds_is_asked_once_and_only_if_the_row_depends_on_it():
+    asked = []
+
+    def conditions():
+        asked.append("asked")
+        return {Condition.COMMIT}
+
+    assert decide(ApiKey.END_TXN, ErrorCode.NONE, conditions).action is Action.SUCCEED
+    assert asked == []
+    assert decide(ApiKey.END_TXN, ErrorCode.INVALID_TXN_STATE, conditions) == Row(Action.REINIT, NO)
+    assert asked == ["asked"]
+
+
+# ---------------------------------------------------------------------------------------- all codes of all APIs
+
+E = ErrorCode
+
+# The table from the side of what is done, where nothing else holds. Codes that are not named are in ELSE.
+ROWS = {
+    ApiKey.PRODUCE: {
+        Row(Action.DUPLICATE, NO): {E.DUPLICATE_SEQUENCE_NUMBER},
+        Row(Action.RETRY, NO): {
+            E.CORRUPT_MESSAGE,
+            E.COORDINATOR_LOAD_IN_PROGRESS,
+            E.COORDINATOR_NOT_AVAILABLE,
+            E.NOT_COORDINATOR,
+            E.NOT_ENOUGH_REPLICAS,
+            E.CONCURRENT_TRANSACTIONS,
+            E.THROTTLING_QUOTA_EXCEEDED,
+            E.UNKNOWN_LEADER_EPOCH,
+        },
+        Row(Action.RETRY, MAYBE): {E.REQUEST_TIMED_OUT, E.NOT_ENOUGH_REPLICAS_AFTER_APPEND},
+        Row(Action.REFRESH, NO): (ASK_FOR_METADATA | {E.BROKER_NOT_AVAILABLE}) - AFTER_AN_APPEND,
+        Row(Action.REFRESH, MAYBE): ASK_FOR_METADATA & AFTER_AN_APPEND,
+        Row(Action.RENUMBER, NO): {
+            E.OUT_OF_ORDER_SEQUENCE_NUMBER,
+            E.UNKNOWN_PRODUCER_ID,
+            E.INVALID_PRODUCER_EPOCH,
+            E.INVALID_PRODUCER_ID_MAPPING,
+        },
+        Row(Action.FAIL, NO): {
+            E.MESSAGE_TOO_LARGE,
+            E.RECORD_LIST_TOO_LARGE,
+            E.INVALID_RECORD,
+            E.INVALID_TIMESTAMP,
+            E.INVALID_TXN_STATE,
+            E.TRANSACTION_ABORTABLE,
+            E.PRODUCER_FENCED,
+            E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+            E.INVALID_TOPIC_EXCEPTION,
+            E.INVALID_REQUIRED_ACKS,
+            E.TOPIC_AUTHORIZATION_FAILED,
+            E.CLUSTER_AUTHORIZATION_FAILED,
+            E.UNSUPPORTED_VERSION,
+            E.INVALID_REQUEST,
+            E.UNSUPPORTED_FOR_MESSAGE_FORMAT,
+            E.POLICY_VIOLATION,
+            E.UNSUPPORTED_COMPRESSION_TYPE,
+        },
+    },
+    ApiKey.METADATA: {
+        Row(Action.FAIL, NO): {E.INVALID_TOPIC_EXCEPTION, E.TOPIC_AUTHORIZATION_FAILED, E.INVALID_REQUEST},
+        Row(Action.REBOOTSTRAP, NO): {E.REBOOTSTRAP_REQUIRED},
+    },
+    ApiKey.API_VERSIONS: {Row(Action.DOWNGRADE, NO): {E.UNSUPPORTED_VERSION}},
+    ApiKey.SASL_HANDSHAKE: {
+        Row(Action.OTHER_MECHANISM, NO): {E.UNSUPPORTED_SASL_MECHANISM},
+        Row(Action.NO_SASL, NO): {E.ILLEGAL_SASL_STATE},
+    },
+    ApiKey.SASL_AUTHENTICATE: {
+        Row(Action.FAIL, NO): {E.SASL_AUTHENTICATION_FAILED, E.ILLEGAL_SASL_STATE},
+    },
+    ApiKey.FIND_COORDINATOR: {
+        Row(Action.RETRY, NO): {
+            E.COORDINATOR_LOAD_IN_PROGRESS,
+            E.COORDINATOR_NOT_AVAILABLE,
+            E.REQUEST_TIMED_OUT,
+            E.UNKNOWN_SERVER_ERROR,
+            E.BROKER_NOT_AVAILABLE,
+        },
+        Row(Action.REINIT, NO): {E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED},
+    },
+    ApiKey.INIT_PRODUCER_ID: {
+        Row(Action.RETRY, NO): {
+            E.COORDINATOR_LOAD_IN_PROGRESS,
+            E.CONCURRENT_TRANSACTIONS,
+            E.REQUEST_TIMED_OUT,
+            E.NETWORK_EXCEPTION,
+            E.UNKNOWN_SERVER_ERROR,
+        },
+        Row(Action.COORDINATOR, NO): {E.NOT_COORDINATOR, E.COORDINATOR_NOT_AVAILABLE},
+        Row(Action.REINIT, NO): {
+            E.INVALID_PRODUCER_EPOCH,
+            E.PRODUCER_FENCED,
+            E.INVALID_PRODUCER_ID_MAPPING,
+            E.TRANSACTION_ABORTABLE,
+        },
+    },
+    ApiKey.ADD_PARTITIONS_TO_TXN: {
+        Row(Action.RETRY, NO): {
+            E.COORDINATOR_LOAD_IN_PROGRESS,
+            E.CONCURRENT_TRANSACTIONS,
+            E.REQUEST_TIMED_OUT,
+            E.UNKNOWN_TOPIC_OR_PARTITION,
+            E.OPERATION_NOT_ATTEMPTED,
+        },
+        Row(Action.COORDINATOR, NO): {E.NOT_COORDINATOR, E.COORDINATOR_NOT_AVAILABLE},
+        Row(Action.REINIT, NO): {
+            E.INVALID_PRODUCER_EPOCH,
+            E.PRODUCER_FENCED,
+            E.INVALID_PRODUCER_ID_MAPPING,
+            E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        },
+    },
+    ApiKey.ADD_OFFSETS_TO_TXN: {
+        Row(Action.RETRY, NO): {
+            E.COORDINATOR_LOAD_IN_PROGRESS,
+            E.CONCURRENT_TRANSACTIONS,
+            E.REQUEST_TIMED_OUT,
+        },
+        Row(Action.COORDINATOR, NO): {E.NOT_COORDINATOR, E.COORDINATOR_NOT_AVAILABLE},
+        Row(Action.REINIT, NO): {
+            E.INVALID_PRODUCER_EPOCH,
+            E.PRODUCER_FENCED,
+            E.INVALID_PRODUCER_ID_MAPPING,
+            E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        },
+    },
+    ApiKey.TXN_OFFSET_COMMIT: {
+        Row(Action.RETRY, NO): {
+            E.COORDINATOR_LOAD_IN_PROGRESS,
+            E.CONCURRENT_TRANSACTIONS,
+            E.REQUEST_TIMED_OUT,
+            E.UNKNOWN_TOPIC_OR_PARTITION,
+            E.UNSTABLE_OFFSET_COMMIT,
+        },
+        Row(Action.COORDINATOR, NO): {E.NOT_COORDINATOR, E.COORDINATOR_NOT_AVAILABLE},
+        Row(Action.REINIT, NO): {
+            E.INVALID_PRODUCER_EPOCH,
+            E.PRODUCER_FENCED,
+            E.INVALID_PRODUCER_ID_MAPPING,
+            E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        },
+    },
+    ApiKey.END_TXN: {
+        Row(Action.RETRY, NO): {E.COORDINATOR_LOAD_IN_PROGRESS, E.CONCURRENT_TRANSACTIONS},
+        Row(Action.RETRY, MAYBE): {E.REQUEST_TIMED_OUT},
+        Row(Action.COORDINATOR, MAYBE): {E.NOT_COORDINATOR, E.COORDINATOR_NOT_AVAILABLE},
+        Row(Action.ABORT, NO): {E.TRANSACTION_ABORTABLE},
+    },
+}
+ELSE = {
+    ApiKey.PRODUCE: Row(Action.FAIL, MAYBE),
+    ApiKey.METADATA: Row(Action.RETRY, NO),
+    ApiKey.API_VERSIONS: Row(Action.CLOSE, NO),
+    ApiKey.SASL_HANDSHAKE: Row(Action.CLOSE, NO),
+    ApiKey.SASL_AUTHENTICATE: Row(Action.CLOSE, NO),
+    ApiKey.FIND_COORDINATOR: Row(Action.ABORT, NO),
+    ApiKey.INIT_PRODUCER_ID: Row(Action.FAIL, NO),
+    ApiKey.ADD_PARTITIONS_TO_TXN: Row(Action.ABORT, NO),
+    ApiKey.ADD_OFFSETS_TO_TXN: Row(Action.ABORT, NO),
+    ApiKey.TXN_OFFSET_COMMIT: Row(Action.ABORT, NO),
+    ApiKey.END_TXN: Row(Action.REINIT, NO),
+}
+
+
+def rows_by_code(api, rows):
+    expected = dict.fromkeys(ErrorCode, ELSE[api]) | {E.NONE: Row(Action.SUCCEED, NO)}
+    return expected | {code: row for row, codes in rows.items() for code in codes}
+
+
+def test_each_api_says_what_a_code_that_nobody_knows_means():
+    assert {api: decide(api, 9999) for api in ROWS} == ELSE
+    assert set(UNKNOWN_CODES) == set(ROWS)
+
+
+@pytest.mark.parametrize("api", ROWS, ids=lambda api: api.name)
+def test_each_code_leads_to_what_was_decided_for_it_where_nothing_else_holds(api):
+    assert {code: decide(api, code) for code in ErrorCode} == rows_by_code(api, ROWS[api])
+
+
+@pytest.mark.parametrize("version", [Condition.V1, Condition.V2], ids=lambda version: version.name)
+def test_in_a_transaction_what_fails_a_record_aborts_it_and_what_fences_needs_a_new_epoch(version):
+    refused = ROWS[PRODUCE][Row(Action.FAIL, NO)] | ROWS[PRODUCE][Row(Action.RENUMBER, NO)]
+    fenced = {E.PRODUCER_FENCED, E.INVALID_PRODUCER_ID_MAPPING, E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED}
+    if version is Condition.V1:
+        fenced |= {E.INVALID_PRODUCER_EPOCH}
+    one_record_too_large = {E.MESSAGE_TOO_LARGE, E.RECORD_LIST_TOO_LARGE}
+
+    rows = {code: decide(PRODUCE, code, {Condition.TRANSACTION, version}) for code in ErrorCode}
+
+    expected = {
+        code: Row(Action.ABORT, MAYBE) if row == ELSE[PRODUCE] else row
+        for code, row in rows_by_code(PRODUCE, ROWS[PRODUCE]).items()
+    }
+    expected |= dict.fromkeys(refused - one_record_too_large, Row(Action.ABORT, NO))
+    expected |= dict.fromkeys(fenced, Row(Action.REINIT, NO))
+    expected[E.CONCURRENT_TRANSACTIONS] = Row(Action.RETRY_SOON, NO)
+    assert rows == expected
 
 
 # ------------------------------------------------------------------------------------------------------ Produce
@@ -138,6 +341,7 @@ LOST = [
     ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
     ErrorCode.UNKNOWN_PRODUCER_ID,
     ErrorCode.INVALID_PRODUCER_EPOCH,
+    ErrorCode.INVALID_PRODUCER_ID_MAPPING,
 ]
 
 
@@ -162,6 +366,7 @@ def test_a_fenced_epoch_needs_the_answer_to_an_abort_with_v2_and_a_new_start_wit
     code = ErrorCode.INVALID_PRODUCER_EPOCH
     assert decide(PRODUCE, code, {Condition.TRANSACTION, Condition.V2}).action is Action.ABORT
     assert decide(PRODUCE, code, {Condition.TRANSACTION, Condition.V1}).action is Action.REINIT
+    assert decide(PRODUCE, code, {Condition.V1}).action is Action.RENUMBER
 
 
 @pytest.mark.parametrize("code", [ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE])
@@ -185,6 +390,11 @@ def test_not_enough_replicas_is_told_from_a_partition_that_could_not_be_verified
     code = ErrorCode.NOT_ENOUGH_REPLICAS
     assert decide(PRODUCE, code, IN_TRANSACTION) == Row(Action.RETRY, NO)
     assert decide(PRODUCE, code, {*IN_TRANSACTION, Condition.VERIFICATION}) == Row(Action.RETRY_SOON, NO)
+    assert decide(PRODUCE, code, {Condition.VERIFICATION}) == Row(Action.RETRY, NO)
+    for other in set(ErrorCode) - {code}:
+        assert decide(PRODUCE, other, {*IN_TRANSACTION, Condition.VERIFICATION}) == decide(
+            PRODUCE, other, IN_TRANSACTION
+        )
 
 
 # ---------------------------------------------------------------------------------------------------- failures
@@ -194,6 +404,13 @@ def test_only_what_was_never_written_is_surely_not_persisted():
     not_persisted = {failure for failure in Failure if decide_failure(failure).outcome is NO}
 
     assert not_persisted == {Failure.NOT_WRITTEN, Failure.NO_COMMON_VERSION}
+
+
+def test_after_a_failure_metadata_is_asked_for_unless_no_version_is_common():
+    fail = {failure for failure in Failure if decide_failure(failure).action is Action.FAIL}
+
+    assert fail == {Failure.NO_COMMON_VERSION}
+    assert all(decide_failure(failure).action is Action.REFRESH for failure in set(Failure) - fail)
 
 
 def test_without_acknowledgements_nothing_that_was_written_is_sent_again():
@@ -234,6 +451,8 @@ def test_a_commit_is_called_unknown_only_if_an_earlier_attempt_was_not_answered(
         ErrorCode.PRODUCER_FENCED,
         ErrorCode.INVALID_PRODUCER_EPOCH,
         ErrorCode.INVALID_PRODUCER_ID_MAPPING,
+        ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        ErrorCode.UNKNOWN_PRODUCER_ID,
     ):
         assert decide(ApiKey.END_TXN, code, commit) == Row(Action.REINIT, NO)
         assert decide(ApiKey.END_TXN, code, {*commit, Condition.UNANSWERED}) == Row(Action.REINIT, MAYBE)
@@ -247,6 +466,23 @@ def test_a_commit_in_the_wrong_state_was_timed_out_with_v2_and_is_anybodys_guess
     unanswered = {Condition.COMMIT, Condition.UNANSWERED}
     assert decide(ApiKey.END_TXN, code, {Condition.V2, *unanswered}) == Row(Action.ABORT, NO)
     assert decide(ApiKey.END_TXN, code, {Condition.V1, *unanswered}) == Row(Action.REINIT, MAYBE)
+    assert decide(ApiKey.END_TXN, code, {Condition.V2, Condition.COMMIT}) == Row(Action.ABORT, NO)
+    assert decide(ApiKey.END_TXN, code, {Condition.V1, Condition.COMMIT}) == Row(Action.REINIT, NO)
+
+
+def test_an_abort_in_the_wrong_state_has_nothing_to_abort_with_v1_and_is_fenced_with_v2():
+    code = ErrorCode.INVALID_TXN_STATE
+    for unanswered in ((), (Condition.UNANSWERED,)):
+        assert decide(ApiKey.END_TXN, code, {Condition.V1, *unanswered}) == Row(Action.SUCCEED, NO)
+        assert decide(ApiKey.END_TXN, code, {Condition.V2, *unanswered}) == Row(Action.REINIT, NO)
+
+
+def test_offsets_under_an_old_epoch_can_be_aborted_with_v2_only():
+    code = ErrorCode.INVALID_PRODUCER_EPOCH
+    assert decide(ApiKey.TXN_OFFSET_COMMIT, code, {Condition.V2}) == Row(Action.ABORT, NO)
+    assert decide(ApiKey.TXN_OFFSET_COMMIT, code, {Condition.V1}) == Row(Action.REINIT, NO)
+    for version in (Condition.V1, Condition.V2):
+        assert decide(ApiKey.TXN_OFFSET_COMMIT, E.PRODUCER_FENCED, {version}) == Row(Action.REINIT, NO)
 
 
 def test_an_unknown_answer_to_a_commit_leaves_it_unknown():
@@ -271,9 +507,40 @@ def test_transactional_apis_know_only_actions_that_the_coordinator_carries_out()
             assert {row.action for row in rows_of(api)} <= known | sasl, api
 
 
-def test_advice_ends_a_sentence():
-    assert advice(ErrorCode.CLUSTER_AUTHORIZATION_FAILED).startswith("; ")
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (E.CLUSTER_AUTHORIZATION_FAILED, "IDEMPOTENT_WRITE on the cluster"),
+        (E.TOPIC_AUTHORIZATION_FAILED, "WRITE on the topic"),
+        (E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "WRITE on the transactional id"),
+        (E.GROUP_AUTHORIZATION_FAILED, "READ on the group"),
+        (E.INVALID_TRANSACTION_TIMEOUT, "transaction_timeout_ms"),
+        (E.MESSAGE_TOO_LARGE, "max.message.bytes"),
+        (E.UNSUPPORTED_COMPRESSION_TYPE, "compression_type"),
+    ],
+    ids=lambda value: value.name if isinstance(value, E) else "",
+)
+def test_advice_ends_a_sentence_and_names_what_to_change(code, words):
+    assert advice(code).startswith("; ")
+    assert words in advice(code)
+
+
+def test_there_is_not_always_an_advice():
     assert advice(ErrorCode.CORRUPT_MESSAGE) == ""
+
+
+def test_a_topic_that_metadata_refuses_for_good_has_an_error_of_its_own():
+    assert TOPIC_ERRORS == {
+        E.INVALID_TOPIC_EXCEPTION: errors.InvalidTopicError,
+        E.TOPIC_AUTHORIZATION_FAILED: errors.TopicAuthorizationError,
+    }
+
+
+@pytest.mark.parametrize("code", ErrorCode, ids=lambda code: code.name)
+def test_who_is_shut_out_by_another_producer_is_called_fenced(code):
+    is_fenced = code in (E.INVALID_PRODUCER_EPOCH, E.PRODUCER_FENCED)
+
+    assert reinit_error(code) is (errors.ProducerFencedError if is_fenced else errors.TransactionReinitError)
 
 
 # ------------------------------------------------------------------------------------------- nobody else decides
