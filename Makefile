@@ -1,6 +1,6 @@
 # make demo    the flights of 2013 through the producer, verified        make demo KAFKA=apache | host:port
 # make test    everything that the tests need, then pytest               make check | bench | wheel | clean
-# make soak    fault schedules in virtual time                           make chaos | fuzz | asan
+# make soak    fault schedules in virtual time                           make chaos | fuzz | asan | mutants
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -9,7 +9,7 @@ ARGS   ?=
 
 SOURCES := $(wildcard aioproducer/*.pyx aioproducer/*.pxi)
 
-.PHONY: demo test check bench wheel setup clean format kerberos soak chaos fuzz asan
+.PHONY: demo test check bench wheel setup clean format kerberos soak chaos fuzz asan mutants
 
 demo: setup
 	$(BIN)/python examples/flights_demo.py --kafka "$(KAFKA)" $(ARGS)
@@ -60,6 +60,10 @@ chaos: setup
 FRAMES ?= 100000000
 fuzz: setup
 	$(BIN)/python -m tests.fuzz --frames $(FRAMES) --processes 2 $(ARGS)
+
+# Small changes to the modules that decide: do their tests notice?   ARGS=aioproducer/transaction.py
+mutants: setup
+	$(BIN)/python -m tests.mutants $(ARGS)
 
 # The record path's tests under AddressSanitizer; first that it finds an overflow that was built in.
 asan: setup

@@ -1,0 +1,194 @@
+"""A TCP proxy in front of each broker: here goes wrong what lies between a client and its broker.
+
+Clients are told the proxies' addresses (`ApacheKafka(advertised=...)`); brokers among themselves pass none. A proxy
+reads only as much of Kafka's protocol as it takes to see where a request ends and what is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from dataclasses import dataclass
+from typing import Self
+
+HOST = "127.0.0.1"
+_PREFIX = 4
+_CHUNK = 512
+"""Bytes that pass a throttled proxy at once."""
+
+
+@dataclass(eq=False)
+class Link:
+    """One connection of a client, and the proxy's own to the broker."""
+
+    client: asyncio.StreamReader
+    to_client: asyncio.StreamWriter
+    broker: asyncio.StreamReader
+    to_broker: asyncio.StreamWriter
+    loses_requests: bool = False
+    loses_answers: bool = False
+    is_cut: bool = False
+    """The broker's next answer ends it, and nobody hears that answer."""
+
+
+@dataclass(eq=False)
+class Trap:
+    """Waits for a request: the connection that carries it is cut when the broker has it, before the answer."""
+
+    api_key: int
+    sprung: asyncio.Future[int]
+    """The broker that was asked."""
+
+
+class Network:
+    """The proxies of all brokers, in a block of `async with`."""
+
+    def __init__(self, brokers: int) -> None:
+        self.proxies = [Proxy(node_id, self) for node_id in range(brokers)]
+        self._traps: list[Trap] = []
+
+    async def __aenter__(self) -> Self:
+        """Take a free port for each broker."""
+        for proxy in self.proxies:
+            await proxy.listen()
+        return self
+
+    async def __aexit__(self, *raised: object) -> None:
+        """Let nothing through any more."""
+        for proxy in self.proxies:
+            await proxy.close()
+
+    @property
+    def advertised(self) -> dict[int, tuple[str, int]]:
+        """What the brokers tell clients."""
+        return {proxy.node_id: (HOST, proxy.port) for proxy in self.proxies}
+
+    def lead_to(self, ports: list[int]) -> None:
+        """The brokers have started, and listen there."""
+        for proxy, port in zip(self.proxies, ports, strict=True):
+            proxy.broker_port = port
+
+    @property
+    def connections(self) -> int:
+        """How many clients are connected."""
+        return sum(len(proxy.links) for proxy in self.proxies)
+
+    def lay(self, api_key: int) -> Trap:
+        """A trap for the next such request, whichever broker it is for."""
+        trap = Trap(api_key, asyncio.get_running_loop().create_future())
+        self._traps.append(trap)
+        return trap
+
+    def take_away(self, trap: Trap) -> None:
+        """Nothing has sprung it, and nothing shall."""
+        if trap in self._traps:
+            self._traps.remove(trap)
+
+    def trap_for(self, api_key: int) -> Trap | None:
+        """The trap that this request springs; it is laid no longer."""
+        for trap in self._traps:
+            if trap.api_key == api_key:
+                self._traps.remove(trap)
+                return trap
+        return None
+
+
+class Proxy:
+    """In front of one broker. It goes on listening while the broker is down, and then hangs up on whoever comes."""
+
+    def __init__(self, node_id: int, network: Network) -> None:
+        self.node_id = node_id
+        self.port = 0
+        self.broker_port = 0
+        self.rate = math.inf
+        """Bytes that each direction of a connection may carry in a second."""
+        self.links: set[Link] = set()
+        self._network = network
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server
+
+    async def listen(self) -> None:
+        """Take a free port."""
+        self._server = await asyncio.start_server(self._accept, HOST, 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    def fall_silent(self, *, answers_only: bool) -> int:
+        """All connections of this moment stay open and carry nothing, or no answers; returns how many they are."""
+        for link in self.links:
+            link.loses_answers = True
+            link.loses_requests = not answers_only
+        return len(self.links)
+
+    async def close(self) -> None:
+        """Stop listening and break all connections."""
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.get_running_loop().create_task(
+            self._serve(reader, writer), name=f"proxy of broker {self.node_id}"
+        )
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        try:
+            broker, to_broker = await asyncio.open_connection(HOST, self.broker_port)
+        except OSError:
+            to_client.transport.abort()
+            return
+        link = Link(client, to_client, broker, to_broker)
+        self.links.add(link)
+        try:
+            await self._carry(link)
+        finally:
+            self.links.discard(link)
+            to_client.transport.abort()
+            to_broker.transport.abort()
+
+    async def _carry(self, link: Link) -> None:
+        """Until either side hangs up, or the link is cut."""
+        loop = asyncio.get_running_loop()
+        pumps = [loop.create_task(self._requests(link)), loop.create_task(self._answers(link))]
+        try:
+            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for pump in pumps:
+                pump.cancel()
+            await asyncio.wait(pumps)
+        for pump in pumps:
+            if not pump.cancelled():
+                pump.result()
+
+    async def _requests(self, link: Link) -> None:
+        with contextlib.suppress(OSError, EOFError):
+            while True:
+                prefix = await link.client.readexactly(_PREFIX)
+                frame = await link.client.readexactly(int.from_bytes(prefix))
+                if link.loses_requests:
+                    continue
+                trap = self._network.trap_for(int.from_bytes(frame[:2]))
+                if trap is not None:
+                    link.is_cut = True
+                await self._forward(prefix + frame, link.to_broker)
+                if trap is not None and not trap.sprung.done():
+                    trap.sprung.set_result(self.node_id)
+
+    async def _answers(self, link: Link) -> None:
+        with contextlib.suppress(OSError):
+            while data := await link.broker.read(65536):
+                if link.is_cut:
+                    return
+                if not link.loses_answers:
+                    await self._forward(data, link.to_client)
+
+    async def _forward(self, data: bytes, writer: asyncio.StreamWriter) -> None:
+        while self.rate < math.inf and data:
+            writer.write(data[:_CHUNK])
+            await writer.drain()
+            await asyncio.sleep(_CHUNK / self.rate)
+            data = data[_CHUNK:]
+        writer.write(data)
+        await writer.drain()
