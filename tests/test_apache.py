@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from aioproducer import Producer
 from aioproducer.errors import BrokerError
 from aioproducer.testing import apache_admin, apache_jars
 from aioproducer.testing.apache import ApacheKafka
@@ -50,6 +51,21 @@ async def test_shared_broker_takes_records_and_gives_them_back(apache_kafka):
         await apache_kafka.kill(-1)
     with pytest.raises(ApacheKafkaError, match="there is no listener 'SECURE', but CLIENT, INTERNAL"):
         apache_kafka.bootstrap_servers_of("SECURE")
+
+
+@pytest.mark.apache
+async def test_records_of_long_ago_stay(temporary):
+    """Kafka would delete them by their own time, at its next look."""
+    looks_often = {"log.retention.check.interval.ms": 100, "log.initial.task.delay.ms": 0}
+    async with ApacheKafka(jvm_args=LEAN, config=looks_often) as kafka:
+        await kafka.create_topic("t")
+        async with Producer(kafka.bootstrap_servers) as producer:
+            await producer.send_and_wait("t", b"of 2013", timestamp_ms=1_357_017_300_000)
+            await asyncio.sleep(2)
+            now = await producer.send_and_wait("t", b"of today")
+
+        assert now.log_start_offset == 0
+        assert await asyncio.to_thread(consume, kafka.bootstrap_servers, "t", 2) == [b"of 2013", b"of today"]
 
 
 @pytest.mark.apache

@@ -199,6 +199,8 @@ def _shared_settings(brokers: int) -> dict[str, Setting]:
         "share.coordinator.state.topic.min.isr": min(replicas, 2),
         "share.coordinator.state.topic.num.partitions": 4,
         "group.initial.rebalance.delay.ms": 0,
+        # Kafka goes by the records' own time: some minutes after they were sent, those of last year would be deleted.
+        "log.retention.ms": -1,
         # A dead broker's leaderships move after this time instead of 9 s.
         "broker.session.timeout.ms": 4000,
         "broker.heartbeat.interval.ms": 500,
