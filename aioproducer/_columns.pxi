@@ -590,7 +590,7 @@ cdef object object_at(Column column, Py_ssize_t row):
     if piece.kind == NOTHING or is_null(piece, piece.offset + row):
         return None
     if piece.kind == INTEGER:
-        return integer_at(piece, piece.offset + row) * piece.times // piece.parts
+        return <object>integer_at(piece, piece.offset + row) * piece.times // piece.parts
     bytes_at(piece, row, &data, &size)
     return None if size < 0 else PyBytes_FromStringAndSize(data, size)
 

@@ -684,6 +684,17 @@ async def test_a_row_that_a_serializer_refuses_keeps_no_other_from_being_sent():
         assert values(cluster) == [b"0", b"2"]
 
 
+@pytest.mark.parametrize("serializer", [None, bytes])
+async def test_a_time_too_far_away_is_refused_whichever_way_a_row_goes(serializer):
+    times = pa.array([2**60, 7], pa.timestamp("s"))
+    async with producing(value_serializer=serializer) as (cluster, producer):
+        receipt = await producer.send_many("t", pa.array([b"0", b"1"]), timestamps=times)
+        await receipt.wait()
+
+        assert {row: type(found) for row, found in receipt.errors.items()} == {0: InvalidRecordError}
+        assert [record.timestamp for record in cluster.records("t")] == [7000]
+
+
 async def test_a_recording_producer_takes_many_too():
     async with RecordingProducer() as producer:
         producer.set_partitions("t", 3)
