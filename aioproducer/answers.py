@@ -333,11 +333,13 @@ class Answers:
         elapsed = self._loop.time() - batch.created
         outcome = batch.outcome
         count = batch.live_count if count is None else count
-        what = "1 record" if count == 1 else f"{count} records"
-        known = "they are not in the log" if outcome is Outcome.NOT_PERSISTED else "they may be in the log"
+        where = f"{queue.topic}-{queue.partition}"
+        what = f"1 record for {where} was" if count == 1 else f"{count} records for {where} were"
+        tries = "1 attempt" if batch.attempts == 1 else f"{batch.attempts} attempts"
+        subject, is_ = ("it", "is") if count == 1 else ("they", "are")
+        known = f"{is_} not" if outcome is Outcome.NOT_PERSISTED else "may be"
         return kind(
-            f"{what} for {queue.topic}-{queue.partition} were given up after {elapsed:.3f} s and "
-            f"{batch.attempts} attempts: {reason} ({known})",
+            f"{what} given up after {elapsed:.3f} s and {tries}: {reason} ({subject} {known} in the log)",
             outcome=outcome,
             topic=queue.topic,
             partition=queue.partition,
