@@ -9,7 +9,7 @@ import asyncio
 import heapq
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from functools import partial
 from itertools import count
@@ -537,15 +537,23 @@ class Accumulator:
             sticky.used(max(used, sticky.sticky_batch_size), available)
         return sticky.current(available)
 
+    def note_unsent(self, topic: str, errors: Iterable[BaseException]) -> None:
+        """Rows of a send_many were refused, and nobody looked at its receipt."""
+        for error in errors:
+            self._count_unretrieved(topic, error, 1)
+
     def _note_unretrieved(self, batch: ProducerBatch) -> None:
-        name = type(batch.error).__name__
-        key = (batch.queue.topic, name)
+        assert batch.error is not None
+        self._count_unretrieved(batch.queue.topic, batch.error, batch.unretrieved)
+
+    def _count_unretrieved(self, topic: str, error: BaseException, count: int) -> None:
+        key = (topic, type(error).__name__)
         known = self.unretrieved.get(key)
-        self.unretrieved[key] = (known or 0) + batch.unretrieved
+        self.unretrieved[key] = (known or 0) + count
         if known is None:
             logger.error(
                 "%d records for topic %s were not delivered and nobody looked at their result: %s",
-                batch.unretrieved,
-                batch.queue.topic,
-                batch.error,
+                count,
+                topic,
+                error,
             )

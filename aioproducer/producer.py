@@ -743,7 +743,7 @@ class Producer(Transactional, Configured):
         transaction = self._transaction.number
         check_target(topic, None)
         rows = Rows(values, keys, headers, timestamps, partitions)
-        receipt = Receipt(topic, rows, self._loop)
+        receipt = Receipt(topic, rows, self._loop, self._accumulator.note_unsent)
         append_some = self._append_columns if self._takes_columns else self._append_one
         try:
             if self._takes_columns:

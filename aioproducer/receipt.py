@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from asyncio import AbstractEventLoop
 from bisect import bisect_left
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
 from aioproducer._record_path import Batch, Delivery, Rows
@@ -26,10 +26,17 @@ class Receipt:
     the receipt, that is logged, and shown by `close()`, as for the delivery of a single record.
     """
 
-    def __init__(self, topic: str, rows: Rows, loop: AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        topic: str,
+        rows: Rows,
+        loop: AbstractEventLoop,
+        note_unsent: Callable[[str, Iterable[BaseException]], None],
+    ) -> None:
         self.topic = topic
         self._rows = rows
         self._loop = loop
+        self._note_unsent = note_unsent
         self._order: dict[int, memoryview] = {}
         """By partition: its rows, in the order of their records."""
         self._is_seen = False
@@ -162,9 +169,11 @@ class Receipt:
         return [batch for batch in pending if isinstance(batch, ProducerBatch)]
 
     def __del__(self) -> None:
-        if not self._is_seen:
-            for batch, _, count, _ in self._leaves():
-                batch.nobody_looked(count)
+        if self._is_seen:
+            return
+        for batch, _, count, _ in self._leaves():
+            batch.nobody_looked(count)
+        self._note_unsent(self.topic, self._rows.errors.values())
 
 
 _FLAGS = ("retriable", "requires_abort", "requires_reinit", "fatal")

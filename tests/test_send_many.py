@@ -628,6 +628,19 @@ async def test_a_failed_row_that_nobody_looks_at_is_logged_and_reported(caplog):
     assert "3 records for topic t were not delivered and nobody looked" in errors[0].message
 
 
+async def test_a_row_that_was_not_sent_and_nobody_looks_at_is_logged_and_reported_too(caplog):
+    async with producing() as (_, producer):
+        await producer.send_many("t", [b"0", "1", b"2", "3"])
+        await producer.flush()
+        gc.collect()
+        report = await producer.close()
+
+        assert report.unretrieved == {("t", "InvalidRecordError"): 2}
+    errors = [entry.message for entry in caplog.records if entry.levelno == logging.ERROR]
+    assert len(errors) == 1
+    assert "nobody looked at their result: the value must be bytes" in errors[0]
+
+
 # ------------------------------------------------------------------------- what sees each record: the slow way
 
 
