@@ -1,5 +1,5 @@
 # make demo    the flights of 2013 through the producer, verified        make demo KAFKA=apache | host:port
-# make test    everything that the tests need, then pytest               make check | bench | wheel | clean
+# make test    everything that the tests need, then pytest               make check | bench | profile | wheel | clean
 # make soak    fault schedules in virtual time                           make chaos | fuzz | asan | mutants
 PYTHON ?= python3
 VENV   := .venv
@@ -9,7 +9,7 @@ ARGS   ?=
 
 SOURCES := $(wildcard aioproducer/*.pyx aioproducer/*.pxi)
 
-.PHONY: demo test check bench wheel setup clean format kerberos soak chaos fuzz asan mutants
+.PHONY: demo test check bench profile wheel setup clean format kerberos soak chaos fuzz asan mutants
 
 demo: setup
 	$(BIN)/python examples/flights_demo.py --kafka "$(KAFKA)" $(ARGS)
@@ -26,6 +26,9 @@ check: setup
 
 bench: setup
 	$(BIN)/python benchmarks/bench.py $(ARGS)
+
+profile: setup
+	$(BIN)/python benchmarks/bench.py --profile $(ARGS)
 
 # The wheel, built in isolation and imported in an environment that holds nothing else.
 wheel: setup
