@@ -188,7 +188,7 @@ class Answers:
         known = self._metadata.cluster.partition(queue.topic, queue.partition)
         has_moved = known is not None and known.leader not in (NO_NODE, batch.broker)
         if not has_moved:
-            self._metadata.request_update()
+            self._metadata.doubt_leader(queue.topic, queue.partition)
         return has_moved
 
     def broken(self, batch: ProducerBatch, error: BaseException, now: float) -> None:

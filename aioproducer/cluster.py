@@ -117,7 +117,8 @@ class Cluster:
         """The snapshot after an answer about the topics `asked`; what is known of other topics stays.
 
         Leader epochs of a topic never go backwards, because a broker that just restarted answers from old
-        metadata (KIP-320); a new topic id starts anew (KIP-516).
+        metadata (KIP-320); a new topic id starts anew (KIP-516). Where topics have no id yet (before 2.8), one that
+        was made anew can't be told from old metadata: there an older epoch is better than no leader.
 
         Raises:
             ProtocolError: the answer names no broker that could be connected to.
@@ -162,6 +163,19 @@ class Cluster:
             nodes=self.nodes if self.nodes.get(leader_id) == leader else {**self.nodes, leader_id: leader},
             topics={**self.topics, topic: info._replace(partitions=tuple(partitions))},
         )
+
+    def without_epoch(self, topic: str, partition: int) -> Cluster:
+        """The snapshot after the leader of a partition said that it is none: whatever is answered next is believed.
+
+        Only for a topic without id, which may have been made anew and count its epochs from 0; `self` for others.
+        """
+        known = self.partition(topic, partition)
+        if known is None or known.leader_epoch == NO_EPOCH or self.topics[topic].topic_id != NO_TOPIC_ID:
+            return self
+        info = self.topics[topic]
+        partitions = list(info.partitions)
+        partitions[partition] = known._replace(leader_epoch=NO_EPOCH)
+        return replace(self, topics={**self.topics, topic: info._replace(partitions=tuple(partitions))})
 
     def without_topics(self, names: Collection[str]) -> Cluster:
         """The snapshot after some topics were forgotten."""
@@ -239,7 +253,7 @@ def _merged_topic(
         elif known.topic_id not in (NO_TOPIC_ID, topic_id):
             known = None  # deleted and created again: a new topic with an old name
     before = known.partitions if known is not None else ()
-    merged = [_merged_partition(name, partition, before, nodes) for partition in partitions]
+    merged = [_merged_partition(name, topic_id, partition, before, nodes) for partition in partitions]
     # Partitions are only ever added; an answer with fewer is older than what is known.
     merged += [p if p.leader in nodes else p._replace(leader=NO_LEADER) for p in before[len(merged) :]]
     return TopicInfo(name, topic_id, tuple(merged), 0, answer.is_internal)
@@ -251,16 +265,20 @@ def _is_gapless(partitions: list[MetadataResponse.MetadataResponsePartition]) ->
 
 def _merged_partition(
     topic: str,
+    topic_id: UUID,
     answer: MetadataResponse.MetadataResponsePartition,
     before: tuple[PartitionInfo, ...],
     nodes: dict[int, Node],
 ) -> PartitionInfo:
     index, epoch, leader = answer.partition_index, answer.leader_epoch, answer.leader_id
     if index < len(before) and epoch < before[index].leader_epoch:
-        stale = before[index]
-        if epoch > NO_EPOCH:
-            return stale if stale.leader in nodes else stale._replace(leader=NO_LEADER)
-        epoch = stale.leader_epoch
+        known = before[index]
+        if epoch == NO_EPOCH:
+            epoch = known.leader_epoch
+        elif known.leader in nodes:
+            return known
+        elif topic_id != NO_TOPIC_ID:
+            return known._replace(leader=NO_LEADER)
     if leader not in nodes:
         leader = NO_LEADER
     return PartitionInfo(

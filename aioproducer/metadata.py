@@ -92,6 +92,13 @@ class Metadata:
         self._update_requested = True
         self._poked.set()
 
+    def doubt_leader(self, topic: str, partition: int) -> None:
+        """The leader that is known says that it is none, and not who is: refresh soon."""
+        cluster = self.cluster.without_epoch(topic, partition)
+        if cluster is not self.cluster:
+            self._publish(cluster)
+        self.request_update()
+
     def apply_leader_hint(
         self,
         topic: str,

@@ -235,6 +235,36 @@ def test_a_stale_answer_does_not_bring_back_a_leader_that_is_gone():
     assert leader_of(after) == (-1, 5)
 
 
+NO_ID = UUID(int=0)
+
+
+def test_without_topic_ids_an_older_epoch_is_better_than_no_leader():
+    """A topic that was made anew counts from 0, and nothing else tells (Kafka before 2.8)."""
+    before = known(topic(partition(leader=1, epoch=5), topic_id=NO_ID))
+
+    stale = before.merged(response(topic(partition(leader=2, epoch=0), topic_id=NO_ID)), ["t"])
+    gone = before.merged(response(topic(partition(leader=2, epoch=0), topic_id=NO_ID), nodes=(2,)), ["t"])
+
+    assert leader_of(stale) == (1, 5)
+    assert leader_of(gone) == (2, 0)
+
+
+def test_without_topic_ids_a_leader_that_denies_it_is_not_believed_any_longer():
+    before = known(topic(partition(leader=1, epoch=5), topic_id=NO_ID))
+    with_id = known(topic(partition(leader=1, epoch=5)))
+
+    doubted = before.without_epoch("t", 0)
+
+    assert leader_of(doubted) == (1, -1)
+    assert leader_of(
+        doubted.merged(response(topic(partition(leader=2, epoch=0), topic_id=NO_ID)), ["t"])
+    ) == (2, 0)
+    assert with_id.without_epoch("t", 0) is with_id
+    assert before.without_epoch("t", 1) is before
+    assert before.without_epoch("u", 0) is before
+    assert doubted.without_epoch("t", 0) is doubted
+
+
 def endpoint(node_id: int, host: str = "new", port: int = 9093) -> ProduceResponse.NodeEndpoint:
     return ProduceResponse.NodeEndpoint(node_id=node_id, host=host, port=port)
 

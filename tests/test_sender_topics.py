@@ -148,6 +148,31 @@ async def test_a_topic_made_anew_under_load_gets_every_record_that_is_reported_d
                 assert end.outcome is Outcome.UNKNOWN or 3 + place not in log
 
 
+@pytest.mark.parametrize("versions", ["2.1", "2.8", "4.0"])
+@pytest.mark.parametrize("lost", [False, True])
+async def test_a_topic_made_anew_after_its_leader_had_moved_is_written_to_soon(versions, lost):
+    """It counts its leader epochs from 0; before 2.8 no topic id tells that these are not old ones."""
+    settings = {"cluster": {"versions": versions}, "enable_idempotence": False}
+    async with producing(brokers=3, topics={}, **settings) as (cluster, producer):
+        cluster.create_topic("t", 1)
+        await producer.send_and_wait("t", b"old")
+        for _ in range(4):
+            cluster.move_leader("t", 0, (cluster.leader("t", 0) + 1) % 3)
+        await producer.send_and_wait("t", b"old")
+        known = cluster.leader("t", 0)
+
+        cluster.delete_topic("t")
+        if lost:
+            await cluster.stop_broker(known)
+        cluster.create_topic("t", 1, replication_factor=2)
+        if cluster.leader("t", 0) == known:
+            others = [replica for replica in cluster.partition("t", 0).replicas if replica != known]
+            cluster.move_leader("t", 0, others[0])
+
+        await within(3, producer.send_and_wait("t", b"new"))
+        assert values(cluster) == [b"new"]
+
+
 async def test_nothing_is_sent_to_a_topic_made_anew_while_the_old_one_has_records_in_flight():
     """Else the later records are the first in the new log, and those that the old topic refused follow them."""
     settings = {"request_timeout_ms": 2000, **ONE_BATCH_PER_RECORD}
