@@ -5,7 +5,7 @@
 #     Column    pieces one behind the other
 #     Rows      the columns of one call, and which row went into which batch
 
-from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
+from cpython.pycapsule cimport PyCapsule_GetPointer
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport int8_t, int16_t, uint16_t
 from libc.stdlib cimport realloc

@@ -11,6 +11,7 @@ accumulator.py, batch.py). tests/oracle.py is the plain-Python encoder that this
     Batch         base of ProducerBatch: the encoded records, and who waits for them
     Delivery      (batch, index): what asyncio takes for a future
     BufferMemory  the bytes that may be buffered
+    Rows          the columns of one send_many, and where each row went (_columns.pxi)
 """
 
 cimport cython
@@ -204,7 +205,8 @@ cdef int spares = 0
 
 cdef char* allocate(Py_ssize_t* capacity) except NULL:
     """At least `capacity` bytes. The allocator gives large blocks back to the system and gets them again page by page,
-    which was a tenth of all time, so a few are kept: only ones that nobody can see any more (RecordsBuffer.__dealloc__).
+    which was a tenth of all time, so up to 64 MiB (buffer_memory's default) are kept: only what nobody can see any more
+    (RecordsBuffer.__dealloc__).
     """
     global spares
     cdef int i

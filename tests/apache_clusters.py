@@ -15,6 +15,22 @@ from aioproducer.testing.apache import ApacheKafka, ApacheKafkaMissingError
 from aioproducer.testing.plugin import is_ci, tell_of_logs
 from tests.apache_processes import command_lines
 
+NOTICES_SOON = {
+    "min.insync.replicas": 2,
+    "auto.create.topics.enable": False,
+    # A dead or frozen broker is noticed after 3 s, a dead controller after 1.5 s.
+    "broker.session.timeout.ms": 3000,
+    "broker.heartbeat.interval.ms": 300,
+    "controller.quorum.fetch.timeout.ms": 1500,
+    "controller.quorum.election.timeout.ms": 500,
+    "controller.quorum.election.backoff.max.ms": 300,
+    "controller.quorum.request.timeout.ms": 1000,
+    "replica.lag.time.max.ms": 2000,
+    "replica.fetch.wait.max.ms": 200,
+    "replica.socket.timeout.ms": 2000,
+}
+"""Settings of three brokers that are made to fail."""
+
 LEAN = ("-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 """A JVM that starts soon, for a broker that has little to do."""
 SHARED = ("-Xmx384m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")

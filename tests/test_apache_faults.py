@@ -14,7 +14,7 @@ import pytest
 
 from aioproducer import Outcome, Producer
 from aioproducer.testing.apache import ApacheKafka
-from tests.apache_clusters import LEAN, running
+from tests.apache_clusters import LEAN, NOTICES_SOON, running
 from tests.apache_load import EVERYBODY, PARTITIONS, compare, leader_of_first, under_load
 from tests.conftest import MS
 
@@ -32,21 +32,7 @@ TOPICS = (
     "later",
 )
 
-QUICK = {
-    "min.insync.replicas": 2,
-    "auto.create.topics.enable": False,
-    "auto.leader.rebalance.enable": False,
-    # A dead or frozen broker is noticed after 3 s, a dead controller after 1.5 s.
-    "broker.session.timeout.ms": 3000,
-    "broker.heartbeat.interval.ms": 300,
-    "controller.quorum.fetch.timeout.ms": 1500,
-    "controller.quorum.election.timeout.ms": 500,
-    "controller.quorum.election.backoff.max.ms": 300,
-    "controller.quorum.request.timeout.ms": 1000,
-    "replica.lag.time.max.ms": 2000,
-    "replica.fetch.wait.max.ms": 200,
-    "replica.socket.timeout.ms": 2000,
-}
+QUICK = {**NOTICES_SOON, "auto.leader.rebalance.enable": False}
 
 
 @pytest.fixture(scope="module", params=["4.3.1"])

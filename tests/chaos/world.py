@@ -12,6 +12,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions, OffsetSpec
 from aioproducer import Producer
 from aioproducer.testing import apache_admin
 from aioproducer.testing.apache import ApacheKafka
+from tests.apache_clusters import NOTICES_SOON
 from tests.chaos.history import ChaosHistory, Recovery
 from tests.chaos.plan import Plan
 from tests.chaos.proxy import Network, Proxy
@@ -25,20 +26,9 @@ PARTITIONS = {STEADY: 6, GROWING: 2, MADE_ANEW: 3}
 BROKERS = 3
 JVM = ("-Xmx384m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 QUICK = {
-    "min.insync.replicas": 2,
-    "auto.create.topics.enable": False,
+    **NOTICES_SOON,
     # A broker that was away leads again soon.
     "leader.imbalance.check.interval.seconds": 5,
-    # A dead or frozen broker is noticed after 3 s, a dead controller after 1.5 s.
-    "broker.session.timeout.ms": 3000,
-    "broker.heartbeat.interval.ms": 300,
-    "controller.quorum.fetch.timeout.ms": 1500,
-    "controller.quorum.election.timeout.ms": 500,
-    "controller.quorum.election.backoff.max.ms": 300,
-    "controller.quorum.request.timeout.ms": 1000,
-    "replica.lag.time.max.ms": 2000,
-    "replica.fetch.wait.max.ms": 200,
-    "replica.socket.timeout.ms": 2000,
     # Transactions that nobody ends are ended soon, so that readers get to the end.
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": 500,
 }
