@@ -37,7 +37,7 @@ from aioproducer.outcomes import (
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import error_name
 from aioproducer.protocol.messages import ProduceResponse
-from aioproducer.transaction import Transaction, abortable, reinit
+from aioproducer.transaction import Transaction, TransactionState, abortable, reinit
 from aioproducer.types import Outcome
 
 logger = logging.getLogger(__name__)
@@ -112,7 +112,9 @@ class Answers:
         response: ProduceResponse,
         now: float,
     ) -> None:
-        row = decide(ApiKey.PRODUCE, answer.error_code, partial(self._conditions, batch, answer))
+        is_plain = not answer.error_code and self._transaction.state is not TransactionState.PARTICIPANT
+        conditions = () if is_plain else partial(self._conditions, batch, answer)
+        row = decide(ApiKey.PRODUCE, answer.error_code, conditions)
         if row.action in (Action.SUCCEED, Action.DUPLICATE):
             self.complete(batch, answer, now, knows_offset=row.action is Action.SUCCEED)
             return
@@ -124,7 +126,15 @@ class Answers:
             return  # it expired meanwhile
         if row.outcome is Outcome.UNKNOWN:
             batch.maybe_persisted = True
-        refusal = f"broker {batch.broker} refused the records with {name}{text}{advice(answer.error_code)}"
+        if answer.error_code:
+            refusal = (
+                f"broker {batch.broker} refused the records with {name}{text}{advice(answer.error_code)}"
+            )
+        else:
+            refusal = (
+                f"broker {batch.broker} had records with these numbers before: another producer has written to the "
+                "partition in the same transaction (or message.timestamp.type is LogAppendTime and attach was not told)"
+            )
         if row.action is Action.REFRESH:
             self._retry(batch, now, at_once=self._has_moved(batch, answer, response))
         elif row.action is Action.RETRY:
@@ -166,11 +176,21 @@ class Answers:
             Condition.SEVERAL_RECORDS: batch.record_count > 1,
             Condition.RECORD_ERRORS: 0 < len(self._named(batch, answer)) < batch.record_count,
             Condition.VERIFICATION: (answer.error_message or "").startswith(NOT_VERIFIED),
+            Condition.REPETITION: self._is_repetition(batch, answer),
             Condition.TRANSACTION: in_transaction,
             Condition.V1: in_transaction and not self._transaction.is_v2,
             Condition.V2: in_transaction and self._transaction.is_v2,
         }
         return {condition for condition, is_so in holds.items() if is_so}
+
+    def _is_repetition(self, batch: ProducerBatch, answer: ProduceResponse.PartitionProduceResponse) -> bool:
+        """Whether a participant's first batch met another one's. Its own, sent twice, is not told from that."""
+        sequence = batch.queue.sequence
+        if self._transaction.state is not TransactionState.PARTICIPANT or sequence is None:
+            return False
+        is_first = sequence.confirmed_on is None or sequence.confirmed_on[0] != batch.identity
+        has_time = self._transaction.tells_repetitions and answer.log_append_time_ms >= 0
+        return is_first and (has_time or bool(answer.error_code))
 
     def _has_moved(
         self,

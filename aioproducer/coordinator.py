@@ -41,6 +41,8 @@ from aioproducer.protocol.messages import (
     AddPartitionsToTxnResponse,
     EndTxnRequest,
     InitProducerIdRequest,
+    OffsetFetchRequest,
+    OffsetFetchResponse,
     TxnOffsetCommitRequest,
     TxnOffsetCommitResponse,
 )
@@ -82,6 +84,8 @@ class Coordinator:
         self._metrics = metrics
         self._random = random
         self._requests = CoordinatorRequests(config, transaction, brokers, metrics, random)
+        self._questions = CoordinatorRequests(config, transaction, brokers, metrics, random)
+        """What waits for the end of a transaction must not keep that end waiting."""
         self._calls: dict[str, asyncio.Task[None]] = {}
         """The user's calls that are at work, by name."""
         self._offset_calls = itertools.count()
@@ -174,11 +178,12 @@ class Coordinator:
                 await asyncio.shield(joining)
             transaction.check("export", TransactionState.IN_TRANSACTION)
         transaction.exported.update(dict.fromkeys(partitions))
+        return self._handle()
+
+    def _handle(self) -> TransactionHandle:
+        transaction, identity = self._transaction, self._identity
         return TransactionHandle(
-            transaction.transactional_id,
-            self._identity.producer_id,
-            self._identity.epoch,
-            transaction.is_v2,
+            transaction.transactional_id, identity.producer_id, identity.epoch, transaction.is_v2
         )
 
     async def send_offsets(self, offsets: Offsets, group: ConsumerGroupMetadata) -> None:
@@ -193,6 +198,50 @@ class Coordinator:
         """With v1: let the wanted partitions join, in the background. Sets the wake-up event when they have."""
         if self._running("partitions") is None:
             self._start("partitions", self._add_partitions())
+
+    async def release(self) -> TransactionHandle:
+        """Give the open transaction away: whoever resumes it ends it."""
+        transaction = self._transaction
+        transaction.check("release_transaction", TransactionState.IN_TRANSACTION)
+        await self._settled()
+        transaction.check("release_transaction", TransactionState.IN_TRANSACTION)
+        transaction.move(TransactionState.UNINITIALIZED)
+        return self._handle()
+
+    def resume(self, handle: TransactionHandle) -> None:
+        """Own the transaction that another producer has released."""
+        self.attach(handle)
+        self._transaction.resume(handle)
+
+    async def committed(
+        self, group_id: str, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
+        """What a group has committed, once no open transaction can change it."""
+        places = list(dict.fromkeys(partitions))
+        topics: dict[str, list[int]] = {}
+        for topic, partition in places:
+            topics.setdefault(topic, []).append(partition)
+        request = OffsetFetchRequest(
+            group_id=group_id,
+            # Named: asked for all, a group whose first offset is pending is said to have none.
+            topics=[
+                OffsetFetchRequest.OffsetFetchRequestTopic(name=topic, partition_indexes=numbers)
+                for topic, numbers in topics.items()
+            ],
+            require_stable=True,
+        )
+        answer = await self._questions.ask(request, partial(_worst_of_fetched, places), group=group_id)
+        return {
+            TopicPartition(topic.name, partition.partition_index): (
+                None
+                if partition.committed_offset < 0
+                else OffsetAndMetadata(
+                    partition.committed_offset, partition.metadata or "", partition.committed_leader_epoch
+                )
+            )
+            for topic in answer.topics
+            for partition in topic.partitions
+        }
 
     def attach(self, handle: TransactionHandle) -> None:
         """Number records as the transaction's owner would."""
@@ -376,6 +425,9 @@ class Coordinator:
         except KafkaError as error:
             self._failed(error)
             raise transaction.error or error from error
+        if transaction.is_resumed:
+            transaction.move(TransactionState.UNINITIALIZED)
+            return
         if transaction.needs_epoch:
             try:
                 await self._next_epoch()
@@ -400,14 +452,16 @@ class Coordinator:
         try:
             if transaction.may_have_started:
                 await self._end(commit=False)
-            if transaction.needs_epoch:
+            if transaction.needs_epoch and not transaction.is_resumed:
                 await self._next_epoch()
         except KafkaError as error:
             if isinstance(error, TransactionTimeoutError) and transaction.state is TransactionState.ABORTING:
                 raise  # it can be called again
             self._not_reinitialized(error)
             raise transaction.error or error from error
-        if transaction.state is not TransactionState.REINIT_REQUIRED:
+        if transaction.is_resumed:
+            transaction.move(TransactionState.UNINITIALIZED)
+        elif transaction.state is not TransactionState.REINIT_REQUIRED:
             transaction.move(TransactionState.READY)
 
     async def _fence(self) -> None:
@@ -500,7 +554,18 @@ def _worst_of_offsets(asked: Iterable[TopicPartition], response: TxnOffsetCommit
     return _worst(ApiKey.TXN_OFFSET_COMMIT, asked, codes)
 
 
-_SEVERITY = (Action.SUCCEED, Action.RETRY, Action.COORDINATOR, Action.ABORT, Action.REINIT)
+def _worst_of_fetched(asked: Iterable[TopicPartition], response: OffsetFetchResponse) -> int:
+    if response.error_code:
+        return response.error_code
+    codes = {
+        TopicPartition(topic.name, partition.partition_index): partition.error_code
+        for topic in response.topics
+        for partition in topic.partitions
+    }
+    return _worst(ApiKey.OFFSET_FETCH, asked, codes)
+
+
+_SEVERITY = (Action.SUCCEED, Action.RETRY, Action.COORDINATOR, Action.ABORT, Action.FAIL, Action.REINIT)
 
 
 def _worst(api: ApiKey, asked: Iterable[TopicPartition], codes: Mapping[TopicPartition, int]) -> int:

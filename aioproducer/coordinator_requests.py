@@ -35,7 +35,7 @@ from aioproducer.outcomes import (
 )
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import error_name
-from aioproducer.protocol.messages import EndTxnRequest, FindCoordinatorRequest
+from aioproducer.protocol.messages import EndTxnRequest, FindCoordinatorRequest, OffsetFetchRequest
 from aioproducer.protocol.schema import Message
 from aioproducer.transaction import Transaction, TransactionState, abortable, reinit
 from aioproducer.types import Outcome
@@ -56,6 +56,9 @@ partition join unasked (KIP-890)."""
 
 ONE_KEY = 3
 """The last version of FindCoordinator that asks for one key; later ones ask for several at once (KIP-699)."""
+
+ONE_GROUP = 7
+"""The last version of OffsetFetch that asks for one group; later ones ask for several at once (KIP-709)."""
 
 Key = tuple[int, str]
 """What a coordinator is asked for: a group (0) or a transactional id (1), and its name."""
@@ -104,7 +107,7 @@ class CoordinatorRequests:
             self.written = 0
             while loop.time() < deadline:
                 if self._transaction.state is TransactionState.ABORTING and not isinstance(
-                    request, EndTxnRequest
+                    request, EndTxnRequest | OffsetFetchRequest
                 ):
                     raise abortable(self._transaction, KafkaError("the transaction is aborted meanwhile"))
                 written = self.written
@@ -122,6 +125,8 @@ class CoordinatorRequests:
                         raise
                     row = decide_failure(failure_of(error), conditions)
                     if row.action is Action.FAIL:
+                        if isinstance(request, OffsetFetchRequest):
+                            raise
                         raise self._refused(row, str(error), TransactionReinitError) from error
                     if row.outcome is Outcome.UNKNOWN and self.written > written:
                         conditions.add(Condition.UNANSWERED)
@@ -142,6 +147,9 @@ class CoordinatorRequests:
                         self._nodes.pop(key, None)
                     elif row.action is not Action.RETRY:
                         reason = f"{type(request).__name__} was refused with {name}{advice(code)}"
+                        if isinstance(request, OffsetFetchRequest):
+                            # A question: nothing of the transaction hangs on it.
+                            raise BrokerError(reason, code=code, name=name)
                         raise self._refused(row, reason, reinit_error(code)) from last
                 logger.debug("%s: %s is sent again: %s", self._transaction.transactional_id, request, last)
                 await asyncio.sleep(self._pause(failures, deadline - loop.time()))
@@ -153,6 +161,8 @@ class CoordinatorRequests:
         return max(min(self._random.uniform(longest / 2, longest), left), 0.0)
 
     def _ceiling(self, api_key: ApiKey) -> int | None:
+        if api_key is ApiKey.OFFSET_FETCH:
+            return ONE_GROUP
         return None if self._transaction.is_v2 else CEILINGS_V1.get(api_key)
 
     def _refused(self, row: Row, reason: str, kind: type[TransactionReinitError]) -> TransactionError:

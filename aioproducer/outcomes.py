@@ -69,6 +69,9 @@ class Condition(Enum):
     VERIFICATION = "the message says that the partition could not be verified to be in the transaction"
     ACKS_0 = "no acknowledgement was asked for"
     TRANSACTION = "the batch belongs to a transaction"
+    REPETITION = (
+        "the first batch of a participant, and the answer is that of a batch that was in the log before"
+    )
     V1 = "transactions v1"
     V2 = "transactions v2 (KIP-890)"
     COMMIT = "the request is a commit"
@@ -138,8 +141,9 @@ def _produce() -> dict[Key, tuple[Rule, ...]]:
         fail,
     )
     by_code: dict[int, tuple[Rule, ...]] = {
-        Code.NONE: (_rule(_A.SUCCEED, no),),
-        Code.DUPLICATE_SEQUENCE_NUMBER: (_rule(_A.DUPLICATE, no),),
+        # Another participant numbers the same partition: the broker has its records, not these (or these, sent twice).
+        Code.NONE: (_rule(_A.ABORT, maybe, _C.REPETITION), _rule(_A.SUCCEED, no)),
+        Code.DUPLICATE_SEQUENCE_NUMBER: (_rule(_A.ABORT, maybe, _C.REPETITION), _rule(_A.DUPLICATE, no)),
         # try again
         Code.CORRUPT_MESSAGE: (retry,),
         Code.REQUEST_TIMED_OUT: (_rule(_A.RETRY, maybe),),
@@ -261,8 +265,9 @@ def _coordinators() -> dict[Key, tuple[Rule, ...]]:
 
 
 def _ends_of_transactions() -> dict[Key, tuple[Rule, ...]]:
-    """TxnOffsetCommit and EndTxn. Of an EndTxn the outcome is that of the commit: NOT_PERSISTED is not committed."""
-    commit, end = ApiKey.TXN_OFFSET_COMMIT, ApiKey.END_TXN
+    """OffsetFetch, TxnOffsetCommit and EndTxn. Of an EndTxn the outcome is that of the commit: NOT_PERSISTED is not
+    committed."""
+    fetch, commit, end = ApiKey.OFFSET_FETCH, ApiKey.TXN_OFFSET_COMMIT, ApiKey.END_TXN
     # Somebody began anew under our name, or (v1) the time-out ended the transaction. It is committed only if an
     # earlier attempt, whose answer was lost, has done it.
     fenced = (_rule(_A.REINIT, _MAYBE, _C.COMMIT, _C.UNANSWERED), _rule(_A.REINIT, _NO))
@@ -276,6 +281,14 @@ def _ends_of_transactions() -> dict[Key, tuple[Rule, ...]]:
         _rule(_A.REINIT, _NO),
     )
     return {
+        **_coded(
+            fetch,
+            _A.RETRY,
+            Code.COORDINATOR_LOAD_IN_PROGRESS,
+            Code.REQUEST_TIMED_OUT,
+            Code.UNSTABLE_OFFSET_COMMIT,
+        ),
+        **_coded(fetch, _A.COORDINATOR, *_ELSEWHERE),
         **_coded(commit, _A.RETRY, *_WAITS, Code.UNKNOWN_TOPIC_OR_PARTITION, Code.UNSTABLE_OFFSET_COMMIT),
         **_coded(commit, _A.COORDINATOR, *_ELSEWHERE),
         **_coded(
@@ -340,6 +353,7 @@ UNKNOWN_CODES: Mapping[ApiKey, tuple[Rule, ...]] = MappingProxyType(
         ApiKey.INIT_PRODUCER_ID: (_rule(_A.FAIL, _NO),),
         ApiKey.ADD_PARTITIONS_TO_TXN: (_rule(_A.ABORT, _NO),),
         ApiKey.ADD_OFFSETS_TO_TXN: (_rule(_A.ABORT, _NO),),
+        ApiKey.OFFSET_FETCH: (_rule(_A.FAIL, _NO),),
         ApiKey.TXN_OFFSET_COMMIT: (_rule(_A.ABORT, _NO),),
         ApiKey.END_TXN: (_rule(_A.REINIT, _MAYBE, _C.COMMIT), _rule(_A.REINIT, _NO)),
     }

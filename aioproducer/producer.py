@@ -204,7 +204,8 @@ class Producer(Transactional, Configured):
         self._interceptors = Interceptors(self._config.interceptors)
         self._transaction = Transaction(self._config.transactional_id, self._gate)
         self._handle: TransactionHandle | None = None
-        """Of the transaction of another producer that this one takes part in."""
+        """Of the transaction of another producer that this one takes part in, or has taken over."""
+        self._is_owner = False
         # The rest is made by start(), which knows the loop.
         self._loop: asyncio.AbstractEventLoop
         self._accumulator: Accumulator
@@ -229,6 +230,7 @@ class Producer(Transactional, Configured):
         handle: TransactionHandle,
         *,
         partitions: Iterable[TopicPartition | tuple[str, int]],
+        log_append_time: bool = False,
         **settings: Any,
     ) -> Self:
         """A producer that takes part in a transaction which another one, perhaps in another process, has begun.
@@ -236,14 +238,38 @@ class Producer(Transactional, Configured):
         It may send to these partitions and flush, nothing else; the transaction is ended by the producer that began it,
         when this one is closed and has delivered all. Records need `partition=`, or a key (murmur2).
 
+        If another one has written to a partition in the same transaction, the first delivery there fails, and the
+        transaction must be aborted: the broker takes the batch for a repetition of the other one's, appends nothing and
+        answers success, but with the time of that one (kafka.storage.UnifiedLog).
+
         Args:
             handle: from `export_transaction`; for each partition it may be used once.
             partitions: those that this producer writes to, and no other one.
+            log_append_time: the topics' message.timestamp.type is LogAppendTime. Every answer has a time then, so that
+                another writer is noticed only where its batches had other sizes.
             settings: as `Producer`; not transactional_id.
         """
         producer = cls(**settings, transactional_id=handle.transactional_id)
         producer._handle = handle
-        producer._transaction.attach(handle, partitions_of_handoff(partitions))
+        producer._transaction.attach(
+            handle, partitions_of_handoff(partitions), tells_repetitions=not log_append_time
+        )
+        return producer
+
+    @classmethod
+    def resume(cls, handle: TransactionHandle, **settings: Any) -> Self:
+        """A producer that owns a transaction which another one, perhaps in another process, has begun and released.
+
+        It may send offsets to it, and commit, abort or fence it; it may not send records. Closed before that, it aborts
+        the transaction. When it has ended the transaction, `init_transactions()` takes the transactional id for good.
+
+        Args:
+            handle: from `release_transaction`; to be resumed once.
+            settings: as `Producer`; not transactional_id.
+        """
+        producer = cls(**settings, transactional_id=handle.transactional_id)
+        producer._handle = handle
+        producer._is_owner = True
         return producer
 
     # ---------------------------------------------------------------------------------------- start and close
@@ -331,7 +357,9 @@ class Producer(Transactional, Configured):
             is_plain,
             None,
         )
-        if self._handle is not None:
+        if self._handle is not None and self._is_owner:
+            self._coordinator.resume(self._handle)
+        elif self._handle is not None:
             self._coordinator.attach(self._handle)
         elif self._transaction.is_used:
             await self._coordinator.initialize()

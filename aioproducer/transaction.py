@@ -45,13 +45,26 @@ _S = TransactionState
 
 TRANSITIONS: dict[TransactionState, tuple[TransactionState, ...]] = {
     _S.NONE: (),
-    _S.UNINITIALIZED: (_S.INITIALIZING, _S.PARTICIPANT),
+    _S.UNINITIALIZED: (_S.INITIALIZING, _S.PARTICIPANT, _S.IN_TRANSACTION),
     _S.INITIALIZING: (_S.READY, _S.UNINITIALIZED, _S.REINIT_REQUIRED),
     _S.READY: (_S.IN_TRANSACTION, _S.INITIALIZING),
-    _S.IN_TRANSACTION: (_S.COMMITTING, _S.ABORTING, _S.ABORT_REQUIRED, _S.REINIT_REQUIRED),
-    _S.COMMITTING: (_S.READY, _S.INITIALIZING, _S.ABORT_REQUIRED, _S.OUTCOME_UNKNOWN, _S.REINIT_REQUIRED),
+    _S.IN_TRANSACTION: (
+        _S.COMMITTING,
+        _S.ABORTING,
+        _S.ABORT_REQUIRED,
+        _S.REINIT_REQUIRED,
+        _S.UNINITIALIZED,
+    ),
+    _S.COMMITTING: (
+        _S.READY,
+        _S.INITIALIZING,
+        _S.ABORT_REQUIRED,
+        _S.OUTCOME_UNKNOWN,
+        _S.REINIT_REQUIRED,
+        _S.UNINITIALIZED,
+    ),
     _S.ABORT_REQUIRED: (_S.ABORTING, _S.REINIT_REQUIRED),
-    _S.ABORTING: (_S.READY, _S.INITIALIZING, _S.REINIT_REQUIRED),
+    _S.ABORTING: (_S.READY, _S.INITIALIZING, _S.REINIT_REQUIRED, _S.UNINITIALIZED),
     _S.OUTCOME_UNKNOWN: (_S.INITIALIZING,),
     _S.REINIT_REQUIRED: (_S.INITIALIZING,),
     _S.PARTICIPANT: (_S.FAILED_PARTICIPANT,),
@@ -63,7 +76,7 @@ _LOST = frozenset(
 )
 
 WAYS_OUT = {
-    _S.UNINITIALIZED: "start() has not finished",
+    _S.UNINITIALIZED: "start() has not finished, or a transaction was given away and init_transactions() comes first",
     _S.INITIALIZING: "wait for init_transactions()",
     _S.READY: "begin one with begin_transaction() or `async with producer.transaction()`",
     _S.IN_TRANSACTION: "commit or abort it first",
@@ -113,6 +126,10 @@ class Transaction:
         """With v1: those that have to join before they are written to."""
         self.groups: dict[str, None] = {}
         """With v1: consumer groups whose offsets belong to it."""
+        self.is_resumed = False
+        """Another producer began it and released it: this one may end it, and not write to it."""
+        self.tells_repetitions = False
+        """Of a participant whose topics have CreateTime: a success with a time is that of a batch in the log before."""
 
     @property
     def is_used(self) -> bool:
@@ -128,7 +145,7 @@ class Transaction:
         """Every change of state goes through here; the table above is the whole truth."""
         assert to in TRANSITIONS[self.state], f"a transaction can't go from {self.state.value} to {to.value}"
         self.state = to
-        self._gate.is_open = to in (_S.IN_TRANSACTION, _S.PARTICIPANT)
+        self._gate.is_open = to is _S.PARTICIPANT or (to is _S.IN_TRANSACTION and not self.is_resumed)
 
     # What the user's calls ask
 
@@ -143,6 +160,11 @@ class Transaction:
             return
         if self.refuses_records and self.error is not None:
             raise copy(self.error)
+        if self.is_resumed and self.state is _S.IN_TRANSACTION:
+            raise IllegalStateError(
+                f"send: the producer {self.transactional_id!r} has resumed a transaction, and can only end it; which "
+                "numbers the next records must have is known to those who wrote to it"
+            )
         raise self._wrong_state("send")
 
     def check_is_still(self, number: int) -> None:
@@ -181,6 +203,7 @@ class Transaction:
 
     def begin(self, *, is_v2: bool) -> None:
         """A new transaction; by which protocol is settled for all of it."""
+        self.is_resumed = False
         self.move(_S.IN_TRANSACTION)
         self.number += 1
         self.is_v2 = is_v2
@@ -197,9 +220,20 @@ class Transaction:
         """The sequences of this epoch can't go on, and ending the transaction does not end the epoch."""
         return self.epoch_is_spent and not (self.is_v2 and self.may_have_started)
 
-    def attach(self, handle: TransactionHandle, partitions: Iterable[TopicPartition]) -> None:
+    def resume(self, handle: TransactionHandle) -> None:
+        """Own a transaction that another producer has begun and released. The epoch is its, and ends with it."""
+        self.is_resumed = True
+        self.move(_S.IN_TRANSACTION)
+        self.number += 1
+        self.is_v2 = handle.is_v2
+        self.may_have_started = self.epoch_is_spent = True
+
+    def attach(
+        self, handle: TransactionHandle, partitions: Iterable[TopicPartition], *, tells_repetitions: bool
+    ) -> None:
         """Take part in a transaction that another producer has begun; only these partitions are ours."""
         self.move(_S.PARTICIPANT)
+        self.tells_repetitions = tells_repetitions
         self.is_v2 = handle.is_v2
         self.joined(partitions)
 

@@ -14,7 +14,7 @@ from aioproducer._record_path import RecordPath
 from aioproducer.brokers import Brokers
 from aioproducer.consumer_group import group_metadata, offsets_to_commit, partitions_of_handoff
 from aioproducer.coordinator import FEATURE, Coordinator
-from aioproducer.errors import KafkaError, TransactionError
+from aioproducer.errors import IllegalStateError, InvalidRecordError, KafkaError, TransactionError
 from aioproducer.transaction import Transaction, TransactionState
 from aioproducer.types import (
     ConsumerGroupMetadata,
@@ -161,6 +161,48 @@ class Transactional(RecordPath):
         """
         self._check_usable()
         return await self._coordinator.export(partitions_of_handoff(partitions))
+
+    async def release_transaction(self) -> TransactionHandle:
+        """Give the open transaction away, to the producer that `Producer.resume` makes of the handle, perhaps in
+        another process: that one ends it. What was sent so far is acknowledged when this returns.
+
+        This producer may be closed, or take the transactional id back with `init_transactions()`, which aborts the
+        transaction if nobody has ended it by then.
+
+        Raises:
+            TransactionAbortableError: a record failed; call abort_transaction().
+            IllegalStateError: there is no transaction.
+
+        Cancelling it leaves the transaction as it is; the call can be made again.
+        """
+        self._check_usable()
+        return await self._coordinator.release()
+
+    async def committed(
+        self, group_id: str, partitions: Iterable[TopicPartition | tuple[str, int]]
+    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
+        """What `send_offsets_to_transaction` has committed for a group, None where there is nothing. As long as an open
+        transaction may change it, this waits (KIP-447, require_stable; Kafka 2.5).
+
+        Args:
+            group_id: the group's id.
+            partitions: those to ask for.
+
+        Raises:
+            BrokerError: the group's coordinator refused, e.g. since the producer may not read the group.
+            TransactionTimeoutError: no answer within max_block_ms, or a transaction stayed open for so long.
+            UnsupportedVersionError: the cluster is older than Kafka 2.5.
+            IllegalStateError: the producer has no transactional_id.
+
+        Cancelling it has no effect on anything.
+        """
+        self._check_usable()
+        if not self._transaction.is_used:
+            raise IllegalStateError("committed() needs a producer with a transactional_id")
+        if not isinstance(group_id, str) or not group_id:
+            raise InvalidRecordError(f"group_id must be a str that is not empty, not {group_id!r}")
+        places = partitions_of_handoff(partitions)
+        return await self._coordinator.committed(group_id, places) if places else {}
 
     async def _end_transaction(self) -> None:
         """An open transaction is aborted, as in Java; otherwise its time-out would, and readers wait until then."""

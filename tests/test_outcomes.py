@@ -227,6 +227,14 @@ ROWS = {
             E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
         },
     },
+    ApiKey.OFFSET_FETCH: {
+        Row(Action.RETRY, NO): {
+            E.COORDINATOR_LOAD_IN_PROGRESS,
+            E.REQUEST_TIMED_OUT,
+            E.UNSTABLE_OFFSET_COMMIT,
+        },
+        Row(Action.COORDINATOR, NO): {E.NOT_COORDINATOR, E.COORDINATOR_NOT_AVAILABLE},
+    },
     ApiKey.TXN_OFFSET_COMMIT: {
         Row(Action.RETRY, NO): {
             E.COORDINATOR_LOAD_IN_PROGRESS,
@@ -260,6 +268,7 @@ ELSE = {
     ApiKey.INIT_PRODUCER_ID: Row(Action.FAIL, NO),
     ApiKey.ADD_PARTITIONS_TO_TXN: Row(Action.ABORT, NO),
     ApiKey.ADD_OFFSETS_TO_TXN: Row(Action.ABORT, NO),
+    ApiKey.OFFSET_FETCH: Row(Action.FAIL, NO),
     ApiKey.TXN_OFFSET_COMMIT: Row(Action.ABORT, NO),
     ApiKey.END_TXN: Row(Action.REINIT, NO),
 }

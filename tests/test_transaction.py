@@ -339,7 +339,9 @@ def test_a_commit_without_an_answer_leaves_a_state_of_its_own():
 def test_a_participant_writes_to_the_partitions_it_was_given(is_v2):
     transaction = transaction_in(S.UNINITIALIZED)
 
-    transaction.attach(TransactionHandle("tx", 4711, 3, is_v2), [TopicPartition("t", 0)])
+    transaction.attach(
+        TransactionHandle("tx", 4711, 3, is_v2), [TopicPartition("t", 0)], tells_repetitions=True
+    )
 
     assert transaction.state is S.PARTICIPANT
     assert transaction.is_v2 is is_v2

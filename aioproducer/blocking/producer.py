@@ -153,10 +153,19 @@ class Producer:
         handle: TransactionHandle,
         *,
         partitions: Iterable[TopicPartition | tuple[str, int]],
+        log_append_time: bool = False,
         **settings: Any,
     ) -> Self:
         """As `aioproducer.Producer.attach`: take part in a transaction that another producer has begun."""
-        return cls._around(AsyncProducer.attach(handle, partitions=partitions, **settings), is_attached=True)
+        inner = AsyncProducer.attach(
+            handle, partitions=partitions, log_append_time=log_append_time, **settings
+        )
+        return cls._around(inner, is_attached=True)
+
+    @classmethod
+    def resume(cls, handle: TransactionHandle, **settings: Any) -> Self:
+        """As `aioproducer.Producer.resume`: own a transaction that another producer has begun and released."""
+        return cls._around(AsyncProducer.resume(handle, **settings))
 
     # ---------------------------------------------------------------------------------------- start and close
 
@@ -515,6 +524,17 @@ class Producer:
     def export_transaction(self, partitions: Iterable[TopicPartition | tuple[str, int]]) -> TransactionHandle:
         """As `aioproducer.Producer.export_transaction`: for `attach`, by this class or the asyncio one."""
         return self._call_settled(partial(self._inner.export_transaction, partitions))
+
+    def release_transaction(self) -> TransactionHandle:
+        """As `aioproducer.Producer.release_transaction`: for `resume`, by this class or the asyncio one."""
+        self._may_queue = False
+        return self._call_settled(self._inner.release_transaction)
+
+    def committed(
+        self, group_id: str, partitions: Iterable[TopicPartition | tuple[str, int]]
+    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
+        """As `aioproducer.Producer.committed`: what a group has committed."""
+        return self._call(partial(self._inner.committed, group_id, partitions))
 
     def send_offsets_to_transaction(
         self,
