@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from aioproducer._record_path import Delivery, RecordMetadata
+    from aioproducer._record_path import Delivery, RecordMetadata, murmur2_partitions
     from aioproducer.batch import BatchBuilder
     from aioproducer.config import ProducerConfig
     from aioproducer.errors import (
@@ -78,6 +78,7 @@ __all__ = [
     "TransactionError",
     "TransactionHandle",
     "TransactionReinitError",
+    "murmur2_partitions",
 ]
 
 # Each name is imported when it is asked for: pytest loads aioproducer.testing.plugin, and with it this module, at the
@@ -117,6 +118,7 @@ _MODULES = {
     "TransactionError": "aioproducer.errors",
     "TransactionHandle": "aioproducer.types",
     "TransactionReinitError": "aioproducer.errors",
+    "murmur2_partitions": "aioproducer._record_path",
 }
 
 

@@ -5,6 +5,8 @@
 #     Column    pieces one behind the other
 #     Rows      the columns of one call, and which row went into which batch
 
+from array import array
+
 from cpython.pycapsule cimport PyCapsule_GetPointer
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport int8_t, int16_t, uint16_t
@@ -817,3 +819,34 @@ cdef int raise_unknown_partition(Topic topic, int number) except -1:
     raise UnknownPartitionError(
         f"topic {topic.name} has {PyList_GET_SIZE(topic.queues)} partitions, so none of number {number}",
         topic=topic.name, partition=number, partitions=PyList_GET_SIZE(topic.queues))
+
+
+def murmur2_partitions(keys, int partitions):
+    """The partition that Java's default partitioner, and that of `Producer`, gives each key of a column.
+
+    Args:
+        keys: a list of bytes or None, or Arrow data, as `send_many` takes them.
+        partitions: how many the topic has.
+
+    Returns:
+        A number for each key, array("i"); -1 where the key is null, which may go anywhere.
+
+    Raises:
+        InvalidRecordError: the keys are of another type, or partitions is less than 1.
+    """
+    cdef Column column
+    cdef Piece piece
+    cdef Py_ssize_t row, size
+    cdef const char* data = NULL
+    cdef object key
+    if partitions < 1:
+        raise InvalidRecordError(f"a topic has 1 partition or more, not {partitions}", argument="partitions")
+    column = columns_of(keys, "keys")["keys"]
+    found = array("i", bytes(4 * column_length(column)))
+    cdef int[::1] numbers = found
+    for row in range(column_length(column)):
+        piece = column.at(row)
+        key = read_bytes(piece, row - column.first, "key", &data, &size)
+        numbers[row] = -1 if size < 0 else <int>(
+            (murmur2_of(<const unsigned char*>data, size) & 0x7FFFFFFF) % <uint32_t>partitions)
+    return found

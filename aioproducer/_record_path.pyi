@@ -1,5 +1,6 @@
 """Types of the compiled record path; _record_path.pyx has the documentation."""
 
+from array import array
 from asyncio import AbstractEventLoop
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -220,6 +221,8 @@ class Rows:
     def sent(self, delivery: Delivery) -> None: ...
     def place(self, row: int) -> int: ...
     def rows_of(self, partition: int) -> memoryview: ...
+
+def murmur2_partitions(keys: Any, partitions: int) -> array[int]: ...
 
 ALL_APPENDED: int
 OTHERS_TURN: int

@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
@@ -231,6 +231,7 @@ class Producer(Transactional, Configured):
         *,
         partitions: Iterable[TopicPartition | tuple[str, int]],
         log_append_time: bool = False,
+        config: Mapping[str, Any] | None = None,
         **settings: Any,
     ) -> Self:
         """A producer that takes part in a transaction which another one, perhaps in another process, has begun.
@@ -247,9 +248,10 @@ class Producer(Transactional, Configured):
             partitions: those that this producer writes to, and no other one.
             log_append_time: the topics' message.timestamp.type is LogAppendTime. Every answer has a time then, so that
                 another writer is noticed only where its batches had other sizes.
+            config: settings by anybody's names, as `from_config` takes them.
             settings: as `Producer`; not transactional_id.
         """
-        producer = cls(**settings, transactional_id=handle.transactional_id)
+        producer = cls.from_config(config or {}, **settings, transactional_id=handle.transactional_id)
         producer._handle = handle
         producer._transaction.attach(
             handle, partitions_of_handoff(partitions), tells_repetitions=not log_append_time
@@ -257,7 +259,9 @@ class Producer(Transactional, Configured):
         return producer
 
     @classmethod
-    def resume(cls, handle: TransactionHandle, **settings: Any) -> Self:
+    def resume(
+        cls, handle: TransactionHandle, *, config: Mapping[str, Any] | None = None, **settings: Any
+    ) -> Self:
         """A producer that owns a transaction which another one, perhaps in another process, has begun and released.
 
         It may send offsets to it, and commit, abort or fence it; it may not send records. Closed before that, it aborts
@@ -265,9 +269,10 @@ class Producer(Transactional, Configured):
 
         Args:
             handle: from `release_transaction`; to be resumed once.
+            config: settings by anybody's names, as `from_config` takes them.
             settings: as `Producer`; not transactional_id.
         """
-        producer = cls(**settings, transactional_id=handle.transactional_id)
+        producer = cls.from_config(config or {}, **settings, transactional_id=handle.transactional_id)
         producer._handle = handle
         producer._is_owner = True
         return producer

@@ -16,6 +16,8 @@ import pytest
 import pytest_asyncio
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from aioproducer.testing import ApacheKafka
 
 try:
@@ -30,6 +32,7 @@ pytest.register_assert_rewrite(
     "tests.offset_cells",
     "tests.raw_transactions",
     "tests.read_back",
+    "tests.spark_stage",
     "tests.transaction_cells",
     "tests.transaction_stage",
 )
@@ -68,6 +71,16 @@ def apache_kafka_39(request: pytest.FixtureRequest) -> Iterator[ApacheKafka]:
 
     with running(ApacheKafka(version="3.9.2", jvm_args=SHARED), request=request) as kafka:
         yield kafka
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """One session for all tests: its start takes seconds."""
+    from tests.spark_stage import session
+
+    running = session()
+    yield running
+    running.stop()
 
 
 @pytest.fixture(params=["apache_kafka", "apache_kafka_39"], ids=["4.3", "3.9"], scope="module")

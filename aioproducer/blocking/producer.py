@@ -154,18 +154,21 @@ class Producer:
         *,
         partitions: Iterable[TopicPartition | tuple[str, int]],
         log_append_time: bool = False,
+        config: Mapping[str, Any] | None = None,
         **settings: Any,
     ) -> Self:
         """As `aioproducer.Producer.attach`: take part in a transaction that another producer has begun."""
         inner = AsyncProducer.attach(
-            handle, partitions=partitions, log_append_time=log_append_time, **settings
+            handle, partitions=partitions, log_append_time=log_append_time, config=config, **settings
         )
         return cls._around(inner, is_attached=True)
 
     @classmethod
-    def resume(cls, handle: TransactionHandle, **settings: Any) -> Self:
+    def resume(
+        cls, handle: TransactionHandle, *, config: Mapping[str, Any] | None = None, **settings: Any
+    ) -> Self:
         """As `aioproducer.Producer.resume`: own a transaction that another producer has begun and released."""
-        return cls._around(AsyncProducer.resume(handle, **settings))
+        return cls._around(AsyncProducer.resume(handle, config=config, **settings))
 
     # ---------------------------------------------------------------------------------------- start and close
 

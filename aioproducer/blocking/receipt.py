@@ -22,6 +22,11 @@ class Receipt:
     def __repr__(self) -> str:
         return f"<blocking {self._receipt!r}>"
 
+    @property
+    def topic(self) -> str:
+        """Where the rows went."""
+        return self._receipt.topic
+
     def done(self) -> bool:
         """Whether every row has its result."""
         return self._receipt.done()

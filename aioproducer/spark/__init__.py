@@ -1,0 +1,7 @@
+"""A Kafka sink for Spark, in Python alone: `df.write.format("aioproducer")`, also exactly once. docs/spark.md."""
+
+from aioproducer.spark.helpers import foreach_batch, partition_by_key
+from aioproducer.spark.options import SinkError
+from aioproducer.spark.sink import KafkaSink
+
+__all__ = ["KafkaSink", "SinkError", "foreach_batch", "partition_by_key"]

@@ -1,0 +1,177 @@
+"""The options of a write, read and checked on the driver before a task runs.
+
+Spark gives their names in lower case. Those that begin with `kafka.` are Java's names and go to the producer."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from aioproducer import ConfigError, KafkaError
+from aioproducer.blocking import Producer
+
+
+class SinkError(KafkaError):
+    """A write to Kafka can't go on; the text says why, and names Kafka's own reason."""
+
+
+OWN = {
+    name.lower(): name
+    for name in (
+        "topic",
+        "delivery",
+        "transactionalId",
+        "txnAppId",
+        "txnVersion",
+        "onCheckpointReset",
+        "logAppendTime",
+    )
+}
+"""As Spark gives them, and as users write them."""
+SPARKS = {"checkpointlocation", "queryname", "outputmode", "path", "includeheaders"}
+"""Options of Spark's own, or of its Kafka source, that say nothing to a sink."""
+
+PREFIX = "kafka."
+REFUSED = {
+    "key.serializer": "is not supported as keys are serialized with ByteArraySerializer.",
+    "value.serializer": "is not supported as values are serialized with ByteArraySerializer.",
+    "transactional.id": "is the option transactionalId here, with delivery exactly_once.",
+}
+"""Java's names that Spark's own sink refuses, too, in its words; and one that has another meaning here."""
+
+LONGEST_TRANSACTION = "900000"
+"""Milliseconds; what brokers allow by default (transaction.max.timeout.ms). A micro-batch has to end within it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOptions:
+    """What a write was told. It travels to the executors; its repr shows no value of a `kafka.` option."""
+
+    kafka: dict[str, str] = field(repr=False)
+    """The producer's configuration, by Java's names."""
+    topic: str | None = None
+    """For all rows; else the column of that name says it."""
+    exactly_once: bool = False
+    transactional_id: str = ""
+    app_id: str | None = None
+    """With `version`: whoever makes the same write again is told that it is done (batch writes)."""
+    version: int | None = None
+    accepts_reset: bool = False
+    """A new checkpoint may begin again at batch 0."""
+    log_append_time: bool = False
+    """The topic's message.timestamp.type is LogAppendTime."""
+
+    def producer(self, **settings: object) -> Producer:
+        """A producer of these options, not started yet."""
+        return Producer.from_config(self.kafka, **settings)
+
+
+def read_options(given: Mapping[str, str], *, is_stream: bool) -> SinkOptions:
+    """The options of a write.
+
+    Raises:
+        ConfigError: one is unknown, malformed, missing, or contradicts another one.
+    """
+    kafka, own = {}, {}
+    for name, value in given.items():
+        low = name.lower()
+        if low.startswith(PREFIX):
+            kafka[low.removeprefix(PREFIX)] = value
+        elif low in OWN:
+            own[low] = value
+        elif low not in SPARKS:
+            raise _unknown(name)
+    for name, why in REFUSED.items():
+        if name in kafka:
+            raise ConfigError(f"Kafka option '{name}' {why}", setting=name, value=None)
+    if not kafka.get("bootstrap.servers"):
+        raise ConfigError(
+            "Option 'kafka.bootstrap.servers' must be specified for configuring Kafka sink: host:port,host:port",
+            setting="kafka.bootstrap.servers",
+            value=None,
+        )
+    delivery = own.get("delivery", "at_least_once")
+    if delivery not in ("at_least_once", "exactly_once"):
+        raise _wrong("delivery", delivery, "at_least_once or exactly_once")
+    if own.get("topic") == "":
+        raise _wrong("topic", "", "the name of a topic")
+    options = SinkOptions(kafka, own.get("topic"))
+    if delivery == "exactly_once":
+        kafka.setdefault("transaction.timeout.ms", LONGEST_TRANSACTION)
+        options = _exactly_once(kafka, own, is_stream)
+    else:
+        for low in ("transactionalid", "txnappid", "txnversion", "oncheckpointreset", "logappendtime"):
+            if low in own:
+                raise ConfigError(
+                    f"option {OWN[low]} needs delivery=exactly_once", setting=OWN[low], value=own[low]
+                )
+    # What contradicts itself is said here, and not by a task on another machine.
+    options.producer(**({"transactional_id": options.transactional_id} if options.exactly_once else {}))
+    return options
+
+
+def _exactly_once(kafka: dict[str, str], own: Mapping[str, str], is_stream: bool) -> SinkOptions:
+    if not own.get("transactionalid"):
+        raise ConfigError(
+            "delivery=exactly_once needs the option transactionalId: a name of this query's own, which stays the same "
+            "when it is started again",
+            setting="transactionalId",
+            value=None,
+        )
+    if "topic" not in own:
+        raise ConfigError(
+            "delivery=exactly_once writes to one topic: set the option topic (the column of that name is not enough)",
+            setting="topic",
+            value=None,
+        )
+    app_id, version = own.get("txnappid"), None
+    if is_stream and (app_id is not None or "txnversion" in own):
+        raise ConfigError(
+            "txnAppId and txnVersion are for batch writes; a stream has its query's id and its batch ids",
+            setting="txnAppId",
+            value=app_id,
+        )
+    if (app_id is None) is not ("txnversion" not in own):
+        raise ConfigError(
+            "txnAppId and txnVersion belong together: the name of the job, and the number of this write, 0 or more, "
+            "which is the same when the write is repeated",
+            setting="txnAppId",
+            value=app_id,
+        )
+    if app_id is not None:
+        text = own["txnversion"]
+        if not (text.isascii() and text.isdigit()) or int(text) >= 2**63:
+            raise _wrong("txnVersion", text, "a whole number, 0 or more")
+        version = int(text)
+    return SinkOptions(
+        kafka,
+        own["topic"],
+        True,
+        own["transactionalid"],
+        app_id,
+        version,
+        _flag(own, "onCheckpointReset", {"fail": False, "accept": True}),
+        _flag(own, "logAppendTime", {"false": False, "true": True}),
+    )
+
+
+def _flag(own: Mapping[str, str], name: str, values: Mapping[str, bool]) -> bool:
+    text = own.get(name.lower(), next(iter(values)))
+    if text.lower() not in values:
+        raise _wrong(name, text, " or ".join(values))
+    return values[text.lower()]
+
+
+def _wrong(name: str, value: str, wanted: str) -> ConfigError:
+    return ConfigError(f"option {name}={value!r} must be {wanted}", setting=name, value=value)
+
+
+def _unknown(name: str) -> ConfigError:
+    near = difflib.get_close_matches(name.lower(), [*OWN, PREFIX + "bootstrap.servers"], 1, 0.7)
+    advice = (
+        f"did you mean {OWN.get(near[0], near[0])}?"
+        if near
+        else f"a setting of the producer is written kafka.{name}; the others are {', '.join(OWN.values())}"
+    )
+    return ConfigError(f"there is no option {name}; {advice}", setting=name, value=None)

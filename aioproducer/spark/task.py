@@ -1,0 +1,123 @@
+"""One task's rows on their way: Arrow batches into the producer, acknowledgements out of it, memory bounded."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Iterable
+
+import pyarrow as pa
+
+from aioproducer import KafkaError, SendManyError, TopicPartition
+from aioproducer.blocking import Producer, Receipt
+from aioproducer.spark.columns import arguments_of, by_topic
+from aioproducer.spark.options import SinkError, SinkOptions
+from aioproducer.spark.reports import TaskReport, Written
+
+IN_FLIGHT = 64 << 20
+"""Bytes of Arrow batches whose rows are not all acknowledged; one more may always go."""
+MOST_PRODUCERS = 4
+"""Kept in a worker process, for queries of other settings."""
+CLOSING = 10.0
+"""Seconds that a producer has to close which nobody needs any more."""
+
+_kept: dict[tuple[int, tuple[tuple[str, str], ...]], Producer] = {}
+"""Producers of at_least_once, by process (a worker may be forked) and settings: Spark uses its workers again."""
+
+
+class TaskWriter:
+    """Sends one task's rows. `finish` or an exception ends it; then nothing of the task is on its way any more."""
+
+    def __init__(self, producer: Producer, options: SinkOptions, task: int) -> None:
+        self._producer = producer
+        self._options = options
+        self._task = task
+        self._began = time.monotonic()
+        self._before = producer.metrics()
+        self._pending: deque[tuple[Receipt, int]] = deque()
+        self._in_flight = 0
+        self._rows = 0
+        self._written: dict[TopicPartition, Written] = {}
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Put the rows of a batch into the buffer; wait while too much is in flight.
+
+        Raises:
+            SinkError: a row of this batch or of an earlier one was not written.
+        """
+        for topic, rows in by_topic(batch, self._options.topic):
+            size = rows.nbytes
+            while self._pending and (self._in_flight + size > IN_FLIGHT or self._pending[0][0].done()):
+                self._settle()
+            try:
+                receipt = self._producer.send_many(topic, **arguments_of(rows))
+            except KafkaError as error:
+                raise SinkError(f"topic {topic}: {error}") from error
+            self._pending.append((receipt, size))
+            self._in_flight += size
+
+    def _settle(self) -> None:
+        receipt, size = self._pending.popleft()
+        try:
+            receipt.result()
+        except SendManyError as error:
+            raise SinkError(str(error)) from error
+        self._in_flight -= size
+        self._rows += len(receipt)
+        for partition, ranges in receipt.offsets.items():
+            place = TopicPartition(receipt.topic, partition)
+            before = self._written.get(place, Written(0, -1))
+            count = sum(len(offsets) for offsets in ranges)
+            self._written[place] = Written(before.rows + count, ranges[-1][-1])
+
+    def finish(self) -> TaskReport:
+        """Wait for all acknowledgements.
+
+        Raises:
+            SinkError: a row was not written.
+        """
+        self._producer.flush()
+        while self._pending:
+            self._settle()
+        after, before = self._producer.metrics(), self._before
+        return TaskReport(
+            self._task,
+            self._rows,
+            after.batch_bytes - before.batch_bytes,
+            time.monotonic() - self._began,
+            after.retries - before.retries,
+            after.time_to_ack.p99,
+            self._written,
+        )
+
+
+def write_at_least_once(batches: Iterable[pa.RecordBatch], options: SinkOptions, task: int) -> TaskReport:
+    """Write a task's rows with the worker's own producer. Failed, it leaves nothing on its way."""
+    producer = _kept_producer(options)
+    try:
+        writer = TaskWriter(producer, options, task)
+        for batch in batches:
+            writer.write(batch)
+        return writer.finish()
+    except BaseException:
+        _kept.pop(_key(options), None)
+        producer.close(timeout=0)
+        raise
+
+
+def _key(options: SinkOptions) -> tuple[int, tuple[tuple[str, str], ...]]:
+    return os.getpid(), tuple(sorted(options.kafka.items()))
+
+
+def _kept_producer(options: SinkOptions) -> Producer:
+    key = _key(options)
+    producer = _kept.pop(key, None)
+    if producer is None:
+        mine = [other for other in _kept if other[0] == os.getpid()]
+        while len(mine) >= MOST_PRODUCERS:
+            _kept.pop(mine.pop(0)).close(timeout=CLOSING)
+        producer = options.producer()
+        producer.start()
+    _kept[key] = producer  # the last one used stands last
+    return producer

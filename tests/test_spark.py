@@ -1,0 +1,434 @@
+"""The sink in a real Spark (local[2]) on the embedded cluster: batches, streams, both modes, what users see."""
+
+from __future__ import annotations
+
+import time
+import uuid
+
+import pytest
+from pyspark.sql import functions as F
+
+from aioproducer.partitioner import murmur2_partition
+from aioproducer.spark import KafkaSink, foreach_batch, partition_by_key
+from aioproducer.testing import ApiKey, ErrorCode
+from tests.spark_stage import FORMAT, stage, write
+
+HEADERS = "array(struct('one' AS key, CAST('1' AS binary) AS value), struct('none' AS key, CAST(NULL AS binary) AS value))"
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with stage(2, default_partitions=3) as running:
+        yield running
+
+
+@pytest.fixture
+def topic():
+    return f"t{uuid.uuid4().hex[:8]}"
+
+
+def numbered(spark, count, partitions=4):
+    return spark.range(0, count, 1, partitions).selectExpr(
+        "CAST(id AS string) AS key", "concat('v', id) AS value"
+    )
+
+
+def values(count, first=0):
+    return sorted(b"v%d" % number for number in range(first, count))
+
+
+def said(caught):
+    return str(caught.value)
+
+
+# ------------------------------------------------------------------------------------------------- batch, default
+
+
+def test_a_dataframe_is_written_with_all_parts_of_its_records(spark, cluster, topic):
+    df = spark.range(100).selectExpr(
+        "CAST(id AS string) AS key",
+        "CAST(concat('v', id) AS binary) AS value",
+        f"{HEADERS} AS headers",
+        "CAST(id % 3 AS int) AS partition",
+        "timestamp_millis(1700000000000 + id) AS timestamp",
+    )
+
+    write(df, cluster.servers, topic)
+
+    found = cluster.records(topic)
+    assert len(found) == 100
+    for record in found:
+        number = int(record.key)
+        assert record.value == b"v%d" % number
+        assert record.partition == number % 3
+        assert record.timestamp_ms == 1700000000000 + number
+        assert list(record.headers) == [("one", b"1"), ("none", None)]
+
+
+def test_the_topic_may_stand_in_a_column_and_the_option_wins(spark, cluster, topic):
+    df = spark.range(30).selectExpr(
+        "CAST(id AS string) AS value",
+        f"concat('{topic}-', id % 3) AS topic",
+        "timestamp_millis(id) AS timestamp",
+    )
+
+    write(df, cluster.servers)
+    write(df, cluster.servers, topic)
+
+    assert [len(cluster.records(f"{topic}-{number}")) for number in range(3)] == [10, 10, 10]
+    assert len(cluster.records(topic)) == 30
+
+
+def test_keys_go_where_every_client_sends_them_and_nulls_anywhere(spark, cluster, topic):
+    df = spark.range(300).selectExpr(
+        "IF(id % 10 = 0, NULL, CAST(id AS string)) AS key", "CAST(NULL AS string) AS value"
+    )
+
+    write(df, cluster.servers, topic)
+
+    found = cluster.records(topic)
+    assert len(found) == 300
+    for record in found:
+        assert record.value is None
+        assert record.key is None or record.partition == murmur2_partition(bytes(record.key), 3)
+
+
+def test_a_class_may_be_registered_instead_of_found(spark, cluster, topic):
+    class Mine(KafkaSink):
+        @classmethod
+        def name(cls):
+            return "mine"
+
+    spark.dataSource.register(Mine)
+    numbered(spark, 10).write.format("mine").option("kafka.bootstrap.servers", cluster.servers).option(
+        "topic", topic
+    ).mode("append").save()
+
+    assert cluster.committed(topic) == values(10)
+
+
+def test_settings_of_kafka_reach_the_producer(spark, cluster, topic):
+    write(
+        numbered(spark, 1000),
+        cluster.servers,
+        topic,
+        kafka__compression_type="zstd",
+        kafka__client_id="from-spark",
+    )
+
+    assert cluster.committed(topic) == values(1000)
+    assert {batch.codec for batch in cluster.call(lambda: cluster.cluster.batches(topic))} == {"zstd"}
+
+
+# --------------------------------------------------------------------------------------------- batch, exactly once
+
+
+def once(spark, cluster, topic, count=300, **options):
+    df = partition_by_key(numbered(spark, count), 3)
+    write(df, cluster.servers, topic, delivery="exactly_once", transactionalId=f"tx-{topic}", **options)
+
+
+def test_exactly_once_and_a_repeated_write_is_known(spark, cluster, topic):
+    for _ in range(2):
+        once(spark, cluster, topic, txnAppId="app", txnVersion=4)
+
+    assert cluster.committed(topic) == values(300)
+    for record in cluster.records(topic):
+        assert record.partition == murmur2_partition(bytes(record.key), 3)
+    assert cluster.offset(f"aioproducer.tx-{topic}", topic) == 4
+
+    once(spark, cluster, topic, txnAppId="app", txnVersion=5)
+    assert len(cluster.committed(topic)) == 600
+
+
+def test_without_a_version_each_write_is_a_new_one(spark, cluster, topic):
+    for _ in range(2):
+        once(spark, cluster, topic)
+
+    assert len(cluster.committed(topic)) == 600
+
+
+def test_another_job_under_the_same_id_is_refused_unless_it_is_meant(spark, cluster, topic):
+    once(spark, cluster, topic, txnAppId="one", txnVersion=1)
+
+    with pytest.raises(Exception, match="belongs to the query one, and this is two") as caught:
+        once(spark, cluster, topic, txnAppId="two", txnVersion=0)
+    assert "onCheckpointReset=accept" in said(caught)
+    assert cluster.committed(topic) == values(300)
+
+    once(spark, cluster, topic, txnAppId="two", txnVersion=0, onCheckpointReset="accept")
+    assert len(cluster.committed(topic)) == 600
+
+
+def test_a_single_task_needs_no_partition_column(spark, cluster, topic):
+    df = spark.range(300).selectExpr(
+        "IF(id % 2 = 0, NULL, CAST(id AS string)) AS key", "concat('v', id) AS value"
+    )
+    options = {"delivery": "exactly_once", "transactionalId": topic}
+
+    write(df.coalesce(1), cluster.servers, topic, **options)
+    assert cluster.committed(topic) == values(300)
+
+    with pytest.raises(Exception, match="partition_by_key"):
+        write(df.repartition(3), cluster.servers, topic, **options)
+    assert cluster.committed(topic) == values(300)
+
+
+def test_two_tasks_that_write_to_one_partition_are_refused(spark, cluster, topic):
+    df = numbered(spark, 30, partitions=2).withColumn("partition", F.lit(1))
+
+    with pytest.raises(Exception, match="written to|numbers before") as caught:
+        write(df, cluster.servers, topic, delivery="exactly_once", transactionalId=topic)
+
+    assert "partition" in said(caught)
+    assert cluster.committed(topic) == []
+
+
+def test_a_row_without_a_partition_is_refused(spark, cluster, topic):
+    df = numbered(spark, 30).withColumn("partition", F.expr("IF(key = '7', NULL, 0)"))
+
+    with pytest.raises(Exception, match="a row has no partition; aioproducer.spark.partition_by_key"):
+        write(df.coalesce(1), cluster.servers, topic, delivery="exactly_once", transactionalId=topic)
+    assert cluster.committed(topic) == []
+
+
+def test_nothing_is_committed_if_a_task_fails(spark, cluster, topic):
+    @F.udf("string")
+    def fails(key):
+        if key == "250":
+            raise ValueError("the user's own error")
+        return key
+
+    df = partition_by_key(numbered(spark, 300), 3).withColumn("value", fails("key"))
+
+    with pytest.raises(Exception, match="the user's own error"):
+        write(df, cluster.servers, topic, delivery="exactly_once", transactionalId=topic)
+    assert cluster.committed(topic) == []
+
+    once(spark, cluster, topic)
+    assert cluster.committed(topic) == values(300)
+
+
+# --------------------------------------------------------------------------------------------------------- streams
+
+
+def stream(spark, folder, checkpoint, cluster, topic, **options):
+    df = spark.readStream.schema("key string, value string").option("maxFilesPerTrigger", 1).json(str(folder))
+    if options.get("delivery") == "exactly_once":
+        df = partition_by_key(df, 3)
+    writer = (
+        df.writeStream.format(FORMAT)
+        .option("kafka.bootstrap.servers", cluster.servers)
+        .option("topic", topic)
+        .option("checkpointLocation", str(checkpoint))
+        .options(**options)
+        .trigger(availableNow=True)
+    )
+    query = writer.start()
+    query.awaitTermination(120)
+    return query
+
+
+def files(spark, folder, count, rows=50, first=0):
+    for number in range(first, first + count):
+        numbered(spark, (number + 1) * rows).where(f"CAST(key AS int) >= {number * rows}").coalesce(
+            1
+        ).write.mode("append").json(str(folder))
+        time.sleep(0.01)  # the source reads files in the order of their times
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+def test_a_stream_goes_on_where_it_was(spark, cluster, topic, tmp_path, delivery):
+    options = {"delivery": delivery}
+    if delivery == "exactly_once":
+        options["transactionalId"] = topic
+    folder, checkpoint = tmp_path / "in", tmp_path / "checkpoint"
+
+    files(spark, folder, 3)
+    stream(spark, folder, checkpoint, cluster, topic, **options)
+    assert cluster.committed(topic) == values(150)
+
+    files(spark, folder, 2, first=3)
+    query = stream(spark, folder, checkpoint, cluster, topic, **options)
+    assert cluster.committed(topic) == values(250)
+    assert [progress["batchId"] for progress in map(dict_of, query.recentProgress)][-1] == 4
+
+
+def dict_of(progress):
+    return progress if isinstance(progress, dict) else {"batchId": progress.batchId}
+
+
+def test_a_new_checkpoint_is_refused(spark, cluster, topic, tmp_path):
+    options = {"delivery": "exactly_once", "transactionalId": topic}
+    files(spark, tmp_path / "in", 1)
+    stream(spark, tmp_path / "in", tmp_path / "one", cluster, topic, **options)
+
+    with pytest.raises(Exception, match="a new checkpoint"):
+        stream(spark, tmp_path / "in", tmp_path / "two", cluster, topic, **options)
+
+    assert cluster.committed(topic) == values(50)
+
+
+def test_a_batch_that_was_committed_before_spark_knew_is_skipped(spark, cluster, topic, tmp_path):
+    options = {"delivery": "exactly_once", "transactionalId": topic}
+    folder, checkpoint = tmp_path / "in", tmp_path / "checkpoint"
+    files(spark, folder, 2)
+    stream(spark, folder, checkpoint, cluster, topic, **options)
+    for kept in ("1", ".1.crc"):  # as if the driver had died before it wrote this down
+        (checkpoint / "commits" / kept).unlink(missing_ok=True)
+
+    stream(spark, folder, checkpoint, cluster, topic, **options)
+
+    assert cluster.committed(topic) == values(100)
+
+
+def test_the_continuous_trigger_raises_instead_of_losing_rows(spark, cluster, topic, tmp_path):
+    query = (
+        spark.readStream.format("rate")
+        .option("rowsPerSecond", 100)
+        .load()
+        .selectExpr("CAST(value AS string) AS value")
+        .writeStream.format(FORMAT)
+        .option("kafka.bootstrap.servers", cluster.servers)
+        .option("topic", topic)
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(continuous="300 milliseconds")
+        .start()
+    )
+    with pytest.raises(Exception, match="continuous"):
+        query.awaitTermination(60)
+
+
+def test_foreach_batch_serves_update_mode_and_runs_a_failed_batch_again(spark, cluster, topic, tmp_path):
+    files(spark, tmp_path / "in", 3)
+    failed = []
+
+    def prepare(batch, batch_id):
+        if batch_id == 1 and not failed:
+            failed.append(
+                cluster.call(
+                    lambda: cluster.cluster.faults.add(ApiKey.PRODUCE, error=ErrorCode.INVALID_RECORD)
+                )
+            )
+        return partition_by_key(batch.selectExpr("key", "CAST(count AS string) AS value"), 3)
+
+    counts = (
+        spark.readStream.schema("key string, value string")
+        .option("maxFilesPerTrigger", 1)
+        .json(str(tmp_path / "in"))
+        .selectExpr("CAST(CAST(key AS int) % 7 AS string) AS key")
+        .groupBy("key")
+        .count()
+    )
+    query = (
+        counts.writeStream.outputMode("update")
+        .foreachBatch(
+            foreach_batch(
+                {"kafka.bootstrap.servers": cluster.servers, "topic": topic, "transactionalId": topic},
+                prepare=prepare,
+            )
+        )
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination(120)
+
+    last = {}
+    for record in cluster.records(topic, committed=True):
+        last[bytes(record.key)] = int(record.value)
+    assert last == {b"%d" % key: len(range(key, 150, 7)) for key in range(7)}
+    assert len(cluster.committed(topic)) == 21
+
+
+# ------------------------------------------------------------------------------------------------ what users see
+
+
+def wrong(df, cluster, **options):
+    with pytest.raises(Exception) as caught:  # noqa: PT011  # Spark's errors have many classes
+        write(df, cluster.servers, **options)
+    return said(caught)
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "text"),
+    [
+        (
+            ["id AS value"],
+            {"topic": "t"},
+            "value attribute unsupported type bigint. value must be a(n) string or binary",
+        ),
+        (
+            ["'x' AS value", "id AS key"],
+            {"topic": "t"},
+            "key attribute unsupported type bigint. key must be a(n)",
+        ),
+        (["'x' AS value"], {}, "topic option required when no 'topic' attribute is present"),
+        (["'x' AS key"], {"topic": "t"}, "Required attribute 'value' not found"),
+        (["'x' AS value", "id"], {"topic": "t"}, "column id is no part of a Kafka record"),
+        (
+            ["'x' AS value", "array(id) AS headers"],
+            {"topic": "t"},
+            "headers must be a(n) array<struct<key:string",
+        ),
+        (["'x' AS value", "id AS partition"], {"topic": "t"}, "partition must be a(n) int"),
+        (["'x' AS value", "1.5 AS timestamp"], {"topic": "t"}, "timestamp must be a(n) timestamp or bigint"),
+        (["'x' AS value", "CAST(NULL AS string) AS topic"], {}, "null topic present in the data"),
+        (
+            ["'x' AS value"],
+            {"topic": "t", "delivery": "exactly_twice"},
+            "must be at_least_once or exactly_once",
+        ),
+        (["'x' AS value"], {"topic": "t", "topik": "x"}, "there is no option topik; did you mean topic?"),
+        (["'x' AS value"], {"topic": "t", "delivery": "exactly_once"}, "needs the option transactionalId"),
+        (["'x' AS value"], {"topic": "t", "transactionalId": "x"}, "needs delivery=exactly_once"),
+        (
+            ["'x' AS value", "'t' AS topic"],
+            {"delivery": "exactly_once", "transactionalId": "x"},
+            "set the option topic",
+        ),
+        (
+            ["'x' AS value"],
+            {"topic": "t", "delivery": "exactly_once", "transactionalId": "x", "txnAppId": "a"},
+            "belong together",
+        ),
+        (
+            ["'x' AS value"],
+            {"topic": "t", "delivery": "exactly_once", "transactionalId": "x", "kafka__acks": "1"},
+            "acks",
+        ),
+        (["'x' AS value"], {"topic": "t", "kafka__lingr_ms": "5"}, "did you mean linger.ms?"),
+        (
+            ["'x' AS value"],
+            {"topic": "t", "kafka__key_serializer": "x"},
+            "keys are serialized with ByteArraySerializer",
+        ),
+    ],
+    ids=lambda value: value[:40] if isinstance(value, str) else "",
+)
+def test_what_is_wrong_is_said(spark, cluster, columns, options, text):
+    assert text in wrong(spark.range(3).selectExpr(*columns), cluster, **options)
+
+
+def test_what_is_wrong_before_any_task_runs(spark, cluster):
+    df = spark.range(3).selectExpr("'x' AS value")
+
+    with pytest.raises(Exception, match="kafka.bootstrap.servers' must be specified"):
+        df.write.format(FORMAT).option("topic", "t").mode("append").save()
+    with pytest.raises(Exception, match='use mode\\("append"\\)'):
+        df.write.format(FORMAT).option("kafka.bootstrap.servers", cluster.servers).option("topic", "t").mode(
+            "overwrite"
+        ).save()
+
+
+def test_the_last_error_names_kafkas_reason(spark, cluster, topic):
+    df = spark.range(1).selectExpr("repeat('x', 2000000) AS value")
+
+    assert "max_request_size" in wrong(df, cluster, topic=topic)
+
+
+def test_where_nobody_listens(spark, topic):
+    df = spark.range(1).selectExpr("'x' AS value")
+
+    with pytest.raises(Exception, match="127.0.0.1:1"):
+        write(df, "127.0.0.1:1", topic, kafka__max_block_ms="500")
