@@ -70,7 +70,7 @@ class Stage:
         """All records, or those that read_committed consumers see."""
         return self.call(
             lambda: [
-                Found(partition, record.key, record.value, record.headers, record.timestamp_ms)
+                Found(partition, record.key, record.value, record.headers, record.timestamp)
                 for partition in range(len(self.cluster.topics[topic].partitions))
                 for record in self.cluster.records(topic, partition, committed=committed)
             ]

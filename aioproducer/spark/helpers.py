@@ -22,13 +22,14 @@ def partition_by_key(df: DataFrame, partitions: int, *, key: str = "key") -> Dat
     Args:
         df: with a column of strings or bytes to be hashed.
         partitions: how many the topic has.
-        key: the column's name. Rows without a key are spread.
+        key: the column's name. Rows without a key are spread by their value: a task that is run again has to find each
+            row where it was.
     """
     if type(partitions) is not int or partitions < 1:
         raise ValueError(f"partitions={partitions!r} must be the number of the topic's partitions, 1 or more")
     hashed = _arrow_hash(partitions) if hasattr(F, "arrow_udf") else _row_hash(partitions)
-    anywhere = F.pmod(F.monotonically_increasing_id(), F.lit(partitions)).cast("int")
-    number = F.when(F.col(key).isNull(), anywhere).otherwise(hashed(F.col(key).cast("binary")))
+    columns = [F.col(key), *([F.col("value")] if "value" in df.columns else []), F.lit("")]
+    number = hashed(F.coalesce(*(column.cast("binary") for column in columns)))
     with_partition = df.withColumn("partition", number)
     if hasattr(with_partition, "repartitionById"):  # Spark 4.1: task n has partition n
         return with_partition.repartitionById(partitions, "partition")
@@ -46,9 +47,7 @@ def _arrow_hash(partitions: int) -> Callable[..., Column]:
 
 
 def _row_hash(partitions: int) -> Callable[..., Column]:
-    return F.udf(
-        lambda key: murmur2_partitions([bytes(key)], partitions)[0] if key is not None else None, "int"
-    )
+    return F.udf(lambda key: murmur2_partitions([bytes(key)], partitions)[0], "int", useArrow=False)
 
 
 def foreach_batch(
