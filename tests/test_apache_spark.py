@@ -1,0 +1,137 @@
+"""The Spark sink on a real Apache Kafka, v2 on 4.3.1 and v1 on 3.9.2, read back by confluent-kafka's read_committed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from uuid import uuid4
+
+import pytest
+from pyspark.errors import PythonException
+
+from aioproducer import DeliveryError, Producer, TransactionAbortableError
+from aioproducer.testing import ApacheKafka
+from tests.apache_clusters import LEAN, NOTICES_SOON, running
+from tests.read_back import read_back
+from tests.spark_chaos import DEATHS, PARTITIONS, Run, apache, play
+from tests.spark_stage import write
+from tests.test_spark import numbered, once, values
+
+pytestmark = pytest.mark.apache
+
+
+@pytest.fixture(params=["v1", "v2"])
+def kafka(request):
+    """Kafka 3.9.2 has transactions v1 finalized, Kafka 4.3.1 v2."""
+    return request.getfixturevalue({"v1": "apache_kafka_39", "v2": "apache_kafka"}[request.param])
+
+
+@pytest.fixture
+def made(kafka):
+    """A topic of the test's own, with three partitions."""
+    name = f"spark-{uuid4().hex[:8]}"
+    asyncio.run(kafka.create_topic(name, PARTITIONS))
+    return name
+
+
+def committed(kafka, topic):
+    with apache(kafka) as place:
+        return place.committed(topic)
+
+
+class Servers:
+    """What `once` takes, as a stage."""
+
+    def __init__(self, kafka):
+        self.servers = kafka.bootstrap_servers
+
+
+def test_both_modes_write_what_consumers_read(spark, kafka, made):
+    write(numbered(spark, 1000), kafka.bootstrap_servers, made, kafka__compression_type="lz4")
+    for _ in range(2):
+        once(spark, Servers(kafka), made, count=300, txnAppId="app", txnVersion=1)
+
+    assert committed(kafka, made) == sorted(values(1000) + values(300))
+
+
+def test_each_row_is_committed_once_wherever_processes_are_killed(kafka, made, tmp_path):
+    crashes = [DEATHS[name] for name in ("F3 worker", "F7", "F10")]
+    with apache(kafka) as place:
+        assert play(Run(place, made, tmp_path / "run"), crashes) == 3
+
+
+async def test_the_second_writer_of_a_partition_is_noticed(kafka, made):
+    """A real broker's answer to a repetition has the time of the first batch; other answers have none."""
+    servers = kafka.bootstrap_servers
+    async with Producer(servers, transactional_id=made) as owner:
+        await owner.begin_transaction()
+        handle = await owner.export_transaction([(made, 0), (made, 1)])
+        async with Producer.attach(handle, partitions=[(made, 0)], bootstrap_servers=servers) as one:
+            for value in (b"1", b"2"):
+                await one.send_and_wait(made, value, partition=0)
+        async with Producer.attach(handle, partitions=[(made, 0)], bootstrap_servers=servers) as two:
+            with pytest.raises(DeliveryError, match="another producer has written"):
+                await two.send_and_wait(made, b"3", partition=0)
+            with pytest.raises(TransactionAbortableError):
+                await two.send(made, b"4", partition=1)
+        await owner.commit_transaction()
+
+    log = await read_back(servers, made, committed_only=True)
+    assert [record.value for record in log[0]] == [b"1", b"2"]
+
+
+@pytest.mark.timeout(400)
+def test_a_coordinator_that_is_killed_in_mid_commit(spark, request, tmp_path):
+    """F11: whoever takes over finishes what was decided."""
+    name = "mid-commit"
+    kafka = ApacheKafka(
+        brokers=3,
+        config={
+            **NOTICES_SOON,
+            "transaction.state.log.replication.factor": 3,
+            "offsets.topic.replication.factor": 3,
+        },
+        jvm_args=LEAN,
+    )
+
+    async def prepare(started):
+        await started.create_topic(name, PARTITIONS, replication_factor=3)
+
+    with running(kafka, prepare, request=request):
+        once(spark, Servers(kafka), name, count=30, txnAppId="app", txnVersion=0)
+        victim = asyncio.run(coordinator_of(kafka, f"tx-{name}"))
+        done = threading.Event()
+
+        def kill() -> None:
+            while not done.is_set():
+                if len(asyncio.run(written(kafka, name))) >= 330:  # the rows are there, the commit is next
+                    asyncio.run(kafka.kill(victim))
+                    return
+                time.sleep(0.05)
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        try:
+            for version in (1, 1):  # the second one is what a restarted query would do
+                with contextlib.suppress(PythonException):  # the commit may have found nobody in time
+                    once(spark, Servers(kafka), name, count=300, txnAppId="app", txnVersion=version)
+        finally:
+            done.set()
+            killer.join()
+        assert committed(kafka, name) == sorted(values(30) + values(300))
+
+
+async def coordinator_of(kafka, transactional_id):
+    from aioproducer.protocol.messages import FindCoordinatorRequest
+    from tests.raw_client import RawClient
+
+    async with RawClient(kafka.bootstrap_servers.split(",")[0]) as client:
+        answer = await client.ask(FindCoordinatorRequest(key=transactional_id, key_type=1), 3)
+    return answer.node_id
+
+
+async def written(kafka, topic):
+    log = await read_back(kafka.bootstrap_servers, topic)
+    return [record for records in log.values() for record in records]
