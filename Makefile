@@ -1,6 +1,6 @@
 # make demo    the flights of 2013 through the producer, verified        make demo KAFKA=apache | host:port
 # make test    everything that the tests need, then pytest               make check | bench | profile | wheel | clean
-# make soak    fault schedules in virtual time                           make chaos | fuzz | asan | mutants
+# make soak    fault schedules in virtual time                           make chaos | chaos-spark | fuzz | asan | mutants
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -9,7 +9,7 @@ ARGS   ?=
 
 SOURCES := $(wildcard aioproducer/*.pyx aioproducer/*.pxi)
 
-.PHONY: demo test check bench profile wheel setup clean format kerberos soak chaos fuzz asan mutants
+.PHONY: demo test check bench profile wheel setup clean format kerberos soak chaos chaos-spark fuzz asan mutants
 
 demo: setup
 	$(BIN)/python examples/flights_demo.py --kafka "$(KAFKA)" $(ARGS)
@@ -58,6 +58,11 @@ soak: setup
 MINUTES ?= 30
 chaos: setup
 	$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(ARGS)
+
+# Spark's driver, workers and tasks killed at random points of random streams; `make test` plays some.   ARGS="--seed 7"
+RUNS ?= 100
+chaos-spark: setup
+	$(BIN)/python -m tests.spark_chaos --runs $(RUNS) $(ARGS)
 
 # Mutated frames into every decoder; a million of them are part of `make test`.
 FRAMES ?= 100000000
