@@ -116,7 +116,8 @@ class Answers:
         conditions = () if is_plain else partial(self._conditions, batch, answer)
         row = decide(ApiKey.PRODUCE, answer.error_code, conditions)
         if row.action in (Action.SUCCEED, Action.DUPLICATE):
-            self.complete(batch, answer, now, knows_offset=row.action is Action.SUCCEED)
+            offset = answer.base_offset if row.action is Action.SUCCEED else -1
+            self.complete(batch, now, offset, answer.log_append_time_ms, answer.log_start_offset)
             return
         name = error_name(answer.error_code)
         self._metrics.count_error(name)
@@ -232,10 +233,10 @@ class Answers:
     def complete(
         self,
         batch: ProducerBatch,
-        answer: ProduceResponse.PartitionProduceResponse | None,
         now: float,
-        *,
-        knows_offset: bool = True,
+        base_offset: int = -1,
+        log_append_time: int = -1,
+        log_start_offset: int = -1,
     ) -> None:
         """The records are in the log, or (acks=0, no answer) on their way to it."""
         queue = batch.queue
@@ -245,11 +246,7 @@ class Answers:
             return  # it expired meanwhile; its outcome was given as unknown
         self._metrics.records_acked += batch.record_count
         self._metrics.time_to_ack.add(now - batch.created, batch.record_count)
-        if answer is None:
-            batch.succeed(-1, -1, -1)
-        else:
-            offset = answer.base_offset if knows_offset else -1
-            batch.succeed(offset, answer.log_append_time_ms, answer.log_start_offset)
+        batch.succeed(base_offset, log_append_time, log_start_offset)
         self._accumulator.release(batch)
 
     def _retry(self, batch: ProducerBatch, now: float, *, at_once: bool = False) -> None:

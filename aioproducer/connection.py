@@ -31,15 +31,20 @@ from aioproducer.handshake import BrokerVersions, learn_versions
 from aioproducer.login import Login
 from aioproducer.metrics import Metrics
 from aioproducer.protocol.api import CLIENT_VERSIONS, ApiKey, decode_response, encode_request
-from aioproducer.protocol.frame import MAX_FRAME, MAX_FRAME_BEFORE_AUTHENTICATION, PREFIX_SIZE, decode_size
+from aioproducer.protocol.frame import MAX_FRAME, MAX_FRAME_BEFORE_AUTHENTICATION, PREFIX_SIZE, Frames
 from aioproducer.protocol.messages import ApiVersionsRequest, ApiVersionsResponse
+from aioproducer.protocol.produce import ProduceBatches
 from aioproducer.protocol.schema import Message
 from aioproducer.sasl import Mechanism
 from aioproducer.tls import certificate_name, handshake_error
 from aioproducer.types import Node
+from aioproducer.wakeup import CLOCK_SLACK
 from aioproducer.wire import TlsWire, Wire
 
 logger = logging.getLogger(__name__)
+
+READ_SIZE = 256 * 1024
+"""Bytes that are taken from the stream at once, at most."""
 
 HIGH_WATER = 1024 * 1024
 """Bytes in the transport from which on nothing more is drained for this broker, until all have left."""
@@ -53,9 +58,6 @@ answers may be waiting unread in the socket, and get a moment to come in."""
 
 LONGEST_LOOK = 1.0
 """Seconds for which a port that hung up is asked whether it wants TLS."""
-
-CLOCK_SLACK = 0.001
-"""Seconds; how much too early an event loop may call (uvloop's timers count milliseconds)."""
 
 
 class State(Enum):
@@ -91,7 +93,7 @@ class _InFlight:
 
     def __init__(
         self,
-        request: Message,
+        request: Message | ProduceBatches,
         version: int,
         correlation_id: int,
         future: asyncio.Future[Any],
@@ -230,7 +232,7 @@ class Connection:
 
     def request(
         self,
-        message: Message,
+        message: Message | ProduceBatches,
         *,
         timeout: float,
         version_ceiling: int | None = None,
@@ -256,7 +258,7 @@ class Connection:
                 future, BrokerConnectionError(f"{self}: the connection is {self.state.value}", written=False)
             )
             return future
-        version = self.version_of(message.api_key, version_ceiling)
+        version = self.versions.of(message.api_key, version_ceiling)
         return self._send(message, version, timeout, expects_response)
 
     def cork(self) -> None:
@@ -273,7 +275,11 @@ class Connection:
                 self._drained()  # it went straight to the kernel, so no transport will say so
 
     def _send(
-        self, message: Message, version: int, timeout: float, expects_response: bool = True
+        self,
+        message: Message | ProduceBatches,
+        version: int,
+        timeout: float,
+        expects_response: bool = True,
     ) -> asyncio.Future[Any]:
         wire = self._wire
         assert wire is not None  # the state says so
@@ -282,7 +288,10 @@ class Connection:
             self._fail(lost, BrokerConnectionError(f"{self}: the connection was lost", written=False))
             return lost
         self._correlation_id = correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
-        segments = encode_request(message, version, correlation_id, self._config.client_id)
+        if isinstance(message, ProduceBatches):
+            segments = message.frame(version, correlation_id, self._config.client_id)
+        else:
+            segments = encode_request(message, version, correlation_id, self._config.client_id)
         future: asyncio.Future[Any] = self._loop.create_future()
         self.last_used = now = self._loop.time()
         entry = _InFlight(message, version, correlation_id, future, now, timeout, wire.written)
@@ -319,13 +328,12 @@ class Connection:
 
     async def _read_responses(self, wire: Wire) -> None:
         """The reader task: lives as long as the socket. Answers that came together are handled together."""
-        read = wire.reader.readexactly
+        frames = Frames()
         try:
-            while True:
-                size = decode_size(await read(PREFIX_SIZE), self._frame_limit)
-                self._receive(await read(size))
-        except asyncio.IncompleteReadError as end:
-            where = " in the middle of an answer" if end.partial else self._hint()
+            while data := await wire.reader.read(READ_SIZE):
+                for frame in frames.feed(data, self._frame_limit):
+                    self._receive(frame)
+            where = " in the middle of an answer" if frames.is_cut_off else self._hint()
             self._shut(BrokerConnectionError(f"{self}: the broker closed the connection{where}"))
         except NotKafkaError as error:
             self._shut(NotKafkaError(f"{self}: {error.message}; the connection was closed", peer=error.peer))
@@ -355,7 +363,12 @@ class Connection:
         if not self._in_flight:
             raise ProtocolError(f"an answer of {len(frame)} bytes came that nobody asked for")
         entry = self._in_flight[0]
-        response = decode_response(entry.request.Response, entry.version, frame, entry.correlation_id)
+        request = entry.request
+        response: Any
+        if isinstance(request, ProduceBatches):
+            response = request.answer(entry.version, frame, entry.correlation_id)
+        else:
+            response = decode_response(request.Response, entry.version, frame, entry.correlation_id)
         # Not before: an answer that makes no sense leaves its request in the deque, to fail with the others.
         self._in_flight.popleft()
         metrics = self._metrics
@@ -372,7 +385,8 @@ class Connection:
             entry.future.set_result(response)
         if self.in_flight == self._config.max_in_flight_requests_per_connection - 1:
             self.on_change()
-        self._close_if_drained()
+        if self.state is State.DRAINING:
+            self._close_if_drained()
 
     def _close_if_drained(self) -> None:
         if self.state is State.DRAINING and not self.in_flight:
