@@ -43,9 +43,6 @@ from aioproducer.wire import TlsWire, Wire
 
 logger = logging.getLogger(__name__)
 
-READ_SIZE = 256 * 1024
-"""Bytes that are taken from the stream at once, at most."""
-
 HIGH_WATER = 1024 * 1024
 """Bytes in the transport from which on nothing more is drained for this broker, until all have left."""
 
@@ -174,6 +171,7 @@ class Connection:
         """Authenticates anew before a session ends, where sessions end."""
         self._frame_limit = MAX_FRAME_BEFORE_AUTHENTICATION
         self._congested = False
+        self._frames = Frames()
         # requests
         self._in_flight: deque[_InFlight] = deque()
         self._unanswered: deque[int] = deque(maxlen=1000)
@@ -326,29 +324,33 @@ class Connection:
 
     # Answers
 
-    async def _read_responses(self, wire: Wire) -> None:
-        """The reader task: lives as long as the socket. Answers that came together are handled together."""
-        frames = Frames()
+    def _read_responses(self, data: bytes) -> None:
+        """Bytes came: the answers that are complete now are handled in this turn of the loop."""
         try:
-            while data := await wire.reader.read(READ_SIZE):
-                for frame in frames.feed(data, self._frame_limit):
-                    self._receive(frame)
-            where = " in the middle of an answer" if frames.is_cut_off else self._hint()
-            self._shut(BrokerConnectionError(f"{self}: the broker closed the connection{where}"))
+            for frame in self._frames.feed(data, self._frame_limit):
+                self._receive(frame)
         except NotKafkaError as error:
             self._shut(NotKafkaError(f"{self}: {error.message}; the connection was closed", peer=error.peer))
         except ProtocolError as error:
             # Whatever makes no sense before the handshake is over does not come from a broker.
             error_type = NotKafkaError if self.state is State.NEGOTIATING else type(error)
             self._shut(error_type(f"{self}: {error.message}; the connection was closed{self._hint()}"))
+        except Exception:
+            logger.exception("%s: reading an answer failed", self)
+            self._shut(ProtocolError(f"{self}: an answer could not be handled; the connection was closed"))
+
+    async def _watch(self, wire: Wire) -> None:
+        """The task that waits for the end of the stream: lives as long as the socket."""
+        try:
+            wire.listen(self._read_responses)
+            await wire.reader.read()
+            where = " in the middle of an answer" if self._frames.is_cut_off else self._hint()
+            self._shut(BrokerConnectionError(f"{self}: the broker closed the connection{where}"))
         except OSError as error:
             self._shut(self._broken(error))
         except asyncio.CancelledError:
             self._shut(BrokerConnectionError(f"{self}: the reader task was cancelled"))
             raise
-        except Exception:
-            logger.exception("%s: reading an answer failed", self)
-            self._shut(ProtocolError(f"{self}: an answer could not be handled; the connection was closed"))
         with contextlib.suppress(OSError):
             await wire.writer.wait_closed()
 
@@ -452,7 +454,7 @@ class Connection:
             self._advance(State.TLS)
             await shake_hands(wire, self, self._setup_timeout)
             self._reader_task = self._loop.create_task(
-                self._read_responses(wire), name=f"aioproducer reader of {self.node}"
+                self._watch(wire), name=f"aioproducer reader of {self.node}"
             )
             self._advance(State.NEGOTIATING)
             self.versions = await learn_versions(self._ask_versions, self, self._first_asked)
