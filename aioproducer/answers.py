@@ -37,6 +37,7 @@ from aioproducer.outcomes import (
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import error_name
 from aioproducer.protocol.messages import ProduceResponse
+from aioproducer.protocol.produce import Appended
 from aioproducer.transaction import Transaction, TransactionState, abortable, reinit
 from aioproducer.types import Outcome
 
@@ -73,6 +74,22 @@ class Answers:
         self._transaction = transaction
         self._metrics = metrics
         self._random = random
+
+    def appended(self, batches: list[ProducerBatch], response: Appended, now: float) -> None:
+        """The broker says success for each batch of a request, and nothing else."""
+        is_plain = self._transaction.state is not TransactionState.PARTICIPANT
+        for number, base_offset, log_append_time, log_start_offset in response.places:
+            batch = batches[number]
+            if is_plain:
+                self.complete(batch, now, base_offset, log_append_time, log_start_offset)
+                continue
+            answer = ProduceResponse.PartitionProduceResponse(
+                index=batch.queue.partition,
+                base_offset=base_offset,
+                log_append_time_ms=log_append_time,
+                log_start_offset=log_start_offset,
+            )
+            self._partition_answered(batch, answer, ProduceResponse(), now)
 
     def read(
         self,

@@ -334,8 +334,7 @@ class Sender:
             for batch in batches:
                 self._answers.complete(batch, now)
         elif isinstance(response := answer.result(), Appended):
-            for number, base_offset, log_append_time, log_start_offset in response.places:
-                self._answers.complete(batches[number], now, base_offset, log_append_time, log_start_offset)
+            self._answers.appended(batches, response, now)
         else:
             self._answers.read(node_id, batches, names, response, now)
         for batch in batches:
