@@ -94,4 +94,4 @@ $(VENV)/.ready: pyproject.toml $(SOURCES)
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info aioproducer/*.so aioproducer/_record_path.c
+	rm -rf $(VENV) build dist *.egg-info aioproducer/*.so aioproducer/_record_path.c aioproducer/_request_path.c

@@ -23,6 +23,7 @@ from aioproducer.compression import Codec, compressor
 from aioproducer.config import ProducerConfig
 from aioproducer.errors import BufferTimeoutError, ProducerClosed
 from aioproducer.partitioner import NodeAvailability, UniformSticky
+from aioproducer.wakeup import WakeUp
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ class Accumulator:
         self,
         config: ProducerConfig,
         loop: asyncio.AbstractEventLoop,
-        wake: asyncio.Event,
+        wake: WakeUp,
         random: Random,
         executor: Executor,
     ) -> None:
@@ -309,8 +310,10 @@ class Accumulator:
 
         Goes on where the last call stopped: a queue that gave a batch moves behind the others.
         """
-        group = self._ready.get(node_id, {})
+        group = self._ready.get(node_id)
         drained: list[ProducerBatch] = []
+        if not group:
+            return drained
         size = 0
         for queue in list(group):
             batch: ProducerBatch = queue.batches[0]
@@ -320,12 +323,15 @@ class Accumulator:
                 self._close(batch)
             if batch.is_compressing:
                 continue
-            if drained and size + batch.wire_size > self._config.max_request_size:
+            size += batch.wire_size
+            if drained and size > self._config.max_request_size:
                 break
             self._take_first(queue, group)
-            if batch.withdrawn and batch.attempts == 0 and not self._rebuilt(batch):
-                continue
-            size += batch.wire_size
+            if batch.withdrawn and batch.attempts == 0:
+                size -= batch.wire_size
+                if not self._rebuilt(batch):
+                    continue
+                size += batch.wire_size
             drained.append(batch)
         return drained
 
@@ -406,7 +412,8 @@ class Accumulator:
         self.memory.give(batch.take_reserved())
         for waiting in batch.flushes:
             waiting.one_ended()
-        self._serve_waiting()
+        if self._waiting:
+            self._serve_waiting()
         self._wake.set()
 
     def forget(self, batch: ProducerBatch) -> None:
@@ -473,7 +480,7 @@ class Accumulator:
 
     def _is_due(self, queue: PartitionQueue) -> bool:
         first = queue.batches[0]
-        return first.is_due or first.state is BatchState.CLOSED or self._everything_is_due()
+        return first.state is BatchState.CLOSED or first.is_due or self._everything_is_due()
 
     def _make_ready(self, queue: PartitionQueue) -> None:
         group = self._ready.get(queue.node_id)
@@ -490,8 +497,10 @@ class Accumulator:
         queue.size_hint = max(batch.size - HEADER_SIZE, SMALLEST_BATCH)
         if surplus:
             self.memory.give(surplus)
-            self._serve_waiting()
-        self._pack(batch)
+            if self._waiting:
+                self._serve_waiting()
+        if self._config.compression is not Codec.NONE:
+            self._pack(batch)
 
     def _pack(self, batch: ProducerBatch) -> None:
         """Compress a closed batch: small ones now, others in a thread."""
@@ -525,6 +534,8 @@ class Accumulator:
 
     def _next_sticky(self, name: str, queues: list[PartitionQueue], sticky: UniformSticky, used: int) -> int:
         available = self._available[name]
+        if len(available) == 1:
+            return available[0]
         if self._config.partitioner_adaptive and len(available) > 1 and name not in self._weighed:
             self._weighed.add(name)
             chosen = [

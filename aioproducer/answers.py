@@ -37,6 +37,7 @@ from aioproducer.outcomes import (
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import error_name
 from aioproducer.protocol.messages import ProduceResponse
+from aioproducer.protocol.produce import Appended
 from aioproducer.transaction import Transaction, TransactionState, abortable, reinit
 from aioproducer.types import Outcome
 
@@ -73,6 +74,22 @@ class Answers:
         self._transaction = transaction
         self._metrics = metrics
         self._random = random
+
+    def appended(self, batches: list[ProducerBatch], response: Appended, now: float) -> None:
+        """The broker says success for each batch of a request, and nothing else."""
+        is_plain = self._transaction.state is not TransactionState.PARTICIPANT
+        for number, base_offset, log_append_time, log_start_offset in response.places:
+            batch = batches[number]
+            if is_plain:
+                self.complete(batch, now, base_offset, log_append_time, log_start_offset)
+                continue
+            answer = ProduceResponse.PartitionProduceResponse(
+                index=batch.queue.partition,
+                base_offset=base_offset,
+                log_append_time_ms=log_append_time,
+                log_start_offset=log_start_offset,
+            )
+            self._partition_answered(batch, answer, ProduceResponse(), now)
 
     def read(
         self,
@@ -116,7 +133,8 @@ class Answers:
         conditions = () if is_plain else partial(self._conditions, batch, answer)
         row = decide(ApiKey.PRODUCE, answer.error_code, conditions)
         if row.action in (Action.SUCCEED, Action.DUPLICATE):
-            self.complete(batch, answer, now, knows_offset=row.action is Action.SUCCEED)
+            offset = answer.base_offset if row.action is Action.SUCCEED else -1
+            self.complete(batch, now, offset, answer.log_append_time_ms, answer.log_start_offset)
             return
         name = error_name(answer.error_code)
         self._metrics.count_error(name)
@@ -232,10 +250,10 @@ class Answers:
     def complete(
         self,
         batch: ProducerBatch,
-        answer: ProduceResponse.PartitionProduceResponse | None,
         now: float,
-        *,
-        knows_offset: bool = True,
+        base_offset: int = -1,
+        log_append_time: int = -1,
+        log_start_offset: int = -1,
     ) -> None:
         """The records are in the log, or (acks=0, no answer) on their way to it."""
         queue = batch.queue
@@ -245,11 +263,7 @@ class Answers:
             return  # it expired meanwhile; its outcome was given as unknown
         self._metrics.records_acked += batch.record_count
         self._metrics.time_to_ack.add(now - batch.created, batch.record_count)
-        if answer is None:
-            batch.succeed(-1, -1, -1)
-        else:
-            offset = answer.base_offset if knows_offset else -1
-            batch.succeed(offset, answer.log_append_time_ms, answer.log_start_offset)
+        batch.succeed(base_offset, log_append_time, log_start_offset)
         self._accumulator.release(batch)
 
     def _retry(self, batch: ProducerBatch, now: float, *, at_once: bool = False) -> None:

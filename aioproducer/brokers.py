@@ -29,6 +29,7 @@ from aioproducer.metrics import Metrics
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.schema import Message
 from aioproducer.types import Node
+from aioproducer.wakeup import WakeUp
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +109,7 @@ class Brokers:
     Until `update` brings the cluster's nodes, the bootstrap addresses are the nodes, with ids -1, -2, ...
     """
 
-    def __init__(self, config: ProducerConfig, wake: asyncio.Event, metrics: Metrics, random: Random) -> None:
+    def __init__(self, config: ProducerConfig, wake: WakeUp, metrics: Metrics, random: Random) -> None:
         self._config = config
         self._wake = wake
         self._metrics = metrics
@@ -207,13 +208,10 @@ class Brokers:
             self.update_wanted = True
         return False
 
-    def cork(self, node_id: int) -> Connection | None:
-        """Hold back requests to this broker until the connection's `uncork`; None without a connection."""
+    def connection(self, node_id: int) -> Connection | None:
+        """The connection to this broker, while there is one."""
         link = self._links.get(node_id)
-        connection = link.connection if link is not None else None
-        if connection is not None:
-            connection.cork()
-        return connection
+        return link.connection if link is not None else None
 
     def retry_at(self, node_id: int, since: float) -> float | None:
         """Loop time from which `ready` is worth asking again; None if that is not a matter of time.

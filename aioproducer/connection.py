@@ -31,12 +31,14 @@ from aioproducer.handshake import BrokerVersions, learn_versions
 from aioproducer.login import Login
 from aioproducer.metrics import Metrics
 from aioproducer.protocol.api import CLIENT_VERSIONS, ApiKey, decode_response, encode_request
-from aioproducer.protocol.frame import MAX_FRAME, MAX_FRAME_BEFORE_AUTHENTICATION, PREFIX_SIZE, decode_size
+from aioproducer.protocol.frame import MAX_FRAME, MAX_FRAME_BEFORE_AUTHENTICATION, PREFIX_SIZE, Frames
 from aioproducer.protocol.messages import ApiVersionsRequest, ApiVersionsResponse
+from aioproducer.protocol.produce import ProduceBatches
 from aioproducer.protocol.schema import Message
 from aioproducer.sasl import Mechanism
 from aioproducer.tls import certificate_name, handshake_error
 from aioproducer.types import Node
+from aioproducer.wakeup import CLOCK_SLACK
 from aioproducer.wire import TlsWire, Wire
 
 logger = logging.getLogger(__name__)
@@ -53,9 +55,6 @@ answers may be waiting unread in the socket, and get a moment to come in."""
 
 LONGEST_LOOK = 1.0
 """Seconds for which a port that hung up is asked whether it wants TLS."""
-
-CLOCK_SLACK = 0.001
-"""Seconds; how much too early an event loop may call (uvloop's timers count milliseconds)."""
 
 
 class State(Enum):
@@ -91,7 +90,7 @@ class _InFlight:
 
     def __init__(
         self,
-        request: Message,
+        request: Message | ProduceBatches,
         version: int,
         correlation_id: int,
         future: asyncio.Future[Any],
@@ -172,6 +171,7 @@ class Connection:
         """Authenticates anew before a session ends, where sessions end."""
         self._frame_limit = MAX_FRAME_BEFORE_AUTHENTICATION
         self._congested = False
+        self._frames = Frames()
         # requests
         self._in_flight: deque[_InFlight] = deque()
         self._unanswered: deque[int] = deque(maxlen=1000)
@@ -230,7 +230,7 @@ class Connection:
 
     def request(
         self,
-        message: Message,
+        message: Message | ProduceBatches,
         *,
         timeout: float,
         version_ceiling: int | None = None,
@@ -256,7 +256,7 @@ class Connection:
                 future, BrokerConnectionError(f"{self}: the connection is {self.state.value}", written=False)
             )
             return future
-        version = self.version_of(message.api_key, version_ceiling)
+        version = self.versions.of(message.api_key, version_ceiling)
         return self._send(message, version, timeout, expects_response)
 
     def cork(self) -> None:
@@ -273,7 +273,11 @@ class Connection:
                 self._drained()  # it went straight to the kernel, so no transport will say so
 
     def _send(
-        self, message: Message, version: int, timeout: float, expects_response: bool = True
+        self,
+        message: Message | ProduceBatches,
+        version: int,
+        timeout: float,
+        expects_response: bool = True,
     ) -> asyncio.Future[Any]:
         wire = self._wire
         assert wire is not None  # the state says so
@@ -282,7 +286,10 @@ class Connection:
             self._fail(lost, BrokerConnectionError(f"{self}: the connection was lost", written=False))
             return lost
         self._correlation_id = correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
-        segments = encode_request(message, version, correlation_id, self._config.client_id)
+        if isinstance(message, ProduceBatches):
+            segments = message.frame(version, correlation_id, self._config.client_id)
+        else:
+            segments = encode_request(message, version, correlation_id, self._config.client_id)
         future: asyncio.Future[Any] = self._loop.create_future()
         self.last_used = now = self._loop.time()
         entry = _InFlight(message, version, correlation_id, future, now, timeout, wire.written)
@@ -317,30 +324,33 @@ class Connection:
 
     # Answers
 
-    async def _read_responses(self, wire: Wire) -> None:
-        """The reader task: lives as long as the socket. Answers that came together are handled together."""
-        read = wire.reader.readexactly
+    def _read_responses(self, data: bytes) -> None:
+        """Bytes came: the answers that are complete now are handled in this turn of the loop."""
         try:
-            while True:
-                size = decode_size(await read(PREFIX_SIZE), self._frame_limit)
-                self._receive(await read(size))
-        except asyncio.IncompleteReadError as end:
-            where = " in the middle of an answer" if end.partial else self._hint()
-            self._shut(BrokerConnectionError(f"{self}: the broker closed the connection{where}"))
+            for frame in self._frames.feed(data, self._frame_limit):
+                self._receive(frame)
         except NotKafkaError as error:
             self._shut(NotKafkaError(f"{self}: {error.message}; the connection was closed", peer=error.peer))
         except ProtocolError as error:
             # Whatever makes no sense before the handshake is over does not come from a broker.
             error_type = NotKafkaError if self.state is State.NEGOTIATING else type(error)
             self._shut(error_type(f"{self}: {error.message}; the connection was closed{self._hint()}"))
+        except Exception:
+            logger.exception("%s: reading an answer failed", self)
+            self._shut(ProtocolError(f"{self}: an answer could not be handled; the connection was closed"))
+
+    async def _watch(self, wire: Wire) -> None:
+        """The task that waits for the end of the stream: lives as long as the socket."""
+        try:
+            wire.listen(self._read_responses)
+            await wire.reader.read()
+            where = " in the middle of an answer" if self._frames.is_cut_off else self._hint()
+            self._shut(BrokerConnectionError(f"{self}: the broker closed the connection{where}"))
         except OSError as error:
             self._shut(self._broken(error))
         except asyncio.CancelledError:
             self._shut(BrokerConnectionError(f"{self}: the reader task was cancelled"))
             raise
-        except Exception:
-            logger.exception("%s: reading an answer failed", self)
-            self._shut(ProtocolError(f"{self}: an answer could not be handled; the connection was closed"))
         with contextlib.suppress(OSError):
             await wire.writer.wait_closed()
 
@@ -355,7 +365,12 @@ class Connection:
         if not self._in_flight:
             raise ProtocolError(f"an answer of {len(frame)} bytes came that nobody asked for")
         entry = self._in_flight[0]
-        response = decode_response(entry.request.Response, entry.version, frame, entry.correlation_id)
+        request = entry.request
+        response: Any
+        if isinstance(request, ProduceBatches):
+            response = request.answer(entry.version, frame, entry.correlation_id)
+        else:
+            response = decode_response(request.Response, entry.version, frame, entry.correlation_id)
         # Not before: an answer that makes no sense leaves its request in the deque, to fail with the others.
         self._in_flight.popleft()
         metrics = self._metrics
@@ -372,7 +387,8 @@ class Connection:
             entry.future.set_result(response)
         if self.in_flight == self._config.max_in_flight_requests_per_connection - 1:
             self.on_change()
-        self._close_if_drained()
+        if self.state is State.DRAINING:
+            self._close_if_drained()
 
     def _close_if_drained(self) -> None:
         if self.state is State.DRAINING and not self.in_flight:
@@ -438,7 +454,7 @@ class Connection:
             self._advance(State.TLS)
             await shake_hands(wire, self, self._setup_timeout)
             self._reader_task = self._loop.create_task(
-                self._read_responses(wire), name=f"aioproducer reader of {self.node}"
+                self._watch(wire), name=f"aioproducer reader of {self.node}"
             )
             self._advance(State.NEGOTIATING)
             self.versions = await learn_versions(self._ask_versions, self, self._first_asked)

@@ -54,6 +54,7 @@ from aioproducer.types import (
     TopicPartition,
     TransactionHandle,
 )
+from aioproducer.wakeup import WakeUp
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ class Coordinator:
         idempotence: Idempotence,
         accumulator: Accumulator,
         brokers: Brokers,
-        wake: asyncio.Event,
+        wake: WakeUp,
         metrics: Metrics,
         random: Random,
     ) -> None:

@@ -30,6 +30,7 @@ from aioproducer.outcomes import TOPIC_ERRORS, Action, decide
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import error_name
 from aioproducer.protocol.messages import MetadataRequest, MetadataResponse
+from aioproducer.wakeup import WakeUp
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ class Metadata:
     """The cluster as it is known now, and the task that keeps it so. Belongs to one event loop."""
 
     def __init__(
-        self, config: ProducerConfig, brokers: Brokers, wake: asyncio.Event, metrics: Metrics, random: Random
+        self, config: ProducerConfig, brokers: Brokers, wake: WakeUp, metrics: Metrics, random: Random
     ) -> None:
         self._config = config
         self._brokers = brokers
@@ -76,9 +77,9 @@ class Metadata:
         """The topic if it is known and without error."""
         return self.cluster.topic(name)
 
-    def touch(self, name: str) -> None:
+    def touch(self, name: str, now: float | None = None) -> None:
         """The topic is in use: keep asking for it (KIP-526)."""
-        self._wanted[name] = asyncio.get_running_loop().time()
+        self._wanted[name] = asyncio.get_running_loop().time() if now is None else now
 
     def ask_for(self, name: str) -> None:
         """Ask about a topic soon, alone if it is new; the cluster may create it then."""

@@ -6,51 +6,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import floor, log2
+
+from aioproducer._request_path import Histogram as _Histogram
 
 
-class Histogram:
+class Histogram(_Histogram):
     """Durations or sizes in buckets that grow by 2**(1/4): a quantile is at most 19 % off, in constant memory."""
 
-    __slots__ = ("_buckets", "count", "maximum", "total")
-
-    _GROWTH = 4
-    """Buckets per doubling."""
-
-    def __init__(self) -> None:
-        self._buckets: dict[int, int] = {}
-        self.count = 0
-        self.total = 0.0
-        self.maximum = 0.0
-
-    def add(self, value: float, times: int = 1) -> None:
-        bucket = _bucket(value)
-        self._buckets[bucket] = self._buckets.get(bucket, 0) + times
-        self.count += times
-        self.total += value * times
-        if value > self.maximum:
-            self.maximum = value
-
-    def quantile(self, q: float) -> float:
-        """The value below which a share `q` of all values lies; 0.0 without values."""
-        left = q * self.count
-        for bucket in sorted(self._buckets):
-            left -= self._buckets[bucket]
-            if left <= 0:
-                return min(_upper(bucket), self.maximum)
-        return self.maximum
+    __slots__ = ()
 
     def snapshot(self) -> Distribution:
         mean = self.total / self.count if self.count else 0.0
         return Distribution(self.count, mean, self.quantile(0.5), self.quantile(0.99), self.maximum)
-
-
-def _bucket(value: float) -> int:
-    return floor(log2(value) * Histogram._GROWTH) if value > 1e-9 else -120
-
-
-def _upper(bucket: int) -> float:
-    return float(2.0 ** ((bucket + 1) / Histogram._GROWTH))
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,7 @@ from aioproducer.target import PartitionChoice, check_target, check_timeout
 from aioproducer.transaction import Transaction, abortable
 from aioproducer.transactional import Transactional
 from aioproducer.types import Headers, Outcome, ProducerRecord, TopicPartition, TransactionHandle
+from aioproducer.wakeup import WakeUp
 
 logger = logging.getLogger(__name__)
 
@@ -305,7 +306,7 @@ class Producer(Transactional, Configured):
 
     def _make_parts(self) -> None:
         """Everything behind the buffer; nothing of it does anything yet."""
-        self._wake = wake = asyncio.Event()
+        self._wake = wake = WakeUp(self._loop)
         config = self._config
         self._executor = ThreadPoolExecutor(
             max(1, (os.cpu_count() or 1) - 1),

@@ -17,6 +17,7 @@ from aioproducer.outcomes import Action, advice, decide, decide_failure, failure
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import error_name
 from aioproducer.protocol.messages import InitProducerIdRequest, InitProducerIdResponse
+from aioproducer.wakeup import WakeUp
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ class ProducerIdSource:
         config: ProducerConfig,
         idempotence: Idempotence,
         brokers: Brokers,
-        wake: asyncio.Event,
+        wake: WakeUp,
         metrics: Metrics,
         random: Random,
     ) -> None:

@@ -18,7 +18,7 @@ from aioproducer.batch import BatchState, ProducerBatch
 from aioproducer.brokers import Brokers
 from aioproducer.cluster import NO_TOPIC_ID
 from aioproducer.config import ProducerConfig
-from aioproducer.connection import CLOCK_SLACK, LATE_TIMER
+from aioproducer.connection import LATE_TIMER, Connection
 from aioproducer.coordinator import Coordinator
 from aioproducer.errors import (
     BrokerConnectionError,
@@ -31,8 +31,9 @@ from aioproducer.idempotence import Idempotence, PartitionSequence
 from aioproducer.metadata import Metadata
 from aioproducer.metrics import Metrics
 from aioproducer.producer_id import ProducerIdSource
-from aioproducer.protocol.messages import ProduceRequest
+from aioproducer.protocol.produce import Appended, ProduceBatches
 from aioproducer.transaction import Transaction, TransactionState, abortable
+from aioproducer.wakeup import WakeUp
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ class Sender:
         idempotence: Idempotence,
         transaction: Transaction,
         coordinator: Coordinator,
-        wake: asyncio.Event,
+        wake: WakeUp,
         metrics: Metrics,
         random: Random,
     ) -> None:
@@ -87,24 +88,10 @@ class Sender:
         try:
             while True:
                 self._wake.clear()
-                await self._sleep_until(self._pass(self._loop.time()))
+                await self._wake.sleep(until=self._pass(self._loop.time()))
         finally:
+            self._wake.close()
             await self._producer_ids.close()
-
-    async def _sleep_until(self, when: float | None) -> None:
-        if self._wake.is_set():
-            # Waiting for an event that is set does not give way, and others must run between two passes.
-            await asyncio.sleep(0)
-            return
-        if when is None:
-            await self._wake.wait()
-            return
-        # Not sooner than the clock of every loop can tell: uvloop counts milliseconds and may call too early.
-        timer = self._loop.call_at(max(when, self._loop.time() + CLOCK_SLACK), self._wake.set)
-        try:
-            await self._wake.wait()
-        finally:
-            timer.cancel()
 
     def _pass(self, now: float) -> float | None:
         """Send whatever can be sent; returns when to look again if nothing wakes the sender before."""
@@ -154,31 +141,26 @@ class Sender:
             self._begun.add(node_id)
             self._accumulator.hurry_node(node_id)
         self._accumulator.availability.update(node_id, now, can_drain=can_send)
-        corked = self._brokers.cork(node_id) if can_send else None
-        try:
-            while can_send:
-                batches = self._accumulator.drain(node_id, now, self._may_drain)
-                if not batches:
-                    return None
-                self._produce(node_id, batches)
-                can_send = self._brokers.ready(node_id)
-        finally:
-            if corked is not None:
-                corked.uncork()
+        connection = self._brokers.connection(node_id)
+        if can_send and connection is not None:
+            drain = self._accumulator.drain
+            connection.cork()
+            try:
+                while can_send:
+                    batches = drain(node_id, now, self._may_drain)
+                    if not batches:
+                        return None
+                    self._produce(connection, node_id, batches, now)
+                    can_send = connection.can_send
+            finally:
+                connection.uncork()
         return self._brokers.retry_at(node_id, now)
 
     # --------------------------------------------------------------------------------------------- numbering
 
     def _may_drain(self, queue: PartitionQueue, batch: ProducerBatch) -> bool:
         """Whether one more batch of this partition may be in flight."""
-        if not self._transaction.may_drain(queue.topic, queue.partition):
-            return False
-        if self._transaction.is_anothers(queue.topic, queue.partition):
-            cause = KafkaError(
-                f"{queue.topic}-{queue.partition} was exported, so another producer writes to it; this one has too"
-            )
-            self._transaction.must_abort(abortable(self._transaction, cause))
-            self._wake.set()
+        if self._transaction.is_used and not self._may_join(queue):
             return False
         if not self._idempotence.enabled:
             # Without numbers a second batch could overtake a first one that has to be sent again.
@@ -187,7 +169,7 @@ class Sender:
             # A batch that is sent again goes alone.
             most = self._config.max_in_flight_per_partition
             return (
-                not batch.is_numbered
+                batch.first_sequence < 0
                 and queue.sequence is not None
                 and self._is_for_topic_of(queue, queue.sequence)
                 and len(queue.in_flight)
@@ -201,6 +183,19 @@ class Sender:
         return batch.state is not BatchState.DONE and (
             batch.is_numbered or not self._idempotence.needs_identity
         )
+
+    def _may_join(self, queue: PartitionQueue) -> bool:
+        """Whether the transaction lets records of this partition be written now."""
+        if not self._transaction.may_drain(queue.topic, queue.partition):
+            return False
+        if self._transaction.is_anothers(queue.topic, queue.partition):
+            cause = KafkaError(
+                f"{queue.topic}-{queue.partition} was exported, so another producer writes to it; this one has too"
+            )
+            self._transaction.must_abort(abortable(self._transaction, cause))
+            self._wake.set()
+            return False
+        return True
 
     def _is_for_topic_of(self, queue: PartitionQueue, sequence: PartitionSequence) -> bool:
         """False if the topic was made anew: what is in flight is for the old one, and comes first."""
@@ -251,43 +246,47 @@ class Sender:
 
     # --------------------------------------------------------------------------------------------- a request
 
-    def _produce(self, node_id: int, batches: list[ProducerBatch]) -> None:
+    def _produce(
+        self, connection: Connection, node_id: int, batches: list[ProducerBatch], now: float
+    ) -> None:
         """Number, seal and write one request; at most one batch of each partition is in it."""
-        topics: dict[str, ProduceRequest.TopicProduceData] = {}
+        topics: dict[str, tuple[str, int, list[ProducerBatch]]] = {}
+        transaction = self._transaction
+        is_numbered = self._idempotence.enabled
         ceiling = None
         for batch in batches:
             queue = batch.queue
-            if self._idempotence.enabled and not batch.is_numbered:
+            if is_numbered and batch.first_sequence < 0:
                 sequence = queue.sequence
                 assert sequence is not None  # _may_drain gave it
                 batch.number(sequence.identity, self._idempotence.take(sequence, batch.record_count))
-            data = topics.get(queue.topic)
-            if data is None:
+            topic = topics.get(queue.topic)
+            if topic is None:
                 info = self._metadata.cluster.topics.get(queue.topic)
-                topic_id = NO_TOPIC_ID if info is None else info.topic_id
-                if not topic_id.int:
+                topic_id = 0 if info is None else info.topic_id.int
+                if not topic_id:
                     ceiling = LAST_VERSION_WITH_TOPIC_NAMES
-                data = topics[queue.topic] = ProduceRequest.TopicProduceData(
-                    name=queue.topic, topic_id=topic_id
-                )
-                self._metadata.touch(queue.topic)
-            data.partition_data.append(
-                ProduceRequest.PartitionProduceData(index=queue.partition, records=batch.seal())
-            )
+                topic = topics[queue.topic] = (queue.topic, topic_id, [])
+                self._metadata.touch(queue.topic, now)
+            topic[2].append(batch)
             batch.sent(node_id)
             queue.in_flight.append(batch)
-            self._transaction.writes_to(queue.topic, queue.partition)
-        if self._transaction.is_used and not self._transaction.is_v2:
+            if transaction.is_used:
+                transaction.writes_to(queue.topic, queue.partition)
+        if transaction.is_used and not transaction.is_v2:
             ceiling = LAST_VERSION_OF_V1
-        request = ProduceRequest(
-            transactional_id=self._config.transactional_id,
-            acks=self._config.acks,
-            timeout_ms=int(self._config.request_timeout * 1000),
-            topic_data=list(topics.values()),
+        if len(topics) > 1:
+            batches = [
+                batch for _, _, part in topics.values() for batch in part
+            ]  # as they are numbered below
+        request = ProduceBatches(
+            self._config.transactional_id,
+            self._config.acks,
+            int(self._config.request_timeout * 1000),
+            list(topics.values()),
         )
         try:
-            answer = self._brokers.request(
-                node_id,
+            answer = connection.request(
                 request,
                 timeout=self._config.request_timeout,
                 version_ceiling=ceiling,
@@ -296,15 +295,16 @@ class Sender:
         except UnsupportedVersionError as error:
             answer = self._loop.create_future()
             answer.set_exception(error)
-        names = {data.topic_id.int: name for name, data in topics.items()}
+        names = {topic_id: name for name, topic_id, _ in topics.values()}
         answer.add_done_callback(partial(self._answered, node_id, batches, names))
         self._count_request(batches)
 
     def _count_request(self, batches: list[ProducerBatch]) -> None:
         metrics = self._metrics
         metrics.produce_requests += 1
-        metrics.records_per_request.add(sum(batch.record_count for batch in batches))
+        records = 0
         for batch in batches:
+            records += batch.record_count
             if batch.attempts == 1:
                 metrics.batches += 1
                 metrics.records_sent += batch.record_count
@@ -313,6 +313,7 @@ class Sender:
                 metrics.batch_size.add(batch.wire_size)
             else:
                 metrics.retries += 1
+        metrics.records_per_request.add(records)
 
     def _answered(
         self, node_id: int, batches: list[ProducerBatch], names: dict[int, str], answer: asyncio.Future[Any]
@@ -331,9 +332,11 @@ class Sender:
                 self._answers.broken(batch, error, now)
         elif self._config.acks == 0:
             for batch in batches:
-                self._answers.complete(batch, None, now)
+                self._answers.complete(batch, now)
+        elif isinstance(response := answer.result(), Appended):
+            self._answers.appended(batches, response, now)
         else:
-            self._answers.read(node_id, batches, names, answer.result(), now)
+            self._answers.read(node_id, batches, names, response, now)
         for batch in batches:
             self._accumulator.touch(batch.queue)
         self._wake.set()

@@ -102,8 +102,10 @@ class Transaction:
     def __init__(self, transactional_id: str | None, gate: Gate) -> None:
         self.transactional_id = transactional_id or ""
         self.state = _S.UNINITIALIZED if transactional_id else _S.NONE
+        self.is_used = self.state is not _S.NONE
+        """The producer has a transactional id."""
         self._gate = gate
-        gate.is_open = self.state is _S.NONE
+        gate.is_open = not self.is_used
         self.error: TransactionError | None = None
         """Why the transaction can't be committed, or why a new epoch is needed."""
         self.number = 0
@@ -130,11 +132,6 @@ class Transaction:
         """Another producer began it and released it: this one may end it, and not write to it."""
         self.tells_repetitions = False
         """Of a participant whose topics have CreateTime: a success with a time is that of a batch in the log before."""
-
-    @property
-    def is_used(self) -> bool:
-        """The producer has a transactional id."""
-        return self.state is not _S.NONE
 
     @property
     def refuses_records(self) -> bool:

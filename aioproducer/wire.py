@@ -29,6 +29,7 @@ class Wire(asyncio.StreamReaderProtocol):
         self.written = 0
         """Bytes handed to the transport so far."""
         self.on_drained: Callable[[], None] = _nothing
+        self._on_data: Callable[[bytes], None] = self.reader.feed_data
         self._event_loop = loop
         self._out: asyncio.WriteTransport
         self._takes_segments = _takes_segments(loop)
@@ -47,6 +48,18 @@ class Wire(asyncio.StreamReaderProtocol):
     def open_writer(self) -> None:
         """Complete the streams. Not earlier: a cancelled attempt would leave a writer that nobody closes."""
         self.writer = asyncio.StreamWriter(self._out, self, self.reader, self._event_loop)
+
+    def listen(self, on_data: Callable[[bytes], None]) -> None:
+        """Hand over what comes at once, in the turn of the loop in which it comes; the reader only tells of the end."""
+        self._on_data = on_data
+        early = self.reader._buffer  # type: ignore[attr-defined]  # of asyncio.StreamReader since its first day
+        if early:
+            data = bytes(early)
+            early.clear()
+            on_data(data)
+
+    def data_received(self, data: bytes) -> None:
+        self._on_data(data)
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -161,7 +174,7 @@ class TlsWire(Wire):
     def _decrypt(self) -> None:
         try:
             while plain := self._tls.read(TLS_RECORD):
-                self.reader.feed_data(plain)
+                self._on_data(plain)
         except ssl.SSLWantReadError:
             self._flush()  # what TLS itself wants to say, such as new keys
         except ssl.SSLZeroReturnError:

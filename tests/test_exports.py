@@ -169,3 +169,4 @@ def test_package_is_typed():
 
     assert (package / "py.typed").exists()
     assert (package / "_record_path.pyi").exists()
+    assert (package / "_request_path.pyi").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import tracemalloc
 from random import Random
 
 import pytest
@@ -53,6 +54,14 @@ def test_largest_value_is_exact_and_no_quantile_is_above_it():
     assert histogram.quantile(2) == 1000.0
 
 
+@pytest.mark.parametrize("value", [0.0, -1.0, 1e-300, 1e300])
+def test_values_beyond_the_buckets_count_in_the_outermost_ones(value):
+    histogram = filled([1.0, value])
+
+    assert histogram.count == 2
+    assert 0 <= histogram.quantile(0.01) <= WORST
+
+
 def test_histogram_without_values_is_all_zero():
     assert Histogram().quantile(0.99) == 0.0
     assert Histogram().snapshot() == Distribution(0, 0.0, 0.0, 0.0, 0.0)
@@ -77,10 +86,18 @@ def test_value_can_be_added_several_times_at_once():
 
 def test_memory_of_a_histogram_does_not_grow_with_its_values():
     random = Random(3)
+    values = [random.uniform(1e-4, 100) for _ in range(50_000)]
+    histogram = filled(values[:10])
+    tracemalloc.start()
+    try:
+        for value in values:
+            histogram.add(value)
+        grown, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
 
-    histogram = filled([random.uniform(1e-4, 100) for _ in range(50_000)])
-
-    assert len(histogram._buckets) <= 4 * 21
+    assert histogram.count == 50_010
+    assert grown < 2_000
 
 
 def test_snapshot_does_not_change_with_its_histogram():

@@ -61,7 +61,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 def test_pyproject_alone_declares_the_package():
     assert PROJECT["build-system"]["build-backend"] == "setuptools.build_meta"
     assert [module["name"] for module in PROJECT["tool"]["setuptools"]["ext-modules"]] == [
-        "aioproducer._record_path"
+        "aioproducer._record_path",
+        "aioproducer._request_path",
     ]
     assert PROJECT["project"]["requires-python"] == ">=3.11"
     assert PROJECT["project"]["license"] == "Apache-2.0"

@@ -1,9 +1,12 @@
+import time
+
 import pytest
 
 from aioproducer.errors import ProtocolError
 from aioproducer.protocol.frame import (
     MAX_FRAME,
     MAX_FRAME_BEFORE_AUTHENTICATION,
+    Frames,
     decode_size,
     encode_prefix,
 )
@@ -48,3 +51,56 @@ def test_tls_listener_is_named_with_the_setting_to_change(first_bytes, what):
 def test_prefix_of_another_length_is_refused(prefix):
     with pytest.raises(ProtocolError, match="4 bytes"):
         decode_size(prefix, MAX_FRAME)
+
+
+# Cutting a stream
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 4, 5, 7, 64, 10_000])
+def test_a_stream_is_cut_into_its_frames_however_it_comes(step):
+    sent = [b"", b"a", b"bc" * 100, b"", b"d" * 5000]
+    stream = b"".join(encode_prefix(len(frame)) + frame for frame in sent)
+    frames = Frames()
+
+    got = [
+        frame
+        for start in range(0, len(stream), step)
+        for frame in frames.feed(stream[start : start + step], MAX_FRAME)
+    ]
+
+    assert got == sent
+    assert not frames.is_cut_off
+
+
+def test_frames_before_a_malformed_one_are_given_out():
+    frames = Frames()
+    fed = frames.feed(encode_prefix(1) + b"a" + encode_prefix(101), 100)
+
+    assert next(fed) == b"a"
+    with pytest.raises(ProtocolError, match="a frame of 101 bytes is announced, the limit is 100 bytes"):
+        next(fed)
+
+
+def test_a_stream_that_ends_within_a_frame_is_cut_off():
+    frames = Frames()
+
+    assert list(frames.feed(encode_prefix(2) + b"a", 100)) == []
+
+    assert frames.is_cut_off
+
+
+def test_a_large_frame_in_small_pieces_is_joined_once():
+    frames = Frames()
+    body = bytes(8_000_000)
+    stream = encode_prefix(len(body)) + body
+    began = time.process_time()
+
+    got = [
+        frame
+        for start in range(0, len(stream), 1000)
+        for frame in frames.feed(stream[start : start + 1000], MAX_FRAME)
+    ]
+
+    assert got == [body]
+    # Joined anew with each piece it would be 32 GB.
+    assert time.process_time() - began < 2

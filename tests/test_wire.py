@@ -271,3 +271,23 @@ async def test_cancelling_a_handshake_leaves_nothing_open():
 async def test_a_name_that_no_certificate_can_have_is_refused(name):
     with pytest.raises(ValueError, match=r"."):
         TlsWire(asyncio.get_running_loop(), client_context(), name)
+
+
+async def test_a_listener_gets_what_came_before_it_and_then_each_piece_at_once():
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"early")
+        await reader.readexactly(1)
+        writer.write(b"late")
+        await reader.read()
+
+    got: list[bytes] = []
+    async with connected(serve) as wire:
+        await until(lambda: bool(wire.reader._buffer))
+
+        wire.listen(got.append)
+        assert got == [b"early"]
+        wire.write([b"?"])
+        await until(lambda: len(got) == 2)
+
+        assert got == [b"early", b"late"]
+        assert not wire.reader._buffer

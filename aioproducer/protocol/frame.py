@@ -6,6 +6,7 @@ it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from struct import Struct
 
 from aioproducer.errors import NotKafkaError, ProtocolError
@@ -20,6 +21,7 @@ MAX_FRAME = 64 * 1024 * 1024
 """Bytes; the metadata of a million partitions fits."""
 
 _LENGTH = Struct(">i")
+_HIGHEST_FIRST_BYTE = MAX_FRAME >> 24
 
 # Content types of TLS records: what the first byte says if the second is the major version 3.
 _TLS = {0x15: "a TLS alert", 0x16: "a TLS handshake"}
@@ -41,6 +43,11 @@ def decode_size(prefix: bytes, limit: int) -> int:
     Raises:
         ProtocolError: the peer does not speak Kafka, or the frame would be negative or exceed `limit` bytes.
     """
+    size: int
+    if len(prefix) == PREFIX_SIZE and prefix[0] <= _HIGHEST_FIRST_BYTE:
+        size = int.from_bytes(prefix)
+        if size <= limit:
+            return size  # so does nothing of the following begin
     if len(prefix) != PREFIX_SIZE:
         raise ProtocolError(f"a frame starts with {PREFIX_SIZE} bytes of length, not {len(prefix)}")
     if prefix == b"HTTP":
@@ -57,9 +64,49 @@ def decode_size(prefix: bytes, limit: int) -> int:
         raise NotKafkaError(
             f"the peer begins with {prefix.decode()!r}: this is not the port of a Kafka broker"
         )
-    size: int = _LENGTH.unpack(prefix)[0]
+    size = _LENGTH.unpack(prefix)[0]
     if size < 0:
         raise ProtocolError(f"a frame of {size} bytes is announced")
     if size > limit:
         raise ProtocolError(f"a frame of {size} bytes is announced, the limit is {limit} bytes")
     return size
+
+
+class Frames:
+    """Cuts a stream of bytes into frames."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+        self._needed = PREFIX_SIZE
+        """Bytes that `_rest` must have before it is worth looking at again."""
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Bytes of a frame are there that is not complete."""
+        return bool(self._rest)
+
+    def feed(self, data: bytes, limit: int) -> Iterator[bytes]:
+        """The frames that `data` completes, one by one; each has to be taken before the next data come.
+
+        Raises:
+            ProtocolError: the peer does not speak Kafka, or a frame would exceed `limit` bytes. Raised when the turn of
+                that frame comes.
+        """
+        if self._rest:
+            self._rest += data
+            if len(self._rest) < self._needed:
+                return
+            data = bytes(self._rest)
+            self._rest.clear()
+        start, end = 0, len(data)
+        self._needed = PREFIX_SIZE
+        while end - start >= PREFIX_SIZE:
+            body = start + PREFIX_SIZE
+            stop = body + decode_size(data[start:body], limit)
+            if stop > end:
+                self._needed = stop - start
+                break
+            start = stop
+            yield data[body:stop]
+        if start < end:
+            self._rest += data[start:]

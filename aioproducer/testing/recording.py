@@ -5,7 +5,6 @@ What the sender would send is recorded instead and acknowledged at once, or fail
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -31,6 +30,7 @@ from aioproducer.recordbatch import read_header, read_records
 from aioproducer.transaction import abortable
 from aioproducer.transactional import OffsetsToCommit
 from aioproducer.types import ConsumerGroupMetadata, Headers, OffsetAndMetadata, Outcome, TopicPartition
+from aioproducer.wakeup import WakeUp
 
 _PRODUCER_ID = 1000
 _NODE = 0
@@ -174,7 +174,7 @@ class RecordingProducer(Producer):
 
     def _make_parts(self) -> None:
         super()._make_parts()  # of these, the sender and the brokers never do anything
-        config, wake = self._config, asyncio.Event()
+        config, wake = self._config, WakeUp(self._loop)
         self._metadata = self._topics = _Topics(
             config, self._brokers, wake, self._metrics, self._random, self._partition_count
         )
@@ -346,7 +346,7 @@ class _Topics(Metadata):
         self,
         config: ProducerConfig,
         brokers: Brokers,
-        wake: asyncio.Event,
+        wake: WakeUp,
         metrics: Metrics,
         random: Random,
         count_of: Callable[[str], int | None],

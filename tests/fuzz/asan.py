@@ -1,4 +1,4 @@
-"""The record path's tests under AddressSanitizer: an extension of its own is built and the tests run on it.
+"""The tests of the compiled code under AddressSanitizer: extensions of its own are built and the tests run on them.
 
     python -m tests.fuzz.asan [--planted]
 
@@ -7,6 +7,7 @@ It needs Linux and gcc or clang with libasan. The package is copied to build/asa
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent.parent
 BUILD = ROOT / "build" / "asan"
 PACKAGE = BUILD / "aioproducer"
+EXTENSIONS = ["_record_path", "_request_path"]
 TESTS = [
     "tests/test_record_path.py",
     "tests/test_record_path_bytes.py",
@@ -27,6 +29,7 @@ TESTS = [
     "tests/test_partitioning.py",
     "tests/test_send_many.py",
     "tests/test_sender_split.py",
+    "tests/test_request_path.py",
 ]
 FLAGS = ["-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address", "-fPIC", "-shared"]
 
@@ -42,23 +45,27 @@ REPORT = BUILD / "report"
 """How the names of its reports begin; the process id follows."""
 
 
-def build(planted: bool) -> Path:
-    """The instrumented extension, beside a copy of the package's Python files."""
+def build(planted: bool) -> None:
+    """The instrumented extensions, beside a copy of the package's Python files."""
     shutil.rmtree(BUILD, ignore_errors=True)
     ignored = shutil.ignore_patterns("*.so", "*.c", "__pycache__")
     shutil.copytree(ROOT / "aioproducer", PACKAGE, ignore=ignored)
-    source = PACKAGE / "_record_path.pyx"
+    for name in EXTENSIONS:
+        _build(name, [] if name != EXTENSIONS[0] else [NO_SPARES, PLANTED] if planted else [NO_SPARES])
+
+
+def _build(name: str, changes: list[tuple[str, str]]) -> None:
+    source = PACKAGE / f"{name}.pyx"
     text = source.read_text(encoding="utf-8")
-    for old, new in [NO_SPARES, PLANTED] if planted else [NO_SPARES]:
-        assert text.count(old) == 1, f"_record_path.pyx has no longer the line {old!r}"
+    for old, new in changes:
+        assert text.count(old) == 1, f"{source.name} has no longer the line {old!r}"
         text = text.replace(old, new)
     source.write_text(text, encoding="utf-8")
     subprocess.run([sys.executable, "-m", "cython", "-3", source.name], cwd=PACKAGE, check=True)
-    extension = PACKAGE / f"_record_path{sysconfig.get_config_var('EXT_SUFFIX')}"
+    extension = PACKAGE / f"{name}{sysconfig.get_config_var('EXT_SUFFIX')}"
     include = sysconfig.get_path("include")
     c_file = source.with_suffix(".c")
     subprocess.run([compiler(), *FLAGS, f"-I{include}", str(c_file), "-o", str(extension)], check=True)
-    return extension
 
 
 def compiler() -> str:
@@ -84,9 +91,9 @@ def environment() -> dict[str, str]:
 
 def pytest_sessionstart() -> None:
     """This module is a plugin of the run that it starts: the instrumented extension must be the one in use."""
-    from aioproducer import _record_path
-
-    assert _record_path.__file__.startswith(str(PACKAGE)), _record_path.__file__
+    for name in EXTENSIONS:
+        extension = importlib.import_module(f"aioproducer.{name}")
+        assert str(extension.__file__).startswith(str(PACKAGE)), extension.__file__
 
 
 def main() -> int:

@@ -6,11 +6,13 @@ import json
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
+from uuid import UUID
 
 from aioproducer.compression import Codec, compressor
 from aioproducer.protocol import messages
 from aioproducer.protocol.api import encode_response
-from aioproducer.protocol.messages import MetadataResponse
+from aioproducer.protocol.messages import MetadataResponse, ProduceResponse
+from aioproducer.protocol.produce import ProduceBatches
 from aioproducer.protocol.schema import REQUESTS, Message
 from tests.oracle import OracleRecord, encode_batch, encode_records
 
@@ -77,6 +79,53 @@ def metadata() -> list[Valid]:
         answer = MetadataResponse(brokers=brokers, topics=topics)
         found.append(
             Valid(MetadataResponse, version, b"".join(encode_response(answer, version, CORRELATION_ID))[4:])
+        )
+    return found
+
+
+class Appended(NamedTuple):
+    """A Produce request whose frame was made, and the answer that all of it was appended."""
+
+    version: int
+    request: ProduceBatches
+    frame: bytes
+
+
+class _Place(NamedTuple):
+    partition: int
+
+
+class _Batch(NamedTuple):
+    queue: _Place
+
+    def seal(self) -> list[bytes | memoryview]:
+        return [b"header", b"records"]
+
+
+@cache
+def appended() -> list[Appended]:
+    """Requests for three partitions of two topics, in each version."""
+    found = []
+    for version in range(ProduceResponse.versions.min, ProduceResponse.versions.max + 1):
+        topics = [("orders", 7, [0, 1]), ("größe", 2**127 + 1, [5])]
+        request = ProduceBatches(
+            None, -1, 30_000, [(name, id, [_Batch(_Place(n)) for n in where]) for name, id, where in topics]
+        )
+        request.frame(version, CORRELATION_ID, "client")
+        answer = ProduceResponse(
+            responses=[
+                ProduceResponse.TopicProduceResponse(
+                    name=name if version < 13 else "",
+                    topic_id=UUID(int=id if version >= 13 else 0),
+                    partition_responses=[
+                        ProduceResponse.PartitionProduceResponse(index=n, base_offset=100 + n) for n in where
+                    ],
+                )
+                for name, id, where in topics
+            ]
+        )
+        found.append(
+            Appended(version, request, b"".join(encode_response(answer, version, CORRELATION_ID))[4:])
         )
     return found
 

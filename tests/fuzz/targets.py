@@ -21,7 +21,8 @@ from aioproducer.protocol.api import (
     decode_request_header,
     decode_response,
 )
-from aioproducer.protocol.messages import ApiVersionsResponse, MetadataResponse
+from aioproducer.protocol.messages import ApiVersionsResponse, MetadataResponse, ProduceResponse
+from aioproducer.protocol.produce import Appended
 from aioproducer.protocol.schema import Message
 from aioproducer.recordbatch import (
     HEADER_SIZE,
@@ -33,7 +34,7 @@ from aioproducer.recordbatch import (
     split_batches,
 )
 from aioproducer.testing.decompression import decompress
-from tests.fuzz.corpus import CORRELATION_ID, RESPONSES, batches, metadata, requests, responses
+from tests.fuzz.corpus import CORRELATION_ID, RESPONSES, appended, batches, metadata, requests, responses
 from tests.fuzz.mutations import mutated
 
 MOST_UNPACKED = 1 << 16
@@ -97,6 +98,26 @@ def _take_metadata(version: int, frame: bytes) -> object:
     cluster = Cluster.empty().merged(answer, names)
     assert cluster.merged(answer, names).topics.keys() == cluster.topics.keys()
     return cluster
+
+
+# Answers to Produce: success is read by compiled code, and must be what the declared decoder reads.
+
+
+def _draw_appended(random: Random) -> Drawn:
+    version, request, frame = _pick(random, appended())
+    others = [other.frame for other in appended()]
+    return (version, request), mutated(random, frame, others, kept=4)
+
+
+def _take_appended(about: Any, frame: bytes) -> object:
+    version, request = about
+    answer = request.answer(version, frame, CORRELATION_ID)
+    if isinstance(answer, Appended):
+        declared = decode_response(ProduceResponse, version, frame, CORRELATION_ID)
+        offsets = [part.base_offset for topic in declared.responses for part in topic.partition_responses]
+        assert [place[1] for place in answer.places] == offsets
+        assert sorted(place[0] for place in answer.places) == [0, 1, 2], answer.places
+    return answer
 
 
 # The handshake: versions, and the refusal in the shape of version 0 (KIP-511).
@@ -215,7 +236,8 @@ def _take_request(about: None, frame: bytes) -> object:
 
 
 TARGETS = [
-    Target("response", 68, _draw_response, _take_response),
+    Target("response", 60, _draw_response, _take_response),
+    Target("produce answer", 8, _draw_appended, _take_appended),
     Target("metadata", 6, _draw_metadata, _take_metadata),
     Target("api versions", 5, _draw_api_versions, _take_api_versions),
     Target("frame size", 3, _draw_size, _take_size),

@@ -1,0 +1,33 @@
+"""Types of the compiled request path; _request_path.pyx has the documentation."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+class _Queue(Protocol):
+    @property
+    def partition(self) -> int: ...
+
+class _Sealed(Protocol):
+    @property
+    def queue(self) -> _Queue: ...
+    def seal(self) -> list[bytes | memoryview]: ...
+
+def encode_produce(
+    version: int,
+    correlation_id: int,
+    client_id: str | None,
+    transactional_id: str | None,
+    acks: int,
+    timeout_ms: int,
+    topics: Sequence[tuple[str, int, Sequence[_Sealed]]],
+) -> tuple[list[bytes | memoryview], dict[bytes, dict[int, int]]]: ...
+def read_success(
+    version: int, frame: bytes, correlation_id: int, places: dict[bytes, dict[int, int]]
+) -> tuple[list[tuple[int, int, int, int]], int] | None: ...
+
+class Histogram:
+    count: int
+    total: float
+    maximum: float
+    def add(self, value: float, times: int = 1) -> None: ...
+    def quantile(self, q: float) -> float: ...

@@ -1,0 +1,302 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+# cython: embedsignature=False
+"""The compiled part of a request's path: what runs once for each Produce request, where a profile showed it.
+
+The frame of a Produce request, the answer that says success for all of it, and the histograms. The declared messages
+(protocol/messages_records.py) are the oracle of both, and what reads every answer that is not plain."""
+
+cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.math cimport floor, log2
+from libc.stdint cimport int16_t, int32_t, int64_t, uint32_t, uint64_t
+from libc.string cimport memcmp, memcpy
+
+DEF PRODUCE = 0
+DEF FLEXIBLE_FROM = 9
+DEF TOPIC_IDS_FROM = 13
+DEF LONGEST_UVARINT = 5
+DEF LONGEST_STRING = 32767     # what the int16 length of the non-flexible versions can state
+DEF LONGEST_FRAME = 0x7FFFFFFF
+DEF ID = 16                    # bytes of a topic id
+
+
+# ------------------------------------------------------------------------------------------------- the request
+
+cdef inline char* put_int16(char* at, int value) noexcept nogil:
+    at[0] = <char>((value >> 8) & 0xFF)
+    at[1] = <char>(value & 0xFF)
+    return at + 2
+
+
+cdef inline char* put_int32(char* at, int64_t value) noexcept nogil:
+    at[0] = <char>((value >> 24) & 0xFF)
+    at[1] = <char>((value >> 16) & 0xFF)
+    at[2] = <char>((value >> 8) & 0xFF)
+    at[3] = <char>(value & 0xFF)
+    return at + 4
+
+
+cdef inline char* put_uvarint(char* at, uint32_t value) noexcept nogil:
+    while value > 0x7F:
+        at[0] = <char>((value & 0x7F) | 0x80)
+        value >>= 7
+        at += 1
+    at[0] = <char>value
+    return at + 1
+
+
+cdef inline char* put_count(char* at, Py_ssize_t count, bint is_flexible) noexcept nogil:
+    """Of an array, or the length of records."""
+    return put_uvarint(at, <uint32_t>count + 1) if is_flexible else put_int32(at, count)
+
+
+cdef inline char* put_string(char* at, bytes text, bint is_flexible) noexcept:
+    """None is null."""
+    cdef Py_ssize_t size
+    if text is None:
+        if is_flexible:
+            at[0] = 0
+            return at + 1
+        return put_int16(at, -1)
+    size = PyBytes_GET_SIZE(text)
+    at = put_uvarint(at, <uint32_t>size + 1) if is_flexible else put_int16(at, <int>size)
+    memcpy(at, PyBytes_AS_STRING(text), size)
+    return at + size
+
+
+cdef Py_ssize_t room_for(bytes text) except -1:
+    """Bytes that a string may take; raises for what no version can carry."""
+    if text is None:
+        return LONGEST_UVARINT
+    if PyBytes_GET_SIZE(text) > LONGEST_STRING:
+        raise ValueError(f"a string of {PyBytes_GET_SIZE(text)} bytes exceeds {LONGEST_STRING} bytes")
+    return LONGEST_UVARINT + PyBytes_GET_SIZE(text)
+
+
+cdef inline char* put_no_tags(char* at, bint is_flexible) noexcept nogil:
+    if is_flexible:
+        at[0] = 0
+        at += 1
+    return at
+
+
+def encode_produce(int version, int32_t correlation_id, str client_id, str transactional_id, int16_t acks,
+                   int32_t timeout_ms, list topics):
+    """The frame of a Produce request, and where each batch is in it.
+
+    Args:
+        topics: for each (name, topic id as a number, [ProducerBatch]), at most one batch of a partition.
+
+    Returns:
+        The frame as segments, the first of which starts with its length: the headers of the batches are copied, their
+        records are not. And the places: {name or id, as its bytes: {partition: number of the batch}}.
+
+    Raises:
+        ValueError: a value does not fit its type on the wire.
+    """
+    cdef bint is_flexible = version >= FLEXIBLE_FROM
+    cdef bytes client = None if client_id is None else client_id.encode()
+    cdef bytes transactional = None if transactional_id is None else transactional_id.encode()
+    cdef Py_ssize_t room = 64 + room_for(client) + room_for(transactional)
+    cdef Py_ssize_t total = 0
+    cdef Py_ssize_t number = 0
+    cdef bytes key, header
+    cdef list batches, keys = [], sealed = [], segments = []
+    cdef Py_ssize_t count
+    cdef dict places = {}, numbers
+    for name, topic_id, batches in topics:
+        key = topic_id.to_bytes(ID, "big") if version >= TOPIC_IDS_FROM else (<str>name).encode()
+        room += room_for(key) + LONGEST_UVARINT + 1
+        # Two topics with one id, which no broker should tell: the answer will not be plain then.
+        numbers = places.setdefault(key, {})
+        keys.append((key, len(batches)))
+        for batch in batches:
+            header, records = batch.seal()
+            partition = batch.queue.partition
+            sealed.append((partition, header, records))
+            numbers[partition] = number
+            number += 1
+            room += 4 + LONGEST_UVARINT + PyBytes_GET_SIZE(header) + 1
+            total += len(records)
+
+    # `room` counts the longest form of each field below, so that `at` never leaves `out`.
+    cdef bytearray out = bytearray(room)
+    cdef char* start = out
+    cdef char* done = start
+    cdef char* at = start + 4
+    at = put_int16(at, PRODUCE)
+    at = put_int16(at, version)
+    at = put_int32(at, correlation_id)
+    at = put_string(at, client, False)             # never compact: read before the version is known (KIP-511)
+    at = put_no_tags(at, is_flexible)
+    at = put_string(at, transactional, is_flexible)
+    at = put_int16(at, acks)
+    at = put_int32(at, timeout_ms)
+    at = put_count(at, len(keys), is_flexible)
+    number = 0
+    cdef list cuts = []
+    for key, count in keys:
+        if version >= TOPIC_IDS_FROM:
+            memcpy(at, PyBytes_AS_STRING(key), ID)
+            at += ID
+        else:
+            at = put_string(at, key, is_flexible)
+        at = put_count(at, count, is_flexible)
+        for _ in range(count):
+            partition, header, records = sealed[number]
+            number += 1
+            at = put_int32(at, partition)
+            at = put_count(at, PyBytes_GET_SIZE(header) + len(records), is_flexible)
+            memcpy(at, PyBytes_AS_STRING(header), PyBytes_GET_SIZE(header))
+            at += PyBytes_GET_SIZE(header)
+            cuts.append((at - start, records))
+            at = put_no_tags(at, is_flexible)
+        at = put_no_tags(at, is_flexible)
+    at = put_no_tags(at, is_flexible)
+    assert number == len(sealed) and at - start <= room
+    total += at - start - 4
+    if total > LONGEST_FRAME:
+        raise ValueError(f"a request of {total} bytes exceeds {LONGEST_FRAME} bytes")
+    put_int32(start, total)
+
+    cdef Py_ssize_t cut
+    for cut, records in cuts:
+        segments.append(PyBytes_FromStringAndSize(done, start + cut - done))
+        segments.append(records)
+        done = start + cut
+    if done < at:
+        segments.append(PyBytes_FromStringAndSize(done, at - done))
+    return segments, places
+
+
+# -------------------------------------------------------------------------------------------------- the answer
+
+cdef inline int64_t get_int(const unsigned char* at, int size) noexcept nogil:
+    cdef uint64_t value = 0
+    cdef int i
+    for i in range(size):
+        value = (value << 8) | at[i]
+    if size == 2:
+        return <int16_t>value
+    return <int32_t>value if size == 4 else <int64_t>value
+
+
+cdef inline const unsigned char* skip_count(const unsigned char* at, const unsigned char* end, Py_ssize_t count,
+                                            bint is_flexible) noexcept nogil:
+    """Behind a count if it is this one, in its shortest form; else NULL."""
+    cdef char expected[LONGEST_UVARINT]
+    cdef Py_ssize_t size = put_count(expected, count, is_flexible) - expected
+    if end - at < size or memcmp(at, expected, size) != 0:
+        return NULL
+    return at + size
+
+
+def read_success(int version, bytes frame, int32_t correlation_id, dict places):
+    """The answer to a request with these `places`, if it says success for each of its batches and nothing else.
+
+    Returns:
+        [(number of the batch, base offset, log append time, log start offset)] in the order of the answer, and the
+        throttle time in ms. None for any other answer, malformed ones included: it has to be read as it is declared.
+    """
+    cdef bint is_flexible = version >= FLEXIBLE_FROM
+    cdef const unsigned char* at = <const unsigned char*>PyBytes_AS_STRING(frame)
+    cdef const unsigned char* end = at + PyBytes_GET_SIZE(frame)
+    cdef int fixed = 4 + 2 + 8 + 8 + (8 if version >= 5 else 0)
+    cdef Py_ssize_t size
+    cdef list found = []
+    cdef dict numbers
+    cdef set seen = set()
+    if end - at < 5 or get_int(at, 4) != correlation_id:
+        return None
+    at += 4
+    if is_flexible:
+        if at[0] != 0:                             # tags of the header
+            return None
+        at += 1
+    at = skip_count(at, end, len(places), is_flexible)
+    if at == NULL:
+        return None
+    for _ in range(len(places)):
+        if version >= TOPIC_IDS_FROM:
+            size = ID
+        elif is_flexible:
+            # A longer name than 126 bytes has a longer length: that is for the declared decoder.
+            if end - at < 1 or not 0 < at[0] <= 127:
+                return None
+            size = at[0] - 1
+            at += 1
+        else:
+            if end - at < 2:
+                return None
+            size = get_int(at, 2)
+            at += 2
+        if not 0 <= size <= end - at:
+            return None
+        known = places.get(PyBytes_FromStringAndSize(<const char*>at, size))
+        if known is None:
+            return None
+        at += size
+        numbers = known
+        at = skip_count(at, end, len(numbers), is_flexible)
+        if at == NULL:
+            return None
+        for _ in range(len(numbers)):
+            if end - at < fixed or get_int(at + 4, 2) != 0:
+                return None
+            number = numbers.get(get_int(at, 4))
+            if number is None or number in seen:
+                return None
+            seen.add(number)
+            found.append((number, get_int(at + 6, 8), get_int(at + 14, 8), get_int(at + 22, 8) if version >= 5 else -1))
+            at += fixed
+            if version >= 8:
+                at = skip_count(at, end, 0, is_flexible)      # errors of single records
+                if at == NULL or end - at < 2:
+                    return None
+                if is_flexible and (at[0] != 0 or at[1] != 0) or not is_flexible and get_int(at, 2) != -1:
+                    return None                    # a text, or tags
+                at += 2
+        if is_flexible:
+            if end - at < 1 or at[0] != 0:
+                return None
+            at += 1
+    if end - at != (5 if is_flexible else 4) or is_flexible and at[4] != 0:
+        return None
+    return found, get_int(at, 4)
+
+
+# ---------------------------------------------------------------------------------------------- the histograms
+
+DEF GROWTH = 4                 # buckets per doubling
+DEF LOWEST = -120              # 2**-30, about 1e-9
+DEF HIGHEST = 280              # 2**70
+
+cdef class Histogram:
+    """Durations or sizes in buckets that grow by 2**(1/4): a quantile is at most 19 % off, in constant memory."""
+
+    cdef int64_t buckets[HIGHEST - LOWEST + 1]
+    cdef readonly int64_t count
+    cdef readonly double total
+    cdef readonly double maximum
+
+    def add(self, double value, int64_t times=1):
+        cdef double bucket = LOWEST
+        if value > 1e-9:
+            bucket = floor(log2(value) * GROWTH)
+            bucket = min(max(bucket, <double>LOWEST), <double>HIGHEST)
+        self.buckets[<int>bucket - LOWEST] += times
+        self.count += times
+        self.total += value * times
+        if value > self.maximum:
+            self.maximum = value
+
+    def quantile(self, double q):
+        """The value below which a share `q` of all values lies; 0.0 without values."""
+        cdef double left = q * self.count
+        cdef int index
+        for index in range(HIGHEST - LOWEST + 1):
+            if self.buckets[index]:
+                left -= self.buckets[index]
+                if left <= 0:
+                    return min(2.0 ** ((index + LOWEST + 1) / <double>GROWTH), self.maximum)
+        return self.maximum
