@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.metadata
+import importlib.util
 import pathlib
 
 import aioproducer
@@ -22,5 +23,7 @@ async def main() -> None:
 package = pathlib.Path(aioproducer.__file__).parent
 assert "site-packages" in str(package), package
 assert (package / "py.typed").exists()
+assert (package / "spark" / "sink.py").exists()
+assert importlib.util.find_spec("pyspark_aioproducer"), "Spark would not find the sink"
 asyncio.run(main())
 print("the wheel works:", importlib.metadata.version("aioproducer"))
