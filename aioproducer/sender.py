@@ -88,8 +88,11 @@ class Sender:
             while True:
                 self._wake.clear()
                 await self._sleep_until(self._pass(self._loop.time()))
-        finally:
-            await self._producer_ids.close()
+        except BaseException as error:
+            # Not when the task is thrown away with its loop: nothing can be awaited then.
+            if not isinstance(error, GeneratorExit):
+                await self._producer_ids.close()
+            raise
 
     async def _sleep_until(self, when: float | None) -> None:
         if self._wake.is_set():
