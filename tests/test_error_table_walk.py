@@ -59,6 +59,7 @@ CONNECTION_LOST = (Failure.CUT, Failure.TIMED_OUT, Failure.WRONG_CORRELATION_ID,
 
 # Where something holds: of what, what has to hold, and what is done then.
 CONDITIONED: list[tuple[ApiKey | None, tuple[Code | Failure | None, ...], set[Condition], Row]] = [
+    (PRODUCE, (Code.NONE, Code.DUPLICATE_SEQUENCE_NUMBER), {C.REPETITION}, Row(Action.ABORT, MAYBE)),
     (PRODUCE, LOST, {C.NOT_IDEMPOTENT}, Row(Action.FAIL, NO)),
     (PRODUCE, LOST, {C.FOLLOWER}, Row(Action.HOLD, NO)),
     (PRODUCE, LOST, {C.IN_DOUBT}, Row(Action.FAIL, MAYBE)),

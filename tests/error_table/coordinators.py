@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from aioproducer import Outcome, TopicPartition
 from aioproducer.errors import (
+    BrokerError,
     CommitOutcomeUnknownError,
     DeliveryError,
     KafkaError,
@@ -25,7 +26,7 @@ from tests.error_table.stage import ALL, Cell, Stage, check_flags, error_of, pla
 
 FIND, INIT, END = ApiKey.FIND_COORDINATOR, ApiKey.INIT_PRODUCER_ID, ApiKey.END_TXN
 PARTITIONS, OFFSETS = ApiKey.ADD_PARTITIONS_TO_TXN, ApiKey.ADD_OFFSETS_TO_TXN
-COMMIT_OFFSETS = ApiKey.TXN_OFFSET_COMMIT
+COMMIT_OFFSETS, FETCH_OFFSETS = ApiKey.TXN_OFFSET_COMMIT, ApiKey.OFFSET_FETCH
 
 ONLY_V1 = (PARTITIONS, OFFSETS)
 """What clients of transactions v2 do not ask."""
@@ -68,7 +69,7 @@ def walk(cell: Cell, code: int, case: Case) -> Row:
 
 async def _begin(on: Stage, api: ApiKey) -> None:
     """Whatever comes before the request."""
-    if api is INIT:
+    if api in (INIT, FETCH_OFFSETS):
         return
     await on.producer.begin_transaction()
     if api is not PARTITIONS:
@@ -81,9 +82,15 @@ def _call(on: Stage, api: ApiKey, case: Case) -> Awaitable[None]:
         return on.producer.init_transactions()
     if api is PARTITIONS:
         return _send(on)
+    if api is FETCH_OFFSETS:
+        return _committed(on)
     if api is END:
         return on.producer.commit_transaction() if case.commits else on.producer.abort_transaction()
     return on.producer.send_offsets_to_transaction({TopicPartition("t", 1): 7}, "group")
+
+
+async def _committed(on: Stage) -> None:
+    assert await on.producer.committed("group", [("t", 1)]) == {TopicPartition("t", 1): None}
 
 
 async def _send(on: Stage) -> None:
@@ -128,6 +135,10 @@ def _seen(error: KafkaError | None, code: int, tries: int, searched: bool) -> Ac
         assert tries == 2
         return Action.COORDINATOR if searched else Action.RETRY
     assert tries == 1, "what was refused for good is not asked again"
+    if type(error) is BrokerError:
+        check_flags(error)
+        assert error.code == code
+        return Action.FAIL
     if error.requires_abort:
         check_flags(error, "requires_abort")
         assert type(error) is TransactionAbortableError
@@ -144,7 +155,7 @@ def _seen(error: KafkaError | None, code: int, tries: int, searched: bool) -> Ac
 async def _goes_on(on: Stage, api: ApiKey, case: Case, action: Action) -> None:
     """The producer does what the error asks for; then it works, and no other consumer sees what was not committed."""
     producer = on.producer
-    is_open = api not in (INIT, END)
+    is_open = api not in (INIT, END, FETCH_OFFSETS)
     committed = case.commits and api is END
     if action is Action.ABORT:
         await producer.abort_transaction()
@@ -170,7 +181,8 @@ async def _outcome_once(api: ApiKey, code: int, case: Case) -> Outcome:
         await _begin(on, api)
         _refuse(on, api, code, case, 1)
         error = await error_of(_call(on, api, case))
-        return Outcome.NOT_PERSISTED if error is None else error.outcome
+        # A question that is refused says nothing of any record.
+        return getattr(error, "outcome", Outcome.NOT_PERSISTED)
 
 
 async def _for_ever(api: ApiKey, code: int, case: Case) -> Outcome:
@@ -182,7 +194,7 @@ async def _for_ever(api: ApiKey, code: int, case: Case) -> Outcome:
         error = await error_of(_call(on, api, case))
         on.faults.clear()
         assert error is not None
-        if api is INIT:
+        if api in (INIT, FETCH_OFFSETS):
             check_flags(error, "retriable")
             assert type(error) is TransactionTimeoutError
         elif error.outcome is Outcome.UNKNOWN:

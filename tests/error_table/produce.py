@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-from aioproducer import Delivery, Outcome
+from aioproducer import Delivery, Outcome, Producer
 from aioproducer.errors import (
     DeliveryError,
     DeliveryTimeoutError,
@@ -22,7 +22,7 @@ from aioproducer.outcomes import Action, Condition, Row
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode as Code
 from aioproducer.protocol.messages import ProduceResponse
-from tests.error_table.stage import ALL, Cell, Stage, altered, check_flags, error_of, play, staged
+from tests.error_table.stage import ALL, SETTINGS, Cell, Stage, altered, check_flags, error_of, play, staged
 
 PRODUCE, METADATA = ApiKey.PRODUCE, ApiKey.METADATA
 NAMED = 1
@@ -31,6 +31,8 @@ NAMED = 1
 
 def versions(cell: Cell) -> list[int]:
     """The versions of transactions with which the rule of this cell, and none before it, fits; 2 without any."""
+    if Condition.REPETITION in cell.when:
+        return [1, 2]
     if Condition.TRANSACTION not in cell.when:
         return [2]
     known = {1: Condition.V1, 2: Condition.V2}
@@ -45,6 +47,9 @@ def versions(cell: Cell) -> list[int]:
 
 def walk(cell: Cell, code: int, version: int) -> Row:
     """What is seen when a broker answers a code while that holds which the cell needs."""
+    if Condition.REPETITION in cell.when:
+        row: Row = play(partial(_second_writer, code, version))
+        return row
     return Row(play(partial(_once, cell, code, version)), play(partial(_for_ever, cell, code, version)))
 
 
@@ -202,6 +207,28 @@ async def _goes_on(on: Stage, cell: Cell, action: Action, code: int, errors: Seq
     await producer.commit_transaction()
     committed = [record.value for record in on.cluster.records("t", 0, committed=True)]
     assert committed == ([b"0", b"last"] if ended is None else [b"last"])
+
+
+async def _second_writer(code: int, version: int) -> Row:
+    """Two participants of a transaction write to the same partition: to the broker the second one repeats the first."""
+    async with staged(version=version, transactional_id="tx") as on:
+        await on.producer.begin_transaction()
+        handle = await on.producer.export_transaction([("t", 0)])
+        settings = {**SETTINGS, "bootstrap_servers": on.cluster.bootstrap_servers}
+        async with Producer.attach(handle, partitions=[("t", 0)], **settings) as first:
+            await first.send_and_wait("t", b"first", partition=0)
+        async with Producer.attach(handle, partitions=[("t", 0)], **settings) as second:
+            if code != Code.NONE:
+                on.refuse(PRODUCE, code)
+            delivery = await second.send("t", b"second", partition=0)
+            (error,) = await _results([delivery])
+            assert isinstance(error, DeliveryError)
+            assert isinstance(
+                await error_of(second.send("t", b"third", partition=0)), TransactionAbortableError
+            )
+        assert len(on.requests(PRODUCE)) == 2, "it is not sent again"
+        await on.producer.abort_transaction()
+        return Row(_failure(error), error.outcome)
 
 
 # ------------------------------------------------------------------------------------------- what is said
