@@ -79,12 +79,8 @@ async def _whole_answer(code: int) -> Row:
         if asked == 1:
             return Row(Action.SUCCEED, Outcome.NOT_PERSISTED)
         assert asked >= 2
-        # To the broker itself, and before that to where it all began.
-        return Row(Action.REBOOTSTRAP if new > _usual_connections() else Action.RETRY, Outcome.NOT_PERSISTED)
-
-
-def _usual_connections() -> int:
-    return 1
+        # One is to the broker itself; before that it may be asked again where all began.
+        return Row(Action.REBOOTSTRAP if new > 1 else Action.RETRY, Outcome.NOT_PERSISTED)
 
 
 # Producer ids, without transactions

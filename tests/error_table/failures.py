@@ -30,10 +30,8 @@ SCRIPTED: dict[Failure, dict[str, Any]] = {
     Failure.TIMED_OUT: {"delay": 3.0},
     Failure.WRONG_CORRELATION_ID: {"wrong_correlation_id": True},
     Failure.MISSING_PARTITION: {"omit_partitions": True},
-    Failure.UNDECODABLE: {"delay": 0.001},
-    Failure.FOREIGN_PARTITION: {"delay": 0.001},
 }
-"""What the script does to the answer; the last two are altered beside it."""
+"""What the script does to the answer; other kinds of answers are made here."""
 OF_PRODUCE_ONLY = (Failure.MISSING_PARTITION, Failure.FOREIGN_PARTITION)
 LARGE = 10_000
 """Bytes of a record that fills the way to a broker."""
@@ -66,14 +64,11 @@ def _strike(on: Stage, scene: ExitStack, failure: Failure, api: ApiKey) -> None:
         scene.enter_context(altered(ApiKey.API_VERSIONS, partial(_without, api)))
         on.network.cut(on.port)
         return
-    fault = on.faults.add(api, **SCRIPTED[failure])
-
-    def nonsense(answer: Any) -> Message | None:
-        return None if fault.hits > 1 or changed else changed.append(answer) or _nonsense(failure, answer)
-
-    changed: list[Any] = []
-    if failure in (Failure.UNDECODABLE, Failure.FOREIGN_PARTITION):
-        scene.enter_context(altered(api, nonsense))
+    if failure not in (Failure.UNDECODABLE, Failure.FOREIGN_PARTITION):
+        on.faults.add(api, **SCRIPTED[failure])
+        return
+    left = [failure]
+    scene.enter_context(altered(api, lambda answer: _nonsense(left.pop(), answer) if left else None))
 
 
 def _nonsense(failure: Failure, answer: Any) -> Message | None:
