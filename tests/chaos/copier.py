@@ -12,7 +12,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaException, Message
 from confluent_kafka import TopicPartition as Position
 
-from aioproducer import TopicPartition
+from aioproducer import Delivery, TopicPartition
 from aioproducer.errors import KafkaError
 from aioproducer.transaction import TransactionState
 from tests.chaos.workload import TransactionalUser
@@ -81,6 +81,8 @@ class Copier(TransactionalUser):
         deliveries = [
             await self.producer.send(COPIES, message.value(), key=message.key()) for message in messages
         ]
+        for delivery in deliveries:
+            delivery.add_done_callback(_looked_at)  # those of a transaction that is given up are nobody's
         if self._random.random() < BOUNCED:
             await self._replace()
             return False
@@ -128,3 +130,8 @@ class Copier(TransactionalUser):
             if offset < end:
                 return False
         return True
+
+
+def _looked_at(delivery: Delivery) -> None:
+    if not delivery.cancelled():
+        delivery.exception()
