@@ -51,7 +51,7 @@ SHORT = {
     UPGRADE: plan(UPGRADE, 2, ("transaction.version raised", "frozen", "answers lost")),
     # No leader is lost, so that acks=1 promises something.
     ACKS: plan(ACKS, 1, ("cut after a Produce", "answers lost")),
-    COPY: plan(COPY, 1, ("coordinator killed in mid-commit", "cut after an EndTxn")),
+    COPY: plan(COPY, 1, ("kill -9", "cut after a Produce")),
 }
 """What each kind of workload goes through at each run of the tests."""
 
