@@ -35,7 +35,7 @@ from aioproducer.outcomes import (
     reinit_error,
 )
 from aioproducer.protocol.api import ApiKey
-from aioproducer.protocol.error_codes import error_name
+from aioproducer.protocol.error_codes import ErrorCode, error_name
 from aioproducer.protocol.messages import ProduceResponse
 from aioproducer.protocol.produce import Appended
 from aioproducer.transaction import Transaction, TransactionState, abortable, reinit
@@ -46,6 +46,8 @@ logger = logging.getLogger(__name__)
 SOON, LATEST = 0.02, 1.0
 """Seconds between tries while the broker finds out whether a partition belongs to the transaction, jittered in full:
 it asks for one partition of a transactional id at a time (AddPartitionsToTxnManager)."""
+SUCCESS = int(ErrorCode.NONE)
+"""Of each batch of an answer that says nothing else."""
 NOT_VERIFIED = "Unable to verify the partition has been added to the transaction"
 """How the message of NOT_ENOUGH_REPLICAS begins that has nothing to do with replicas."""
 
@@ -77,7 +79,10 @@ class Answers:
 
     def appended(self, batches: list[ProducerBatch], response: Appended, now: float) -> None:
         """The broker says success for each batch of a request, and nothing else."""
-        is_plain = self._transaction.state is not TransactionState.PARTICIPANT
+        is_plain = (
+            self._transaction.state is not TransactionState.PARTICIPANT
+            and decide(ApiKey.PRODUCE, SUCCESS).action is Action.SUCCEED
+        )
         for number, base_offset, log_append_time, log_start_offset in response.places:
             batch = batches[number]
             if is_plain:

@@ -207,7 +207,9 @@ async def _agree_on(ask: Ask, name: str, versions: BrokerVersions, who: object) 
         )
     if action is not Action.SUCCEED:
         code = error_name(answer.error_code)
-        raise BrokerError(f"{who}: the broker refuses SASL: {code}", code=answer.error_code, name=code)
+        raise BrokerError(
+            f"{who}: the broker refuses SASL: {code}", code=answer.error_code, name=code, retriable=True
+        )
 
 
 async def _next_token(step: Step, challenge: bytes | None, who: object) -> SaslAuthenticateRequest | None:
@@ -227,7 +229,9 @@ def _raise_for(answer: SaslAuthenticateResponse, mechanism: Mechanism, who: obje
     told = answer.error_message = escaped(mechanism.conceal(answer.error_message or ""))
     if action is Action.FAIL:
         raise AuthenticationError(f"{who}: the broker refuses us by {name}: {told or code}")
-    raise BrokerError(f"{who}: {name} failed: {code} {told}".rstrip(), code=answer.error_code, name=code)
+    raise BrokerError(
+        f"{who}: {name} failed: {code} {told}".rstrip(), code=answer.error_code, name=code, retriable=True
+    )
 
 
 def _seconds(lifetime_ms: int) -> float | None:

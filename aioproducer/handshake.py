@@ -72,6 +72,7 @@ async def learn_versions(
             f"{who}: the broker refuses to say which versions it speaks: {name}",
             code=answer.error_code,
             name=name,
+            retriable=True,
         )
     return BrokerVersions(
         {

@@ -178,9 +178,9 @@ class Metadata:
     def _raise_for(self, name: str) -> None:
         """Errors that waiting does not change. Only straight after an answer: the next send may succeed."""
         info = self.cluster.topics.get(name)
-        if info is None:
+        if info is None or decide(ApiKey.METADATA, info.error).action is not Action.FAIL:
             return
-        refusal = TOPIC_ERRORS.get(info.error)
+        refusal = TOPIC_ERRORS[info.error]
         if refusal is InvalidTopicError:
             raise invalid_topic(name)
         if refusal is TopicAuthorizationError:

@@ -121,13 +121,9 @@ def _produce() -> dict[Key, tuple[Rule, ...]]:
     maybe_refresh = _rule(_A.REFRESH, maybe)
     abort, reinit = _rule(_A.ABORT, no, _C.TRANSACTION), _rule(_A.REINIT, no, _C.TRANSACTION)
     # A lost sequence: a transaction can't go on; a batch in doubt must never be sent under another name.
-    lost = (
-        _rule(_A.FAIL, no, _C.NOT_IDEMPOTENT),
-        _rule(_A.HOLD, no, _C.FOLLOWER),
-        abort,
-        _rule(_A.FAIL, maybe, _C.IN_DOUBT),
-        _rule(_A.RENUMBER, no),
-    )
+    unnumbered_or_follower = (_rule(_A.FAIL, no, _C.NOT_IDEMPOTENT), _rule(_A.HOLD, no, _C.FOLLOWER))
+    head = (_rule(_A.FAIL, maybe, _C.IN_DOUBT), _rule(_A.RENUMBER, no))
+    lost = (*unnumbered_or_follower, abort, *head)
     too_large = (
         _rule(_A.FAIL, maybe, _C.IN_DOUBT),
         _rule(_A.SPLIT, no, _C.SEVERAL_RECORDS),
@@ -172,7 +168,7 @@ def _produce() -> dict[Key, tuple[Rule, ...]]:
         Code.UNKNOWN_PRODUCER_ID: lost,
         # In a transaction: fenced, or timed out. With v2 the answer to the abort tells, v1 does not.
         Code.INVALID_PRODUCER_EPOCH: (_rule(_A.REINIT, no, _C.TRANSACTION, _C.V1), *lost),
-        Code.INVALID_PRODUCER_ID_MAPPING: (reinit, *lost),
+        Code.INVALID_PRODUCER_ID_MAPPING: (reinit, *unnumbered_or_follower, *head),
         # refused
         Code.MESSAGE_TOO_LARGE: too_large,
         Code.RECORD_LIST_TOO_LARGE: too_large,
@@ -198,7 +194,7 @@ def _produce() -> dict[Key, tuple[Rule, ...]]:
     return {(ApiKey.PRODUCE, code): rules for code, rules in by_code.items()}
 
 
-def _coded(api: ApiKey, action: Action, *codes: Code, outcome: Outcome = _NO) -> dict[Key, tuple[Rule, ...]]:
+def _coded(api: ApiKey, action: Action, *codes: int, outcome: Outcome = _NO) -> dict[Key, tuple[Rule, ...]]:
     return {(api, code): (_rule(action, outcome),) for code in codes}
 
 
@@ -207,13 +203,20 @@ _ELSEWHERE = (Code.NOT_COORDINATOR, Code.COORDINATOR_NOT_AVAILABLE)
 _FENCED = (Code.INVALID_PRODUCER_EPOCH, Code.PRODUCER_FENCED)
 
 
+TOPIC_ERRORS: Mapping[int, type[KafkaError]] = MappingProxyType(
+    {
+        Code.INVALID_TOPIC_EXCEPTION: InvalidTopicError,
+        Code.TOPIC_AUTHORIZATION_FAILED: TopicAuthorizationError,
+    }
+)
+"""What `send` raises for a topic that Metadata refuses; for all other codes it waits."""
+
+
 def _metadata_and_connections() -> dict[Key, tuple[Rule, ...]]:
     """The codes of a topic in a Metadata answer, and of whole answers; what a record waiting for them learns."""
     meta, versions = ApiKey.METADATA, ApiKey.API_VERSIONS
     return {
-        **_coded(
-            meta, _A.FAIL, Code.INVALID_TOPIC_EXCEPTION, Code.TOPIC_AUTHORIZATION_FAILED, Code.INVALID_REQUEST
-        ),
+        **_coded(meta, _A.FAIL, *TOPIC_ERRORS),
         **_coded(meta, _A.REBOOTSTRAP, Code.REBOOTSTRAP_REQUIRED),
         (versions, Code.UNSUPPORTED_VERSION): (_rule(_A.DOWNGRADE, _NO),),
         **_coded(ApiKey.SASL_HANDSHAKE, _A.OTHER_MECHANISM, Code.UNSUPPORTED_SASL_MECHANISM),
@@ -301,7 +304,8 @@ def _ends_of_transactions() -> dict[Key, tuple[Rule, ...]]:
         # (TransactionStateManager.appendTransactionToLog): the next coordinator may carry it out.
         **_coded(end, _A.RETRY, Code.REQUEST_TIMED_OUT, outcome=_MAYBE),
         **_coded(end, _A.COORDINATOR, *_ELSEWHERE, outcome=_MAYBE),
-        **_coded(end, _A.ABORT, Code.TRANSACTION_ABORTABLE),
+        # Of an abort it makes no sense; what is open ends with a new epoch.
+        (end, Code.TRANSACTION_ABORTABLE): (_rule(_A.ABORT, _NO, _C.COMMIT), _rule(_A.REINIT, _NO)),
         (end, Code.INVALID_TXN_STATE): wrong_state,
         **{
             (end, code): fenced
@@ -317,30 +321,20 @@ def _ends_of_transactions() -> dict[Key, tuple[Rule, ...]]:
 
 def _failures() -> dict[Key, tuple[Rule, ...]]:
     """Without an answer. What was written may be persisted, whatever has gone wrong afterwards."""
-    cut = (_rule(_A.FAIL, _MAYBE, _C.ACKS_0), _rule(_A.REFRESH, _MAYBE))
+    refresh = _rule(_A.REFRESH, _MAYBE)
+    # Without acknowledgements nobody will ever tell, and no answer leaves out or adds a partition.
+    cut = (_rule(_A.FAIL, _MAYBE, _C.ACKS_0), refresh)
     return {
         Failure.NOT_WRITTEN: (_rule(_A.REFRESH, _NO),),
+        Failure.CUT: cut,
+        Failure.TIMED_OUT: cut,
+        Failure.WRONG_CORRELATION_ID: cut,
+        Failure.UNDECODABLE: cut,
+        Failure.MISSING_PARTITION: (refresh,),
+        Failure.FOREIGN_PARTITION: (refresh,),
         Failure.NO_COMMON_VERSION: (_rule(_A.FAIL, _NO),),
-        **{
-            failure: cut
-            for failure in Failure
-            if failure not in (Failure.NOT_WRITTEN, Failure.NO_COMMON_VERSION)
-        },
     }
 
-
-_SUCCESS: dict[Key, tuple[Rule, ...]] = {(api, int(Code.NONE)): (_rule(_A.SUCCEED, _NO),) for api in ApiKey}
-
-TABLE: Mapping[Key, tuple[Rule, ...]] = MappingProxyType(
-    {
-        **_SUCCESS,
-        **_produce(),
-        **_metadata_and_connections(),
-        **_coordinators(),
-        **_ends_of_transactions(),
-        **_failures(),
-    }
-)
 
 UNKNOWN_CODES: Mapping[ApiKey, tuple[Rule, ...]] = MappingProxyType(
     {
@@ -350,7 +344,7 @@ UNKNOWN_CODES: Mapping[ApiKey, tuple[Rule, ...]] = MappingProxyType(
         ApiKey.SASL_HANDSHAKE: (_rule(_A.CLOSE, _NO),),
         ApiKey.SASL_AUTHENTICATE: (_rule(_A.CLOSE, _NO),),
         ApiKey.FIND_COORDINATOR: (_rule(_A.ABORT, _NO),),
-        ApiKey.INIT_PRODUCER_ID: (_rule(_A.FAIL, _NO),),
+        ApiKey.INIT_PRODUCER_ID: (_rule(_A.REINIT, _NO),),
         ApiKey.ADD_PARTITIONS_TO_TXN: (_rule(_A.ABORT, _NO),),
         ApiKey.ADD_OFFSETS_TO_TXN: (_rule(_A.ABORT, _NO),),
         ApiKey.OFFSET_FETCH: (_rule(_A.FAIL, _NO),),
@@ -360,14 +354,17 @@ UNKNOWN_CODES: Mapping[ApiKey, tuple[Rule, ...]] = MappingProxyType(
 )
 """What codes mean that stand in no row: mostly such as no broker of today sends."""
 
-
-TOPIC_ERRORS: Mapping[int, type[KafkaError]] = MappingProxyType(
+TABLE: Mapping[Key, tuple[Rule, ...]] = MappingProxyType(
     {
-        Code.INVALID_TOPIC_EXCEPTION: InvalidTopicError,
-        Code.TOPIC_AUTHORIZATION_FAILED: TopicAuthorizationError,
+        **{(api, int(Code.NONE)): (_rule(_A.SUCCEED, _NO),) for api in UNKNOWN_CODES},
+        **_produce(),
+        **_metadata_and_connections(),
+        **_coordinators(),
+        **_ends_of_transactions(),
+        **_failures(),
     }
 )
-"""What `send` raises for a topic that Metadata refuses; for all other codes it waits."""
+
 
 _ADVICE: Mapping[int, str] = MappingProxyType(
     {

@@ -89,9 +89,12 @@ class Sender:
             while True:
                 self._wake.clear()
                 await self._wake.sleep(until=self._pass(self._loop.time()))
-        finally:
-            self._wake.close()
-            await self._producer_ids.close()
+        except BaseException as error:
+            # Not when the task is thrown away with its loop: nothing can be awaited then.
+            if not isinstance(error, GeneratorExit):
+                self._wake.close()
+                await self._producer_ids.close()
+            raise
 
     def _pass(self, now: float) -> float | None:
         """Send whatever can be sent; returns when to look again if nothing wakes the sender before."""

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -26,9 +27,9 @@ from aioproducer.testing.apache import ApacheKafkaError, ApacheKafkaMissingError
 from aioproducer.testing.plugin import is_ci
 from tests.apache_processes import command_lines, until
 from tests.chaos.__main__ import Tally, report
-from tests.chaos.faults import FAULTS, IDEMPOTENT, KINDS, UPGRADE, V1, V2
+from tests.chaos.faults import ACKS, COPY, FAULTS, IDEMPOTENT, KINDS, UPGRADE, V1, V2
 from tests.chaos.history import ChaosHistory, Recovery
-from tests.chaos.oracle import RULES, ReadLogs, verdict
+from tests.chaos.oracle import RULES, WEAKER_RULES, ReadLogs, verdict
 from tests.chaos.plan import plan
 from tests.chaos.proxy import HOST, Network
 from tests.chaos.run import Result, play
@@ -48,6 +49,9 @@ SHORT = {
     V2: plan(V2, 1, ("coordinator frozen in mid-commit", "cut after an EndTxn", "throttled")),
     # This seed has the upgrade first: a producer learns of it when it connects the next time.
     UPGRADE: plan(UPGRADE, 2, ("transaction.version raised", "frozen", "answers lost")),
+    # No leader is lost, so that acks=1 promises something.
+    ACKS: plan(ACKS, 1, ("cut after a Produce", "answers lost")),
+    COPY: plan(COPY, 1, ("kill -9", "cut after a Produce")),
 }
 """What each kind of workload goes through at each run of the tests."""
 
@@ -66,8 +70,9 @@ async def test_every_promise_is_kept_while_brokers_and_network_fail(kind):
     assert not result.broken, str(result)
     assert set(history.fired) == set(SHORT[kind].among), "each of them struck"
     assert sum(sent.told is Told.ACKNOWLEDGED for sent in history.sent) > 100
-    levels = {IDEMPOTENT: set(), V1: {"v1"}, V2: {"v2"}, UPGRADE: {"v1", "v2"}}
+    levels = {IDEMPOTENT: set(), ACKS: set(), V1: {"v1"}, V2: {"v2"}, UPGRADE: {"v1", "v2"}, COPY: {"v2"}}
     assert set(history.levels) == levels[kind]
+    assert history.copies is None or history.copies.total() > 100
 
 
 # The oracle
@@ -107,13 +112,17 @@ def made_up() -> MadeUp:
         for number, ended in enumerate((Ended.COMMITTED, Ended.ABORTED, Ended.UNKNOWN))
     )
     history.transactions = [committed, aborted, unknown]
+    history.owners = dict.fromkeys(range(3), "payer")
+    committed.offset, aborted.offset, unknown.offset = 0, 1, 2
+    history.positions = {"payer": 0}
+    history.acks_of = {"acks=1": 1, "acks=0": 0}
 
-    def sent(topic, transaction, told, offset, asked_at=1.0):
+    def sent(topic, transaction, told, offset, asked_at=1.0, producer="producer"):
         number = len(history.sent)
         task = -1 if transaction is None else transaction.number
         history.sent.append(
             Sent(
-                *(number, "producer", task, topic, 0, transaction, asked_at, asked_at + 1, asked_at + 2),
+                *(number, producer, task, topic, 0, transaction, asked_at, asked_at + 1, asked_at + 2),
                 **{"buffered_at": asked_at, "ended_at": asked_at + 1, "told": told, "offset": offset},
             )
         )
@@ -129,9 +138,17 @@ def made_up() -> MadeUp:
     sent(STEADY, unknown, Told.ACKNOWLEDGED, 9)
     sent(MADE_ANEW, None, Told.ACKNOWLEDGED, 0, asked_at=4.0)
     sent(MADE_ANEW, None, Told.ACKNOWLEDGED, 0, asked_at=6.0)
+    for offset in (10, 11):
+        sent(STEADY, None, Told.ACKNOWLEDGED, offset, producer="acks=1")
+    for _ in range(2):
+        sent(STEADY, None, Told.ACKNOWLEDGED, None, producer="acks=0")
+    history.copies = Counter([0, 1, 2, 4, 5, 7, 8, 11, 12, 13, 14])
     return MadeUp(
         history,
-        {STEADY: {0: 0, 1: 1, 2: 2, 3: 4, 4: 5, 6: 6, 8: 7, 9: 8}, MADE_ANEW: {0: 10}},
+        {
+            STEADY: {0: 0, 1: 1, 2: 2, 3: 4, 4: 5, 6: 6, 8: 7, 9: 8, 10: 11, 11: 12, 12: 13, 13: 14},
+            MADE_ANEW: {0: 10},
+        },
         hidden={6},
     )
 
@@ -193,6 +210,35 @@ def twice_in_the_new_log(run):
     run.logs[MADE_ANEW][1] = 10
 
 
+def somewhere_else_in_its_input(run):
+    run.history.positions["payer"] = 1
+
+
+def copied_twice(run):
+    run.history.copies[0] += 1
+
+
+def not_copied(run):
+    del run.history.copies[0]
+
+
+def lost_with_acks_1(run):
+    del run.logs[STEADY][10]
+
+
+def out_of_order_with_acks_1(run):
+    run.logs[STEADY][10], run.logs[STEADY][11] = 12, 11
+    run.history.sent[11].offset, run.history.sent[12].offset = 11, 10
+
+
+def twice_with_acks_0(run):
+    run.logs[STEADY][20] = 13
+
+
+def out_of_order_with_acks_0(run):
+    run.logs[STEADY][12], run.logs[STEADY][13] = 14, 13
+
+
 LIES: dict[Callable[[MadeUp], None], str] = {
     lost: "every_acknowledged_record_is_in_the_log",
     elsewhere: "every_acknowledged_record_is_in_the_log",
@@ -208,6 +254,13 @@ LIES: dict[Callable[[MadeUp], None], str] = {
     left_open: "every_transaction_was_ended",
     lost_from_the_new_log: "every_acknowledged_record_is_in_the_log",
     twice_in_the_new_log: "nothing_is_there_twice",
+    somewhere_else_in_its_input: "each_group_is_where_its_last_commit_left_it",
+    copied_twice: "every_record_is_copied_once",
+    not_copied: "every_record_is_copied_once",
+    lost_with_acks_1: "with_acks_1_only_a_lost_leader_takes_records_along",
+    out_of_order_with_acks_1: "with_acks_1_only_a_lost_leader_takes_records_along",
+    twice_with_acks_0: "with_acks_0_nothing_is_sent_twice",
+    out_of_order_with_acks_0: "with_acks_0_nothing_is_sent_twice",
 }
 """What may be wrong with a run, and the rule that has to say so."""
 
@@ -226,7 +279,30 @@ def test_the_oracle_of_chaos_convicts(lie):
 
 
 def test_each_rule_of_chaos_has_a_lie_that_it_convicts():
-    assert set(LIES.values()) == {rule.__name__ for rule in RULES}
+    assert set(LIES.values()) == {rule.__name__ for rule in (*RULES, *WEAKER_RULES)}
+
+
+@pytest.mark.parametrize("lie", [lost_with_acks_1, out_of_order_with_acks_1], ids=lambda lie: lie.__name__)
+def test_with_acks_1_a_leader_that_is_lost_may_take_records_along(lie):
+    run = made_up()
+    run.history.copies = None
+    run.history.fired["kill -9"] = 1
+
+    lie(run)
+
+    assert run.verdict() == []
+
+
+def test_with_acks_0_records_may_be_lost_and_a_broker_that_woke_may_read_them_in_another_order():
+    run = made_up()
+    run.history.copies = None
+    run.history.fired["frozen"] = 1
+
+    out_of_order_with_acks_0(run)
+    del run.logs[STEADY][12]
+
+    assert run.verdict() == []
+    assert run.history.lost == {"acks=0": 1, "acks=1": 0}
 
 
 def test_records_may_go_with_the_log_of_a_deleted_topic_and_later_ones_may_not():
@@ -267,7 +343,7 @@ def test_the_report_has_counts_times_and_the_command_that_plays_a_failure_again(
     tally.add(Result(which, history, ["the sky fell"]))
     told = report(tally, 60)
 
-    assert "11 records: 9 acknowledged, 1 not persisted, 1 unknown" in told
+    assert "15 records: 13 acknowledged, 1 not persisted, 1 unknown" in told
     assert "| frozen | 3 | 4.2 s, at most 4.2 s | 0.7 s, at most 0.7 s |" in told
     assert "- the sky fell" in told
     assert "python -m tests.chaos --kind 'transactions v2' --seed 7 --schedules 1 --fault 'frozen'" in told

@@ -7,6 +7,7 @@ broker.
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from collections.abc import Callable, Iterator
 
@@ -15,7 +16,7 @@ import pytest
 from aioproducer import Outcome, Producer
 from aioproducer.testing.apache import ApacheKafka
 from tests.apache_clusters import LEAN, NOTICES_SOON, running
-from tests.apache_load import EVERYBODY, PARTITIONS, compare, leader_of_first, under_load
+from tests.apache_load import EVERYBODY, PARTITIONS, Victim, compare, leader_of_first, under_load
 from tests.conftest import MS
 
 pytestmark = pytest.mark.apache
@@ -30,6 +31,7 @@ TOPICS = (
     "cut-off",
     "killed",
     "later",
+    "controlled",
 )
 
 QUICK = {**NOTICES_SOON, "auto.leader.rebalance.enable": False}
@@ -172,3 +174,25 @@ async def test_killed_leader_costs_no_record(cluster, report):
     assert recovery.is_quick
     assert load.errors["BrokerConnectionError"] > 0
     assert later.offset == 0
+
+
+async def test_killed_controller_costs_no_record(cluster, report):
+    """The brokers elect another one while records are sent; it gives what the dead one has led to others."""
+    status = await cluster.run_tool(
+        "org.apache.kafka.tools.MetadataQuorumCommand",
+        *("--bootstrap-server", cluster.bootstrap_servers, "describe", "--status"),
+    )
+    controller = int(re.search(r"LeaderId:\s+(\d+)", status)[1])
+    async with under_load(cluster, "controlled") as load:
+        leaders = [await cluster.leader("controlled", partition) for partition in range(PARTITIONS)]
+        led = {partition for partition in range(PARTITIONS) if leaders[partition] == controller}
+        victim = Victim(controller, led)
+        await cluster.kill(controller)
+        load.struck(victim)
+        recovery = await load.until_recovered(cluster, victim)
+    await cluster.start_broker(controller)
+    counts = await compare(cluster, "controlled", load)
+
+    report(f"controller {controller}: {recovery}; {dict(counts)}; {load.errors}")
+    assert counts == {"acknowledged": len(load.sent)}
+    assert load.errors["BrokerConnectionError"] > 0

@@ -47,5 +47,5 @@ def test_most_of_the_catalogue_is_simulated():
     assert modules == {
         module.__name__ for module in (scenarios_cluster, scenarios_connections, scenarios_transactions)
     }
-    assert len(PLAYED) >= 110
-    assert len(MISSING) <= 23
+    assert len(PLAYED) >= 114
+    assert len(MISSING) <= 4

@@ -14,8 +14,8 @@ import pytest
 
 from aioproducer.protocol.api import decode_response
 from tests.fuzz.corpus import CORRELATION_ID, RESPONSES, responses
-from tests.fuzz.fuzzer import TIMES_IF_REFUSED, TIMES_THE_FRAME, Fuzzer, drawn
-from tests.fuzz.heaviest import heaviest
+from tests.fuzz.fuzzer import Fuzzer, drawn
+from tests.fuzz.heaviest import HEAVIER, TIMES_THE_FRAME, heaviest, times
 from tests.fuzz.planted import BUGS
 from tests.fuzz.targets import TARGETS
 from tests.fuzz.weight import weight
@@ -68,7 +68,8 @@ def test_the_fuzzer_finds_a_planted_bug(bug):
 
 def test_an_answer_takes_four_times_its_frame_beside_its_own_objects_and_a_bounded_number_of_times_with_them():
     size = 8 * 1024
-    beside, whole = 0.0, 0.0
+    beside = 0.0
+    whole = dict.fromkeys((message for message, _ in RESPONSES), 0.0)
     for message, version, _, frame in heaviest(size):
         decode_response(
             message, version, frame, CORRELATION_ID
@@ -80,11 +81,15 @@ def test_an_answer_takes_four_times_its_frame_beside_its_own_objects_and_a_bound
         finally:
             tracemalloc.stop()
         beside = max(beside, (peak - weight(answer)) / len(frame))
-        whole = max(whole, peak / len(frame))
+        whole[message] = max(whole[message], peak / len(frame))
 
     assert beside < TIMES_THE_FRAME
-    # A topic of 3 bytes on the wire is an object with a list, which a Python program can't have for 12 bytes.
-    assert 20 < whole < TIMES_IF_REFUSED - TIMES_THE_FRAME
+    for message, measured in whole.items():
+        assert measured < times(message), message.__name__
+        assert message not in HEAVIER or measured > times(message) - 3, (
+            f"{message.__name__} has become lighter"
+        )
+    assert len(HEAVIER) == sum(measured > TIMES_THE_FRAME for measured in whole.values())
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -160,7 +160,7 @@ ROWS = {
         },
     },
     ApiKey.METADATA: {
-        Row(Action.FAIL, NO): {E.INVALID_TOPIC_EXCEPTION, E.TOPIC_AUTHORIZATION_FAILED, E.INVALID_REQUEST},
+        Row(Action.FAIL, NO): {E.INVALID_TOPIC_EXCEPTION, E.TOPIC_AUTHORIZATION_FAILED},
         Row(Action.REBOOTSTRAP, NO): {E.REBOOTSTRAP_REQUIRED},
     },
     ApiKey.API_VERSIONS: {Row(Action.DOWNGRADE, NO): {E.UNSUPPORTED_VERSION}},
@@ -255,7 +255,6 @@ ROWS = {
         Row(Action.RETRY, NO): {E.COORDINATOR_LOAD_IN_PROGRESS, E.CONCURRENT_TRANSACTIONS},
         Row(Action.RETRY, MAYBE): {E.REQUEST_TIMED_OUT},
         Row(Action.COORDINATOR, MAYBE): {E.NOT_COORDINATOR, E.COORDINATOR_NOT_AVAILABLE},
-        Row(Action.ABORT, NO): {E.TRANSACTION_ABORTABLE},
     },
 }
 ELSE = {
@@ -265,7 +264,7 @@ ELSE = {
     ApiKey.SASL_HANDSHAKE: Row(Action.CLOSE, NO),
     ApiKey.SASL_AUTHENTICATE: Row(Action.CLOSE, NO),
     ApiKey.FIND_COORDINATOR: Row(Action.ABORT, NO),
-    ApiKey.INIT_PRODUCER_ID: Row(Action.FAIL, NO),
+    ApiKey.INIT_PRODUCER_ID: Row(Action.REINIT, NO),
     ApiKey.ADD_PARTITIONS_TO_TXN: Row(Action.ABORT, NO),
     ApiKey.ADD_OFFSETS_TO_TXN: Row(Action.ABORT, NO),
     ApiKey.OFFSET_FETCH: Row(Action.FAIL, NO),
@@ -422,8 +421,17 @@ def test_after_a_failure_metadata_is_asked_for_unless_no_version_is_common():
     assert all(decide_failure(failure).action is Action.REFRESH for failure in set(Failure) - fail)
 
 
+CONNECTION_LOST = (
+    Failure.CUT,
+    Failure.TIMED_OUT,
+    Failure.WRONG_CORRELATION_ID,
+    Failure.UNDECODABLE,
+)
+"""What can befall a request that nobody answers."""
+
+
 def test_without_acknowledgements_nothing_that_was_written_is_sent_again():
-    for failure in set(Failure) - {Failure.NOT_WRITTEN, Failure.NO_COMMON_VERSION}:
+    for failure in CONNECTION_LOST:
         assert decide_failure(failure, {Condition.ACKS_0}) == Row(Action.FAIL, MAYBE)
     assert decide_failure(Failure.NOT_WRITTEN, {Condition.ACKS_0}).action is Action.REFRESH
 

@@ -46,6 +46,7 @@ SOCKET_REQUEST_MAX_BYTES = 100 * 1024 * 1024
 """Kafka's default for the largest request."""
 
 _READ_LIMIT = 1024 * 1024  # bytes that are read ahead of the request being served
+_ANOTHERS = 1_000_000  # from one correlation id to that of a request which nobody has made lately
 
 
 class BrokerState(Enum):
@@ -327,7 +328,7 @@ class Broker:
     ) -> None:
         if throttle_ms and hasattr(response, "throttle_time_ms"):
             response.throttle_time_ms = throttle_ms
-        wrong_id = any(fault.wrong_correlation_id for fault in faults)
+        wrong_id = _ANOTHERS if any(fault.wrong_correlation_id for fault in faults) else 0
         version = header.version
         if isinstance(response, ApiVersionsResponse) and response.error_code == ErrorCode.UNSUPPORTED_VERSION:
             version = 0  # KIP-511: a refusal must be readable for whoever asked.

@@ -33,6 +33,10 @@ class Tally:
     levels: Counter[str] = field(default_factory=Counter)
     fired: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
+    copied: int = 0
+    replaced: int = 0
+    lost: Counter[str] = field(default_factory=Counter)
+    """Acknowledged records that are in no log, by producer: leaders take them along, and acks=0 knows nothing."""
     recoveries: list[Recovery] = field(default_factory=list)
     latest: float = 0.0
     worst_lag: float = 0.0
@@ -47,6 +51,9 @@ class Tally:
         self.levels.update(history.levels)
         self.fired.update(history.fired)
         self.errors.update(history.errors)
+        self.copied += (history.copies or Counter()).total()
+        self.replaced += history.replaced
+        self.lost.update(history.lost)
         self.recoveries += history.recoveries
         self.latest = max(self.latest, history.latest)
         self.worst_lag = max(self.worst_lag, history.worst_lag)
@@ -60,6 +67,8 @@ def report(tally: Tally, took: float) -> str:
         f"{tally.schedules.total()} schedules in {took / 60:.1f} minutes ({_counts(tally.schedules)})",
         f"{tally.told.total()} records: {_counts(tally.told)}",
         f"{tally.ended.total()} transactions: {_counts(tally.ended)}; committed by {_counts(tally.levels)}",
+        f"{tally.copied} records copied; who copied was replaced {tally.replaced} times in mid-transaction",
+        f"acknowledged and not there, where less than acks=all was asked for: {_counts(tally.lost)}",
         f"errors that the producers met: {_counts(tally.errors)}",
         f"no result came later than {tally.latest:.2f} s after its deadline, "
         f"and no turn of the event loop later than {tally.worst_lag:.2f} s",

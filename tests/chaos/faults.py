@@ -25,9 +25,11 @@ IDEMPOTENT = "idempotent"
 V1 = "transactions v1"
 V2 = "transactions v2"
 UPGRADE = "upgrade to v2"
-KINDS = (IDEMPOTENT, V1, V2, UPGRADE)
+ACKS = "acks 0 and 1"
+COPY = "copy"
+KINDS = (IDEMPOTENT, V1, V2, UPGRADE, ACKS, COPY)
 """Of workloads, each with a cluster of its own."""
-TRANSACTIONAL = (V1, V2, UPGRADE)
+TRANSACTIONAL = (V1, V2, UPGRADE, COPY)
 
 
 class Family(Enum):

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from tests.chaos.faults import FAULTS, IDEMPOTENT, UPGRADE, V1, Family
+from tests.chaos.faults import ACKS, COPY, FAULTS, IDEMPOTENT, UPGRADE, V1, Family
 
 _OLD, _NEW = "3.9.2", "4.3.1"
 _LEVEL_1 = ("--feature", "transaction.version=1")
@@ -31,7 +31,7 @@ class Plan:
 
     @property
     def is_transactional(self) -> bool:
-        return self.kind != IDEMPOTENT
+        return self.kind not in (IDEMPOTENT, ACKS)
 
     def random(self, purpose: str) -> Random:
         """Numbers that are the same each time that the plan is played."""
@@ -64,7 +64,7 @@ def plan(kind: str, seed: int, among: tuple[str, ...] = ()) -> Plan:
 def _cluster(kind: str, seed: int) -> tuple[str, tuple[str, ...]]:
     """Release and features. Transactions v1 are those of the old release, and of the new one on the old level."""
     is_odd = bool(seed % 2)
-    if kind == IDEMPOTENT:
+    if kind in (IDEMPOTENT, ACKS, COPY):
         return (_NEW if is_odd else _OLD), ()
     if kind == V1:
         return (_OLD, ()) if is_odd else (_NEW, _LEVEL_1)

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 
 from aioproducer import Producer
-from tests.chaos.faults import FAULTS
+from tests.chaos.copier import Copier
+from tests.chaos.faults import ACKS, COPY, FAULTS, IDEMPOTENT
 from tests.chaos.history import ChaosHistory
-from tests.chaos.oracle import ReadLogs, verdict
+from tests.chaos.oracle import ReadLogs, claimed, verdict
 from tests.chaos.plan import Plan
 from tests.chaos.proxy import Network
-from tests.chaos.workload import TransactionalUser, User
-from tests.chaos.world import BROKERS, PARTITIONS, World
+from tests.chaos.workload import Owner, TransactionalUser, User
+from tests.chaos.world import BROKERS, COPIES, PARTITIONS, World
 from tests.conftest import MS
 from tests.producing import assert_nothing_left, until
-from tests.read_back import read_back
+from tests.read_back import Log, read_back
+from tests.simulation.oracle import number_of
 
 WARM_UP = 1000 * MS
 """Seconds of load before the first fault."""
@@ -84,16 +86,19 @@ async def _work(world: World, tell: Tell) -> None:
         for user in users:
             await user.producer.start()
         async with asyncio.TaskGroup() as group:
-            working = [group.create_task(user.run(), name=f"users of {user.label}") for user in users]
+            working = {user: group.create_task(user.run(), name=f"users of {user.label}") for user in users}
             await asyncio.sleep(WARM_UP)
             for number, names in enumerate(world.plan.rounds):
                 tell(" and ".join(names))
                 await _round(world, number, names)
-            for user in users:
-                user.stop()
-            async with asyncio.timeout(ENDS_WITHIN):
-                await asyncio.wait(working)
-                await asyncio.gather(*(user.producer.close() for user in users))
+            # Who copies goes on until the others have written everything.
+            copiers = [user for user in users if isinstance(user, Copier)]
+            for ending in [user for user in users if user not in copiers], copiers:
+                for user in ending:
+                    user.stop()
+                async with asyncio.timeout(ENDS_WITHIN):
+                    await asyncio.gather(*(working[user] for user in ending))
+                    await asyncio.gather(*(user.producer.close() for user in ending))
     finally:
         await asyncio.gather(*(user.producer.close(timeout=0) for user in users))
     for user in users:
@@ -102,13 +107,24 @@ async def _work(world: World, tell: Tell) -> None:
 
 
 def _users(world: World) -> list[User]:
-    users = [User(world, "patient", world.producer(**PATIENT))]
-    if not world.plan.is_transactional:
-        return [*users, User(world, "impatient", world.producer(**IMPATIENT))]
-    for label, settings in (("payer", PATIENT), ("hasty payer", IMPATIENT), ("hastier payer", HASTY)):
-        producer = world.producer(transactional_id=label, **settings)
-        users.append(TransactionalUser(world, label, producer))
-    return users
+    patient = User(world, "patient", **PATIENT)
+    if world.plan.kind == IDEMPOTENT:
+        return [patient, User(world, "impatient", **IMPATIENT)]
+    if world.plan.kind == ACKS:
+        world.history.acks_of = {"acks=1": 1, "acks=0": 0}
+        weak = {"enable_idempotence": False, **PATIENT}
+        return [
+            patient,
+            *(User(world, label, acks=acks, **weak) for label, acks in world.history.acks_of.items()),
+        ]
+    if world.plan.kind == COPY:
+        return [patient, Copier(world, "copier", transactional_id="copier", **PATIENT)]
+    payers = {"payer": PATIENT, "hasty payer": IMPATIENT, "hastier payer": HASTY}
+    return [
+        patient,
+        *(TransactionalUser(world, label, transactional_id=label, **payers[label]) for label in payers),
+        Owner(world, "owner", transactional_id="owner", **PATIENT),
+    ]
 
 
 async def _round(world: World, number: int, names: tuple[str, ...]) -> None:
@@ -135,11 +151,36 @@ async def _nothing_is_left(world: World, producer: Producer) -> None:
 async def _read(world: World) -> ReadLogs:
     """All logs, by confluent-kafka, not through the proxies."""
     await world.settled()
-    read = partial(read_back, world.internal_servers)
+    history = world.history
+    ends = {topic: _ends(history, topic) for topic in PARTITIONS}
+
+    async def read(topic: str, until: dict[int, int], *, committed_only: bool = False) -> Log:
+        try:
+            # A leader that was elected just now may not know yet how far its log is committed.
+            return await read_back(world.internal_servers, topic, until=until, committed_only=committed_only)
+        except TimeoutError:
+            return await read_back(world.internal_servers, topic, committed_only=committed_only)
+
+    for label in set(history.owners.values()):
+        history.positions[label] = await world.position(label)
+    if world.plan.kind == COPY:
+        until = {partition: last + 1 for partition, last in history.copied_to.items()}
+        copies = await read(COPIES, until, committed_only=True)
+        history.copies = Counter(number_of(record.value) for log in copies.values() for record in log)
     return ReadLogs(
-        {topic: await read(topic) for topic in PARTITIONS},
-        {topic: await read(topic, committed_only=True) for topic in PARTITIONS},
+        {topic: await read(topic, ends[topic]) for topic in PARTITIONS},
+        {topic: await read(topic, ends[topic], committed_only=True) for topic in PARTITIONS},
     )
+
+
+def _ends(history: ChaosHistory, topic: str) -> dict[int, int]:
+    """How long each log of a topic has to be, as far as its producers claim it."""
+    ends: dict[int, int] = {}
+    for sent in claimed(history):
+        if sent.topic == topic and sent.offset is not None and sent.producer not in history.acks_of:
+            assert sent.partition is not None  # it was acknowledged
+            ends[sent.partition] = max(ends.get(sent.partition, 0), sent.offset + 1)
+    return ends
 
 
 @asynccontextmanager

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from typing import Any
 
-from aioproducer import CommitOutcomeUnknownError, Delivery, Producer
+from aioproducer import CommitOutcomeUnknownError, Delivery, Producer, TopicPartition
 from aioproducer.errors import KafkaError, TransactionError, TransactionTimeoutError
 from aioproducer.transaction import TransactionState
-from tests.chaos.world import GROWING, MADE_ANEW, STEADY, World
+from tests.chaos.world import GROWING, MADE_ANEW, PARTITIONS, STEADY, World
 from tests.conftest import MS
 from tests.simulation.history import Ended, Sent, SimulatedTransaction, Told
 
@@ -23,16 +24,19 @@ SLACK = 10_000 * MS
 """Seconds that a call or a delivery may come too late, on a machine that runs three brokers beside it."""
 ABORTED = 0.2
 """The share of transactions that their user aborts."""
+WITH_OFFSETS = 0.5
+"""The share of transactions that take a group's position along."""
 
 
 class User:
     """One producer and whoever sends with it."""
 
-    def __init__(self, world: World, label: str, producer: Producer) -> None:
+    def __init__(self, world: World, label: str, **settings: Any) -> None:
         self.world = world
         self.label = label
-        self.producer = producer
-        self._config = producer.config
+        self.settings = settings
+        self.producer = world.producer(**settings)
+        self._config = self.producer.config
         self._random = world.plan.random(label)
         self._is_stopped = asyncio.Event()
 
@@ -63,18 +67,27 @@ class User:
         except TimeoutError:
             pass
 
-    async def send(self, task: int, topic: str, transaction: SimulatedTransaction | None) -> Delivery:
-        """Send one record and note what becomes of it."""
+    async def send(
+        self,
+        task: int,
+        topic: str,
+        transaction: SimulatedTransaction | None,
+        *,
+        participant: Producer | None = None,
+        partition: int | None = None,
+    ) -> Delivery:
+        """Send one record, perhaps by a participant of the transaction, and note what becomes of it."""
         history = self.world.history
         now = asyncio.get_running_loop().time()
         number = len(history.sent)
         call_due = now + self._config.max_block + SLACK
-        sent = Sent(number, self.label, task, topic, None, transaction, now, call_due)
+        label = self.label if participant is None else f"{self.label}'s participant"
+        sent = Sent(number, label, task, topic, None, transaction, now, call_due)
         history.sent.append(sent)
         try:
             value = b"%d " % number + self._random.randbytes(self._random.randrange(FILLER))
             key = b"%d" % self._random.randrange(KEYS)
-            delivery = await self.producer.send(topic, value, key=key)
+            delivery = await (participant or self.producer).send(topic, value, key=key, partition=partition)
         except KafkaError as error:
             self._refused(sent, error)
             raise
@@ -115,12 +128,14 @@ class TransactionalUser(User):
                 continue
             transaction = SimulatedTransaction(len(self.world.history.transactions))
             self.world.history.transactions.append(transaction)
+            self.world.history.owners[transaction.number] = self.label
             begun_at = loop.time()
             try:
-                for _ in range(random.randint(2, 20)):
-                    await self.send(number, random.choice((STEADY, GROWING)), transaction)
-                    if random.random() < 0.2:
-                        await self.pause(random.uniform(0, 50 * MS))
+                await self._write(number, transaction)
+                if random.random() < WITH_OFFSETS:
+                    position = {TopicPartition(STEADY, 0): number}
+                    await self.producer.send_offsets_to_transaction(position, self.label)
+                    transaction.offset = number
                 if random.random() < ABORTED:
                     transaction.ended = Ended.ABORTED
                     await self.producer.abort_transaction()
@@ -135,6 +150,14 @@ class TransactionalUser(User):
                 transaction.ended = Ended.COMMITTED
                 self.world.committed(self.label, begun_at)
             await self.pause(20 * MS)
+
+    async def _write(self, number: int, transaction: SimulatedTransaction) -> None:
+        """What stands in the transaction."""
+        random = self._random
+        for _ in range(random.randint(2, 20)):
+            await self.send(number, random.choice((STEADY, GROWING)), transaction)
+            if random.random() < 0.2:
+                await self.pause(random.uniform(0, 50 * MS))
 
     async def _commit(self) -> None:
         is_v2 = self.producer._transaction.is_v2
@@ -166,3 +189,29 @@ class TransactionalUser(User):
                 self.world.history.problems.append(f"a transactional call raised {error!r}")
             await self.pause(50 * MS)
         return False
+
+
+class Owner(TransactionalUser):
+    """Another producer, too, writes to its transactions, each time one of its own, which is closed before the end."""
+
+    async def _write(self, number: int, transaction: SimulatedTransaction) -> None:
+        random = self._random
+        taken = random.sample(range(PARTITIONS[STEADY]), random.randint(1, 3))
+        places = [TopicPartition(STEADY, partition) for partition in taken]
+        for _ in range(random.randint(0, 3)):
+            await self.send(number, GROWING, transaction)
+        handle = await self.producer.export_transaction(places)
+        participant = self.world.participant(handle, places, self.settings)
+        try:
+            await participant.start()
+            deliveries = [
+                await self.send(
+                    number, STEADY, transaction, participant=participant, partition=random.choice(taken)
+                )
+                for _ in range(random.randint(1, 10))
+            ]
+            await participant.flush()
+            for delivery in deliveries:
+                await delivery  # the owner commits only if all was delivered
+        finally:
+            await participant.close(timeout=0)

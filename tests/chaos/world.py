@@ -6,13 +6,15 @@ import asyncio
 from collections.abc import Callable, Iterable
 from random import Random
 
-from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
+from confluent_kafka import ConsumerGroupTopicPartitions, IsolationLevel, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, OffsetSpec
 
-from aioproducer import Producer
+import aioproducer
+from aioproducer import Producer, TransactionHandle
 from aioproducer.testing import apache_admin
 from aioproducer.testing.apache import ApacheKafka
 from tests.apache_clusters import NOTICES_SOON
+from tests.chaos.faults import COPY
 from tests.chaos.history import ChaosHistory, Recovery
 from tests.chaos.plan import Plan
 from tests.chaos.proxy import Network, Proxy
@@ -22,6 +24,8 @@ from tests.simulation.history import Sent
 STEADY, GROWING, MADE_ANEW = "steady", "growing", "made-anew"
 """One that nobody touches, one that is given partitions, one that is deleted and created again."""
 PARTITIONS = {STEADY: 6, GROWING: 2, MADE_ANEW: 3}
+COPIES = "copies"
+"""What the steady topic is copied to."""
 
 BROKERS = 3
 JVM = ("-Xmx384m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
@@ -57,7 +61,7 @@ class World:
         self.brokers = list(range(BROKERS))
         self.committed_since: dict[str, float] = {}
         """Each transactional producer's last commit: when its transaction began."""
-        self._partitions = dict(PARTITIONS)
+        self._partitions = {**PARTITIONS, **({COPIES: 3} if plan.kind == COPY else {})}
         self._acked_since: dict[tuple[str, int], float] = {}
         """When the latest record was sent that a partition has acknowledged."""
         self._acked_at: dict[int, float] = {}
@@ -70,24 +74,34 @@ class World:
         """Start the brokers and make the topics."""
         await self.kafka.start()
         self.network.lead_to([node.port for node in self.kafka.nodes])
-        for topic, partitions in PARTITIONS.items():
+        for topic, partitions in self._partitions.items():
             await self.kafka.create_topic(topic, partitions, BROKERS)
         self._admin = AdminClient({"bootstrap.servers": self.internal_servers, "log_level": 0})
 
     def producer(self, **settings: object) -> Producer:
         """A producer that is not started; it goes through the proxies."""
+        return Producer(**self._settings(settings))
+
+    def participant(
+        self, handle: TransactionHandle, places: list[aioproducer.TopicPartition], settings: dict[str, object]
+    ) -> Producer:
+        """One that takes part in another one's transaction; it is not started."""
+        own = {name: value for name, value in settings.items() if name != "transactional_id"}
+        return Producer.attach(handle, partitions=places, **self._settings(own))
+
+    def _settings(self, settings: dict[str, object]) -> dict[str, object]:
         codec = self.plan.random(f"codec {settings}").choice(["none", "gzip", "snappy", "lz4", "zstd"])
-        return Producer(
-            self.kafka.bootstrap_servers,
-            compression_type=codec,
-            batch_size=4000,
-            retry_backoff_ms=50,
-            retry_backoff_max_ms=500,
-            reconnect_backoff_max_ms=500,
-            metadata_max_age_ms=2000,
-            transaction_timeout_ms=10_000,
+        return {
+            "bootstrap_servers": self.kafka.bootstrap_servers,
+            "compression_type": codec,
+            "batch_size": 4000,
+            "retry_backoff_ms": 50,
+            "retry_backoff_max_ms": 500,
+            "reconnect_backoff_max_ms": 500,
+            "metadata_max_age_ms": 2000,
+            "transaction_timeout_ms": 10_000,
             **settings,
-        )
+        }
 
     @property
     def internal_servers(self) -> str:
@@ -189,7 +203,7 @@ class World:
 
     async def settled(self) -> None:
         """Wait until no transaction is open any more, as read_committed consumers see it."""
-        places = [TopicPartition(topic, partition) for topic, partition in self._places(PARTITIONS)]
+        places = [TopicPartition(topic, partition) for topic, partition in self._places(self._partitions)]
         try:
             async with asyncio.timeout(SETTLES_WITHIN):
                 while not await self._is_settled(places):  # noqa: ASYNC110  # brokers set no events
@@ -205,6 +219,15 @@ class World:
             return committed == await self._ends(places, IsolationLevel.READ_UNCOMMITTED)
         except KafkaException:
             return False  # leaders are still being elected
+
+    async def position(self, group: str) -> int | None:
+        """What a group has committed for partition 0 of the steady topic."""
+        asked = ConsumerGroupTopicPartitions(group, [TopicPartition(STEADY, 0)])
+        future = self._admin.list_consumer_group_offsets([asked], require_stable=True, request_timeout=30)[
+            group
+        ]
+        (found,) = (await asyncio.to_thread(future.result, 60)).topic_partitions
+        return None if found.offset < 0 else found.offset
 
     async def _ends(
         self, places: list[TopicPartition], isolation: IsolationLevel

@@ -21,6 +21,7 @@ from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.messages import ApiVersionsResponse
 from aioproducer.protocol.schema import REQUESTS
 from tests.fuzz.corpus import CORRELATION_ID
+from tests.fuzz.heaviest import HEAVIER, TIMES_THE_FRAME, times
 from tests.fuzz.targets import SHARES, Target
 from tests.fuzz.weight import weight
 
@@ -33,11 +34,8 @@ TICK = 0.5
 """Seconds of processor time. A frame that is there at one tick and still at the next one hangs: it has had between
 one tick and two, where the slowest takes some milliseconds."""
 
-TIMES_THE_FRAME = 4
-"""What may be allocated beside the objects of the answer itself, in sizes of the frame."""
-TIMES_IF_REFUSED = 48
-"""The same with the objects, where it is refused and nobody can weigh them: 4, and what test_fuzz.py measures as the
-most that a byte on the wire weighs once it is an object."""
+MOST_TIMES = max(HEAVIER.values())
+"""For what is no response of a known type, in sizes of the frame, with the objects."""
 ALWAYS = 8 * 1024
 """Bytes that may be allocated whatever the size of the frame: an error with its text and its traceback."""
 
@@ -188,10 +186,14 @@ def _look_closely(target: Target, about: Any, frame: bytes) -> None:
     finally:
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-    if refusal is None:
-        most = ALWAYS + TIMES_THE_FRAME * len(frame) + weight(answer) + target.beyond
-    else:
-        most = ALWAYS + TIMES_IF_REFUSED * len(frame) + target.beyond
+    # Where a frame is refused nobody can weigh what had been made of it.
+    is_response = target.name == "response"
+    objects = (
+        weight(answer) if refusal is None else (times(about[0]) if is_response else MOST_TIMES) * len(frame)
+    )
+    most = ALWAYS + TIMES_THE_FRAME * len(frame) + objects + target.beyond
+    if is_response:
+        most = min(most, ALWAYS + (TIMES_THE_FRAME + times(about[0])) * len(frame))
     if peak > most:
         raise TooMuchMemory(f"{peak} bytes for a frame of {len(frame)}, where {most} are allowed")
     if refusal is not None:

@@ -1,7 +1,8 @@
 """Frames that weigh as much as they can: one array filled to the brim with the smallest elements there are.
 
 What a frame makes us allocate is bounded by its own bytes, since no count is believed beyond them; these frames
-show how much that is at most."""
+show how much that is at most. More than a few times the frame it is where elements are small: a topic of 3 bytes, with
+neither name nor partitions, is an object with a list, 120 bytes that no Python program can have for 12."""
 
 from __future__ import annotations
 
@@ -9,11 +10,47 @@ from collections.abc import Iterator
 from typing import Any
 
 from aioproducer.protocol.api import encode_response
+from aioproducer.protocol.messages import (
+    AddPartitionsToTxnResponse,
+    ApiVersionsResponse,
+    CreateTopicsResponse,
+    FetchResponse,
+    FindCoordinatorResponse,
+    ListOffsetsResponse,
+    MetadataResponse,
+    OffsetFetchResponse,
+    ProduceResponse,
+    SaslHandshakeResponse,
+    TxnOffsetCommitResponse,
+)
 from aioproducer.protocol.schema import Field, Message, Struct, structs_of
 from tests.fuzz.corpus import CORRELATION_ID, RESPONSES
 
 # None of them is a number that Python keeps only once.
 _GREATEST = {"int8": 127, "int16": 32767, "int32": 2**31 - 1, "int64": 2**63 - 1, "boolean": True}
+
+TIMES_THE_FRAME = 4
+"""What may be allocated for a response, in sizes of its frame, unless it is in HEAVIER."""
+HEAVIER: dict[type[Message], int] = {
+    ProduceResponse: 40,
+    FetchResponse: 40,
+    OffsetFetchResponse: 38,
+    ListOffsetsResponse: 38,
+    AddPartitionsToTxnResponse: 38,
+    TxnOffsetCommitResponse: 38,
+    CreateTopicsResponse: 33,
+    ApiVersionsResponse: 28,
+    MetadataResponse: 23,
+    FindCoordinatorResponse: 14,
+    SaslHandshakeResponse: 5,
+}
+"""Those with arrays; test_fuzz.py measures them."""
+
+
+def times(message: type[Message]) -> int:
+    """What may be allocated for a response with its objects, in sizes of its frame."""
+    return HEAVIER.get(message, TIMES_THE_FRAME)
+
 
 Path = tuple[Field, ...]
 """Arrays, each in an element of the one before; the last one is filled."""

@@ -138,6 +138,44 @@ async def the_leader_changes_ten_times_a_second(stage: Stage) -> None:
     await stage.delivered(records)
 
 
+@scenario("M23", brokers=2, delivery_timeout_ms=60_000, metadata_max_age_ms=1000)
+async def leader_epochs_go_backwards_after_a_restore(stage: Stage) -> None:
+    await stage.warm_up()
+    for node in (1, 0, 1):
+        stage.cluster.move_leader(TOPIC, 0, node)
+        await stage.delivered(await stage.send(2))
+    for node in (0, 1):
+        stage.stop(node)
+    records = await stage.send(3)
+    await asyncio.sleep(10)
+    # The controllers were restored from a snapshot; the logs are those that they were.
+    stage.partition().leader_epoch = 0
+    for node in (0, 1):
+        await stage.start(node)
+    await stage.delivered(records)
+    await stage.delivered(await stage.send(3))
+
+
+@scenario("M25", brokers=3)
+async def a_partition_moves_to_other_brokers(stage: Stage) -> None:
+    await stage.warm_up()
+    partition = stage.partition()
+    partition.replicas, partition.isr = (0,), [0]
+    records = []
+    for old, new in ((0, 1), (1, 2), (2, 0)):
+        records += await stage.send(3)
+        partition.replicas = (old, new)  # the new one has yet to catch up
+        await asyncio.sleep(stage.random.uniform(0, 0.05))
+        stage.cluster.set_isr(TOPIC, 0, [old, new])
+        records += await stage.send(3)
+        stage.cluster.move_leader(TOPIC, 0, new)
+        partition.replicas, partition.isr = (new,), [new]
+        records += await stage.send(3)
+        await asyncio.sleep(stage.random.uniform(0, 0.05))
+    await stage.delivered(records)
+    assert not stage.history.truncated.get((TOPIC, 0))
+
+
 @scenario("B4", brokers=3, min_insync_replicas=2, delivery_timeout_ms=60_000)
 async def too_few_replicas_for_half_a_minute(stage: Stage) -> None:
     await stage.warm_up()

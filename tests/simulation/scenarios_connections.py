@@ -155,6 +155,23 @@ async def the_network_is_silent_in_one_direction_or_in_both(stage: Stage) -> Non
         await stage.delivered(records)
 
 
+@scenario("C27", brokers=3, partitions=3, request_timeout_ms=2000, delivery_timeout_ms=30_000)
+async def the_clients_own_network_is_gone_for_a_minute(stage: Stage) -> None:
+    await stage.warm_up(3)
+    for node in range(3):
+        stage.network.hold(stage.port(node))
+    records = [(await stage.send(partition=index % 3))[0] for index in range(9)]
+    await asyncio.sleep(40)
+    told = await stage.told(records)
+    assert Told.ACKNOWLEDGED not in told
+    later = await stage.send(3)
+    await asyncio.sleep(20)
+    assert {sent.told for sent in later} == {Told.NOTHING}
+    stage.network.release()
+    await stage.delivered(later)
+    await stage.delivered([(await stage.send(partition=index))[0] for index in range(3)])
+
+
 @scenario("C17", request_timeout_ms=1000)
 async def an_answer_comes_a_byte_at_a_time(stage: Stage) -> None:
     await stage.warm_up()

@@ -20,6 +20,7 @@ from aioproducer.errors import (
     KafkaError,
     TransactionError,
     TransactionReinitError,
+    UnsupportedVersionError,
 )
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode as Code
@@ -31,6 +32,14 @@ from tests.simulation.plan import V1, V2
 from tests.simulation.stage import Play, Stage, scenario
 
 PRODUCE, END_TXN = ApiKey.PRODUCE, ApiKey.END_TXN
+ONLY_TRANSACTIONS = (
+    ApiKey.ADD_PARTITIONS_TO_TXN,
+    ApiKey.ADD_OFFSETS_TO_TXN,
+    ApiKey.END_TXN,
+    ApiKey.TXN_OFFSET_COMMIT,
+    ApiKey.INIT_PRODUCER_ID,
+)
+"""What a broker without transactions does not know."""
 RPCS = {
     "find the coordinator": ApiKey.FIND_COORDINATOR,
     "init": ApiKey.INIT_PRODUCER_ID,
@@ -457,3 +466,17 @@ async def a_transaction_whose_end_nobody_hears_keeps_no_reader_waiting(stage: St
     await asyncio.sleep(30)
     partition = stage.partition()
     assert partition.last_stable_offset == partition.log.end_offset
+
+
+@scenario("T31", kind=V1, starts=False)
+async def a_cluster_knows_no_transactions(stage: Stage) -> None:
+    broker = stage.cluster.broker(0)
+    without = {api: spoken for api, spoken in broker.release.versions.items() if api not in ONLY_TRANSACTIONS}
+    broker.release = replace(broker.release, versions=without)
+    began = stage.loop.time()
+
+    error = await stage.raises(KafkaError, stage.producer.start())
+
+    assert stage.loop.time() - began < 1
+    assert isinstance(error.__cause__, UnsupportedVersionError)
+    assert "INIT_PRODUCER_ID: the broker does not offer this API" in str(error)

@@ -1,0 +1,194 @@
+"""Where a cell of the error table is played: a producer, a cluster that answers by script, virtual time.
+
+A scene says what was seen, as a row of the table; which rule was asked for it is noted on the way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from random import Random
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+from aioproducer import Producer, outcomes
+from aioproducer.errors import KafkaError
+from aioproducer.outcomes import Condition, Failure, Row, Rule
+from aioproducer.protocol.api import ApiKey
+from aioproducer.protocol.error_codes import ErrorCode
+from aioproducer.protocol.schema import Message
+from aioproducer.testing import EmbeddedCluster
+from aioproducer.testing.call import Call, SeenRequest
+from aioproducer.testing.faults import Fault
+from aioproducer.testing.handlers import HANDLERS
+from aioproducer.testing.simulated_network import SimulatedNetwork
+from aioproducer.testing.simulation import SimulatedLoop, simulate
+
+SETTINGS: dict[str, Any] = {
+    "linger_ms": 0,
+    # So long that whatever comes sooner was not waited for.
+    "retry_backoff_ms": 1000,
+    "retry_backoff_max_ms": 1000,
+    "reconnect_backoff_ms": 20,
+    "reconnect_backoff_max_ms": 100,
+    "request_timeout_ms": 2000,
+    "delivery_timeout_ms": 9000,
+    "max_block_ms": 7000,
+}
+ALL = 100_000
+"""How often a fault strikes that never ends."""
+OTHER = None
+"""Stands for each code that is in no row of an API."""
+
+
+class Cell(NamedTuple):
+    """One decision of the table: for what, and what has to hold."""
+
+    api: ApiKey | None
+    what: int | Failure | None
+    """An error code, OTHER, or a failure, which has no API."""
+    when: frozenset[Condition]
+
+    @property
+    def name(self) -> str:
+        what = self.what.name if isinstance(self.what, Failure) else "OTHER"
+        if isinstance(self.what, int):
+            what = ErrorCode(self.what).name
+        when = "+".join(sorted(condition.name for condition in self.when))
+        return "-".join(part for part in (self.api.name if self.api is not None else "", what, when) if part)
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """The entry of the table that it is in."""
+        if isinstance(self.what, Failure):
+            return outcomes.TABLE[self.what]
+        assert self.api is not None
+        return outcomes.UNKNOWN_CODES[self.api] if self.what is None else outcomes.TABLE[self.api, self.what]
+
+    @property
+    def row(self) -> Row:
+        return next(rule.row for rule in self.rules if rule.when == self.when)
+
+
+def cells() -> list[Cell]:
+    """The whole table."""
+    found: list[Cell] = []
+    for key, rules in outcomes.TABLE.items():
+        api, what = key if isinstance(key, tuple) else (None, key)
+        found += [Cell(api, what, rule.when) for rule in rules]
+    for api, rules in outcomes.UNKNOWN_CODES.items():
+        found += [Cell(api, OTHER, rule.when) for rule in rules]
+    return found
+
+
+class Stage:
+    """What a scene may use."""
+
+    def __init__(self, cluster: EmbeddedCluster, producer: Producer, loop: SimulatedLoop) -> None:
+        self.cluster = cluster
+        self.producer = producer
+        self.loop = loop
+        self.faults = cluster.faults
+        self.network = loop.network
+
+    def refuse(self, api: ApiKey, code: int, **more: Any) -> Fault:
+        """Let the next requests be answered with a code, also with one that nobody knows."""
+        fault = self.faults.add(api, error=ErrorCode.UNKNOWN_SERVER_ERROR, **more)
+        fault.error = code  # type: ignore[assignment]  # brokers of tomorrow have others
+        return fault
+
+    def requests(self, api: ApiKey) -> list[SeenRequest]:
+        return self.cluster.requests_of(api)
+
+    @property
+    def port(self) -> int:
+        return self.cluster.broker(0).port
+
+
+@asynccontextmanager
+async def staged(
+    *,
+    brokers: int = 1,
+    version: int = 2,
+    starts: bool = True,
+    cluster: dict[str, Any] | None = None,
+    **settings: Any,
+) -> AsyncIterator[Stage]:
+    """A cluster with the topic t, and a producer; `version` is that of its transactions."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, SimulatedLoop)
+    async with EmbeddedCluster(
+        brokers,
+        topics={"t": 2},
+        transaction_version=version,
+        # Its clock is the real one, which records take their time from, too.
+        random=Random(1),
+        **(cluster or {}),
+    ) as embedded:
+        producer = Producer(embedded.bootstrap_servers, **{**SETTINGS, **settings})
+        producer._random.seed("walk")
+        try:
+            if starts:
+                await producer.start()
+            yield Stage(embedded, producer, loop)
+        finally:
+            embedded.faults.clear()
+            await producer.close(timeout=0)
+
+
+def play(main: Callable[[], Coroutine[Any, Any, Any]], **network: Any) -> Any:
+    """What a scene returns."""
+    return simulate(main, seed=1, network=SimulatedNetwork(**network), time_limit=1000.0)
+
+
+@contextmanager
+def altered(api: ApiKey, change: Callable[[Any], Message | None]) -> Iterator[None]:
+    """Let a function change a broker's answers, or put other messages in their place."""
+    original = HANDLERS[api]
+
+    async def handler(call: Call, request: Any) -> Message | None:
+        answer = await original(call, request)
+        return answer if answer is None else change(answer) or answer
+
+    with patch.dict(HANDLERS, {api: handler}):
+        yield
+
+
+Consulted = list[tuple[tuple[Rule, ...], frozenset[Condition]]]
+
+
+@contextmanager
+def consulted() -> Iterator[Consulted]:
+    """The rules that were asked, and what each needed."""
+    found: Consulted = []
+    first = outcomes._first
+
+    def noting(rules: tuple[Rule, ...], conditions: outcomes.Conditions) -> Row:
+        holds = set(conditions() if callable(conditions) else conditions)
+        found.append((rules, next(rule.when for rule in rules if rule.when <= holds)))
+        return first(rules, holds)
+
+    with patch.object(outcomes, "_first", noting):
+        yield found
+
+
+async def error_of(call: Awaitable[Any]) -> KafkaError | None:
+    """The error that a call ends with, if it does."""
+    try:
+        await call
+    except KafkaError as error:
+        return error
+    return None
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Let virtual time pass until the condition holds."""
+    while not condition():  # noqa: ASYNC110  # what is waited for sets no event
+        await asyncio.sleep(0.001)
+
+
+def check_flags(error: BaseException, *flags: str) -> None:
+    """An error of ours with these flags set and no other."""
+    assert isinstance(error, KafkaError), repr(error)
+    names = ("retriable", "requires_abort", "requires_reinit", "fatal")
+    assert [name for name in names if getattr(error, name)] == sorted(flags, key=names.index), repr(error)
