@@ -13,13 +13,15 @@ from tests.spark_crashing import GROUP, CrashingSink
 from tests.spark_stage import session
 
 STARTS = 6
+MASTER = "TEST_SPARK_MASTER"
+"""The variable that names another one than local[2]."""
 
 
 def main(
     servers: str, topic: str, folder: str, checkpoint: str, delivery: str, partitions: int, shuffle: int
 ) -> None:
     os.environ[GROUP] = str(os.getpgid(0))
-    spark = session(spark__sql__shuffle__partitions=shuffle)
+    spark = session(os.environ.get(MASTER, "local[2]"), spark__sql__shuffle__partitions=shuffle)
     spark.dataSource.register(CrashingSink)
     from aioproducer.spark import partition_by_key
 

@@ -6,6 +6,7 @@ import pytest
 
 from tests.spark_chaos import DEATHS, Broken, Crash, Run, embedded, play
 from tests.spark_crashing import NO_MARKER
+from tests.spark_driver import MASTER
 
 
 @pytest.mark.timeout(600)
@@ -51,3 +52,15 @@ def test_the_proof_convicts_at_least_once_and_a_sink_that_ignores_its_marker(tmp
         assert run.drive(**{NO_MARKER: "1"}) == 0
         with pytest.raises(Broken, match="more than once"):
             run.check()
+
+
+@pytest.mark.timeout(600)
+def test_an_executor_that_is_killed_takes_nothing_with_it_and_leaves_nothing_twice(tmp_path):
+    """Two executors in processes of their own."""
+    with embedded() as place:
+        run = Run(place, "executor", tmp_path / "run")
+        run.add_files(3)
+        assert run.drive(Crash("F3", "row", "executor"), **{MASTER: "local-cluster[2,1,512]"}) == 0
+        run.check()
+
+    assert "query failed" in run.log[0]
