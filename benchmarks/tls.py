@@ -20,9 +20,9 @@ from typing import Any
 
 import trustme
 import uvloop
-from broker import AckBroker
 
 from aioproducer import Producer
+from broker import AckBroker
 
 MB = 1_000_000
 CHUNK = 65_536  # bytes of a write to the bare stream: what a batch has
