@@ -93,7 +93,10 @@ def measure(
     missing = {client: why for client in options.clients if (why := programs.prepare(client))}
     clients = [client for client in options.clients if client not in missing]
     sections = [section for section in options.sections if section != TLS]
-    plan = cells(options.quick, sections, clients)
+    plan = [
+        replace(cell, repeats=min(cell.repeats, options.repeats or cell.repeats))
+        for cell in cells(options.quick, sections, clients)
+    ]
     began, load = time.perf_counter(), os.getloadavg()[0]
     figures: dict[Cell, Figures] = {}
     over_tls, interrupted = None, False
@@ -113,7 +116,7 @@ def measure(
         "load": os.getloadavg()[0],
         "missing": missing,
         "interrupted": interrupted,
-        "quick": options.quick,
+        "narrowed": not asks_for_all(options),
         "cells": [f.as_json() for f in found],
         "tls_cpu_ms_per_mb": over_tls,
         "goals": [{**asdict(goal), "verdict": goal.verdict} for goal in goals.goals(found)],
@@ -135,6 +138,7 @@ def write(run: dict[str, Any], directory: Path, document: Path) -> str:
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition(":")[0])
     parser.add_argument("--quick", action="store_true", help="fewer cases and repeats: three minutes")
+    parser.add_argument("--repeats", type=int, metavar="N", help="no more repeats of any case than so many")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a goal is not met")
     parser.add_argument("--profile", action="store_true", help="profile aioproducer's pipelined run and stop")
     parser.add_argument("--clients", default=",".join(CLIENTS), help="some of %(default)s")
@@ -154,9 +158,13 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     return options
 
 
-def is_whole(options: argparse.Namespace, run: dict[str, Any]) -> bool:
+def asks_for_all(options: argparse.Namespace) -> bool:
     chosen = set(options.clients) == set(CLIENTS) and set(options.sections) == {*SECTIONS, TLS}
-    return chosen and not run["quick"] and not run["interrupted"]
+    return chosen and not options.quick and options.repeats is None
+
+
+def is_whole(run: dict[str, Any]) -> bool:
+    return not run["narrowed"] and not run["interrupted"]
 
 
 def main() -> int:
@@ -165,7 +173,7 @@ def main() -> int:
         profile()
         return 0
     run = json.loads(options.render.read_text()) if options.render else measure(options)
-    directory = options.output or (RESULTS if is_whole(options, run) else PARTIAL)
+    directory = options.output or (RESULTS if is_whole(run) else PARTIAL)
     document = HERE / "RESULTS.md" if directory == RESULTS else directory / "RESULTS.md"
     print(write(run, directory, document))
     print(f"Written: {document}, {directory / 'results.json'}", file=sys.stderr)

@@ -99,7 +99,7 @@ def throughput(quick: bool) -> list[Cell]:
 def throughput_real(quick: bool) -> list[Cell]:
     cells = []
     for client in CLIENTS:
-        job = pipelined(client, 0.5)
+        job = pipelined(client, 0.5, warm_up=400_000 if client == JAVA else None)
         cells.append(
             Cell(THROUGHPUT_REAL, "100 B, 12 partitions", client, job, 1 if quick else 5, target=REAL)
         )
@@ -148,7 +148,7 @@ def columns(quick: bool) -> list[Cell]:
             data = "Arrow" if arrow else "lists"
             count = 1_000_000 if quick or value_size == 1000 else 4_000_000
             job = columns_job("columns", value_size, count, arrow, keyed)
-            repeats = 1 if quick else 5
+            repeats = 1 if quick else 5 if (value_size, keyed) == (100, True) else 3
             cells.append(Cell(COLUMNS, column, f"{data}, acknowledged", job, repeats))
             encoding = replace(job, kind="encoding")
             cells.append(Cell(COLUMNS, column, f"{data}, encoded only", encoding, repeats))
@@ -247,7 +247,7 @@ def lag(quick: bool) -> list[Cell]:
         for client in (OURS,) if quick else (OURS, AIOKAFKA):
             job = Job("lag", client, value_size=1000, batch_size=1_000_000, compression=codec, partitions=4)
             job = replace(job, seconds=1.5 if quick else 3)
-            cells.append(Cell(LAG, codec, client, job, 2 if quick else 5 if client == OURS else 2))
+            cells.append(Cell(LAG, codec, client, job, 2 if quick or client != OURS else 3))
     return cells
 
 

@@ -199,7 +199,7 @@ def stored_run(figures: list[Figures], **changes: object) -> dict:
         "load": 1.5,
         "missing": {},
         "interrupted": False,
-        "quick": False,
+        "narrowed": False,
         "cells": [f.as_json() for f in figures],
         "tls_cpu_ms_per_mb": {"stream": [1.0], "SSL": [2.0], "PLAINTEXT": [0.5]},
         "goals": [],
@@ -314,22 +314,12 @@ def no_plots(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "interrupted", "whole"),
-    [
-        ([], False, True),
-        ([], True, False),
-        (["--quick"], False, False),
-        (["--sections", "lag"], False, False),
-        (["--clients", f"{OURS},{AIOKAFKA}"], False, False),
-    ],
+    ("changes", "whole"), [({}, True), ({"interrupted": True}, False), ({"narrowed": True}, False)]
 )
 @pytest.mark.usefixtures("no_plots")
-def test_only_a_whole_run_takes_the_place_of_the_stored_one(
-    arguments, interrupted, whole, tmp_path, monkeypatch, capsys
-):
-    quick = "--quick" in arguments
-    result = stored_run(good_run(), interrupted=interrupted, quick=quick)
-    monkeypatch.setattr("sys.argv", ["bench.py", *arguments])
+def test_only_a_whole_run_takes_the_place_of_the_stored_one(changes, whole, tmp_path, monkeypatch, capsys):
+    result = stored_run(good_run(), **changes)
+    monkeypatch.setattr("sys.argv", ["bench.py"])
     monkeypatch.setattr(bench, "measure", lambda options: result)
     monkeypatch.setattr(bench, "HERE", tmp_path)
     monkeypatch.setattr(bench, "RESULTS", tmp_path / "results")
@@ -337,10 +327,24 @@ def test_only_a_whole_run_takes_the_place_of_the_stored_one(
 
     status = bench.main()
 
-    assert status == (130 if interrupted else 0)
+    assert status == (130 if "interrupted" in changes else 0)
     assert (tmp_path / "RESULTS.md").exists() == (tmp_path / "results").exists() == whole
     assert (tmp_path / "partial" / "RESULTS.md").exists() != whole
     assert "aioproducer beside its peers" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "narrowed"),
+    [
+        ([], False),
+        (["--quick"], True),
+        (["--repeats", "1"], True),
+        (["--sections", "lag"], True),
+        (["--clients", f"{OURS},{AIOKAFKA}"], True),
+    ],
+)
+def test_a_run_knows_whether_it_was_asked_for_all(arguments, narrowed):
+    assert bench.asks_for_all(bench.parse(arguments)) != narrowed
 
 
 @pytest.mark.usefixtures("no_plots")

@@ -212,7 +212,7 @@ def test_ctrl_c_keeps_what_was_measured():
 
     assert result["interrupted"]
     assert [cell["cell"]["row"] for cell in result["cells"]] == [cell.row for cell in done]
-    assert not bench.is_whole(options, result)
+    assert not bench.is_whole(result)
 
 
 def test_no_process_outlives_a_measurement_that_is_interrupted():
