@@ -53,18 +53,25 @@ def by_client(figures: list[Figures], section: str, column: str) -> dict[str, Fi
 
 
 def bars(axes: Axes, figures: dict[str, Figures], name: str, title: str) -> None:
-    """A bar for each client with its spread, the first on top."""
+    """A bar, or a point, for each client with its spread, the first on top."""
     clients = list(reversed(figures))
     medians = [figures[client].median(name) for client in clients]
     low = [m - min(figures[c].all(name)) for c, m in zip(clients, medians, strict=True)]
     high = [max(figures[c].all(name)) - m for c, m in zip(clients, medians, strict=True)]
-    axes.barh(clients, medians, xerr=[low, high], color=[COLORS[c] for c in clients], ecolor="#555555")
+    colors = [COLORS[client] for client in clients]
+    if (
+        medians and max(medians) > LOGARITHMIC * min(medians) > 0
+    ):  # points: a bar has no length on such an axis
+        axes.set_xscale("log")
+        axes.scatter(medians, clients, color=colors, zorder=2)
+        axes.errorbar(medians, clients, xerr=[low, high], fmt="none", ecolor="#555555", zorder=1)
+        axes.grid(axis="x", color="#dddddd")
+    else:
+        axes.barh(clients, medians, xerr=[low, high], color=colors, ecolor="#555555")
     for position, (median, above) in enumerate(zip(medians, high, strict=True)):
         axes.annotate(
-            f"{median:.3g}", (median + above, position), (4, 0), textcoords="offset points", va="center"
+            f"{median:.3g}", (median + above, position), (6, 0), textcoords="offset points", va="center"
         )
-    if medians and max(medians) > LOGARITHMIC * max(min(medians), 1e-9) > 0:
-        axes.set_xscale("log")
     axes.margins(x=0.15)
     axes.set_title(title)
 
