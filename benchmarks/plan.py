@@ -272,7 +272,7 @@ def partitions(quick: bool) -> list[Cell]:
                 "pipelined",
                 client,
                 records=records[index],
-                warm_up=min(records[index], WARM_UP.get(client, 100_000)),
+                warm_up=min(records[index], WARM_UP.get(client, 20_000 if client == CALLBACK else 100_000)),
                 window=100_000,
                 batch_size=16_384,
                 partitions=count,

@@ -379,3 +379,13 @@ def test_a_name_that_is_not_known_is_refused(arguments, capsys):
         bench.parse(arguments)
 
     assert "unknown, expected some of" in capsys.readouterr().err
+
+
+def test_progress_is_a_line_for_each_section_where_there_is_no_terminal(capsys):
+    progress = bench.Progress(30)
+    cells = bench.cells(True, ["memory", "lag"], [OURS, AIOKAFKA])
+    for done, cell in enumerate(cells):
+        progress(done, cell)
+    progress.end()
+
+    assert [line.rpartition(": ")[2] for line in capsys.readouterr().err.splitlines()] == ["memory", "lag"]
