@@ -11,9 +11,12 @@ import os
 import pstats
 import sys
 import time
+import traceback
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
+
+import uvloop
 
 import blocking_clients
 import columns
@@ -117,7 +120,7 @@ async def memory(job: Job, face: Face) -> Result:
             deliveries.append(await face.send(job.topic, value))
         await asyncio.sleep(0.2)  # the requests that fit into the window go out and stay unanswered
 
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(100):
         await push(job.warm_up)
         before = resident_bytes()
         await push(job.records)
@@ -236,14 +239,17 @@ def leave(result: Result) -> None:
 
 def main() -> None:
     job = Job(**json.loads(sys.argv[1]))
-    if measured := blocking_clients.MEASURE.get((job.client, job.kind)):
-        leave(measured(job))
-    elif job.loop == "uvloop":
-        import uvloop
-
-        print(json.dumps(uvloop.run(measure(job))))
-    else:
-        print(json.dumps(asyncio.run(measure(job))))
+    try:
+        if measured := blocking_clients.MEASURE.get((job.client, job.kind)):
+            leave(measured(job))
+        loop_factory = uvloop.new_event_loop if job.loop == "uvloop" else None
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            result = runner.run(measure(job))
+    except Exception as error:
+        traceback.print_exc()
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        os._exit(1)  # a client that was not closed would have the last word
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

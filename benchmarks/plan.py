@@ -287,7 +287,7 @@ def distance(quick: bool) -> list[Cell]:
     """A broker 20 ms away, one partition, always more to send than may be on its way."""
     cells = []
     for client in (OURS, FRANZ_GO, JAVA, CALLBACK, AIOKAFKA):
-        count = (40_000 if client == AIOKAFKA else 100_000) * (1 if quick else 2)
+        count = (30_000 if client in (AIOKAFKA, CALLBACK) else 100_000) * (1 if quick else 2)
         job = Job("pipelined", client, records=count, warm_up=20_000, window=count, partitions=1)
         cells.append(Cell(DISTANCE, "100 B, 20 ms", client, job, 1 if quick else 3, delay_ms=20))
     return cells

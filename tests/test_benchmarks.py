@@ -194,7 +194,7 @@ def test_a_measurement_that_fails_says_why_and_ends_no_other():
 
     runner.measure_all(cells, figures, run)
 
-    assert "nonsense" in figures[cells[0]].failures[0]
+    assert figures[cells[0]].failures == ["KeyError: 'nonsense'"]
     assert figures[cells[1]].counts
 
 

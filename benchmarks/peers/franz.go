@@ -21,20 +21,20 @@ import (
 )
 
 type job struct {
-	Kind         string   `json:"kind"`
-	ValueSize    int      `json:"value_size"`
-	Records      int      `json:"records"`
-	WarmUp       int      `json:"warm_up"`
-	Tasks        int      `json:"tasks"`
-	LingerMs     *float64 `json:"linger_ms"`
-	BatchSize    *int32   `json:"batch_size"`
-	Compression  string   `json:"compression"`
-	Partitions   int      `json:"partitions"`
-	RoundRobin   bool     `json:"round_robin"`
-	Bootstrap    string   `json:"bootstrap"`
-	Topic        string   `json:"topic"`
-	ValuesFile   string   `json:"values_file"`
-	Window       int      `json:"window"`
+	Kind        string   `json:"kind"`
+	ValueSize   int      `json:"value_size"`
+	Records     int      `json:"records"`
+	WarmUp      int      `json:"warm_up"`
+	Tasks       int      `json:"tasks"`
+	LingerMs    *float64 `json:"linger_ms"`
+	BatchSize   *int32   `json:"batch_size"`
+	Compression string   `json:"compression"`
+	Partitions  int      `json:"partitions"`
+	RoundRobin  bool     `json:"round_robin"`
+	Bootstrap   string   `json:"bootstrap"`
+	Topic       string   `json:"topic"`
+	ValuesFile  string   `json:"values_file"`
+	Window      int      `json:"window"`
 }
 
 type result map[string]float64
