@@ -24,6 +24,7 @@ check: setup
 	$(BIN)/python tests/docs_runner.py check
 	$(BIN)/python -m pytest -q -p no:cacheprovider tests/test_layering.py
 
+# Every client in one run, some 25 minutes.   ARGS=--quick, ARGS="--sections 'closed loop,lag' --clients aioproducer,aiokafka"
 bench: setup
 	$(BIN)/python benchmarks/bench.py $(ARGS)
 

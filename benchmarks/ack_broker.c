@@ -6,7 +6,9 @@
  *
  *     cc -O2 -o ack_broker ack_broker.c
  *     ack_broker [--host 127.0.0.1] [--port 0] [--advertise HOST] [--node-id 1] [--partitions 1]
- *                [--topic NAME:PARTITIONS]... [--delay-ms 0] [--silent]
+ *                [--topic NAME:PARTITIONS]... [--delay-ms 0] [--silent] [--sink]
+ *
+ * --silent: answers no Produce request. --sink: no Kafka at all; counts the bytes of each connection and drops them.
  *
  * Prints "listening PORT" when it is ready. Prints its counts as one line of JSON on SIGUSR1 or on the line "counts"
  * from stdin. Ends on SIGTERM, SIGINT, the line "quit" or the end of stdin. */
@@ -103,7 +105,7 @@ static struct {
     uint16_t port;
     int32_t node_id, default_partitions;
     int64_t delay; /* ns */
-    bool silent;
+    bool silent, sink;
 } options = {.host = "127.0.0.1", .node_id = 1, .default_partitions = 1};
 
 static struct topic *topics[MAX_TOPICS], *buckets[NAME_BUCKETS];
@@ -657,8 +659,16 @@ static void watch(struct connection *c) {
     if (epoll_ctl(epoll, EPOLL_CTL_MOD, c->fd, &event)) close_connection(c);
 }
 
+static bool drop(struct connection *c) {
+    static uint8_t dropped[1 << 20];
+    ssize_t got = recv(c->fd, dropped, sizeof dropped, 0);
+    if (got > 0) record_bytes += got;
+    return got > 0 || (got < 0 && (errno == EAGAIN || errno == EINTR));
+}
+
 /* Grows with what has arrived, not with what the peer announces. */
 static bool receive(struct connection *c) {
+    if (options.sink) return drop(c);
     reserve(&c->in, held(&c->in) > 65536 ? held(&c->in) : 65536);
     ssize_t got = recv(c->fd, c->in.data + c->in.end, c->in.capacity - c->in.end, 0);
     if (got <= 0) return got < 0 && (errno == EAGAIN || errno == EINTR);
@@ -764,8 +774,8 @@ static void create_asked(const char *text) {
 static void parse_options(char **arguments) {
     while (*++arguments) {
         const char *option = *arguments;
-        if (!strcmp(option, "--silent")) {
-            options.silent = true;
+        if (!strcmp(option, "--silent") || !strcmp(option, "--sink")) {
+            *(strcmp(option, "--sink") ? &options.silent : &options.sink) = true;
             continue;
         }
         const char *value = *++arguments;

@@ -1,8 +1,4 @@
-"""Measure aioproducer beside aiokafka and confluent-kafka against a broker that only acknowledges.
-
-Every measurement is a process of its own with a broker of its own; repeats are interleaved, so that
-whatever else the machine does meets every client alike. A row fails if the broker did not count exactly
-what was sent."""
+"""Measure aioproducer beside its peers: `make bench`. README.md says what is measured, and what the figures mean."""
 
 from __future__ import annotations
 
@@ -10,178 +6,185 @@ import argparse
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import goals
+import plots
+import programs
+import report
 import tls
-from broker import AckBroker, build
-from measure import Job, as_argument
-from plan import LAG, OURS, RECORDS, SECTIONS, Cell, cells
-from report import Figures, goals, ratios, table
+from broker import AckBroker
+from figures import Figures
+from job import Job
+from plan import CLIENTS, OURS, SECTIONS, Cell, cells
+from runner import Targets, in_order, measure_all, run
 
 HERE = Path(__file__).parent
-TIME_OUT = 120  # seconds for one measurement
-PACKAGES = ("aioproducer", "aiokafka", "confluent-kafka", "uvloop")
-
-
-class MeasurementError(Exception):
-    """A measurement that gave no figure, or a figure that the broker's counts contradict."""
-
-
+RESULTS = HERE / "results"
+PARTIAL = programs.BUILD / "partial"  # runs that are not whole leave the stored results alone
 TLS = "tls"
+PACKAGES = ("aioproducer", "aiokafka", "confluent-kafka", "kafka-python", "uvloop", "pyarrow")
 
 
-def start(job: Job) -> subprocess.Popen[str]:
-    command = [sys.executable, str(HERE / "measure.py"), as_argument(job)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+class Progress:
+    """On a terminal one line that is written again and again, else a line for each section."""
 
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._began = time.monotonic()
+        self._section = ""
 
-def finish(process: subprocess.Popen[str]) -> dict[str, Any]:
-    try:
-        out, err = process.communicate(timeout=TIME_OUT)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
-        raise MeasurementError(f"no result after {TIME_OUT} s") from None
-    if process.returncode:
-        last = err.strip().splitlines()[-1:] or [f"status {process.returncode}"]
-        raise MeasurementError(last[0][:200])
-    result: dict[str, Any] = json.loads(out.splitlines()[-1])
-    return result
-
-
-def run(cell: Cell) -> dict[str, Any]:
-    """One measurement of a cell: fresh broker, fresh process, counts compared."""
-    with AckBroker(*cell.broker_options()) as broker:
-        idle = start(replace(cell.job, kind="idle")) if cell.section == LAG else None
-        try:
-            result = finish(start(replace(cell.job, bootstrap=broker.bootstrap)))
-            if idle:
-                at_rest = finish(idle)
-                for name in ("p99", "max"):
-                    result[f"idle_{name}_ms"] = at_rest[f"lag_{name}_ms"]
-                    result[f"above_{name}_ms"] = result[f"lag_{name}_ms"] - at_rest[f"lag_{name}_ms"]
-        finally:
-            if idle and idle.poll() is None:
-                idle.kill()
-                idle.communicate()
-        counts = broker.counts()
-    counted = sum(sum(topic["records"]) for topic in counts["topics"].values())
-    batches = sum(sum(topic["batches"]) for topic in counts["topics"].values())
-    if not cell.silent and counted != result["sent"]:
-        raise MeasurementError(f"the broker counted {counted:,} records of {result['sent']:,} sent")
-    result["broker_cpu_seconds"] = counts["cpu_seconds"]
-    result["records_per_batch"] = counted / batches if batches else 0.0
-    result["batches_per_request"] = batches / max(1, counts["produce_requests"])
-    return result
-
-
-def interleaved(plan: list[Cell]) -> Iterator[Cell]:
-    """Every cell once, then every cell that wants it again, each round begun elsewhere."""
-    for repeat in range(max((cell.repeats for cell in plan), default=0)):
-        turn = repeat * len(plan) // 3 % len(plan)
-        yield from (cell for cell in plan[turn:] + plan[:turn] if repeat < cell.repeats)
-
-
-def measure_all(plan: list[Cell]) -> list[Figures]:
-    figures = {cell: Figures(cell) for cell in plan}
-    total = sum(cell.repeats for cell in plan)
-    for done, cell in enumerate(interleaved(plan), 1):
-        if figures[cell].failures:
-            continue
-        try:
-            figures[cell].results.append(run(cell))
-        except MeasurementError as error:
-            figures[cell].failures.append(str(error))
-            print(f"FAILED {cell.name}: {error}", file=sys.stderr, flush=True)
+    def __call__(self, done: int, cell: Cell) -> None:
+        took = time.monotonic() - self._began
+        left = f", {took / done * (self._total - done) / 60:.0f} min left" if done >= 10 else ""
+        told = f"{done}/{self._total}, {took / 60:.1f} min{left}"
         if sys.stderr.isatty():
-            print(f"\r{done}/{total} ", end="", file=sys.stderr, flush=True)
-    if sys.stderr.isatty():
-        print("\r", end="", file=sys.stderr)
-    return list(figures.values())
+            print(f"\r\033[K{told}: {cell.name}", end="", file=sys.stderr, flush=True)
+        elif cell.section != self._section:
+            print(f"{told}: {cell.section}", file=sys.stderr, flush=True)
+        self._section = cell.section
+
+    def end(self) -> None:
+        if sys.stderr.isatty():
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
-def machine() -> dict[str, Any]:
-    versions = {}
+def versions(clients: list[str]) -> dict[str, str]:
+    found = {"Python": platform.python_version()}
     for package in PACKAGES:
         try:
-            versions[package] = metadata.version(package)
+            found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
-            versions[package] = "not installed"
-    return {"python": platform.python_version(), "cpus": os.cpu_count(), "load": os.getloadavg(), **versions}
+            found[package] = "not installed"
+    if programs.FRANZ_GO in clients:
+        required = re.search(r"franz-go (v\S+)", (programs.PEERS / "go.mod").read_text())
+        found["franz-go"] = required[1] if required else "unknown"
+        found["Go"] = first_line("go", "version")
+    if programs.JAVA in clients:
+        found["kafka-clients"] = programs.DEFAULT_VERSION
+        found["Java"] = first_line("java", "--version")
+    return found
+
+
+def first_line(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.partition("\n")[0]
 
 
 def profile() -> None:
     """Where aioproducer's own Python spends its time, on stderr."""
     job = Job("pipelined", OURS, records=300_000, warm_up=20_000, profile=True)
     with AckBroker("--topic", "t:12") as broker:
-        subprocess.run(
-            [sys.executable, str(HERE / "measure.py"), as_argument(replace(job, bootstrap=broker.bootstrap))],
-            check=True,
-        )
+        measured = replace(job, bootstrap=broker.bootstrap)
+        subprocess.run([*programs.command_for(measured), measured.as_argument()], check=True)
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="fewer cases and repeats, under 90 seconds")
+def measure(
+    options: argparse.Namespace, run_one: Callable[[Cell, Targets], dict[str, Any]] = run
+) -> dict[str, Any]:
+    """The run as it is stored. Ctrl-C ends it early and loses nothing that was measured."""
+    missing = {client: why for client in options.clients if (why := programs.prepare(client))}
+    clients = [client for client in options.clients if client not in missing]
+    sections = [section for section in options.sections if section != TLS]
+    plan = [
+        replace(cell, repeats=min(cell.repeats, options.repeats or cell.repeats))
+        for cell in cells(options.quick, sections, clients)
+    ]
+    began, load = time.perf_counter(), os.getloadavg()[0]
+    figures: dict[Cell, Figures] = {}
+    over_tls, interrupted = None, False
+    progress = Progress(len(in_order(plan)))
+    try:
+        with Targets() as targets:
+            measure_all(plan, figures, lambda cell: run_one(cell, targets), progress)
+        if TLS in options.sections:
+            over_tls = tls.compare(options.quick)
+    except KeyboardInterrupt:
+        interrupted = True
+    progress.end()
+    found = [f for f in figures.values() if f.results or f.failures]
+    return {
+        "machine": {"cpus": os.cpu_count(), "load": load, "versions": versions(clients)},
+        "seconds": time.perf_counter() - began,
+        "load": os.getloadavg()[0],
+        "missing": missing,
+        "interrupted": interrupted,
+        "narrowed": not asks_for_all(options),
+        "cells": [f.as_json() for f in found],
+        "tls_cpu_ms_per_mb": over_tls,
+        "goals": [{**asdict(goal), "verdict": goal.verdict} for goal in goals.goals(found)],
+    }
+
+
+def write(run: dict[str, Any], directory: Path, document: Path) -> str:
+    """results.json and the plots in `directory`, and the tables as `document`; these tables."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "results.json").write_text(json.dumps(run, indent=1) + "\n")
+    figures = [Figures.from_json(stored) for stored in run["cells"]]
+    drawn = [os.path.relpath(directory / name, document.parent) for name in plots.draw(figures, directory)]
+    remarks = report.REMARKS.read_text() if report.REMARKS.exists() else None
+    text = report.document(run, drawn, remarks)
+    document.write_text(text)
+    return text
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition(":")[0])
+    parser.add_argument("--quick", action="store_true", help="fewer cases and repeats: three minutes")
+    parser.add_argument("--repeats", type=int, metavar="N", help="no more repeats of any case than so many")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a goal is not met")
     parser.add_argument("--profile", action="store_true", help="profile aioproducer's pipelined run and stop")
-    parser.add_argument("--clients", default=",".join(RECORDS), help="some of %(default)s")
+    parser.add_argument("--clients", default=",".join(CLIENTS), help="some of %(default)s")
     parser.add_argument("--sections", default=",".join([*SECTIONS, TLS]), help="some of %(default)s")
-    parser.add_argument("--output", type=Path, default=HERE / "results" / "latest.json", help="the JSON file")
-    options = parser.parse_args()
+    parser.add_argument(
+        "--output",
+        type=Path,
+        help="directory of results.json, RESULTS.md and the plots; by default benchmarks/results with "
+        "benchmarks/RESULTS.md for a whole run, benchmarks/build/partial for any other",
+    )
+    parser.add_argument("--render", type=Path, metavar="JSON", help="tables and plots of a stored run")
+    options = parser.parse_args(arguments)
     options.clients, options.sections = options.clients.split(","), options.sections.split(",")
-    for chosen, known in ((options.clients, RECORDS), (options.sections, [*SECTIONS, TLS])):
+    for chosen, known in ((options.clients, CLIENTS), (options.sections, [*SECTIONS, TLS])):
         if unknown := set(chosen) - set(known):
             parser.error(f"{', '.join(sorted(unknown))}: unknown, expected some of {', '.join(known)}")
     return options
 
 
+def asks_for_all(options: argparse.Namespace) -> bool:
+    chosen = set(options.clients) == set(CLIENTS) and set(options.sections) == {*SECTIONS, TLS}
+    return chosen and not options.quick and options.repeats is None
+
+
+def is_whole(run: dict[str, Any]) -> bool:
+    return not run["narrowed"] and not run["interrupted"]
+
+
 def main() -> int:
     options = parse()
-    build()
     if options.profile:
         profile()
         return 0
-    began, before = time.perf_counter(), machine()
-    sections = [section for section in options.sections if section != TLS]
-    figures = measure_all(cells(options.quick, sections, options.clients))
-    over_tls = tls.compare(options.quick) if TLS in options.sections else None
-    took, verdicts = time.perf_counter() - began, goals(figures)
-
-    print("# aioproducer beside its peers\n")
-    print("acks=all, idempotence, linger 5 ms, batches of 64 KiB unless a table says otherwise; asyncio")
-    print("clients on uvloop, futures awaited one by one; **median** [least–most] of interleaved runs.")
-    loads = f"{before['load'][0]:.1f} before, {os.getloadavg()[0]:.1f} after"
-    print(f"Python {before['python']}, {before['cpus']} CPUs, load {loads}, {took:.0f} s. ", end="")
-    print(", ".join(f"{package} {before[package]}" for package in PACKAGES) + ".\n")
-    for section in sections:
-        print(table(section, figures) + "\n")
-    if over_tls is not None:
-        print(tls.table(over_tls) + "\n")
-    if compared := ratios(figures):
-        print("## Ratios (aioproducer is 1)\n\n" + "\n".join(compared) + "\n")
-    print("## Goals\n\n" + "\n".join(goal.line() for goal in verdicts))
-
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    record = {
-        "machine": before,
-        "seconds": took,
-        "cells": [{**asdict(f.cell), "results": f.results, "failures": f.failures} for f in figures],
-        "tls_cpu_ms_per_mb": over_tls,
-        "goals": [asdict(goal) for goal in verdicts],
-    }
-    options.output.write_text(json.dumps(record, indent=1) + "\n")
-    if any(f.failures for f in figures):
-        print("\nFAILED: " + "; ".join(f.cell.name for f in figures if f.failures))
+    run = json.loads(options.render.read_text()) if options.render else measure(options)
+    directory = options.output or (RESULTS if is_whole(run) else PARTIAL)
+    document = HERE / "RESULTS.md" if directory == RESULTS else directory / "RESULTS.md"
+    print(write(run, directory, document))
+    print(f"Written: {document}, {directory / 'results.json'}", file=sys.stderr)
+    if run["interrupted"]:
+        return 130
+    failed = [f.cell.name for f in map(Figures.from_json, run["cells"]) if f.failures]
+    if failed:
+        print("FAILED: " + "; ".join(failed), file=sys.stderr)
         return 2
-    return 1 if options.check and not all(goal.met for goal in verdicts) else 0
+    met = all(goal["verdict"] == goals.MET for goal in run["goals"])
+    return 1 if options.check and not met else 0
 
 
 if __name__ == "__main__":

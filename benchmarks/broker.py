@@ -1,25 +1,13 @@
-"""ack_broker.c, built once per change and run as another process."""
+"""ack_broker.c, run as another process."""
 
 from __future__ import annotations
 
 import json
 import subprocess
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-SOURCE = Path(__file__).with_name("ack_broker.c")
-PROGRAM = SOURCE.parent / "build" / "ack_broker"
-
-
-def build() -> Path:
-    """Compile the broker if its source is newer than the program."""
-    if not PROGRAM.exists() or PROGRAM.stat().st_mtime < SOURCE.stat().st_mtime:
-        PROGRAM.parent.mkdir(exist_ok=True)
-        fresh = PROGRAM.with_suffix(".new")
-        subprocess.run(["cc", "-O2", "-o", str(fresh), str(SOURCE)], check=True)
-        fresh.replace(PROGRAM)  # a broker that runs keeps the old file
-    return PROGRAM
+import programs
 
 
 class AckBroker:
@@ -30,7 +18,11 @@ class AckBroker:
 
     def __enter__(self) -> AckBroker:
         self._process = subprocess.Popen(
-            [str(build()), *self._options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [str(programs.ack_broker()), *self._options],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # Ctrl-C is for the run, which ends it
         )
         self.bootstrap = f"127.0.0.1:{int(self._line().split()[1])}"
         return self

@@ -1,26 +1,16 @@
-"""The asyncio clients behind one face, and the settings in which they are compared.
+"""The clients in Python, and the settings in which they are compared.
 
-`send` is the client's own bound method wherever it can be: a wrapper would cost more than some clients do."""
+The asyncio clients stand behind one face, whose `send` is the client's own bound method wherever it can be: a
+wrapper would cost more than some clients do."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from job import Job
+
 UNBOUNDED = 1 << 30  # bytes: more than any run leaves waiting
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What a client is opened with: acks=all and idempotence always, the rest as the job says."""
-
-    bootstrap: str
-    linger_ms: float = 5
-    batch_size: int | None = 65536  # bytes; None leaves the client's own default
-    compression: str = "none"
-    unbounded_buffer: bool = False
-    eager: bool = False  # AIOProducer only: hand every record on at once instead of gathering a thousand
 
 
 class Face(NamedTuple):
@@ -33,15 +23,18 @@ class Face(NamedTuple):
     send_many: Callable[..., Awaitable[Awaitable[Any]]] | None = None
 
 
-async def open_aioproducer(settings: Settings) -> Face:
+def chosen(job: Job, **names: str) -> dict[str, Any]:
+    """The settings of the job that are not left to the client, by the client's names."""
+    return {name: getattr(job, field) for field, name in names.items() if getattr(job, field) is not None}
+
+
+async def open_aioproducer(job: Job) -> Face:
     from aioproducer import Producer
 
-    chosen: dict[str, Any] = {} if settings.batch_size is None else {"batch_size": settings.batch_size}
-    if settings.unbounded_buffer:
-        chosen["buffer_memory"] = UNBOUNDED
-    producer = Producer(
-        settings.bootstrap, linger_ms=settings.linger_ms, compression_type=settings.compression, **chosen
-    )
+    settings = chosen(job, batch_size="batch_size", linger_ms="linger_ms", compression="compression_type")
+    if job.kind == "memory":
+        settings["buffer_memory"] = UNBOUNDED
+    producer = Producer(job.bootstrap, **settings)
     await producer.__aenter__()
 
     async def close() -> None:
@@ -50,28 +43,26 @@ async def open_aioproducer(settings: Settings) -> Face:
     return Face(producer.send, producer.send_and_wait, producer.partitions_for, close, producer.send_many)
 
 
-async def open_aiokafka(settings: Settings) -> Face:
+async def open_aiokafka(job: Job) -> Face:
     from aiokafka import AIOKafkaProducer
 
-    chosen: dict[str, Any] = {} if settings.batch_size is None else {"max_batch_size": settings.batch_size}
     producer = AIOKafkaProducer(
-        bootstrap_servers=settings.bootstrap,
+        bootstrap_servers=job.bootstrap,
         acks="all",
         enable_idempotence=True,
-        linger_ms=settings.linger_ms,
-        compression_type=None if settings.compression == "none" else settings.compression,
-        **chosen,
+        compression_type=None if job.compression == "none" else job.compression,
+        **chosen(job, batch_size="max_batch_size", linger_ms="linger_ms"),
     )
     await producer.start()
     return Face(producer.send, producer.send_and_wait, producer.partitions_for, producer.stop)
 
 
-async def open_confluent_aio(settings: Settings) -> Face:
+async def open_confluent_aio(job: Job) -> Face:
     from confluent_kafka.aio import AIOProducer
 
-    gathered: dict[str, Any] = {"batch_size": 1} if settings.eager else {}
-    # Its defaults are 1,000 records and one second.
-    producer = AIOProducer(librdkafka(settings), buffer_timeout=max(settings.linger_ms, 5) / 1000, **gathered)
+    # Its defaults are 1,000 records and one second; in the closed loop nobody else would fill them.
+    gathered: dict[str, Any] = {"batch_size": 1} if job.kind == "closed_loop" else {}
+    producer = AIOProducer(librdkafka(job), buffer_timeout=max(job.linger_ms or 0, 5) / 1000, **gathered)
 
     async def send_and_wait(topic: str, value: bytes) -> Any:
         return await (await producer.produce(topic, value))
@@ -86,25 +77,34 @@ async def open_confluent_aio(settings: Settings) -> Face:
     return Face(producer.produce, send_and_wait, ready, close)
 
 
-def librdkafka(settings: Settings) -> dict[str, Any]:
-    """The settings in librdkafka's names."""
-    chosen: dict[str, Any] = {
-        "bootstrap.servers": settings.bootstrap,
-        "acks": "all",
-        "enable.idempotence": True,
-        "linger.ms": settings.linger_ms,
-        "compression.type": settings.compression,
-    }
-    if settings.batch_size is not None:
-        chosen["batch.size"] = settings.batch_size
-    if settings.unbounded_buffer:
-        chosen["queue.buffering.max.messages"] = 10_000_000
-        chosen["queue.buffering.max.kbytes"] = UNBOUNDED >> 10
-    return chosen
-
-
-OPEN: dict[str, Callable[[Settings], Awaitable[Face]]] = {
+OPEN: dict[str, Callable[[Job], Awaitable[Face]]] = {
     "aioproducer": open_aioproducer,
     "aiokafka": open_aiokafka,
     "AIOProducer": open_confluent_aio,
 }
+
+
+def librdkafka(job: Job) -> dict[str, Any]:
+    """The settings in librdkafka's names."""
+    settings: dict[str, Any] = {
+        "bootstrap.servers": job.bootstrap,
+        "acks": "all",
+        "enable.idempotence": True,
+        **chosen(job, linger_ms="linger.ms", batch_size="batch.size", compression="compression.type"),
+    }
+    if job.kind == "memory":
+        settings["queue.buffering.max.messages"] = 10_000_000
+        settings["queue.buffering.max.kbytes"] = UNBOUNDED >> 10
+    return settings
+
+
+def kafka_python(job: Job) -> Any:
+    from kafka import KafkaProducer
+
+    return KafkaProducer(
+        bootstrap_servers=job.bootstrap,
+        acks="all",
+        enable_idempotence=True,
+        compression_type=None if job.compression == "none" else job.compression,
+        **chosen(job, batch_size="batch_size", linger_ms="linger_ms"),
+    )

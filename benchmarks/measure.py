@@ -6,125 +6,69 @@ from __future__ import annotations
 
 import asyncio
 import cProfile
-import gc
 import json
 import os
 import pstats
-import random
-import resource
 import sys
 import time
+import traceback
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass
 from typing import Any
 
-from clients import OPEN, Face, Settings, librdkafka
+import uvloop
 
-from aioproducer._record_path import (
-    ALL_APPENDED,
-    BufferMemory,
-    PartitionQueue,
-    RecordPath,
-    Rows,
-    Topic,
+import blocking_clients
+import columns
+from clients import OPEN, Face
+from job import (
+    LINES,
+    Job,
+    Result,
+    cpu_seconds,
+    latencies_in,
+    lines,
+    per_record,
+    quantile,
+    resident_bytes,
+    waiting,
 )
-from aioproducer.batch import ProducerBatch
 
-CHUNK = 10_000  # records sent before their deliveries are awaited, one by one
 SLICE = 100  # records between two turns of the loop where its lag is measured
-WINDOW = 20_000  # records on their way there
+ON_THEIR_WAY = 20_000  # records, likewise
 TICK = 0.001  # seconds
-TOPIC = "t"
-
-
-@dataclass(frozen=True)
-class Job:
-    """What to measure, in seconds and bytes; `records` are those measured, after `warm_up` more."""
-
-    kind: str  # pipelined, columns, encoding, closed_loop, memory, lag or idle
-    client: str
-    value_size: int = 100
-    records: int = 0
-    warm_up: int = 0
-    tasks: int = 1
-    seconds: float = 0
-    linger_ms: float = 5
-    batch_size: int | None = 65536
-    compression: str = "none"
-    arrow: bool = False
-    keyed: bool = False
-    partitions: int = 12
-    loop: str = "uvloop"
-    profile: bool = False
-    bootstrap: str = ""
-
-    def settings(self) -> Settings:
-        return Settings(
-            bootstrap=self.bootstrap,
-            linger_ms=self.linger_ms,
-            batch_size=self.batch_size,
-            compression=self.compression,
-            unbounded_buffer=self.kind == "memory",
-            eager=self.kind == "closed_loop",
-        )
-
-
-Result = dict[str, Any]
-
-
-def lines(size: int, count: int = 2000) -> list[bytes]:
-    """Distinct JSON-like values of exactly `size` bytes, the same in every run."""
-    chance = random.Random(7)
-    made = []
-    for number in range(count):
-        text = (
-            f'{{"id":{number:07d},"user":{chance.randrange(10**6):06d},"price":{chance.random() * 1000:.4f}'
-        )
-        while len(text) < size:
-            text += f',"k{chance.randrange(100)}":"{chance.getrandbits(40):x}"'
-        made.append((text[: size - 1] + "}").encode())
-    return made
-
-
-def cpu_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
-
-
-def resident_bytes() -> int:
-    gc.collect()
-    with open("/proc/self/statm") as statm:
-        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def per_record(records: int, cpu: float, wall: float) -> Result:
-    return {"cpu_us": cpu / records * 1e6, "records_per_s": records / wall}
-
-
-def quantile(ordered: list[float], q: float) -> float:
-    return ordered[min(len(ordered) - 1, int(len(ordered) * q))]
 
 
 # ---- pipelined: as fast as the client takes them ----
 
 
-async def pipelined(job: Job, face: Face) -> Result:
-    send = face.send
-    chunk = lines(job.value_size) * (CHUNK // 2000)
+def chunks(job: Job, face: Face) -> Callable[[int], Awaitable[None]]:
+    """What sends so many records, `window` at a time, and awaits their deliveries one by one."""
+    send, topic = face.send, job.topic
+    values = lines(job.value_size) * -(-job.window // LINES)
+    numbered = [(value, number % job.partitions) for number, value in enumerate(values)]
 
-    async def push(chunks: int) -> None:
-        for _ in range(chunks):
-            deliveries = [await send(TOPIC, value) for value in chunk]
-            for delivery in deliveries:
+    async def send_chunk(size: int) -> list[Awaitable[Any]]:
+        if job.round_robin:
+            return [await send(topic, value, None, partition) for value, partition in numbered[:size]]
+        return [await send(topic, value) for value in values[:size]]
+
+    async def push(records: int) -> None:
+        for first in range(0, records, job.window):
+            for delivery in await send_chunk(min(job.window, records - first)):
                 await delivery
 
-    await push(job.warm_up // CHUNK)
+    return push
+
+
+async def pipelined(job: Job, face: Face) -> Result:
+    push = chunks(job, face)
+    await push(job.warm_up)
     profile = cProfile.Profile() if job.profile else None
     if profile:
         profile.enable()
     cpu, wall = cpu_seconds(), time.perf_counter()
-    await push(job.records // CHUNK)
+    await push(job.records)
     cpu, wall = cpu_seconds() - cpu, time.perf_counter() - wall
     if profile:
         profile.disable()
@@ -132,204 +76,54 @@ async def pipelined(job: Job, face: Face) -> Result:
     return {**per_record(job.records, cpu, wall), "sent": job.warm_up + job.records}
 
 
-def pipelined_callback(job: Job) -> Result:
-    from confluent_kafka import Producer
-
-    producer = Producer(librdkafka(job.settings()))
-    produce, poll = producer.produce, producer.poll
-    chunk = lines(job.value_size) * (CHUNK // 2000)
-    delivered = 0
-
-    def on_delivery(error: object, message: object) -> None:
-        nonlocal delivered
-        if error is not None:
-            raise RuntimeError(str(error))
-        delivered += 1
-
-    def push(chunks: int) -> None:
-        for _ in range(chunks):
-            for index, value in enumerate(chunk):
-                while True:
-                    try:
-                        produce(TOPIC, value, on_delivery=on_delivery)
-                        break
-                    except BufferError:
-                        poll(0.01)
-                if index % 1000 == 0:
-                    poll(0)
-        producer.flush()
-
-    push(job.warm_up // CHUNK)
-    cpu, wall = cpu_seconds(), time.perf_counter()
-    push(job.records // CHUNK)
-    cpu, wall = cpu_seconds() - cpu, time.perf_counter() - wall
-    if delivered != job.warm_up + job.records:
-        raise RuntimeError(f"{delivered} callbacks for {job.warm_up + job.records} records")
-    return {**per_record(job.records, cpu, wall), "sent": job.warm_up + job.records}
-
-
-# ---- columns: many records in one call ----
-
-COLUMN = 100_000  # rows of one call
-
-
-def column_of(job: Job, values: list[bytes]) -> Any:
-    if not job.arrow:
-        return values
-    import pyarrow
-
-    return pyarrow.array(values)
-
-
-def columns_of(job: Job) -> tuple[Any, Any]:
-    """Values and keys, or None, of one call."""
-    chance = random.Random(7)
-    keys = [b"key-%06d" % chance.randrange(100_000) for _ in range(COLUMN)]
-    values = column_of(job, lines(job.value_size) * (COLUMN // 2000))
-    return values, column_of(job, keys) if job.keyed else None
-
-
-async def columns(job: Job, face: Face) -> Result:
-    values, keys = columns_of(job)
-    send_many = face.send_many
-    if send_many is None:
-        raise RuntimeError(f"{job.client} has no send_many")
-
-    async def push(calls: int) -> None:
-        receipts = [await send_many(TOPIC, values, keys=keys) for _ in range(calls)]
-        for receipt in receipts:
-            await receipt
-
-    await push(job.warm_up // COLUMN)
-    cpu, wall = cpu_seconds(), time.perf_counter()
-    await push(job.records // COLUMN)
-    cpu, wall = cpu_seconds() - cpu, time.perf_counter() - wall
-    return {**per_record(job.records, cpu, wall), "sent": job.warm_up + job.records}
-
-
-class Discarding:
-    """What the compiled path needs of an accumulator: full batches are sealed, checksum and all, and dropped."""
-
-    def __init__(self, partitions: int, batch_size: int) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._batch_size = batch_size
-        self.memory = BufferMemory(1 << 60)
-        self.topic = Topic(TOPIC)
-        self.topic.queues.extend(PartitionQueue(TOPIC, number) for number in range(partitions))
-        self.topic.next_partition = lambda used: (self.topic.sticky_partition + 1) % partitions
-        self.topics = {TOPIC: self.topic}
-
-    def open_batch(self, queue: PartitionQueue, size: int) -> ProducerBatch:
-        if queue.tail is not None:
-            queue.tail.close()
-            queue.tail.seal()
-        queue.tail = ProducerBatch(
-            queue,
-            self._loop,
-            self._batch_size,
-            self._batch_size,
-            order=(0, 0),
-            created=0,
-            deadline=0,
-            unretrieved_errors=lambda batch: None,
-        )
-        return queue.tail
-
-
-async def encoding(job: Job) -> Result:
-    """Rows into sealed batches, without a producer round it and without a socket."""
-    accumulator = Discarding(job.partitions, job.batch_size or 65536)
-    path = RecordPath()
-    loop = asyncio.get_running_loop()
-    path._bind(loop, accumulator, accumulator.memory, 65536, 1 << 20, True, None)
-    values, keys = columns_of(job)
-
-    def push(calls: int) -> None:
-        for _ in range(calls):
-            rows = Rows(values, keys, None, None, None)
-            while path._append_rows(accumulator.topic, rows, None, False) != ALL_APPENDED:
-                pass
-
-    push(job.warm_up // COLUMN)
-    cpu, wall = cpu_seconds(), time.perf_counter()
-    push(job.records // COLUMN)
-    cpu, wall = cpu_seconds() - cpu, time.perf_counter() - wall
-    return {**per_record(job.records, cpu, wall), "sent": 0}
-
-
 # ---- closed loop: each task awaits its record before it sends the next ----
 
 
 async def closed_loop(job: Job, face: Face) -> Result:
-    send_and_wait, values = face.send_and_wait, lines(job.value_size)
-    latencies: list[float] = []
+    send_and_wait, topic, values = face.send_and_wait, job.topic, lines(job.value_size)
+    seconds: list[float] = []
 
     async def one(count: int, first: int) -> None:
         for index in range(count):
             began = time.perf_counter()
-            await send_and_wait(TOPIC, values[(first + index) % 2000])
-            latencies.append(time.perf_counter() - began)
+            await send_and_wait(topic, values[(first + index) % LINES])
+            seconds.append(time.perf_counter() - began)
 
     async def all_tasks(count: int) -> None:
         each = count // job.tasks
         await asyncio.gather(*(asyncio.ensure_future(one(each, task)) for task in range(job.tasks)))
 
     await all_tasks(job.warm_up)
-    warm = len(latencies)
-    latencies.clear()
+    warm = len(seconds)
+    seconds.clear()
     cpu, wall = cpu_seconds(), time.perf_counter()
     await all_tasks(job.records)
     cpu, wall = cpu_seconds() - cpu, time.perf_counter() - wall
-    latencies.sort()
     return {
-        **per_record(len(latencies), cpu, wall),
-        "p50_ms": quantile(latencies, 0.5) * 1e3,
-        "p99_ms": quantile(latencies, 0.99) * 1e3,
-        "sent": warm + len(latencies),
+        **per_record(len(seconds), cpu, wall),
+        **latencies_in(seconds),
+        "sent": warm + len(seconds),
     }
 
 
 # ---- memory: a broker that never answers, so every record waits ----
 
 
-def waiting(before: int, records: int) -> Result:
-    return {"bytes_per_record": (resident_bytes() - before) / records, "waiting": records}
-
-
 async def memory(job: Job, face: Face) -> Result:
-    await face.ready(TOPIC)
+    await face.ready(job.topic)
     template = lines(job.value_size)
     deliveries: list[Awaitable[Any]] = []
 
     async def push(records: int) -> None:
         for index in range(records):
-            value = b"%08d" % index + template[index % 2000][8:]  # a fresh object, as from a parser
-            deliveries.append(await face.send(TOPIC, value))
+            value = b"%08d" % index + template[index % LINES][8:]  # a fresh object, as from a parser
+            deliveries.append(await face.send(job.topic, value))
         await asyncio.sleep(0.2)  # the requests that fit into the window go out and stay unanswered
 
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(100):
         await push(job.warm_up)
         before = resident_bytes()
         await push(job.records)
-    return waiting(before, job.records)
-
-
-def memory_callback(job: Job) -> Result:
-    from confluent_kafka import Producer
-
-    producer = Producer(librdkafka(job.settings()))
-    producer.list_topics(TOPIC)
-    template = lines(job.value_size)
-
-    def push(records: int) -> None:
-        for index in range(records):
-            value = b"%08d" % index + template[index % 2000][8:]
-            producer.produce(TOPIC, value, on_delivery=lambda error, message: None)
-        producer.poll(0.2)
-
-    push(job.warm_up)
-    before = resident_bytes()
-    push(job.records)
     return waiting(before, job.records)
 
 
@@ -374,7 +168,7 @@ class Ticker:
 
 async def lag(job: Job, face: Face) -> Result:
     """Full load, in slices short enough that the sending task itself does not hold the loop."""
-    send, values = face.send, lines(job.value_size)
+    send, topic, values = face.send, job.topic, lines(job.value_size)
     slices = [values[at : at + SLICE] for at in range(0, len(values), SLICE)]
     on_their_way: deque[list[Awaitable[Any]]] = deque()
     sent = 0
@@ -384,9 +178,9 @@ async def lag(job: Job, face: Face) -> Result:
         end = time.perf_counter() + seconds
         while time.perf_counter() < end:
             part = slices[sent // SLICE % len(slices)]
-            on_their_way.append([await send(TOPIC, value) for value in part])
+            on_their_way.append([await send(topic, value) for value in part])
             sent += SLICE
-            if len(on_their_way) * SLICE > WINDOW:
+            if len(on_their_way) * SLICE > ON_THEIR_WAY:
                 for delivery in on_their_way.popleft():
                     await delivery
             await asyncio.sleep(0)
@@ -415,20 +209,22 @@ async def idle(job: Job) -> Result:
 
 WITH_FACE: dict[str, Callable[[Job, Face], Awaitable[Result]]] = {
     "pipelined": pipelined,
-    "columns": columns,
+    "columns": columns.acknowledged,
     "closed_loop": closed_loop,
     "memory": memory,
     "lag": lag,
 }
-CALLBACK = {"pipelined": pipelined_callback, "memory": memory_callback}
+WITHOUT: dict[str, Callable[[Job], Awaitable[Result]]] = {
+    "idle": idle,
+    "encoding": columns.encoding,
+    "stream": columns.stream,
+}
 
 
 async def measure(job: Job) -> Result:
-    if job.kind == "idle":
-        return await idle(job)
-    if job.kind == "encoding":
-        return await encoding(job)
-    face = await OPEN[job.client](job.settings())
+    if job.kind in WITHOUT:
+        return await WITHOUT[job.kind](job)
+    face = await OPEN[job.client](job)
     result = await WITH_FACE[job.kind](job, face)
     if job.kind == "memory":
         leave(result)  # closing would wait for a broker that never answers
@@ -443,19 +239,17 @@ def leave(result: Result) -> None:
 
 def main() -> None:
     job = Job(**json.loads(sys.argv[1]))
-    if job.client == "confluent-kafka":
-        leave(CALLBACK[job.kind](job))
-    elif job.loop == "uvloop":
-        import uvloop
-
-        print(json.dumps(uvloop.run(measure(job))))
-    else:
-        print(json.dumps(asyncio.run(measure(job))))
-
-
-def as_argument(job: Job) -> str:
-    """The job as the process takes it."""
-    return json.dumps(asdict(job))
+    try:
+        if measured := blocking_clients.MEASURE.get((job.client, job.kind)):
+            leave(measured(job))
+        loop_factory = uvloop.new_event_loop if job.loop == "uvloop" else None
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            result = runner.run(measure(job))
+    except Exception as error:
+        traceback.print_exc()
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        os._exit(1)  # a client that was not closed would have the last word
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

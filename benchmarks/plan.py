@@ -2,16 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from measure import Job
+from job import Job
+from programs import FRANZ_GO, JAVA
 
-OURS, AIOKAFKA, CALLBACK, AIO = "aioproducer", "aiokafka", "confluent-kafka", "AIOProducer"
+OURS, AIOKAFKA, AIO, KAFKA_PYTHON = "aioproducer", "aiokafka", "AIOProducer", "kafka-python"
+CALLBACK, BATCHES = "confluent-kafka", "produce_batch"
+CLIENTS = (OURS, FRANZ_GO, JAVA, CALLBACK, BATCHES, AIO, AIOKAFKA, KAFKA_PYTHON)
 
-THROUGHPUT, COLUMNS, CLOSED_LOOP, MEMORY, LAG = "throughput", "columns", "closed loop", "memory", "lag"
+NULL, REAL = "null", "real"  # targets: the broker that only acknowledges, Apache Kafka
+
+THROUGHPUT, THROUGHPUT_REAL, CODECS = "throughput", "throughput real", "codecs"
+CLOSED_LOOP, CLOSED_LOOP_REAL = "closed loop", "closed loop real"
+COLUMNS, COLUMNS_REAL, WIRE = "columns", "columns real", "wire"
+MEMORY, LAG, PARTITIONS, DISTANCE = "memory", "lag", "partitions", "distance"
+
+BARE_STREAM = "asyncio stream"
+BY_DEFAULT = ", its own batch_size"
+ON_ASYNCIO = ", asyncio's loop"
 
 # Records that take each client a good half second, so that every process runs about as long.
-RECORDS = {OURS: 600_000, AIOKAFKA: 80_000, CALLBACK: 400_000, AIO: 80_000}
+RECORDS = {
+    OURS: 600_000,
+    FRANZ_GO: 1_000_000,
+    JAVA: 800_000,
+    CALLBACK: 400_000,
+    BATCHES: 400_000,
+    AIO: 80_000,
+    AIOKAFKA: 80_000,
+    KAFKA_PYTHON: 40_000,
+}
+# Before the figures of a client stand still: Java compiles what is hot, Go's heap finds its size.
+WARM_UP = {FRANZ_GO: 200_000, JAVA: 1_000_000}
+COMPRESSING = ("lz4", "zstd", "gzip", "snappy")
 
 
 @dataclass(frozen=True)
@@ -22,114 +47,269 @@ class Cell:
     column: str
     row: str
     job: Job
-    partitions: int
     repeats: int
-    silent: bool = False
+    target: str = NULL
+    silent: bool = False  # the broker never answers Produce
+    delay_ms: int = 0  # before each of its answers
 
     @property
     def name(self) -> str:
         return f"{self.section}: {self.row}, {self.column}"
 
+    @property
+    def needs_real(self) -> bool:
+        return self.target == REAL
+
     def broker_options(self) -> list[str]:
-        return ["--topic", f"t:{self.partitions}", *(["--silent"] if self.silent else [])]
+        if self.job.kind == "stream":
+            return ["--sink"]
+        options = ["--topic", f"{self.job.topic}:{self.job.partitions}"]
+        if self.delay_ms:
+            options += ["--delay-ms", str(self.delay_ms)]
+        return options + (["--silent"] if self.silent else [])
 
 
-BY_DEFAULT = ", its own batch_size"
+def pipelined(client: str, share: float = 1.0, *, warm_up: int | None = None, **settings: object) -> Job:
+    """A pipelined job with that share of the client's usual number of records, in whole windows."""
+    job = Job("pipelined", client, warm_up=0, **settings)  # type: ignore[arg-type]  # the names are Job's
+    records = max(1, round(RECORDS[client] * share / job.window)) * job.window
+    return replace(job, records=records, warm_up=WARM_UP.get(client, 20_000) if warm_up is None else warm_up)
 
 
 def throughput(quick: bool) -> list[Cell]:
     cells = []
-    for value_size, partitions in ((100, 12), (100, 1), (1000, 12), (1000, 1)):
+    for value_size, partitions in ((100, 12), (1000, 12), (100, 1), (1000, 1)):
         column = f"{value_size} B, {partitions} partition{'s' if partitions > 1 else ''}"
-        headline = (value_size, partitions) == (100, 12)
-        for client, records in RECORDS.items():
-            count = records // (2 if value_size == 1000 else 1)
-            job = Job("pipelined", client, value_size=value_size, records=count, warm_up=20_000)
-            repeats = (3 if headline else 1) if quick else 5
-            if quick and client == AIO and not headline:
-                continue
-            cells.append(Cell(THROUGHPUT, column, client, job, partitions, repeats))
-            if client != AIO and not quick:
-                defaults = replace(job, batch_size=None)
-                cells.append(Cell(THROUGHPUT, column, f"{client}{BY_DEFAULT}", defaults, partitions, 3))
+        if quick and partitions == 1:
+            continue
+        for client in CLIENTS:
+            share = 0.5 if value_size == 1000 else 1
+            job = pipelined(client, share, value_size=value_size, partitions=partitions)
+            repeats = 2 if quick else 5 if (value_size, partitions) == (100, 12) else 3
+            cells.append(Cell(THROUGHPUT, column, client, job, repeats))
             if client == OURS and not quick:
                 plain = replace(job, loop="asyncio")
-                cells.append(Cell(THROUGHPUT, column, f"{OURS}, asyncio's loop", plain, partitions, 3))
+                cells.append(Cell(THROUGHPUT, column, f"{client}{ON_ASYNCIO}", plain, 3))
+            if client in (OURS, AIOKAFKA, CALLBACK) and not quick:
+                defaults = replace(job, batch_size=None)
+                cells.append(Cell(THROUGHPUT, column, f"{client}{BY_DEFAULT}", defaults, 3))
     return cells
+
+
+def throughput_real(quick: bool) -> list[Cell]:
+    cells = []
+    for client in CLIENTS:
+        job = pipelined(client, 0.5, warm_up=400_000 if client == JAVA else None)
+        cells.append(
+            Cell(THROUGHPUT_REAL, "100 B, 12 partitions", client, job, 1 if quick else 5, target=REAL)
+        )
+    return cells
+
+
+# Records of 1 KB that take half a second to compress, and a warm-up that Java can use.
+CODEC_RECORDS = {"none": 120_000, "lz4": 100_000, "snappy": 100_000, "zstd": 60_000, "gzip": 32_000}
+
+
+def codecs(quick: bool) -> list[Cell]:
+    cells = []
+    for codec in ("none", *COMPRESSING):
+        for client in (OURS, FRANZ_GO, JAVA, CALLBACK, AIO, AIOKAFKA):
+            if quick and (client == AIO or codec in ("gzip", "snappy")):
+                continue
+            records = CODEC_RECORDS[codec] // (2 if client in (AIO, AIOKAFKA) else 1)
+            warm_up = records if client == JAVA else 10_000
+            job = Job(
+                "pipelined", client, value_size=1000, records=records, warm_up=warm_up, compression=codec
+            )
+            cells.append(Cell(CODECS, codec, client, job, 1 if quick else 3, target=REAL))
+    return cells
+
+
+def columns_job(kind: str, value_size: int, records: int, arrow: bool, keyed: bool = True) -> Job:
+    return Job(
+        kind,
+        OURS,
+        value_size=value_size,
+        records=records,
+        warm_up=200_000,
+        arrow=arrow,
+        keyed=keyed,
+        batch_size=None,
+    )
 
 
 def columns(quick: bool) -> list[Cell]:
     cells = []
-    for value_size, keyed in ((10, True), (100, True), (100, False), (1000, True)):
+    for value_size, keyed in ((100, True), (10, True), (100, False), (1000, True)):
         column = f"{value_size} B, {'with' if keyed else 'no'} key"
+        if quick and value_size != 100:
+            continue
         for arrow in (False, True):
             data = "Arrow" if arrow else "lists"
             count = 1_000_000 if quick or value_size == 1000 else 4_000_000
-            job = Job(
-                "columns",
-                OURS,
-                value_size=value_size,
-                records=count,
-                warm_up=200_000,
-                arrow=arrow,
-                keyed=keyed,
-                batch_size=None,
-            )
-            repeats = 1 if quick else 5
-            cells.append(Cell(COLUMNS, column, f"{data}, acknowledged", job, 12, repeats))
-            encoding = replace(job, kind="encoding", batch_size=262_144)
-            cells.append(Cell(COLUMNS, column, f"{data}, encoded only", encoding, 12, repeats))
+            job = columns_job("columns", value_size, count, arrow, keyed)
+            repeats = 1 if quick else 5 if (value_size, keyed) == (100, True) else 3
+            cells.append(Cell(COLUMNS, column, f"{data}, acknowledged", job, repeats))
+            encoding = replace(job, kind="encoding")
+            cells.append(Cell(COLUMNS, column, f"{data}, encoded only", encoding, repeats))
     return cells
+
+
+def columns_real(quick: bool) -> list[Cell]:
+    return [
+        Cell(
+            COLUMNS_REAL,
+            "100 B, with key",
+            f"{'Arrow' if arrow else 'lists'}, read back",
+            columns_job("columns", 100, 600_000, arrow),
+            1 if quick else 3,
+            target=REAL,
+        )
+        for arrow in (False, True)
+    ]
+
+
+def wire(quick: bool) -> list[Cell]:
+    column, repeats = "1000 B, 1 connection", 2 if quick else 7
+    sent = columns_job("columns", 1000, 1_000_000, arrow=True, keyed=False)
+    bare = replace(sent, kind="stream", client=BARE_STREAM)
+    return [Cell(WIRE, column, OURS, sent, repeats), Cell(WIRE, column, BARE_STREAM, bare, repeats)]
+
+
+# Records of the closed loop: with one task, with a thousand.
+LOOP_RECORDS = {
+    OURS: (4_000, 200_000),
+    FRANZ_GO: (8_000, 200_000),
+    JAVA: (8_000, 60_000),
+    AIOKAFKA: (3_000, 60_000),
+    AIO: (20, 10_000),  # a tenth of a second for each record of one task
+    KAFKA_PYTHON: (2_000, 0),
+}
+
+
+def closed_loop_job(client: str, tasks: int, linger_ms: float | None, share: float = 1.0) -> Job:
+    count = int(LOOP_RECORDS[client][tasks > 1] * share)
+    warm_up = count if client == JAVA else max(1, count // 5)
+    return Job(
+        "closed_loop",
+        client,
+        records=count,
+        warm_up=warm_up,
+        tasks=tasks,
+        linger_ms=linger_ms,
+        batch_size=None if linger_ms is None else 65536,
+    )
 
 
 def closed_loop(quick: bool) -> list[Cell]:
     cells = []
-    for tasks, linger in ((1, 0), (1000, 0), (1000, 5)):
-        column = f"{tasks:,} task{'s' if tasks > 1 else ''}, linger {linger} ms"
-        for client in (OURS, AIOKAFKA, AIO):
-            if quick and client == AIO:
+    for tasks, linger in ((1, 0), (1000, 0), (1000, None)):
+        setting = "its defaults" if linger is None else f"linger {linger} ms"
+        column = f"{tasks:,} task{'s' if tasks > 1 else ''}, {setting}"
+        for client, counts in LOOP_RECORDS.items():
+            if not counts[tasks > 1] or (quick and client in (AIO, KAFKA_PYTHON)):
                 continue
-            count = (3_000 if tasks == 1 else 60_000) // (2 if quick else 1)
-            if client == AIO:  # a tenth of a second for each record of one task
-                count = 20 if tasks == 1 else 10_000
-            job = Job(
-                "closed_loop", client, records=count, warm_up=count // 10 or 1, tasks=tasks, linger_ms=linger
-            )
-            cells.append(Cell(CLOSED_LOOP, column, client, job, 12, 3 if quick or client == AIO else 5))
+            job = closed_loop_job(client, tasks, linger, 0.5 if quick else 1)
+            cells.append(Cell(CLOSED_LOOP, column, client, job, 2 if quick else 3 if client == AIO else 5))
+    return cells
+
+
+def closed_loop_real(quick: bool) -> list[Cell]:
+    cells = []
+    for client in (OURS, FRANZ_GO, JAVA, AIOKAFKA, KAFKA_PYTHON):
+        job = closed_loop_job(client, 1, 0)
+        cells.append(
+            Cell(CLOSED_LOOP_REAL, "1 task, linger 0 ms", client, job, 2 if quick else 5, target=REAL)
+        )
     return cells
 
 
 def memory(quick: bool) -> list[Cell]:
     cells = []
-    for client in (OURS, CALLBACK, AIOKAFKA, AIO):
+    for client in (OURS, FRANZ_GO, JAVA, CALLBACK, AIO, AIOKAFKA):
         if quick and client == AIO:
             continue
         # aiokafka holds one open batch per partition and no more, so only a huge one lets that many wait.
         job = Job(
             "memory",
             client,
-            records=150_000 if quick else 400_000,
+            records=150_000 if quick else 500_000,
             warm_up=20_000,
             batch_size=16 << 20 if client == AIOKAFKA else 65536,
         )
-        cells.append(Cell(MEMORY, "100 B, 12 partitions", client, job, 12, 1 if quick else 3, silent=True))
+        cells.append(Cell(MEMORY, "100 B, 12 partitions", client, job, 1 if quick else 3, silent=True))
     return cells
 
 
 def lag(quick: bool) -> list[Cell]:
     cells = []
-    for codec in ("none", "zstd") if quick else ("none", "zstd", "gzip", "lz4", "snappy"):
+    for codec in ("none", "zstd") if quick else ("none", *COMPRESSING):
         for client in (OURS,) if quick else (OURS, AIOKAFKA):
-            job = Job("lag", client, value_size=1000, batch_size=1_000_000, compression=codec)
+            job = Job("lag", client, value_size=1000, batch_size=1_000_000, compression=codec, partitions=4)
             job = replace(job, seconds=1.5 if quick else 3)
-            repeats = 2 if quick else 5 if client == OURS and codec == "zstd" else 3
-            cells.append(Cell(LAG, codec, client, job, 4, repeats))
+            cells.append(Cell(LAG, codec, client, job, 2 if quick or client != OURS else 3))
     return cells
 
 
-SECTIONS = {THROUGHPUT: throughput, COLUMNS: columns, CLOSED_LOOP: closed_loop, MEMORY: memory, LAG: lag}
+# Records, by number of partitions, that take a client half a second or a little more.
+SPREAD_RECORDS = {
+    OURS: (600_000, 600_000, 400_000, 200_000),
+    FRANZ_GO: (1_000_000, 1_000_000, 600_000, 300_000),
+    JAVA: (600_000, 600_000, 400_000, 200_000),
+    CALLBACK: (300_000, 300_000, 200_000, 50_000),
+    AIOKAFKA: (60_000, 60_000, 20_000, 10_000),
+}
+
+
+def partitions(quick: bool) -> list[Cell]:
+    """Round robin, batches of 16 KiB, up to 100,000 records on their way."""
+    cells = []
+    for index, count in enumerate((1, 100, 1000, 10_000)):
+        if quick and count in (1, 100):
+            continue
+        for client, records in SPREAD_RECORDS.items():
+            job = Job(
+                "pipelined",
+                client,
+                records=records[index],
+                warm_up=min(records[index], WARM_UP.get(client, 20_000 if client == CALLBACK else 100_000)),
+                window=100_000,
+                batch_size=16_384,
+                partitions=count,
+                round_robin=True,
+            )
+            repeats = 1 if quick else 2 if client == AIOKAFKA else 3
+            cells.append(Cell(PARTITIONS, f"{count:,}", client, job, repeats))
+    return cells
+
+
+def distance(quick: bool) -> list[Cell]:
+    """A broker 20 ms away, one partition, always more to send than may be on its way."""
+    cells = []
+    for client in (OURS, FRANZ_GO, JAVA, CALLBACK, AIOKAFKA):
+        count = (30_000 if client in (AIOKAFKA, CALLBACK) else 100_000) * (1 if quick else 2)
+        job = Job("pipelined", client, records=count, warm_up=20_000, window=count, partitions=1)
+        cells.append(Cell(DISTANCE, "100 B, 20 ms", client, job, 1 if quick else 3, delay_ms=20))
+    return cells
+
+
+SECTIONS: dict[str, Callable[[bool], list[Cell]]] = {
+    THROUGHPUT: throughput,
+    CLOSED_LOOP: closed_loop,
+    COLUMNS: columns,
+    WIRE: wire,
+    PARTITIONS: partitions,
+    DISTANCE: distance,
+    MEMORY: memory,
+    LAG: lag,
+    THROUGHPUT_REAL: throughput_real,
+    CLOSED_LOOP_REAL: closed_loop_real,
+    COLUMNS_REAL: columns_real,
+    CODECS: codecs,
+}
 
 
 def cells(quick: bool, sections: list[str], clients: list[str]) -> list[Cell]:
     """The cells of a run, in the order of its tables."""
-    return [cell for section in sections for cell in SECTIONS[section](quick) if cell.job.client in clients]
+    wanted = {*clients, BARE_STREAM}
+    return [cell for section in sections for cell in SECTIONS[section](quick) if cell.job.client in wanted]

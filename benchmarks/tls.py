@@ -20,9 +20,9 @@ from typing import Any
 
 import trustme
 import uvloop
-from broker import AckBroker
 
 from aioproducer import Producer
+from broker import AckBroker
 
 MB = 1_000_000
 CHUNK = 65_536  # bytes of a write to the bare stream: what a batch has
@@ -121,6 +121,7 @@ def measured(row: str, folder: Path, megabytes: int) -> float:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            start_new_session=True,  # Ctrl-C is for the run, which ends it
         )
         try:
             assert ending.stdout is not None
@@ -130,6 +131,7 @@ def measured(row: str, folder: Path, megabytes: int) -> float:
                 check=True,
                 capture_output=True,
                 text=True,
+                start_new_session=True,
             )
         finally:
             ending.kill()

@@ -14,11 +14,10 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 from aiokafka import AIOKafkaProducer
@@ -29,10 +28,8 @@ from aioproducer.batch import BatchState
 from aioproducer.connection import State as ConnectionState
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.api_keys import CLIENT_VERSIONS
-from aioproducer.protocol.messages import ApiVersionsRequest
 from aioproducer.settings.table import SETTINGS
 from aioproducer.testing.releases import RELEASES, release_named
-from benchmarks.broker import AckBroker
 from flights import clusters
 from flights.interrupt import Interrupt
 from tests import conftest, kdc
@@ -42,7 +39,6 @@ from tests.producing import (
     metadata_count,
     numbers,
     producing,
-    quick_producer,
     results,
     send_numbers,
     until,
@@ -578,180 +574,3 @@ def test_each_stop_of_the_records_way_is_in_the_code():
         for name in re.findall(r"`([\w.]+)`", stop):
             for part in name.split("."):
                 assert part in defined, f"{name} is not there any more"
-
-
-# --------------------------------------------------------------------------------------------------- the benchmarks
-
-
-async def test_the_acknowledging_broker_counts_the_records_of_each_partition():
-    with AckBroker("--topic", "t:3", "--topic", "u:1") as broker:
-        async with quick_producer(broker.bootstrap) as producer:
-            deliveries = await send_numbers(producer, range(30), partition=2)
-            deliveries += await send_numbers(producer, range(500), topic="u", key=b"k")
-            found = await results(deliveries)
-        counts = broker.counts()
-
-    assert [metadata.offset for metadata in found] == [*range(30), *range(500)]
-    assert {name: topic["records"] for name, topic in counts["topics"].items()} == {
-        "t": [0, 0, 30],
-        "u": [500],
-    }
-
-
-async def test_the_acknowledging_broker_answers_after_the_delay_that_is_asked_for():
-    with AckBroker("--topic", "t:1", "--delay-ms", "30") as broker:
-        async with quick_producer(broker.bootstrap, delivery_timeout_ms=400_000) as producer:
-            await producer.partitions_for("t")
-            began = time.perf_counter()  # uvloop's own clock counts milliseconds
-            await within(2, producer.send_and_wait("t", b"v"))
-
-            assert time.perf_counter() - began >= 0.03
-
-
-async def test_the_acknowledging_broker_speaks_the_versions_of_a_real_one():
-    with AckBroker() as broker:
-        async with RawClient(broker.bootstrap) as client:
-            answer = await client.ask(ApiVersionsRequest(), 4)
-
-    newest = {entry.api_key: entry.max_version for entry in answer.api_keys}
-    real = release_named("4.3").versions
-    for api_key in (ApiKey.PRODUCE, ApiKey.METADATA, ApiKey.API_VERSIONS, ApiKey.INIT_PRODUCER_ID):
-        assert newest[api_key] == real[api_key].max
-
-
-@pytest.fixture
-def bench(monkeypatch) -> ModuleType:
-    """benchmarks/bench.py, whose modules import each other by name."""
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    import bench
-
-    return bench
-
-
-SMALL_JOBS = {
-    "throughput": ("pipelined", {"cpu_us", "records_per_s"}),
-    "closed loop": ("closed_loop", {"p50_ms", "p99_ms", "cpu_us"}),
-    "memory": ("memory", {"bytes_per_record"}),
-    "lag": ("lag", {"lag_p99_ms", "lag_max_ms", "above_p99_ms", "above_max_ms"}),
-}
-
-
-@pytest.mark.parametrize("section", SMALL_JOBS)
-def test_each_kind_of_measurement_gives_its_figures_and_is_counted(bench, section):
-    kind, figures = SMALL_JOBS[section]
-    job = bench.Job(kind, bench.OURS, records=20_000, warm_up=10_000, seconds=0.1, tasks=10)
-
-    result = bench.run(bench.Cell(section, "small", bench.OURS, job, 3, 1, silent=kind == "memory"))
-
-    assert figures <= result.keys()
-    assert all(result[name] > 0 for name in figures if not name.startswith("above_"))
-
-
-@pytest.mark.parametrize("arrow", [False, True])
-def test_columns_are_measured_with_a_broker_and_without(bench, arrow):
-    for kind in ("columns", "encoding"):
-        job = bench.Job(kind, bench.OURS, records=100_000, warm_up=100_000, arrow=arrow, keyed=True)
-        result = bench.run(bench.Cell("columns", "small", kind, job, 12, 1))
-
-        assert result["cpu_us"] > 0
-        assert result["sent"] == (200_000 if kind == "columns" else 0)
-
-
-def test_a_measurement_that_the_broker_did_not_count_fails(bench, monkeypatch):
-    monkeypatch.setattr(bench, "finish", lambda process: process.communicate() and {"sent": 5})
-    job = bench.Job("closed_loop", bench.OURS, records=10)
-
-    with pytest.raises(bench.MeasurementError, match="counted 10 records of 5 sent"):
-        bench.run(bench.Cell("closed loop", "small", bench.OURS, job, 1, 1))
-
-
-def test_the_plan_compares_all_clients_in_every_case(bench):
-    cells = bench.cells(False, list(bench.SECTIONS), list(bench.RECORDS))
-    cases = {(cell.section, cell.column) for cell in cells}
-
-    for size, partitions in itertools.product((100, 1000), (1, 12)):
-        column = f"{size} B, {partitions} partition{'s' if partitions > 1 else ''}"
-        clients = {
-            cell.job.client for cell in cells if cell.column == column and cell.section == "throughput"
-        }
-        assert clients == {"aioproducer", "aiokafka", "confluent-kafka", "AIOProducer"}
-    closed = {(cell.job.tasks, cell.job.client) for cell in cells if cell.section == "closed loop"}
-    assert closed >= set(itertools.product((1, 1000), ("aioproducer", "aiokafka")))
-    assert ("lag", "zstd") in cases
-    assert {cell.job.client for cell in cells if cell.section == "memory"} >= {"aioproducer", "aiokafka"}
-    assert all(cell.job.loop == "uvloop" for cell in cells if "asyncio" not in cell.row)
-    order = list(bench.interleaved(cells))
-    assert len(order) == sum(cell.repeats for cell in cells)
-    assert order[: len(cells)] != sorted(order[: len(cells)], key=lambda cell: cell.job.client)
-
-
-@pytest.mark.parametrize(
-    ("ours", "met"),
-    [
-        ({}, [True, True, True, True]),
-        ({"cpu_us": 1.01}, [False, True, True, True]),
-        ({"cpu_us": 1.5}, [False, False, True, True]),
-        ({"p50_ms": 0.21}, [True, True, False, True]),
-        ({"above_p99_ms": 2.1}, [True, True, True, False]),
-        ({"above_max_ms": 10.1}, [True, True, True, False]),
-    ],
-)
-def test_the_goals_are_a_sixth_of_aiokafkas_cpu_less_than_confluents_no_slower_and_no_lag(bench, ours, met):
-    import report
-
-    measured = {"cpu_us": 1.0, "p50_ms": 0.2, "above_p99_ms": 2.0, "above_max_ms": 10.0} | ours
-    rows = [
-        ("throughput", "12 partitions", bench.OURS, measured),
-        ("throughput", "12 partitions", "aiokafka", {"cpu_us": 6.0}),
-        ("throughput", "12 partitions", "confluent-kafka", {"cpu_us": 1.5}),
-        ("closed loop", "1 task", bench.OURS, measured),
-        ("closed loop", "1 task", "aiokafka", {"p50_ms": 0.2}),
-        ("lag", "zstd", bench.OURS, measured),
-    ]
-
-    figures = [
-        report.Figures(bench.Cell(section, column, client, bench.Job("", client), 12, 1), [result])
-        for section, column, client, result in rows
-    ]
-
-    assert [goal.met for goal in report.goals(figures)] == met
-
-
-@pytest.fixture
-def tls(bench) -> ModuleType:
-    """benchmarks/tls.py, as bench.py has imported it."""
-    return bench.tls
-
-
-def test_the_comparison_over_tls_measures_each_client_in_turns_and_all_records_arrive(tls, monkeypatch):
-    rows, arrived = [], []
-    measured = tls.measured
-
-    def measured_small(row: str, folder: Path, megabytes: int) -> float:
-        rows.append(row)
-        return measured(row, folder, 10)
-
-    class CountingBroker(AckBroker):
-        def __exit__(self, *exc: object) -> None:
-            arrived.append(sum(sum(topic["records"]) for topic in self.counts()["topics"].values()))
-            super().__exit__(*exc)
-
-    monkeypatch.setattr(tls, "measured", measured_small)
-    monkeypatch.setattr(tls, "AckBroker", CountingBroker)
-
-    figures = tls.compare(quick=True)
-
-    assert rows == ["stream", "SSL", "PLAINTEXT"] * 2
-    assert arrived == [0, 11_000, 11_000] * 2, "10 MB after 1 MB to warm up; the stream's are thrown away"
-    assert {row: len(found) for row, found in figures.items()} == dict.fromkeys(tls.ROWS, 2)
-    assert min(min(found) for found in figures.values()) > 0
-
-
-def test_the_table_of_the_comparison_over_tls_has_medians_and_what_they_are_to_the_bare_stream(tls):
-    lines = tls.table({"stream": [1.0, 4.0, 2.0], "SSL": [5.0, 2.5, 3.0], "PLAINTEXT": [1.0]}).splitlines()
-
-    assert lines[-3:] == [
-        "| asyncio stream, TLS | **2.00** [1.00–4.00] | 1.00 |",
-        "| aioproducer, TLS | **3.00** [2.50–5.00] | 1.50 |",
-        "| aioproducer, without TLS | **1.00** [1.00–1.00] | 0.50 |",
-    ]

@@ -1,0 +1,151 @@
+"""Measurements of the Python clients that have no event loop: confluent-kafka and kafka-python."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from itertools import cycle, islice
+from typing import Any
+
+from clients import kafka_python, librdkafka
+from job import (
+    LINES,
+    Job,
+    Result,
+    cpu_seconds,
+    latencies_in,
+    lines,
+    per_record,
+    resident_bytes,
+    waiting,
+)
+
+CALL = 1000  # messages of one produce_batch, records between two polls
+
+
+class Deliveries:
+    """Counts callbacks; the first error ends the measurement."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, error: object, message: object) -> None:
+        if error is not None:
+            raise RuntimeError(str(error))
+        self.count += 1
+
+
+def timed(job: Job, push: Callable[[int], None]) -> Result:
+    push(job.warm_up)
+    cpu, wall = cpu_seconds(), time.perf_counter()
+    push(job.records)
+    cpu, wall = cpu_seconds() - cpu, time.perf_counter() - wall
+    return {**per_record(job.records, cpu, wall), "sent": job.warm_up + job.records}
+
+
+def complete(job: Job, result: Result, delivered: int) -> Result:
+    if delivered != job.warm_up + job.records:
+        raise RuntimeError(f"{delivered} deliveries of {job.warm_up + job.records} records")
+    return result
+
+
+def pipelined_callback(job: Job) -> Result:
+    from confluent_kafka import Producer
+
+    producer, on_delivery = Producer(librdkafka(job)), Deliveries()
+    produce, poll, values = producer.produce, producer.poll, lines(job.value_size)
+    calls: list[tuple[Any, ...]] = [(job.topic, value) for value in values]
+    if job.round_robin:
+        numbers = range(max(LINES, job.partitions))
+        calls = [(job.topic, values[n % LINES], None, n % job.partitions) for n in numbers]
+
+    def push(count: int) -> None:
+        for index, call in enumerate(islice(cycle(calls), count)):
+            while True:
+                try:
+                    produce(*call, on_delivery=on_delivery)
+                    break
+                except BufferError:
+                    poll(0.01)
+            if index % CALL == 0:
+                poll(0)
+        producer.flush()
+
+    return complete(job, timed(job, push), on_delivery.count)
+
+
+def pipelined_batches(job: Job) -> Result:
+    from confluent_kafka import Producer
+
+    producer, on_delivery = Producer(librdkafka(job)), Deliveries()
+    values = lines(job.value_size)
+
+    def push(count: int) -> None:
+        for first in range(0, count, CALL):
+            messages: list[dict[str, Any]] = [
+                {"value": values[(first + number) % LINES]} for number in range(CALL)
+            ]
+            while messages:
+                producer.produce_batch(job.topic, messages, on_delivery=on_delivery)
+                messages = [{"value": left["value"]} for left in messages if "_error" in left]
+                producer.poll(0.01 if messages else 0)
+        producer.flush()
+
+    return complete(job, timed(job, push), on_delivery.count)
+
+
+def pipelined_kafka_python(job: Job) -> Result:
+    producer, values = kafka_python(job), lines(job.value_size)
+
+    def push(count: int) -> None:
+        for first in range(0, count, job.window):
+            futures = [
+                producer.send(job.topic, values[number % LINES])
+                for number in range(first, min(first + job.window, count))
+            ]
+            for future in futures:
+                future.get(timeout=60)
+
+    return timed(job, push)
+
+
+def closed_loop_kafka_python(job: Job) -> Result:
+    producer, values = kafka_python(job), lines(job.value_size)
+    seconds: list[float] = []
+
+    def push(count: int) -> None:
+        seconds.clear()
+        for number in range(count):
+            began = time.perf_counter()
+            producer.send(job.topic, values[number % LINES]).get(timeout=60)
+            seconds.append(time.perf_counter() - began)
+
+    return timed(job, push) | latencies_in(seconds)
+
+
+def memory_callback(job: Job) -> Result:
+    from confluent_kafka import Producer
+
+    producer = Producer(librdkafka(job))
+    producer.list_topics(job.topic)
+    template = lines(job.value_size)
+
+    def push(records: int) -> None:
+        for index in range(records):
+            value = b"%08d" % index + template[index % LINES][8:]
+            producer.produce(job.topic, value, on_delivery=lambda error, message: None)
+        producer.poll(0.2)
+
+    push(job.warm_up)
+    before = resident_bytes()
+    push(job.records)
+    return waiting(before, job.records)
+
+
+MEASURE: dict[tuple[str, str], Callable[[Job], Result]] = {
+    ("confluent-kafka", "pipelined"): pipelined_callback,
+    ("confluent-kafka", "memory"): memory_callback,
+    ("produce_batch", "pipelined"): pipelined_batches,
+    ("kafka-python", "pipelined"): pipelined_kafka_python,
+    ("kafka-python", "closed_loop"): closed_loop_kafka_python,
+}

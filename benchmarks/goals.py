@@ -1,0 +1,286 @@
+"""The goals P1 to P10, held against the figures of a run by their medians."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from figures import Figures, number, unique
+from plan import (
+    AIO,
+    AIOKAFKA,
+    BARE_STREAM,
+    CALLBACK,
+    CLOSED_LOOP,
+    CLOSED_LOOP_REAL,
+    CODECS,
+    COLUMNS,
+    COLUMNS_REAL,
+    DISTANCE,
+    LAG,
+    MEMORY,
+    OURS,
+    PARTITIONS,
+    THROUGHPUT,
+    THROUGHPUT_REAL,
+    WIRE,
+)
+from programs import FRANZ_GO, JAVA
+
+MET, NOT_MET, NOT_MEASURED = "met", "NOT MET", "not measured"
+
+MILLION = 1e6
+
+
+@dataclass(frozen=True)
+class Check:
+    """One comparison; `ratio` is above 1 by as much as the bound is missed, None if it was not measured."""
+
+    what: str
+    ratio: float | None
+    detail: str = ""
+
+    @property
+    def verdict(self) -> str:
+        if self.ratio is None:
+            return NOT_MEASURED
+        return MET if self.ratio <= 1 else NOT_MET
+
+    def line(self) -> str:
+        missed = f", missed by {self.ratio:.2f}x" if self.ratio is not None and self.ratio > 1 else ""
+        verdict = f"**{self.verdict}**" if self.verdict == NOT_MET else self.verdict
+        return f"{self.what}: {verdict}{missed}{' (' + self.detail + ')' if self.detail else ''}"
+
+
+@dataclass(frozen=True)
+class Goal:
+    name: str
+    sentence: str
+    checks: tuple[Check, ...]
+
+    @property
+    def verdict(self) -> str:
+        """NOT MET if a check fails; met if all are measured and met."""
+        verdicts = {check.verdict for check in self.checks}
+        if NOT_MET in verdicts:
+            return NOT_MET
+        return MET if verdicts == {MET} else NOT_MEASURED
+
+    def lines(self) -> list[str]:
+        return [f"- {self.name} {self.sentence}: **{self.verdict}**"] + [
+            f"  - {check.line()}" for check in self.checks
+        ]
+
+
+class Found:
+    """The figures of a run, by section, row and column."""
+
+    def __init__(self, figures: Iterable[Figures]) -> None:
+        self._figures = {(f.cell.section, f.cell.row, f.cell.column): f for f in figures}
+
+    def median(self, section: str, row: str, column: str, name: str) -> float | None:
+        """The median of one figure; infinite if its measurement failed, None if there was none."""
+        f = self._figures.get((section, row, column))
+        if f is None or not (f.results or f.failures):
+            return None
+        return f.median(name) if f.counts else float("inf")
+
+    def columns(self, section: str) -> list[str]:
+        return unique(column for found, _, column in self._figures if found == section)
+
+    def to_peer(
+        self,
+        section: str,
+        column: str,
+        peer: str,
+        name: str,
+        times: float = 1.0,
+        *,
+        at_least: bool = False,
+        strictly: bool = False,
+    ) -> Check:
+        """Our figure beside `times` a peer's: at most that, or `at_least`."""
+        relation = "at least" if at_least else "below" if strictly else "at most"
+        factor = "" if times == 1 else f"{times:.3g}x "
+        what = f"{section}, {column}: {UNITS[name][0]} {relation} {factor}{peer}'s"
+        ours = self.median(section, OURS, column, name)
+        theirs = self.median(section, peer, column, name)
+        if theirs is None or theirs == float("inf") or ours is None:
+            return Check(what, None)
+        if ours == float("inf"):
+            return Check(what, float("inf"), "the measurement failed")
+        bound = times * theirs
+        ratio = bound / ours if at_least else ours / bound
+        if strictly and ratio == 1:
+            ratio = 1.0000001
+        shown = UNITS[name][1]
+        return Check(what, ratio, f"{shown(ours)} to {shown(theirs)}: {ours / theirs:.2f}x")
+
+    def to_bound(
+        self, section: str, row: str, column: str, name: str, bound: float, *, at_least: bool = False
+    ) -> Check:
+        """Our figure beside a fixed bound."""
+        told, shown = UNITS[name]
+        what = f"{section}, {row}, {column}: {told} {'at least' if at_least else 'at most'} {shown(bound)}"
+        ours = self.median(section, row, column, name)
+        if ours is None:
+            return Check(what, None)
+        if ours == float("inf"):
+            return Check(what, float("inf"), "the measurement failed")
+        ratio = bound / ours if at_least else max(ours, 0) / bound
+        return Check(what, ratio, shown(ours))
+
+    def happened(self, section: str, row: str, column: str) -> Check:
+        """That it was measured, which a record that is missing in the log would have prevented."""
+        what = f"{section}, {row}, {column}: the log holds what was sent"
+        rate = self.median(section, row, column, "records_per_s")
+        if rate is None or rate != float("inf"):
+            return Check(what, None if rate is None else 0, "" if rate is None else per_second(rate))
+        return Check(what, float("inf"), "the measurement failed")
+
+
+def microseconds(value: float) -> str:
+    return f"{number(value)} µs"
+
+
+def milliseconds(value: float) -> str:
+    return f"{number(value)} ms"
+
+
+def per_second(value: float) -> str:
+    return f"{value / MILLION:.2f}M/s" if value >= MILLION else f"{value / 1e3:.3g}k/s"
+
+
+def per_core(cpu_us: float) -> str:
+    return f"{number(cpu_us)} µs ({per_second(MILLION / cpu_us)} a core)"
+
+
+UNITS: dict[str, tuple[str, Callable[[float], str]]] = {
+    "cpu_us": ("CPU", microseconds),
+    "records_per_s": ("rate", per_second),
+    "p50_ms": ("p50", milliseconds),
+    "p99_ms": ("p99", milliseconds),
+    "above_p99_ms": ("lag above idle, p99", milliseconds),
+    "above_max_ms": ("lag above idle, max", milliseconds),
+    "bytes_per_record": ("memory", lambda value: f"{number(value)} B"),
+}
+
+HEADLINE, KILOBYTE = "100 B, 12 partitions", "1000 B, 12 partitions"
+KEYED = "100 B, with key"
+LOOPS = ("1,000 tasks, linger 0 ms", "1,000 tasks, its defaults")
+ONE_TASK = "1 task, linger 0 ms"
+
+
+def goals(figures: Iterable[Figures]) -> list[Goal]:
+    found = Found(figures)
+    peer, bound = found.to_peer, found.to_bound
+    return [
+        Goal(
+            "P1",
+            "100 B pipelined, a future for each record, costs at most franz-go's CPU",
+            tuple(
+                check
+                for section in (THROUGHPUT, THROUGHPUT_REAL)
+                for check in (
+                    peer(section, HEADLINE, FRANZ_GO, "cpu_us"),
+                    peer(section, HEADLINE, JAVA, "cpu_us", strictly=True),
+                    peer(section, HEADLINE, CALLBACK, "cpu_us", 0.4),
+                    peer(section, HEADLINE, AIOKAFKA, "cpu_us", 1 / 14),
+                )
+            ),
+        ),
+        Goal(
+            "P2",
+            "1,000 tasks that await each record: franz-go's rate at its CPU, five times aiokafka's",
+            tuple(
+                check
+                for column in LOOPS
+                for check in (
+                    peer(CLOSED_LOOP, column, FRANZ_GO, "records_per_s", at_least=True),
+                    peer(CLOSED_LOOP, column, FRANZ_GO, "cpu_us"),
+                    peer(CLOSED_LOOP, column, AIOKAFKA, "records_per_s", 5, at_least=True),
+                    peer(CLOSED_LOOP, column, AIOKAFKA, "p99_ms", 1 / 3),
+                )
+            ),
+        ),
+        Goal(
+            "P3",
+            "one task that awaits each record is ahead of aiokafka and Java",
+            tuple(
+                check
+                for section, times in ((CLOSED_LOOP, 0.7), (CLOSED_LOOP_REAL, 0.6))
+                for check in (
+                    peer(section, ONE_TASK, AIOKAFKA, "p50_ms", times),
+                    peer(section, ONE_TASK, AIOKAFKA, "p99_ms", times),
+                    peer(section, ONE_TASK, JAVA, "p50_ms"),
+                )
+            ),
+        ),
+        Goal(
+            "P4",
+            "send_many: 4M records/s of lists and 30M of Arrow encoded a core, 3M and 6M acknowledged",
+            (
+                bound(COLUMNS, "lists, encoded only", KEYED, "cpu_us", 1 / 4),
+                bound(COLUMNS, "Arrow, encoded only", KEYED, "cpu_us", 1 / 30),
+                bound(COLUMNS, "lists, acknowledged", KEYED, "records_per_s", 3 * MILLION, at_least=True),
+                bound(COLUMNS, "Arrow, acknowledged", KEYED, "records_per_s", 6 * MILLION, at_least=True),
+                found.happened(COLUMNS_REAL, "lists, read back", KEYED),
+                found.happened(COLUMNS_REAL, "Arrow, read back", KEYED),
+            ),
+        ),
+        Goal(
+            "P5",
+            "1 KB pipelined at franz-go's CPU, and 80 % of a bare stream through one connection",
+            (
+                peer(THROUGHPUT, KILOBYTE, FRANZ_GO, "cpu_us"),
+                peer(WIRE, "1000 B, 1 connection", BARE_STREAM, "records_per_s", 0.8, at_least=True),
+            ),
+        ),
+        Goal(
+            "P6",
+            "a waiting record of 100 B takes at most 180 B",
+            (bound(MEMORY, OURS, HEADLINE, "bytes_per_record", 180),),
+        ),
+        Goal(
+            "P7",
+            "lag of the loop at full load at most 2 ms (p99) and 10 ms (max) above idle, for each codec",
+            tuple(
+                check
+                for codec in found.columns(LAG) or ["zstd"]
+                for check in (
+                    bound(LAG, OURS, codec, "above_p99_ms", 2),
+                    bound(LAG, OURS, codec, "above_max_ms", 10),
+                )
+            ),
+        ),
+        Goal(
+            "P8",
+            "at most 0.8 µs with 1,000 partitions and 2 µs with 10,000, ahead of every client",
+            tuple(
+                check
+                for column, most in (("1,000", 0.8), ("10,000", 2.0))
+                for check in (
+                    bound(PARTITIONS, OURS, column, "cpu_us", most),
+                    *(
+                        peer(PARTITIONS, column, client, "cpu_us", strictly=True)
+                        for client in (FRANZ_GO, JAVA, CALLBACK, AIOKAFKA)
+                    ),
+                )
+            ),
+        ),
+        Goal(
+            "P9",
+            "a broker 20 ms away, one partition: 4.5 times aiokafka's throughput",
+            (peer(DISTANCE, "100 B, 20 ms", AIOKAFKA, "records_per_s", 4.5, at_least=True),),
+        ),
+        Goal(
+            "P10",
+            "1 KB with each codec, read back from a real broker: less CPU than every client",
+            tuple(
+                peer(CODECS, codec, client, "cpu_us", strictly=True)
+                for codec in found.columns(CODECS) or ["lz4"]
+                if codec != "none"
+                for client in (FRANZ_GO, JAVA, CALLBACK, AIO, AIOKAFKA)
+            ),
+        ),
+    ]

@@ -1,0 +1,92 @@
+"""What one measurement is asked for and what it tells: a job as JSON in argv, a result as JSON on stdout.
+
+The Go and the Java program under peers/ read the same jobs by the same names."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import random
+import resource
+from dataclasses import asdict, dataclass
+from typing import Any
+
+LINES = 2000  # distinct values
+
+Result = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to measure, in seconds and bytes; `records` are those measured, after `warm_up` more."""
+
+    kind: str  # pipelined, columns, encoding, stream, closed_loop, memory, lag or idle
+    client: str
+    value_size: int = 100
+    records: int = 0
+    warm_up: int = 0
+    window: int = 10_000  # records sent before their deliveries are awaited, one by one
+    tasks: int = 1
+    seconds: float = 0
+    linger_ms: float | None = 5  # None leaves the client's own default
+    batch_size: int | None = 65536  # likewise
+    compression: str = "none"
+    arrow: bool = False
+    keyed: bool = False
+    partitions: int = 12
+    round_robin: bool = False  # each record to the next partition; else the client chooses
+    loop: str = "uvloop"
+    profile: bool = False
+    # Filled in when it runs.
+    bootstrap: str = ""
+    topic: str = "t"
+    values_file: str = ""
+
+    def as_argument(self) -> str:
+        """The job as a process takes it."""
+        return json.dumps(asdict(self))
+
+
+def lines(size: int) -> list[bytes]:
+    """Distinct JSON-like values of exactly `size` bytes, the same in every run."""
+    chance = random.Random(7)
+    made = []
+    for number in range(LINES):
+        text = (
+            f'{{"id":{number:07d},"user":{chance.randrange(10**6):06d},"price":{chance.random() * 1000:.4f}'
+        )
+        while len(text) < size:
+            text += f',"k{chance.randrange(100)}":"{chance.getrandbits(40):x}"'
+        made.append((text[: size - 1] + "}").encode())
+    return made
+
+
+def cpu_seconds() -> float:
+    """User and system time of this process, all its threads."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def per_record(records: int, cpu: float, wall: float) -> Result:
+    return {"cpu_us": cpu / records * 1e6, "records_per_s": records / wall}
+
+
+def latencies_in(seconds: list[float]) -> Result:
+    ordered = sorted(seconds)
+    return {"p50_ms": quantile(ordered, 0.5) * 1e3, "p99_ms": quantile(ordered, 0.99) * 1e3}
+
+
+def quantile(ordered: list[float], q: float) -> float:
+    return ordered[min(len(ordered) - 1, int(len(ordered) * q))]
+
+
+def resident_bytes() -> int:
+    gc.collect()
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def waiting(before: int, records: int) -> Result:
+    """What `records` that wait have added to the resident memory `before`."""
+    return {"bytes_per_record": (resident_bytes() - before) / records, "waiting": records}

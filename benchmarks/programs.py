@@ -1,0 +1,113 @@
+"""The programs that a run needs beside Python: the acknowledging broker in C, and the peers in Go and Java.
+
+Each is built once per change. Where there is no Go or no Java compiler, `prepare` says so and the run goes on
+without that peer."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from aioproducer.testing.apache_holdings import Holdings
+from aioproducer.testing.apache_jars import DEFAULT_VERSION, ApacheKafkaError, cache_directory, class_path
+from job import Job, lines
+
+HERE = Path(__file__).parent
+BUILD = HERE / "build"
+PEERS = HERE / "peers"
+FRANZ_GO, JAVA = "franz-go", "Java"
+
+
+def is_newer(sources: Iterable[Path], program: Path) -> bool:
+    return not program.exists() or any(source.stat().st_mtime > program.stat().st_mtime for source in sources)
+
+
+def compiled(command: list[str], sources: list[Path], program: Path, directory: Path = HERE) -> Path:
+    """The program, made by a command that takes the place for it behind its last argument."""
+    if is_newer(sources, program):
+        BUILD.mkdir(exist_ok=True)
+        fresh = program.with_name(program.name + ".new")
+        subprocess.run([*command, str(fresh)], cwd=directory, check=True, stdout=sys.stderr)
+        if program.is_dir():
+            shutil.rmtree(program)
+        fresh.replace(program)  # who runs the old one keeps it
+    return program
+
+
+def ack_broker() -> Path:
+    source = HERE / "ack_broker.c"
+    return compiled(["cc", "-O2", str(source), "-o"], [source], BUILD / "ack_broker")
+
+
+def franz_go() -> Path:
+    sources = [PEERS / name for name in ("franz.go", "go.mod", "go.sum")]
+    return compiled(["go", "build", "-buildvcs=false", "-o"], sources, BUILD / "franz", PEERS)
+
+
+def jars() -> str:
+    """The class path with Kafka's own clients: the jars that ApacheKafka has fetched."""
+    found = sorted((cache_directory() / f"kafka-{DEFAULT_VERSION}-with-tools").glob("*.jar"))
+    return os.pathsep.join(map(str, found))
+
+
+def java_producer() -> Path:
+    source = PEERS / "JavaProducer.java"
+    command = ["javac", "-Xlint:all", "-Werror", "-cp", jars(), str(source), "-d"]
+    return compiled(command, [source], BUILD / "java")
+
+
+def fetch_jars() -> None:
+    """Let them be fetched, as a real broker would when it starts."""
+    held = Holdings(None)
+    try:
+        asyncio.run(class_path(DEFAULT_VERSION, held.children, held.directory / "jars.log"))
+    finally:
+        held.release()
+
+
+def prepare(client: str) -> str | None:
+    """Build what measures a client, and say why it can't be measured here, or None."""
+    try:
+        if client == FRANZ_GO:
+            if not shutil.which("go"):
+                return "there is no go on PATH"
+            franz_go()
+        elif client == JAVA:
+            if not (shutil.which("java") and shutil.which("javac")):
+                return "there is no java and javac on PATH"
+            if not jars():
+                fetch_jars()
+            java_producer()
+    except (ApacheKafkaError, subprocess.CalledProcessError) as error:
+        return str(error).partition("\n")[0]
+    return None
+
+
+def command_for(job: Job) -> list[str]:
+    """The command that measures a job, up to the job itself."""
+    if job.client == FRANZ_GO:
+        return [str(franz_go())]
+    if job.client == JAVA:
+        return [
+            "java",
+            "-Dorg.slf4j.simpleLogger.defaultLogLevel=error",
+            "-Xmx2g",
+            "-cp",
+            f"{java_producer()}{os.pathsep}{jars()}",
+            "JavaProducer",
+        ]
+    return [sys.executable, str(HERE / "measure.py")]
+
+
+def values_file(size: int) -> Path:
+    """All values of one size, one behind the other, for the programs that can't make them."""
+    path = BUILD / f"values-{size}"
+    if not path.exists():
+        BUILD.mkdir(exist_ok=True)
+        path.write_bytes(b"".join(lines(size)))
+    return path

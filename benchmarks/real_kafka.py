@@ -1,0 +1,114 @@
+"""A real Apache Kafka to measure against, one for the whole run; each measurement has a topic of its own.
+
+What a client says it has sent is held against the end offsets, and against the records as confluent-kafka reads
+them back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Iterator
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from aioproducer.testing import ApacheKafka
+from job import LINES, Job, lines
+
+TIME_OUT = 30  # seconds for anything asked of the broker
+FETCHED = 50_000  # records of one call
+
+SETTINGS = {
+    "auto.create.topics.enable": False,
+    "file.delete.delay.ms": 100,  # the disk is wanted for the next topic
+    "log.retention.check.interval.ms": 3_600_000,
+}
+
+
+class ReadBackError(Exception):
+    """What stands in the log is not what was sent."""
+
+
+class RealKafka:
+    """One broker; `with` starts and ends it."""
+
+    def __init__(self) -> None:
+        self._kafka = ApacheKafka(config=SETTINGS, jvm_args=("-Xmx1g",))
+        self._made = 0
+
+    def __enter__(self) -> RealKafka:
+        self._runner = asyncio.Runner()
+        try:
+            self._runner.run(self._kafka.start())
+        except BaseException:
+            self.__exit__()
+            raise
+        self.bootstrap = self._kafka.bootstrap_servers
+        self.version = self._kafka.version
+        self._admin: AdminClient | None = AdminClient({"bootstrap.servers": self.bootstrap})
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._admin = None  # else it would tell of a broker that is gone
+        self._runner.run(self._kafka.stop())
+        self._runner.close()
+
+    @contextlib.contextmanager
+    def topic(self, partitions: int) -> Iterator[str]:
+        """A fresh topic, deleted at the end."""
+        self._made += 1
+        name = f"measured-{self._made}"
+        self._runner.run(self._kafka.create_topic(name, partitions=partitions))
+        yield name
+        assert self._admin is not None
+        self._admin.delete_topics([name], request_timeout=TIME_OUT)[name].result(TIME_OUT)
+
+    def check(self, job: Job, sent: int) -> None:
+        """Raise ReadBackError unless the log has all that was sent, and nothing else."""
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self.bootstrap,
+                "group.id": "none",
+                "enable.auto.commit": False,
+                "check.crcs": True,
+                "fetch.queue.backoff.ms": 0,
+                "queued.max.messages.kbytes": 65536,
+            }
+        )
+        try:
+            partitions = [TopicPartition(job.topic, number) for number in range(job.partitions)]
+            ends = [
+                consumer.get_watermark_offsets(partition, timeout=TIME_OUT)[1] for partition in partitions
+            ]
+            if sum(ends) != sent:
+                raise ReadBackError(f"the log has {sum(ends):,} records of {sent:,} sent")
+            consumer.assign([TopicPartition(p.topic, p.partition, OFFSET_BEGINNING) for p in partitions])
+            found = read(consumer, sent)
+        finally:
+            consumer.close()
+        compare(found, job, sent)
+
+
+def read(consumer: Consumer, count: int) -> Counter[bytes | None]:
+    """How often each value stands in the log."""
+    found: Counter[bytes | None] = Counter()
+    while left := count - found.total():
+        messages = consumer.consume(min(FETCHED, left), timeout=TIME_OUT)  # waits for all of them
+        if not messages:
+            raise ReadBackError(f"{count - left:,} records of {count:,} were read back")
+        for message in messages:
+            if message.error() is not None:
+                raise ReadBackError(str(message.error()))
+        found.update(message.value() for message in messages)
+    return found
+
+
+def compare(found: Counter[bytes | None], job: Job, sent: int) -> None:
+    """Each value as often as it was sent, where the job sends all of them equally often."""
+    values = set(lines(job.value_size))
+    if strangers := found.keys() - values:
+        raise ReadBackError(f"{len(strangers):,} values were never sent")
+    equally = job.kind in ("pipelined", "columns") and sent % LINES == 0
+    if equally and (len(found) != LINES or set(found.values()) != {sent // LINES}):
+        raise ReadBackError("some values stand more often in the log than others")

@@ -1,0 +1,136 @@
+"""CPU per record as a ratio to aiokafka's in the same run, held against the ratio that the repository has.
+
+    python benchmarks/regression.py            measure and judge
+    python benchmarks/regression.py --store    measure and keep the ratios, in results/ratios.json
+
+A ratio of CPU times in one interleaved run depends little on the machine and on what else it does. What is left
+of that the repeats show: a case fails beyond its stored ratio, a margin, and the noise of this run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from job import Job, Result
+from plan import AIOKAFKA, CLOSED_LOOP, COLUMNS, OURS, PARTITIONS, THROUGHPUT, Cell
+from runner import Targets, run
+
+STORED = Path(__file__).parent / "results" / "ratios.json"
+MARGIN = 0.25
+REPEATS = 5
+
+
+@dataclass(frozen=True)
+class Case:
+    """The two measurements of which the first is divided by the second."""
+
+    name: str
+    section: str
+    ours: Job
+    theirs: Job
+
+
+# It lingers so long that each batch holds ten records, however fast they come.
+SPREAD = Job("pipelined", "", warm_up=10_000, partitions=1000, round_robin=True, linger_ms=100)
+
+CASES = (
+    Case(
+        "send, 100 B",
+        THROUGHPUT,
+        Job("pipelined", OURS, records=300_000, warm_up=20_000),
+        Job("pipelined", AIOKAFKA, records=40_000, warm_up=10_000),
+    ),
+    Case(
+        "send, 1,000 partitions",
+        PARTITIONS,
+        replace(SPREAD, client=OURS, records=150_000),
+        replace(SPREAD, client=AIOKAFKA, records=30_000),
+    ),
+    Case(
+        "send_and_wait, 1,000 tasks",
+        CLOSED_LOOP,
+        Job("closed_loop", OURS, records=100_000, warm_up=20_000, tasks=1000, linger_ms=0),
+        Job("closed_loop", AIOKAFKA, records=30_000, warm_up=10_000, tasks=1000, linger_ms=0),
+    ),
+    Case(
+        "send_many, 100 B with keys in lists",
+        COLUMNS,
+        Job("columns", OURS, records=1_000_000, warm_up=200_000, keyed=True),
+        Job("pipelined", AIOKAFKA, records=40_000, warm_up=10_000),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The ratios of one run, and the most that their median may be."""
+
+    ratios: tuple[float, ...]
+    stored: float
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.ratios)
+
+    @property
+    def noise(self) -> float:
+        """How far the repeats of this run lie from their median, as a share of it: half of the spread."""
+        return (max(self.ratios) - min(self.ratios)) / 2 / self.median
+
+    @property
+    def limit(self) -> float:
+        return self.stored * (1 + MARGIN + self.noise)
+
+    @property
+    def holds(self) -> bool:
+        return self.median <= self.limit
+
+    def __str__(self) -> str:
+        return (
+            f"{self.median:.4f} of aiokafka's CPU a record [{min(self.ratios):.4f}–{max(self.ratios):.4f}], stored "
+            f"{self.stored:.4f}, limit {self.limit:.4f} (margin {MARGIN:.0%}, noise {self.noise:.0%})"
+        )
+
+
+def measured(
+    case: Case, repeats: int = REPEATS, run_one: Callable[[Cell], Result] | None = None
+) -> list[float]:
+    """Our CPU per record as a share of aiokafka's, once for each repeat; who begins takes turns."""
+    ratios = []
+    with Targets() as targets:
+        run_cell = run_one or (lambda cell: run(cell, targets))
+        for repeat in range(repeats):
+            used = {}
+            for job in (case.ours, case.theirs) if repeat % 2 else (case.theirs, case.ours):
+                used[job] = float(run_cell(Cell(case.section, case.name, job.client, job, 1))["cpu_us"])
+            ratios.append(used[case.ours] / used[case.theirs])
+    return ratios
+
+
+def stored() -> dict[str, float]:
+    ratios: dict[str, float] = json.loads(STORED.read_text())
+    return ratios
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition(",")[0])
+    parser.add_argument("--store", action="store_true", help="keep the ratios of this run")
+    options = parser.parse_args()
+    found = {case.name: measured(case) for case in CASES}
+    if options.store:
+        STORED.parent.mkdir(exist_ok=True)
+        medians = {name: round(statistics.median(ratios), 5) for name, ratios in found.items()}
+        STORED.write_text(json.dumps(medians, indent=1) + "\n")
+    verdicts = {name: Verdict(tuple(ratios), stored()[name]) for name, ratios in found.items()}
+    for name, verdict in verdicts.items():
+        print(f"{'ok  ' if verdict.holds else 'SLOWER'} {name}: {verdict}")
+    return 0 if all(verdict.holds for verdict in verdicts.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,160 @@
+"""Runs the cells of a plan: each measurement in a process of its own, interleaved, and checked.
+
+With the acknowledging broker (`null`) a measurement has a broker of its own, whose counts must be what was sent;
+with the real one a topic of its own, which is read back."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+
+import programs
+from aioproducer.testing import ApacheKafkaError
+from broker import AckBroker
+from figures import Figures
+from job import Job, Result
+from plan import LAG, REAL, Cell
+from real_kafka import ReadBackError, RealKafka
+
+TIME_OUT = 120  # seconds for one measurement
+
+
+class MeasurementError(Exception):
+    """A measurement that gave no figure, or a figure that the broker contradicts."""
+
+
+class Targets:
+    """The brokers of a run; the real one is started when it is first asked for."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._real: RealKafka | None = None
+        self._missing = ""
+
+    def __enter__(self) -> Targets:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def real(self) -> RealKafka:
+        if self._real is None:
+            if self._missing:
+                raise MeasurementError(self._missing)
+            try:
+                self._real = self._stack.enter_context(RealKafka())
+            except ApacheKafkaError as error:
+                self._missing = f"no real Kafka: {error}".partition("\n")[0]
+                raise MeasurementError(self._missing) from None
+        return self._real
+
+
+@contextmanager
+def started(job: Job) -> Iterator[subprocess.Popen[str]]:
+    """The process that measures a job; it does not outlive the block."""
+    process = subprocess.Popen(
+        [*programs.command_for(job), job.as_argument()],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # Ctrl-C is for the run, which ends it
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+
+
+def result_of(process: subprocess.Popen[str]) -> Result:
+    try:
+        out, err = process.communicate(timeout=TIME_OUT)
+    except subprocess.TimeoutExpired:
+        raise MeasurementError(f"no result after {TIME_OUT} s") from None
+    if process.returncode:
+        last = err.strip().splitlines()[-1:] or [f"status {process.returncode}"]
+        raise MeasurementError(last[0][:200])
+    result: Result = json.loads(out.splitlines()[-1])
+    return result
+
+
+def measured(job: Job) -> Result:
+    job = replace(job, values_file=str(programs.values_file(job.value_size)))
+    with started(job) as process:
+        return result_of(process)
+
+
+def measured_lag(job: Job) -> Result:
+    """The lag of a loop at full load, and above that of an idle one at the same time."""
+    with started(replace(job, kind="idle", client="")) as idle:
+        result, at_rest = measured(job), result_of(idle)
+    for name in ("p99", "max"):
+        result[f"idle_{name}_ms"] = at_rest[f"lag_{name}_ms"]
+        result[f"above_{name}_ms"] = result[f"lag_{name}_ms"] - at_rest[f"lag_{name}_ms"]
+    return result
+
+
+def run(cell: Cell, targets: Targets) -> Result:
+    """One measurement of a cell."""
+    if cell.target == REAL:
+        return run_on_real(cell, targets.real())
+    with AckBroker(*cell.broker_options()) as broker:
+        job = replace(cell.job, bootstrap=broker.bootstrap)
+        result = measured_lag(job) if cell.section == LAG else measured(job)
+        counts = broker.counts()
+    counted = sum(sum(topic["records"]) for topic in counts["topics"].values())
+    batches = sum(sum(topic["batches"]) for topic in counts["topics"].values())
+    if not cell.silent and counted != result["sent"]:
+        raise MeasurementError(f"the broker counted {counted:,} records of {result['sent']:,.0f} sent")
+    result["broker_cpu_seconds"] = counts["cpu_seconds"]
+    result["records_per_batch"] = counted / batches if batches else 0.0
+    result["batches_per_request"] = batches / max(1, counts["produce_requests"])
+    return result
+
+
+def run_on_real(cell: Cell, kafka: RealKafka) -> Result:
+    with kafka.topic(cell.job.partitions) as topic:
+        job = replace(cell.job, bootstrap=kafka.bootstrap, topic=topic)
+        result = measured(job)
+        try:
+            kafka.check(job, int(result["sent"]))
+        except ReadBackError as error:
+            raise MeasurementError(str(error)) from None
+    return result
+
+
+def interleaved(plan: list[Cell]) -> Iterator[Cell]:
+    """Every cell once, then every cell that wants it again, each round begun elsewhere."""
+    for repeat in range(max((cell.repeats for cell in plan), default=0)):
+        turn = repeat * len(plan) // 3 % len(plan)
+        yield from (cell for cell in plan[turn:] + plan[:turn] if repeat < cell.repeats)
+
+
+def in_order(plan: list[Cell]) -> list[Cell]:
+    """Section by section, each interleaved: rows that are compared stand close in time."""
+    sections = dict.fromkeys(cell.section for cell in plan)
+    return [cell for name in sections for cell in interleaved([c for c in plan if c.section == name])]
+
+
+def measure_all(
+    plan: list[Cell],
+    figures: dict[Cell, Figures],
+    run_one: Callable[[Cell], Result],
+    tell: Callable[[int, Cell], None] = lambda done, cell: None,
+) -> None:
+    """Measure all cells into `figures`, which holds what is there if it is interrupted."""
+    for done, cell in enumerate(in_order(plan)):
+        found = figures.setdefault(cell, Figures(cell))
+        if found.failures:
+            continue
+        tell(done, cell)
+        try:
+            found.results.append(run_one(cell))
+        except MeasurementError as error:
+            found.failures.append(str(error))
+            print(f"FAILED {cell.name}: {error}", file=sys.stderr, flush=True)
