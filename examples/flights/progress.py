@@ -25,9 +25,19 @@ class Progress:
     One thread calls it at a time. Use it with `with`: the last state stays visible.
     """
 
-    def __init__(self, phase: str, total: int, *, bytes_per_record: float = 0.0) -> None:
+    def __init__(
+        self,
+        phase: str,
+        total: int,
+        *,
+        bytes_per_record: float = 0.0,
+        unit: str = "records",
+        has_rate: bool = True,
+    ) -> None:
         self._phase = phase
         self._total = total
+        self._unit = unit
+        self._has_rate = has_rate
         self._bytes_per_record = bytes_per_record
         self._started = time.monotonic()
         self._recent: deque[tuple[float, int]] = deque([(self._started, 0)])
@@ -59,30 +69,33 @@ class Progress:
         else:
             self._print(rates)
 
-    def show(self, done: int, note: str = "") -> None:
-        """`done` records so far; `note` stands after the rates."""
+    def show(self, done: int, note: str = "", *, total: int | None = None) -> None:
+        """`done` records so far; `note` stands after the rates; `total` is another one than was thought."""
         now = time.monotonic()
         self._done = done
+        if total is not None:
+            self._total = total
         while len(self._recent) > 1 and now - self._recent[0][0] > _RATE_WINDOW:
             self._recent.popleft()
         since, before = self._recent[0]
         self._recent.append((now, done))
         text = self._rates(done - before, now - since) + (f", {note}" if note else "")
         if self._bar is not None:
-            self._bar.n = done
+            self._bar.n, self._bar.total = done, self._total
             self._bar.set_postfix_str(text)
         elif now >= self._next_line:
             self._next_line = now + _PLAIN_INTERVAL
             self._print(text)
 
     def _rates(self, records: int, seconds: float) -> str:
+        if not self._has_rate:
+            return f"{time.monotonic() - self._started:,.1f} s"
         rate = records / seconds if seconds > 0 else 0.0
-        text = f"{rate:,.0f} records/s"
+        text = f"{rate:,.0f} {self._unit}/s"
         if self._bytes_per_record:
             text += f", {rate * self._bytes_per_record / 1e6:.1f} MB/s"
         return text
 
     def _print(self, text: str) -> None:
-        print(
-            f"{self._phase}: {self._done:,} of {self._total:,} records, {text}", file=sys.stderr, flush=True
-        )
+        told = f"{self._phase}: {self._done:,} of {self._total:,} {self._unit}, {text}"
+        print(told, file=sys.stderr, flush=True)

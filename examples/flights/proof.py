@@ -187,7 +187,7 @@ def _read(
     heard = time.monotonic()
     while any(position < end for position, end in zip(positions, ends, strict=True)):
         messages = consumer.consume(_CHUNK, timeout=_POLL)
-        records = [_record_of(message) for message in messages]
+        records = [record_of(message) for message in messages]
         for record in records:
             positions[record.partition] = record.offset + 1
         # What others append meanwhile is beyond the end.
@@ -200,7 +200,12 @@ def _read(
             return
 
 
-def _record_of(message: Message) -> ReadRecord:
+def record_of(message: Message) -> ReadRecord:
+    """A consumer's message.
+
+    Raises:
+        KafkaException: it is an error.
+    """
     error = message.error()
     if error is not None:
         raise KafkaException(error)

@@ -1,0 +1,140 @@
+"""The Spark that does the work: in this machine's `local[2]`, or on a cluster of several processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import pyspark
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+
+from flights_pipeline import standalone
+from flights_pipeline.java import java_home
+
+T = TypeVar("T")
+
+LOCAL = "local"
+CLUSTER = "cluster"
+
+_STOP_WAIT = 10.0
+"""Seconds for Java's end."""
+_LOG = """rootLogger.level = off
+rootLogger.appenderRef.console.ref = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+"""
+"""For log4j: what matters arrives as an error."""
+_SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.memory": "1g",
+    "spark.driver.extraJavaOptions": standalone.SHORT_LIVED,
+    "spark.executor.extraJavaOptions": standalone.SHORT_LIVED,
+    "spark.executor.memory": "512m",
+    "spark.executor.cores": "1",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+}
+
+
+class Spark:
+    """A session, and the thread that gives it work: Java's side knows only there which session is meant."""
+
+    def __init__(self, session: SparkSession, thread: ThreadPoolExecutor) -> None:
+        self.session = session
+        self._thread = thread
+
+    def call(self, function: Callable[[], T]) -> asyncio.Future[T]:
+        """Run a function in that thread."""
+        return asyncio.get_running_loop().run_in_executor(self._thread, function)
+
+    def __str__(self) -> str:
+        context = self.session.sparkContext
+        assert context._jvm is not None
+        java = context._jvm.java.lang.System.getProperty("java.version")
+        is_local = str(context.master).startswith("local")
+        where = context.master if is_local else f"a cluster of {standalone.WORKERS} workers"
+        return f"Spark {self.session.version} on {where}, Java {java}"
+
+
+@asynccontextmanager
+async def running(kind: str, directory: Path) -> AsyncIterator[Spark]:
+    """A session for as long as the block lasts. It is the only one of the process.
+
+    Args:
+        kind: local or cluster.
+        directory: exists; Spark works there.
+
+    Raises:
+        DemoError: there is no Java for it, or its processes did not start.
+    """
+    _set_environment(directory)
+    if kind == LOCAL:
+        async with _session("local[2]", directory) as session:
+            yield session
+        return
+    workplace = directory / "cluster"
+    workplace.mkdir()
+    async with standalone.cluster(workplace) as master, _session(master, directory) as session:
+        yield session
+
+
+def _set_environment(directory: Path) -> None:
+    """What Java's processes are started with, and hand on to Python's."""
+    (directory / "log4j2.properties").write_text(_LOG)
+    os.environ |= {
+        "JAVA_HOME": str(java_home(directory)),
+        "SPARK_HOME": str(Path(pyspark.__file__).parent),
+        "SPARK_CONF_DIR": str(directory),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+    }
+
+
+@asynccontextmanager
+async def _session(master: str, directory: Path) -> AsyncIterator[Spark]:
+    # Not in the main thread, where PySpark would take Ctrl-C for itself.
+    with ThreadPoolExecutor(1, "spark") as thread:
+        loop = asyncio.get_running_loop()
+        session = await loop.run_in_executor(thread, _start, master, directory)
+        try:
+            yield Spark(session, thread)
+        finally:
+            await asyncio.to_thread(_stop, session)
+
+
+def _start(master: str, directory: Path) -> SparkSession:
+    builder = SparkSession.builder.master(master).appName("flights-pipeline")
+    for name, value in (_SETTINGS | {"spark.local.dir": str(directory / "scratch")}).items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def _stop(session: SparkSession) -> None:
+    """And Java, which would else end some time after this process."""
+    session.stop()
+    gateway = SparkContext._gateway
+    assert gateway is not None
+    gateway.shutdown()
+    process: subprocess.Popen[bytes] = gateway.proc
+    assert process.stdin is not None
+    process.stdin.close()
+    try:
+        process.wait(_STOP_WAIT)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
