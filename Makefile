@@ -1,6 +1,6 @@
 # make demo    the flights of 2013 through the producer, verified        make demo KAFKA=apache | host:port
 # make pipeline    the same through Spark, a batch and a stream, verified; KAFKA=... as above, SPARK=cluster
-# make test    everything that the tests need, then pytest               make check | bench | profile | wheel | clean
+# make test    everything that the tests need, then pytest               make check | bench | bench-spark | profile | wheel | clean
 # make soak    fault schedules in virtual time                           make chaos | chaos-spark | fuzz | asan | mutants
 PYTHON ?= python3
 VENV   := .venv
@@ -11,7 +11,7 @@ ARGS   ?=
 
 SOURCES := $(wildcard aioproducer/*.pyx aioproducer/*.pxi)
 
-.PHONY: demo pipeline test check bench profile wheel setup clean format kerberos soak chaos chaos-spark fuzz asan mutants
+.PHONY: demo pipeline test check bench bench-spark profile wheel setup clean format kerberos soak chaos chaos-spark fuzz asan mutants
 
 demo: setup
 	$(BIN)/python examples/flights_demo.py --kafka "$(KAFKA)" $(ARGS)
@@ -33,6 +33,10 @@ check: setup
 # Every client in one run, some 25 minutes.   ARGS=--quick, ARGS="--sections 'closed loop,lag' --clients aioproducer,aiokafka"
 bench: setup
 	$(BIN)/python benchmarks/bench.py $(ARGS)
+
+# The Spark sink beside Spark's own, which Maven Central brings, in a PySpark of its own.   ARGS="--quick --target real"
+bench-spark: setup
+	$(BIN)/python -m benchmarks.spark.bench $(ARGS)
 
 profile: setup
 	$(BIN)/python benchmarks/bench.py --profile $(ARGS)

@@ -1,0 +1,127 @@
+"""What Spark's own Kafka sink needs, and is measured in: its jars, and a virtual environment with the PySpark that they
+are made for. Both are made under build/ once."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+BUILD = ROOT / "build" / "bench-spark"
+SCALA = "2.13"
+PEERS = ("confluent-kafka>=2.16,<3", "aiokafka>=0.12,<1")
+PANDAS = "pandas>=2.2,<4"
+"""Only for mapInArrow, which is refused without it."""
+
+
+class Connector(NamedTuple):
+    """A release of spark-sql-kafka-0-10, with the versions that its POM names."""
+
+    version: str
+    kafka_clients: str
+    commons_pool: str
+    token_provider: str
+    """spark-token-provider-kafka-0-10: of the same release, except where it is mixed on purpose."""
+
+    @property
+    def name(self) -> str:
+        """As a table says it."""
+        mixed = (
+            "" if self.token_provider == self.version else f" with the token provider {self.token_provider}"
+        )
+        return f"spark-sql-kafka-0-10_{SCALA} {self.version}{mixed}, kafka-clients {self.kafka_clients}"
+
+    @property
+    def jars(self) -> Path:
+        """Where they are kept."""
+        return BUILD / f"jars-{self.version}-{self.token_provider}"
+
+    def artifacts(self) -> list[tuple[str, str, str]]:
+        """Group, name and version; everything else is in PySpark's own jars."""
+        return [
+            ("org.apache.spark", f"spark-sql-kafka-0-10_{SCALA}", self.version),
+            ("org.apache.spark", f"spark-token-provider-kafka-0-10_{SCALA}", self.token_provider),
+            ("org.apache.kafka", "kafka-clients", self.kafka_clients),
+            ("org.apache.commons", "commons-pool2", self.commons_pool),
+        ]
+
+
+CONNECTORS = [
+    Connector("4.2.0", "3.9.2", "2.13.1", "4.2.0"),
+    Connector("4.1.1", "3.9.1", "2.12.1", "4.1.1"),
+    Connector("4.0.0", "3.9.0", "2.12.0", "4.0.0"),
+]
+"""The newest first."""
+MIXED = {"4.2.0": "4.1.0-preview1", "4.1.1": "4.1.0-preview1"}
+"""A token provider that serves a release whose own is not on Maven Central. Only with --connector."""
+
+
+class MissingError(Exception):
+    """What is needed can't be fetched; the text says what to do."""
+
+
+def connector(wanted: str | None) -> Connector:
+    """The newest release that is complete on Maven Central, or the one that is wanted; its jars are there then.
+
+    Raises:
+        MissingError: there is none.
+    """
+    tried = []
+    for release in CONNECTORS:
+        if wanted is None or release.version == wanted:
+            mixed = [release._replace(token_provider=MIXED[wanted])] if wanted in MIXED else []
+            for candidate in [release, *mixed]:
+                if _fetched(candidate):
+                    return candidate
+                tried.append(candidate.name)
+    if not tried:
+        known = ", ".join(release.version for release in CONNECTORS)
+        raise MissingError(f"--connector {wanted}: unknown, expected one of {known}")
+    raise MissingError(
+        f"could not be fetched from Maven Central: {'; '.join(tried)}. Without a network, copy {BUILD} from a "
+        "machine where it was fetched"
+    )
+
+
+def _fetched(release: Connector) -> bool:
+    if release.jars.is_dir():
+        return True
+    fresh = release.jars.with_name(release.jars.name + ".new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(parents=True)
+    wanted = [":".join(artifact) for artifact in release.artifacts()]
+    print(f"fetching {release.name} from Maven Central", file=sys.stderr, flush=True)
+    # A process of its own: jgo logs as it likes, and keeps what it has begun.
+    fetch = [sys.executable, "-m", "benchmarks.spark.fetch_jars", str(fresh), *wanted]
+    done = subprocess.run(fetch, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        shutil.rmtree(fresh)
+        last = done.stderr.strip().splitlines()[-1:]
+        print(f"not complete: {release.name} ({''.join(last)[:200]})", file=sys.stderr, flush=True)
+        return False
+    fresh.rename(release.jars)
+    return True
+
+
+def python_with(pyspark: str) -> Path:
+    """The interpreter of the environment with that PySpark, made if it is not there."""
+    place = BUILD / f"pyspark-{pyspark}"
+    interpreter, ready = place / "bin" / "python", place / ".ready"
+    if not ready.exists():
+        print(f"making {place}: PySpark {pyspark} is 430 MB", file=sys.stderr, flush=True)
+        shutil.rmtree(place, ignore_errors=True)
+        subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
+        wanted = [f"pyspark=={pyspark}", "pyarrow>=18", PANDAS, *PEERS, *_own_dependencies()]
+        subprocess.run([str(interpreter), "-m", "pip", "install", "-q", *wanted], check=True)
+        ready.touch()
+    return interpreter
+
+
+def _own_dependencies() -> list[str]:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        found: list[str] = tomllib.load(file)["project"]["dependencies"]
+    return found

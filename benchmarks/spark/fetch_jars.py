@@ -1,0 +1,27 @@
+"""Put jars from Maven Central into a directory, in a process of its own.
+
+python -m benchmarks.spark.fetch_jars DIRECTORY GROUP:NAME:VERSION..."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+
+
+def fetch(directory: str, artifacts: list[str]) -> None:
+    """Raises whatever jgo raises if one is not there."""
+    # jgo takes any file in its repository for complete, so this one's begins empty.
+    with tempfile.TemporaryDirectory() as repository:
+        os.environ["M2_REPO"] = repository
+        from jgo.maven import MavenContext
+
+        context = MavenContext()
+        for artifact in artifacts:
+            group, name, version = artifact.split(":")
+            shutil.copy(context.project(group, name).at_version(version).artifact().resolve(), directory)
+
+
+if __name__ == "__main__":
+    fetch(sys.argv[1], sys.argv[2:])

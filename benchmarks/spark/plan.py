@@ -1,0 +1,161 @@
+"""What is measured: one Cell for each figure of a table. The bench reads it, and the stage in Spark's environment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+OURS = "aioproducer"
+PLACED = "aioproducer, with a partition column"
+EXACTLY_ONCE = "aioproducer, exactly_once"
+BY_KEY = "aioproducer, exactly_once, partition_by_key"
+FOREACH_BATCH = "aioproducer, exactly_once, foreach_batch"
+CONNECTOR = "Spark's JVM connector"
+MAP_CONFLUENT = "mapInArrow + confluent-kafka"
+MAP_CONFLUENT_BATCH = "mapInArrow + confluent-kafka's produce_batch"
+FOREACH_CONFLUENT = "foreachPartition + confluent-kafka"
+FOREACH_AIOKAFKA = "foreachPartition + aiokafka"
+MAP_COUNT = "mapInArrow, counts only"
+NOOP = "noop"
+DEFAULTS = ", its defaults"
+
+GENERATED, CACHED = "generated", "cached"
+BATCH, STREAM, SMALL = "batch", "stream", "small"
+"""Sections: a DataFrame is written; a stream with large micro-batches; one with small ones."""
+
+TASKS = 4
+"""Of a frame, and so of a write: each of two cores gets two."""
+WARM_ROWS = 4_000
+"""Written just before a frame is, by the same sink: Spark ends Python workers that had nothing to do for a minute."""
+TRANSACTIONAL = {EXACTLY_ONCE, BY_KEY, FOREACH_BATCH}
+SILENT = {MAP_COUNT, NOOP}
+"""They write nothing to Kafka."""
+
+FEW = {FOREACH_CONFLUENT: 3, FOREACH_AIOKAFKA: 2, BY_KEY: 2}
+"""Repeats at most, of what takes long."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What to measure. Sizes in bytes; of a stream `rows` are those of one micro-batch."""
+
+    section: str
+    sink: str
+    rows: int
+    value_size: int = 100
+    frame: str = GENERATED
+    compression: str = "none"
+    repeats: int = 1
+    by_default: bool = False
+    """The sink's own linger and batch size; else 5 ms and 256 KiB, as all the others."""
+    # of a stream
+    trigger: str = "1 second"
+    warm_up: int = 0
+    """Micro-batches that are not counted."""
+    batches: int = 0
+    """Those that are."""
+
+    @property
+    def row(self) -> str:
+        """Of the tables."""
+        return self.sink + DEFAULTS if self.by_default else self.sink
+
+    @property
+    def column(self) -> str:
+        """Of the tables."""
+        size = f"{self.value_size // 1000} KB" if self.value_size >= 1000 else f"{self.value_size} B"
+        source = f"{self.frame}, " if self.section == BATCH else f"{self.rows:,} rows a batch, "
+        return f"{source}{size}, {self.compression}"
+
+    @property
+    def name(self) -> str:
+        """For progress and errors."""
+        return f"{self.section}: {self.row}: {self.column}"
+
+    @property
+    def sent(self) -> int:
+        """How many rows a measurement writes to its topic, warm-up included."""
+        if self.sink in SILENT:
+            return 0
+        return self.rows * (self.warm_up + self.batches) if self.section != BATCH else WARM_ROWS + self.rows
+
+
+BATCH_SINKS = (
+    OURS,
+    PLACED,
+    EXACTLY_ONCE,
+    CONNECTOR,
+    MAP_CONFLUENT,
+    MAP_CONFLUENT_BATCH,
+    FOREACH_CONFLUENT,
+    FOREACH_AIOKAFKA,
+    MAP_COUNT,
+    NOOP,
+)
+STREAM_SINKS = (OURS, EXACTLY_ONCE, FOREACH_BATCH, CONNECTOR, NOOP)
+ALL_SINKS = list(dict.fromkeys([*BATCH_SINKS, BY_KEY, *STREAM_SINKS]))
+
+
+def batch(rows: int, quick: bool) -> list[Cell]:
+    """Writes of whole frames, of one value size after the other: only one is cached at a time."""
+    found = []
+    for size, compression in ((100, "none"), (100, "zstd"), (1000, "none"), (1000, "zstd")):
+        for frame in (GENERATED, CACHED):
+            headline = (size, compression) == (100, "none")
+            if quick and not headline:
+                continue
+            for sink in BATCH_SINKS:
+                if not headline and sink in (FOREACH_AIOKAFKA, MAP_CONFLUENT_BATCH):
+                    continue
+                if compression != "none" and sink in SILENT:
+                    continue  # there is nothing to be compressed
+                repeats = 2 if quick else 5
+                found.append(
+                    Cell(BATCH, sink, rows, size, frame, compression, min(repeats, FEW.get(sink, repeats)))
+                )
+            if headline and not quick:
+                found += [
+                    Cell(BATCH, sink, rows, size, frame, compression, 5, by_default=True)
+                    for sink in (OURS, CONNECTOR)
+                ]
+                if frame == CACHED:
+                    found.append(Cell(BATCH, BY_KEY, rows, size, frame, compression, FEW[BY_KEY]))
+    return found
+
+
+def streams(rows: int, quick: bool) -> list[Cell]:
+    """Micro-batches of a million rows, and of a thousand."""
+    large = [
+        Cell(
+            STREAM,
+            sink,
+            rows,
+            repeats=1 if quick else 3,
+            trigger="1 second",
+            warm_up=2,
+            batches=3 if quick else 6,
+        )
+        for sink in STREAM_SINKS
+    ]
+    small = [
+        Cell(
+            SMALL,
+            sink,
+            1000,
+            repeats=1 if quick else 3,
+            trigger="500 milliseconds",
+            warm_up=5,
+            batches=8 if quick else 20,
+        )
+        for sink in STREAM_SINKS
+    ]
+    return large + small
+
+
+ROWS, STREAM_ROWS = 3_000_000, 1_000_000
+
+
+def cells(quick: bool, rows: int | None, sections: list[str], sinks: list[str]) -> list[Cell]:
+    """The cells of a run, in the order of its tables. `rows` are those of a frame; a stream's batch has a third."""
+    frame_rows = rows or (600_000 if quick else ROWS)
+    found = batch(frame_rows, quick) + streams(frame_rows // 3, quick)
+    return [cell for cell in found if cell.section in sections and cell.sink in sinks]

@@ -1,0 +1,168 @@
+"""Where a measurement's rows go, and how many arrived: the broker that only acknowledges, or an Apache Kafka.
+
+Each measurement has a topic of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from aioproducer.testing import ApacheKafka
+from benchmarks.spark.environment import BUILD
+
+PARTITIONS = 12
+TIME_OUT = 60  # seconds for anything asked of a broker
+FETCHED = 50_000  # records of one call
+
+BROKER = Path(__file__).parents[1] / "ack_broker.c"
+TRANSACTIONS = Path(__file__).with_name("transactions.c")
+BEFORE = "static enum outcome answer_api_versions(struct reader *r, int version, bool flexible, struct buffer *out);"
+LAST_API = "    {22, 0, 5, 2, answer_init_producer_id},\n"
+
+
+def source() -> str:
+    """ack_broker.c with the transactions put in."""
+    text, transactions = BROKER.read_text(), TRANSACTIONS.read_text()
+    functions, _, rows = transactions.partition("/* Rows of the table of APIs:\n")
+    for place in (BEFORE, LAST_API):
+        if text.count(place) != 1:
+            raise RuntimeError(f"{BROKER.name} has no such line any more: {place}")
+    return text.replace(BEFORE, functions + BEFORE).replace(LAST_API, LAST_API + rows.partition("*/")[0])
+
+
+def build() -> Path:
+    """Compile the broker if its source is another one than last time."""
+    text, file, program = source(), BUILD / "transaction_broker.c", BUILD / "transaction_broker"
+    if not program.exists() or not file.exists() or file.read_text() != text:
+        BUILD.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        fresh = program.with_suffix(".new")
+        subprocess.run(["cc", "-O2", "-o", str(fresh), str(file)], check=True)
+        fresh.replace(program)  # a broker that runs keeps the old file
+    return program
+
+
+SETTINGS = {"auto.create.topics.enable": False, "file.delete.delay.ms": 100}
+"""Of an Apache Kafka."""
+
+
+class AckTarget:
+    """It acknowledges and counts; `with` starts and ends it."""
+
+    name = "a broker that only acknowledges"
+
+    def __enter__(self) -> AckTarget:
+        command = [str(build()), "--partitions", str(PARTITIONS)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.bootstrap = f"127.0.0.1:{int(self._line().split()[1])}"
+        self._made = 0
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process.communicate()  # the end of its input ends it
+
+    def topic(self) -> str:
+        """A fresh one; it is made when a client asks for it."""
+        self._made += 1
+        return f"t{self._made}"
+
+    def written(self, topic: str, *, transactional: bool) -> dict[str, Any]:
+        """How many rows have arrived, and in how large batches."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("counts\n")
+        self._process.stdin.flush()
+        counts = json.loads(self._line())["topics"].get(topic, {"records": [], "batches": []})
+        records, batches = sum(counts["records"]), sum(counts["batches"])
+        return {"counted": records, "rows_per_batch": records / max(1, batches)}
+
+    def drop(self, topic: str) -> None:
+        """There is nothing to be dropped."""
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the acknowledging broker ended with status {self._process.wait()}")
+        return line
+
+
+class RealTarget:
+    """One Apache Kafka; `with` starts and ends it. A topic is deleted when it was counted."""
+
+    def __enter__(self) -> RealTarget:
+        self._kafka = ApacheKafka(config=SETTINGS, jvm_args=("-Xmx1g",))
+        self._runner = asyncio.Runner()
+        try:
+            self._runner.run(self._kafka.start())
+        except BaseException:
+            self._runner.close()
+            raise
+        self.bootstrap = self._kafka.bootstrap_servers
+        self.name = f"Apache Kafka {self._kafka.version}, one broker"
+        self._admin: AdminClient | None = AdminClient({"bootstrap.servers": self.bootstrap})
+        self._made = 0
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._admin = None
+        self._runner.run(self._kafka.stop())
+        self._runner.close()
+
+    def topic(self) -> str:
+        """A fresh one."""
+        self._made += 1
+        name = f"t{self._made}"
+        self._runner.run(self._kafka.create_topic(name, partitions=PARTITIONS))
+        return name
+
+    def written(self, topic: str, *, transactional: bool) -> dict[str, Any]:
+        """How many rows stand in the log: by the end offsets; by reading them where markers stand between them."""
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self.bootstrap,
+                "group.id": "none",
+                "enable.auto.commit": False,
+                "isolation.level": "read_committed",
+                "enable.partition.eof": True,
+            }
+        )
+        try:
+            partitions = [TopicPartition(topic, number) for number in range(PARTITIONS)]
+            if transactional:
+                return {"counted": _read(consumer, partitions)}
+            ends = [
+                consumer.get_watermark_offsets(partition, timeout=TIME_OUT)[1] for partition in partitions
+            ]
+            return {"counted": sum(ends)}
+        finally:
+            consumer.close()
+
+    def drop(self, topic: str) -> None:
+        """The disk is wanted for the next one."""
+        assert self._admin is not None
+        self._admin.delete_topics([topic], request_timeout=TIME_OUT)[topic].result(TIME_OUT)
+
+
+def _read(consumer: Consumer, partitions: list[TopicPartition]) -> int:
+    """How many committed records there are."""
+    consumer.assign([TopicPartition(p.topic, p.partition, OFFSET_BEGINNING) for p in partitions])
+    found, ended = 0, set()
+    while len(ended) < len(partitions):
+        messages = consumer.consume(FETCHED, timeout=1)
+        for message in messages:
+            if message.error() is None:
+                found += 1
+            elif message.error().code() == KafkaError._PARTITION_EOF:
+                ended.add(message.partition())
+            else:
+                raise RuntimeError(str(message.error()))
+    return found
+
+
+TARGETS = {"ack": AckTarget, "real": RealTarget}

@@ -1,0 +1,375 @@
+"""What make bench-spark makes of figures: goals, tables, a picture; its plan, its broker, its account of CPU time."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree
+from dataclasses import asdict, replace
+
+import pytest
+
+from benchmarks.spark import bench, environment, plan, plot, target
+from benchmarks.spark.plan import (
+    BATCH,
+    CACHED,
+    CONNECTOR,
+    EXACTLY_ONCE,
+    FOREACH_CONFLUENT,
+    GENERATED,
+    NOOP,
+    OURS,
+    PLACED,
+    SMALL,
+    STREAM,
+    Cell,
+)
+from benchmarks.spark.processes import Process, parsed, processes, spent
+from benchmarks.spark.report import Figures, Goal, as_record, goals, markdown, tables
+
+GOOD = {
+    (BATCH, OURS): {"rows_per_s": 1.3e6, "cpu_us": 0.8},
+    (BATCH, PLACED): {"rows_per_s": 1e6, "cpu_us": 0.8},
+    (BATCH, EXACTLY_ONCE): {"rows_per_s": 0.85e6, "cpu_us": 0.8},
+    (BATCH, CONNECTOR): {"rows_per_s": 1e6, "cpu_us": 1.0},
+    (BATCH, FOREACH_CONFLUENT): {"rows_per_s": 0.26e6, "cpu_us": 6.0},
+    (STREAM, OURS): {"rows_per_s": 1e6, "cpu_us": 1.0},
+    (STREAM, CONNECTOR): {"rows_per_s": 1e6, "cpu_us": 1.0},
+    (SMALL, OURS): {"batch_ms": 100.0, "cpu_ms_per_batch": 50.0},
+    (SMALL, EXACTLY_ONCE): {"batch_ms": 200.0, "cpu_ms_per_batch": 60.0},
+    (SMALL, CONNECTOR): {"batch_ms": 100.0, "cpu_ms_per_batch": 40.0},
+}
+"""Every goal is just met."""
+
+
+def run_of(changed: dict | None = None) -> list[Figures]:
+    figures = []
+    for (section, sink), result in (GOOD | (changed or {})).items():
+        result = {"rows": 1, "java_us": 0.5, "python_us": 0.3, **result}
+        for frame in (GENERATED, CACHED) if section == BATCH else (GENERATED,):
+            figures.append(Figures(Cell(section, sink, 1000, frame=frame), [result]))
+    return figures
+
+
+def verdicts(figures: list[Figures]) -> dict[str, bool | None]:
+    return {goal.sentence: goal.met for goal in goals(figures)}
+
+
+def record_of(figures: list[Figures]) -> dict:
+    machine = {"spark": "4.0.0", "java": "17", "python": "3.11", "cpus": 2, "load": [1.0, 2.0]}
+    return {
+        "target": "a broker",
+        "connector": "the connector",
+        "machine": machine | {"packages": {"pandas": "3.0"}},
+        "seconds": 120.0,
+        "is_cut_short": False,
+        "cells": as_record(figures),
+        "goals": [asdict(goal) for goal in goals(figures)],
+    }
+
+
+# goals
+
+
+def test_all_goals_are_met_just_so():
+    assert set(verdicts(run_of()).values()) == {True}
+
+
+@pytest.mark.parametrize(
+    ("cell", "result", "sentences"),
+    [
+        (
+            (BATCH, OURS),
+            {"rows_per_s": 1.29e6, "cpu_us": 0.8},
+            ["JVM connector", "rows per second at least 5"],
+        ),
+        ((BATCH, OURS), {"rows_per_s": 1.3e6, "cpu_us": 0.81}, ["CPU per row"]),
+        ((BATCH, FOREACH_CONFLUENT), {"rows_per_s": 0.3e6, "cpu_us": 6.0}, ["at least 5 times"]),
+        ((BATCH, EXACTLY_ONCE), {"rows_per_s": 0.84e6, "cpu_us": 0.8}, ["at least 0.85"]),
+        ((SMALL, EXACTLY_ONCE), {"batch_ms": 201.0, "cpu_ms_per_batch": 1.0}, ["at most 100 ms more"]),
+        ((STREAM, OURS), {"rows_per_s": 0.99e6, "cpu_us": 1.0}, ["streams: rows per second"]),
+        ((SMALL, CONNECTOR), {"batch_ms": 99.0, "cpu_ms_per_batch": 1.0}, ["small micro-batch"]),
+    ],
+)
+def test_a_goal_that_is_missed_by_a_little_is_not_met(cell, result, sentences):
+    missed = [sentence for sentence, met in verdicts(run_of({cell: result})).items() if not met]
+
+    assert missed
+    for sentence in sentences:
+        assert any(sentence in found for found in missed), missed
+    assert len(missed) < len(goals(run_of()))
+
+
+def test_one_shape_in_which_a_goal_is_missed_is_enough():
+    slow = Figures(Cell(BATCH, OURS, 1000, 1000), [{"rows_per_s": 1e6, "cpu_us": 1.0}])
+    peer = Figures(Cell(BATCH, CONNECTOR, 1000, 1000), [{"rows_per_s": 1e6, "cpu_us": 1.0}])
+
+    goal = goals([*run_of(), slow, peer])[0]
+
+    assert goal.met is False
+    assert goal.detail == "generated, 100 B, none: 1.30x; generated, 1 KB, none: 1.00x (no)"
+
+
+def test_what_was_not_measured_is_neither_met_nor_missed():
+    assert set(verdicts([]).values()) == {None}
+    assert Goal("fast", None, "").line() == "- fast: **not measured**"
+
+
+def test_a_failed_row_meets_no_goal():
+    figures = run_of()
+    figures[0].failures.append("the broker counted 1 rows of 2 sent")
+
+    assert goals(figures)[0].met is False
+    assert "the broker counted 1 rows of 2 sent" in tables(figures)
+
+
+# tables, status, picture
+
+
+def test_a_cell_shows_the_median_and_the_spread():
+    results = [{"rows_per_s": r, "cpu_us": 1.5, "java_us": 1.0, "python_us": 0.5} for r in (3e6, 1e6, 2e6)]
+
+    text = tables([Figures(Cell(BATCH, OURS, 1000), results)])
+
+    assert text.splitlines()[-1] == (
+        "| aioproducer | **2.00M/s** [1.00M/s–3.00M/s]; **1.50** [1.50–1.50] µs (1.00 + 0.50) |"
+    )
+
+
+def test_every_shape_of_batch_writes_has_a_table_of_its_own():
+    figures = [
+        Figures(
+            Cell(BATCH, NOOP, 1000, size, frame),
+            [{"rows_per_s": 1.0, "cpu_us": 1, "java_us": 1, "python_us": 0}],
+        )
+        for size in (100, 1000)
+        for frame in (GENERATED, CACHED)
+    ]
+
+    heads = [line for line in tables(figures).splitlines() if line.startswith("| |")]
+
+    assert heads == [
+        "| | generated, 100 B, none | cached, 100 B, none |",
+        "| | generated, 1 KB, none | cached, 1 KB, none |",
+    ]
+
+
+def test_a_stored_run_gives_the_same_page():
+    record = record_of(run_of())
+
+    page = markdown(record)
+
+    assert page == markdown(json.loads(json.dumps(record)))
+    assert page.count("**met**") == len(goals(run_of()))
+    assert "cut short" not in page
+    assert "**cut short**" in markdown(record | {"is_cut_short": True})
+
+
+def test_status():
+    good, goal = run_of(), Goal("fast", False, "")
+    failed = run_of()
+    failed[0].failures.append("no")
+
+    assert bench.status(good, [goal], False, check=False) == 0
+    assert bench.status(good, [goal], False, check=True) == 1
+    assert bench.status(failed, [goal], False, check=True) == 2
+    assert bench.status(failed, [goal], True, check=True) == 130
+
+
+def test_the_picture_is_the_same_for_the_same_run(tmp_path):
+    first, png = plot.draw(run_of(), tmp_path / "a.json")
+    second, _ = plot.draw(run_of(), tmp_path / "b.json")
+
+    assert xml.etree.ElementTree.parse(first).getroot().tag.endswith("svg")
+    assert first.read_bytes() == second.read_bytes()
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert plot.draw([], tmp_path / "c.json") == []
+
+
+# plan
+
+
+def test_a_full_run_has_every_sink_generated_and_cached():
+    cells = plan.cells(False, None, [BATCH], plan.ALL_SINKS)
+    headline = [cell for cell in cells if (cell.value_size, cell.compression) == (100, "none")]
+
+    for frame in (GENERATED, CACHED):
+        assert {cell.sink for cell in headline if cell.frame == frame} >= set(plan.BATCH_SINKS)
+    assert min(cell.rows for cell in cells) >= 3_000_000
+    assert len(cells) == len(set(cells))
+
+
+def test_rounds_are_interleaved_and_whole():
+    cells = plan.cells(False, 6000, [BATCH, STREAM, SMALL], plan.ALL_SINKS)
+
+    order = list(bench.interleaved(cells))
+
+    assert {cell: order.count(cell) for cell in cells} == {cell: cell.repeats for cell in cells}
+    first = order[: len([cell for cell in cells if cell.section == BATCH and cell.value_size == 100])]
+    assert len(set(first)) == len(first)  # nothing comes again before everything was there once
+    sizes = [cell.value_size for cell in order if cell.section == BATCH]
+    assert sizes == sorted(sizes)  # one cached frame after the other
+
+
+# counting
+
+
+def test_the_broker_acknowledges_transactions():
+    """A participant's rows and the commit with its offset, as the sink makes them."""
+    from aioproducer import OffsetAndMetadata, TopicPartition
+    from aioproducer.blocking import Producer
+
+    with target.AckTarget() as broker:
+        topic = broker.topic()
+        with Producer(broker.bootstrap, transactional_id="t") as owner:
+            place = TopicPartition(topic, 0)
+            owner.partitions_for(topic)
+            assert owner.committed("group", [place]) == {place: None}
+            owner.begin_transaction()
+            owner.send(topic, b"value").result(10)
+            owner.send_offsets_to_transaction({place: OffsetAndMetadata(7, "m")}, "group")
+            owner.commit_transaction()
+
+        assert broker.written(topic, transactional=True) == {"counted": 1, "rows_per_batch": 1.0}
+
+
+def test_a_changed_broker_is_noticed(monkeypatch, tmp_path):
+    other = tmp_path / "ack_broker.c"
+    other.write_text(target.BROKER.read_text().replace(target.LAST_API, ""))
+    monkeypatch.setattr(target, "BROKER", other)
+
+    with pytest.raises(RuntimeError, match="has no such line any more"):
+        target.source()
+
+
+class FakeStage:
+    def ask(self, request):
+        return {"rows_per_s": 1.0}
+
+
+class FakeTarget:
+    bootstrap = "127.0.0.1:1"
+
+    def __init__(self, counted):
+        self.counted = counted
+        self.dropped = []
+
+    def topic(self):
+        return "t1"
+
+    def written(self, topic, *, transactional):
+        return {"counted": self.counted}
+
+    def drop(self, topic):
+        self.dropped.append(topic)
+
+
+def test_a_row_too_few_is_a_failure():
+    cell = Cell(BATCH, OURS, 6000)
+    enough, short = FakeTarget(cell.sent), FakeTarget(cell.sent - 1)
+
+    assert bench.run(FakeStage(), enough, cell)["counted"] == 6000 + plan.WARM_ROWS
+    with pytest.raises(bench.MeasurementError, match="counted 9,999 rows of 10,000 sent"):
+        bench.run(FakeStage(), short, cell)
+    assert short.dropped == ["t1"]
+
+
+def test_what_writes_nothing_is_held_to_that():
+    with pytest.raises(bench.MeasurementError, match="counted 1 rows of 0 sent"):
+        bench.run(FakeStage(), FakeTarget(1), Cell(BATCH, NOOP, 6000))
+
+
+def test_ctrl_c_keeps_what_was_measured():
+    cells = [Cell(STREAM, sink, 6000, warm_up=1, batches=1) for sink in (OURS, CONNECTOR)]
+
+    class Interrupted(FakeStage):
+        asked = ended = 0
+
+        def ask(self, request):
+            self.asked += 1
+            if self.asked == 2:
+                raise KeyboardInterrupt
+            return {"rows_per_s": 1.0, "cpu_us": 1.0}
+
+        def end(self):
+            self.ended += 1
+
+    stage, measured = Interrupted(), bench.Run(cells)
+
+    measured.measure(stage, FakeTarget(12_000))
+
+    assert measured.is_cut_short
+    assert [len(f.results) for f in measured.figures.values()] == [1, 0]
+    assert stage.ended == 1
+
+
+# CPU time
+
+
+def test_a_process_of_any_name_is_parsed():
+    fields = " ".join(["S", "7", *map(str, range(5, 14)), "100", "20", "3", "4", *map(str, range(18, 53))])
+
+    assert parsed(f"12 (a) b) {fields}") == Process("a) b", 7, 1.27)
+
+
+def test_cpu_is_that_of_all_descendants():
+    table = {
+        1: Process("init", 0, 50.0),
+        2: Process("python", 1, 1.0),
+        3: Process("java", 2, 10.0),
+        4: Process("python", 3, 2.0),
+        5: Process("python3", 4, 4.0),
+        6: Process("java", 1, 99.0),
+    }
+
+    used = spent(2, table)
+
+    assert (used.java, used.python, used.total) == (10.0, 7.0, 17.0)
+
+
+def test_cpu_of_a_child_that_has_ended_counts():
+    before = spent(os.getpid())
+    burn = "import time\nwhile time.process_time() < 0.3: pass"
+    subprocess.run([sys.executable, "-c", burn], check=True)
+
+    assert 0.25 < spent(os.getpid()).since(before).python
+    assert os.getpid() in processes()
+
+
+# the environment
+
+
+def test_a_mixed_connector_says_so():
+    release = environment.CONNECTORS[0]
+
+    assert "token provider" not in release.name
+    assert "with the token provider 1.0" in release._replace(token_provider="1.0").name
+
+
+def test_an_unknown_connector_is_refused():
+    with pytest.raises(environment.MissingError, match=r"--connector 1.2: unknown, expected one of .*4.0.0"):
+        environment.connector("1.2")
+
+
+def test_the_newest_complete_connector_is_taken(monkeypatch):
+    tried = []
+
+    def fetched(release):
+        tried.append(release.version)
+        return release.version == "4.0.0"
+
+    monkeypatch.setattr(environment, "_fetched", fetched)
+
+    assert environment.connector(None).version == "4.0.0"
+    assert tried == [release.version for release in environment.CONNECTORS]
+    with pytest.raises(environment.MissingError, match="could not be fetched from Maven Central"):
+        environment.connector("4.2.0")
+
+
+def test_by_default_is_a_row_of_its_own():
+    cell = Cell(BATCH, OURS, 6000)
+
+    assert replace(cell, by_default=True).row == "aioproducer, its defaults"
+    assert cell.row == "aioproducer"
