@@ -26,7 +26,7 @@ from benchmarks.spark.plan import (
     STREAM,
     Cell,
 )
-from benchmarks.spark.processes import Process, parsed, processes, spent
+from benchmarks.spark.processes import Process, descendants, parsed, spent
 from benchmarks.spark.report import Figures, Goal, as_record, goals, markdown, tables
 
 GOOD = {
@@ -311,7 +311,7 @@ def test_ctrl_c_keeps_what_was_measured():
 def test_a_process_of_any_name_is_parsed():
     fields = " ".join(["S", "7", *map(str, range(5, 14)), "100", "20", "3", "4", *map(str, range(18, 53))])
 
-    assert parsed(f"12 (a) b) {fields}") == Process("a) b", 7, 1.27)
+    assert parsed(f"12 (a) b) {fields}") == Process("a) b", 7, 1.2, 0.07)
 
 
 def test_cpu_is_that_of_all_descendants():
@@ -324,18 +324,27 @@ def test_cpu_is_that_of_all_descendants():
         6: Process("java", 1, 99.0),
     }
 
-    used = spent(2, table)
+    used = spent({}, descendants(2, table))
 
     assert (used.java, used.python, used.total) == (10.0, 7.0, 17.0)
 
 
+def test_a_worker_that_ended_takes_nothing_away_from_the_cpu_of_the_others():
+    before = {1: Process("java", 0, 5.0), 2: Process("python", 1, 1.0), 3: Process("python", 2, 7.0)}
+
+    left_alone = spent(before, {1: Process("java", 0, 6.0), 2: Process("python", 1, 1.5)})
+    waited_for = spent(before, {1: Process("java", 0, 6.0), 2: Process("python", 1, 1.5, 7.25)})
+
+    assert left_alone == (1.0, 0.5)
+    assert waited_for == (1.0, 0.75)
+
+
 def test_cpu_of_a_child_that_has_ended_counts():
-    before = spent(os.getpid())
+    before = descendants(os.getpid())
     burn = "import time\nwhile time.process_time() < 0.3: pass"
     subprocess.run([sys.executable, "-c", burn], check=True)
 
-    assert 0.25 < spent(os.getpid()).since(before).python
-    assert os.getpid() in processes()
+    assert spent(before, descendants(os.getpid())).python > 0.25
 
 
 # the environment

@@ -24,6 +24,8 @@ BATCH, STREAM, SMALL = "batch", "stream", "small"
 
 TASKS = 4
 """Of a frame, and so of a write: each of two cores gets two."""
+STREAM_TASKS = 2
+"""Of a micro-batch: as many as Spark makes for two cores if nobody says anything."""
 WARM_ROWS = 4_000
 """Written just before a frame is, by the same sink: Spark ends Python workers that had nothing to do for a minute."""
 TRANSACTIONAL = {EXACTLY_ONCE, BY_KEY, FOREACH_BATCH}

@@ -9,6 +9,15 @@ from typing import NamedTuple
 TICK = os.sysconf("SC_CLK_TCK")
 
 
+class Process(NamedTuple):
+    name: str
+    parent: int
+    own: float
+    """CPU seconds, user and system."""
+    ended: float = 0.0
+    """Those of its children that have ended and that it has waited for."""
+
+
 class Spent(NamedTuple):
     """CPU seconds, user and system."""
 
@@ -19,22 +28,13 @@ class Spent(NamedTuple):
     def total(self) -> float:
         return self.java + self.python
 
-    def since(self, before: Spent) -> Spent:
-        return Spent(self.java - before.java, self.python - before.python)
-
-
-class Process(NamedTuple):
-    name: str
-    parent: int
-    seconds: float
-    """Its own, and those of its children that have ended and were waited for."""
-
 
 def parsed(stat: str) -> Process:
     """A line of /proc/PID/stat. The name stands in parentheses and may hold anything."""
     name, _, rest = stat.partition("(")[2].rpartition(")")
     fields = rest.split()  # from the third on: state, parent ...
-    return Process(name, int(fields[1]), sum(map(int, fields[11:15])) / TICK)
+    user, system, ended_user, ended_system = map(int, fields[11:15])
+    return Process(name, int(fields[1]), (user + system) / TICK, (ended_user + ended_system) / TICK)
 
 
 def processes() -> dict[int, Process]:
@@ -49,19 +49,32 @@ def processes() -> dict[int, Process]:
     return found
 
 
-def spent(root: int, table: dict[int, Process] | None = None) -> Spent:
-    """What a process and all its descendants have used so far, those that have ended included."""
+def descendants(root: int, table: dict[int, Process] | None = None) -> dict[int, Process]:
+    """A process and all that came from it."""
     table = processes() if table is None else table
     children: dict[int, list[int]] = {}
     for pid, process in table.items():
         children.setdefault(process.parent, []).append(pid)
-    java = python = 0.0
-    waiting = [root]
+    found, waiting = {}, [root]
     while waiting:
         pid = waiting.pop()
+        found[pid] = table[pid]
         waiting += children.get(pid, [])
-        if table[pid].name == "java":
-            java += table[pid].seconds
+    return found
+
+
+def spent(before: dict[int, Process], after: dict[int, Process]) -> Spent:
+    """What `descendants` have used between two looks at them.
+
+    What a process has used that has ended meanwhile, its parent knows, if it has waited for it. PySpark's daemons don't
+    wait for their workers; but those that Spark ends had nothing to do for a minute."""
+    java = python = ended = 0.0
+    for pid, process in after.items():
+        was = before.get(pid, Process(process.name, process.parent, 0.0))
+        ended += process.ended - was.ended
+        if process.name == "java":
+            java += process.own - was.own
         else:
-            python += table[pid].seconds
-    return Spent(java, python)
+            python += process.own - was.own
+    gone = sum(process.own + process.ended for pid, process in before.items() if pid not in after)
+    return Spent(java, python + max(0.0, ended - gone))

@@ -38,11 +38,12 @@ from benchmarks.spark.plan import (
     NOOP,
     OURS,
     PLACED,
+    STREAM_TASKS,
     TASKS,
     WARM_ROWS,
     Cell,
 )
-from benchmarks.spark.processes import Spent, spent
+from benchmarks.spark.processes import Spent, descendants, spent
 
 LINES = 256
 PARTITIONS = 12
@@ -213,9 +214,9 @@ class Stage:
         check_plan(frame, cell)
         writer = sinks.writer(frame)
         self.warm_up(cell, sinks)
-        before, began = spent(os.getpid()), time.perf_counter()
+        before, began = descendants(os.getpid()), time.perf_counter()
         writer()
-        wall, used = time.perf_counter() - began, spent(os.getpid()).since(before)
+        wall, used = time.perf_counter() - began, spent(before, descendants(os.getpid()))
         return {
             "rows": cell.rows,
             "seconds": wall,
@@ -235,7 +236,7 @@ class Stage:
         numbers = (
             self.spark.readStream.format("rate-micro-batch")
             .option("rowsPerBatch", cell.rows)
-            .option("numPartitions", TASKS)
+            .option("numPartitions", STREAM_TASKS)
             .load()
             .where(F.col("value") < cell.rows * total)
         )
@@ -245,9 +246,9 @@ class Stage:
             query = sinks.start(frame, checkpoint)
             try:
                 _wait_for(query, cell.warm_up - 1)
-                before = spent(os.getpid())
+                before = descendants(os.getpid())
                 _wait_for(query, total - 1)
-                used = spent(os.getpid()).since(before)
+                used = spent(before, descendants(os.getpid()))
                 progress = [p for p in query.recentProgress if cell.warm_up <= p["batchId"] < total]
             finally:
                 query.stop()
