@@ -5,7 +5,8 @@ more."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
 from typing import Any
 
 import pyarrow as pa
@@ -111,30 +112,20 @@ def by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa
 
 def batches_of_rows(rows: Iterable[Row], schema: StructType) -> Iterator[pa.RecordBatch]:
     """Rows as Arrow batches, for a Spark whose stream writers give rows (before 4.1)."""
-    found: list[Row] = []
-    for row in rows:
-        found.append(row)
-        if len(found) == ROWS:
-            yield _batch_of(found, schema)
-            found = []
-    if found:
-        yield _batch_of(found, schema)
+    left, width = iter(rows), len(schema.fields)
+    # Everything behind each other, then every n-th: a row's own items are reached by way of Python code.
+    while found := list(chain.from_iterable(islice(left, ROWS))):
+        columns = [
+            _column(field.name, field.dataType, found[number::width])
+            for number, field in enumerate(schema.fields)
+        ]
+        yield pa.record_batch(columns, names=schema.fieldNames())
 
 
-def _batch_of(rows: Sequence[Row], schema: StructType) -> pa.RecordBatch:
-    columns = [
-        pa.array(
-            [
-                [tuple(header) for header in row[number]]
-                if field.name == "headers" and row[number] is not None
-                else row[number]
-                for row in rows
-            ],
-            _arrow_type(field.name, field.dataType),
-        )
-        for number, field in enumerate(schema.fields)
-    ]
-    return pa.record_batch(columns, names=schema.fieldNames())
+def _column(name: str, type_: DataType, values: list[Any]) -> pa.Array:
+    if name == "headers":
+        values = [value and [tuple(header) for header in value] for value in values]
+    return pa.array(values, _arrow_type(name, type_))
 
 
 def _arrow_type(name: str, type_: DataType) -> pa.DataType:
