@@ -362,7 +362,8 @@ def test_an_unknown_connector_is_refused():
         environment.connector("1.2")
 
 
-def test_the_newest_complete_connector_is_taken(monkeypatch):
+def test_the_newest_complete_connector_is_taken(monkeypatch, tmp_path):
+    monkeypatch.setattr(environment, "BUILD", tmp_path)
     tried = []
 
     def fetched(release):
@@ -375,6 +376,14 @@ def test_the_newest_complete_connector_is_taken(monkeypatch):
     assert tried == [release.version for release in environment.CONNECTORS]
     with pytest.raises(environment.MissingError, match="could not be fetched from Maven Central"):
         environment.connector("4.2.0")
+
+
+def test_a_connector_that_is_there_is_not_asked_for(monkeypatch, tmp_path):
+    monkeypatch.setattr(environment, "BUILD", tmp_path)
+    monkeypatch.setattr(environment, "_fetched", None)
+    environment.CONNECTORS[-1].jars.mkdir()
+
+    assert environment.connector(None) == environment.CONNECTORS[-1]
 
 
 def test_by_default_is_a_row_of_its_own():

@@ -65,11 +65,16 @@ class MissingError(Exception):
 
 
 def connector(wanted: str | None) -> Connector:
-    """The newest release that is complete on Maven Central, or the one that is wanted; its jars are there then.
+    """The newest release that is complete on Maven Central, or the one that is wanted; its jars are there then. What
+    was fetched once is taken without asking again.
 
     Raises:
         MissingError: there is none.
     """
+    if wanted is None:
+        for release in CONNECTORS:
+            if release.jars.is_dir():
+                return release
     tried = []
     for release in CONNECTORS:
         if wanted is None or release.version == wanted:
