@@ -137,7 +137,7 @@ def write(run: dict[str, Any], directory: Path, document: Path) -> str:
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition(":")[0])
-    parser.add_argument("--quick", action="store_true", help="fewer cases and repeats: three minutes")
+    parser.add_argument("--quick", action="store_true", help="fewer cases and repeats: some four minutes")
     parser.add_argument("--repeats", type=int, metavar="N", help="no more repeats of any case than so many")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a goal is not met")
     parser.add_argument("--profile", action="store_true", help="profile aioproducer's pipelined run and stop")
