@@ -309,6 +309,23 @@ def test_a_lost_acknowledgement_writes_nothing_twice(cluster):
     assert len(cluster.committed("t")) == 20
 
 
+@pytest.mark.parametrize("rows", [0, 10])
+def test_a_write_without_a_version_leaves_the_marker_as_it_is(cluster, rows):
+    options, plan = planned(cluster)
+    report = write(options, plan, [placed(0, 10, 0)], number=7)
+    assert exactly_once.commit(options, None, Version("q", 7), [report])
+
+    options, plan = planned(cluster)
+    batches = [placed(10, rows, 0)] if rows else []
+    report = exactly_once.write_exactly_once(
+        batches, options, plan, None, task=0, attempt=0, speculation=False
+    )
+    assert exactly_once.commit(options, plan, None, [report])
+
+    assert len(cluster.committed("t")) == 10 + rows
+    assert exactly_once.plan(options).marker == Version("q", 7)
+
+
 def test_somebody_elses_group_is_not_taken_for_a_marker(cluster):
     options, _ = planned(cluster)
     with exactly_once._closed_soon(options.producer(transactional_id="other")) as producer:

@@ -103,8 +103,10 @@ def commit(
     _check_age(plan)
     try:
         with _closed_soon(Producer.resume(plan.handle, config=options.kafka)) as producer:
-            if version is not None or reports:
+            if version is not None:
                 producer.send_offsets_to_transaction(_marker_of(options, version, reports), _group(options))
+            elif not any(report.written for report in reports):
+                return True  # closing aborts it; with transactions v2 an empty one can't be committed
             _end(producer, options, version)
     except KafkaError as error:
         raise SinkError(f"exactly_once: {options.transactional_id!r} was not committed: {error}") from error
@@ -148,21 +150,20 @@ def _read_marker(producer: Producer, options: SinkOptions) -> Version | None:
     if found is None:
         return None
     try:
-        owner = json.loads(found.metadata)["owner"]
+        return Version(str(json.loads(found.metadata)["owner"]), found.offset)
     except (ValueError, TypeError, KeyError):
         raise SinkError(
             f"the consumer group {_group(options)!r} holds an offset that is none of this sink's; use a "
             "transactionalId that nobody else uses"
         ) from None
-    return None if owner is None else Version(owner, found.offset)
 
 
 def _marker_of(
-    options: SinkOptions, version: Version | None, reports: Sequence[TaskReport]
+    options: SinkOptions, version: Version, reports: Sequence[TaskReport]
 ) -> Mapping[TopicPartition, OffsetAndMetadata]:
     rows = sum(report.rows for report in reports)
-    metadata = json.dumps({"owner": version.owner if version else None, "rows": rows})
-    return {_marker_place(options): OffsetAndMetadata(version.number if version else 0, metadata)}
+    metadata = json.dumps({"owner": version.owner, "rows": rows})
+    return {_marker_place(options): OffsetAndMetadata(version.number, metadata)}
 
 
 def _check_disjoint(reports: Sequence[TaskReport]) -> None:
