@@ -9,11 +9,14 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from pyspark.sql import DataFrame, SparkSession
 
+from aioproducer import TopicPartition
 from aioproducer.testing import EmbeddedCluster
+
+T = TypeVar("T")
 
 ROOT = Path(__file__).parent.parent
 FORMAT = "aioproducer"
@@ -59,10 +62,10 @@ class Stage:
         self._loop = loop
         self.servers = cluster.bootstrap_servers
 
-    def call(self, function: Callable[[], Any]) -> Any:
+    def call(self, function: Callable[[], T]) -> T:
         """The result of a call in the cluster's thread."""
 
-        async def called() -> Any:
+        async def called() -> T:
             return function()
 
         return asyncio.run_coroutine_threadsafe(called(), self._loop).result(30)
@@ -79,11 +82,11 @@ class Stage:
 
     def committed(self, topic: str) -> list[bytes]:
         """What read_committed consumers see: the values, sorted."""
-        return sorted(bytes(record.value) for record in self.records(topic, committed=True))
+        return sorted(bytes(record.value or b"") for record in self.records(topic, committed=True))
 
     def offset(self, group: str, topic: str) -> int | None:
         """Of partition 0."""
-        return self.call(lambda: self.cluster.groups.offsets(group).get((topic, 0)))
+        return self.call(lambda: self.cluster.groups.offsets(group).get(TopicPartition(topic, 0)))
 
 
 @contextmanager
