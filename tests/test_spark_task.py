@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 import time
-from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -366,24 +365,6 @@ def test_rows_become_what_arrow_brings():
         dict.fromkeys(schema.names),
     ]
     assert [len(part) for part in batches_of_rows(rows * 10_000, schema)] == [10_000, 10_000]
-
-
-def test_a_workers_imports_are_kept_from_the_collector_once(cluster, monkeypatch):
-    calls = []
-    collector = SimpleNamespace(
-        collect=lambda: calls.append("collect"), freeze=lambda: calls.append("freeze")
-    )
-    monkeypatch.setattr(task, "gc", collector)
-    task._spare_the_collector.cache_clear()
-    options = options_of(cluster)
-
-    task.write_at_least_once([batch_of(0, 1)], options, 0)
-    assert calls == []  # no worker of Spark's
-
-    monkeypatch.setattr(task, "TaskContext", SimpleNamespace(get=lambda: object()))
-    for _ in range(2):
-        task.write_at_least_once([batch_of(0, 1)], options, 0)
-    assert calls == ["collect", "freeze"]
 
 
 def test_streams_before_spark_4_1_bring_rows(cluster):

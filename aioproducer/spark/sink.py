@@ -15,7 +15,7 @@ from pyspark.sql import datasource as spark
 from pyspark.sql.types import StructType
 
 from aioproducer.errors import ConfigError
-from aioproducer.spark import exactly_once
+from aioproducer.spark import exactly_once, worker
 from aioproducer.spark.columns import batches_of_rows, check_columns
 from aioproducer.spark.options import SinkError, SinkOptions, read_options
 from aioproducer.spark.reports import Plan, TaskReport, Version, summary
@@ -38,6 +38,7 @@ class _Writer:
     def __getstate__(self) -> dict[str, Any]:
         if self._options.exactly_once and self._plan is None:
             self._plan = exactly_once.plan(self._options)
+        worker.spare()
         return self.__dict__
 
     def _version(self) -> Version | None:
@@ -53,10 +54,12 @@ class _Writer:
         context = TaskContext.get()
         task = context.partitionId() if context else 0
         if not self._options.exactly_once:
-            return write_at_least_once(batches, self._options, task)
+            report = write_at_least_once(batches, self._options, task)
+            worker.spare()
+            return report
         assert context is not None
         assert self._plan is not None  # it was pickled
-        return exactly_once.write_exactly_once(
+        report = exactly_once.write_exactly_once(
             batches,
             self._options,
             self._plan,
@@ -65,6 +68,8 @@ class _Writer:
             attempt=context.attemptNumber(),
             speculation=(context.getLocalProperty("spark.speculation") or "").lower() == "true",
         )
+        worker.spare()
+        return report
 
     def _commit(
         self, what: str, version: Version | None, messages: Sequence[spark.WriterCommitMessage | None]
@@ -81,6 +86,7 @@ class _Writer:
             logger.info("%s was committed before, and is skipped", what)
             return
         logger.info("%s: %s", what, summary(reports))
+        worker.spare()
 
     def _abort(self, what: str, messages: Sequence[spark.WriterCommitMessage | None]) -> None:
         reports = [message if isinstance(message, TaskReport) else None for message in messages]

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-import gc
 import os
 import time
 from collections import deque
 from collections.abc import Iterable
 
 import pyarrow as pa
-from pyspark import TaskContext
 
 from aioproducer import KafkaError, SendManyError, TopicPartition
 from aioproducer.blocking import Producer, Receipt
@@ -33,8 +30,6 @@ class TaskWriter:
     """Sends one task's rows. `finish` or an exception ends it; then nothing of the task is on its way any more."""
 
     def __init__(self, producer: Producer, options: SinkOptions, task: int) -> None:
-        if TaskContext.get() is not None:  # a Python worker of Spark's
-            _spare_the_collector()
         self._producer = producer
         self._options = options
         self._task = task
@@ -95,14 +90,6 @@ class TaskWriter:
             after.time_to_ack.p99,
             self._written,
         )
-
-
-@functools.cache
-def _spare_the_collector() -> None:
-    """PySpark collects garbage after each task, and the collector looks at all that was ever imported, which
-    takes longer than a small task. What is there when the first producer is, stays; it need not be looked at again."""
-    gc.collect()
-    gc.freeze()
 
 
 def write_at_least_once(batches: Iterable[pa.RecordBatch], options: SinkOptions, task: int) -> TaskReport:
