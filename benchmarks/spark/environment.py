@@ -79,7 +79,7 @@ def connector(wanted: str | None) -> Connector:
     for release in CONNECTORS:
         if wanted is None or release.version == wanted:
             mixed = [release._replace(token_provider=MIXED[wanted])] if wanted in MIXED else []
-            for candidate in [release, *mixed]:
+            for candidate in sorted([release, *mixed], key=lambda found: not found.jars.is_dir()):
                 if _fetched(candidate):
                     return candidate
                 tried.append(candidate.name)
