@@ -14,11 +14,11 @@ import confluent_kafka
 import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions
 
-import aioproducer.connection
 from aioproducer import Producer, RecordMetadata
 from aioproducer.errors import MetadataTimeoutError
-from aioproducer.protocol.api import ApiKey
+from aioproducer.protocol.api import ApiKey, decode_request
 from aioproducer.protocol.messages import ApiVersionsRequest, ProduceRequest
+from aioproducer.protocol.produce import ProduceBatches
 from aioproducer.testing import ApacheKafka
 from tests.apache_clusters import LEAN, running
 from tests.apache_log import read_thrice
@@ -28,19 +28,23 @@ from tests.read_back import Sent, assert_in_order, compare_with_log, result_of
 
 pytestmark = pytest.mark.apache
 
+LENGTH = 4
+"""Bytes of a frame before the request."""
+
 
 @pytest.fixture
 def produced(monkeypatch) -> list[tuple[int, ProduceRequest]]:
-    """The Produce requests that are written, with their versions, as they go through the one encoder."""
+    """The Produce requests that are written, with their versions, as their frames say."""
     requests: list[tuple[int, ProduceRequest]] = []
-    encode = aioproducer.connection.encode_request
+    frame = ProduceBatches.frame
 
-    def record(message, version, *more):
-        if isinstance(message, ProduceRequest):
-            requests.append((version, message))
-        return encode(message, version, *more)
+    def record(self, *told):
+        segments = frame(self, *told)
+        header, message = decode_request(b"".join(segments)[LENGTH:])
+        requests.append((header.version, message))
+        return segments
 
-    monkeypatch.setattr(aioproducer.connection, "encode_request", record)
+    monkeypatch.setattr(ProduceBatches, "frame", record)
     return requests
 
 

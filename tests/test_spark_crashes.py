@@ -20,13 +20,6 @@ def test_each_row_is_committed_once_wherever_the_driver_is_killed(tmp_path):
 
 
 @pytest.mark.timeout(600)
-def test_with_transactions_v1_too(tmp_path):
-    crashes = [DEATHS[name] for name in ("F7", "F10", "F3 worker")]
-    with embedded(transaction_version=1) as place:
-        assert play(Run(place, "killed", tmp_path / "run"), crashes) == 3
-
-
-@pytest.mark.timeout(600)
 def test_failing_tasks_zombies_and_a_commit_that_fails_after_it_was_made(tmp_path):
     crashes = [DEATHS[name] for name in ("F3 error", "F3 worker", "F4", "F12")]
     with embedded() as place:
