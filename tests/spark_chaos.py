@@ -1,6 +1,6 @@
 """Streams whose processes are killed at every point, and the proof that each row was committed once.
 
-    python -m tests.spark_chaos --runs 100 --seed 1                 # on the embedded cluster; --kafka for a real one
+    python -m tests.spark_chaos --runs 100 --seed 1                 # on the embedded cluster
 
 A run is one stream: its driver is killed, started again, killed elsewhere, until it gets through; then what
 read_committed consumers see is held against the rows that went in."""
@@ -206,7 +206,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--crashes", type=int, default=3, help="of each run")
-    parser.add_argument("--kafka", help="host:port of a real cluster instead of the embedded one")
     told = parser.parse_args(arguments)
     points: Counter[str] = Counter()
     broken = killed = 0
