@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
+from aioproducer.spark import partition_by_key
 from tests.spark_crashing import GROUP, CrashingSink
 from tests.spark_stage import session
 
@@ -23,8 +24,6 @@ def main(
     os.environ[GROUP] = str(os.getpgid(0))
     spark = session(os.environ.get(MASTER, "local[2]"), spark__sql__shuffle__partitions=shuffle)
     spark.dataSource.register(CrashingSink)
-    from aioproducer.spark import partition_by_key
-
     for start in range(1, STARTS + 1):
         df = spark.readStream.schema("key string, value string").option("maxFilesPerTrigger", 1).json(folder)
         if delivery == "exactly_once":

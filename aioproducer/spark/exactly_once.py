@@ -10,6 +10,7 @@ attempts of a task apart, so a second one never writes: the whole write is plann
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import logging
 import time
@@ -25,7 +26,7 @@ from aioproducer import (
 )
 from aioproducer.blocking import Producer
 from aioproducer.spark.options import SinkError, SinkOptions
-from aioproducer.spark.reports import Plan, TaskReport, Version, Written
+from aioproducer.spark.reports import Plan, TaskReport, Version
 from aioproducer.spark.task import TaskWriter
 
 logger = logging.getLogger(__name__)
@@ -87,7 +88,7 @@ def commit(
         SinkError: it is not committed; or, if Kafka did not answer, nobody knows before the next plan.
     """
     plans = {report.plan for report in reports if report.plan is not None}
-    plan = plan if plan is not None or not plans else next(iter(plans))
+    plan = plan or next(iter(plans), None)
     if plan is None:
         return True  # a stream's batch without a single task: nothing was planned, nothing is to be ended
     if plans - {plan} or any(report.version != version for report in reports):
@@ -263,17 +264,7 @@ def write_exactly_once(
             if batch.num_rows:
                 writer.write(_with_partitions(batch, plan, task, number))
         report = writer.finish()
-    return TaskReport(
-        report.task,
-        report.rows,
-        report.size,
-        report.seconds,
-        report.retries,
-        report.p99,
-        {place: Written(*written) for place, written in report.written.items()},
-        plan,
-        version,
-    )
+    return dataclasses.replace(report, plan=plan, version=version)
 
 
 def _with_partitions(batch: pa.RecordBatch, plan: Plan, task: int, number: int) -> pa.RecordBatch:

@@ -66,14 +66,15 @@ async def _embedded(brokers: int) -> AsyncIterator[Kafka]:
         servers = line.removeprefix("listening on ").strip()
         yield Kafka(f"an embedded cluster of {brokers} brokers in its own process", servers, True)
     finally:
-        await _end(process)
+        await end_process(process)
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
+async def end_process(process: asyncio.subprocess.Process, seconds: float = _STOP_WAIT) -> None:
+    """Ask it to end, wait so long, and kill it if it has not."""
     with contextlib.suppress(ProcessLookupError):
         process.terminate()
     try:
-        async with asyncio.timeout(_STOP_WAIT):
+        async with asyncio.timeout(seconds):
             await process.wait()
     except (TimeoutError, asyncio.CancelledError):
         with contextlib.suppress(ProcessLookupError):

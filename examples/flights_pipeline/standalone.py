@@ -13,6 +13,7 @@ from pathlib import Path
 import pyspark
 
 from flights import DemoError
+from flights.clusters import end_process
 
 WORKERS = 2
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -83,7 +84,7 @@ async def _running(directory: Path, *command: str, ready: str) -> AsyncIterator[
         reading = asyncio.create_task(_read_on(process.stdout), name=f"what {command[0]} says")
         yield found
     finally:
-        await _end(process)
+        await end_process(process, _STOP_WAIT)
         if reading is not None:
             await reading
 
@@ -104,15 +105,3 @@ async def _found(said: asyncio.StreamReader, ready: str, name: str) -> str:
 async def _read_on(said: asyncio.StreamReader) -> None:
     async for _ in said:
         pass
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        process.terminate()
-    try:
-        async with asyncio.timeout(_STOP_WAIT):
-            await process.wait()
-    except (TimeoutError, asyncio.CancelledError):
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
