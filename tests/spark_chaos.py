@@ -68,16 +68,16 @@ class Broken(AssertionError):
     """Rows are missing, or there twice."""
 
 
-def write_files(folder: Path, count: int, first: int = 0) -> None:
+def write_files(folder: Path, count: int, first: int = 0, rows: int = ROWS) -> None:
     """Files of rows whose values are all different. The source takes them in the order of their times."""
     folder.mkdir(exist_ok=True)
     for number in range(first, first + count):
-        rows = [
+        lines = [
             json.dumps({"key": str(row), "value": f"v{row}"})
-            for row in range(number * ROWS, (number + 1) * ROWS)
+            for row in range(number * rows, (number + 1) * rows)
         ]
         path = folder / f"part-{number:05d}.json"
-        path.write_text("\n".join(rows) + "\n")
+        path.write_text("\n".join(lines) + "\n")
         os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))
 
 

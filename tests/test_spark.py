@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 
 import pytest
@@ -12,6 +11,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 from aioproducer.partitioner import murmur2_partition
 from aioproducer.spark import KafkaSink, SinkError, foreach_batch, partition_by_key
 from aioproducer.testing import ApiKey, ErrorCode
+from tests.spark_chaos import write_files
 from tests.spark_stage import FORMAT, stage, write
 
 HEADERS = "array(struct('one' AS key, X'31' AS value), struct('none' AS key, CAST(NULL AS binary) AS value))"
@@ -227,12 +227,8 @@ def stream(spark, folder, checkpoint, cluster, topic, **options):
     return query
 
 
-def files(spark, folder, count, rows=50, first=0):
-    for number in range(first, first + count):
-        numbered(spark, (number + 1) * rows).where(f"CAST(key AS int) >= {number * rows}").coalesce(
-            1
-        ).write.mode("append").json(str(folder))
-        time.sleep(0.01)  # the source reads files in the order of their times
+def files(folder, count, first=0):
+    write_files(folder, count, first, rows=50)
 
 
 @pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
@@ -242,11 +238,11 @@ def test_a_stream_goes_on_where_it_was(spark, cluster, topic, tmp_path, delivery
         options["transactionalId"] = topic
     folder, checkpoint = tmp_path / "in", tmp_path / "checkpoint"
 
-    files(spark, folder, 3)
+    files(folder, 3)
     stream(spark, folder, checkpoint, cluster, topic, **options)
     assert cluster.committed(topic) == values(150)
 
-    files(spark, folder, 2, first=3)
+    files(folder, 2, first=3)
     query = stream(spark, folder, checkpoint, cluster, topic, **options)
     assert cluster.committed(topic) == values(250)
     assert [progress["batchId"] for progress in map(dict_of, query.recentProgress)][-1] == 4
@@ -258,7 +254,7 @@ def dict_of(progress):
 
 def test_a_new_checkpoint_is_refused(spark, cluster, topic, tmp_path):
     options = {"delivery": "exactly_once", "transactionalId": topic}
-    files(spark, tmp_path / "in", 1)
+    files(tmp_path / "in", 1)
     stream(spark, tmp_path / "in", tmp_path / "one", cluster, topic, **options)
 
     with pytest.raises(Exception, match="a new checkpoint"):
@@ -270,7 +266,7 @@ def test_a_new_checkpoint_is_refused(spark, cluster, topic, tmp_path):
 def test_a_batch_that_was_committed_before_spark_knew_is_skipped(spark, cluster, topic, tmp_path):
     options = {"delivery": "exactly_once", "transactionalId": topic}
     folder, checkpoint = tmp_path / "in", tmp_path / "checkpoint"
-    files(spark, folder, 2)
+    files(folder, 2)
     stream(spark, folder, checkpoint, cluster, topic, **options)
     for kept in ("1", ".1.crc"):  # as if the driver had died before it wrote this down
         (checkpoint / "commits" / kept).unlink(missing_ok=True)
@@ -290,7 +286,7 @@ def test_the_continuous_trigger_raises_instead_of_losing_rows(cluster):
 
 
 def test_foreach_batch_serves_update_mode_and_runs_a_failed_batch_again(spark, cluster, topic, tmp_path):
-    files(spark, tmp_path / "in", 3)
+    files(tmp_path / "in", 3)
     failed = []
 
     def prepare(batch, batch_id):

@@ -33,8 +33,8 @@ query = (
     .option("checkpointLocation", sys.argv[3]).trigger(availableNow=True)
 )
 try:
-    query.start()
-    print("txnAppId of a stream was not refused")
+    query.start().awaitTermination()  # what is wrong with a stream is said when it runs
+    sys.exit("txnAppId of a stream was not refused")
 except Exception as error:
     assert "for batch writes" in str(error), error
 del once["txnAppId"], once["txnVersion"]
@@ -46,6 +46,7 @@ query = (
 query.awaitTermination(100)
 try:
     df.selectExpr("CAST(key AS int) AS value").write.format("aioproducer").options(**told).mode("append").save()
+    sys.exit("a value of ints was not refused")
 except Exception as error:
     assert "value must be a(n) string or binary" in str(error), error
 print("done")
