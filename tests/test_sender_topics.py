@@ -208,9 +208,8 @@ async def test_a_topic_made_anew_with_fewer_partitions_takes_keyed_records():
             await producer.send_and_wait("t", b"v", b"key %d" % number)
         cluster.delete_topic("t")
         cluster.create_topic("t", 2)
-        updates = producer.metrics().metadata_updates
         producer._metadata.request_update()
-        await until(lambda: producer.metrics().metadata_updates > updates)
+        await until(lambda: len(producer._metadata.topic("t").partitions) == 2)
 
         deliveries = [await producer.send("t", b"v", b"key %d" % number) for number in range(12)]
         deliveries += [await producer.send("t", b"v") for _ in range(12)]
