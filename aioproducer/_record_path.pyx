@@ -31,7 +31,7 @@ import asyncio
 import contextvars
 import os
 from asyncio import CancelledError, InvalidStateError
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections import deque
 from copy import copy
 
@@ -306,6 +306,7 @@ cdef class Batch:
     cdef Py_ssize_t limit
     cdef object loop
     cdef list waiters
+    """Deliveries with callbacks; None without any."""
     # the result, written once
     cdef readonly int64_t base_offset
     cdef readonly int64_t log_append_time
@@ -313,7 +314,7 @@ cdef class Batch:
     cdef readonly object error
     cdef public dict record_errors
     """Errors of single records by index, where they differ from the batch's."""
-    cdef readonly list withdrawn
+    cdef readonly tuple withdrawn
     """Indexes, ascending, of records that are left out, because their deliveries ended before the first attempt."""
     cdef readonly int unretrieved
     """Deliveries that were thrown away before anybody looked at their result."""
@@ -330,8 +331,7 @@ cdef class Batch:
         self.reserved = capacity
         self.limit = limit
         self.is_open = True
-        self.waiters = []
-        self.withdrawn = []
+        self.withdrawn = ()
         self.base_timestamp = -1
         self.max_timestamp = -1
         self.base_offset = self.log_append_time = self.log_start_offset = -1
@@ -420,7 +420,7 @@ cdef class Batch:
             self.record_errors = {}
         self.record_errors[delivery.index] = error
         if withdraw:
-            insort(self.withdrawn, delivery.index)
+            self.withdrawn = tuple(sorted([*self.withdrawn, delivery.index]))
         delivery.state = ENDED
         schedule_callbacks(delivery)
 
@@ -442,8 +442,7 @@ cdef class Batch:
         cdef list indexes = [parent.original_index(position) for position in range(parent.record_count)]
         assert self.is_open and self.record_count == 0 and not parent.is_open
         self.base_timestamp = parent.base_timestamp
-        self.withdrawn = sorted([index - first for index in parent.withdrawn if first <= index < end]
-                                + [index - first for index in errors if first <= index < end])
+        self.withdrawn = tuple(sorted([index - first for index in (*parent.withdrawn, *errors) if first <= index < end]))
         found = {**(parent.record_errors or {}), **errors}
         self.record_errors = {index - first: error for index, error in found.items() if first <= index < end} or None
         copy_records(self, parent.buffer, [first <= index < end and index not in errors for index in indexes])
@@ -456,9 +455,9 @@ cdef class Batch:
         self.parts = list(parts)
         self.waiters = None
         self.buffer = None
-        for delivery in waiters:
+        for delivery in waiters or ():
             follow(delivery)
-            delivery.batch.waiters.append(delivery)
+            let_wait(delivery)
         for _, part in self.parts:
             # Which records nobody kept a delivery of is not known, only how many at most.
             (<Batch>part).unretrieved += min(self.unretrieved, (<Batch>part).record_count)
@@ -510,6 +509,8 @@ cdef int resolve(Batch batch) except -1:
     batch.is_open = False
     batch.buffer = None            # a transport may still hold a view of it
     batch.waiters = None
+    if waiters is None:
+        return 0
     if len(waiters) > 1:
         waiters.sort(key=_index_of)    # deliveries complete in the order of their appends
     for delivery in waiters:
@@ -680,7 +681,7 @@ cdef class Delivery:
             self.batch.loop.call_soon(callback, self, context=context)
         elif self.callbacks is None:
             self.callbacks = (callback, context)
-            self.batch.waiters.append(self)
+            let_wait(self)
         elif type(self.callbacks) is tuple:
             self.callbacks = [self.callbacks, (callback, context)]
         else:
@@ -740,6 +741,14 @@ cdef inline Delivery new_delivery(Batch batch, int index, int64_t timestamp):
     delivery.index = index
     delivery.timestamp = timestamp
     return delivery
+
+
+cdef inline int let_wait(Delivery delivery) except -1:
+    """Its batch calls its callbacks."""
+    if delivery.batch.waiters is None:
+        delivery.batch.waiters = []
+    delivery.batch.waiters.append(delivery)
+    return 0
 
 
 cdef inline bint has_ended(Delivery delivery) except -1:

@@ -34,6 +34,10 @@ COMPRESS_IN_THREAD_FROM = 8 * 1024
 """Bytes of a batch. Smaller ones are compressed at once: handing them to a thread would take longer."""
 SMALLEST_BATCH = 1024
 """Bytes that a partition's first batch reserves; later ones start with what their predecessor used."""
+PACE = 50e-6
+"""Seconds for each batch whose linger is over: some three times what it costs to open, send and end a small one."""
+LONGEST_REST = 0.5
+"""Seconds; how much longer than `linger_ms` a batch may linger because too many do."""
 
 MayDrain = Callable[[PartitionQueue, ProducerBatch], bool]
 
@@ -76,6 +80,8 @@ class Accumulator:
         """Of these, by leader, the queues whose first batch is due, in rotation."""
         self._lingering: deque[tuple[float, tuple[int, int], PartitionQueue]] = deque()
         """When an open batch is due, its order and queue; one linger for all makes this the order of due times."""
+        self._rests_until = 0.0
+        """No linger ends before: the last time so many ended together that the next batches have to be fuller."""
         self._backing_off: list[tuple[float, tuple[int, int], PartitionQueue]] = []
         self.incomplete: OrderedDict[ProducerBatch, None] = OrderedDict()
         """Every batch that has not ended, oldest first: also the order of their deadlines."""
@@ -275,15 +281,7 @@ class Accumulator:
 
     def ready(self, now: float) -> tuple[list[int], float | None]:
         """The nodes for which something is due (NO_NODE: a leader is missing), and when to look again."""
-        while self._lingering:
-            due, order, queue = self._lingering[0]
-            tail = queue.tail
-            if tail is not None and tail.order == order:
-                if due > now:
-                    break
-                tail.is_due = True
-                self._make_ready(queue)
-            self._lingering.popleft()
+        lingering = self._end_lingers(now)
         while self._backing_off and self._backing_off[0][0] <= now:
             queue = heapq.heappop(self._backing_off)[2]
             if queue.batches:
@@ -292,14 +290,37 @@ class Accumulator:
         if self._everything_is_due():
             for queue in self._filled:
                 self._make_ready(queue)
-        times = []
-        if self._lingering:
-            times.append(self._lingering[0][0])
+        times = [] if lingering is None else [lingering]
         if self._backing_off:
             times.append(self._backing_off[0][0])
         if self.incomplete:
             times.append(next(iter(self.incomplete)).deadline)
         return [node for node, group in self._ready.items() if group], min(times, default=None)
+
+    def _end_lingers(self, now: float) -> float | None:
+        """Make due what has lingered long enough; returns when the next batch will have.
+
+        Thousands of partitions would fill as many batches with a record or two in each linger, and to send them would
+        take the time in which others could have joined. So after many comes a rest.
+        """
+        again_at = None
+        ended = 0
+        while self._lingering:
+            due, order, queue = self._lingering[0]
+            tail = queue.tail
+            if tail is not None and tail.order == order:
+                again_at = max(due, self._rests_until)
+                if again_at > now:
+                    break
+                tail.is_due = True
+                self._make_ready(queue)
+                ended += 1
+            again_at = None
+            self._lingering.popleft()
+        if ended * PACE > self._config.linger:
+            # What is left of the delivery timeout behind the linger is for the request.
+            self._rests_until = now + min(ended * PACE, LONGEST_REST, self._config.request_timeout / 4)
+        return again_at if again_at is None else max(again_at, self._rests_until)
 
     def topics_without_leader(self) -> set[str]:
         """Topics with data that can't be sent because the leader of its partition is not known."""

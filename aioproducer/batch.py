@@ -104,14 +104,14 @@ class ProducerBatch(Batch):
         # set when it is numbered: they name these bytes, for ever
         self.identity: ProducerIdentity | None = None
         self.first_sequence = -1
-        self.segments: list[bytes | memoryview] = []
+        self.segments: tuple[bytes | memoryview, ...] = ()
         # what became of it so far
         self.attempts = 0
         self.maybe_persisted = False
         """An attempt ended so that the records may be in the log."""
         self.last_error: BaseException | None = None
         self.broker: int | None = None
-        self.flushes: list[FlushWait] = []
+        self.flushes: tuple[FlushWait, ...] = ()
         self.unretrieved_errors = unretrieved_errors
 
     def enter(
@@ -187,7 +187,7 @@ class ProducerBatch(Batch):
         part.take_records(self, first, end, errors)
         part.close()
         part.attempts, part.broker, part.last_error = self.attempts, self.broker, self.last_error
-        part.flushes = list(self.flushes)
+        part.flushes = self.flushes
         return part
 
     def become(self, parts: list[tuple[int, ProducerBatch]]) -> None:
@@ -211,9 +211,9 @@ class ProducerBatch(Batch):
         assert not self.maybe_persisted
         self.identity = identity
         self.first_sequence = first_sequence
-        self.segments = []
+        self.segments = ()
 
-    def seal(self) -> list[bytes | memoryview]:
+    def seal(self) -> tuple[bytes | memoryview, ...]:
         """The bytes to send, the same at each attempt. The header is made once it is numbered: it is checksummed."""
         if not self.segments:
             identity, first = self.identity, self.first_sequence
@@ -221,7 +221,7 @@ class ProducerBatch(Batch):
             # The bit comes from the identity alone: a transactional batch without a producer id, or the reverse, would
             # be appended outside of any transaction, and nobody would complain.
             is_transactional = identity is not None and identity.is_transactional
-            self.segments = [self._header(*numbers, is_transactional), self.payload]
+            self.segments = (self._header(*numbers, is_transactional), self.payload)
         return self.segments
 
     def _header(
@@ -266,7 +266,7 @@ class ProducerBatch(Batch):
     def _drop_bytes(self) -> None:
         # Only our references: a transport that still writes them holds its own.
         self.payload = b""
-        self.segments = []
+        self.segments = ()
 
     def __del__(self) -> None:
         if getattr(self, "error", None) is not None and self.unretrieved:
@@ -282,7 +282,7 @@ class FlushWait:
         self.future = loop.create_future()
         self.left = len(batches)
         for batch in batches:
-            batch.flushes.append(self)
+            batch.flushes += (self,)
         if not batches:
             self.future.set_result(None)
 

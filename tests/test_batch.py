@@ -244,7 +244,7 @@ def test_ended_batch_keeps_no_bytes():
 
         end(batch)
 
-        assert (batch.payload, batch.segments, batch.size) == (b"", [], 0)
+        assert (batch.payload, batch.segments, batch.size) == (b"", (), 0)
 
 
 # ------------------------------------------------------------------------------------------ withdrawn records
@@ -299,7 +299,7 @@ async def test_flush_wait_ends_with_its_last_batch():
     batches = [new_batch(loop) for _ in range(2)]
     waiting = FlushWait(loop, batches)
 
-    assert [batch.flushes for batch in batches] == [[waiting], [waiting]]
+    assert [batch.flushes for batch in batches] == [(waiting,), (waiting,)]
     waiting.one_ended()
     assert not waiting.future.done()
     waiting.one_ended()

@@ -29,9 +29,9 @@ class Sealed(NamedTuple):
     """What ProduceBatches wants of a batch."""
 
     queue: Place
-    segments: list[bytes | memoryview]
+    segments: tuple[bytes | memoryview, ...]
 
-    def seal(self) -> list[bytes | memoryview]:
+    def seal(self) -> tuple[bytes | memoryview, ...]:
         return self.segments
 
 
@@ -49,7 +49,7 @@ def some_topics(random: Random, *, long_name: bool = False) -> Topics:
         batches = [
             Sealed(
                 Place(n),
-                [random.randbytes(61), memoryview(random.randbytes(random.choice([0, 7, 70, 20_000])))],
+                (random.randbytes(61), memoryview(random.randbytes(random.choice([0, 7, 70, 20_000])))),
             )
             for n in partitions
         ]
@@ -67,7 +67,9 @@ def declared_request(version: int, topics: Topics, transactional_id: str | None)
                 name=name,
                 topic_id=UUID(int=id),
                 partition_data=[
-                    ProduceRequest.PartitionProduceData(index=batch.queue.partition, records=batch.segments)
+                    ProduceRequest.PartitionProduceData(
+                        index=batch.queue.partition, records=list(batch.segments)
+                    )
                     for batch in batches
                 ],
             )
@@ -150,7 +152,7 @@ def test_a_request_is_byte_for_byte_what_its_declaration_says(version):
 def test_records_are_handed_on_and_not_copied():
     records = memoryview(bytes(100_000))
 
-    topics: Topics = [("t", 1, [Sealed(Place(0), [b"h" * 61, records])])]
+    topics: Topics = [("t", 1, [Sealed(Place(0), (b"h" * 61, records))])]
 
     segments = ProduceBatches(None, -1, 1, topics).frame(13, ID, None)
 
@@ -158,7 +160,7 @@ def test_records_are_handed_on_and_not_copied():
 
 
 def test_what_no_version_can_carry_is_refused():
-    batches = [Sealed(Place(0), [b"h" * 61, b""])]
+    batches = [Sealed(Place(0), (b"h" * 61, b""))]
 
     with pytest.raises(ValueError, match="a string of 32768 bytes exceeds 32767 bytes"):
         asked(9, [("x" * 32768, 0, batches)])
@@ -169,7 +171,7 @@ def test_what_no_version_can_carry_is_refused():
 
 
 def test_a_request_can_be_read_as_it_is_declared():
-    topics: Topics = [("t", 5, [Sealed(Place(3), [b"h" * 61, b"records"])])]
+    topics: Topics = [("t", 5, [Sealed(Place(3), (b"h" * 61, b"records"))])]
 
     frame = b"".join(ProduceBatches("tx", 1, 7, topics).frame(12, ID, "me"))
 
@@ -256,7 +258,7 @@ def test_whatever_is_no_plain_success_is_read_as_it_is_declared(spoil, since):
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_batch_that_is_left_out_or_answered_twice_is_no_plain_success(version):
-    batches = [Sealed(Place(n), [b"h" * 61, b""]) for n in range(2)]
+    batches = [Sealed(Place(n), (b"h" * 61, b"")) for n in range(2)]
     topics: Topics = [("a", 1, batches), ("b", 2, batches)]
     left_out = all_appended(version, topics)
     left_out.responses[0].partition_responses.pop()
@@ -275,7 +277,7 @@ def test_a_batch_that_is_left_out_or_answered_twice_is_no_plain_success(version)
 
 
 def test_topics_of_one_id_are_no_plain_success():
-    topics: Topics = [(name, 1, [Sealed(Place(0), [b"h" * 61, b""])]) for name in "ab"]
+    topics: Topics = [(name, 1, [Sealed(Place(0), (b"h" * 61, b""))]) for name in "ab"]
     frame = frame_of(all_appended(13, topics), 13)
 
     assert isinstance(asked(13, topics).answer(13, frame, ID), ProduceResponse)
@@ -283,7 +285,7 @@ def test_topics_of_one_id_are_no_plain_success():
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_an_answer_that_is_cut_off_or_goes_on_is_a_protocol_error(version):
-    topics: Topics = [("t", 3, [Sealed(Place(n), [b"h" * 61, b""]) for n in range(2)])]
+    topics: Topics = [("t", 3, [Sealed(Place(n), (b"h" * 61, b"")) for n in range(2)])]
     request, frame = asked(version, topics), frame_of(all_appended(version, topics), version)
 
     for length in range(len(frame)):
@@ -294,7 +296,7 @@ def test_an_answer_that_is_cut_off_or_goes_on_is_a_protocol_error(version):
 
 
 def test_an_answer_to_another_request_is_refused():
-    topics: Topics = [("t", 3, [Sealed(Place(0), [b"h" * 61, b""])])]
+    topics: Topics = [("t", 3, [Sealed(Place(0), (b"h" * 61, b""))])]
     frame = frame_of(all_appended(13, topics), 13)
 
     with pytest.raises(CorrelationError):
@@ -303,7 +305,7 @@ def test_an_answer_to_another_request_is_refused():
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_one_changed_byte_is_read_as_it_is_declared(version):
-    topics: Topics = [("t", 3, [Sealed(Place(n), [b"h" * 61, b""]) for n in range(2)])]
+    topics: Topics = [("t", 3, [Sealed(Place(n), (b"h" * 61, b"")) for n in range(2)])]
     request, frame = asked(version, topics), frame_of(all_appended(version, topics), version)
 
     for at in range(4, len(frame)):

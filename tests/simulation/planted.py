@@ -72,7 +72,7 @@ def renumbered() -> Iterator[None]:
     def returned(self: ProducerBatch) -> None:
         self._move(BatchState.CLOSED)
         if self.identity is not None and self.queue.sequence is not None and not self.queue.in_flight:
-            self.segments = []
+            self.segments = ()
             self.first_sequence = -1
             self.identity = None
             self.maybe_persisted = False
