@@ -168,6 +168,11 @@ async def until(condition: Callable[[], object], seconds: float = 2) -> None:
             await asyncio.sleep(MS)
 
 
+async def until_chosen_from(producer: Producer, condition: Callable[[], object]) -> None:
+    """Until metadata fulfil the condition and partitions are chosen by them, from the sender's next pass on."""
+    await until(lambda: condition() and producer._sender._seen_metadata == producer._metadata.version)
+
+
 async def within(seconds: float, waited_for: Awaitable[T]) -> T:
     """Await it; fail after `seconds` (of a fast machine)."""
     async with asyncio.timeout(seconds * 1000 * MS):

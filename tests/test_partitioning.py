@@ -20,6 +20,7 @@ from tests.producing import (
     quick_producer,
     results,
     until,
+    until_chosen_from,
     values,
     within,
 )
@@ -149,7 +150,8 @@ async def leaderless(cluster, producer, partition: int) -> None:
     await producer.partitions_for("t")
     await cluster.stop_broker(cluster.leader("t", partition))
     producer._metadata.request_update()
-    await until(lambda: producer._metadata.cluster.partition("t", partition).leader == -1)
+    metadata = producer._metadata
+    await until_chosen_from(producer, lambda: metadata.cluster.partition("t", partition).leader == -1)
 
 
 async def test_a_key_is_hashed_over_all_partitions_also_those_without_a_leader():

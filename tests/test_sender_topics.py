@@ -34,6 +34,7 @@ from tests.producing import (
     results,
     send_numbers,
     until,
+    until_chosen_from,
     values,
     within,
 )
@@ -96,7 +97,7 @@ async def test_partitions_that_are_added_are_used_after_the_next_refresh():
         await producer.send_and_wait("t", b"0")
         cluster.add_partitions("t", 4)
 
-        await until(lambda: len(producer._metadata.topic("t").partitions) == 4)
+        await until_chosen_from(producer, lambda: len(producer._metadata.topic("t").partitions) == 4)
         found = [await producer.send_and_wait("t", b"v", b"key %d" % number) for number in range(40)]
 
         assert {metadata.partition for metadata in found} == {0, 1, 2, 3}
@@ -209,7 +210,7 @@ async def test_a_topic_made_anew_with_fewer_partitions_takes_keyed_records():
         cluster.delete_topic("t")
         cluster.create_topic("t", 2)
         producer._metadata.request_update()
-        await until(lambda: len(producer._metadata.topic("t").partitions) == 2)
+        await until_chosen_from(producer, lambda: len(producer._metadata.topic("t").partitions) == 2)
 
         deliveries = [await producer.send("t", b"v", b"key %d" % number) for number in range(12)]
         deliveries += [await producer.send("t", b"v") for _ in range(12)]
