@@ -272,6 +272,8 @@ class Accumulator:
                 # Forgotten as idle, or never to come back: the next record asks for it again.
                 del self.topics[name]
         for queue in self._filled:
+            if queue.topic in self.topics:
+                continue  # it was filed with its topic
             partition = cluster.partition(queue.topic, queue.partition)
             self._lead(queue, NO_NODE if partition is None else partition.leader)
         due = [queue for group in self._ready.values() for queue in group]

@@ -6,8 +6,9 @@ change are taken over, so `is` tells whether something did. Nothing here knows a
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Generator, Iterable
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import NamedTuple, Protocol
 from uuid import UUID
 
@@ -123,19 +124,36 @@ class Cluster:
         Raises:
             ProtocolError: the answer names no broker that could be connected to.
         """
+        steps = self.merging(response, asked)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                merged: Cluster = end.value
+                return merged
+
+    def merging(self, response: MetadataResponse, asked: Collection[str]) -> Generator[None, None, Cluster]:
+        """`merged` in steps of at most one partition, between which others may work. Returns the snapshot.
+
+        The last step alone goes through all topics once more, to see whether one has changed.
+        """
         nodes = {node.node_id: node for node in map(_node, response.brokers) if node is not None}
         if not nodes:
             raise ProtocolError("a metadata answer without any broker was refused", written=True)
         nodes = self.nodes if nodes == self.nodes else nodes
-        topics = dict(self.topics) if nodes.keys() >= self.nodes.keys() else self._without_lost_leaders(nodes)
+        if nodes.keys() >= self.nodes.keys():
+            topics = dict(self.topics)
+        else:
+            topics = yield from self._without_lost_leaders(nodes)
         before = dict(topics)
         wanted = set(asked)
         for answer in response.topics:
+            yield
             name = answer.name
             if name is None or name not in wanted:
                 continue
             known = before.get(name)
-            topic = _merged_topic(name, answer, known, nodes)
+            topic = yield from _merging_topic(name, answer, known, nodes)
             topics[name] = known if known is not None and topic == known else topic
         for name in asked:
             # A broker has to answer for every topic; one that it left out is as good as unknown.
@@ -202,15 +220,17 @@ class Cluster:
             },
         )
 
-    def _without_lost_leaders(self, nodes: dict[int, Node]) -> dict[str, TopicInfo]:
+    def _without_lost_leaders(self, nodes: dict[int, Node]) -> Generator[None, None, dict[str, TopicInfo]]:
         """The topics, where a leader that `nodes` does not name any more is no leader."""
         topics: dict[str, TopicInfo] = {}
         for name, info in self.topics.items():
+            yield
             if any(p.leader >= 0 and p.leader not in nodes for p in info.partitions):
-                kept = tuple(
-                    p if p.leader in nodes else p._replace(leader=NO_LEADER) for p in info.partitions
-                )
-                info = info._replace(partitions=kept)
+                kept = []
+                for partition in info.partitions:
+                    kept.append(_led_by_one_of(nodes, partition))
+                    yield
+                info = info._replace(partitions=tuple(kept))
             topics[name] = info
         return topics
 
@@ -234,33 +254,40 @@ def _node(endpoint: Endpoint) -> Node | None:
     return Node(endpoint.node_id, host, port, escaped(endpoint.rack) or None)
 
 
-def _merged_topic(
+def _led_by_one_of(nodes: dict[int, Node], partition: PartitionInfo) -> PartitionInfo:
+    return partition if partition.leader in nodes else partition._replace(leader=NO_LEADER)
+
+
+def _merging_topic(
     name: str, answer: MetadataResponse.MetadataResponseTopic, known: TopicInfo | None, nodes: dict[int, Node]
-) -> TopicInfo:
+) -> Generator[None, None, TopicInfo]:
     error = answer.error_code
-    partitions = sorted(answer.partitions, key=lambda partition: partition.partition_index)
-    if error == 0 and (not partitions or not _is_gapless(partitions)):
-        # A topic always has partitions 0 to n-1; anything else is metadata that is still on its way.
-        error = ErrorCode.LEADER_NOT_AVAILABLE
-    if error != 0:
-        if known is None:
-            return TopicInfo(name, answer.topic_id, (), error, answer.is_internal)
-        return known._replace(error=error)
     topic_id = answer.topic_id
+    former = known
     if known is not None:
         if topic_id == NO_TOPIC_ID:
             topic_id = known.topic_id  # a broker that doesn't know ids yet (before 2.8) takes none away
         elif known.topic_id not in (NO_TOPIC_ID, topic_id):
-            known = None  # deleted and created again: a new topic with an old name
-    before = known.partitions if known is not None else ()
-    merged = [_merged_partition(name, topic_id, partition, before, nodes) for partition in partitions]
-    # Partitions are only ever added; an answer with fewer is older than what is known.
-    merged += [p if p.leader in nodes else p._replace(leader=NO_LEADER) for p in before[len(merged) :]]
+            former = None  # deleted and created again: a new topic with an old name
+    before = former.partitions if former is not None else ()
+    merged: list[PartitionInfo] = []
+    if error == 0:
+        for partition in answer.partitions:
+            merged.append(_merged_partition(name, topic_id, partition, before, nodes))
+            yield
+        merged.sort(key=attrgetter("partition"))
+        if not merged or any(partition.partition != index for index, partition in enumerate(merged)):
+            # A topic always has partitions 0 to n-1; anything else is metadata that is still on its way.
+            error = ErrorCode.LEADER_NOT_AVAILABLE
+    if error != 0:
+        if known is None:
+            return TopicInfo(name, answer.topic_id, (), error, answer.is_internal)
+        return known._replace(error=error)
+    for left_out in before[len(merged) :]:
+        # Partitions are only ever added; an answer with fewer is older than what is known.
+        merged.append(_led_by_one_of(nodes, left_out))
+        yield
     return TopicInfo(name, topic_id, tuple(merged), 0, answer.is_internal)
-
-
-def _is_gapless(partitions: list[MetadataResponse.MetadataResponsePartition]) -> bool:
-    return all(partition.partition_index == index for index, partition in enumerate(partitions))
 
 
 def _merged_partition(
@@ -271,8 +298,8 @@ def _merged_partition(
     nodes: dict[int, Node],
 ) -> PartitionInfo:
     index, epoch, leader = answer.partition_index, answer.leader_epoch, answer.leader_id
-    if index < len(before) and epoch < before[index].leader_epoch:
-        known = before[index]
+    known = before[index] if 0 <= index < len(before) else None
+    if known is not None and epoch < known.leader_epoch:
         if epoch == NO_EPOCH:
             epoch = known.leader_epoch
         elif known.leader in nodes:
@@ -281,7 +308,7 @@ def _merged_partition(
             return known._replace(leader=NO_LEADER)
     if leader not in nodes:
         leader = NO_LEADER
-    return PartitionInfo(
+    merged = PartitionInfo(
         topic,
         index,
         leader,
@@ -291,3 +318,4 @@ def _merged_partition(
         tuple(answer.offline_replicas),
         answer.error_code,
     )
+    return known if known is not None and merged == known else merged

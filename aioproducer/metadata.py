@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from random import Random
 
 from aioproducer.brokers import Brokers, backoff
@@ -34,6 +34,9 @@ from aioproducer.wakeup import WakeUp
 
 logger = logging.getLogger(__name__)
 
+STEPS_AT_ONCE = 250
+"""Partitions of an answer that are taken over before others have a turn: one or two milliseconds."""
+
 
 class Metadata:
     """The cluster as it is known now, and the task that keeps it so. Belongs to one event loop."""
@@ -52,6 +55,9 @@ class Metadata:
         """Counts the snapshots; 0 is the empty one."""
         self.last_error: KafkaError | None = None
         """Why the last refresh failed; None if it did not."""
+        self._is_merging = False
+        self._learned: list[Callable[[Cluster], Cluster]] = []
+        """What others have told while an answer was being merged, which it does not hold yet."""
         # what is asked for
         self._wanted: dict[str, float] = {}
         """Topics by name, and when each was last used, in loop time."""
@@ -95,9 +101,7 @@ class Metadata:
 
     def doubt_leader(self, topic: str, partition: int) -> None:
         """The leader that is known says that it is none, and not who is: refresh soon."""
-        cluster = self.cluster.without_epoch(topic, partition)
-        if cluster is not self.cluster:
-            self._publish(cluster)
+        self._learn(lambda cluster: cluster.without_epoch(topic, partition))
         self.request_update()
 
     def apply_leader_hint(
@@ -109,7 +113,17 @@ class Metadata:
         node_endpoints: Iterable[Endpoint],
     ) -> bool:
         """Take over the leader that a produce answer named (KIP-951). True if that was news."""
-        cluster = self.cluster.with_leader_hint(topic, partition, leader_id, leader_epoch, node_endpoints)
+        return self._learn(
+            lambda cluster: cluster.with_leader_hint(
+                topic, partition, leader_id, leader_epoch, node_endpoints
+            )
+        )
+
+    def _learn(self, change: Callable[[Cluster], Cluster]) -> bool:
+        """Change the snapshot, and the next one if it is being made. True if that was news."""
+        if self._is_merging:
+            self._learned.append(change)
+        cluster = change(self.cluster)
         if cluster is self.cluster:
             return False
         self._publish(cluster)
@@ -304,7 +318,7 @@ class Metadata:
         )
         try:
             response = await self._brokers.request_any(request, self._patience(began))
-            self._take(response, names)
+            await self._take(response, names)
         except KafkaError as error:
             self._update_requested |= not is_partial
             self._failed(error)
@@ -347,7 +361,7 @@ class Metadata:
 
     # What comes of it
 
-    def _take(self, response: MetadataResponse, names: list[str]) -> None:
+    async def _take(self, response: MetadataResponse, names: list[str]) -> None:
         row = decide(ApiKey.METADATA, response.error_code)
         if row.action is Action.REBOOTSTRAP and self._may_rebootstrap():
             self._rebootstrap("a broker asked for it")
@@ -355,7 +369,7 @@ class Metadata:
             name = error_name(response.error_code)
             raise BrokerError(f"metadata was refused: {name}", code=response.error_code, name=name)
         before = self.cluster
-        cluster = before.merged(response, names)
+        cluster = await self._merged(response, names)
         if before.cluster_id and cluster.cluster_id != before.cluster_id:
             logger.warning(
                 "the cluster is another one: its id was %s and is %s",
@@ -375,6 +389,24 @@ class Metadata:
         self._publish(cluster)
         for name in names:
             self._wake_waiters(name)
+
+    async def _merged(self, response: MetadataResponse, names: list[str]) -> Cluster:
+        """The snapshot after an answer. The loop has its turns meanwhile, in which everybody sees the one before."""
+        self._is_merging = True
+        self._learned.clear()
+        steps = self.cluster.merging(response, names)
+        try:
+            while True:
+                for _ in range(STEPS_AT_ONCE):
+                    next(steps)
+                await asyncio.sleep(0)
+        except StopIteration as end:
+            cluster: Cluster = end.value
+        finally:
+            self._is_merging = False
+        for change in self._learned:
+            cluster = change(cluster)
+        return cluster
 
     def _wake_waiters(self, name: str) -> None:
         for waiter in self._waiters.pop(name, []):

@@ -68,6 +68,34 @@ def test_partitions_are_in_order_whatever_order_the_answer_has():
     assert [info.partition for info in cluster.topics["t"].partitions] == [0, 1, 2]
 
 
+@pytest.mark.parametrize("numbers", [(-1, 0), (-9, 0)])
+def test_a_partition_below_0_is_not_taken(numbers):
+    before = known(topic(partition(0), partition(1)))
+
+    after = before.merged(response(topic(*map(partition, numbers))), ["t"])
+
+    assert after.topics["t"].error == ErrorCode.LEADER_NOT_AVAILABLE
+    assert after.topics["t"].partitions is before.topics["t"].partitions
+
+
+def test_partitions_that_did_not_change_are_taken_over():
+    before = known(topic(partition(0), partition(1)))
+
+    after = before.merged(response(topic(partition(0), partition(1, epoch=6))), ["t"])
+
+    assert after.partition("t", 0) is before.partition("t", 0)
+    assert after.partition("t", 1).leader_epoch == 6
+
+
+def test_between_two_steps_at_most_one_partition_is_merged():
+    before = known(topic(*map(partition, range(50))))
+    answer = response(topic(*(partition(number, epoch=6) for number in range(50))))
+
+    steps = sum(1 for _ in before.merging(answer, ["t"]))
+
+    assert steps > 50
+
+
 def test_available_partitions_are_those_with_a_leader():
     cluster = known(topic(partition(0), partition(1, leader=-1), partition(2, leader=2)))
 

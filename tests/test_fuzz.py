@@ -8,17 +8,20 @@ import subprocess
 import sys
 import tracemalloc
 from collections import Counter
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
-from aioproducer.protocol.api import decode_response
+from aioproducer.protocol.api import decode_response, encode_response
+from aioproducer.protocol.messages import SaslAuthenticateResponse
+from aioproducer.protocol.primitives import MAX_STRING
+from aioproducer.protocol.schema import Message
 from tests.fuzz.corpus import CORRELATION_ID, RESPONSES, responses
 from tests.fuzz.fuzzer import Fuzzer, drawn
-from tests.fuzz.heaviest import HEAVIER, TIMES_THE_FRAME, heaviest, times
+from tests.fuzz.heaviest import ALWAYS, TIMES_THE_FRAME, bushy, heaviest
 from tests.fuzz.planted import BUGS
 from tests.fuzz.targets import TARGETS
-from tests.fuzz.weight import weight
 
 ROOT = Path(__file__).parent.parent
 FRAMES = 1_000_000
@@ -66,30 +69,47 @@ def test_the_fuzzer_finds_a_planted_bug(bug):
     assert finding.number < bug.frames
 
 
-def test_an_answer_takes_four_times_its_frame_beside_its_own_objects_and_a_bounded_number_of_times_with_them():
-    size = 8 * 1024
-    beside = 0.0
-    whole = dict.fromkeys((message for message, _ in RESPONSES), 0.0)
-    for message, version, _, frame in heaviest(size):
-        decode_response(
-            message, version, frame, CORRELATION_ID
-        )  # what is allocated once is not to be measured
-        tracemalloc.start()
-        try:
-            answer = decode_response(message, version, frame, CORRELATION_ID)
-            peak = tracemalloc.get_traced_memory()[1]
-        finally:
-            tracemalloc.stop()
-        beside = max(beside, (peak - weight(answer)) / len(frame))
-        whole[message] = max(whole[message], peak / len(frame))
+def test_an_answer_takes_at_most_four_times_its_frame():
+    """Beside 8 KiB: what is made of short arrays at its start, and the message itself."""
+    for message, version, what, frame in chain(heaviest(100), heaviest(8 * 1024), bushy()):
+        peak, _ = taken(message, version, frame)
 
-    assert beside < TIMES_THE_FRAME
-    for message, measured in whole.items():
-        assert measured < times(message), message.__name__
-        assert message not in HEAVIER or measured > times(message) - 3, (
-            f"{message.__name__} has become lighter"
-        )
-    assert len(HEAVIER) == sum(measured > TIMES_THE_FRAME for measured in whole.values())
+        assert peak < ALWAYS + TIMES_THE_FRAME * len(frame), f"{message.__name__} {version}, {what}: {peak}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a" * 32767,
+        "é" * 16000,
+        "a" * 32000 + "\N{GRINNING FACE}",
+        "a" * 32000 + "\N{CJK RADICAL REPEAT}\N{GRINNING FACE}",
+    ],
+    ids=["narrow", "two bytes", "wide at its end", "wider and wider"],
+)
+def test_a_text_takes_four_times_its_bytes_and_while_it_is_decoded_three_times_more(text):
+    """Python keeps all characters as wide as the widest, and both texts while it finds a wider one. The longest text
+    has 32,767 bytes, so this is a constant."""
+    answer = SaslAuthenticateResponse(error_message=text)
+    frame = b"".join(encode_response(answer, 2, CORRELATION_ID))[4:]
+
+    peak, kept = taken(SaslAuthenticateResponse, 2, frame)
+
+    assert kept < ALWAYS + TIMES_THE_FRAME * len(frame)
+    assert peak < ALWAYS + TIMES_THE_FRAME * len(frame) + 3 * MAX_STRING
+
+
+def taken(message: type[Message], version: int, frame: bytes) -> tuple[int, int]:
+    """The bytes that are allocated at most while the frame is decoded, and those that are kept."""
+    decode_response(message, version, frame, CORRELATION_ID)  # what is allocated once is not to be measured
+    tracemalloc.start()
+    try:
+        answer = decode_response(message, version, frame, CORRELATION_ID)
+        kept, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert isinstance(answer, message)
+    return peak, kept
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -251,7 +251,7 @@ def test_number_that_does_not_fit_is_refused(message):
 def test_source_of_a_codec_can_be_read():
     text = codec.source(EndTxnResponse, 5)
 
-    assert "def decode_EndTxnResponse(buf, pos):" in text
+    assert "def decode_EndTxnResponse(buf, pos, at_once=MAX_FRAME):" in text
     assert "def encode_EndTxnResponse(o, w):" in text
     assert "throttle_time_ms, o.error_code, o.producer_id, o.producer_epoch = " in text
 

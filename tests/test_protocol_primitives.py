@@ -108,6 +108,14 @@ def test_string_round_trips(write, read, text):
     assert read(encoded, 0) == (text, len(encoded))
 
 
+@pytest.mark.parametrize("read", [read_compact_string, read_compact_nullable_string])
+def test_string_of_more_than_32767_bytes_is_refused(read):
+    encoded = written(write_uvarint, 32769) + b"x" * 32768
+
+    with pytest.raises(ProtocolError, match="the string of 32768 bytes at byte 3 exceeds 32767 bytes"):
+        read(encoded, 0)
+
+
 @pytest.mark.parametrize(
     ("write", "read", "encoded"),
     [

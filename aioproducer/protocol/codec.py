@@ -4,6 +4,9 @@
 behind it) and encode_X(o, w), where `w` is a Writer and `out` its bytearray. Neighbouring fields of fixed
 size are read and written by one struct.Struct. Nothing but ProtocolError comes out of `decode`, whatever
 the bytes are.
+
+In answers the elements of a long array are not made until somebody looks (`LazyArray`): skip_X(buf, pos) walks over
+an X and refuses what decode_X would refuse, in the same words.
 """
 
 from __future__ import annotations
@@ -16,8 +19,10 @@ from typing import Any, TypeVar
 
 from aioproducer.errors import ProtocolError, UnsupportedVersionError
 from aioproducer.protocol import primitives
+from aioproducer.protocol.arrays import LazyArray, Read
+from aioproducer.protocol.frame import MAX_FRAME
 from aioproducer.protocol.primitives import Buffer, Writer
-from aioproducer.protocol.schema import Field, Message, Struct, default_source, structs_of
+from aioproducer.protocol.schema import REQUESTS, Field, Message, Struct, default_source, structs_of
 
 M = TypeVar("M", bound=Message)
 
@@ -25,7 +30,14 @@ _FIXED = {"int8": "b", "int16": "h", "int32": "i", "int64": "q", "boolean": "?"}
 _SIZE = {"int8": 1, "int16": 2, "int32": 4, "int64": 8, "boolean": 1, "uuid": 16}
 
 _FEW = 8
-"""Arrays of numbers that are shorter have their layout at hand: replicas, in-sync replicas."""
+"""Arrays of numbers that are shorter have their layout at hand: replicas, in-sync replicas. They are lists."""
+_SHORT, _SHORTEST = 16, 4
+"""Elements of an array that is a list at once; fewer if they may be small. Making them takes no longer than walking."""
+_SMALL = 16
+"""Bytes of the smallest elements of which an array may have `_SHORT`."""
+_AT_ONCE = 512
+"""Bytes from the start of an answer: arrays that begin there are made at once if they are short. Later ones are not,
+since arrays stand in arrays, and many short ones are as heavy as a long one."""
 
 
 def encode(message: Message, version: int, writer: Writer) -> None:
@@ -52,7 +64,7 @@ def decode(message_type: type[M], version: int, buf: Buffer, pos: int) -> tuple[
     """
     _, decoder = _codec(message_type, version)
     try:
-        message, stop = decoder(buf, pos)
+        message, stop = decoder(buf, pos, _AT_ONCE)
     except ProtocolError as error:
         raise ProtocolError(f"{message_type.__name__} version {version}: {error.message}") from None
     except (struct.error, IndexError):
@@ -70,7 +82,7 @@ def source(message_type: type[Message], version: int) -> str:
 @cache
 def _codec(
     message_type: type[Message], version: int
-) -> tuple[Callable[[Any, Writer], None], Callable[[Buffer, int], tuple[Any, int]]]:
+) -> tuple[Callable[[Any, Writer], None], Callable[..., tuple[Any, int]]]:
     name = message_type.__name__
     if not message_type.versions.min <= version <= message_type.versions.max:
         declared = message_type.versions
@@ -92,12 +104,24 @@ def _null_in_version(field: str, version: int) -> UnsupportedVersionError:
     return UnsupportedVersionError(f"{field} is None, and version {version} can't carry that")
 
 
+def _reader_of(kind: str) -> Read:
+    """Reads a number that is an element of an array."""
+    unpack, size = struct.Struct(f">{_FIXED[kind]}").unpack_from, _SIZE[kind]
+
+    def read(buf: Buffer, pos: int) -> tuple[Any, int]:
+        return unpack(buf, pos)[0], pos + size
+
+    return read
+
+
 class _Source:
     """Generates the functions of one message at one version; structs come before what contains them."""
 
     def __init__(self, message_type: type[Message], version: int) -> None:
         self.version = version
         self.flexible = version >= message_type.flexible_from
+        # Requests come to the embedded cluster only, from those who test with it.
+        self.is_lazy = any(request.Response is message_type for request in REQUESTS.values())
         self.structs: dict[str, type[Struct]] = {
             **structs_of(message_type),
             message_type.__name__: message_type,
@@ -105,6 +129,9 @@ class _Source:
         self.namespace: dict[str, Any] = {
             **vars(primitives),
             **self.structs,
+            **{f"read_{kind}": _reader_of(kind) for kind in _FIXED},
+            "LazyArray": LazyArray,
+            "MAX_FRAME": MAX_FRAME,
             "new": object.__new__,
             "unpack_from": struct.unpack_from,
             "pack": struct.pack,
@@ -136,6 +163,8 @@ class _Source:
         )
         absent = [field for field in fields if not field.is_in(self.version)]
         self._decode_struct(name, plain, tagged, absent)
+        if self.is_lazy:
+            self._skip_struct(name, plain, tagged)
         self._encode_struct(name, plain, tagged, absent)
 
     def _runs(self, fields: list[Field]) -> list[list[Field]]:
@@ -172,23 +201,35 @@ class _Source:
     # Decoding
 
     def _decode_struct(self, name: str, plain: list[Field], tagged: list[Field], absent: list[Field]) -> None:
-        self._add(0, f"def decode_{name}(buf, pos):")
+        self._add(0, f"def decode_{name}(buf, pos, at_once=MAX_FRAME):")
         self._add(1, f"o = new({name})")
         for field in (*absent, *tagged):
             self._add(1, f"o.{field.name} = {default_source(field)}")
         for run in self._runs(plain):
             self._read(1, name, run)
-        if self.flexible and not tagged:
+        self._tags(name, tagged, self._read)
+        self._add(1, "return o, pos")
+        self._add(0, "")
+
+    def _skip_struct(self, name: str, plain: list[Field], tagged: list[Field]) -> None:
+        self._add(0, f"def skip_{name}(buf, pos):")
+        self._add(1, "end = len(buf)")
+        for run in self._runs(plain):
+            self._skip(1, name, run)
+        self._tags(name, tagged, self._skip)
+        self._add(1, "return pos")
+        self._add(0, "")
+
+    def _tags(self, name: str, tagged: list[Field], take: Callable[[int, str, list[Field]], None]) -> None:
+        """The section of tagged fields, of which those that are declared are taken by `take`."""
+        if not self.flexible:
+            return
+        if not tagged:
             self._add(1, "if buf[pos]:")
             self._add(2, "pos = skip_tags(buf, pos)")
             self._add(1, "else:")
             self._add(2, "pos += 1")
-        elif self.flexible:
-            self._read_tagged(name, tagged)
-        self._add(1, "return o, pos")
-        self._add(0, "")
-
-    def _read_tagged(self, name: str, tagged: list[Field]) -> None:
+            return
         self._add(1, "count, pos = read_uvarint(buf, pos)")
         self._add(1, "if count:")
         self._add(2, "if count * 2 > len(buf) - pos:")
@@ -198,7 +239,7 @@ class _Source:
         self._add(3, "tag, pos, stop = read_tag(buf, pos, seen)")
         for place, field in enumerate(tagged):
             self._add(3, f"{'elif' if place else 'if'} tag == {field.tag}:")
-            self._read(4, name, [field])
+            take(4, name, [field])
         self._add(3, "else:")
         self._add(4, "pos = stop")
         self._add(3, "if pos != stop:")
@@ -214,7 +255,7 @@ class _Source:
         elif field.kind == "array":
             self._read_array(depth, owner, field)
         elif field.kind == "struct":
-            self._add(depth, f"{target}, pos = decode_{field.of}(buf, pos)")
+            self._add(depth, f"{target}, pos = decode_{field.of}(buf, pos, at_once)")
         else:
             self._add(depth, f"{target}, pos = {self._reader(field)}(buf, pos)")
 
@@ -228,8 +269,9 @@ class _Source:
     def _reader(self, field: Field) -> str:
         return self._function("read", field.kind, field.may_be_null(self.version))
 
-    def _read_array(self, depth: int, owner: str, field: Field) -> None:
-        target, label = f"o.{field.name}", f'"{owner}.{field.name}'
+    def _read_count(self, depth: int, owner: str, field: Field) -> None:
+        """The count of an array as `n`: -1 for null, and never more than the frame can hold."""
+        label = f'"{owner}.{field.name}'
         if self.flexible:
             self._add(depth, "n = buf[pos] - 1")
             self._add(depth, "pos += 1")
@@ -239,28 +281,77 @@ class _Source:
             self._add(depth, "n, pos = read_int32_size(buf, pos)")
         self._add(depth, f"if n * {self._least(field.of)} > len(buf) - pos:")
         self._add(depth + 1, f'raise out_of_bounds({label}: a count of", n, pos, len(buf))')
-        self._add(depth, "if n < 0:")
+        if not field.may_be_null(self.version):
+            self._add(depth, "if n < 0:")
+            self._add(depth + 1, f'raise refused_null({label}")')
+
+    def _read_array(self, depth: int, owner: str, field: Field) -> None:
+        target = f"o.{field.name}"
+        self._read_count(depth, owner, field)
         if field.may_be_null(self.version):
+            self._add(depth, "if n < 0:")
             self._add(depth + 1, f"{target} = None")
             self._add(depth, "else:")
             depth += 1
-        else:
-            self._add(depth + 1, f'raise refused_null({label}")')
         if field.of in _FIXED:
-            letter = _FIXED[field.of]
-            few = [struct.Struct(f">{count}{letter}").unpack_from for count in range(_FEW)]
-            self.namespace[f"unpack_few_{letter}"] = few
-            self._add(depth, f"if n < {_FEW}:")
-            self._add(depth + 1, f"{target} = list(unpack_few_{letter}[n](buf, pos))")
-            self._add(depth, "else:")
-            self._add(depth + 1, f'{target} = list(unpack_from(f">{{n}}{letter}", buf, pos))')
-            self._add(depth, f"pos += n * {_SIZE[field.of]}")
+            self._read_numbers(depth, target, field.of)
             return
-        reader = f"decode_{field.of}" if field.of in self.structs else self._function("read", field.of, False)
+        is_struct = field.of in self.structs
+        reader = f"decode_{field.of}" if is_struct else self._function("read", field.of, False)
+        if self.is_lazy:
+            short = _SHORT if self._least(field.of) >= _SMALL else _SHORTEST
+            self._add(depth, f"if n > {short} or n > 1 and pos > at_once:")
+            self._add(depth + 1, f"{target} = LazyArray(buf, pos, n, {reader})")
+            self._skip_elements(depth + 1, field.of)
+            self._add(depth, "else:")
+            depth += 1
         self._add(depth, f"{target} = items = []")
         self._add(depth, "for _ in range(n):")
-        self._add(depth + 1, f"item, pos = {reader}(buf, pos)")
+        self._add(depth + 1, f"item, pos = {reader}(buf, pos{', at_once' if is_struct else ''})")
         self._add(depth + 1, "items.append(item)")
+
+    def _read_numbers(self, depth: int, target: str, kind: str) -> None:
+        letter = _FIXED[kind]
+        few = f"if n < {_FEW}:"
+        if self.is_lazy:
+            few = f"if n < {_SHORTEST} or n < {_FEW} and pos <= at_once:"
+        layouts = [struct.Struct(f">{count}{letter}").unpack_from for count in range(_FEW)]
+        self.namespace[f"unpack_few_{letter}"] = layouts
+        self._add(depth, few)
+        self._add(depth + 1, f"{target} = list(unpack_few_{letter}[n](buf, pos))")
+        self._add(depth, "else:")
+        if self.is_lazy:
+            self._add(depth + 1, f"{target} = LazyArray(buf, pos, n, read_{kind})")
+        else:
+            self._add(depth + 1, f'{target} = list(unpack_from(f">{{n}}{letter}", buf, pos))')
+        self._add(depth, f"pos += n * {_SIZE[kind]}")
+
+    # Walking over what is not looked at yet. `end` is the length of the frame.
+
+    def _skip(self, depth: int, owner: str, run: list[Field]) -> None:
+        field = run[0]
+        if field.kind in _FIXED:
+            self._add(depth, f"pos += {sum(_SIZE[each.kind] for each in run)}")
+            self._add(depth, "if pos > end:")
+            self._add(depth + 1, "raise IndexError")
+        elif field.kind == "array":
+            self._read_count(depth, owner, field)
+            self._skip_elements(depth, field.of)
+        else:
+            self._add(depth, self._skipped(field.of or field.kind, field.may_be_null(self.version)))
+
+    def _skip_elements(self, depth: int, kind: str) -> None:
+        if kind in _SIZE:
+            self._add(depth, "if n > 0:")
+            self._add(depth + 1, f"pos += n * {_SIZE[kind]}")
+        else:
+            self._add(depth, "for _ in range(n):")
+            self._add(depth + 1, self._skipped(kind, False))
+
+    def _skipped(self, kind: str, nullable: bool) -> str:
+        if kind in self.structs or kind == "uuid":
+            return f"pos = skip_{kind}(buf, pos)"
+        return f"_, pos = {self._function('read', kind, nullable)}(buf, pos)"
 
     # Encoding
 

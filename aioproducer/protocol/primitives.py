@@ -29,7 +29,8 @@ _INT16 = Struct(">h")
 _INT32 = Struct(">i")
 
 MAX_STRING = 32767
-"""Longest string that the int16 length of the non-flexible versions can state, in bytes."""
+"""Longest string that the int16 length of the non-flexible versions can state, in bytes. Kafka refuses longer ones in
+flexible versions as well, and so do we: one may take 7 times its bytes while it is decoded."""
 
 
 class Writer:
@@ -222,6 +223,8 @@ def _text(buf: Buffer, pos: int, size: int) -> tuple[str, int]:
     stop = pos + size
     if stop > len(buf):
         raise out_of_bounds("a string of length", size, pos, len(buf))
+    if size > MAX_STRING:
+        raise ProtocolError(f"the string of {size} bytes at byte {pos} exceeds {MAX_STRING} bytes")
     try:
         return str(buf[pos:stop], "utf-8"), stop
     except UnicodeDecodeError:
@@ -257,6 +260,12 @@ def read_uuid(buf: Buffer, pos: int) -> tuple[UUID, int]:
     if stop > len(buf):
         raise out_of_bounds("a UUID of length", 16, pos, len(buf))
     return _uuid(bytes(buf[pos:stop])), stop
+
+
+def skip_uuid(buf: Buffer, pos: int) -> int:
+    if pos + 16 > len(buf):
+        raise out_of_bounds("a UUID of length", 16, pos, len(buf))
+    return pos + 16
 
 
 @lru_cache(maxsize=4096)

@@ -14,11 +14,13 @@ encoder and decoder from this.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, ClassVar, dataclass_transform
 from uuid import UUID
 
 from aioproducer.errors import escaped
 from aioproducer.protocol.api_keys import ApiKey, VersionRange
+from aioproducer.protocol.arrays import SHOWN_ITEMS, LazyArray
 from aioproducer.protocol.primitives import NIL_UUID
 
 LATEST = 32767
@@ -27,7 +29,6 @@ LATEST = 32767
 NEVER = LATEST + 1
 """`flexible_from` of a message that has no flexible version."""
 
-_SHOWN_ITEMS = 8
 _SHOWN_TEXT = 120
 _MISSING: Any = object()
 
@@ -263,11 +264,11 @@ def _shown(value: object) -> str:
         return f"'{escaped(value, _SHOWN_TEXT)}'"
     if isinstance(value, bytes | bytearray | memoryview):
         return f"<{memoryview(value).nbytes} bytes>"
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple | LazyArray):
         if value and all(isinstance(item, bytes | bytearray | memoryview) for item in value):
             return f"<{sum(memoryview(item).nbytes for item in value)} bytes>"
-        shown = [_shown(item) for item in value[:_SHOWN_ITEMS]]
-        if len(value) > _SHOWN_ITEMS:
-            shown.append(f"… {len(value) - _SHOWN_ITEMS} more")
+        shown = [_shown(item) for item in islice(value, SHOWN_ITEMS)]
+        if len(value) > SHOWN_ITEMS:
+            shown.append(f"… {len(value) - SHOWN_ITEMS} more")
         return f"[{', '.join(shown)}]"
     return str(value) if isinstance(value, UUID) else repr(value)

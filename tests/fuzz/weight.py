@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from aioproducer.protocol.arrays import LazyArray
 from aioproducer.protocol.schema import Struct
 
 
@@ -19,6 +20,8 @@ def weight(value: Any) -> int:
             continue
         seen.add(id(item))
         total += sys.getsizeof(item)
+        if isinstance(item, LazyArray):
+            continue  # of its elements there are none
         if isinstance(item, Struct):
             left.extend(getattr(item, field.name) for field in item.FIELDS)
         elif isinstance(item, dict):
