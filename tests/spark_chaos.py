@@ -129,6 +129,7 @@ class Run:
             fault = self._place.fault(**told.fault, skip=told.visit - 1)
         ended = self._driver.play(
             {
+                "job": "stream",
                 "servers": self._place.servers,
                 "topic": self.topic,
                 "folder": str(self._folder / "in"),

@@ -1,8 +1,9 @@
 """A Spark driver in a process of its own, which plays one order after the other until somebody kills it.
 
-    python -m tests.spark_driver DESCRIPTOR MASTER          # orders on stdin, answers to that file descriptor: JSON
+    python -m tests.spark_driver DESCRIPTOR MASTER JARS     # orders on stdin, answers to that file descriptor: JSON
 
-An order is a stream of a folder's files to a topic; its query is started again when it fails."""
+Most orders are a stream of a folder's files to a topic; its query is started again when it fails. Others are a batch
+write, and reading by Spark's own Kafka source, which needs its jars."""
 
 from __future__ import annotations
 
@@ -15,11 +16,11 @@ import sys
 import tempfile
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from aioproducer.spark import partition_by_key
 from tests.spark_crashing import FOLDER, GROUP, CrashingSink, give_order, visits
-from tests.spark_stage import ROOT, session
+from tests.spark_stage import FORMAT, ROOT, session
 
 STARTS = 6
 PATIENCE = 240
@@ -35,17 +36,26 @@ class Ended(NamedTuple):
     """Why the query failed, each time it did; what Spark wrote if the driver was killed."""
     visits: int = 0
     """How often the order's place was reached, if the driver lives."""
+    values: tuple[str, ...] = ()
+    """What was read."""
 
 
 class Driver:
     """Started when there is something to be done and none runs. Ended with its block."""
 
-    def __init__(self, master: str = "local[2]") -> None:
-        self._master = master
+    def __init__(self, master: str = "local[2]", *, python: str = sys.executable, jars: str = "") -> None:
+        """Nothing is started yet.
+
+        Args:
+            master: Spark's.
+            python: Of another environment, with another Spark.
+            jars: For Spark, with commas between them.
+        """
+        self._command = [python, "-m", "tests.spark_driver"]
+        self._settings = [master, jars]
         self._folder = tempfile.TemporaryDirectory()
         self._process: subprocess.Popen[str] | None = None
-        self._answers = -1
-        self.starts = 0
+        self._answers: IO[str] | None = None
 
     def __enter__(self) -> Driver:
         return self
@@ -62,21 +72,24 @@ class Driver:
         """Carry an order out."""
         process = self._process or self._start()
         assert process.stdin is not None
+        assert self._answers is not None
         process.stdin.write(json.dumps(order) + "\n")
         process.stdin.flush()
         with selectors.DefaultSelector() as selector:
             selector.register(self._answers, selectors.EVENT_READ)
             assert selector.select(PATIENCE), f"the driver is silent: {self._log()}"
-        if answer := os.read(self._answers, 1 << 20):
+        if answer := self._answers.readline():
             told = json.loads(answer)
-            return Ended(0 if told["is_done"] else 1, "\n".join(told["failures"]), told["visits"])
+            code = 0 if told["is_done"] else 1
+            return Ended(code, "\n".join(told["failures"]), told["visits"], tuple(told["values"]))
         return Ended(self._end(), self._log())
 
     def _start(self) -> subprocess.Popen[str]:
-        self._answers, answers = os.pipe()
+        ours, answers = os.pipe()
+        self._answers = os.fdopen(ours)
         with open(Path(self._folder.name) / "log", "wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.spark_driver", str(answers), self._master],
+                [*self._command, str(answers), *self._settings],
                 cwd=ROOT,
                 env={**os.environ, "PYTHONPATH": str(ROOT), FOLDER: self._folder.name},
                 stdin=subprocess.PIPE,
@@ -87,15 +100,15 @@ class Driver:
                 pass_fds=[answers],
             )
         os.close(answers)
-        self.starts += 1
         return self._process
 
     def _end(self) -> int:
         assert self._process is not None
         assert self._process.stdin is not None
+        assert self._answers is not None
         code = self._process.wait()
         self._process.stdin.close()
-        os.close(self._answers)
+        self._answers.close()
         self._process = None
         return code
 
@@ -103,24 +116,49 @@ class Driver:
         return (Path(self._folder.name) / "log").read_text(errors="replace")[-4000:]
 
 
-def main(answers: int, master: str) -> None:
+def main(answers: int, master: str, jars: str) -> None:
     os.environ[GROUP] = str(os.getpgid(0))
     # Tasks that go on after their batch was given up, do so for as long as they like.
-    spark = session(master, spark__python__task__killTimeout="120s")
+    settings = {"spark__python__task__killTimeout": "120s", **({"spark__jars": jars} if jars else {})}
+    spark = session(master, **settings)
     spark.dataSource.register(CrashingSink)
     for line in sys.stdin:
         order = json.loads(line)
-        give_order(order)
-        spark.conf.set("spark.sql.shuffle.partitions", order["shuffle"])
-        failures: list[str] = []
-        for start in range(STARTS):
-            try:
-                query(spark, order, order["sink"] if start == 0 else {}).awaitTermination()
-                break
-            except Exception as error:  # what a supervisor would do with any of them
-                failures.append(str(error).replace("\n", " ")[:2000])
-        told = json.dumps({"is_done": len(failures) < STARTS, "failures": failures, "visits": visits()})
-        os.write(answers, told.encode())
+        told = {"is_done": True, "failures": [], "visits": 0, "values": []}
+        told |= {"stream": stream, "write": write_rows, "read": read}[order["job"]](spark, order)
+        os.write(answers, json.dumps(told).encode() + b"\n")
+
+
+def write_rows(spark: Any, order: dict[str, Any]) -> dict[str, Any]:
+    """A batch of as many rows as the order says, by the sink that Spark has found itself."""
+    df = spark.range(order["rows"]).selectExpr("CAST(id AS string) AS key", "concat('v', id) AS value")
+    if order["options"].get("delivery") == "exactly_once":
+        df = partition_by_key(df, order["partitions"])
+    writer = df.write.format(FORMAT).option("kafka.bootstrap.servers", order["servers"])
+    writer.options(**order["options"]).mode("append").save()
+    return {}
+
+
+def read(spark: Any, order: dict[str, Any]) -> dict[str, Any]:
+    """What Spark's own Kafka source sees of a topic, as a consumer with read_committed."""
+    reader = spark.read.format("kafka").option("kafka.bootstrap.servers", order["servers"])
+    reader = reader.option("subscribe", order["topic"]).option("kafka.isolation.level", "read_committed")
+    rows = reader.load().selectExpr("CAST(value AS string) AS value").collect()
+    return {"values": [row.value for row in rows]}
+
+
+def stream(spark: Any, order: dict[str, Any]) -> dict[str, Any]:
+    """A stream from its first new file to its last."""
+    give_order(order)
+    spark.conf.set("spark.sql.shuffle.partitions", order["shuffle"])
+    failures: list[str] = []
+    for start in range(STARTS):
+        try:
+            query(spark, order, order["sink"] if start == 0 else {}).awaitTermination()
+            break
+        except Exception as error:  # what a supervisor would do with any of them
+            failures.append(str(error).replace("\n", " ")[:2000])
+    return {"is_done": len(failures) < STARTS, "failures": failures, "visits": visits()}
 
 
 def query(spark: Any, order: dict[str, Any], options: dict[str, str]) -> Any:
@@ -144,4 +182,4 @@ def query(spark: Any, order: dict[str, Any], options: dict[str, str]) -> Any:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    main(int(sys.argv[1]), sys.argv[2], sys.argv[3])
