@@ -120,13 +120,14 @@ def _forgetful(is_done: Callable[..., bool]) -> Callable[..., bool]:
     return lambda plan, version: not _order()[NO_MARKER] and is_done(plan, version)
 
 
-_around(exactly_once, "plan", "plan", "planned")
-_around(exactly_once, "commit", "commit", "committed")
-_around(exactly_once, "_end", "end")
-_around(task.TaskWriter, "write", "before row", "row")
-_around(sink._Writer, "_commit", "any commit")
-exactly_once.abort = _telling(exactly_once.abort)
-exactly_once._is_done = _forgetful(exactly_once._is_done)
+if FOLDER in os.environ:  # not in the process of a test that only knows the names
+    _around(exactly_once, "plan", "plan", "planned")
+    _around(exactly_once, "commit", "commit", "committed")
+    _around(exactly_once, "_end", "end")
+    _around(task.TaskWriter, "write", "before row", "row")
+    _around(sink._Writer, "_commit", "any commit")
+    exactly_once.abort = _telling(exactly_once.abort)
+    exactly_once._is_done = _forgetful(exactly_once._is_done)
 
 
 class CrashingStreamWriter(sink.StreamWriter):
