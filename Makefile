@@ -70,7 +70,8 @@ MINUTES ?= 30
 chaos: setup
 	$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(ARGS)
 
-# Spark's driver, workers and tasks killed at random points of random streams; `make test` plays some.   ARGS="--seed 7"
+# Spark's driver, workers and tasks, and brokers, killed at random points of random streams; `make test` plays some.
+# ARGS="--seed 7"
 RUNS ?= 100
 chaos-spark: setup
 	$(BIN)/python -m tests.spark_chaos --runs $(RUNS) $(ARGS)

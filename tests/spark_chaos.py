@@ -12,48 +12,59 @@ import asyncio
 import json
 import os
 import random
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
-from aioproducer.testing import ApacheKafka
+from aioproducer.testing import ApacheKafka, ApiKey
+from aioproducer.testing.faults import Fault
 from tests import spark_crashing
-from tests.spark_stage import ROOT, stage
+from tests.spark_driver import Driver
+from tests.spark_stage import stage
 
 PARTITIONS = 3
 ROWS = 40
 """Of a file, which is a micro-batch."""
-PATIENCE = 240
-"""Seconds that a driver may take."""
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Crash(NamedTuple):
-    """What happens to one start of the driver."""
+    """What happens while a driver writes the files that are new."""
 
     point: str
     """As spark.md counts them."""
-    place: str
-    act: str
+    place: str = ""
+    act: str = ""
     visit: int = 1
-    sink: tuple[tuple[str, str], ...] = ()
-    """Options of the sink for this start."""
+    sink: Mapping[str, str] = NOTHING
+    """Options of the sink, until it has happened."""
+    fault: Mapping[str, Any] = NOTHING
+    """Of the embedded cluster, as its script of faults has them."""
 
 
 DEATHS = {
     **{point: Crash(point, place, "driver") for point, place in spark_crashing.PLACES.items()},
     "F3 worker": Crash("F3", "row", "worker"),
     "F3 error": Crash("F3", "row", "raise"),
-    "F4": Crash("F4", "row", "stall"),
+    "F4": Crash("F4", "before row", "zombie"),
+    "F5": Crash("F5", fault={"api_key": ApiKey.PRODUCE, "drop_after_append": True}),
+    "F6": Crash("F6", "end", "outlive", sink={"kafka.transaction.timeout.ms": "2000"}),
+    "F9": Crash("F9", fault={"api_key": ApiKey.END_TXN, "drop_after_append": True}),
+    "F11": Crash("F11", fault={"api_key": ApiKey.END_TXN, "after_append": True, "down_for": 0.5}),
     "F12": Crash("F12", "committed", "raise"),
+    "F13": Crash("F13", "commit", "rival"),
+    "leader": Crash("leader", fault={"api_key": ApiKey.PRODUCE, "down_for": 0.5}),
 }
-"""All that can be done to a driver and its tasks from within."""
+"""All that can be done to a driver, its tasks and its brokers."""
+AT_LEAST_ONCE = ("F5", "leader")
+"""What the other mode survives as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +73,8 @@ class Place:
 
     servers: str
     committed: Callable[[str], list[bytes]]
+    fault: Callable[..., Fault] | None = None
+    """Adds one to the script of the embedded cluster."""
 
 
 class Broken(AssertionError):
@@ -84,12 +97,14 @@ def write_files(folder: Path, count: int, first: int = 0, rows: int = ROWS) -> N
 class Run:
     """One stream from its first row to its last."""
 
-    def __init__(self, place: Place, topic: str, folder: Path, *, delivery: str = "exactly_once") -> None:
+    def __init__(
+        self, driver: Driver, place: Place, topic: str, folder: Path, *, delivery: str = "exactly_once"
+    ) -> None:
+        self._driver = driver
         self._place = place
         self.topic = topic
         self._folder = folder
-        self._delivery = delivery
-        self._starts = 0
+        self.delivery = delivery
         self.files = 0
         self.log: list[str] = []
         (folder / "in").mkdir(parents=True)
@@ -98,51 +113,57 @@ class Run:
         write_files(self._folder / "in", count, self.files)
         self.files += count
 
-    def drive(self, crash: Crash | None = None, *, shuffle: int = 2, **environment: str) -> int:
-        """Start a driver, and return how it ended: 0, or less than 0 if it was killed."""
-        self._starts += 1
-        visits = self._folder / f"start-{self._starts}"
-        visits.mkdir()
-        told = {**os.environ, **environment, "PYTHONPATH": str(ROOT), spark_crashing.FOLDER: str(visits)}
-        if crash is not None:
-            told |= {
-                spark_crashing.PLACE: crash.place,
-                spark_crashing.VISIT: str(crash.visit),
-                spark_crashing.ACT: crash.act,
-                **{f"SINK_{name.replace('.', '__')}": value for name, value in crash.sink},
-            }
-        command = [
-            sys.executable, "-m", "tests.spark_driver", self._place.servers, self.topic,
-            str(self._folder / "in"), str(self._folder / "checkpoint"), self._delivery, str(PARTITIONS), str(shuffle),
-        ]  # fmt: skip
-        with open(self._folder / f"start-{self._starts}.log", "wb") as log:
-            driver = subprocess.Popen(
-                command,
-                cwd=ROOT,
-                env=told,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-            try:
-                code = driver.wait(PATIENCE)
-            except BaseException:
-                driver.kill()
-                driver.wait()
-                raise
-        text = Path(log.name).read_text(errors="replace")
-        self.log.append(f"{crash.point if crash else 'whole'}: exit {code}\n{text[-4000:]}")
-        return code
+    def drive(self, crash: Crash | None = None, *, shuffle: int = 2, no_marker: bool = False) -> int:
+        """Let the driver write what is new.
 
-    def check(self) -> None:
-        """Every row of every file once, and nothing else.
+        Returns:
+            0, or less if it was killed.
+
+        Raises:
+            Broken: the query failed too often, or nothing has happened of what was to happen.
+        """
+        told = crash or Crash("whole")
+        fault = None
+        if told.fault:
+            assert self._place.fault is not None
+            fault = self._place.fault(**told.fault, skip=told.visit - 1)
+        ended = self._driver.play(
+            {
+                "job": "stream",
+                "servers": self._place.servers,
+                "topic": self.topic,
+                "folder": str(self._folder / "in"),
+                "checkpoint": str(self._folder / "checkpoint"),
+                "delivery": self.delivery,
+                "partitions": PARTITIONS,
+                "shuffle": shuffle,
+                "place": told.place,
+                "act": told.act,
+                "visit": told.visit,
+                "sink": dict(told.sink),
+                spark_crashing.NO_MARKER: no_marker,
+            }
+        )
+        self.log.append(f"{told.point}: exit {ended.code}\n{ended.said}")
+        if ended.code > 0:
+            raise Broken(f"the query failed too often: {self.log[-1]}")
+        killed = ended.code < 0
+        if killed is not (told.act == "driver") or (not killed and told.place and ended.visits < told.visit):
+            raise Broken(f"{told.point} was not played: {self.log[-1]}")
+        if fault is not None and not fault.is_used_up:
+            raise Broken(f"{told.point} was not reached: {self.log[-1]}")
+        return ended.code
+
+    def check(self, *, twice_is_fine: bool = False) -> None:
+        """Every row of every file once, and nothing else; or at least once.
 
         Raises:
             Broken: it is not so.
         """
         expected = sorted(b"v%d" % row for row in range(self.files * ROWS))
         found = self._place.committed(self.topic)
+        if twice_is_fine:
+            found = sorted(set(found))
         if found != expected:
             counts = Counter(found)
             lost = [value for value in expected if value not in counts]
@@ -156,7 +177,12 @@ class Run:
 def embedded(**settings: object) -> Iterator[Place]:
     """The embedded cluster."""
     with stage(3, default_partitions=PARTITIONS, **settings) as cluster:
-        yield Place(cluster.servers, cluster.committed)
+
+        def fault(**told: Any) -> Fault:
+            return cluster.call(lambda: cluster.cluster.faults.add(**told))
+
+        cluster.call(lambda: setattr(cluster.cluster.transactions, "sweep_interval", 0.2))
+        yield Place(cluster.servers, cluster.committed, fault)
 
 
 @contextmanager
@@ -175,26 +201,20 @@ def apache(kafka: ApacheKafka) -> Iterator[Place]:
 
 
 def play(run: Run, crashes: Sequence[Crash], *, shuffles: Iterable[int] = ()) -> int:
-    """Each crash in a start of its own, with a file more before it; then a start that nothing happens to.
+    """Each crash with two files before it; then, if the driver was killed, what it has left; then the proof.
 
     Returns:
         How many processes were killed.
     """
-    killed = 0
+    killed = code = 0
     widths = [*shuffles, *[2] * (len(crashes) + 1)]
     for crash, shuffle in zip(crashes, widths, strict=False):
         run.add_files(2)
         code = run.drive(crash, shuffle=shuffle)
         killed += code < 0 or crash.act == "worker"
-        if code > 0:
-            raise Broken(f"the driver ended with {code}: {run.log[-1]}")
-        if crash.act == "driver" and code == 0:
-            raise Broken(f"{crash.point} was not reached: {run.log[-1]}")
-    run.add_files(1)
-    code = run.drive(shuffle=widths[len(crashes)])
-    if code != 0:
-        raise Broken(f"the driver ended with {code}: {run.log[-1]}")
-    run.check()
+    if code < 0:
+        run.drive(shuffle=widths[len(crashes)])
+    run.check(twice_is_fine=run.delivery == "at_least_once")
     return killed
 
 
@@ -205,35 +225,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--crashes", type=int, default=3, help="of each run")
+    parser.add_argument("--crashes", type=int, default=2, help="of each run")
     told = parser.parse_args(arguments)
     points: Counter[str] = Counter()
-    broken = killed = 0
+    done = broken = killed = rows = 0
     began = time.monotonic()
-    try:
-        for seed in range(told.seed, told.seed + told.runs):
-            randomly = random.Random(seed)
-            names = randomly.choices(sorted(DEATHS), k=told.crashes)
-            crashes = [DEATHS[name]._replace(visit=randomly.randint(1, 2)) for name in names]
-            version = randomly.choice([1, 2])
-            with tempfile.TemporaryDirectory() as folder, embedded(transaction_version=version) as place:
-                run = Run(place, f"chaos{seed}", Path(folder) / "run")
-                try:
-                    killed += play(
-                        run, crashes, shuffles=[randomly.randint(1, 3) for _ in range(told.crashes + 1)]
-                    )
-                except Broken as error:
-                    broken += 1
-                    print(
-                        f"seed {seed}: {error}\n  again: python -m tests.spark_chaos --runs 1 --seed {seed}"
-                    )
-            points.update(names)
-            print(f"run {seed}: {', '.join(names)}, v{version}; {time.monotonic() - began:.0f} s", flush=True)
-    except KeyboardInterrupt:
-        print("stopped")
+    with ExitStack() as stack:
+        driver = stack.enter_context(Driver())
+        places = {version: stack.enter_context(embedded(transaction_version=version)) for version in (1, 2)}
+        try:
+            for seed in range(told.seed, told.seed + told.runs):
+                randomly = random.Random(seed)
+                names = randomly.choices(sorted(DEATHS), k=told.crashes)
+                crashes = [DEATHS[name]._replace(visit=randomly.randint(1, 2)) for name in names]
+                shuffles = [randomly.randint(1, 3) for _ in range(told.crashes + 1)]
+                version = randomly.choice([1, 2])
+                with tempfile.TemporaryDirectory() as folder:
+                    run = Run(driver, places[version], f"chaos{seed}", Path(folder) / "run")
+                    try:
+                        killed += play(run, crashes, shuffles=shuffles)
+                    except Broken as error:
+                        broken += 1
+                        print(
+                            f"seed {seed}: {error}\n"
+                            f"  again: python -m tests.spark_chaos --runs 1 --seed {seed} --crashes {told.crashes}"
+                        )
+                    rows += run.files * ROWS
+                done += 1
+                points.update(names)
+                print(
+                    f"run {seed}: {', '.join(names)}, v{version}; {time.monotonic() - began:.0f} s",
+                    flush=True,
+                )
+        except KeyboardInterrupt:
+            print("stopped")
     print(
-        f"{sum(points.values())} crashes, {killed} processes killed, {broken} runs broken; "
-        f"{dict(sorted(points.items()))}"
+        f"{done} runs of {rows} rows, {sum(points.values())} crashes, {killed} processes killed, {broken} runs "
+        f"broken; {dict(sorted(points.items()))}"
     )
     return 1 if broken else 0
 

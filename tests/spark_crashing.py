@@ -1,22 +1,26 @@
 """The sink with places at which it dies: on the driver, in a task, once, when it comes there for the n-th time.
 
 Spark unpickles `CrashingSink` in each of its processes, which imports this module there, and so the wrappers below take
-hold. What to do where is in the environment, how often a place was reached in a file that all processes share."""
+hold. What to do where, and how often a place was reached, is in files that all processes share."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from aioproducer.spark import KafkaSink, SinkError, exactly_once, sink, task
 
 NAME = "crashing"
-PLACE, VISIT, ACT, FOLDER, GROUP = (f"CRASH_{name}" for name in ("PLACE", "VISIT", "ACT", "FOLDER", "GROUP"))
-NO_MARKER = "CRASH_NO_MARKER"
+FOLDER, GROUP = "CRASH_FOLDER", "CRASH_GROUP"
+"""The variables that name the folder of these files, and the process group of the driver."""
+ABORTED = "aborted"
+"""The file that says that a batch was given up."""
+NO_MARKER = "no_marker"
 """A planted bug: the marker is not looked at."""
 
 PLACES = {
@@ -29,18 +33,43 @@ PLACES = {
 }
 """The failure points at which a process can be killed, by where they are."""
 
+_plan = exactly_once.plan
 
-def visit(place: str) -> None:
-    """Come to a place; die there if that is what the environment says."""
-    if os.environ.get(PLACE) != place:
+
+def give_order(order: Mapping[str, Any]) -> None:
+    """What is to happen from now on."""
+    folder = Path(os.environ[FOLDER])
+    for left in ("visits", ABORTED):
+        (folder / left).unlink(missing_ok=True)
+    (folder / "fresh").write_text(json.dumps(order))
+    (folder / "fresh").rename(folder / "order")
+
+
+def _order() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((Path(os.environ[FOLDER]) / "order").read_text())
+    return found
+
+
+def visits() -> int:
+    """How often the place of the order was reached."""
+    path = Path(os.environ[FOLDER]) / "visits"
+    return path.stat().st_size if path.exists() else 0
+
+
+def visit(place: str, arguments: tuple[Any, ...]) -> None:
+    """Come to a place; die there if that is the order."""
+    order = _order()
+    if order["place"] != place:
         return
     file = os.open(Path(os.environ[FOLDER]) / "visits", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.write(file, b".")
     count = os.fstat(file).st_size
     os.close(file)
-    if count != int(os.environ[VISIT]):
+    act = order["act"]
+    if act == "zombie" and count == order["visit"] + 1:
+        raise SinkError("another task fails meanwhile")
+    if count != order["visit"]:
         return
-    act = os.environ[ACT]
     if act == "driver":
         os.killpg(int(os.environ[GROUP]), signal.SIGKILL)
         time.sleep(60)
@@ -50,8 +79,17 @@ def visit(place: str) -> None:
         daemon = Path(f"/proc/{os.getppid()}/stat").read_text()
         os.kill(int(daemon.rpartition(")")[2].split()[1]), signal.SIGKILL)
         time.sleep(60)
-    if act == "stall":  # a zombie: it goes on when the batch was given up
-        time.sleep(3)
+    if act == "zombie":  # it goes on when the batch was given up
+        deadline = time.monotonic() + 60
+        while not (Path(os.environ[FOLDER]) / ABORTED).exists():
+            assert time.monotonic() < deadline, "nobody gave the batch up"
+            time.sleep(0.01)
+        return
+    if act == "outlive":  # until the brokers give the transaction up
+        time.sleep(float(order["sink"]["kafka.transaction.timeout.ms"]) / 1000 + 1)
+        return
+    if act == "rival":  # another driver takes the transactional id over, and is never heard of again
+        _plan(arguments[0])
         return
     raise SinkError(f"crash at {place}")
 
@@ -61,22 +99,35 @@ def _around(owner: Any, name: str, before: str | None, after: str | None = None)
 
     def wrapped(*args: Any, **told: Any) -> Any:
         if before is not None:
-            visit(before)
+            visit(before, args)
         result = inner(*args, **told)
         if after is not None:
-            visit(after)
+            visit(after, args)
         return result
 
     setattr(owner, name, wrapped)
 
 
-_around(exactly_once, "plan", "plan", "planned")
-_around(exactly_once, "commit", "commit", "committed")
-_around(exactly_once, "_end", "end")
-_around(task.TaskWriter, "write", None, "row")
-_around(sink._Writer, "_commit", "any commit")
-if os.environ.get(NO_MARKER):
-    exactly_once._is_done = lambda plan, version: False
+def _telling(abort: Callable[..., None]) -> Callable[..., None]:
+    def told(*args: Any) -> None:
+        abort(*args)
+        (Path(os.environ[FOLDER]) / ABORTED).touch()
+
+    return told
+
+
+def _forgetful(is_done: Callable[..., bool]) -> Callable[..., bool]:
+    return lambda plan, version: not _order()[NO_MARKER] and is_done(plan, version)
+
+
+if FOLDER in os.environ:  # not in the process of a test that only knows the names
+    _around(exactly_once, "plan", "plan", "planned")
+    _around(exactly_once, "commit", "commit", "committed")
+    _around(exactly_once, "_end", "end")
+    _around(task.TaskWriter, "write", "before row", "row")
+    _around(sink._Writer, "_commit", "any commit")
+    exactly_once.abort = _telling(exactly_once.abort)
+    exactly_once._is_done = _forgetful(exactly_once._is_done)
 
 
 class CrashingStreamWriter(sink.StreamWriter):

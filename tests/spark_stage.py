@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from aioproducer import TopicPartition
 from aioproducer.testing import EmbeddedCluster
+from tests import spark_home
 
 T = TypeVar("T")
 
@@ -26,6 +27,7 @@ def session(master: str = "local[2]", **settings: Any) -> SparkSession:
     """A session whose workers are this Python, and find the package and the tests."""
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(ROOT), *sys.path[1:]]))
+    java_options = spark_home.java_options()
     builder = SparkSession.builder.master(master).appName("tests")
     told = {
         "spark.ui.enabled": "false",
@@ -34,14 +36,19 @@ def session(master: str = "local[2]", **settings: Any) -> SparkSession:
         "spark.driver.host": "127.0.0.1",
         "spark.driver.memory": "1g",
         "spark.executor.memory": "512m",
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.driver.extraJavaOptions": java_options,
+        "spark.executor.extraJavaOptions": java_options,
         "spark.sql.shuffle.partitions": "2",
         "spark.log.level": "OFF",
         **{name.replace("__", "."): value for name, value in settings.items()},
     }
     for name, value in told.items():
         builder = builder.config(name, value)
-    return builder.getOrCreate()
+    os.environ["SPARK_HOME"] = str(spark_home.home())
+    try:
+        return builder.getOrCreate()
+    finally:
+        del os.environ["SPARK_HOME"]  # processes of another Spark have another one
 
 
 class Found(NamedTuple):

@@ -16,6 +16,7 @@ from aioproducer.testing import ApacheKafka
 from tests.apache_clusters import LEAN, NOTICES_SOON, running
 from tests.read_back import read_back
 from tests.spark_chaos import DEATHS, PARTITIONS, Run, apache, play
+from tests.spark_driver import Driver
 from tests.spark_stage import write
 from tests.test_spark import numbered, once, values
 
@@ -56,10 +57,17 @@ def test_both_modes_write_what_consumers_read(spark, kafka, made):
     assert committed(kafka, made) == sorted(values(1000) + values(300))
 
 
-def test_each_row_is_committed_once_wherever_processes_are_killed(kafka, made, tmp_path):
-    crashes = [DEATHS[name] for name in ("F3 worker", "F7", "F10")]
+@pytest.fixture(scope="module")
+def driver():
+    """It is started again only when it was killed."""
+    with Driver() as running:
+        yield running
+
+
+def test_each_row_is_committed_once_wherever_processes_are_killed(kafka, driver, made, tmp_path):
+    crashes = [DEATHS[name] for name in ("F3 worker", "F4", "F12", "F13", "F7", "F10")]
     with apache(kafka) as place:
-        assert play(Run(place, made, tmp_path / "run"), crashes) == 3
+        assert play(Run(driver, place, made, tmp_path / "run"), crashes) == 3
 
 
 async def test_the_second_writer_of_a_partition_is_noticed(kafka, made):

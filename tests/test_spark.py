@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 
 import pytest
@@ -246,6 +247,21 @@ def test_a_stream_goes_on_where_it_was(spark, cluster, topic, tmp_path, delivery
     query = stream(spark, folder, checkpoint, cluster, topic, **options)
     assert cluster.committed(topic) == values(250)
     assert [progress["batchId"] for progress in map(dict_of, query.recentProgress)][-1] == 4
+
+
+def test_each_batch_adds_a_line_to_the_file_of_reports(spark, cluster, topic, tmp_path):
+    reports = tmp_path / "reports.jsonl"
+    files(tmp_path / "in", 2)
+    stream(spark, tmp_path / "in", tmp_path / "checkpoint", cluster, topic, reports=str(reports))
+    write(numbered(spark, 10), cluster.servers, topic, reports=str(reports))
+
+    found = [json.loads(line) for line in reports.read_text().splitlines()]
+    assert [(line["write"], line["rows"]) for line in found] == [
+        ("batch 0", 50),
+        ("batch 1", 50),
+        ("batch write", 10),
+    ]
+    assert all(line["topics"] == [topic] and line["bytes"] > 0 and line["p99_ms"] > 0 for line in found)
 
 
 def dict_of(progress):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 
+import pyspark
 import pytest
 
+from tests import spark_home
 from tests.spark_stage import ROOT, stage
 
 NEEDS = ["pandas>=2.2,<3", "grpcio>=1.76", "grpcio-status>=1.76", "googleapis-common-protos>=1.71"]
@@ -55,25 +58,15 @@ spark.stop()
 
 
 @pytest.fixture(scope="module")
-def needs(tmp_path_factory):
-    """A folder with what the client needs."""
-    folder = tmp_path_factory.mktemp("connect")
-    subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pip",
-            "install",
-            "-q",
-            "--no-warn-conflicts",
-            "--target",
-            str(folder),
-            *NEEDS,
-        ],
-        check=True,
-        timeout=200,
-        stdin=subprocess.DEVNULL,
-    )
+def needs():
+    """A folder with what the client needs: fetched once, kept under build/."""
+    folder = ROOT / "build" / f"spark-connect-{pyspark.__version__}"
+    if not folder.exists():
+        fresh = folder.with_name(f"{folder.name}.new")
+        shutil.rmtree(fresh, ignore_errors=True)
+        pip = [sys.executable, "-m", "pip", "install", "-q", "--no-warn-conflicts", "--target", str(fresh)]
+        subprocess.run([*pip, *NEEDS], check=True, timeout=200, stdin=subprocess.DEVNULL)
+        fresh.rename(folder)
     return folder
 
 
@@ -94,8 +87,9 @@ def test_batches_streams_and_errors(needs, tmp_path):
             ],
             env={
                 **os.environ,
-                "PYTHONPATH": os.pathsep.join([str(needs), str(ROOT)]),
+                "PYTHONPATH": os.pathsep.join([str(needs), str(ROOT), *sys.path[1:]]),
                 "PYSPARK_PYTHON": sys.executable,
+                "SPARK_HOME": str(spark_home.home()),
                 "SPARK_LOCAL_IP": "127.0.0.1",
             },
             cwd=tmp_path,

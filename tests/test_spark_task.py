@@ -391,6 +391,19 @@ def test_secrets_are_not_shown():
     assert "canary" not in str(caught.value)
 
 
+def test_a_file_of_reports_has_a_directory_and_a_full_disk_fails_no_batch(cluster, tmp_path, caplog):
+    told = {"kafka.bootstrap.servers": cluster.servers, "topic": "t"}
+    with pytest.raises(ConfigError, match="in a directory of the driver's machine"):
+        read_options({**told, "reports": str(tmp_path / "none" / "lines")}, is_stream=False)
+
+    schema = StructType([StructField("value", StringType())])
+    writer = KafkaSink({**told, "reports": "/dev/full"}).writer(schema, False)
+    writer.commit([writer.write(iter([batch_of(0, 3)]))])
+
+    assert "no line was added to /dev/full" in caplog.text
+    assert len(cluster.committed("t")) == 3
+
+
 @pytest.mark.parametrize("given", ["7.5", "-1", "x", str(2**63)])
 def test_a_version_is_a_number(given):
     told = {"kafka.bootstrap.servers": "a:1", "topic": "t", **MODES, "txnappid": "a", "txnversion": given}

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from aioproducer import ConfigError, KafkaError
 from aioproducer.blocking import Producer
@@ -26,6 +27,7 @@ OWN = {
         "txnVersion",
         "onCheckpointReset",
         "logAppendTime",
+        "reports",
     )
 }
 """As Spark gives them, and as users write them."""
@@ -61,6 +63,8 @@ class SinkOptions:
     """A new checkpoint may begin again at batch 0."""
     log_append_time: bool = False
     """The topic's message.timestamp.type is LogAppendTime."""
+    reports: str = ""
+    """A file on the driver to which each write adds a line; empty: none."""
 
     def producer(self, **settings: object) -> Producer:
         """A producer of these options, not started yet."""
@@ -96,6 +100,9 @@ def read_options(given: Mapping[str, str], *, is_stream: bool) -> SinkOptions:
         raise _wrong("delivery", delivery, "at_least_once or exactly_once")
     if own.get("topic") == "":
         raise _wrong("topic", "", "the name of a topic")
+    reports = own.get("reports", "")
+    if reports and not Path(reports).parent.is_dir():
+        raise _wrong("reports", reports, "a file in a directory of the driver's machine that is there")
     options = SinkOptions(kafka, own.get("topic"))
     if delivery == "exactly_once":
         kafka.setdefault("transaction.timeout.ms", LONGEST_TRANSACTION)
@@ -106,6 +113,7 @@ def read_options(given: Mapping[str, str], *, is_stream: bool) -> SinkOptions:
                 raise ConfigError(
                     f"option {OWN[low]} needs delivery=exactly_once", setting=OWN[low], value=own[low]
                 )
+    options = replace(options, reports=reports)
     # What contradicts itself is said here, and not by a task on another machine.
     options.producer(**({"transactional_id": options.transactional_id} if options.exactly_once else {}))
     return options

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -59,15 +60,53 @@ class TaskReport(WriterCommitMessage):
     """It was committed before; the task has read nothing."""
 
 
+class Totals(NamedTuple):
+    """Of all tasks of a write."""
+
+    rows: int
+    bytes: int
+    """Of the record batches."""
+    topics: list[str]
+    partitions: int
+    tasks: int
+    seconds: float
+    """Of the slowest task."""
+    retries: int
+    p99_ms: float
+    """To the acknowledgement."""
+
+
+def totals(reports: Sequence[TaskReport]) -> Totals:
+    """What the tasks of a write tell together."""
+    places = {place for report in reports for place in report.written}
+    return Totals(
+        sum(report.rows for report in reports),
+        sum(report.size for report in reports),
+        sorted({place.topic for place in places}),
+        len(places),
+        len(reports),
+        max((report.seconds for report in reports), default=0.0),
+        sum(report.retries for report in reports),
+        max((report.p99 for report in reports), default=0.0) * 1000,
+    )
+
+
 def summary(reports: Sequence[TaskReport]) -> str:
     """One line for the log."""
-    rows = sum(report.rows for report in reports)
-    size = sum(report.size for report in reports)
-    places = {place for report in reports for place in report.written}
-    topics = sorted({place.topic for place in places})
+    found = totals(reports)
     return (
-        f"{rows:,} rows, {size / 1e6:.1f} MB to {len(places)} partitions of {', '.join(topics) or 'no topic'} by "
-        f"{len(reports)} tasks; slowest {max((report.seconds for report in reports), default=0):.2f} s, "
-        f"{sum(report.retries for report in reports)} retries, "
-        f"p99 {max((report.p99 for report in reports), default=0) * 1000:.1f} ms"
+        f"{found.rows:,} rows, {found.bytes / 1e6:.1f} MB to {found.partitions} partitions of "
+        f"{', '.join(found.topics) or 'no topic'} by {found.tasks} tasks; slowest {found.seconds:.2f} s, "
+        f"{found.retries} retries, p99 {found.p99_ms:.1f} ms"
     )
+
+
+def add_line(path: str, what: str, reports: Sequence[TaskReport], now: float) -> None:
+    """A line of JSON at the end of a file: what was written, and when, in seconds since 1970.
+
+    Raises:
+        OSError: it can't be written.
+    """
+    line = json.dumps({"time": round(now, 3), "write": what, **totals(reports)._asdict()})
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(line + "\n")

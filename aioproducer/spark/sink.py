@@ -5,6 +5,7 @@ A writer is pickled for the tasks once per micro-batch, on the driver, and there
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from aioproducer.errors import ConfigError
 from aioproducer.spark import exactly_once, worker
 from aioproducer.spark.columns import batches_of_rows, check_columns
 from aioproducer.spark.options import SinkError, SinkOptions, read_options
-from aioproducer.spark.reports import Plan, TaskReport, Version, summary
+from aioproducer.spark.reports import Plan, TaskReport, Version, add_line, summary
 from aioproducer.spark.task import write_at_least_once
 
 logger = logging.getLogger(__name__)
@@ -86,6 +87,11 @@ class _Writer:
             logger.info("%s was committed before, and is skipped", what)
             return
         logger.info("%s: %s", what, summary(reports))
+        if self._options.reports:
+            try:
+                add_line(self._options.reports, what, reports, time.time())
+            except OSError as error:  # what is committed, stays; a batch must not be run again for this
+                logger.warning("%s: no line was added to %s: %s", what, self._options.reports, error)
         worker.spare()
 
     def _abort(self, what: str, messages: Sequence[spark.WriterCommitMessage | None]) -> None:
