@@ -1,7 +1,8 @@
 """Event loops, the unit of time and the check for tasks left behind, for all tests.
 
 Async tests run once on asyncio's loop and once on uvloop, if that is installed; tests against a real Kafka
-run on one of them. AIOPRODUCER_TEST_SLOWNESS=5 stretches every time-out of the tests five times.
+run on one of them. AIOPRODUCER_TEST_SLOWNESS=5 stretches every time-out of the tests five times,
+AIOPRODUCER_TEST_TASKS=eager makes every task an eager one.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import itertools
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -40,6 +42,7 @@ pytest.register_assert_rewrite(
 MS = 0.001 * float(os.environ.get("AIOPRODUCER_TEST_SLOWNESS", "1"))
 """One millisecond in seconds, longer on a slow machine: `await asyncio.wait_for(event.wait(), 500 * MS)`."""
 
+EAGER = os.environ.get("AIOPRODUCER_TEST_TASKS") == "eager"
 
 _topics = itertools.count()
 
@@ -60,7 +63,16 @@ def pytest_asyncio_loop_factories(
         loops["uvloop"] = uvloop.new_event_loop
         if item.get_closest_marker("apache") is not None:
             del loops["asyncio"]
+    if EAGER:
+        return {name: partial(_eager, new) for name, new in loops.items()}
     return loops
+
+
+def _eager(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> asyncio.AbstractEventLoop:
+    """A loop whose tasks run at once until they wait for the first time (Python 3.12)."""
+    loop = new_loop()
+    loop.set_task_factory(asyncio.eager_task_factory)
+    return loop
 
 
 @pytest.fixture(scope="session")
