@@ -66,6 +66,7 @@ soak: setup
 	$(BIN)/python -m tests.simulation.soak --schedules $(SCHEDULES) $(ARGS)
 
 # Real brokers that are killed, frozen, restarted and cut off; `make test` plays a little of it.   ARGS="--seed 7"
+# Three days, MINUTES=4320, show that nothing grows; `make test` plays them in virtual time.
 MINUTES ?= 30
 chaos: setup
 	$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(ARGS)

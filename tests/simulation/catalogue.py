@@ -147,6 +147,7 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "Z7": ("test_producer_records", "test_what_can_not_be_sent_has_a_narrow_error_and_nothing_else_is_lost"),
     "Z10": ("test_accumulator", "test_batch_that_can_not_be_compressed_goes_uncompressed"),
     "Z11": ("test_races", "test_a_batch_that_can_not_be_compressed_goes_as_it_is"),
+    "Z12": ("test_endurance", "test_72_hours_of_rolling_faults_leave_nothing_behind"),
     "Z13": ("test_process_faults", "test_many_producers_one_after_the_other_leave_nothing"),
     "P13": ("test_outcomes", "test_code_that_nobody_knows_fails_with_an_unknown_outcome"),
 }
@@ -155,6 +156,5 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
 MISSING: dict[str, str] = {
     "M17": "metadata of 100,000 partitions that are all written to, within 200 ms: it takes more than a second",
     "A24": "eager tasks, free threading, debug mode: a matrix of interpreters",
-    "Z12": "72 hours: memory, descriptors and tasks stay what they were",
 }
 """What nobody plays yet, and what it would take."""
