@@ -78,7 +78,9 @@ async def demo(options: argparse.Namespace, interrupt: Interrupt) -> int:
         cluster = clusters.running(options.kafka, options.brokers)
         kafka = await interrupt.unless(stack.enter_async_context(cluster))
         flights = await _load(options.limit, interrupt)
-        topic = await interrupt.unless(prepare(kafka.bootstrap_servers, options.topic, options.partitions))
+        topic = await interrupt.unless(
+            prepare(kafka.bootstrap_servers, options.topic, options.partitions, interrupt.check)
+        )
         producer = Producer(
             kafka.bootstrap_servers, client_id="flights-demo", compression_type=options.compression
         )

@@ -101,6 +101,11 @@ async def test_delivery_has_no_offset_if_the_broker_told_none(path, accumulator)
     assert (await delivery).offset is None
 
 
+def test_delivery_takes_no_more_memory_than_three_of_its_fields_sharing_a_word_do():
+    """There is one for each record that waits; the next larger block of the allocator has 64 bytes."""
+    assert Delivery.__basicsize__ <= 48
+
+
 async def test_delivery_without_a_result_says_so(path):
     delivery = path.try_send("orders", b"v")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -20,9 +21,10 @@ from aioproducer.protocol.api_keys import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.testing import EmbeddedCluster
 from flights.data import Flight, load
-from flights.interrupt import Interrupt
+from flights.interrupt import Interrupt, Interrupted
 from flights.proof import Proof, ReadRecord
 from flights.sending import Sent, State
+from flights.topic import prepare
 from tests.conftest import MS
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -207,6 +209,21 @@ def test_ctrl_c_before_anything_was_sent_says_so():
 
     assert status == 130
     assert "interrupted" in err
+
+
+async def test_preparation_that_nobody_wants_any_more_ends_though_no_broker_answers():
+    """Ctrl-C once took the half minute that two answers are waited for: the cluster was gone already."""
+    interrupt = Interrupt()
+    with closing(socket.create_server(("127.0.0.1", 0))) as silent:
+        silent.setblocking(False)
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        preparing = asyncio.create_task(prepare(address, "t", 1, interrupt.check))
+        connection, _ = await asyncio.get_running_loop().sock_accept(silent)
+        with connection:
+            interrupt.is_asked = True
+
+            with pytest.raises(Interrupted):
+                await asyncio.wait_for(preparing, 6000 * MS)
 
 
 def test_ctrl_c_twice_ends_a_demo_whose_cluster_is_frozen():

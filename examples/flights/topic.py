@@ -6,8 +6,11 @@ Created through confluent-kafka, as administration is no business of a producer.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,6 +24,11 @@ from flights import DemoError
 
 TIMEOUT = 15.0
 """Seconds for one answer."""
+GLANCE = 0.2
+"""Seconds between two looks at whether the answer is still wanted."""
+
+Check = Callable[[], None]
+"""Raises what ends the work if it is not wanted any more."""
 
 # librdkafka's log lines go nowhere: what matters arrives as an error.
 SILENT = logging.getLogger("flights.librdkafka")
@@ -47,13 +55,19 @@ class Topic:
     """What the user should know about how it came to be."""
 
 
-async def prepare(bootstrap_servers: str, name: str, partitions: int) -> Topic:
+def _wanted() -> None:
+    """Nobody can end the work."""
+
+
+async def prepare(bootstrap_servers: str, name: str, partitions: int, check: Check = _wanted) -> Topic:
     """Create the topic, or take it as it is if it exists, and note where its partitions end.
+
+    Cancelling it leaves a thread that goes on until `check` raises.
 
     Raises:
         DemoError: it exists with another number of partitions, or can't be created, or is not ready in time.
     """
-    creation = await asyncio.to_thread(_create, bootstrap_servers, name, partitions)
+    creation = await asyncio.to_thread(_create, bootstrap_servers, name, partitions, check)
     try:
         # If CreateTopics was refused, the request for metadata may still make the topic.
         async with Producer(bootstrap_servers, max_block_ms=TIMEOUT * 1000) as producer:
@@ -65,7 +79,7 @@ async def prepare(bootstrap_servers: str, name: str, partitions: int) -> Topic:
             f"topic {name} has {found} partitions, not {partitions}: name another one with --topic, or "
             f"say --partitions {found}"
         )
-    starts = await asyncio.to_thread(end_offsets, bootstrap_servers, name, found)
+    starts = await asyncio.to_thread(end_offsets, bootstrap_servers, name, found, check)
     return Topic(name, starts, creation.note)
 
 
@@ -87,31 +101,40 @@ class _Creation(NamedTuple):
         return ""
 
 
-def _create(bootstrap_servers: str, name: str, partitions: int) -> _Creation:
+def _create(bootstrap_servers: str, name: str, partitions: int, check: Check) -> _Creation:
     """Create the topic unless it exists: with the demo's settings, or else with the cluster's."""
     admin = AdminClient({"bootstrap.servers": bootstrap_servers}, logger=SILENT)
-    refusal = _refusal(admin, NewTopic(name, partitions, replication_factor=-1, config=_SETTINGS))
-    again = _refusal(admin, NewTopic(name, partitions, replication_factor=-1)) if refusal else ""
+    refusal = _refusal(admin, NewTopic(name, partitions, replication_factor=-1, config=_SETTINGS), check)
+    again = _refusal(admin, NewTopic(name, partitions, replication_factor=-1), check) if refusal else ""
     return _Creation(refusal, again)
 
 
-def _refusal(admin: AdminClient, topic: NewTopic) -> str:
+def _refusal(admin: AdminClient, topic: NewTopic, check: Check) -> str:
     """Try to create a topic. Returns why the cluster refused; nothing if the topic exists now."""
     created = admin.create_topics([topic], operation_timeout=TIMEOUT, request_timeout=TIMEOUT)
     try:
-        created[topic.topic].result()
+        _wait(created[topic.topic], check)
     except KafkaException as exception:
         error: KafkaError = exception.args[0]
         return "" if error.code() == KafkaError.TOPIC_ALREADY_EXISTS else error.str()
     return ""
 
 
-def end_offsets(bootstrap_servers: str, name: str, partitions: int) -> tuple[int, ...]:
+def _wait(answer: Future[None], check: Check) -> None:
+    while True:
+        check()
+        with contextlib.suppress(TimeoutError):
+            return answer.result(GLANCE)
+
+
+def end_offsets(
+    bootstrap_servers: str, name: str, partitions: int, check: Check = _wanted
+) -> tuple[int, ...]:
     """The offset after the last record of each partition. Blocks, for a new topic until it is ready."""
     consumer = Consumer(consumer_settings(bootstrap_servers), logger=SILENT)
     try:
         deadline = time.monotonic() + TIMEOUT
-        return tuple(_watermarks(consumer, name, number, deadline)[1] for number in range(partitions))
+        return tuple(_watermarks(consumer, name, number, deadline, check)[1] for number in range(partitions))
     finally:
         consumer.close()
 
@@ -134,10 +157,13 @@ def consumer_settings(bootstrap_servers: str) -> dict[str, Any]:
     }
 
 
-def _watermarks(consumer: Consumer, name: str, number: int, deadline: float) -> tuple[int, int]:
+def _watermarks(
+    consumer: Consumer, name: str, number: int, deadline: float, check: Check = _wanted
+) -> tuple[int, int]:
     while True:
+        check()
         try:
-            low, high = consumer.get_watermark_offsets(TopicPartition(name, number), timeout=TIMEOUT)
+            low, high = consumer.get_watermark_offsets(TopicPartition(name, number), timeout=1)
             return low, high
         except KafkaException as error:
             if time.monotonic() > deadline:

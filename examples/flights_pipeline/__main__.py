@@ -101,7 +101,12 @@ async def pipeline(options: argparse.Namespace, interrupt: Interrupt) -> int:
             source, expected = await _prepare(options, directory, interrupt)
             topics = {
                 name: await interrupt.unless(
-                    prepare(kafka.bootstrap_servers, f"{options.topics}-{name}", options.partitions)
+                    prepare(
+                        kafka.bootstrap_servers,
+                        f"{options.topics}-{name}",
+                        options.partitions,
+                        interrupt.check,
+                    )
                 )
                 for name in IDENTITY
             }
