@@ -146,6 +146,30 @@ def test_sequences_of_topics_that_were_made_anew_are_kept_as_long_as_their_epoch
     assert again.next_sequence == 3
 
 
+def test_the_sequence_of_a_topic_that_stays_is_kept_through_all_epochs():
+    idempotence, sequence = begun()
+
+    for _ in range(3):
+        assert idempotence.sequence_of(sequence, TOPIC, 0) is sequence
+        idempotence.bump()
+
+
+def test_what_had_no_topic_id_is_no_topic_that_was_made_anew():
+    idempotence, sequence = begun()
+    without_id = idempotence.sequence_of(None, NO_ID, 0)
+
+    assert idempotence.sequence_of(without_id, TOPIC, 0) is sequence
+
+
+def test_while_there_is_no_epoch_nothing_is_forgotten():
+    idempotence, first = begun(LAST_EPOCH)
+    idempotence.bump()
+    second = idempotence.sequence_of(first, UUID(int=2), 0)
+
+    assert idempotence.identity is None
+    assert idempotence.sequence_of(second, TOPIC, 0) is first
+
+
 def test_the_sequence_of_a_topic_that_came_back_is_not_forgotten():
     idempotence, first = begun()
     second = idempotence.sequence_of(first, UUID(int=2), 0)
