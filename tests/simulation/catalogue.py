@@ -155,7 +155,7 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
 
 MISSING: dict[str, str] = {
     "M17": "metadata of 100,000 partitions that are all written to, within 200 ms: it takes more than a second",
-    "A24": "free threading: isal, cramjam and zstandard have no wheels for 3.13t (debug mode: test_task_kinds and "
-    "`make matrix`, which has eager tasks on 3.13, too)",
+    "A24": "free threading: isal, cramjam and zstandard have no wheels for 3.13t, and the compiled path is not "
+    "declared safe without the GIL (debug mode: test_task_kinds and `make matrix`, which has eager tasks on 3.13, too)",
 }
 """What nobody plays yet, and what it would take."""
