@@ -1,7 +1,7 @@
 # make demo    the flights of 2013 through the producer, verified        make demo KAFKA=apache | host:port
 # make pipeline    the same through Spark, a batch and a stream, verified; KAFKA=... as above, SPARK=cluster
 # make test    everything that the tests need, then pytest               make check | bench | bench-spark | profile | wheel | clean
-# make soak    fault schedules in virtual time                           make chaos | chaos-spark | fuzz | asan | mutants
+# make soak    fault schedules in virtual time                           make chaos | chaos-spark | fuzz | asan | mutants | matrix
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -11,7 +11,7 @@ ARGS   ?=
 
 SOURCES := $(wildcard aioproducer/*.pyx aioproducer/*.pxi)
 
-.PHONY: demo pipeline test check bench bench-spark profile wheel setup clean format kerberos soak chaos chaos-spark fuzz asan mutants
+.PHONY: demo pipeline test check bench bench-spark profile wheel setup clean format kerberos soak chaos chaos-spark fuzz asan mutants matrix
 
 demo: setup
 	$(BIN)/python examples/flights_demo.py --kafka "$(KAFKA)" $(ARGS)
@@ -66,6 +66,7 @@ soak: setup
 	$(BIN)/python -m tests.simulation.soak --schedules $(SCHEDULES) $(ARGS)
 
 # Real brokers that are killed, frozen, restarted and cut off; `make test` plays a little of it.   ARGS="--seed 7"
+# Three days, MINUTES=4320, show that nothing grows; `make test` plays them in virtual time.
 MINUTES ?= 30
 chaos: setup
 	$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(ARGS)
@@ -89,6 +90,22 @@ mutants: setup
 asan: setup
 	$(BIN)/python -m tests.fuzz.asan --planted
 	$(BIN)/python -m tests.fuzz.asan
+
+# The core of the tests in asyncio's debug mode, and on other interpreters, from 3.12 on, with eager tasks.
+# PYTHONS="python3.12 python3.13"
+PYTHONS ?=
+CORE    := $(wildcard $(addprefix tests/test_, $(addsuffix *.py, accumulator batch brokers connection delivery handshake \
+	interceptors metadata producer races record_path request_path send transaction wakeup wire blocking security recording)))
+matrix: setup
+	PYTHONASYNCIODEBUG=1 $(BIN)/python -m pytest -q -m "not apache" $(CORE) $(ARGS)
+	@set -e; for python in $(PYTHONS); do \
+		place=build/matrix/$$(basename $$python); \
+		$$python -m venv $$place; \
+		$$place/bin/python -m pip install -q --upgrade "pip>=25.1"; \
+		$$place/bin/python -m pip install -q --only-binary :all: --group core; \
+		$$place/bin/python -m pip install -q --no-build-isolation -e .; \
+		AIOPRODUCER_TEST_TASKS=eager $$place/bin/python -m pytest -q -m "not apache" $(CORE) $(ARGS); \
+	done
 
 format: setup
 	$(BIN)/ruff format .

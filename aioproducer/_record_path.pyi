@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from aioproducer.idempotence import PartitionSequence
 
 HEADER_SIZE: int
+LARGE_RECORD: int
 
 Data = bytes | bytearray | memoryview
 
@@ -50,6 +51,9 @@ class Batch:
     @property
     def records(self) -> memoryview: ...
     def freeze(self) -> int: ...
+    @property
+    def is_whole(self) -> bool: ...
+    def complete_records(self) -> None: ...
     def take_reserved(self) -> int: ...
     def try_append(
         self, value: Data | None, key: Data | None, timestamp_ms: int | None, headers: Headers | None

@@ -67,8 +67,10 @@ DEF HEADER = 61                # bytes of a batch before its records (DefaultRec
 DEF LONGEST_VARINT = 5
 DEF TURN_AFTER = 1 << 20       # how much one turn of the loop may append before `send` lets others run:
 DEF RECORD_COST = 512          # each record counts its bytes and these; about 1 ms, and enough for a large request
+DEF LARGE = 4 << 20            # bytes from which on a thread copies a value: in the loop 100 MiB would take 60-200 ms
 
 HEADER_SIZE = HEADER
+LARGE_RECORD = LARGE
 
 cdef object _running_loop = asyncio._get_running_loop
 cdef object _copy_context = contextvars.copy_context
@@ -122,10 +124,11 @@ cdef inline const char* get_varint(const char* at, int64_t* value) noexcept nogi
 
 
 cdef inline char* put_bytes(char* at, const char* data, Py_ssize_t size) noexcept nogil:
-    """A length (-1 for null) and the bytes."""
+    """A length (-1 for null) and the bytes; with NULL for them, room for as many."""
     at = put_varint(at, size)
     if size > 0:
-        memcpy(at, data, size)
+        if data != NULL:
+            memcpy(at, data, size)
         at += size
     return at
 
@@ -304,6 +307,8 @@ cdef class Batch:
     """Bytes of the buffer memory that this batch holds until it is released."""
     cdef RecordsBuffer buffer
     cdef Py_ssize_t limit
+    cdef bytes late_value          # a large one that has its place in the buffer, and is not there yet
+    cdef Py_ssize_t late_at
     cdef object loop
     cdef list waiters
     """Deliveries with callbacks; None without any."""
@@ -358,6 +363,27 @@ cdef class Batch:
         self.buffer.resize(self.buffer.size)
         self.reserved -= surplus
         return surplus
+
+    @property
+    def is_whole(self):
+        """Whether every byte of the records is in its place; False while a large value is yet to be copied."""
+        return self.late_value is None
+
+    def complete_records(self):
+        """Copy the large value that is not in its place yet. Takes long, so a thread does it, without the GIL."""
+        cdef bytes value = self.late_value
+        cdef RecordsBuffer buffer = self.buffer
+        cdef Py_ssize_t at = self.late_at
+        cdef const char* data
+        cdef Py_ssize_t size
+        if value is None or buffer is None:     # ended meanwhile, in the loop
+            return
+        data = PyBytes_AS_STRING(value)
+        size = PyBytes_GET_SIZE(value)
+        assert at >= 0 and at + size <= buffer.size
+        with nogil:
+            memcpy(buffer.data + at, data, size)
+        self.late_value = None
 
     def take_reserved(self):
         """The bytes of memory to give back when the batch has ended; 0 from the second call on."""
@@ -510,6 +536,7 @@ cdef int resolve(Batch batch) except -1:
     batch.is_done = True
     batch.is_open = False
     batch.buffer = None            # a transport may still hold a view of it
+    batch.late_value = None
     batch.waiters = None
     if waiters is None:
         return 0
@@ -1083,12 +1110,17 @@ cdef Delivery append(RecordPath self, Topic topic, value, key, int number, times
         headers = tuple(headers)       # between the check and the write, nobody may change them
     try:
         views = read_record(&record, value, key, timestamp_ms, headers, &key_view, &value_view, self.wall_clock)
-        return append_record(self, topic, number, &record, headers, has_turn)
+        if record.value_size >= LARGE and PyBytes_CheckExact(value):    # which nobody can change later
+            record.value = NULL
+            return append_record(self, topic, number, &record, headers, value, has_turn)
+        return append_record(self, topic, number, &record, headers, None, has_turn)
     finally:
         release_views(views, &key_view, &value_view)
 
 
-cdef Delivery append_record(RecordPath self, Topic topic, int number, Record* record, headers, bint has_turn):
+cdef Delivery append_record(RecordPath self, Topic topic, int number, Record* record, headers, bytes late_value,
+                            bint has_turn):
+    """`late_value`: the record's value, if a thread is to copy it; then `record.value` is NULL."""
     cdef PartitionQueue queue
     cdef Batch batch
     cdef Py_ssize_t most = most_bytes(record)
@@ -1111,11 +1143,14 @@ cdef Delivery append_record(RecordPath self, Topic topic, int number, Record* re
     if self.memory.waiters and not has_turn:
         return None                # nobody overtakes those who wait for memory
     batch = queue.tail
-    while batch is None or not has_room(batch, most, self.memory):
+    while batch is None or (most >= LARGE and batch.record_count) or not has_room(batch, most, self.memory):
         if self.accumulator.open_batch(queue, most) is None:
             return None
         batch = queue.tail         # a collector or a signal handler may have appended to it: look again
     write_record(batch, record, headers)
+    if late_value is not None:     # its batch has no other record
+        batch.late_value = late_value
+        batch.late_at = batch.buffer.size - record.headers_size - record.value_size
     self.burst += RECORD_COST + most
     return new_delivery(batch, batch.record_count - 1, record.timestamp)
 

@@ -14,9 +14,16 @@ from concurrent.futures import Executor
 from functools import partial
 from itertools import count
 from random import Random
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
-from aioproducer._record_path import HEADER_SIZE, BufferMemory, Delivery, PartitionQueue, Topic
+from aioproducer._record_path import (
+    HEADER_SIZE,
+    LARGE_RECORD,
+    BufferMemory,
+    Delivery,
+    PartitionQueue,
+    Topic,
+)
 from aioproducer.batch import BatchBuilder, BatchState, FlushWait, ProducerBatch
 from aioproducer.cluster import NO_LEADER, Cluster, TopicInfo
 from aioproducer.compression import Codec, compressor
@@ -28,6 +35,7 @@ from aioproducer.wakeup import WakeUp
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Payload: TypeAlias = bytes | memoryview
 
 NO_NODE = NO_LEADER
 COMPRESS_IN_THREAD_FROM = 8 * 1024
@@ -136,7 +144,7 @@ class Accumulator:
                 queue,
                 self._loop,
                 capacity,
-                max(size, self.batch_limit),
+                size if size >= LARGE_RECORD else max(size, self.batch_limit),
                 order=(next(self._orders), 0),
                 created=now,
                 deadline=now + self._config.delivery_timeout,
@@ -149,7 +157,7 @@ class Accumulator:
             self._close(queue.tail)  # a collector or signal handler has appended meanwhile
         queue.tail = batch
         self._enqueue(queue, batch)
-        if self._config.linger > 0 and size < self.batch_limit:
+        if self._config.linger > 0 and size < min(self.batch_limit, LARGE_RECORD):
             if not self._lingering:
                 self._wake.set()  # the sender's timer is not set for it yet
             self._lingering.append((now + self._config.linger, batch.order, queue))
@@ -344,7 +352,7 @@ class Accumulator:
                 continue
             if batch.state is BatchState.OPEN:
                 self._close(batch)
-            if batch.is_compressing:
+            if batch.is_packing:
                 continue
             size += batch.wire_size
             if drained and size > self._config.max_request_size:
@@ -522,38 +530,41 @@ class Accumulator:
             self.memory.give(surplus)
             if self._waiting:
                 self._serve_waiting()
-        if self._config.compression is not Codec.NONE:
+        if self._config.compression is not Codec.NONE or not batch.is_whole:
             self._pack(batch)
 
     def _pack(self, batch: ProducerBatch) -> None:
-        """Compress a closed batch: small ones now, others in a thread."""
-        if self._config.compression is Codec.NONE:
+        """Complete and compress a closed batch: small ones now, others in a thread."""
+        is_compressed = self._config.compression is not Codec.NONE
+        if batch.is_whole and not is_compressed:
             return
+        pack = partial(_completed, batch, self._compress if is_compressed else _as_it_is, batch.payload)
         if batch.size < COMPRESS_IN_THREAD_FROM:
-            self._packed(batch, partial(self._compress, batch.payload))
+            self._packed(batch, pack)
             return
-        batch.is_compressing = True
+        batch.is_packing = True
         try:
-            done = self._loop.run_in_executor(self._executor, self._compress, batch.payload)
+            done = self._loop.run_in_executor(self._executor, pack)
         except RuntimeError:  # no thread can be started
-            self._packed(batch, partial(self._compress, batch.payload))
+            self._packed(batch, pack)
         else:
             done.add_done_callback(partial(self._compressed, batch))
 
-    def _compressed(self, batch: ProducerBatch, done: asyncio.Future[bytes]) -> None:
+    def _compressed(self, batch: ProducerBatch, done: asyncio.Future[Payload]) -> None:
         if done.cancelled() or (batch.state is BatchState.DONE and (done.exception() or True)):
             return  # the producer was closed, or the batch has expired meanwhile
         self._packed(batch, done.result)
         self._make_ready(batch.queue)
         self._wake.set()
 
-    def _packed(self, batch: ProducerBatch, compress: Callable[[], bytes]) -> None:
-        batch.is_compressing = False
+    def _packed(self, batch: ProducerBatch, compress: Callable[[], Payload]) -> None:
+        batch.is_packing = False
         try:
             batch.compressed(self._config.compression, compress())
         except Exception as error:
             # The records themselves are fine: they go as they are.
             logger.warning("a batch of %s could not be compressed: %r", batch.queue.topic, error)
+            batch.complete_records()  # should the thread not have come so far
 
     def _next_sticky(self, name: str, queues: list[PartitionQueue], sticky: UniformSticky, used: int) -> int:
         available = self._available[name]
@@ -591,3 +602,14 @@ class Accumulator:
                 topic,
                 error,
             )
+
+
+def _completed(batch: ProducerBatch, compress: Callable[[Payload], Payload], payload: Payload) -> Payload:
+    """The batch's records, whole and compressed. In a thread, while the loop may end the batch."""
+    batch.complete_records()
+    return compress(payload)
+
+
+def _as_it_is(payload: Payload) -> Payload:
+    """No compression."""
+    return payload

@@ -65,7 +65,7 @@ class ProducerBatch(Batch):
         "first_sequence",
         "flushes",
         "identity",
-        "is_compressing",
+        "is_packing",
         "last_error",
         "maybe_persisted",
         "order",
@@ -100,7 +100,8 @@ class ProducerBatch(Batch):
         self.codec = Codec.NONE
         self.wire_size = HEADER_SIZE
         """Bytes on the wire; final when it is compressed."""
-        self.is_compressing = False
+        self.is_packing = False
+        """A thread copies its large record, or compresses it."""
         # set when it is numbered: they name these bytes, for ever
         self.identity: ProducerIdentity | None = None
         self.first_sequence = -1
@@ -145,9 +146,9 @@ class ProducerBatch(Batch):
         self.codec = codec
         self.wire_size = HEADER_SIZE + len(payload)
 
-    def compressed(self, codec: Codec, payload: bytes) -> None:
+    def compressed(self, codec: Codec, payload: bytes | memoryview) -> None:
         """Send `payload` for the records, unless they did not shrink."""
-        self.is_compressing = False
+        self.is_packing = False
         if not self.is_done and len(payload) < len(self.payload):
             self._carry(payload, codec)
 
@@ -215,6 +216,7 @@ class ProducerBatch(Batch):
 
     def seal(self) -> tuple[bytes | memoryview, ...]:
         """The bytes to send, the same at each attempt. The header is made once it is numbered: it is checksummed."""
+        assert self.is_whole
         if not self.segments:
             identity, first = self.identity, self.first_sequence
             numbers = _NO_PRODUCER if identity is None else (identity.producer_id, identity.epoch, first)

@@ -28,6 +28,7 @@ from aioproducer.login import Login
 from aioproducer.metrics import Metrics
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.schema import Message
+from aioproducer.tasks import new_task
 from aioproducer.types import Node
 from aioproducer.wakeup import WakeUp
 
@@ -491,7 +492,7 @@ class Brokers:
         if link.task is not None or link.retry_at > now or self._is_closed:
             return
         link.dialing_since = now
-        task = loop.create_task(self._dial(link), name=f"aioproducer connect to {link.node}")
+        task = new_task(loop, self._dial(link), f"aioproducer connect to {link.node}")
         link.task = task
         self._tasks[task] = None
         task.add_done_callback(partial(self._dialed, link))

@@ -36,6 +36,7 @@ from aioproducer.protocol.messages import ApiVersionsRequest, ApiVersionsRespons
 from aioproducer.protocol.produce import ProduceBatches
 from aioproducer.protocol.schema import Message
 from aioproducer.sasl import Mechanism
+from aioproducer.tasks import new_task
 from aioproducer.tls import certificate_name, handshake_error
 from aioproducer.types import Node
 from aioproducer.wakeup import CLOCK_SLACK
@@ -453,9 +454,7 @@ class Connection:
             wire.on_drained = self._drained
             self._advance(State.TLS)
             await shake_hands(wire, self, self._setup_timeout)
-            self._reader_task = self._loop.create_task(
-                self._watch(wire), name=f"aioproducer reader of {self.node}"
-            )
+            self._reader_task = new_task(self._loop, self._watch(wire), f"aioproducer reader of {self.node}")
             self._advance(State.NEGOTIATING)
             self.versions = await learn_versions(self._ask_versions, self, self._first_asked)
             self._advance(State.AUTHENTICATING)
@@ -476,8 +475,8 @@ class Connection:
             raise
         self._metrics.connects += 1
         if self._authentication.has_end:
-            self._session_task = self._loop.create_task(
-                self._stay_authenticated(), name=f"aioproducer session with {self.node}"
+            self._session_task = new_task(
+                self._loop, self._stay_authenticated(), f"aioproducer session with {self.node}"
             )
         if self._config.connections_max_idle > 0:
             self._arm(self.last_used + self._config.connections_max_idle)

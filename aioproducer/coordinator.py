@@ -47,6 +47,7 @@ from aioproducer.protocol.messages import (
     TxnOffsetCommitResponse,
 )
 from aioproducer.protocol.schema import Message
+from aioproducer.tasks import new_task
 from aioproducer.transaction import Transaction, TransactionState, abortable, reinit
 from aioproducer.types import (
     ConsumerGroupMetadata,
@@ -274,7 +275,7 @@ class Coordinator:
             raise ProducerClosed("the producer was closed during a transactional call") from None
 
     def _start(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        call = asyncio.get_running_loop().create_task(work, name=f"aioproducer-transaction-{name}")
+        call = new_task(asyncio.get_running_loop(), work, f"aioproducer-transaction-{name}")
         self._calls[name] = call
         call.add_done_callback(lambda done: self._ended(name, done))
         return call

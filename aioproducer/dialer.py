@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 from aioproducer.errors import BrokerConnectionError, RequestTimedOutError, escaped
 from aioproducer.protocol.frame import PREFIX_SIZE, is_tls
+from aioproducer.tasks import new_task
 from aioproducer.tls import handshake_error
 from aioproducer.wire import Wire
 
@@ -95,8 +96,8 @@ async def _race(
         while winner is None and (waiting or running):
             if waiting:
                 address = waiting.popleft()
-                attempt = loop.create_task(
-                    _open(loop, address, port, make_wire), name=f"aioproducer dial {address}:{port}"
+                attempt = new_task(
+                    loop, _open(loop, address, port, make_wire), f"aioproducer dial {address}:{port}"
                 )
                 attempts[attempt] = address
             running = [attempt for attempt in attempts if not attempt.done()]

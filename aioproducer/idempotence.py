@@ -27,7 +27,8 @@ def sequence_after(sequence: int, count: int) -> int:
 
 
 class PartitionSequence:
-    """Where one partition stands. Lives as long as the producer, also while metadata does not know the topic."""
+    """Where one partition stands. Lives as long as the producer, also while metadata does not know the topic; after its
+    topic was made anew, as long as its epoch."""
 
     __slots__ = ("confirmed_on", "has_gap", "identity", "next_sequence", "topic_id")
 
@@ -54,6 +55,8 @@ class Idempotence:
         self.enabled = enabled
         self.identity: ProducerIdentity | None = None
         self._sequences: dict[tuple[UUID, int], PartitionSequence] = {}
+        self._replaced: set[tuple[UUID, int]] = set()
+        """Of these, those of topics that were made anew since: metadata that is late may still name them."""
 
     @property
     def needs_identity(self) -> bool:
@@ -76,7 +79,18 @@ class Idempotence:
                 found = known
             found.topic_id = topic_id
             self._sequences[topic_id, partition] = found
+        if found is not known and known is not None and known.topic_id.int:
+            self._replace((known.topic_id, partition), (topic_id, partition))
         return found
+
+    def _replace(self, old: tuple[UUID, int], new: tuple[UUID, int]) -> None:
+        """A topic was made anew. Who was replaced before is forgotten with its epoch: it numbers nothing any more."""
+        self._replaced.discard(new)
+        self._replaced.add(old)
+        for place in list(self._replaced):
+            if self.identity is not None and self._sequences[place].identity != self.identity:
+                self._replaced.remove(place)
+                del self._sequences[place]
 
     def may_be_in_flight(self, sequence: PartitionSequence, leader: int, most: int) -> int:
         """How many batches of the partition may be in flight to `leader`.

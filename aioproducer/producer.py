@@ -58,6 +58,7 @@ from aioproducer.sender import Sender
 from aioproducer.serializers import Serializer, serialized, serialized_now
 from aioproducer.settings.table import SecuritySettings
 from aioproducer.target import PartitionChoice, check_target, check_timeout
+from aioproducer.tasks import new_task
 from aioproducer.transaction import Transaction, abortable
 from aioproducer.transactional import Transactional
 from aioproducer.types import Headers, Outcome, ProducerRecord, TopicPartition, TransactionHandle
@@ -371,7 +372,7 @@ class Producer(Transactional, Configured):
             await self._coordinator.initialize()
 
     def _spawn(self, coroutine: Any, name: str) -> None:
-        task = self._loop.create_task(coroutine, name=name)
+        task = new_task(self._loop, coroutine, name)
         task.add_done_callback(self._task_ended)
         self._tasks.append(task)
 
@@ -380,7 +381,7 @@ class Producer(Transactional, Configured):
             return
         # A bug of ours. Nothing may hang on it: everything that waits is told.
         logger.error("%s ended unexpectedly; the producer closes", task.get_name(), exc_info=task.exception())
-        self._closing = self._loop.create_task(self._close(0, f"{task.get_name()} ended unexpectedly"))
+        self._closing = new_task(self._loop, self._close(0, f"{task.get_name()} ended unexpectedly"))
 
     async def close(self, timeout: float | None = None) -> CloseReport:
         """Send what is buffered and end everything. No task, socket or thread is left afterwards.

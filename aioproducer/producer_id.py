@@ -17,6 +17,7 @@ from aioproducer.outcomes import Action, advice, decide, decide_failure, failure
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import error_name
 from aioproducer.protocol.messages import InitProducerIdRequest, InitProducerIdResponse
+from aioproducer.tasks import new_task
 from aioproducer.wakeup import WakeUp
 
 logger = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ class ProducerIdSource:
         """Get an id in the background, unless that is under way. Sets the wake-up event when it ends."""
         if self._task is None or self._task.done():
             loop = asyncio.get_running_loop()
-            self._task = loop.create_task(self._obtain(), name="aioproducer-producer-id")
+            self._task = new_task(loop, self._obtain(), "aioproducer-producer-id")
 
     async def close(self) -> None:
         """Leave no task."""

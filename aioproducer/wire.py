@@ -15,6 +15,10 @@ from typing import cast
 LONE_SEGMENT = 64 * 1024
 """Bytes from which on a segment is written by itself where the transport would copy it."""
 
+AT_ONCE = 4 * 1024 * 1024
+"""Bytes that one turn of the loop writes, since a transport copies, or TLS encrypts, what the kernel does not take;
+several times what a socket buffers."""
+
 TLS_RECORD = 16 * 1024
 """Bytes; the most that one TLS record can hold."""
 
@@ -27,14 +31,17 @@ class Wire(asyncio.StreamReaderProtocol):
         super().__init__(self.reader, loop=loop)
         self.writer: asyncio.StreamWriter
         self.written = 0
-        """Bytes handed to the transport so far."""
+        """Bytes of all segments so far."""
         self.on_drained: Callable[[], None] = _nothing
         self._on_data: Callable[[bytes], None] = self.reader.feed_data
         self._event_loop = loop
         self._out: asyncio.WriteTransport
         self._takes_segments = _takes_segments(loop)
         self._held: list[bytes | memoryview] | None = None
-        self._held_size = 0
+        self._backlog: deque[bytes | memoryview] = deque()
+        """What is left of something large, to be written when the transport holds nothing any more."""
+        self._handed_over = 0
+        """Bytes of ours that the transport has got so far."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -63,12 +70,12 @@ class Wire(asyncio.StreamReaderProtocol):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self.on_drained()
+        self._go_on()
 
     @property
     def unsent(self) -> int:
         """Bytes that have not left for the kernel."""
-        return self._held_size + self._out.get_write_buffer_size()
+        return self.written - self._handed_over + self._out.get_write_buffer_size()
 
     @property
     def left(self) -> int:
@@ -85,10 +92,9 @@ class Wire(asyncio.StreamReaderProtocol):
         size = sum(map(len, segments))
         self.written += size
         if self._held is None:
-            self._hand_over(segments)
+            self._take(segments)
         else:
             self._held += segments
-            self._held_size += size
         return size
 
     def cork(self) -> None:
@@ -97,11 +103,35 @@ class Wire(asyncio.StreamReaderProtocol):
 
     def uncork(self) -> None:
         """Write what was held back. A transport that has lost its socket would drop it, or raise."""
-        held, self._held, self._held_size = self._held, None, 0
+        held, self._held = self._held, None
         if held and not self.is_closing:
-            self._hand_over(held)
+            self._take(held)
+
+    def _take(self, segments: list[bytes | memoryview]) -> None:
+        if not self._backlog and self.written - self._handed_over <= AT_ONCE:
+            self._hand_over(segments)
+            return
+        is_waiting = bool(self._backlog)  # then it goes on when the transport is empty, or in the next turn
+        for segment in segments:
+            view = memoryview(segment)
+            self._backlog.extend(view[start : start + AT_ONCE] for start in range(0, len(view), AT_ONCE))
+        if not is_waiting:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Write what one turn may of the backlog, if the transport holds nothing; tell when all has left."""
+        size = 0
+        while self._backlog and not self._out.get_write_buffer_size() and not self.is_closing:
+            size += len(self._backlog[0])
+            if size > AT_ONCE:
+                self._event_loop.call_soon(self._go_on)
+                return
+            self._hand_over([self._backlog.popleft()])
+        if not self.unsent:
+            self.on_drained()
 
     def _hand_over(self, segments: list[bytes | memoryview]) -> None:
+        self._handed_over += sum(map(len, segments))
         transport = self._out
         if len(segments) == 1:
             transport.write(segments[0])
@@ -208,9 +238,9 @@ class TlsWire(Wire):
             self._shaken.set_exception(error)
 
     def _hand_over(self, segments: list[bytes | memoryview]) -> None:
-        written = self.written - sum(map(len, segments))
         self._forget_marks()
-        self._marks.append((self._encrypted, written))
+        self._marks.append((self._encrypted, self._handed_over))
+        self._handed_over += sum(map(len, segments))
         try:
             for piece in _joined(segments, TLS_RECORD):
                 view = memoryview(piece)
@@ -242,7 +272,7 @@ class TlsWire(Wire):
         for encrypted, written in self._marks:
             if encrypted >= gone:
                 return written
-        return self.written - self._held_size
+        return self._handed_over
 
 
 def _nothing() -> None:

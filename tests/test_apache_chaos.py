@@ -37,6 +37,7 @@ from tests.chaos.world import MADE_ANEW, STEADY
 from tests.conftest import MS
 from tests.producing import within
 from tests.read_back import LogRecord, read_back
+from tests.resources import Sample, of_this_process
 from tests.simulation.history import Ended, Sent, SimulatedTransaction, Told
 
 ROOT = Path(__file__).parent.parent
@@ -55,12 +56,17 @@ SHORT = {
 }
 """What each kind of workload goes through at each run of the tests."""
 
+OPENED_ONCE = 2
+"""Descriptors that libraries open for the process; one producer that left its connections would have more."""
+
 
 @pytest.mark.apache
 @pytest.mark.parametrize("kind", KINDS)
 async def test_every_promise_is_kept_while_brokers_and_network_fail(kind):
     try:
+        before = of_this_process(0)
         result = await play(SHORT[kind])
+        after = of_this_process(0)
     except ApacheKafkaMissingError as error:
         if is_ci():
             raise
@@ -73,6 +79,8 @@ async def test_every_promise_is_kept_while_brokers_and_network_fail(kind):
     levels = {IDEMPOTENT: set(), ACKS: set(), V1: {"v1"}, V2: {"v2"}, UPGRADE: {"v1", "v2"}, COPY: {"v2"}}
     assert set(history.levels) == levels[kind]
     assert history.copies is None or history.copies.total() > 100
+    assert after.held["tasks"] == before.held["tasks"]
+    assert after.held["descriptors"] <= before.held["descriptors"] + OPENED_ONCE
 
 
 # The oracle
@@ -348,6 +356,28 @@ def test_the_report_has_counts_times_and_the_command_that_plays_a_failure_again(
     assert "- the sky fell" in told
     assert "python -m tests.chaos --kind 'transactions v2' --seed 7 --schedules 1 --fault 'frozen'" in told
     assert "kill -9" in told.partition("never struck: ")[2]
+
+
+def test_what_grows_from_schedule_to_schedule_is_a_failure():
+    tally = Tally()
+    for number in range(20):
+        tally.samples.append(Sample(60.0 * number, {"descriptors": 10 + number // 4, "tasks": 3}))
+
+    told = report(tally, 60)
+
+    assert "| descriptors | 10 | 14 | +14.12 |" in told
+    assert "| tasks | 3 | 3 | +0.00 |" in told
+    assert "failures: 1\nit grows and grows: descriptors: 3.5 more" in told
+    assert tally.grown
+
+
+def test_what_is_needed_at_the_beginning_is_no_growth():
+    tally = Tally()
+    for number in range(20):
+        tally.samples.append(Sample(60.0 * number, {"descriptors": 10 if number < 4 else 30 + number % 2}))
+
+    assert not tally.grown
+    assert "failures: 0" in report(tally, 60)
 
 
 @pytest.mark.apache

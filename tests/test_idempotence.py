@@ -119,6 +119,70 @@ def test_topic_made_anew_under_its_old_name_starts_anew_and_the_old_one_is_remem
     assert idempotence.sequence_of(again, TOPIC, 0) is sequence
 
 
+def test_sequences_of_topics_that_were_made_anew_are_forgotten_with_their_epoch():
+    idempotence, sequence = begun()
+    idempotence.take(sequence, 3)
+
+    for number in range(2, 100):
+        sequence = idempotence.sequence_of(sequence, UUID(int=number), 0)
+        idempotence.bump()
+        idempotence.begin(sequence)
+        idempotence.take(sequence, number)
+
+    assert set(idempotence._sequences) == {(UUID(int=98), 0), (UUID(int=99), 0)}
+
+
+def test_sequences_of_topics_that_were_made_anew_are_kept_as_long_as_their_epoch():
+    idempotence, first = begun()
+    idempotence.take(first, 3)
+    sequence = first
+    for number in range(2, 10):
+        sequence = idempotence.sequence_of(sequence, UUID(int=number), 0)
+        idempotence.begin(sequence)
+
+    again = idempotence.sequence_of(sequence, TOPIC, 0)
+
+    assert again is first
+    assert again.next_sequence == 3
+
+
+def test_the_sequence_of_a_topic_that_stays_is_kept_through_all_epochs():
+    idempotence, sequence = begun()
+
+    for _ in range(3):
+        assert idempotence.sequence_of(sequence, TOPIC, 0) is sequence
+        idempotence.bump()
+
+
+def test_what_had_no_topic_id_is_no_topic_that_was_made_anew():
+    idempotence, sequence = begun()
+    without_id = idempotence.sequence_of(None, NO_ID, 0)
+
+    assert idempotence.sequence_of(without_id, TOPIC, 0) is sequence
+
+
+def test_while_there_is_no_epoch_nothing_is_forgotten():
+    idempotence, first = begun(LAST_EPOCH)
+    idempotence.bump()
+    second = idempotence.sequence_of(first, UUID(int=2), 0)
+
+    assert idempotence.identity is None
+    assert idempotence.sequence_of(second, TOPIC, 0) is first
+
+
+def test_the_sequence_of_a_topic_that_came_back_is_not_forgotten():
+    idempotence, first = begun()
+    second = idempotence.sequence_of(first, UUID(int=2), 0)
+    idempotence.sequence_of(second, TOPIC, 0)
+    idempotence.bump()
+
+    other = idempotence.sequence_of(None, TOPIC, 1)
+    idempotence.begin(other)
+    idempotence.sequence_of(other, UUID(int=2), 1)
+
+    assert idempotence.sequence_of(first, TOPIC, 0) is first
+
+
 def test_state_goes_on_while_metadata_does_not_know_the_topics_id():
     idempotence, sequence = begun()
     idempotence.take(sequence, 7)

@@ -28,7 +28,7 @@ LAYERS: dict[str, int] = {
         3: "recordbatch transaction config serializers handshake dialer login authentication _record_path",
         2: "settings protocol compression metrics partitioner cluster idempotence consumer_group outcomes "
         "sasl tls token_providers kerberos wire",
-        1: "errors types wakeup _request_path",
+        1: "errors types tasks wakeup _request_path",
     }.items()
     for name in names.split()
 }
@@ -76,6 +76,7 @@ MAY_IMPORT_ASYNCIO = {
     "blocking",
     "testing",
     "_record_path",
+    "tasks",
     "wakeup",
 }
 FORBIDDEN_EVERYWHERE = {"aiokafka", "confluent_kafka", "kafka", "uvloop"}

@@ -81,6 +81,14 @@ async def test_what_is_sent_is_recorded_in_order():
         ]
 
 
+async def test_a_record_of_many_mib_is_recorded_whole():
+    value = bytes(range(256)) * 20_000
+    async with RecordingProducer(max_request_size=6_000_000) as producer:
+        await producer.send("t", value)
+
+        assert producer.sent[0].value == value
+
+
 async def test_deliveries_have_plausible_metadata():
     async with RecordingProducer() as producer:
         first = await producer.send("orders", b"1", timestamp_ms=7)

@@ -16,7 +16,7 @@ import pytest
 
 from aioproducer.dialer import dial
 from aioproducer.tls import make_context
-from aioproducer.wire import TLS_RECORD, TlsWire, Wire
+from aioproducer.wire import AT_ONCE, TLS_RECORD, TlsWire, Wire
 from tests.certificates import HOST, authority_pem, server_context
 from tests.conftest import MS
 from tests.scripted_broker import LONG, make_config, until
@@ -171,6 +171,46 @@ async def test_it_is_told_when_everything_has_left():
         await asyncio.wait_for(drained.wait(), LONG)
         assert wire.unsent == 0
         assert wire.left == wire.written == 16_000_000
+
+
+class TakesEverything(asyncio.WriteTransport):
+    """A transport whose kernel never says no, so that it is never paused."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pieces: list[bytes] = []
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.pieces.append(bytes(data))
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """It buffers nothing."""
+
+    def is_closing(self) -> bool:
+        return False
+
+
+async def test_something_large_is_written_in_several_turns_and_what_follows_comes_behind_it():
+    transport = TakesEverything()
+    wire = Wire(asyncio.get_running_loop())
+    wire.connection_made(transport)
+    drained = asyncio.Event()
+    wire.on_drained = drained.set
+    large = random.Random(1).randbytes(2 * AT_ONCE + 5)
+
+    wire.write([b"first"])
+    wire.write([b"header", memoryview(large)])
+    wire.write([b"last"])
+
+    assert wire.left <= len("first") + AT_ONCE
+    assert wire.unsent == wire.written - wire.left
+    assert not drained.is_set()
+    await asyncio.wait_for(drained.wait(), LONG)
+    assert b"".join(transport.pieces) == b"firstheader" + large + b"last"
+    assert (wire.left, wire.unsent) == (wire.written, 0)
 
 
 async def test_a_good_bye_in_tls_is_the_end_and_nothing_behind_it_counts():

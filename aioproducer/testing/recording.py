@@ -232,6 +232,7 @@ class RecordingProducer(Producer):
         accumulator.ready(self._loop.time())  # forgets the linger of batches that are gone
         if batch.state is BatchState.OPEN:
             accumulator.memory.give(batch.close())
+            batch.complete_records()
         self._metrics.records_sent += batch.record_count
         mishap = self._script.failure(batch.queue.topic)
         if mishap is None:

@@ -3,7 +3,8 @@
     python -m tests.chaos --minutes 30 --seed 1
 
 Prints counts per outcome, how often each fault struck and how long its recovery took, and for each failure the
-command that plays it again."""
+command that plays it again; and what this process holds when all producers are closed: memory or anything else that
+grows is a failure, too. Three days of it are `--minutes 4320`."""
 
 from __future__ import annotations
 
@@ -20,6 +21,10 @@ from tests.chaos.faults import FAULTS, KINDS
 from tests.chaos.history import Recovery
 from tests.chaos.plan import Plan, plan
 from tests.chaos.run import Result, play
+from tests.resources import Sample, growth, of_this_process, slope, steady
+
+ENOUGH_SAMPLES = 10
+"""Schedules from which on growth can be told from the beginning."""
 
 
 @dataclass
@@ -41,6 +46,13 @@ class Tally:
     latest: float = 0.0
     worst_lag: float = 0.0
     failures: list[str] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+    """What this process holds after each schedule, when all its producers are closed."""
+
+    @property
+    def grown(self) -> list[str]:
+        """What is more at the end than after the warm-up: it would be for ever more."""
+        return growth(self.samples) if len(self.samples) >= ENOUGH_SAMPLES else []
 
     def add(self, result: Result) -> None:
         """Take in one schedule."""
@@ -77,8 +89,11 @@ def report(tally: Tally, took: float) -> str:
         "|---|---|---|---|",
         *_rows(tally),
         "",
-        f"failures: {len(tally.failures)}",
+        *_held(tally.samples),
+        "",
+        f"failures: {len(tally.failures) + len(tally.grown)}",
         *tally.failures,
+        *(f"it grows and grows: {sentence}" for sentence in tally.grown),
     ]
     never = [name for name in FAULTS if not tally.fired[name]]
     if never:
@@ -96,6 +111,21 @@ def _rows(tally: Tally) -> list[str]:
         f"| {name} | {tally.fired[name]} | {_times([recovery.silence for recovery in alone[name]])} "
         f"| {_times([recovery.recovered for recovery in alone[name]])} |"
         for name in FAULTS
+    ]
+
+
+def _held(samples: list[Sample]) -> list[str]:
+    """What is held when all producers are closed, after the first schedule and the last."""
+    if not samples:
+        return []
+    rest = steady(samples)
+    return [
+        "| held after a schedule | first | last | more in an hour, after the warm-up |",
+        "|---|---|---|---|",
+        *(
+            f"| {name} | {samples[0].held[name]:.0f} | {samples[-1].held[name]:.0f} | {slope(rest, name) * 3600:+.2f} |"
+            for name in samples[0].held
+        ),
     ]
 
 
@@ -128,6 +158,7 @@ async def _play_all(plans: list[Plan], seconds: float, tally: Tally) -> None:
             tally.failures.append(
                 f"{which} did not come to its end: {error!r}\nplay it again: {which.replay}"
             )
+        tally.samples.append(of_this_process(time.monotonic() - began))
         tell(f"{tally.told.total()} records so far, {len(tally.failures)} failures")
 
 
@@ -158,7 +189,7 @@ def main() -> int:
     except KeyboardInterrupt:
         sys.stderr.write("\nstopped\n")
     sys.stdout.write(report(tally, time.monotonic() - began) + "\n")
-    return 1 if tally.failures else 0
+    return 1 if tally.failures or tally.grown else 0
 
 
 if __name__ == "__main__":

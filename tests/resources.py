@@ -1,0 +1,73 @@
+"""What a long run holds at regular times, and whether it is ever more."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+WARM_UP = 0.2
+"""The share of a run after which nothing may grow any more."""
+MOST = 0.1
+"""The most that something may have grown over the rest of the run, as a share of what it was."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What was held at one time."""
+
+    seconds: float
+    """Since the run began."""
+    held: Mapping[str, float]
+    """How much of what."""
+
+
+def of_this_process(seconds: float) -> Sample:
+    """Of Linux: what the process holds now, while a loop runs in it."""
+    gc.collect()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return Sample(
+        seconds,
+        {
+            "MiB of memory": pages * os.sysconf("SC_PAGE_SIZE") / 2**20,
+            "descriptors": len(os.listdir("/proc/self/fd")),
+            "tasks": len(asyncio.all_tasks()),
+            "objects of the producers": sum(
+                str(type(one).__module__).startswith("aioproducer") for one in gc.get_objects()
+            ),
+        },
+    )
+
+
+def slope(samples: Sequence[Sample], name: str) -> float:
+    """How much more of it a second brings: the straight line with the least squares."""
+    mean_time = sum(sample.seconds for sample in samples) / len(samples)
+    mean = sum(sample.held[name] for sample in samples) / len(samples)
+    spread = sum((sample.seconds - mean_time) ** 2 for sample in samples)
+    together = sum((sample.seconds - mean_time) * (sample.held[name] - mean) for sample in samples)
+    return together / spread if spread else 0.0
+
+
+def steady(samples: Sequence[Sample]) -> Sequence[Sample]:
+    """Those after the warm-up."""
+    end = samples[-1].seconds
+    return [sample for sample in samples if sample.seconds >= WARM_UP * end]
+
+
+def growth(samples: Sequence[Sample]) -> list[str]:
+    """A sentence for everything that grew after the warm-up, by more than MOST of it and by one at least."""
+    rest = steady(samples)
+    time = rest[-1].seconds - rest[0].seconds
+    found = []
+    for name in rest[0].held:
+        grown = slope(rest, name) * time
+        before = min(sample.held[name] for sample in rest)
+        if grown >= max(MOST * before, 1):
+            first, last = rest[0].held[name], rest[-1].held[name]
+            found.append(
+                f"{name}: {grown:.1f} more in {time:.0f} s; {first:.1f} at first, {last:.1f} at last"
+            )
+    return found
