@@ -57,7 +57,7 @@ SHORT = {
 """What each kind of workload goes through at each run of the tests."""
 
 OPENED_ONCE = 2
-"""Descriptors that libraries open for the process; one producer that left its connections would have more."""
+"""Sockets that libraries open for the process; one producer that left its connections would have more."""
 
 
 @pytest.mark.apache
@@ -80,7 +80,7 @@ async def test_every_promise_is_kept_while_brokers_and_network_fail(kind):
     assert set(history.levels) == levels[kind]
     assert history.copies is None or history.copies.total() > 100
     assert after.held["tasks"] == before.held["tasks"]
-    assert after.held["descriptors"] <= before.held["descriptors"] + OPENED_ONCE
+    assert after.held["sockets"] <= before.held["sockets"] + OPENED_ONCE
 
 
 # The oracle
@@ -361,20 +361,20 @@ def test_the_report_has_counts_times_and_the_command_that_plays_a_failure_again(
 def test_what_grows_from_schedule_to_schedule_is_a_failure():
     tally = Tally()
     for number in range(20):
-        tally.samples.append(Sample(60.0 * number, {"descriptors": 10 + number // 4, "tasks": 3}))
+        tally.samples.append(Sample(60.0 * number, {"sockets": 10 + number // 4, "tasks": 3}))
 
     told = report(tally, 60)
 
-    assert "| descriptors | 10 | 14 | +14.12 |" in told
+    assert "| sockets | 10 | 14 | +14.12 |" in told
     assert "| tasks | 3 | 3 | +0.00 |" in told
-    assert "failures: 1\nit grows and grows: descriptors: 3.5 more" in told
+    assert "failures: 1\nit grows and grows: sockets: 3.5 more" in told
     assert tally.grown
 
 
 def test_what_is_needed_at_the_beginning_is_no_growth():
     tally = Tally()
     for number in range(20):
-        tally.samples.append(Sample(60.0 * number, {"descriptors": 10 if number < 4 else 30 + number % 2}))
+        tally.samples.append(Sample(60.0 * number, {"sockets": 10 if number < 4 else 30 + number % 2}))
 
     assert not tally.grown
     assert "failures: 0" in report(tally, 60)

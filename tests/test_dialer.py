@@ -10,6 +10,7 @@ import pytest
 from aioproducer import dialer
 from aioproducer.dialer import dial
 from aioproducer.errors import BrokerConnectionError
+from aioproducer.tasks import new_task
 from tests.scripted_broker import HOST, LONG, ScriptedBroker, silence
 
 
@@ -43,6 +44,7 @@ def _patch_loop(monkeypatch, loop, name, function) -> None:
     stand_in = type("asyncio", (), {"__getattr__": lambda _, attribute: getattr(asyncio, attribute)})()
     stand_in.get_running_loop = lambda: Loop()
     monkeypatch.setattr(dialer, "asyncio", stand_in)
+    monkeypatch.setattr(dialer, "new_task", lambda _, attempt, name: new_task(loop, attempt, name))
 
 
 @pytest.mark.parametrize("dead", ["127.0.0.2", "::1"])
