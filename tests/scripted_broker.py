@@ -5,8 +5,10 @@ And what else the tests of connections, brokers and metadata share."""
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import socket
+from collections import deque
 from collections.abc import Awaitable, Callable
 from random import Random
 
@@ -132,10 +134,29 @@ def make_connection(
     )
 
 
+_reserved: deque[socket.socket] = deque()
+_RESERVED = 32
+
+
 def dead_port() -> int:
-    with socket.socket() as unused:
-        unused.bind((HOST, 0))
-        return unused.getsockname()[1]
+    """A port that refuses to connect: bound, so that nobody else gets it meanwhile, and not listened on."""
+    unheard = socket.socket()
+    unheard.setsockopt(
+        socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+    )  # a server that asks for this very port gets it
+    unheard.bind((HOST, 0))
+    _reserved.append(unheard)
+    while len(_reserved) > _RESERVED:
+        _reserved.popleft().close()
+    return unheard.getsockname()[1]
+
+
+def _let_go() -> None:
+    while _reserved:
+        _reserved.pop().close()
+
+
+atexit.register(_let_go)
 
 
 class ScriptedBroker:
