@@ -173,7 +173,10 @@ async def test_a_frozen_leader_is_left_after_the_request_timeout():
 
         assert await offsets(deliveries) == list(range(1, 6))
         assert numbers(cluster) == list(range(6))
-        assert producer.metrics().errors["RequestTimedOutError"] >= 5
+        errors = producer.metrics().errors
+        assert errors["RequestTimedOutError"] >= 1
+        # Those whose own time was not over have lost their connection.
+        assert errors["RequestTimedOutError"] + errors["BrokerConnectionError"] >= 5
         cluster.thaw_broker(0)
         await until(lambda: cluster.broker(0).connection_count == 0 or produce_count(cluster, 0) > 1)
         assert (await within(2, producer.send_and_wait("t", b"6"))).offset == 6

@@ -354,6 +354,20 @@ def test_cpu_of_a_child_that_has_ended_counts():
 # the environment
 
 
+def test_what_pythonpath_names_does_not_count_as_installed(monkeypatch, tmp_path, capsys):
+    """The tests of the sink set it, and the environment once lacked all that they had at hand."""
+    commands = []
+    monkeypatch.setattr(environment, "BUILD", tmp_path)
+    monkeypatch.setattr(environment.subprocess, "run", lambda command, **_: commands.append(command))
+    (tmp_path / "pyspark-4.0.0").mkdir()
+    monkeypatch.setattr(environment.shutil, "rmtree", lambda *_, **__: None)
+
+    python = environment.python_with("4.0.0")
+
+    assert commands[-1][:5] == [str(python), "-I", "-m", "pip", "install"]
+    assert "430 MB" in capsys.readouterr().err
+
+
 def test_a_mixed_connector_says_so():
     release = environment.CONNECTORS[0]
 

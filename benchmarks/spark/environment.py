@@ -121,7 +121,8 @@ def python_with(pyspark: str) -> Path:
         shutil.rmtree(place, ignore_errors=True)
         subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
         wanted = [f"pyspark=={pyspark}", "pyarrow>=18", PANDAS, *PEERS, *_own_dependencies()]
-        subprocess.run([str(interpreter), "-m", "pip", "install", "-q", *wanted], check=True)
+        # Isolated: what a PYTHONPATH names would count as installed.
+        subprocess.run([str(interpreter), "-I", "-m", "pip", "install", "-q", *wanted], check=True)
         ready.touch()
     return interpreter
 
