@@ -1104,6 +1104,7 @@ cdef Delivery append_known(RecordPath self, topic_name, value, key, partition, t
 
 cdef Delivery append(RecordPath self, Topic topic, value, key, int number, timestamp_ms, headers, bint has_turn):
     cdef Record record
+    cdef bytes late_value = None
     cdef Py_buffer key_view, value_view
     cdef int views = 0
     if type(headers) is list:
@@ -1112,8 +1113,8 @@ cdef Delivery append(RecordPath self, Topic topic, value, key, int number, times
         views = read_record(&record, value, key, timestamp_ms, headers, &key_view, &value_view, self.wall_clock)
         if record.value_size >= LARGE and PyBytes_CheckExact(value):    # which nobody can change later
             record.value = NULL
-            return append_record(self, topic, number, &record, headers, value, has_turn)
-        return append_record(self, topic, number, &record, headers, None, has_turn)
+            late_value = value
+        return append_record(self, topic, number, &record, headers, late_value, has_turn)
     finally:
         release_views(views, &key_view, &value_view)
 

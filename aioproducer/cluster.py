@@ -114,8 +114,11 @@ class Cluster:
             return None
         return found.partitions[partition]
 
-    def merged(self, response: MetadataResponse, asked: Collection[str]) -> Cluster:
+    def merging(self, response: MetadataResponse, asked: Collection[str]) -> Generator[None, None, Cluster]:
         """The snapshot after an answer about the topics `asked`; what is known of other topics stays.
+
+        It is made in steps of at most one partition, between which others may work, and returned. The last step alone
+        goes through all topics once more, to see whether one has changed.
 
         Leader epochs of a topic never go backwards, because a broker that just restarted answers from old
         metadata (KIP-320); a new topic id starts anew (KIP-516). Where topics have no id yet (before 2.8), one that
@@ -123,19 +126,6 @@ class Cluster:
 
         Raises:
             ProtocolError: the answer names no broker that could be connected to.
-        """
-        steps = self.merging(response, asked)
-        while True:
-            try:
-                next(steps)
-            except StopIteration as end:
-                merged: Cluster = end.value
-                return merged
-
-    def merging(self, response: MetadataResponse, asked: Collection[str]) -> Generator[None, None, Cluster]:
-        """`merged` in steps of at most one partition, between which others may work. Returns the snapshot.
-
-        The last step alone goes through all topics once more, to see whether one has changed.
         """
         nodes = {node.node_id: node for node in map(_node, response.brokers) if node is not None}
         if not nodes:

@@ -55,9 +55,8 @@ class Metadata:
         """Counts the snapshots; 0 is the empty one."""
         self.last_error: KafkaError | None = None
         """Why the last refresh failed; None if it did not."""
-        self._is_merging = False
-        self._learned: list[Callable[[Cluster], Cluster]] = []
-        """What others have told while an answer was being merged, which it does not hold yet."""
+        self._learned: list[Callable[[Cluster], Cluster]] | None = None
+        """What others have told while an answer is being merged, which it does not hold yet; None while none is."""
         # what is asked for
         self._wanted: dict[str, float] = {}
         """Topics by name, and when each was last used, in loop time."""
@@ -121,7 +120,7 @@ class Metadata:
 
     def _learn(self, change: Callable[[Cluster], Cluster]) -> bool:
         """Change the snapshot, and the next one if it is being made. True if that was news."""
-        if self._is_merging:
+        if self._learned is not None:
             self._learned.append(change)
         cluster = change(self.cluster)
         if cluster is self.cluster:
@@ -392,8 +391,8 @@ class Metadata:
 
     async def _merged(self, response: MetadataResponse, names: list[str]) -> Cluster:
         """The snapshot after an answer. The loop has its turns meanwhile, in which everybody sees the one before."""
-        self._is_merging = True
-        self._learned.clear()
+        learned: list[Callable[[Cluster], Cluster]] = []
+        self._learned = learned
         steps = self.cluster.merging(response, names)
         try:
             while True:
@@ -403,8 +402,8 @@ class Metadata:
         except StopIteration as end:
             cluster: Cluster = end.value
         finally:
-            self._is_merging = False
-        for change in self._learned:
+            self._learned = None
+        for change in learned:
             cluster = change(cluster)
         return cluster
 

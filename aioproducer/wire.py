@@ -110,6 +110,7 @@ class Wire(asyncio.StreamReaderProtocol):
     def _take(self, segments: list[bytes | memoryview]) -> None:
         if not self._backlog and self.written - self._handed_over <= AT_ONCE:
             self._hand_over(segments)
+            self._handed_over = self.written
             return
         is_waiting = bool(self._backlog)  # then it goes on when the transport is empty, or in the next turn
         for segment in segments:
@@ -126,12 +127,13 @@ class Wire(asyncio.StreamReaderProtocol):
             if size > AT_ONCE:
                 self._event_loop.call_soon(self._go_on)
                 return
-            self._hand_over([self._backlog.popleft()])
+            piece = self._backlog.popleft()
+            self._hand_over([piece])
+            self._handed_over += len(piece)
         if not self.unsent:
             self.on_drained()
 
     def _hand_over(self, segments: list[bytes | memoryview]) -> None:
-        self._handed_over += sum(map(len, segments))
         transport = self._out
         if len(segments) == 1:
             transport.write(segments[0])
@@ -240,7 +242,6 @@ class TlsWire(Wire):
     def _hand_over(self, segments: list[bytes | memoryview]) -> None:
         self._forget_marks()
         self._marks.append((self._encrypted, self._handed_over))
-        self._handed_over += sum(map(len, segments))
         try:
             for piece in _joined(segments, TLS_RECORD):
                 view = memoryview(piece)

@@ -43,13 +43,20 @@ async def test_open_batch_is_due_when_it_has_lingered():
     assert bench.drain() == [batch]
 
 
+def lingered_together(bench: Bench, count: int) -> float:
+    """As many batches go out because their linger is over. Returns when: all that the test appends will have lingered
+    by then, however slowly it does."""
+    for partition in range(count):
+        bench.send(partition)
+    then = bench.loop.time() + 10
+    bench.accumulator.ready(then)
+    assert len(bench.drain_all()) == count
+    return then
+
+
 async def test_after_many_lingers_that_ended_together_the_next_ones_are_longer_and_their_batches_fuller():
     bench = Bench([0] * 400, linger_ms=5)
-    for partition in range(300):
-        bench.send(partition)
-    then = bench.loop.time() + 10  # when all that is appended here has lingered, however slowly it is
-    bench.accumulator.ready(then)
-    assert len(bench.drain_all()) == 300
+    then = lingered_together(bench, 300)
     for partition in range(100, 400):
         bench.send(partition)
 
@@ -63,11 +70,7 @@ async def test_after_many_lingers_that_ended_together_the_next_ones_are_longer_a
 
 async def test_a_few_lingers_that_end_together_make_none_longer():
     bench = Bench([0] * 100, linger_ms=5)
-    for partition in range(99):
-        bench.send(partition)
-    then = bench.loop.time() + 10
-    bench.accumulator.ready(then)
-    bench.drain_all()
+    then = lingered_together(bench, 99)
     bench.send(99)
 
     assert bench.accumulator.ready(then)[0] == [0]
@@ -75,11 +78,7 @@ async def test_a_few_lingers_that_end_together_make_none_longer():
 
 async def test_longer_lingers_leave_time_for_the_request():
     bench = Bench([0] * 3000, linger_ms=5, request_timeout_ms=80, delivery_timeout_ms=60_000)
-    for partition in range(2999):
-        bench.send(partition)
-    then = bench.loop.time() + 10
-    bench.accumulator.ready(then)
-    bench.drain_all()
+    then = lingered_together(bench, 2999)
     bench.send(2999)
 
     assert bench.accumulator.ready(then + 0.019)[0] == []

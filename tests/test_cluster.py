@@ -11,6 +11,7 @@ from aioproducer.errors import ProtocolError
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.messages import MetadataResponse, ProduceResponse
 from aioproducer.types import Node
+from tests.merging import merged
 
 OLD_ID, NEW_ID = UUID(int=1), UUID(int=2)
 Broker = MetadataResponse.MetadataResponseBroker
@@ -42,7 +43,7 @@ def response(
 
 
 def known(*topics: Topic, **keywords: object) -> Cluster:
-    return Cluster.empty().merged(response(*topics, **keywords), [one.name for one in topics])
+    return merged(Cluster.empty(), response(*topics, **keywords), [one.name for one in topics])
 
 
 def leader_of(cluster: Cluster, index: int = 0) -> tuple[int, int]:
@@ -72,7 +73,7 @@ def test_partitions_are_in_order_whatever_order_the_answer_has():
 def test_a_partition_below_0_is_not_taken(numbers):
     before = known(topic(partition(0), partition(1)))
 
-    after = before.merged(response(topic(*map(partition, numbers))), ["t"])
+    after = merged(before, response(topic(*map(partition, numbers))), ["t"])
 
     assert after.topics["t"].error == ErrorCode.LEADER_NOT_AVAILABLE
     assert after.topics["t"].partitions is before.topics["t"].partitions
@@ -81,7 +82,7 @@ def test_a_partition_below_0_is_not_taken(numbers):
 def test_partitions_that_did_not_change_are_taken_over():
     before = known(topic(partition(0), partition(1)))
 
-    after = before.merged(response(topic(partition(0), partition(1, epoch=6))), ["t"])
+    after = merged(before, response(topic(partition(0), partition(1, epoch=6))), ["t"])
 
     assert after.partition("t", 0) is before.partition("t", 0)
     assert after.partition("t", 1).leader_epoch == 6
@@ -105,20 +106,20 @@ def test_available_partitions_are_those_with_a_leader():
 def test_topics_that_were_not_asked_for_stay():
     before = known(topic(partition()), topic(partition(), name="u"))
 
-    after = before.merged(response(topic(partition(epoch=6))), ["t"])
+    after = merged(before, response(topic(partition(epoch=6))), ["t"])
 
     assert leader_of(after) == (1, 6)
     assert after.topics["u"] is before.topics["u"]
 
 
 def test_topics_that_nobody_asked_for_are_not_taken():
-    cluster = Cluster.empty().merged(response(topic(partition()), topic(partition(), name="x")), ["t"])
+    cluster = merged(Cluster.empty(), response(topic(partition()), topic(partition(), name="x")), ["t"])
 
     assert list(cluster.topics) == ["t"]
 
 
 def test_a_topic_that_the_answer_left_out_is_unknown():
-    cluster = Cluster.empty().merged(response(), ["t"])
+    cluster = merged(Cluster.empty(), response(), ["t"])
 
     assert cluster.topic("t") is None
     assert cluster.topics["t"].error == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -127,14 +128,14 @@ def test_a_topic_that_the_answer_left_out_is_unknown():
 def test_an_answer_without_news_returns_the_same_snapshot():
     before = known(topic(partition()))
 
-    assert before.merged(response(topic(partition())), ["t"]) is before
+    assert merged(before, response(topic(partition())), ["t"]) is before
 
 
 def test_an_answer_without_brokers_is_refused():
     before = known(topic(partition()))
 
     with pytest.raises(ProtocolError, match="without any broker"):
-        before.merged(response(topic(partition()), nodes=()), ["t"])
+        merged(before, response(topic(partition()), nodes=()), ["t"])
 
 
 @pytest.mark.parametrize(
@@ -155,7 +156,7 @@ def test_a_broker_that_nobody_can_connect_to_is_ignored(host, port, node_id):
     answer = response(topic(partition()), nodes=(2,))
     answer.brokers.append(Broker(node_id=node_id, host=host, port=port))
 
-    cluster = Cluster.empty().merged(answer, ["t"])
+    cluster = merged(Cluster.empty(), answer, ["t"])
 
     assert list(cluster.nodes) == [2]
     assert leader_of(cluster) == (-1, 5)
@@ -192,8 +193,8 @@ def test_a_partition_without_leader_keeps_its_epoch():
 def test_leader_epochs_never_go_backwards():
     before = known(topic(partition(leader=1, epoch=5)))
 
-    stale = before.merged(response(topic(partition(leader=2, epoch=4))), ["t"])
-    newer = before.merged(response(topic(partition(leader=2, epoch=6))), ["t"])
+    stale = merged(before, response(topic(partition(leader=2, epoch=4))), ["t"])
+    newer = merged(before, response(topic(partition(leader=2, epoch=6))), ["t"])
 
     assert leader_of(stale) == (1, 5)
     assert leader_of(newer) == (2, 6)
@@ -202,7 +203,7 @@ def test_leader_epochs_never_go_backwards():
 def test_an_answer_without_epoch_is_taken_and_the_known_epoch_stays():
     before = known(topic(partition(leader=1, epoch=5)))
 
-    after = before.merged(response(topic(partition(leader=2, epoch=-1))), ["t"])
+    after = merged(before, response(topic(partition(leader=2, epoch=-1))), ["t"])
 
     assert leader_of(after) == (2, 5)
 
@@ -210,7 +211,7 @@ def test_an_answer_without_epoch_is_taken_and_the_known_epoch_stays():
 def test_a_new_topic_id_starts_epochs_and_partitions_anew():
     before = known(topic(partition(0), partition(1)))
 
-    after = before.merged(response(topic(partition(0, leader=2, epoch=0), topic_id=NEW_ID)), ["t"])
+    after = merged(before, response(topic(partition(0, leader=2, epoch=0), topic_id=NEW_ID)), ["t"])
 
     assert leader_of(after) == (2, 0)
     assert len(after.topics["t"].partitions) == 1
@@ -219,7 +220,7 @@ def test_a_new_topic_id_starts_epochs_and_partitions_anew():
 def test_an_older_broker_takes_no_topic_id_away():
     before = known(topic(partition()))
 
-    after = before.merged(response(topic(partition(epoch=6), topic_id=UUID(int=0))), ["t"])
+    after = merged(before, response(topic(partition(epoch=6), topic_id=UUID(int=0))), ["t"])
 
     assert after.topics["t"].topic_id == OLD_ID
     assert leader_of(after) == (1, 6)
@@ -228,8 +229,8 @@ def test_an_older_broker_takes_no_topic_id_away():
 def test_partitions_of_the_same_topic_are_only_ever_added():
     before = known(topic(partition(0), partition(1)))
 
-    fewer = before.merged(response(topic(partition(0))), ["t"])
-    more = before.merged(response(topic(partition(0), partition(1), partition(2))), ["t"])
+    fewer = merged(before, response(topic(partition(0))), ["t"])
+    more = merged(before, response(topic(partition(0), partition(1), partition(2))), ["t"])
 
     assert len(fewer.topics["t"].partitions) == 2
     assert len(more.topics["t"].partitions) == 3
@@ -238,8 +239,8 @@ def test_partitions_of_the_same_topic_are_only_ever_added():
 def test_a_topic_with_an_error_is_not_usable_but_keeps_its_epochs():
     before = known(topic(partition(epoch=5)))
 
-    gone = before.merged(response(topic(error=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)), ["t"])
-    stale = gone.merged(response(topic(partition(leader=2, epoch=4))), ["t"])
+    gone = merged(before, response(topic(error=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)), ["t"])
+    stale = merged(gone, response(topic(partition(leader=2, epoch=4))), ["t"])
 
     assert gone.topic("t") is None
     assert gone.partition("t", 0) is None
@@ -249,7 +250,7 @@ def test_a_topic_with_an_error_is_not_usable_but_keeps_its_epochs():
 def test_a_broker_that_left_the_cluster_leads_nothing_any_more():
     before = known(topic(partition()), topic(partition(leader=2), name="u"))
 
-    after = before.merged(response(nodes=(2,)), [])
+    after = merged(before, response(nodes=(2,)), [])
 
     assert leader_of(after) == (-1, 5)
     assert after.topics["u"] is before.topics["u"]
@@ -258,7 +259,7 @@ def test_a_broker_that_left_the_cluster_leads_nothing_any_more():
 def test_a_stale_answer_does_not_bring_back_a_leader_that_is_gone():
     before = known(topic(partition(leader=1, epoch=5)))
 
-    after = before.merged(response(topic(partition(leader=2, epoch=4)), nodes=(2,)), ["t"])
+    after = merged(before, response(topic(partition(leader=2, epoch=4)), nodes=(2,)), ["t"])
 
     assert leader_of(after) == (-1, 5)
 
@@ -270,8 +271,8 @@ def test_without_topic_ids_an_older_epoch_is_better_than_no_leader():
     """A topic that was made anew counts from 0, and nothing else tells (Kafka before 2.8)."""
     before = known(topic(partition(leader=1, epoch=5), topic_id=NO_ID))
 
-    stale = before.merged(response(topic(partition(leader=2, epoch=0), topic_id=NO_ID)), ["t"])
-    gone = before.merged(response(topic(partition(leader=2, epoch=0), topic_id=NO_ID), nodes=(2,)), ["t"])
+    stale = merged(before, response(topic(partition(leader=2, epoch=0), topic_id=NO_ID)), ["t"])
+    gone = merged(before, response(topic(partition(leader=2, epoch=0), topic_id=NO_ID), nodes=(2,)), ["t"])
 
     assert leader_of(stale) == (1, 5)
     assert leader_of(gone) == (2, 0)
@@ -285,7 +286,7 @@ def test_without_topic_ids_a_leader_that_denies_it_is_not_believed_any_longer():
 
     assert leader_of(doubted) == (1, -1)
     assert leader_of(
-        doubted.merged(response(topic(partition(leader=2, epoch=0), topic_id=NO_ID)), ["t"])
+        merged(doubted, response(topic(partition(leader=2, epoch=0), topic_id=NO_ID)), ["t"])
     ) == (2, 0)
     assert with_id.without_epoch("t", 0) is with_id
     assert before.without_epoch("t", 1) is before
@@ -337,7 +338,7 @@ def test_a_hint_that_is_old_or_makes_no_sense_changes_nothing(name, index, leade
 def test_metadata_older_than_a_hint_does_not_undo_it():
     hinted = known(topic(partition(epoch=5))).with_leader_hint("t", 0, 2, 6, [])
 
-    after = hinted.merged(response(topic(partition(leader=1, epoch=5))), ["t"])
+    after = merged(hinted, response(topic(partition(leader=1, epoch=5))), ["t"])
 
     assert leader_of(after) == (2, 6)
 
@@ -354,7 +355,7 @@ def test_without_leaders_only_names_ids_and_counts_are_left():
 def test_after_a_new_bootstrap_lower_epochs_are_taken():
     forgotten = known(topic(partition(epoch=5))).without_leaders()
 
-    after = forgotten.merged(response(topic(partition(leader=2, epoch=1))), ["t"])
+    after = merged(forgotten, response(topic(partition(leader=2, epoch=1))), ["t"])
 
     assert leader_of(after) == (2, 1)
 

@@ -84,7 +84,7 @@ async def ask(net: Net, names: list[str]) -> None:
 
 async def merging(net: Net) -> None:
     async with asyncio.timeout(LONG):
-        while not net.metadata._is_merging:  # noqa: ASYNC110  # what is waited for sets no event
+        while net.metadata._learned is None:  # noqa: ASYNC110  # what is waited for sets no event
             await asyncio.sleep(0)
 
 
@@ -141,7 +141,7 @@ async def test_everybody_sees_the_snapshot_before_until_the_next_one_is_whole():
         await merging(net)
         turns = 0
 
-        while net.metadata._is_merging:
+        while net.metadata._learned is not None:
             turns += 1
             assert net.metadata.cluster is before
             await asyncio.sleep(0)

@@ -17,6 +17,7 @@ from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.messages import MetadataResponse
 from tests.conftest import MS
+from tests.merging import merged
 from tests.producing import ONE_BATCH_PER_RECORD, error_of, producing, results, until, within
 
 PRODUCE = ApiKey.PRODUCE
@@ -186,9 +187,9 @@ async def test_partitions_taken_over_from_an_older_snapshot_have_only_leaders_th
             ],
         )
 
-        merged = known.merged(answer, ["t"])
+        after = merged(known, answer, ["t"])
 
-        assert [partition.leader for partition in merged.topics["t"].partitions] == [left.node_id, -1]
+        assert [partition.leader for partition in after.topics["t"].partitions] == [left.node_id, -1]
 
 
 async def test_two_closes_of_which_one_is_by_an_ended_task_are_one():

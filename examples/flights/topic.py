@@ -55,11 +55,7 @@ class Topic:
     """What the user should know about how it came to be."""
 
 
-def _wanted() -> None:
-    """Nobody can end the work."""
-
-
-async def prepare(bootstrap_servers: str, name: str, partitions: int, check: Check = _wanted) -> Topic:
+async def prepare(bootstrap_servers: str, name: str, partitions: int, check: Check) -> Topic:
     """Create the topic, or take it as it is if it exists, and note where its partitions end.
 
     Cancelling it leaves a thread that goes on until `check` raises.
@@ -118,6 +114,10 @@ def _refusal(admin: AdminClient, topic: NewTopic, check: Check) -> str:
         error: KafkaError = exception.args[0]
         return "" if error.code() == KafkaError.TOPIC_ALREADY_EXISTS else error.str()
     return ""
+
+
+def _wanted() -> None:
+    """Nobody can end the work."""
 
 
 def _wait(answer: Future[None], check: Check) -> None:

@@ -36,6 +36,7 @@ from aioproducer.recordbatch import (
 from aioproducer.testing.decompression import decompress
 from tests.fuzz.corpus import CORRELATION_ID, RESPONSES, appended, batches, metadata, requests, responses
 from tests.fuzz.mutations import mutated
+from tests.merging import merged
 
 MOST_UNPACKED = 1 << 16
 """Bytes that a batch may unpack to."""
@@ -95,8 +96,8 @@ def _take_metadata(version: int, frame: bytes) -> object:
     """A view of the cluster is made of it, and another one after the same answer again."""
     answer = decode_response(MetadataResponse, version, frame, CORRELATION_ID)
     names = [topic.name for topic in answer.topics if topic.name is not None]
-    cluster = Cluster.empty().merged(answer, names)
-    assert cluster.merged(answer, names).topics.keys() == cluster.topics.keys()
+    cluster = merged(Cluster.empty(), answer, names)
+    assert merged(cluster, answer, names).topics.keys() == cluster.topics.keys()
     return cluster
 
 
