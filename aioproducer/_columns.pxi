@@ -141,14 +141,21 @@ cdef inline bint is_null(Piece piece, int64_t at) noexcept nogil:
 
 
 cdef int64_t integer_at(Piece piece, int64_t at) noexcept nogil:
+    # Statements: a conditional expression has one type for both ends, the unsigned one.
     cdef const char* found = piece.buffer + at * piece.width
     if piece.width == 8:
         return (<const int64_t*>found)[0]
+    if piece.is_signed:
+        if piece.width == 4:
+            return (<const int32_t*>found)[0]
+        if piece.width == 2:
+            return (<const int16_t*>found)[0]
+        return (<const int8_t*>found)[0]
     if piece.width == 4:
-        return (<const int32_t*>found)[0] if piece.is_signed else (<const uint32_t*>found)[0]
+        return (<const uint32_t*>found)[0]
     if piece.width == 2:
-        return (<const int16_t*>found)[0] if piece.is_signed else (<const uint16_t*>found)[0]
-    return (<const int8_t*>found)[0] if piece.is_signed else (<const uint8_t*>found)[0]
+        return (<const uint16_t*>found)[0]
+    return (<const uint8_t*>found)[0]
 
 
 cdef inline int bytes_at(Piece piece, int64_t row, const char** data, Py_ssize_t* size) noexcept nogil:

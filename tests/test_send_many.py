@@ -203,6 +203,16 @@ async def test_rows_go_to_the_partitions_that_they_name(kind):
         assert [one.partition(row) for row in range(2)] == [1, 1]
 
 
+@pytest.mark.parametrize("kind", ["int8", "int16", "int32", "int64"])
+async def test_a_partition_or_a_time_below_zero_is_refused_whatever_its_width(kind):
+    below = pa.array([-1, 0], kind)
+    async with producing(topics={"t": 300}) as (_, producer):  # 255 is the number of a partition
+        for columns in ({"partitions": below}, {"timestamps": below}):
+            receipt = await producer.send_many("t", [b"0", b"1"], **columns)
+            with pytest.raises(SendManyError, match="0 or more, not -1"):
+                await receipt
+
+
 @pytest.mark.parametrize("as_arrow", [False, True])
 async def test_keys_go_where_send_puts_them(as_arrow):
     keys = [b"k%d" % number for number in range(200)]
