@@ -11,7 +11,7 @@ from pyspark.sql.datasource import DataSource
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
-    from pyspark.sql.datasource import DataSourceStreamWriter, DataSourceWriter
+    from pyspark.sql.datasource import DataSourceReader, DataSourceStreamWriter, DataSourceWriter
     from pyspark.sql.types import StructType
 
     from aioproducer.spark import KafkaSink
@@ -24,6 +24,14 @@ class DefaultSource(DataSource):
     def name(cls) -> str:
         """What `format(...)` is given."""
         return "aioproducer"
+
+    def schema(self) -> StructType:
+        """Nothing is read."""
+        return _sink(self.options).schema()
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Nothing is read."""
+        return _sink(self.options).reader(schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """For `df.write`."""

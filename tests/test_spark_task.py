@@ -197,22 +197,29 @@ def open_connections(cluster):
     return cluster.call(lambda: cluster.cluster.broker(0).connection_count)
 
 
-@pytest.mark.parametrize(("attempt", "speculation"), [(1, False), (0, True)])
-def test_a_second_attempt_does_not_write(cluster, attempt, speculation):
+@pytest.mark.parametrize(
+    ("attempt", "speculation", "why"),
+    [(1, False, r"attempt 1 .*Lost task 0\.0"), (0, True, "spark.speculation is on")],
+)
+def test_a_second_attempt_does_not_write(cluster, attempt, speculation, why):
     options, plan = planned(cluster)
 
-    with pytest.raises(SinkError, match=r"does not write, since.*restart the query"):
+    with pytest.raises(SinkError, match=rf"does not write, since.*{why}.*restart the query"):
         write(options, plan, [placed(0, 1, 0)], attempt=attempt, speculation=speculation)
     assert cluster.records("t") == []
 
 
-def test_a_stage_that_is_run_again_is_noticed_at_the_partition(cluster):
-    """Its tasks have attempt number 0 again."""
+@pytest.mark.parametrize(
+    ("count", "answer"),
+    [(10, "another producer has written"), (7, "OUT_OF_ORDER_SEQUENCE_NUMBER"), (12, "OUT_OF_ORDER")],
+)
+def test_the_second_writer_of_a_partition_is_told_what_to_do(cluster, count, answer):
+    """Another task's, or that of a stage that is run again: its tasks have attempt number 0 again."""
     options, plan = planned(cluster)
     write(options, plan, [placed(0, 10, 0)])
 
-    with pytest.raises(SinkError, match="another producer has written"):
-        write(options, plan, [placed(0, 10, 0)])
+    with pytest.raises(SinkError, match=rf"another writer in a partition.*partition_by_key.*{answer}"):
+        write(options, plan, [placed(0, count, 0)])
 
 
 def test_reports_that_do_not_belong_together_are_not_committed(cluster):

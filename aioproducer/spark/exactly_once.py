@@ -19,9 +19,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import pyarrow as pa
 
 from aioproducer import (
+    BrokerError,
     CommitOutcomeUnknownError,
+    DeliveryError,
     KafkaError,
     OffsetAndMetadata,
+    SendManyError,
     TopicPartition,
 )
 from aioproducer.blocking import Producer
@@ -32,6 +35,8 @@ from aioproducer.spark.task import TaskWriter
 logger = logging.getLogger(__name__)
 
 HELPER = "aioproducer.spark.partition_by_key(df, partitions)"
+NUMBERS_OF_ANOTHER = ("NONE", "OUT_OF_ORDER_SEQUENCE_NUMBER")
+"""What brokers answer to the second writer of a partition; the first of them is success."""
 CLOSING = 10.0
 """Seconds that a producer has to close when everything is decided."""
 
@@ -247,7 +252,11 @@ def write_exactly_once(
     if version is not None and _is_done(plan, version):
         return TaskReport(task, 0, 0, 0.0, 0, 0.0, {}, plan, version, is_skipped=True)
     if attempt > 0 or speculation:
-        why = f"this is attempt {attempt}" if attempt > 0 else "spark.speculation is on"
+        why = (
+            f"this is attempt {attempt} (Spark's log says what the first one died of: Lost task {task}.0)"
+            if attempt > 0
+            else "spark.speculation is on"
+        )
         raise SinkError(
             f"exactly_once: task {task} does not write, since {why}: Kafka can't tell the attempts of a task apart. "
             "The batch must be run again as a whole; restart the query, or let aioproducer.spark.foreach_batch do that"
@@ -258,13 +267,29 @@ def write_exactly_once(
         log_append_time=options.log_append_time,
         config={name: value for name, value in options.kafka.items() if name != "transaction.timeout.ms"},
     )
-    with producer:
-        writer = TaskWriter(producer, options, task)
-        for number, batch in enumerate(batches):
-            if batch.num_rows:
-                writer.write(_with_partitions(batch, plan, task, number))
-        report = writer.finish()
+    try:
+        with producer:
+            writer = TaskWriter(producer, options, task)
+            for number, batch in enumerate(batches):
+                if batch.num_rows:
+                    writer.write(_with_partitions(batch, plan, task, number))
+            report = writer.finish()
+    except SinkError as error:
+        if _is_of_two_writers(error):
+            raise SinkError(
+                f"exactly_once: task {task} has met another writer in a partition (or the answer to its first batch "
+                f"was lost); rows of one partition must be in one task: {HELPER}. {error}"
+            ) from error
+        raise
     return dataclasses.replace(report, plan=plan, version=version)
+
+
+def _is_of_two_writers(error: SinkError) -> bool:
+    """Whether a broker has had sequence numbers from somebody else: it took them for a repetition, or for a gap."""
+    if not isinstance(error.__cause__, SendManyError):
+        return False
+    lasts = (row.last_error for row in error.__cause__.errors.values() if isinstance(row, DeliveryError))
+    return any(isinstance(last, BrokerError) and last.name in NUMBERS_OF_ANOTHER for last in lasts)
 
 
 def _with_partitions(batch: pa.RecordBatch, plan: Plan, task: int, number: int) -> pa.RecordBatch:

@@ -42,6 +42,11 @@ REFUSED = {
 }
 """Java's names that Spark's own sink refuses, too, in its words; and one that has another meaning here."""
 
+OF_TABLES = (
+    "the OPTIONS of a table do not reach a Python sink; write INSERT INTO ... WITH ('kafka.bootstrap.servers' = "
+    "'host:port', 'topic' = '...') SELECT ..., or use the DataFrame API"
+)
+
 LONGEST_TRANSACTION = "900000"
 """Milliseconds; what brokers allow by default (transaction.max.timeout.ms). A micro-batch has to end within it."""
 
@@ -90,8 +95,9 @@ def read_options(given: Mapping[str, str], *, is_stream: bool) -> SinkOptions:
         if name in kafka:
             raise ConfigError(f"Kafka option '{name}' {why}", setting=name, value=None)
     if not kafka.get("bootstrap.servers"):
+        advice = "host:port,host:port" if given else OF_TABLES
         raise ConfigError(
-            "Option 'kafka.bootstrap.servers' must be specified for configuring Kafka sink: host:port,host:port",
+            f"Option 'kafka.bootstrap.servers' must be specified for configuring Kafka sink: {advice}",
             setting="kafka.bootstrap.servers",
             value=None,
         )

@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 BATCH_ID, QUERY_ID = "streaming.sql.batchId", "sql.streaming.queryId"
 """Of the properties that tasks of a stream's batch have."""
+ONLY_WRITES = 'format("aioproducer") only writes; Spark reads Kafka by its own source, format("kafka")'
 
 
 class _Writer:
@@ -171,6 +172,18 @@ class KafkaSink(spark.DataSource):
     def name(cls) -> str:
         """What `format(...)` is given."""
         return "aioproducer"
+
+    def schema(self) -> StructType:
+        """Nothing is read.
+
+        Raises:
+            SinkError: always.
+        """
+        raise SinkError(ONLY_WRITES)
+
+    def reader(self, schema: StructType) -> spark.DataSourceReader:
+        """Nothing is read; always an error, as `schema`."""
+        raise SinkError(ONLY_WRITES)
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         """For `df.write`.
