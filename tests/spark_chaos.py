@@ -1,6 +1,7 @@
 """Streams whose processes are killed at every point, and the proof that each row was committed once.
 
-    python -m tests.spark_chaos --runs 100 --seed 1                 # on the embedded cluster
+    python -m tests.spark_chaos --runs 100 --seed 1                     # on the embedded cluster
+    python -m tests.spark_chaos --runs 20 --seed 1 --kafka apache       # three real brokers, or apache-3.9: v1
 
 A run is one stream: its driver is killed, started again, killed elsewhere, until it gets through; then what
 read_committed consumers see is held against the rows that went in."""
@@ -19,13 +20,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from aioproducer.protocol.messages import FindCoordinatorRequest
 from aioproducer.testing import ApacheKafka, ApiKey
 from aioproducer.testing.faults import Fault
 from tests import spark_crashing
+from tests.apache_clusters import LEAN, NOTICES_SOON, running
+from tests.raw_client import RawClient
+from tests.read_back import read_back
 from tests.spark_driver import Driver
 from tests.spark_stage import stage
 
@@ -47,6 +53,10 @@ class Crash(NamedTuple):
     """Options of the sink, until it has happened."""
     fault: Mapping[str, Any] = NOTHING
     """Of the embedded cluster, as its script of faults has them."""
+    victim: str = ""
+    """Of real brokers, the one that is killed: "leader" of the topic's first partition, or "coordinator"."""
+    delay: float = 0.0
+    """Seconds from the place to its death."""
 
 
 DEATHS = {
@@ -63,6 +73,12 @@ DEATHS = {
     "leader": Crash("leader", fault={"api_key": ApiKey.PRODUCE, "down_for": 0.5}),
 }
 """All that can be done to a driver, its tasks and its brokers."""
+REAL_DEATHS = {
+    **{name: death for name, death in DEATHS.items() if not death.fault},
+    "F11": Crash("F11", "end", "broker", victim="coordinator"),
+    "leader": Crash("leader", "before row", "broker", victim="leader"),
+}
+"""The same where the brokers are real: they are killed, and their answers can't be lost on purpose."""
 AT_LEAST_ONCE = ("F5", "leader")
 """What the other mode survives as well."""
 
@@ -75,6 +91,27 @@ class Place:
     committed: Callable[[str], list[bytes]]
     fault: Callable[..., Fault] | None = None
     """Adds one to the script of the embedded cluster."""
+    kafka: ApacheKafka | None = None
+    """Real brokers."""
+
+    def victim(self, crash: Crash, topic: str) -> int:
+        """The process of the broker that is to be killed."""
+        assert self.kafka is not None
+        finding = (
+            self.kafka.leader(topic, 0)
+            if crash.victim == "leader"
+            else coordinator_of(self.servers, f"tx-{topic}")
+        )
+        found = asyncio.run(finding)
+        return next(node.pid for node in self.kafka.nodes if node.id == found and node.pid is not None)
+
+    def mend(self) -> int:
+        """Start the real brokers that are dead. Returns how many there were."""
+        dead = [node.id for node in self.kafka.nodes if node.pid is None] if self.kafka else []
+        for node in dead:
+            assert self.kafka is not None
+            asyncio.run(self.kafka.start_broker(node))
+        return len(dead)
 
 
 class Broken(AssertionError):
@@ -127,6 +164,7 @@ class Run:
         if told.fault:
             assert self._place.fault is not None
             fault = self._place.fault(**told.fault, skip=told.visit - 1)
+        pid = self._place.victim(told, self.topic) if told.victim else 0
         ended = self._driver.play(
             {
                 "job": "stream",
@@ -141,12 +179,17 @@ class Run:
                 "act": told.act,
                 "visit": told.visit,
                 "sink": dict(told.sink),
+                "pid": pid,
+                "delay": told.delay,
                 spark_crashing.NO_MARKER: no_marker,
             }
         )
         self.log.append(f"{told.point}: exit {ended.code}\n{ended.said}")
         if ended.code > 0:
             raise Broken(f"the query failed too often: {self.log[-1]}")
+        died = self._place.mend()
+        if died is not int(bool(told.victim)):
+            raise Broken(f"{died} brokers have died: {self.log[-1]}")
         killed = ended.code < 0
         if killed is not (told.act == "driver") or (not killed and told.place and ended.visits < told.visit):
             raise Broken(f"{told.point} was not played: {self.log[-1]}")
@@ -182,22 +225,35 @@ def embedded(**settings: object) -> Iterator[Place]:
             return cluster.call(lambda: cluster.cluster.faults.add(**told))
 
         cluster.call(lambda: setattr(cluster.cluster.transactions, "sweep_interval", 0.2))
-        yield Place(cluster.servers, cluster.committed, fault)
+        yield Place(cluster.servers, partial(committed, cluster.servers), fault)
 
 
 @contextmanager
 def apache(kafka: ApacheKafka) -> Iterator[Place]:
-    """A real one that runs already, as confluent-kafka's read_committed sees it."""
-    from tests.read_back import read_back
+    """A real one that runs already."""
+    yield Place(kafka.bootstrap_servers, partial(committed, kafka.bootstrap_servers), kafka=kafka)
 
-    def committed(topic: str) -> list[bytes]:
-        async def read() -> list[bytes]:
-            log = await read_back(kafka.bootstrap_servers, topic, committed_only=True)
-            return sorted(record.value or b"" for records in log.values() for record in records)
 
-        return asyncio.run(read())
+def committed(servers: str, topic: str) -> list[bytes]:
+    """The values that confluent-kafka's read_committed sees, sorted."""
+    log = asyncio.run(read_back(servers, topic, committed_only=True))
+    return sorted(record.value or b"" for records in log.values() for record in records)
 
-    yield Place(kafka.bootstrap_servers, committed)
+
+def three_brokers(version: str | None = None) -> ApacheKafka:
+    """Real ones of which one may die, not started yet."""
+    everywhere = ("transaction.state.log", "offsets.topic")
+    copies: dict[str, object] = {f"{topic}.replication.factor": 3 for topic in everywhere}
+    gives_up_soon = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 500}
+    told = {} if version is None else {"version": version}
+    return ApacheKafka(brokers=3, config={**NOTICES_SOON, **copies, **gives_up_soon}, jvm_args=LEAN, **told)
+
+
+async def coordinator_of(servers: str, transactional_id: str) -> int:
+    """The broker that keeps its transactions."""
+    async with RawClient(servers.split(",")[0]) as client:
+        answer = await client.ask(FindCoordinatorRequest(key=transactional_id, key_type=1), 3)
+    return answer.node_id
 
 
 def play(run: Run, crashes: Sequence[Crash], *, shuffles: Iterable[int] = ()) -> int:
@@ -211,7 +267,7 @@ def play(run: Run, crashes: Sequence[Crash], *, shuffles: Iterable[int] = ()) ->
     for crash, shuffle in zip(crashes, widths, strict=False):
         run.add_files(2)
         code = run.drive(crash, shuffle=shuffle)
-        killed += code < 0 or crash.act == "worker"
+        killed += code < 0 or crash.act in ("worker", "broker")
     if code < 0:
         run.drive(shuffle=widths[len(crashes)])
     run.check(twice_is_fine=run.delivery == "at_least_once")
@@ -226,20 +282,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--crashes", type=int, default=2, help="of each run")
+    parser.add_argument("--kafka", choices=["embedded", "apache", "apache-3.9"], default="embedded")
     told = parser.parse_args(arguments)
+    deaths = DEATHS if told.kafka == "embedded" else REAL_DEATHS
     points: Counter[str] = Counter()
     done = broken = killed = rows = 0
     began = time.monotonic()
     with ExitStack() as stack:
         driver = stack.enter_context(Driver())
-        places = {version: stack.enter_context(embedded(transaction_version=version)) for version in (1, 2)}
+        if told.kafka == "embedded":
+            places = {
+                version: stack.enter_context(embedded(transaction_version=version)) for version in (1, 2)
+            }
+        else:
+            old = told.kafka == "apache-3.9"
+            kafka = stack.enter_context(running(three_brokers("3.9.2" if old else None)))
+            places = {1 if old else 2: stack.enter_context(apache(kafka))}
         try:
             for seed in range(told.seed, told.seed + told.runs):
                 randomly = random.Random(seed)
-                names = randomly.choices(sorted(DEATHS), k=told.crashes)
-                crashes = [DEATHS[name]._replace(visit=randomly.randint(1, 2)) for name in names]
+                names = randomly.choices(sorted(deaths), k=told.crashes)
+                crashes = [deaths[name]._replace(visit=randomly.randint(1, 2)) for name in names]
                 shuffles = [randomly.randint(1, 3) for _ in range(told.crashes + 1)]
-                version = randomly.choice([1, 2])
+                version = randomly.choice(sorted(places))
+                if told.kafka != "embedded":
+                    crashes = [crash._replace(delay=randomly.uniform(0, 0.01)) for crash in crashes]
+                    asyncio.run(kafka.create_topic(f"chaos{seed}", PARTITIONS, replication_factor=3))
                 with tempfile.TemporaryDirectory() as folder:
                     run = Run(driver, places[version], f"chaos{seed}", Path(folder) / "run")
                     try:

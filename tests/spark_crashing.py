@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -73,6 +74,9 @@ def visit(place: str, arguments: tuple[Any, ...]) -> None:
     if act == "driver":
         os.killpg(int(os.environ[GROUP]), signal.SIGKILL)
         time.sleep(60)
+    if act == "broker":  # now, or while what comes next is under way
+        threading.Timer(order["delay"], os.kill, (order["pid"], signal.SIGKILL)).start()
+        return
     if act == "worker":
         os.kill(os.getpid(), signal.SIGKILL)
     if act == "executor":

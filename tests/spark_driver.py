@@ -3,7 +3,7 @@
     python -m tests.spark_driver DESCRIPTOR MASTER JARS     # orders on stdin, answers to that file descriptor: JSON
 
 Most orders are a stream of a folder's files to a topic; its query is started again when it fails. Others are a batch
-write, and reading by Spark's own Kafka source, which needs its jars."""
+write, reading by Spark's own Kafka source, which needs its jars, and what it and this sink say to a wrong write."""
 
 from __future__ import annotations
 
@@ -125,7 +125,9 @@ def main(answers: int, master: str, jars: str) -> None:
     for line in sys.stdin:
         order = json.loads(line)
         told = {"is_done": True, "failures": [], "visits": 0, "values": []}
-        told |= {"stream": stream, "write": write_rows, "read": read}[order["job"]](spark, order)
+        told |= {"stream": stream, "write": write_rows, "read": read, "fail": fail}[order["job"]](
+            spark, order
+        )
         os.write(answers, json.dumps(told).encode() + b"\n")
 
 
@@ -145,6 +147,19 @@ def read(spark: Any, order: dict[str, Any]) -> dict[str, Any]:
     reader = reader.option("subscribe", order["topic"]).option("kafka.isolation.level", "read_committed")
     rows = reader.load().selectExpr("CAST(value AS string) AS value").collect()
     return {"values": [row.value for row in rows]}
+
+
+def fail(spark: Any, order: dict[str, Any]) -> dict[str, Any]:
+    """What each format says to a write of these columns with these options; nothing if it is accepted."""
+    texts = []
+    for format_ in order["formats"]:
+        writer = spark.range(1).selectExpr(*order["columns"]).write.format(format_)
+        try:
+            writer.options(**order["options"]).mode("append").save()
+            texts.append("")
+        except Exception as error:  # Spark's errors have many classes
+            texts.append(str(error))
+    return {"values": texts}
 
 
 def stream(spark: Any, order: dict[str, Any]) -> dict[str, Any]:

@@ -12,10 +12,18 @@ import pytest
 from pyspark.errors import PythonException
 
 from aioproducer import DeliveryError, Producer, TransactionAbortableError
-from aioproducer.testing import ApacheKafka
-from tests.apache_clusters import LEAN, NOTICES_SOON, running
+from tests.apache_clusters import running
 from tests.read_back import read_back
-from tests.spark_chaos import DEATHS, PARTITIONS, Run, apache, play
+from tests.spark_chaos import (
+    DEATHS,
+    PARTITIONS,
+    REAL_DEATHS,
+    Run,
+    apache,
+    coordinator_of,
+    play,
+    three_brokers,
+)
 from tests.spark_driver import Driver
 from tests.spark_stage import write
 from tests.test_spark import numbered, once, values
@@ -90,54 +98,49 @@ async def test_the_second_writer_of_a_partition_is_noticed(kafka, made):
     assert [record.value for record in log[0]] == [b"1", b"2"]
 
 
+@pytest.fixture(scope="module")
+def three(request):
+    """Three brokers of which one may die."""
+    with running(three_brokers(), request=request) as kafka, apache(kafka) as place:
+        yield place
+
+
 @pytest.mark.timeout(400)
-def test_a_coordinator_that_is_killed_in_mid_commit(spark, request, tmp_path):
+def test_brokers_that_are_killed_in_mid_stream_and_in_mid_commit(three, driver, tmp_path):
     """F11: whoever takes over finishes what was decided."""
-    name = "mid-commit"
-    kafka = ApacheKafka(
-        brokers=3,
-        config={
-            **NOTICES_SOON,
-            "transaction.state.log.replication.factor": 3,
-            "offsets.topic.replication.factor": 3,
-        },
-        jvm_args=LEAN,
-    )
+    for mode, names in (("exactly_once", ("leader", "F11")), ("at_least_once", ("leader",))):
+        asyncio.run(three.kafka.create_topic(mode, PARTITIONS, replication_factor=3))
+        run = Run(driver, three, mode, tmp_path / mode, delivery=mode)
 
-    async def prepare(started):
-        await started.create_topic(name, PARTITIONS, replication_factor=3)
-
-    with running(kafka, prepare, request=request):
-        once(spark, Servers(kafka), name, count=30, txnAppId="app", txnVersion=0)
-        victim = asyncio.run(coordinator_of(kafka, f"tx-{name}"))
-        done = threading.Event()
-
-        def kill() -> None:
-            while not done.is_set():
-                if len(asyncio.run(written(kafka, name))) >= 330:  # the rows are there, the commit is next
-                    asyncio.run(kafka.kill(victim))
-                    return
-                time.sleep(0.05)
-
-        killer = threading.Thread(target=kill)
-        killer.start()
-        try:
-            for version in (1, 1):  # the second one is what a restarted query would do
-                with contextlib.suppress(PythonException):  # the commit may have found nobody in time
-                    once(spark, Servers(kafka), name, count=300, txnAppId="app", txnVersion=version)
-        finally:
-            done.set()
-            killer.join()
-        assert committed(kafka, name) == sorted(values(30) + values(300))
+        assert play(run, [REAL_DEATHS[name] for name in names]) == len(names)
 
 
-async def coordinator_of(kafka, transactional_id):
-    from aioproducer.protocol.messages import FindCoordinatorRequest
-    from tests.raw_client import RawClient
+@pytest.mark.timeout(400)
+def test_a_coordinator_that_is_killed_while_a_batch_write_is_committed(spark, three):
+    name, kafka = "mid-commit", three.kafka
+    asyncio.run(kafka.create_topic(name, PARTITIONS, replication_factor=3))
+    once(spark, Servers(kafka), name, count=30, txnAppId="app", txnVersion=0)
+    victim = asyncio.run(coordinator_of(three.servers, f"tx-{name}"))
+    done = threading.Event()
 
-    async with RawClient(kafka.bootstrap_servers.split(",")[0]) as client:
-        answer = await client.ask(FindCoordinatorRequest(key=transactional_id, key_type=1), 3)
-    return answer.node_id
+    def kill() -> None:
+        while not done.is_set():
+            if len(asyncio.run(written(kafka, name))) >= 330:  # the rows are there, the commit is next
+                asyncio.run(kafka.kill(victim))
+                return
+            time.sleep(0.05)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        for version in (1, 1):  # the second one is what a restarted query would do
+            with contextlib.suppress(PythonException):  # the commit may have found nobody in time
+                once(spark, Servers(kafka), name, count=300, txnAppId="app", txnVersion=version)
+    finally:
+        done.set()
+        killer.join()
+    assert three.mend() == 1
+    assert committed(kafka, name) == sorted(values(30) + values(300))
 
 
 async def written(kafka, topic):

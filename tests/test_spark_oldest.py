@@ -57,6 +57,60 @@ def write_batches(driver, place):
     assert place.committed("oldest-once") == rows
 
 
+VALUE = "'x' AS value"
+MISTAKES = [
+    (["id AS value"], {}, "value attribute unsupported type bigint. value must be a(n) string or binary"),
+    ([VALUE, "id AS key"], {}, "key attribute unsupported type bigint. key must be a(n) string or binary"),
+    (
+        [VALUE, "1 AS topic"],
+        {"topic": None},
+        "topic attribute unsupported type int. topic must be a(n) string",
+    ),
+    (
+        [VALUE, "array(id) AS headers"],
+        {},
+        "headers attribute unsupported type array<bigint>. headers must be a(n) array<struct<key:string,value:binary>>",
+    ),
+    (
+        [VALUE, "id AS partition"],
+        {},
+        "partition attribute unsupported type bigint. partition must be a(n) int",
+    ),
+    (["'x' AS key"], {}, "Required attribute 'value' not found"),
+    (
+        [VALUE],
+        {"topic": None},
+        "topic option required when no 'topic' attribute is present. Use the topic option for setting a topic.",
+    ),
+    (
+        [VALUE, "CAST(NULL AS string) AS topic"],
+        {"topic": None},
+        "null topic present in the data. Use the topic option for setting a default topic.",
+    ),
+    (
+        [VALUE],
+        {"kafka.bootstrap.servers": None},
+        "Kafka option bootstrap.servers is not set. Please make sure it is set and retry.",
+    ),
+    (
+        [VALUE],
+        {"kafka.key.serializer": "x"},
+        "Kafka option 'key.serializer' is not supported as keys are serialized with ByteArraySerializer.",
+    ),
+]
+
+
+@pytest.mark.timeout(900)
+def test_sparks_own_sink_says_the_same_to_the_same_mistakes(driver):
+    with embedded() as running:
+        for columns, options, text in MISTAKES:
+            given = {"kafka.bootstrap.servers": running.servers, "topic": "t", **options}
+            given = {name: value for name, value in given.items() if value is not None}
+            order = {"job": "fail", "formats": ["kafka", "aioproducer"], "columns": columns, "options": given}
+
+            assert [text in said for said in driver.play(order).values] == [True, True], text
+
+
 @pytest.mark.timeout(900)  # the first time; then 60 s
 def test_on_the_embedded_cluster_with_a_driver_that_is_killed(driver, tmp_path):
     with embedded() as running:

@@ -104,7 +104,7 @@ def by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa
         return
     column = batch.column("topic")
     if column.null_count:
-        raise SinkError("null topic present in the data. Use the topic option for setting a topic.")
+        raise SinkError("null topic present in the data. Use the topic option for setting a default topic.")
     names = column.unique().to_pylist()
     for name in names:
         yield name, batch if len(names) == 1 else batch.filter(pc.equal(column, name))

@@ -43,7 +43,7 @@ REFUSED = {
 """Java's names that Spark's own sink refuses, too, in its words; and one that has another meaning here."""
 
 OF_TABLES = (
-    "the OPTIONS of a table do not reach a Python sink; write INSERT INTO ... WITH ('kafka.bootstrap.servers' = "
+    "The OPTIONS of a table do not reach a Python sink; write INSERT INTO ... WITH ('kafka.bootstrap.servers' = "
     "'host:port', 'topic' = '...') SELECT ..., or use the DataFrame API"
 )
 
@@ -95,9 +95,9 @@ def read_options(given: Mapping[str, str], *, is_stream: bool) -> SinkOptions:
         if name in kafka:
             raise ConfigError(f"Kafka option '{name}' {why}", setting=name, value=None)
     if not kafka.get("bootstrap.servers"):
-        advice = "host:port,host:port" if given else OF_TABLES
+        advice = "kafka.bootstrap.servers is host:port,host:port" if given else OF_TABLES
         raise ConfigError(
-            f"Option 'kafka.bootstrap.servers' must be specified for configuring Kafka sink: {advice}",
+            f"Kafka option bootstrap.servers is not set. Please make sure it is set and retry. {advice}",
             setting="kafka.bootstrap.servers",
             value=None,
         )
