@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 import time
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -21,7 +22,7 @@ from pyspark.sql.types import (
 )
 
 from aioproducer import ConfigError, TopicPartition
-from aioproducer.spark import SinkError, exactly_once, task
+from aioproducer.spark import SinkError, exactly_once, sink, task
 from aioproducer.spark.columns import batches_of_rows
 from aioproducer.spark.options import read_options
 from aioproducer.spark.reports import TaskReport, Version, Written, summary
@@ -237,6 +238,25 @@ def test_reports_that_do_not_belong_together_are_not_committed(cluster):
     ):
         with pytest.raises(SinkError, match=text):
             exactly_once.commit(options, None, Version("q", 0), reports)
+    assert cluster.committed("t") == []
+
+
+def test_a_task_that_kafka_refuses_tells_it_to_the_commit_and_is_not_tried_again(cluster, monkeypatch):
+    told = {"kafka.bootstrap.servers": cluster.servers, "topic": "t", **MODES}
+    writer = KafkaSink(told).writer(StructType([StructField("value", StringType())]), False)
+    writer.__getstate__()  # it was pickled: that plans
+    context = SimpleNamespace(
+        partitionId=lambda: 0, attemptNumber=lambda: 0, getLocalProperty=lambda name: None
+    )
+    monkeypatch.setattr(sink.TaskContext, "get", lambda: context)
+    cluster.call(lambda: cluster.cluster.faults.add(ApiKey.PRODUCE, error=ErrorCode.INVALID_RECORD))
+
+    failed = writer.write(iter([placed(0, 10, 0)]))
+    with pytest.raises(SinkError, match="rows for topic t failed.*INVALID_RECORD"):
+        writer.commit([failed])
+    writer.abort([failed])
+
+    assert pickle.loads(pickle.dumps(failed)) == failed
     assert cluster.committed("t") == []
 
 

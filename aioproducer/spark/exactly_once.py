@@ -92,6 +92,9 @@ def commit(
     Raises:
         SinkError: it is not committed; or, if Kafka did not answer, nobody knows before the next plan.
     """
+    for report in reports:
+        if report.failure:
+            raise SinkError(report.failure)
     plans = {report.plan for report in reports if report.plan is not None}
     plan = plan or next(iter(plans), None)
     if plan is None:

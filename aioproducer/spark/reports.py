@@ -58,6 +58,8 @@ class TaskReport(WriterCommitMessage):
     version: Version | None = None
     is_skipped: bool = False
     """It was committed before; the task has read nothing."""
+    failure: str = ""
+    """Why its rows are not all written: the whole write can't be committed, and no second attempt would help."""
 
 
 class Totals(NamedTuple):

@@ -15,7 +15,7 @@ from pyspark.sql import Row
 from pyspark.sql import datasource as spark
 from pyspark.sql.types import StructType
 
-from aioproducer.errors import ConfigError
+from aioproducer.errors import ConfigError, KafkaError
 from aioproducer.spark import exactly_once, worker
 from aioproducer.spark.columns import batches_of_rows, check_columns
 from aioproducer.spark.options import SinkError, SinkOptions, read_options
@@ -61,15 +61,20 @@ class _Writer:
             return report
         assert context is not None
         assert self._plan is not None  # it was pickled
-        report = exactly_once.write_exactly_once(
-            batches,
-            self._options,
-            self._plan,
-            self._version_in_task(context),
-            task=task,
-            attempt=context.attemptNumber(),
-            speculation=(context.getLocalProperty("spark.speculation") or "").lower() == "true",
-        )
+        version = self._version_in_task(context)
+        try:
+            report = exactly_once.write_exactly_once(
+                batches,
+                self._options,
+                self._plan,
+                version,
+                task=task,
+                attempt=context.attemptNumber(),
+                speculation=(context.getLocalProperty("spark.speculation") or "").lower() == "true",
+            )
+        except KafkaError as error:
+            # Told and not raised: Spark would try the task again, in vain, and show what the last attempt said.
+            report = TaskReport(task, 0, 0, 0.0, 0, 0.0, {}, self._plan, version, failure=str(error))
         worker.spare()
         return report
 
