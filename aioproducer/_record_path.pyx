@@ -1147,6 +1147,8 @@ cdef Delivery append_record(RecordPath self, Topic topic, int number, Record* re
     while batch is None or (most >= LARGE and batch.record_count) or not has_room(batch, most, self.memory):
         if self.accumulator.open_batch(queue, most) is None:
             return None
+        if self.accumulator.packing.turn_is_full:
+            self.burst = TURN_AFTER
         batch = queue.tail         # a collector or a signal handler may have appended to it: look again
     write_record(batch, record, headers)
     if late_value is not None:     # its batch has no other record
