@@ -21,7 +21,6 @@ from aioproducer.config import ProducerConfig
 from aioproducer.connection import LATE_TIMER, Connection
 from aioproducer.coordinator import Coordinator
 from aioproducer.errors import (
-    BrokerConnectionError,
     DeliveryTimeoutError,
     KafkaError,
     TransactionAbortedError,
@@ -288,18 +287,18 @@ class Sender:
             int(self._config.request_timeout * 1000),
             list(topics.values()),
         )
+        names = {topic_id: name for name, topic_id, _ in topics.values()}
+        answered = partial(self._answered, node_id, batches, names)
         try:
-            answer = connection.request(
+            connection.request(
                 request,
                 timeout=self._config.request_timeout,
                 version_ceiling=ceiling,
                 expects_response=self._config.acks != 0,
+                answered=answered,
             )
         except UnsupportedVersionError as error:
-            answer = self._loop.create_future()
-            answer.set_exception(error)
-        names = {topic_id: name for name, topic_id, _ in topics.values()}
-        answer.add_done_callback(partial(self._answered, node_id, batches, names))
+            self._loop.call_soon(answered, None, error)
         self._count_request(batches)
 
     def _count_request(self, batches: list[ProducerBatch]) -> None:
@@ -319,24 +318,24 @@ class Sender:
         metrics.records_per_request.add(records)
 
     def _answered(
-        self, node_id: int, batches: list[ProducerBatch], names: dict[int, str], answer: asyncio.Future[Any]
+        self,
+        node_id: int,
+        batches: list[ProducerBatch],
+        names: dict[int, str],
+        response: Any,
+        error: KafkaError | None,
     ) -> None:
         """The request of these batches has ended, one way or the other."""
         now = self._loop.time()
         for batch in batches:
             batch.queue.in_flight.remove(batch)
-        error = (
-            BrokerConnectionError("the request was cancelled", written=True)
-            if answer.cancelled()
-            else (answer.exception())
-        )
         if error is not None:
             for batch in batches:
                 self._answers.broken(batch, error, now)
         elif self._config.acks == 0:
             for batch in batches:
                 self._answers.complete(batch, now)
-        elif isinstance(response := answer.result(), Appended):
+        elif isinstance(response, Appended):
             self._answers.appended(batches, response, now)
         else:
             self._answers.read(node_id, batches, names, response, now)
