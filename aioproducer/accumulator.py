@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
+import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -332,8 +333,10 @@ class Accumulator:
         """Topics with data that can't be sent because the leader of its partition is not known."""
         return {queue.topic for queue in self._ready.get(NO_NODE, ())}
 
-    def drain(self, node_id: int, now: float, may_drain: MayDrain) -> list[ProducerBatch]:
-        """Take at most one batch of each partition that is due for this node, up to max_request_size.
+    def drain(
+        self, node_id: int, now: float, may_drain: MayDrain, most: int = sys.maxsize
+    ) -> list[ProducerBatch]:
+        """Take at most one batch of each partition that is due for this node, up to max_request_size and `most`.
 
         Goes on where the last call stopped: a queue that gave a batch moves behind the others.
         """
@@ -343,6 +346,8 @@ class Accumulator:
             return drained
         size = 0
         for queue in list(group):
+            if len(drained) == most:
+                break
             batch: ProducerBatch = queue.batches[0]
             if queue.retry_at > now or not may_drain(queue, batch):
                 continue
@@ -361,6 +366,11 @@ class Accumulator:
                 size += batch.wire_size
             drained.append(batch)
         return drained
+
+    def serve_last(self, node_id: int) -> None:
+        """This node has had its share: the next pass begins with the others."""
+        if node_id in self._ready:
+            self._ready[node_id] = self._ready.pop(node_id)
 
     def _take_first(self, queue: PartitionQueue, group: dict[PartitionQueue, None]) -> None:
         queue.batches.popleft()

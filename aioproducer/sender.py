@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from functools import partial
 from random import Random
 from typing import Any
@@ -39,6 +40,9 @@ logger = logging.getLogger(__name__)
 LAST_VERSION_WITH_TOPIC_NAMES = 12
 LAST_VERSION_OF_V1 = 11
 """From 12 on a broker lets a partition join the transaction by being written to, also if transactions v2 are off."""
+MOST_IN_PASS = 1000
+"""Batches that are sent before others run: it takes the loop some 10 us for each, and as long for its answer. Not of a
+transaction: what first comes in one request to a broker is verified together."""
 A_MOMENT = 0.05
 """Seconds that answers which lie unread in a socket get to come in."""
 
@@ -73,6 +77,7 @@ class Sender:
         self._coordinator = coordinator
         self._seen_metadata = -1
         self._gave_a_moment = False
+        self._left_in_pass = 0
         self._begun: set[int] = set()
         """Nodes that a participant has written to."""
         self._answers = Answers(
@@ -107,6 +112,7 @@ class Sender:
             self._abort_unsent()
         late = self._expire_all(now)
         nodes, look_again = self._accumulator.ready(now)
+        self._left_in_pass = sys.maxsize if self._transaction.is_used else MOST_IN_PASS
         times = [] if look_again is None else [look_again]
         if late:
             times = [now + A_MOMENT]
@@ -148,14 +154,19 @@ class Sender:
             drain = self._accumulator.drain
             connection.cork()
             try:
-                while can_send:
-                    batches = drain(node_id, now, self._may_drain)
+                while can_send and self._left_in_pass > 0:
+                    batches = drain(node_id, now, self._may_drain, self._left_in_pass)
                     if not batches:
                         return None
                     self._produce(connection, node_id, batches, now)
+                    self._left_in_pass -= len(batches)
                     can_send = connection.can_send
             finally:
                 connection.uncork()
+            if can_send:
+                self._accumulator.serve_last(node_id)
+                self._wake.set()
+                return None
         return self._brokers.retry_at(node_id, now)
 
     # --------------------------------------------------------------------------------------------- numbering
