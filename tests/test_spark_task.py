@@ -252,7 +252,7 @@ def test_a_task_that_kafka_refuses_tells_it_to_the_commit_and_is_not_tried_again
     cluster.call(lambda: cluster.cluster.faults.add(ApiKey.PRODUCE, error=ErrorCode.INVALID_RECORD))
 
     failed = writer.write(iter([placed(0, 10, 0)]))
-    with pytest.raises(SinkError, match="rows for topic t failed.*INVALID_RECORD"):
+    with pytest.raises(SinkError, match=r"rows for topic t failed.*INVALID_RECORD"):
         writer.commit([failed])
     writer.abort([failed])
 
