@@ -50,6 +50,7 @@ class _Writer:
         return self._version()
 
     def _write(self, batches: Iterable[pa.RecordBatch]) -> TaskReport:
+        worker.acknowledge_at_once()
         context = TaskContext.get()
         task = context.partitionId() if context else 0
         if not self._options.exactly_once:
