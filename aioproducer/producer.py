@@ -208,6 +208,8 @@ class Producer(Transactional, Configured):
         self._handle: TransactionHandle | None = None
         """Of the transaction of another producer that this one takes part in, or has taken over."""
         self._is_owner = False
+        self._shares_the_loop = True
+        """False where nothing of the user's runs in the loop, so that compression need not wait for it."""
         # The rest is made by start(), which knows the loop.
         self._loop: asyncio.AbstractEventLoop
         self._accumulator: Accumulator
@@ -312,7 +314,7 @@ class Producer(Transactional, Configured):
         self._executor = ThreadPoolExecutor(
             max(1, (os.cpu_count() or 1) - 1),
             thread_name_prefix="aioproducer-compress",
-            initializer=_give_way_to_the_loop,
+            initializer=_give_way_to_the_loop if self._shares_the_loop else None,
         )
         self._brokers = Brokers(config, wake, self._metrics, self._random)
         self._metadata = Metadata(config, self._brokers, wake, self._metrics, self._random)
