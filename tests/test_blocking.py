@@ -938,7 +938,7 @@ def test_a_receipt_that_has_no_result_in_time(make, cluster, topic):
 def test_compression_has_the_priority_of_all_other_threads(make, cluster, topic):
     producer = make(compression_type="gzip")
 
-    producer.send(topic, b"v" * 20_000).result(SOON)
+    producer.send(topic, b"v" * 900_000).result(SOON)
 
     compressing = [thread for thread in threading.enumerate() if "compress" in thread.name]
     assert compressing
