@@ -45,6 +45,8 @@ class Packing:
         loop: asyncio.AbstractEventLoop,
         processors: int | None = None,
         executor: Executor | None = None,
+        *,
+        gives_way: bool = True,
     ) -> None:
         """Nothing is started.
 
@@ -53,6 +55,7 @@ class Packing:
             loop: the producer's.
             processors: how many there are for this process; None to ask the system.
             executor: whose threads do the work; None for own ones.
+            gives_way: whether own threads come after the loop, which somebody else may wait for.
         """
         processors = processors or processor_count()
         self._codec = config.compression
@@ -60,7 +63,9 @@ class Packing:
         self._loop = loop
         self._threads = max(processors - 1, 1)
         self.executor = executor or ThreadPoolExecutor(
-            self._threads, thread_name_prefix="aioproducer-compress", initializer=_give_way_to_the_loop
+            self._threads,
+            thread_name_prefix="aioproducer-compress",
+            initializer=_give_way_to_the_loop if gives_way else None,
         )
         self.on_packed: Callable[[ProducerBatch], None] = _nobody
         # in the loop

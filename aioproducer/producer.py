@@ -205,6 +205,8 @@ class Producer(Transactional, Configured):
         self._handle: TransactionHandle | None = None
         """Of the transaction of another producer that this one takes part in, or has taken over."""
         self._is_owner = False
+        self._shares_the_loop = True
+        """False where nothing of the user's runs in the loop, so that compression need not wait for it."""
         # The rest is made by start(), which knows the loop.
         self._loop: asyncio.AbstractEventLoop
         self._accumulator: Accumulator
@@ -306,7 +308,7 @@ class Producer(Transactional, Configured):
         """Everything behind the buffer; nothing of it does anything yet."""
         self._wake = wake = WakeUp(self._loop)
         config = self._config
-        self._packing = Packing(config, self._loop)
+        self._packing = Packing(config, self._loop, gives_way=self._shares_the_loop)
         self._brokers = Brokers(config, wake, self._metrics, self._random)
         self._metadata = Metadata(config, self._brokers, wake, self._metrics, self._random)
         self._accumulator = Accumulator(config, self._loop, wake, self._random, self._packing)

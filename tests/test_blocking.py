@@ -8,6 +8,7 @@ import contextvars
 import functools
 import inspect
 import logging
+import os
 import sys
 import threading
 import time
@@ -931,3 +932,15 @@ def test_a_receipt_that_has_no_result_in_time(make, cluster, topic):
         receipt.result(20 * MS)
     cluster.thaw()
     assert receipt.result(SOON).offsets == {0: [range(1, 2)]}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are niced on Linux alone")
+def test_compression_has_the_priority_of_all_other_threads(make, cluster, topic):
+    producer = make(compression_type="gzip")
+
+    producer.send(topic, b"v" * 900_000).result(SOON)
+
+    compressing = [thread for thread in threading.enumerate() if "compress" in thread.name]
+    assert compressing
+    for thread in compressing:
+        assert os.getpriority(os.PRIO_PROCESS, thread.native_id) == os.getpriority(os.PRIO_PROCESS, 0)

@@ -213,6 +213,32 @@ def test_rounds_are_interleaved_and_whole():
     assert sizes == sorted(sizes)  # one cached frame after the other
 
 
+def test_repeats_can_be_fewer():
+    cells = plan.cells(False, 6000, [BATCH, STREAM, SMALL], plan.ALL_SINKS, repeats=1)
+
+    assert {cell.repeats for cell in cells} == {1}
+
+
+def test_each_sink_is_warmed_up_in_frames_and_in_streams():
+    asked = []
+
+    class Asked(FakeStage):
+        def ask(self, request):
+            asked.append((request["cell"]["section"], request["cell"]["sink"]))
+            raise bench.MeasurementError("enough")
+
+        def end(self):
+            pass
+
+    sinks = [OURS, CONNECTOR]
+    measured = bench.Run(plan.cells(False, 6000, [BATCH, STREAM], sinks))
+
+    measured.measure(Asked(), FakeTarget(0))
+
+    assert sorted(asked) == sorted((section, sink) for section in (BATCH, STREAM) for sink in sinks)
+    assert all(f.failures for f in measured.figures.values())
+
+
 # counting
 
 
@@ -282,7 +308,7 @@ def test_what_writes_nothing_is_held_to_that():
 
 
 def test_ctrl_c_keeps_what_was_measured():
-    cells = [Cell(STREAM, sink, 6000, warm_up=1, batches=1) for sink in (OURS, CONNECTOR)]
+    cells = [Cell(SMALL, sink, 6000, warm_up=1, batches=1) for sink in (OURS, CONNECTOR)]
 
     class Interrupted(FakeStage):
         asked = ended = 0
@@ -291,7 +317,7 @@ def test_ctrl_c_keeps_what_was_measured():
             self.asked += 1
             if self.asked == 2:
                 raise KeyboardInterrupt
-            return {"rows_per_s": 1.0, "cpu_us": 1.0}
+            return {"batch_ms": 1.0, "cpu_ms_per_batch": 1.0, "rows_per_s": 1.0, "cpu_us": 1.0}
 
         def end(self):
             self.ended += 1

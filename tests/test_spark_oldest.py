@@ -1,4 +1,5 @@
-"""The oldest Spark that the sink works with, 4.0.0: streams bring rows. Read back by Spark's own Kafka source.
+"""The oldest Spark that the sink works with, 4.0.0, which knows no Arrow writer for streams; read back by Spark's own
+Kafka source.
 
 What that needs is fetched once and kept under build/bench-spark: PySpark 4.0.0 and what it stands on in a virtual
 environment of its own (1 GB, from PyPI), and the four jars of the source (10 MB, from Maven Central)."""

@@ -9,24 +9,17 @@ from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import Row
 from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    IntegerType,
-    LongType,
     StringType,
     StructField,
     StructType,
-    TimestampType,
 )
 
 from aioproducer import ConfigError, TopicPartition
 from aioproducer.spark import SinkError, exactly_once, sink, task
-from aioproducer.spark.columns import batches_of_rows
 from aioproducer.spark.options import read_options
 from aioproducer.spark.reports import TaskReport, Version, Written, summary
-from aioproducer.spark.sink import KafkaSink, RowStreamWriter
+from aioproducer.spark.sink import KafkaSink
 from aioproducer.testing import ApiKey, ErrorCode
 from tests.spark_stage import stage
 
@@ -362,44 +355,6 @@ def test_somebody_elses_group_is_not_taken_for_a_marker(cluster):
 
 
 # -------------------------------------------------------------------------------------------------------- the rest
-
-
-def test_rows_become_what_arrow_brings():
-    schema = StructType(
-        [
-            StructField("key", StringType()),
-            StructField("value", BinaryType()),
-            StructField("partition", IntegerType()),
-            StructField(
-                "headers",
-                ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())])),
-            ),
-            StructField("timestamp", LongType()),
-        ]
-    )
-    header = Row("key", "value")("h", bytearray(b"1"))
-    rows = [
-        Row(*schema.names)("k", bytearray(b"v"), 1, [header], 5),
-        Row(*schema.names)(None, None, None, None, None),
-    ]
-
-    (batch,) = batches_of_rows(rows, schema)
-
-    assert batch.to_pylist() == [
-        {"key": "k", "value": b"v", "partition": 1, "headers": [{"key": "h", "value": b"1"}], "timestamp": 5},
-        dict.fromkeys(schema.names),
-    ]
-    assert [len(part) for part in batches_of_rows(rows * 10_000, schema)] == [10_000, 10_000]
-
-
-def test_streams_before_spark_4_1_bring_rows(cluster):
-    schema = StructType([StructField("value", StringType()), StructField("timestamp", TimestampType())])
-    options = options_of(cluster)
-
-    report = RowStreamWriter(options, schema).write(iter([Row("value", "timestamp")("x", None)]))
-
-    assert report.rows == 1
-    assert cluster.committed("t") == [b"x"]
 
 
 def test_secrets_are_not_shown():

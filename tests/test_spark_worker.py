@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import socket
 import sys
 import zipfile
 from types import SimpleNamespace
@@ -64,3 +65,61 @@ def test_modules_in_archives_are_imported_as_before(main, collector, monkeypatch
 
     assert str(archive) not in sys.path_importer_cache
     assert importlib.import_module("sparks_second").value == 2
+
+
+# what comes from the JVM
+
+
+def puts_acknowledgements_off(connection: socket.socket) -> bool:
+    return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK) == 0
+
+
+@pytest.fixture
+def connection():
+    """As a worker's that has talked with the JVM: an acknowledgement waits for an answer that could take it along."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        with socket.create_connection(server.getsockname()) as jvm, server.accept()[0] as connected:
+            for _ in range(10):
+                jvm.sendall(b"question")
+                connected.recv(100)
+                connected.sendall(b"answer")
+                jvm.recv(100)
+            assert puts_acknowledgements_off(connected)
+            yield connected
+
+
+def called_by_the_daemon(connection: socket.socket | None) -> None:
+    acknowledge_at_once = worker.acknowledge_at_once
+
+    def called(sock: socket.socket | None) -> None:
+        acknowledge_at_once()
+
+    called.__code__ = called.__code__.replace(co_name="worker")  # what PySpark's daemon calls it
+    called(connection)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="TCP_QUICKACK is Linux's")
+def test_what_the_jvm_writes_is_acknowledged_at_once(main, connection):
+    called_by_the_daemon(connection)
+
+    assert not puts_acknowledgements_off(connection)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="TCP_QUICKACK is Linux's")
+def test_the_connections_of_other_processes_are_left_alone(main, connection):
+    main.name = "my.job"
+
+    called_by_the_daemon(connection)
+
+    assert puts_acknowledgements_off(connection)
+
+
+def test_without_a_tcp_connection_to_the_jvm_there_is_nothing_to_be_done(main):
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        called_by_the_daemon(ours)
+        called_by_the_daemon(None)
+        worker.acknowledge_at_once()
+
+        theirs.sendall(b"rows")
+        assert ours.recv(100) == b"rows"

@@ -5,8 +5,7 @@ more."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from itertools import chain, islice
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -17,7 +16,6 @@ from pyspark.sql.types import (
     DataType,
     IntegerType,
     LongType,
-    Row,
     StringType,
     StructType,
     TimestampNTZType,
@@ -43,9 +41,6 @@ ARGUMENTS = {
     "partition": "partitions",
 }
 """What `send_many` calls them."""
-
-ROWS = 10_000
-"""Of an Arrow batch that is made from rows; as many as Spark's own have."""
 
 
 def check_columns(schema: StructType, options: SinkOptions) -> None:
@@ -108,35 +103,3 @@ def by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa
     names = column.unique().to_pylist()
     for name in names:
         yield name, batch if len(names) == 1 else batch.filter(pc.equal(column, name))
-
-
-def batches_of_rows(rows: Iterable[Row], schema: StructType) -> Iterator[pa.RecordBatch]:
-    """Rows as Arrow batches, for a Spark whose stream writers give rows (before 4.1)."""
-    left, width = iter(rows), len(schema.fields)
-    # Everything behind each other, then every n-th: a row's own items are reached by way of Python code.
-    while found := list(chain.from_iterable(islice(left, ROWS))):
-        columns = [
-            _column(field.name, field.dataType, found[number::width])
-            for number, field in enumerate(schema.fields)
-        ]
-        yield pa.record_batch(columns, names=schema.fieldNames())
-
-
-def _column(name: str, type_: DataType, values: list[Any]) -> pa.Array:
-    if name == "headers":
-        values = [value and [tuple(header) for header in value] for value in values]
-    return pa.array(values, _arrow_type(name, type_))
-
-
-def _arrow_type(name: str, type_: DataType) -> pa.DataType:
-    if name == "headers":
-        return pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-    if isinstance(type_, TimestampType):
-        return pa.timestamp("us", "UTC")
-    if isinstance(type_, TimestampNTZType):
-        return pa.timestamp("us")
-    if isinstance(type_, LongType):
-        return pa.int64()
-    if isinstance(type_, IntegerType):
-        return pa.int32()
-    return pa.string() if isinstance(type_, StringType) else pa.binary()

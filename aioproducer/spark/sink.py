@@ -11,13 +11,12 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql import Row
 from pyspark.sql import datasource as spark
 from pyspark.sql.types import StructType
 
 from aioproducer.errors import ConfigError, KafkaError
 from aioproducer.spark import exactly_once, worker
-from aioproducer.spark.columns import batches_of_rows, check_columns
+from aioproducer.spark.columns import check_columns
 from aioproducer.spark.options import SinkError, SinkOptions, read_options
 from aioproducer.spark.reports import Plan, TaskReport, Version, add_line, summary
 from aioproducer.spark.task import write_at_least_once
@@ -32,9 +31,8 @@ ONLY_WRITES = 'format("aioproducer") only writes; Spark reads Kafka by its own s
 class _Writer:
     """What the writers of batches and of streams have in common."""
 
-    def __init__(self, options: SinkOptions, schema: StructType) -> None:
+    def __init__(self, options: SinkOptions) -> None:
         self._options = options
-        self._schema = schema
         self._plan: Plan | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -53,6 +51,7 @@ class _Writer:
         return self._version()
 
     def _write(self, batches: Iterable[pa.RecordBatch]) -> TaskReport:
+        worker.acknowledge_at_once()
         context = TaskContext.get()
         task = context.partitionId() if context else 0
         if not self._options.exactly_once:
@@ -125,14 +124,29 @@ class BatchWriter(_Writer, spark.DataSourceArrowWriter):
         self._abort("batch write", messages)
 
 
-class _StreamWriter(_Writer):
-    """A stream's writer is made anew for each commit: what it knows of the batch, it knows from the tasks."""
+if hasattr(spark, "DataSourceStreamArrowWriter"):
+    _ArrowStream = spark.DataSourceStreamArrowWriter
+else:
+
+    class _ArrowStream(  # type: ignore[no-redef,misc]  # commit and abort are the sink's
+        spark.DataSourceStreamWriter, spark.DataSourceArrowWriter
+    ):
+        """Spark 4.0 has no such class. What plans a stream there wants the first of these two; the task, which would
+        make a Row of each row, gives whatever is the second one Arrow batches."""
+
+
+class StreamWriter(_Writer, _ArrowStream):
+    """`df.writeStream`. It is made anew for each commit: what it knows of the batch, it knows from the tasks."""
 
     def _version_in_task(self, context: TaskContext) -> Version | None:
         query, batch = context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID)
         if query is None or batch is None:
             raise SinkError("exactly_once: Spark did not tell the task its query and batch; update Spark")
         return Version(query, int(batch))
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskReport:
+        """Write one task's rows, and wait for their acknowledgements."""
+        return self._write(iterator)
 
     def commit(self, messages: list[spark.WriterCommitMessage | None], batchId: int) -> None:
         """All tasks of the micro-batch have written."""
@@ -145,29 +159,6 @@ class _StreamWriter(_Writer):
     def abort(self, messages: list[spark.WriterCommitMessage | None], batchId: int) -> None:
         """A task has failed for good, or the commit has."""
         self._abort(f"batch {batchId}", messages)
-
-
-class RowStreamWriter(_StreamWriter, spark.DataSourceStreamWriter):
-    """`df.writeStream` before Spark 4.1."""
-
-    def write(self, iterator: Iterator[Row]) -> TaskReport:
-        """Write one task's rows, and wait for their acknowledgements."""
-        return self._write(batches_of_rows(iterator, self._schema))
-
-
-StreamWriter: type[RowStreamWriter | ArrowStreamWriter] = RowStreamWriter
-"""`df.writeStream`."""
-
-if hasattr(spark, "DataSourceStreamArrowWriter"):
-
-    class ArrowStreamWriter(_StreamWriter, spark.DataSourceStreamArrowWriter):
-        """`df.writeStream`."""
-
-        def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskReport:
-            """Write one task's rows, and wait for their acknowledgements."""
-            return self._write(iterator)
-
-    StreamWriter = ArrowStreamWriter
 
 
 class KafkaSink(spark.DataSource):
@@ -205,10 +196,10 @@ class KafkaSink(spark.DataSource):
             )
         options = read_options(self.options, is_stream=False)
         check_columns(schema, options)
-        return BatchWriter(options, schema)
+        return BatchWriter(options)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> spark.DataSourceStreamWriter:
         """For `df.writeStream`; errors as `writer`. In complete mode each batch brings the whole result again."""
         options = read_options(self.options, is_stream=True)
         check_columns(schema, options)
-        return StreamWriter(options, schema)
+        return StreamWriter(options)

@@ -139,15 +139,16 @@ class Run:
             stage.end()
 
     def _warm_up(self, stage: Stage, target: AckTarget | RealTarget) -> None:
-        """Each sink once, so that the JVM has compiled what is measured."""
-        first = {cell.sink: cell for cell in reversed(self.figures) if cell.section == BATCH}
-        for number, cell in enumerate(first.values(), 1):
-            _say(f"warm-up {number}/{len(first)} {cell.sink}")
+        """Each sink once in frames and in streams, so that the JVM has compiled what is measured."""
+        first = {(cell.section, cell.sink): cell for cell in reversed(self.figures) if cell.section != SMALL}
+        for number, ((section, sink), cell) in enumerate(first.items(), 1):
+            _say(f"warm-up {number}/{len(first)} {section}: {sink}")
             fewer = replace(cell, rows=max(100_000, cell.rows // 6), frame=plan.GENERATED)
             try:
                 run(stage, target, fewer)
             except MeasurementError as error:
-                self._fail([other for other in self.figures if other.sink == cell.sink], error)
+                same = [other for other in self.figures if (other.section, other.sink) == (section, sink)]
+                self._fail(same, error)
 
     def _measure(self, cell: Cell, stage: Stage, target: AckTarget | RealTarget) -> None:
         began = time.perf_counter()
@@ -206,6 +207,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--quick", action="store_true", help="600,000 rows, fewer shapes and repeats")
     parser.add_argument("--rows", type=int, help="of a frame; a large micro-batch has a third of them")
+    parser.add_argument("--repeats", type=int, help="of a measurement, at most")
     parser.add_argument("--target", choices=list(TARGETS), default="ack", help="default: %(default)s")
     parser.add_argument("--sections", default=",".join(SECTIONS), help="some of %(default)s")
     parser.add_argument(
@@ -223,6 +225,8 @@ def parse() -> argparse.Namespace:
         parser.error(f"{', '.join(sorted(unknown))}: unknown, expected some of {', '.join(SECTIONS)}")
     if options.rows is not None and options.rows < plan.WARM_ROWS:
         parser.error(f"--rows {options.rows}: at least {plan.WARM_ROWS}")
+    if options.repeats is not None and options.repeats < 1:
+        parser.error(f"--repeats {options.repeats}: at least 1")
     options.sink = options.sink or plan.ALL_SINKS
     options.output = options.output or RESULTS / f"{options.target}.json"
     return options
@@ -230,7 +234,7 @@ def parse() -> argparse.Namespace:
 
 def main() -> int:
     options = parse()
-    cells = plan.cells(options.quick, options.rows, options.sections, options.sink)
+    cells = plan.cells(options.quick, options.rows, options.sections, options.sink, options.repeats)
     try:
         connector = environment.connector(options.connector)
     except environment.MissingError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 OURS = "aioproducer"
 PLACED = "aioproducer, with a partition column"
@@ -15,6 +15,7 @@ MAP_CONFLUENT_BATCH = "mapInArrow + confluent-kafka's produce_batch"
 FOREACH_CONFLUENT = "foreachPartition + confluent-kafka"
 FOREACH_AIOKAFKA = "foreachPartition + aiokafka"
 MAP_COUNT = "mapInArrow, counts only"
+NULL = "a Python sink that does nothing"
 NOOP = "noop"
 DEFAULTS = ", its defaults"
 
@@ -29,7 +30,7 @@ STREAM_TASKS = 2
 WARM_ROWS = 4_000
 """Written just before a frame is, by the same sink: Spark ends Python workers that had nothing to do for a minute."""
 TRANSACTIONAL = {EXACTLY_ONCE, BY_KEY, FOREACH_BATCH}
-SILENT = {MAP_COUNT, NOOP}
+SILENT = {MAP_COUNT, NULL, NOOP}
 """They write nothing to Kafka."""
 
 FEW = {FOREACH_CONFLUENT: 3, FOREACH_AIOKAFKA: 2, BY_KEY: 2}
@@ -93,7 +94,7 @@ BATCH_SINKS = (
     MAP_COUNT,
     NOOP,
 )
-STREAM_SINKS = (OURS, EXACTLY_ONCE, FOREACH_BATCH, CONNECTOR, NOOP)
+STREAM_SINKS = (OURS, EXACTLY_ONCE, FOREACH_BATCH, CONNECTOR, NULL, NOOP)
 ALL_SINKS = list(dict.fromkeys([*BATCH_SINKS, BY_KEY, *STREAM_SINKS]))
 
 
@@ -131,7 +132,7 @@ def streams(rows: int, quick: bool) -> list[Cell]:
             STREAM,
             sink,
             rows,
-            repeats=1 if quick else 3,
+            repeats=3,
             trigger="1 second",
             warm_up=2,
             batches=3 if quick else 6,
@@ -143,7 +144,7 @@ def streams(rows: int, quick: bool) -> list[Cell]:
             SMALL,
             sink,
             1000,
-            repeats=1 if quick else 3,
+            repeats=3,
             trigger="500 milliseconds",
             warm_up=5,
             batches=8 if quick else 20,
@@ -156,8 +157,15 @@ def streams(rows: int, quick: bool) -> list[Cell]:
 ROWS, STREAM_ROWS = 3_000_000, 1_000_000
 
 
-def cells(quick: bool, rows: int | None, sections: list[str], sinks: list[str]) -> list[Cell]:
-    """The cells of a run, in the order of its tables. `rows` are those of a frame; a stream's batch has a third."""
+def cells(
+    quick: bool, rows: int | None, sections: list[str], sinks: list[str], repeats: int | None = None
+) -> list[Cell]:
+    """The cells of a run, in the order of its tables. `rows` are those of a frame; a stream's batch has a third.
+    `repeats` are the most that a cell has."""
     frame_rows = rows or (600_000 if quick else ROWS)
     found = batch(frame_rows, quick) + streams(frame_rows // 3, quick)
-    return [cell for cell in found if cell.section in sections and cell.sink in sinks]
+    return [
+        replace(cell, repeats=min(cell.repeats, repeats or cell.repeats))
+        for cell in found
+        if cell.section in sections and cell.sink in sinks
+    ]

@@ -22,6 +22,7 @@ from pyspark.sql import functions as F
 
 from aioproducer.spark import foreach_batch, partition_by_key
 from benchmarks.spark import peers
+from benchmarks.spark.null_sink import NullSink
 from benchmarks.spark.peers import Settings
 from benchmarks.spark.plan import (
     BATCH,
@@ -36,6 +37,7 @@ from benchmarks.spark.plan import (
     MAP_CONFLUENT_BATCH,
     MAP_COUNT,
     NOOP,
+    NULL,
     OURS,
     PLACED,
     STREAM_TASKS,
@@ -153,6 +155,7 @@ class Sinks:
             BY_KEY: ("aioproducer", ["key", "value"], self._options | once),
             FOREACH_BATCH: ("aioproducer", ["key", "value", "partition"], self._options | once),
             CONNECTOR: ("kafka", ["key", "value"], self._options),
+            NULL: ("nothing", ["key", "value"], {}),
             NOOP: ("noop", ["key", "value"], {}),
         }[self._cell.sink]
 
@@ -308,7 +311,9 @@ def _session(settings: Answer) -> SparkSession:
     builder = SparkSession.builder.master("local[2]").appName("bench-spark")
     for name, value in told.items():
         builder = builder.config(name, value)
-    return builder.getOrCreate()
+    spark = builder.getOrCreate()
+    spark.dataSource.register(NullSink)
+    return spark
 
 
 @contextlib.contextmanager

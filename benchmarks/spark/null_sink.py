@@ -1,0 +1,47 @@
+"""A Python sink that does nothing: what Spark takes for any sink of this kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import datasource as spark
+
+from aioproducer.spark import worker
+
+
+class Nothing(spark.WriterCommitMessage):
+    """Of a task."""
+
+
+class NullWriter(spark.DataSourceStreamWriter, spark.DataSourceArrowWriter):  # type: ignore[misc]  # two commits
+    """Forgets a task's Arrow batches. PySpark's processes are made cheaper as for our sink, which shares them."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        worker.spare()
+        return self.__dict__
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Nothing:  # type: ignore[override]  # no rows
+        worker.acknowledge_at_once()
+        for _ in iterator:
+            pass
+        worker.spare()
+        return Nothing()
+
+    def commit(self, messages: Sequence[Any], batchId: int) -> None:  # type: ignore[override]
+        worker.spare()
+
+    def abort(self, messages: Sequence[Any], batchId: int) -> None:  # type: ignore[override]
+        """There is nothing to be undone."""
+
+
+class NullSink(spark.DataSource):
+    """`writeStream.format("nothing")`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "nothing"
+
+    def streamWriter(self, schema: object, overwrite: bool) -> NullWriter:
+        return NullWriter()
