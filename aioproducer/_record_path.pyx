@@ -732,7 +732,8 @@ cdef class Delivery:
     @property
     def topic_partition(self):
         """The TopicPartition that the record was appended to."""
-        cdef Batch batch = batch_of(self, NULL)
+        cdef int index
+        cdef Batch batch = batch_of(self, &index)
         return TopicPartition(batch.queue.topic, batch.queue.partition)
 
     def done(self):
@@ -752,22 +753,28 @@ cdef class Delivery:
     def result(self):
         """The RecordMetadata; raises the error of a failed record, InvalidStateError while there is no result."""
         cdef object error
+        cdef int index
+        cdef Batch batch
         if self.state == CANCELLED:
             raise CancelledError
         if not has_ended(self):
             raise InvalidStateError("the record is not acknowledged yet")
-        error = error_of(self)
+        batch = batch_of(self, &index)
+        error = error_of(self, batch, index)
         if error is not None:
             raise error
-        return metadata_of(self)
+        return metadata_of(self, batch, index)
 
     def exception(self):
         """The error of a failed record, else None; InvalidStateError while there is no result."""
+        cdef int index
+        cdef Batch batch
         if self.state == CANCELLED:
             raise CancelledError
         if not has_ended(self):
             raise InvalidStateError("the record is not acknowledged yet")
-        return error_of(self)
+        batch = batch_of(self, &index)
+        return error_of(self, batch, index)
 
     def add_done_callback(self, callback, *, context=None):
         if context is None:
@@ -807,7 +814,8 @@ cdef class Delivery:
         raise StopIteration(self.result())
 
     def __repr__(self):
-        cdef Batch batch = batch_of(self, NULL)
+        cdef int index
+        cdef Batch batch = batch_of(self, &index)
         where = f"{batch.queue.topic}-{batch.queue.partition}"
         what = "cancelled" if self.state == CANCELLED else "done" if has_ended(self) else "pending"
         return f"<Delivery {where} {what}>"
@@ -881,24 +889,23 @@ cdef bint follow(Delivery delivery) except -1:
     return True
 
 
-cdef Batch batch_of(Delivery delivery, int* index):
-    """The batch that holds its record by now, and the index there (NULL: nobody asks)."""
+cdef inline Batch batch_of(Delivery delivery, int* index):
+    """The batch that holds its record by now, and the index there."""
     cdef Batch batch = None
-    while follow(delivery):
-        pass
-    lock(&delivery.mutex)
-    batch = delivery.batch
-    if index != NULL:
+    while True:
+        lock(&delivery.mutex)
+        batch = delivery.batch
         index[0] = delivery.index
-    unlock(&delivery.mutex)
-    return batch
+        unlock(&delivery.mutex)
+        if batch.parts is None:
+            return batch
+        batch = None
+        follow(delivery)
 
 
-cdef object error_of(Delivery delivery):
+cdef inline object error_of(Delivery delivery, Batch batch, int index):
     """A copy: a traceback on the batch's own error would hold the frame of whoever awaits, which holds the delivery,
     and the collector can't see through a delivery."""
-    cdef int index
-    cdef Batch batch = batch_of(delivery, &index)
     delivery.flags = RETRIEVED
     if batch.record_errors is not None:
         error = batch.record_errors.get(index)
@@ -907,9 +914,7 @@ cdef object error_of(Delivery delivery):
     return None if batch.error is None else copy(batch.error)
 
 
-cdef RecordMetadata metadata_of(Delivery delivery):
-    cdef int index
-    cdef Batch batch = batch_of(delivery, &index)
+cdef inline RecordMetadata metadata_of(Delivery delivery, Batch batch, int index):
     cdef RecordMetadata metadata = RecordMetadata.__new__(RecordMetadata)
     metadata.topic = batch.queue.topic
     metadata.partition = batch.queue.partition

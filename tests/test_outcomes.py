@@ -94,6 +94,15 @@ def test_each_entry_ends_with_a_rule_that_needs_nothing_and_none_stands_behind_i
             assert not hidden, f"{key}: {rule} is never reached"
 
 
+@pytest.mark.parametrize(
+    ("code", "otherwise"),
+    [(ErrorCode.NONE, Action.SUCCEED), (ErrorCode.DUPLICATE_SEQUENCE_NUMBER, Action.DUPLICATE)],
+)
+def test_a_success_that_was_another_participants_is_none(code, otherwise):
+    assert decide(PRODUCE, code, {Condition.REPETITION, *IN_TRANSACTION}) == Row(Action.ABORT, MAYBE)
+    assert decide(PRODUCE, code, IN_TRANSACTION).action is otherwise
+
+
 def test_the_table_can_not_be_changed():
     with pytest.raises(TypeError):
         TABLE[PRODUCE, 0] = ()  # type: ignore[index]  # that is the point
