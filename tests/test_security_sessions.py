@@ -376,7 +376,7 @@ async def test_a_broker_that_does_not_answer_a_renewal_is_given_up_after_the_req
 
     settings = {
         "request_timeout_ms": 500,
-        "socket_connection_setup_timeout_ms": 10_000,
+        "socket_connection_setup_timeout_ms": 500,
         "delivery_timeout_ms": 1000,
     }
     async with ScriptedBroker(serve) as broker, connected(broker, **settings) as connection:
