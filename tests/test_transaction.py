@@ -377,6 +377,7 @@ def test_a_participant_writes_to_the_partitions_it_was_given(is_v2):
 
     assert transaction.state is S.PARTICIPANT
     assert transaction.is_v2 is is_v2
+    assert transaction.tells_repetitions
     assert transaction.may_drain("t", 0)
     assert not transaction.may_drain("t", 1)
 
