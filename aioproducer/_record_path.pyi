@@ -134,9 +134,15 @@ class Topic:
     sticky_bytes: int
     def __init__(self, name: str) -> None: ...
 
+class _Packing(Protocol):
+    @property
+    def turn_is_full(self) -> bool: ...
+
 class _Accumulator(Protocol):
     @property
     def topics(self) -> dict[str, Topic]: ...
+    @property
+    def packing(self) -> _Packing: ...
 
 class Gate:
     is_open: bool

@@ -56,7 +56,14 @@ cdef extern from *:
         ((PyTypeObject *)type)->tp_as_async->am_send = (sendfunc)send;
         PyType_Modified((PyTypeObject *)type);
     }
+    #if defined(__GNUC__) || defined(__clang__)
+    #define aioproducer_prefetch(at) \\
+        (__builtin_prefetch((at), 1), __builtin_prefetch((at) + 64, 1), __builtin_prefetch((at) + 128, 1))
+    #else
+    #define aioproducer_prefetch(at) ((void)0)
+    #endif
     """
+    void aioproducer_prefetch(const char* at) noexcept nogil
     void aioproducer_set_am_send(PyObject* type, int (*send)(PyObject*, PyObject*, PyObject**) except -1)
 
 cdef extern from *:
@@ -1246,6 +1253,8 @@ cdef Delivery append_record(RecordPath self, Topic topic, int number, Record* re
     while batch is None or (most >= LARGE and batch.record_count) or not has_room(batch, most, self.memory):
         if self.accumulator.open_batch(queue, most) is None:
             return None
+        if self.accumulator.packing.turn_is_full:
+            self.burst = TURN_AFTER
         batch = queue.tail         # a collector or a signal handler may have appended to it: look again
     write_record(batch, record, headers)
     if late_value is not None:     # its batch has no other record
@@ -1328,6 +1337,7 @@ cdef inline int end_record(Batch batch, char* at) except -1:
     batch.buffer.size = at - batch.buffer.data
     assert batch.buffer.size <= batch.buffer.capacity
     batch.record_count += 1
+    aioproducer_prefetch(at)
     return 0
 
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
+import sys
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import Executor
 from functools import partial
 from itertools import count
 from random import Random
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from aioproducer._record_path import (
     HEADER_SIZE,
@@ -27,20 +27,17 @@ from aioproducer._record_path import (
 )
 from aioproducer.batch import BatchBuilder, BatchState, FlushWait, ProducerBatch
 from aioproducer.cluster import NO_LEADER, Cluster, TopicInfo
-from aioproducer.compression import Codec, compressor
 from aioproducer.config import ProducerConfig
 from aioproducer.errors import BufferTimeoutError, ProducerClosed
+from aioproducer.packing import Packing
 from aioproducer.partitioner import NodeAvailability, UniformSticky
 from aioproducer.wakeup import WakeUp
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Payload: TypeAlias = bytes | memoryview
 
 NO_NODE = NO_LEADER
-COMPRESS_IN_THREAD_FROM = 8 * 1024
-"""Bytes of a batch. Smaller ones are compressed at once: handing them to a thread would take longer."""
 SMALLEST_BATCH = 1024
 """Bytes that a partition's first batch reserves; later ones start with what their predecessor used."""
 PACE = 50e-6
@@ -60,14 +57,14 @@ class Accumulator:
         loop: asyncio.AbstractEventLoop,
         wake: WakeUp,
         random: Random,
-        executor: Executor,
+        packing: Packing,
     ) -> None:
         self._config = config
         self._loop = loop
         self._wake = wake
         self._random = random
-        self._executor = executor
-        self._compress = compressor(config.compression, config.compression_level)
+        self.packing = packing
+        packing.on_packed = self._packed
         # A batch has to fit into a request; a single record that does not is refused earlier.
         self.batch_limit = max(min(config.batch_size, config.max_request_size) - HEADER_SIZE, 0)
         # looked up by the record's path
@@ -188,7 +185,7 @@ class Accumulator:
             queue, (next(self._orders), 0), now, now + self._config.delivery_timeout, self._note_unretrieved
         )
         self._enqueue(queue, batch)
-        self._pack(batch)
+        self.packing.pack(batch)
         self._make_ready(queue)
         self._wake.set()
         return batch.delivery()
@@ -339,8 +336,10 @@ class Accumulator:
         """Topics with data that can't be sent because the leader of its partition is not known."""
         return {queue.topic for queue in self._ready.get(NO_NODE, ())}
 
-    def drain(self, node_id: int, now: float, may_drain: MayDrain) -> list[ProducerBatch]:
-        """Take at most one batch of each partition that is due for this node, up to max_request_size.
+    def drain(
+        self, node_id: int, now: float, may_drain: MayDrain, most: int = sys.maxsize
+    ) -> list[ProducerBatch]:
+        """Take at most one batch of each partition that is due for this node, up to max_request_size and `most`.
 
         Goes on where the last call stopped: a queue that gave a batch moves behind the others.
         """
@@ -350,6 +349,8 @@ class Accumulator:
             return drained
         size = 0
         for queue in list(group):
+            if len(drained) == most:
+                break
             batch: ProducerBatch = queue.batches[0]
             if queue.retry_at > now or not may_drain(queue, batch):
                 continue
@@ -369,6 +370,11 @@ class Accumulator:
             drained.append(batch)
         return drained
 
+    def serve_last(self, node_id: int) -> None:
+        """This node has had its share: the next pass begins with the others."""
+        if node_id in self._ready:
+            self._ready[node_id] = self._ready.pop(node_id)
+
     def _take_first(self, queue: PartitionQueue, group: dict[PartitionQueue, None]) -> None:
         queue.batches.popleft()
         del group[queue]
@@ -380,8 +386,7 @@ class Accumulator:
     def _rebuilt(self, batch: ProducerBatch) -> bool:
         """Leave out the records whose own timeout has passed; False if none is left to be sent."""
         batch.rebuild()
-        if self._config.compression is not Codec.NONE:
-            self._packed(batch, partial(self._compress, batch.payload))
+        self.packing.pack_now(batch)
         if batch.record_count > 0:
             return True
         batch.succeed(-1, -1, -1)
@@ -420,7 +425,7 @@ class Accumulator:
                 self.incomplete[other] = None
         for _, part in reversed(parts):
             self.requeue(part, retry_at)
-            self._pack(part)
+            self.packing.pack(part)
 
     def holds(self, topic: str, partition: int) -> bool:
         """Records of this partition are buffered or in flight."""
@@ -533,41 +538,12 @@ class Accumulator:
             self.memory.give(surplus)
             if self._waiting:
                 self._serve_waiting()
-        if self._config.compression is not Codec.NONE or not batch.is_whole:
-            self._pack(batch)
+        self.packing.pack(batch)
 
-    def _pack(self, batch: ProducerBatch) -> None:
-        """Complete and compress a closed batch: small ones now, others in a thread."""
-        is_compressed = self._config.compression is not Codec.NONE
-        if batch.is_whole and not is_compressed:
-            return
-        pack = partial(_completed, batch, self._compress if is_compressed else _as_it_is, batch.payload)
-        if batch.size < COMPRESS_IN_THREAD_FROM:
-            self._packed(batch, pack)
-            return
-        batch.is_packing = True
-        try:
-            done = self._loop.run_in_executor(self._executor, pack)
-        except RuntimeError:  # no thread can be started
-            self._packed(batch, pack)
-        else:
-            done.add_done_callback(partial(self._compressed, batch))
-
-    def _compressed(self, batch: ProducerBatch, done: asyncio.Future[Payload]) -> None:
-        if done.cancelled() or (batch.state is BatchState.DONE and (done.exception() or True)):
-            return  # the producer was closed, or the batch has expired meanwhile
-        self._packed(batch, done.result)
+    def _packed(self, batch: ProducerBatch) -> None:
+        """A thread is done with a batch that waits to be sent."""
         self._make_ready(batch.queue)
         self._wake.set()
-
-    def _packed(self, batch: ProducerBatch, compress: Callable[[], Payload]) -> None:
-        batch.is_packing = False
-        try:
-            batch.compressed(self._config.compression, compress())
-        except Exception as error:
-            # The records themselves are fine: they go as they are.
-            logger.warning("a batch of %s could not be compressed: %r", batch.queue.topic, error)
-            batch.complete_records()  # should the thread not have come so far
 
     def _next_sticky(self, name: str, queues: list[PartitionQueue], sticky: UniformSticky, used: int) -> int:
         available = self._available[name]
@@ -606,14 +582,3 @@ class Accumulator:
                 topic,
                 error,
             )
-
-
-def _completed(batch: ProducerBatch, compress: Callable[[Payload], Payload], payload: Payload) -> Payload:
-    """The batch's records, whole and compressed. In a thread, while the loop may end the batch."""
-    batch.complete_records()
-    return compress(payload)
-
-
-def _as_it_is(payload: Payload) -> Payload:
-    """No compression."""
-    return payload

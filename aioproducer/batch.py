@@ -148,7 +148,6 @@ class ProducerBatch(Batch):
 
     def compressed(self, codec: Codec, payload: bytes | memoryview) -> None:
         """Send `payload` for the records, unless they did not shrink."""
-        self.is_packing = False
         if not self.is_done and len(payload) < len(self.payload):
             self._carry(payload, codec)
 

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from enum import Enum
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from aioproducer.authentication import Authentication
 from aioproducer.config import ProducerConfig
@@ -84,10 +84,24 @@ TRANSITIONS: dict[State, tuple[State, ...]] = {
 }
 
 
+Answered: TypeAlias = Callable[[Any, KafkaError | None], None]
+"""Called with the answer, or with None and the error."""
+
+
 class _InFlight:
     """A request that was written and waits for its answer (or, without one, for its bytes to leave)."""
 
-    __slots__ = ("correlation_id", "deadline", "future", "request", "sent_at", "start", "timeout", "version")
+    __slots__ = (
+        "answered",
+        "correlation_id",
+        "deadline",
+        "future",
+        "request",
+        "sent_at",
+        "start",
+        "timeout",
+        "version",
+    )
 
     def __init__(
         self,
@@ -95,6 +109,7 @@ class _InFlight:
         version: int,
         correlation_id: int,
         future: asyncio.Future[Any],
+        answered: Answered | None,
         sent_at: float,
         timeout: float,
         start: int,
@@ -103,6 +118,7 @@ class _InFlight:
         self.version = version
         self.correlation_id = correlation_id
         self.future = future
+        self.answered = answered
         self.sent_at = sent_at
         self.timeout = timeout
         self.deadline = sent_at + timeout
@@ -236,6 +252,7 @@ class Connection:
         timeout: float,
         version_ceiling: int | None = None,
         expects_response: bool = True,
+        answered: Answered | None = None,
     ) -> asyncio.Future[Any]:
         """Write a request at once and return the future of its answer. Never waits.
 
@@ -247,18 +264,19 @@ class Connection:
             timeout: seconds until the answer must be complete; then the connection is closed.
             version_ceiling: the highest version that fits the message.
             expects_response: False for acks=0: the future gets None once the bytes have left the transport.
+            answered: called besides, with an answer in the turn of the loop in which it came, where a callback of the
+                future would be called one turn later; never before `request` has returned.
 
         Raises:
             UnsupportedVersionError: no version is spoken by both sides; nothing was written.
         """
         if self.state is not State.READY:
             future: asyncio.Future[Any] = self._loop.create_future()
-            self._fail(
-                future, BrokerConnectionError(f"{self}: the connection is {self.state.value}", written=False)
-            )
+            error = BrokerConnectionError(f"{self}: the connection is {self.state.value}", written=False)
+            self._fail(future, answered, error)
             return future
         version = self.versions.of(message.api_key, version_ceiling)
-        return self._send(message, version, timeout, expects_response)
+        return self._send(message, version, timeout, expects_response, answered)
 
     def cork(self) -> None:
         """Hold back requests until `uncork`, so that they are written together. No await may come between."""
@@ -279,12 +297,14 @@ class Connection:
         version: int,
         timeout: float,
         expects_response: bool = True,
+        answered: Answered | None = None,
     ) -> asyncio.Future[Any]:
         wire = self._wire
         assert wire is not None  # the state says so
         if wire.is_closing:
             lost: asyncio.Future[Any] = self._loop.create_future()
-            self._fail(lost, BrokerConnectionError(f"{self}: the connection was lost", written=False))
+            error = BrokerConnectionError(f"{self}: the connection was lost", written=False)
+            self._fail(lost, answered, error)
             return lost
         self._correlation_id = correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
         if isinstance(message, ProduceBatches):
@@ -293,7 +313,7 @@ class Connection:
             segments = encode_request(message, version, correlation_id, self._config.client_id)
         future: asyncio.Future[Any] = self._loop.create_future()
         self.last_used = now = self._loop.time()
-        entry = _InFlight(message, version, correlation_id, future, now, timeout, wire.written)
+        entry = _InFlight(message, version, correlation_id, future, answered, now, timeout, wire.written)
         self._metrics.requests += 1
         self._metrics.bytes_sent += wire.write(segments)
         unsent = wire.unsent
@@ -306,7 +326,7 @@ class Connection:
         elif unsent or wire.is_closing:  # a write that failed empties the transport too; _shut() will tell
             self._leaving.append(entry)
         else:
-            future.set_result(None)
+            self._has_left(entry)
             return future
         self._arm(entry.deadline)
         return future
@@ -317,11 +337,16 @@ class Connection:
             return
         self._congested = False
         while self._leaving:
-            future = self._leaving.popleft().future
-            if not future.done():
-                future.set_result(None)
+            self._has_left(self._leaving.popleft())
         self.on_change()
         self._close_if_drained()
+
+    def _has_left(self, entry: _InFlight) -> None:
+        """The bytes of a request without an answer are in the kernel."""
+        if not entry.future.done():
+            entry.future.set_result(None)
+        if entry.answered is not None:
+            self._loop.call_soon(entry.answered, None, None)
 
     # Answers
 
@@ -386,6 +411,8 @@ class Connection:
             self._throttle(throttle_ms / 1000)
         if not entry.future.done():
             entry.future.set_result(response)
+        if entry.answered is not None:
+            entry.answered(response, None)
         if self.in_flight == self._config.max_in_flight_requests_per_connection - 1:
             self.on_change()
         if self.state is State.DRAINING:
@@ -620,7 +647,7 @@ class Connection:
         self._in_flight.clear()
         self._leaving.clear()
         for entry in entries:
-            self._fail(entry.future, self._failure(error, entry, entry.start < left, now))
+            self._fail(entry.future, entry.answered, self._failure(error, entry, entry.start < left, now))
         if was_open:
             self._metrics.disconnects += 1
             logger.debug("%s: closed: %s", self, error or "in good order")
@@ -651,10 +678,12 @@ class Connection:
             return ""
         return " during the handshake: is this the port of a Kafka broker, and is security_protocol its listener's?"
 
-    def _fail(self, future: asyncio.Future[Any], error: KafkaError) -> None:
+    def _fail(self, future: asyncio.Future[Any], answered: Answered | None, error: KafkaError) -> None:
         if not future.done():
             future.set_exception(error)
             future.exception()  # counts as looked at: nobody has to await a request
+        if answered is not None:
+            self._loop.call_soon(answered, None, error)
 
     def _move(self, to: State) -> None:
         """Every change of state goes through here; the table above is the whole truth."""

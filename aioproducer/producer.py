@@ -8,12 +8,8 @@ import asyncio
 import contextlib
 import logging
 import math
-import os
-import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -53,6 +49,7 @@ from aioproducer.idempotence import Idempotence
 from aioproducer.interceptors import Interceptors
 from aioproducer.metadata import Metadata
 from aioproducer.metrics import Metrics, MetricsSnapshot
+from aioproducer.packing import Packing
 from aioproducer.receipt import Receipt
 from aioproducer.sender import Sender
 from aioproducer.serializers import Serializer, serialized, serialized_now
@@ -216,7 +213,7 @@ class Producer(Transactional, Configured):
         self._coordinator: Coordinator
         self._sender: Sender
         self._tasks: list[asyncio.Task[None]] = []
-        self._executor: ThreadPoolExecutor
+        self._packing: Packing
         self._closing: asyncio.Future[CloseReport] | None = None
         self._give_up_flush = asyncio.Event()
         self._takes_columns = False
@@ -309,14 +306,10 @@ class Producer(Transactional, Configured):
         """Everything behind the buffer; nothing of it does anything yet."""
         self._wake = wake = WakeUp(self._loop)
         config = self._config
-        self._executor = ThreadPoolExecutor(
-            max(1, (os.cpu_count() or 1) - 1),
-            thread_name_prefix="aioproducer-compress",
-            initializer=_give_way_to_the_loop,
-        )
+        self._packing = Packing(config, self._loop)
         self._brokers = Brokers(config, wake, self._metrics, self._random)
         self._metadata = Metadata(config, self._brokers, wake, self._metrics, self._random)
-        self._accumulator = Accumulator(config, self._loop, wake, self._random, self._executor)
+        self._accumulator = Accumulator(config, self._loop, wake, self._random, self._packing)
         idempotence = Idempotence(config.enable_idempotence)
         self._coordinator = Coordinator(
             config,
@@ -438,7 +431,7 @@ class Producer(Transactional, Configured):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._brokers.close()
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        self._packing.close()
         self._move(State.CLOSED)
         metrics = self._metrics
         return CloseReport(
@@ -844,10 +837,3 @@ class Producer(Transactional, Configured):
             buffer_waiters=memory.waiters,
             in_flight=self._brokers.in_flight,
         )
-
-
-def _give_way_to_the_loop() -> None:
-    """Compressing threads come after the event loop where there are fewer processors than work (measured)."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError):  # a sandbox may forbid it; then they run like all others
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from functools import partial
 from random import Random
 from typing import Any
@@ -21,7 +22,6 @@ from aioproducer.config import ProducerConfig
 from aioproducer.connection import LATE_TIMER, Connection
 from aioproducer.coordinator import Coordinator
 from aioproducer.errors import (
-    BrokerConnectionError,
     DeliveryTimeoutError,
     KafkaError,
     TransactionAbortedError,
@@ -40,6 +40,9 @@ logger = logging.getLogger(__name__)
 LAST_VERSION_WITH_TOPIC_NAMES = 12
 LAST_VERSION_OF_V1 = 11
 """From 12 on a broker lets a partition join the transaction by being written to, also if transactions v2 are off."""
+MOST_IN_PASS = 1000
+"""Batches that are sent before others run: it takes the loop some 10 us for each, and as long for its answer. Not of a
+transaction: what first comes in one request to a broker is verified together."""
 A_MOMENT = 0.05
 """Seconds that answers which lie unread in a socket get to come in."""
 
@@ -74,6 +77,7 @@ class Sender:
         self._coordinator = coordinator
         self._seen_metadata = -1
         self._gave_a_moment = False
+        self._left_in_pass = 0
         self._begun: set[int] = set()
         """Nodes that a participant has written to."""
         self._answers = Answers(
@@ -108,6 +112,7 @@ class Sender:
             self._abort_unsent()
         late = self._expire_all(now)
         nodes, look_again = self._accumulator.ready(now)
+        self._left_in_pass = sys.maxsize if self._transaction.is_used else MOST_IN_PASS
         times = [] if look_again is None else [look_again]
         if late:
             times = [now + A_MOMENT]
@@ -149,14 +154,19 @@ class Sender:
             drain = self._accumulator.drain
             connection.cork()
             try:
-                while can_send:
-                    batches = drain(node_id, now, self._may_drain)
+                while can_send and self._left_in_pass > 0:
+                    batches = drain(node_id, now, self._may_drain, self._left_in_pass)
                     if not batches:
                         return None
                     self._produce(connection, node_id, batches, now)
+                    self._left_in_pass -= len(batches)
                     can_send = connection.can_send
             finally:
                 connection.uncork()
+            if can_send:
+                self._accumulator.serve_last(node_id)
+                self._wake.set()
+                return None
         return self._brokers.retry_at(node_id, now)
 
     # --------------------------------------------------------------------------------------------- numbering
@@ -288,18 +298,18 @@ class Sender:
             int(self._config.request_timeout * 1000),
             list(topics.values()),
         )
+        names = {topic_id: name for name, topic_id, _ in topics.values()}
+        answered = partial(self._answered, node_id, batches, names)
         try:
-            answer = connection.request(
+            connection.request(
                 request,
                 timeout=self._config.request_timeout,
                 version_ceiling=ceiling,
                 expects_response=self._config.acks != 0,
+                answered=answered,
             )
         except UnsupportedVersionError as error:
-            answer = self._loop.create_future()
-            answer.set_exception(error)
-        names = {topic_id: name for name, topic_id, _ in topics.values()}
-        answer.add_done_callback(partial(self._answered, node_id, batches, names))
+            self._loop.call_soon(answered, None, error)
         self._count_request(batches)
 
     def _count_request(self, batches: list[ProducerBatch]) -> None:
@@ -319,24 +329,24 @@ class Sender:
         metrics.records_per_request.add(records)
 
     def _answered(
-        self, node_id: int, batches: list[ProducerBatch], names: dict[int, str], answer: asyncio.Future[Any]
+        self,
+        node_id: int,
+        batches: list[ProducerBatch],
+        names: dict[int, str],
+        response: Any,
+        error: KafkaError | None,
     ) -> None:
         """The request of these batches has ended, one way or the other."""
         now = self._loop.time()
         for batch in batches:
             batch.queue.in_flight.remove(batch)
-        error = (
-            BrokerConnectionError("the request was cancelled", written=True)
-            if answer.cancelled()
-            else (answer.exception())
-        )
         if error is not None:
             for batch in batches:
                 self._answers.broken(batch, error, now)
         elif self._config.acks == 0:
             for batch in batches:
                 self._answers.complete(batch, now)
-        elif isinstance(response := answer.result(), Appended):
+        elif isinstance(response, Appended):
             self._answers.appended(batches, response, now)
         else:
             self._answers.read(node_id, batches, names, response, now)

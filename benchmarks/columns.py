@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from types import SimpleNamespace
 from typing import Any
 
 from aioproducer._record_path import (
@@ -67,6 +68,7 @@ class Discarding:
         self._loop = asyncio.get_running_loop()
         self._batch_size = batch_size
         self.memory = BufferMemory(1 << 60)
+        self.packing = SimpleNamespace(turn_is_full=False)
         self.topic = Topic(topic)
         self.topic.queues.extend(PartitionQueue(topic, number) for number in range(partitions))
         self.topic.next_partition = lambda used: (self.topic.sticky_partition + 1) % partitions

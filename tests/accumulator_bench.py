@@ -16,6 +16,7 @@ from aioproducer.accumulator import Accumulator
 from aioproducer.batch import BatchState, ProducerBatch
 from aioproducer.cluster import Cluster, PartitionInfo, TopicInfo
 from aioproducer.errors import DeliveryError
+from aioproducer.packing import Packing
 from aioproducer.types import Node
 
 NODES = {number: Node(number, f"broker-{number}", 9092) for number in range(3)}
@@ -102,12 +103,13 @@ class Path(RecordPath):
 class Bench:
     """An accumulator with its topic "orders", and what stands round it."""
 
-    def __init__(self, leaders: Iterable[int] = (0,), **settings: object) -> None:
+    def __init__(self, leaders: Iterable[int] = (0,), processors: int = 8, **settings: object) -> None:
         self.loop = asyncio.get_running_loop()
         self.config = Producer(**{"linger_ms": LONG, "acks": "all"} | settings).config
         self.wake = CountingEvent()
         self.executor = HeldExecutor()
-        self.accumulator = Accumulator(self.config, self.loop, self.wake, Random(7), self.executor)
+        packing = Packing(self.config, self.loop, processors, self.executor)
+        self.accumulator = Accumulator(self.config, self.loop, self.wake, Random(7), packing)
         self.memory = self.accumulator.memory
         self.topic = self.accumulator.open_topic(topic_info(leaders))
         self.path = Path(self.accumulator, self.config.max_block)

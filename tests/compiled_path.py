@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 from aioproducer._record_path import Batch, BufferMemory, Delivery, PartitionQueue, RecordPath, Topic
 from aioproducer.batch import ProducerBatch
@@ -69,6 +70,7 @@ class OpensBatches:
         self.switches: list[int] = []
         self.when_opening = lambda: None
         self.is_full = False
+        self.packing = SimpleNamespace(turn_is_full=False)
 
     def open_batch(self, queue: PartitionQueue, size: int) -> ProducerBatch | None:
         self.when_opening()

@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from aioproducer import accumulator
+from aioproducer import accumulator, packing
 from aioproducer._record_path import PartitionQueue, Topic
 from aioproducer.accumulator import NO_NODE
 from aioproducer.batch import BatchState, ProducerBatch
@@ -525,7 +525,7 @@ async def test_partition_that_was_held_back_is_drained_after_an_answer():
 
 async def test_batch_that_is_being_compressed_waits_and_its_neighbours_do_not():
     bench = Bench([0, 0], batch_size=64 * 1024, compression_type="gzip", linger_ms=0)
-    bench.send(0, b"v" * 2 * accumulator.COMPRESS_IN_THREAD_FROM)
+    bench.send(0, b"v" * 2 * packing.SMALL)
     bench.send(1, b"v" * 100)
 
     assert partitions_of(bench.drain()) == [1]
@@ -546,8 +546,8 @@ async def test_batch_that_can_not_be_compressed_goes_uncompressed(caplog):
     def broken(data: object) -> bytes:
         raise ValueError("broken codec")
 
-    bench.accumulator._compress = broken
-    bench.send(0, b"v" * 2 * accumulator.COMPRESS_IN_THREAD_FROM)
+    bench.accumulator.packing._compress = broken
+    bench.send(0, b"v" * 2 * packing.SMALL)
     bench.drain()
 
     bench.executor.work()
@@ -560,7 +560,7 @@ async def test_batch_that_can_not_be_compressed_goes_uncompressed(caplog):
 
 async def test_batch_that_expires_while_it_is_compressed_is_not_brought_back():
     bench = Bench(batch_size=64 * 1024, compression_type="gzip", linger_ms=0)
-    bench.send(0, b"v" * 2 * accumulator.COMPRESS_IN_THREAD_FROM)
+    bench.send(0, b"v" * 2 * packing.SMALL)
     bench.drain()
     bench.give_up(*list(bench.accumulator.incomplete))
 

@@ -159,11 +159,9 @@ def test_compressed_batch_is_what_the_oracle_writes_round_the_same_payload(codec
 
 def test_payload_that_did_not_shrink_is_sent_uncompressed():
     batch = filled()
-    batch.is_packing = True
 
     batch.compressed(Codec.LZ4, bytes(batch.payload))
 
-    assert not batch.is_packing
     assert batch.codec is Codec.NONE
     assert batch.wire_size == batch.size
     assert sent_bytes(batch) == encode_batch(RECORDS)

@@ -120,6 +120,48 @@ async def test_answers_go_to_the_requests_in_their_order():
     assert [answer.controller_id for answer in answers] == [0, 1, 2, 3, 4]
 
 
+async def test_who_asks_to_be_called_is_called_in_the_turn_in_which_the_answer_came(monkeypatch):
+    is_reading = False
+    read = Connection._read_responses
+
+    def reading(self, data):
+        nonlocal is_reading
+        is_reading = True
+        read(self, data)
+        is_reading = False
+
+    monkeypatch.setattr(Connection, "_read_responses", reading)
+    async with connected(echo) as connection:
+        called = []
+
+        def answered(answer, error):
+            called.append((answer, error, is_reading))
+
+        message = MetadataRequest(topics=[])
+        answer = await connection.request(message, timeout=LONG, answered=answered)
+
+        assert called == [(answer, None, True)]
+
+
+@pytest.mark.parametrize("when", ["it is in flight", "the connection is closed", "the stream is closing"])
+async def test_who_asks_to_be_called_is_told_of_a_failure_once_and_after_the_request(when):
+    async with connected(silence) as connection:
+        called = []
+        if when == "the connection is closed":
+            await connection.close()
+        if when == "the stream is closing":
+            connection._wire.writer.close()
+
+        lost = connection.request(
+            MetadataRequest(topics=[]), timeout=LONG, answered=lambda *found: called.append(found)
+        )
+
+        assert called == []
+        await connection.close()
+        assert [(answer, error) for answer, error in called] == [(None, lost.exception())]
+        assert isinstance(lost.exception(), BrokerConnectionError)
+
+
 async def test_an_answer_that_comes_byte_by_byte_is_read():
     async def serve(peer: Peer) -> None:
         header, _ = await peer.request()

@@ -11,10 +11,10 @@ from uuid import UUID
 import pytest
 
 from aioproducer.accumulator import Accumulator
+from aioproducer.packing import Packing
 from aioproducer.protocol.api import encode_response
 from aioproducer.protocol.messages import MetadataResponse
 from aioproducer.wakeup import WakeUp
-from tests.accumulator_bench import HeldExecutor
 from tests.scripted_broker import HOST, LONG, Net, Peer, ScriptedBroker, until
 
 Broker = MetadataResponse.MetadataResponseBroker
@@ -104,7 +104,7 @@ async def test_metadata_of_100000_partitions_that_are_all_written_to_holds_the_l
     async with Teller(10_000, 10, answers=4) as teller, Net(teller.address, batch_size=200) as net:
         await net.start()
         loop = asyncio.get_running_loop()
-        accumulator = Accumulator(net.config, loop, WakeUp(loop), Random(1), HeldExecutor())
+        accumulator = Accumulator(net.config, loop, WakeUp(loop), Random(1), Packing(net.config, loop))
         await ask(net, teller.names)
         await until(lambda: net.metadata.topic(teller.names[-1]))
         for name in teller.names:

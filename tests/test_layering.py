@@ -23,7 +23,7 @@ LAYERS: dict[str, int] = {
         8: "sender transactional",
         7: "answers coordinator",
         6: "metadata producer_id coordinator_requests",
-        5: "accumulator brokers receipt",
+        5: "accumulator packing brokers receipt",
         4: "configured batch connection target interceptors",
         3: "recordbatch transaction config serializers handshake dialer login authentication _record_path",
         2: "settings protocol compression metrics partitioner cluster idempotence consumer_group outcomes "
@@ -42,6 +42,7 @@ NEIGHBOURS = {
     ("outcomes", "protocol"),
     ("consumer_group", "cluster"),
     ("settings", "compression"),
+    ("accumulator", "packing"),
     ("settings", "partitioner"),
     ("token_providers", "sasl"),
 }
@@ -57,6 +58,7 @@ it."""
 MAY_IMPORT_ASYNCIO = {
     "batch",
     "accumulator",
+    "packing",
     "receipt",
     "connection",
     "dialer",

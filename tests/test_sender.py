@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from aioproducer import DeliveryError, Outcome
+from aioproducer import DeliveryError, Outcome, sender
 from aioproducer.errors import (
     BrokerConnectionError,
 )
@@ -205,6 +205,29 @@ async def test_a_request_has_one_batch_of_each_partition_and_later_ones_go_on_in
         for request in cluster.requests_of(PRODUCE):
             assert len(partitions_of(request)) == len(set(partitions_of(request)))
         assert [partitions_of(request) for request in cluster.requests_of(PRODUCE)] == [[0, 1, 2]] * 4
+
+
+async def test_a_pass_sends_so_many_batches_and_the_next_one_begins_with_the_other_nodes(monkeypatch):
+    monkeypatch.setattr(sender, "MOST_IN_PASS", 10)
+    settings = {"linger_ms": 60_000, "delivery_timeout_ms": 120_000}
+    async with producing(brokers=2, topics={"t": 80}, **settings) as (cluster, producer):
+        await producer.send_and_wait("t", b"", partition=79)
+        by_node = {0: [], 1: []}
+        for queue in producer._accumulator.topics["t"].queues:
+            by_node[queue.node_id].append(queue.partition)
+        for partitions in by_node.values():
+            await producer.send_and_wait("t", b"", partition=partitions[0])
+        before = len(cluster.requests_of(PRODUCE))
+
+        chosen = by_node[0][:35] + by_node[1][:5]
+        deliveries = [await producer.send("t", b"v", partition=partition) for partition in chosen]
+        await within(5, producer.flush())
+
+        sizes = [(seen.node, len(partitions_of(seen))) for seen in cluster.requests_of(PRODUCE)[before:]]
+        assert sorted(size for node, size in sizes if node == 0) == [5, 10, 10, 10]
+        assert [size for node, size in sizes if node == 1] == [5]
+        assert sizes.index((1, 5)) <= 1, "it does not wait for the other node's last batch"
+        assert await offsets(deliveries) == [1] + [0] * 34 + [1] + [0] * 4
 
 
 async def test_what_does_not_fit_into_a_request_is_first_in_the_next():
