@@ -496,6 +496,12 @@ def test_a_commit_in_the_wrong_state_was_timed_out_with_v2_and_is_anybodys_guess
     assert decide(ApiKey.END_TXN, code, {Condition.V1, Condition.COMMIT}) == Row(Action.REINIT, NO)
 
 
+def test_a_commit_that_has_to_be_an_abort_becomes_one_and_an_abort_ends_with_a_new_epoch():
+    code = ErrorCode.TRANSACTION_ABORTABLE
+    assert decide(ApiKey.END_TXN, code, {Condition.V2, Condition.COMMIT}) == Row(Action.ABORT, NO)
+    assert decide(ApiKey.END_TXN, code, {Condition.V2}) == Row(Action.REINIT, NO)
+
+
 def test_an_abort_in_the_wrong_state_has_nothing_to_abort_with_v1_and_is_fenced_with_v2():
     code = ErrorCode.INVALID_TXN_STATE
     for unanswered in ((), (Condition.UNANSWERED,)):
