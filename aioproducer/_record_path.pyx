@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-# cython: embedsignature=False
+# cython: embedsignature=False, freethreading_compatible=True
 """The compiled part of a record's path: `send` -> partition -> append, and from the answer back to the delivery.
 
 What stands here runs once per record; everything that runs once per batch or less is Python (producer.py,
@@ -12,6 +12,9 @@ accumulator.py, batch.py). tests/oracle.py is the plain-Python encoder that this
     Delivery      (batch, index): what asyncio takes for a future
     BufferMemory  the bytes that may be buffered
     Rows          the columns of one send_many, and where each row went (_columns.pxi)
+
+All of it is written by the loop's thread. Other threads complete and compress batches, look at deliveries (the blocking
+producer) and throw them away; what they touch is guarded by a Mutex or an atomic access, for Pythons without the GIL.
 """
 
 cimport cython
@@ -62,6 +65,34 @@ cdef extern from *:
     """
     void aioproducer_prefetch(const char* at) noexcept nogil
     void aioproducer_set_am_send(PyObject* type, int (*send)(PyObject*, PyObject*, PyObject**) except -1)
+
+cdef extern from *:
+    """
+    #ifdef Py_GIL_DISABLED
+    typedef PyMutex aioproducer_mutex;
+    #define aioproducer_lock(mutex) PyMutex_Lock(mutex)
+    #define aioproducer_unlock(mutex) PyMutex_Unlock(mutex)
+    #else    /* the GIL is lock enough */
+    typedef struct { char unused; } aioproducer_mutex;
+    #define aioproducer_lock(mutex) ((void)(mutex))
+    #define aioproducer_unlock(mutex) ((void)(mutex))
+    #endif
+    #define aioproducer_is_set(flag) __atomic_load_n(flag, __ATOMIC_ACQUIRE)
+    #define aioproducer_set(flag, value) __atomic_store_n(flag, value, __ATOMIC_RELEASE)
+    #define aioproducer_add(number, more) ((void)__atomic_fetch_add(number, more, __ATOMIC_RELAXED))
+    #define aioproducer_publish() __atomic_thread_fence(__ATOMIC_RELEASE)
+    """
+    # Held over a few assignments only: never while Python code may run, which also the last reference to an object
+    # does that goes away.
+    ctypedef struct Mutex "aioproducer_mutex":
+        pass
+    void lock "aioproducer_lock"(Mutex* mutex) noexcept nogil
+    void unlock "aioproducer_unlock"(Mutex* mutex) noexcept nogil
+    # Who sees the flag sees what was written before it was set.
+    bint flag_is_set "aioproducer_is_set"(uint8_t* flag) noexcept nogil
+    void set_flag "aioproducer_set"(uint8_t* flag, uint8_t value) noexcept nogil
+    void add_to "aioproducer_add"(int* number, int more) noexcept nogil
+    void publish "aioproducer_publish"() noexcept nogil
 
 cdef extern from "time.h" nogil:
     struct timespec:
@@ -211,6 +242,7 @@ DEF LARGEST_SPARE = 256 * 1024
 cdef char* spare_data[SPARE_BUFFERS]
 cdef Py_ssize_t spare_capacity[SPARE_BUFFERS]
 cdef int spares = 0
+cdef Mutex of_spares           # all loops of the process share them
 
 
 cdef char* allocate(Py_ssize_t* capacity) except NULL:
@@ -220,7 +252,8 @@ cdef char* allocate(Py_ssize_t* capacity) except NULL:
     """
     global spares
     cdef int i
-    cdef char* data
+    cdef char* data = NULL
+    lock(&of_spares)
     for i in range(spares - 1, -1, -1):
         if capacity[0] <= spare_capacity[i] <= 2 * capacity[0]:
             data = spare_data[i]
@@ -228,7 +261,10 @@ cdef char* allocate(Py_ssize_t* capacity) except NULL:
             spares -= 1
             spare_data[i] = spare_data[spares]
             spare_capacity[i] = spare_capacity[spares]
-            return data
+            break
+    unlock(&of_spares)
+    if data != NULL:
+        return data
     data = <char*>malloc(max(capacity[0], 1))
     if data == NULL:
         raise MemoryError
@@ -237,12 +273,15 @@ cdef char* allocate(Py_ssize_t* capacity) except NULL:
 
 cdef void keep_or_free(char* data, Py_ssize_t capacity) noexcept:
     global spares
-    if spares < SPARE_BUFFERS and SMALLEST_SPARE <= capacity <= LARGEST_SPARE:
-        spare_data[spares] = data
-        spare_capacity[spares] = capacity
-        spares += 1
-    else:
-        free(data)
+    if SMALLEST_SPARE <= capacity <= LARGEST_SPARE:
+        lock(&of_spares)
+        if spares < SPARE_BUFFERS:
+            spare_data[spares] = data
+            spare_capacity[spares] = capacity
+            spares += 1
+            data = NULL
+        unlock(&of_spares)
+    free(data)
 
 
 @cython.final
@@ -256,7 +295,7 @@ cdef class RecordsBuffer:
     cdef Py_ssize_t capacity   # what may be used
     cdef Py_ssize_t allocated
     cdef Py_ssize_t size
-    cdef int exports
+    cdef bint was_viewed
 
     def __cinit__(self, Py_ssize_t capacity):
         self.capacity = self.allocated = capacity
@@ -267,7 +306,7 @@ cdef class RecordsBuffer:
             keep_or_free(self.data, self.allocated)
 
     cdef int resize(self, Py_ssize_t capacity) except -1:
-        assert self.exports == 0 and capacity >= self.size
+        assert not self.was_viewed and capacity >= self.size
         cdef Py_ssize_t allocated = capacity
         cdef char* data
         if not capacity <= self.allocated <= 2 * capacity:
@@ -281,10 +320,7 @@ cdef class RecordsBuffer:
 
     def __getbuffer__(self, Py_buffer* view, int flags):
         PyBuffer_FillInfo(view, self, self.data, self.size, 1, flags)
-        self.exports += 1
-
-    def __releasebuffer__(self, Py_buffer* view):
-        self.exports -= 1
+        self.was_viewed = True
 
 
 cdef struct Record:
@@ -305,13 +341,14 @@ cdef class Batch:
     cdef public PartitionQueue queue
     cdef readonly int record_count
     cdef readonly bint is_open
-    cdef readonly bint is_done
+    cdef uint8_t ended             # a flag, which other threads read: what is written before it, is written once
     cdef readonly int64_t base_timestamp
     cdef readonly int64_t max_timestamp
     cdef readonly int64_t last_timestamp
     """Of the record that try_append() added last."""
     cdef public int64_t reserved
     """Bytes of the buffer memory that this batch holds until it is released."""
+    cdef Mutex mutex               # of `buffer` and `late_value`, where a thread may meet the loop's
     cdef RecordsBuffer buffer
     cdef Py_ssize_t limit
     cdef bytes late_value          # a large one that has its place in the buffer, and is not there yet
@@ -354,6 +391,11 @@ cdef class Batch:
         return HEADER + self.buffer.size if self.buffer is not None else 0
 
     @property
+    def is_done(self):
+        """Whether it has its result; true for ever then."""
+        return flag_is_set(&self.ended)
+
+    @property
     def records(self):
         """A view of the encoded records; only once the batch is closed, from when on they never change."""
         assert not self.is_open
@@ -378,11 +420,16 @@ cdef class Batch:
 
     def complete_records(self):
         """Copy the large value that is not in its place yet. Takes long, so a thread does it, without the GIL."""
-        cdef bytes value = self.late_value
-        cdef RecordsBuffer buffer = self.buffer
-        cdef Py_ssize_t at = self.late_at
+        cdef bytes value
+        cdef RecordsBuffer buffer
+        cdef Py_ssize_t at
         cdef const char* data
         cdef Py_ssize_t size
+        lock(&self.mutex)
+        value = self.late_value
+        buffer = self.buffer
+        at = self.late_at
+        unlock(&self.mutex)
         if value is None or buffer is None:     # ended meanwhile, in the loop
             return
         data = PyBytes_AS_STRING(value)
@@ -390,7 +437,9 @@ cdef class Batch:
         assert at >= 0 and at + size <= buffer.size
         with nogil:
             memcpy(buffer.data + at, data, size)
-        self.late_value = None
+        lock(&self.mutex)
+        self.late_value = None     # which `value` still holds
+        unlock(&self.mutex)
 
     def take_reserved(self):
         """The bytes of memory to give back when the batch has ended; 0 from the second call on."""
@@ -430,11 +479,11 @@ cdef class Batch:
 
     def nobody_looked(self, int count):
         """Results of so many records were thrown away before anybody looked at them."""
-        self.unretrieved += count
+        add_to(&self.unretrieved, count)
 
     def complete(self, int64_t base_offset, int64_t log_append_time, int64_t log_start_offset):
         """The records are in the log from `base_offset` on (-1: unknown offset)."""
-        assert not self.is_done
+        assert not flag_is_set(&self.ended)
         self.base_offset = base_offset
         self.log_append_time = log_append_time
         self.log_start_offset = log_start_offset
@@ -442,19 +491,19 @@ cdef class Batch:
 
     def fail(self, error):
         """No record of this batch will be tried again."""
-        assert not self.is_done
+        assert not flag_is_set(&self.ended)
         self.error = error
         resolve(self)
 
     def end_record(self, Delivery delivery, error, bint withdraw):
         """End one delivery alone with `error`. With `withdraw` its record is left out when the batch is sent."""
-        assert delivery.state == PENDING and delivery.batch is self and not self.is_done
+        assert delivery.state == PENDING and delivery.batch is self and not flag_is_set(&self.ended)
         if self.record_errors is None:
             self.record_errors = {}
         self.record_errors[delivery.index] = error
         if withdraw:
             self.withdrawn = tuple(sorted([*self.withdrawn, delivery.index]))
-        delivery.state = ENDED
+        set_flag(&delivery.state, ENDED)
         schedule_callbacks(delivery)
 
     def leave_out_withdrawn(self):
@@ -484,16 +533,19 @@ cdef class Batch:
         """The records go on in other batches, [(first index, batch)]; each delivery follows its record."""
         cdef Delivery delivery
         cdef list waiters = self.waiters
-        assert not self.is_done and self.parts is None
-        self.parts = list(parts)
+        cdef list kept = list(parts)
+        assert not flag_is_set(&self.ended) and self.parts is None
+        publish()
+        self.parts = kept
         self.waiters = None
         self.buffer = None
         for delivery in waiters or ():
-            follow(delivery)
+            while follow(delivery):
+                pass
             let_wait(delivery)
         for _, part in self.parts:
             # Which records nobody kept a delivery of is not known, only how many at most.
-            (<Batch>part).unretrieved += min(self.unretrieved, (<Batch>part).record_count)
+            add_to(&(<Batch>part).unretrieved, min(self.unretrieved, (<Batch>part).record_count))
 
     def original_index(self, int index):
         """The index that a record had before others were left out."""
@@ -538,12 +590,17 @@ cdef int copy_records(Batch batch, RecordsBuffer old, list kept) except -1:
 cdef int resolve(Batch batch) except -1:
     cdef Delivery delivery
     cdef list waiters = batch.waiters
+    cdef RecordsBuffer buffer = batch.buffer
+    cdef bytes late_value = batch.late_value
     cdef object call_soon
     cdef int last = -1
-    batch.is_done = True
+    set_flag(&batch.ended, True)
     batch.is_open = False
+    lock(&batch.mutex)
     batch.buffer = None            # a transport may still hold a view of it
     batch.late_value = None
+    unlock(&batch.mutex)
+    buffer = late_value = None
     batch.waiters = None
     if waiters is None:
         return 0
@@ -644,17 +701,20 @@ cdef class Delivery:
     cdef int index
     cdef uint8_t state
     cdef uint8_t flags
-    cdef uint8_t is_blocking   # not bint: these three share a word, and a delivery takes 48 bytes instead of 64
+    cdef uint8_t is_blocking   # not bint: these four share a word, and a delivery takes 48 bytes instead of 64
+    cdef Mutex mutex           # of `batch` and `index`, which change together when the batch is split
     cdef object callbacks      # None, one (callback, context), or a list of them
 
     def __init__(self):
         raise TypeError("deliveries are made by Producer.send()")
 
     def __dealloc__(self):
-        if self.batch is not None and self.batch.parts is not None:
-            follow(self)
-        if self.flags != RETRIEVED and self.state == PENDING and self.batch is not None:
-            self.batch.unretrieved += 1
+        if self.batch is None:
+            return
+        while follow(self):
+            pass
+        if self.flags != RETRIEVED and self.state == PENDING:
+            add_to(&self.batch.unretrieved, 1)
 
     # asyncio recognises a future by this attribute
     @property
@@ -679,7 +739,9 @@ cdef class Delivery:
     @property
     def topic_partition(self):
         """The TopicPartition that the record was appended to."""
-        return TopicPartition(self.batch.queue.topic, self.batch.queue.partition)
+        cdef int index
+        cdef Batch batch = batch_of(self, &index)
+        return TopicPartition(batch.queue.topic, batch.queue.partition)
 
     def done(self):
         return has_ended(self)
@@ -698,22 +760,28 @@ cdef class Delivery:
     def result(self):
         """The RecordMetadata; raises the error of a failed record, InvalidStateError while there is no result."""
         cdef object error
+        cdef int index
+        cdef Batch batch
         if self.state == CANCELLED:
             raise CancelledError
         if not has_ended(self):
             raise InvalidStateError("the record is not acknowledged yet")
-        error = error_of(self)
+        batch = batch_of(self, &index)
+        error = error_of(self, batch, index)
         if error is not None:
             raise error
-        return metadata_of(self)
+        return metadata_of(self, batch, index)
 
     def exception(self):
         """The error of a failed record, else None; InvalidStateError while there is no result."""
+        cdef int index
+        cdef Batch batch
         if self.state == CANCELLED:
             raise CancelledError
         if not has_ended(self):
             raise InvalidStateError("the record is not acknowledged yet")
-        return error_of(self)
+        batch = batch_of(self, &index)
+        return error_of(self, batch, index)
 
     def add_done_callback(self, callback, *, context=None):
         if context is None:
@@ -753,7 +821,9 @@ cdef class Delivery:
         raise StopIteration(self.result())
 
     def __repr__(self):
-        where = f"{self.batch.queue.topic}-{self.batch.queue.partition}"
+        cdef int index
+        cdef Batch batch = batch_of(self, &index)
+        where = f"{batch.queue.topic}-{batch.queue.partition}"
         what = "cancelled" if self.state == CANCELLED else "done" if has_ended(self) else "pending"
         return f"<Delivery {where} {what}>"
 
@@ -793,42 +863,71 @@ cdef inline int let_wait(Delivery delivery) except -1:
 
 
 cdef inline bint has_ended(Delivery delivery) except -1:
-    if delivery.batch.parts is not None:
+    cdef bint ended, is_split
+    while True:
+        lock(&delivery.mutex)
+        is_split = delivery.batch.parts is not None
+        ended = flag_is_set(&delivery.state) or flag_is_set(&delivery.batch.ended)
+        unlock(&delivery.mutex)
+        if not is_split:
+            return ended
         follow(delivery)
-    return delivery.state != PENDING or delivery.batch.is_done
 
 
-cdef int follow(Delivery delivery) except -1:
-    """Its batch was split: it becomes a delivery of the part that holds its record."""
-    while delivery.batch.parts is not None:
-        for first, part in reversed(delivery.batch.parts):
-            if first <= delivery.index:
-                break
-        delivery.index -= first
-        delivery.batch = part
-    return 0
+cdef bint follow(Delivery delivery) except -1:
+    """If its batch was split, it becomes a delivery of the part that holds its record; whether there is one."""
+    cdef Batch left = None, taken = None
+    cdef int index, first = 0
+    lock(&delivery.mutex)
+    left = delivery.batch
+    index = delivery.index
+    unlock(&delivery.mutex)
+    if left.parts is None:
+        return False
+    for first, part in reversed(left.parts):
+        if first <= index:
+            break
+    taken = part
+    lock(&delivery.mutex)
+    if delivery.batch is left:     # no other thread was here meanwhile
+        delivery.batch = taken
+        delivery.index = index - first
+    unlock(&delivery.mutex)
+    return True
 
 
-cdef object error_of(Delivery delivery):
+cdef inline Batch batch_of(Delivery delivery, int* index):
+    """The batch that holds its record by now, and the index there."""
+    cdef Batch batch = None
+    while True:
+        lock(&delivery.mutex)
+        batch = delivery.batch
+        index[0] = delivery.index
+        unlock(&delivery.mutex)
+        if batch.parts is None:
+            return batch
+        batch = None
+        follow(delivery)
+
+
+cdef inline object error_of(Delivery delivery, Batch batch, int index):
     """A copy: a traceback on the batch's own error would hold the frame of whoever awaits, which holds the delivery,
     and the collector can't see through a delivery."""
-    cdef Batch batch = delivery.batch
     delivery.flags = RETRIEVED
     if batch.record_errors is not None:
-        error = batch.record_errors.get(delivery.index)
+        error = batch.record_errors.get(index)
         if error is not None:
             return copy(error)
     return None if batch.error is None else copy(batch.error)
 
 
-cdef RecordMetadata metadata_of(Delivery delivery):
-    cdef Batch batch = delivery.batch
+cdef inline RecordMetadata metadata_of(Delivery delivery, Batch batch, int index):
     cdef RecordMetadata metadata = RecordMetadata.__new__(RecordMetadata)
     metadata.topic = batch.queue.topic
     metadata.partition = batch.queue.partition
-    metadata._offset = batch.base_offset + delivery.index if batch.base_offset >= 0 else -1
+    metadata._offset = batch.base_offset + index if batch.base_offset >= 0 else -1
     if batch.withdrawn and metadata._offset >= 0:
-        metadata._offset -= bisect_left(batch.withdrawn, delivery.index)
+        metadata._offset -= bisect_left(batch.withdrawn, index)
     metadata.timestamp_type = batch.log_append_time >= 0
     metadata.timestamp = batch.log_append_time if batch.log_append_time >= 0 else delivery.timestamp
     metadata.log_start_offset = batch.log_start_offset

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-# cython: embedsignature=False
+# cython: embedsignature=False, freethreading_compatible=True
 """The compiled part of a request's path: what runs once for each Produce request, where a profile showed it.
 
 The frame of a Produce request, the answer that says success for all of it, and the histograms. The declared messages

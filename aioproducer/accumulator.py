@@ -9,6 +9,7 @@ import asyncio
 import heapq
 import logging
 import sys
+import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -98,6 +99,8 @@ class Accumulator:
         self.availability = NodeAvailability(config.partitioner_availability_timeout)
         # failed deliveries that nobody looked at
         self.unretrieved: dict[tuple[str, str], int] = {}
+        # Any thread may throw them away; a collector that runs under it may find others to be counted.
+        self._counting = threading.RLock()
 
     # ------------------------------------------------------------------------------------------ the user's task
 
@@ -569,8 +572,9 @@ class Accumulator:
 
     def _count_unretrieved(self, topic: str, error: BaseException, count: int) -> None:
         key = (topic, type(error).__name__)
-        known = self.unretrieved.get(key)
-        self.unretrieved[key] = (known or 0) + count
+        with self._counting:
+            known = self.unretrieved.get(key)
+            self.unretrieved[key] = (known or 0) + count
         if known is None:
             logger.error(
                 "%d records for topic %s were not delivered and nobody looked at their result: %s",

@@ -31,6 +31,7 @@ from aioproducer.protocol.messages import (
 )
 from aioproducer.protocol.schema import Message
 from aioproducer.sasl import Mechanism
+from aioproducer.tasks import in_a_thread
 
 if TYPE_CHECKING:
     from aioproducer.handshake import BrokerVersions
@@ -115,7 +116,7 @@ class Authentication:
             return mechanism.step(challenge)
         try:
             async with asyncio.timeout(self._timeout):
-                return await self._loop.run_in_executor(None, mechanism.step, challenge)
+                return await in_a_thread(mechanism.step, challenge)
         except TimeoutError:
             pass
         message = f"{self._who}: {mechanism.name} takes longer than {self._timeout:g} s"

@@ -50,7 +50,7 @@ async def dial(
         async with limit:
             if connector is not None:
                 return await _adopt(loop, await _connected(connector, host, port), make_wire)
-            addresses = _interleaved(await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+            addresses = _interleaved(await _looked_up(loop, host, port))
             if not addresses:
                 raise OSError("the name has no address")
             return await _race(loop, addresses, port, make_wire)
@@ -62,6 +62,13 @@ async def dial(
         if limit.expired():
             reason = f"no connection within {timeout:g} s"
         raise BrokerConnectionError(f"{where}: {reason}", written=False) from error
+
+
+async def _looked_up(loop: asyncio.AbstractEventLoop, host: str, port: int) -> list[tuple[Any, ...]]:
+    try:
+        return await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except RuntimeError:  # at the interpreter's end asyncio has no thread for it any more
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
 
 
 def _interleaved(found: list[tuple[Any, ...]]) -> list[str]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from aioproducer.errors import AuthenticationError, ConfigError
 from aioproducer.kerberos import Gssapi
 from aioproducer.sasl import Mechanism, OAuthBearer, OAuthToken, Plain, Scram
+from aioproducer.tasks import in_a_thread
 from aioproducer.tls import TlsContext
 from aioproducer.token_providers import OidcTokenProvider
 from aioproducer.types import Secret
@@ -67,7 +68,7 @@ class Login:
         Raises:
             ConfigError: a file can't be read or makes no sense.
         """
-        return await asyncio.get_running_loop().run_in_executor(None, self._tls.current)
+        return await in_a_thread(self._tls.current)
 
     async def mechanism(self, host: str) -> Mechanism:
         """A machine for one authentication with the broker of that name, with the credentials of this moment.
@@ -188,14 +189,13 @@ async def _call(setting: str, function: Callable[[], Any]) -> Any:
     Raises:
         AuthenticationError: it raised; its error is the cause.
     """
-    loop = asyncio.get_running_loop()
     is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
         getattr(function, "__call__", None)  # noqa: B004  # an object whose __call__ is async
     )
     try:
         if is_async:
             return await function()
-        result = await loop.run_in_executor(None, function)
+        result = await in_a_thread(function)
         return await result if inspect.isawaitable(result) else result
     except (AuthenticationError, ConfigError):
         raise

@@ -103,7 +103,9 @@ class Receipt:
         self._is_seen = True
         errors = dict(self._rows.errors)
         for batch, first, count, rank in self._leaves():
-            failed = _failed(batch) if batch.is_done else {}
+            if not batch.is_done:
+                continue
+            failed = _failed(batch)
             if batch.error is None and not failed:
                 continue
             rows = self._rows_of(batch.queue.partition)

@@ -16,6 +16,7 @@ from urllib.parse import quote_plus, urlsplit
 
 from aioproducer.errors import AuthenticationError, ConfigError
 from aioproducer.sasl import OAuthToken
+from aioproducer.tasks import in_a_thread
 from aioproducer.types import Secret
 
 __all__ = ["MskIamTokenProvider", "OidcTokenProvider"]
@@ -107,8 +108,7 @@ class OidcTokenProvider:
         httpx = _httpx()
         context = self._ssl_context
         if context is None:
-            loop = asyncio.get_running_loop()
-            context = self._ssl_context = await loop.run_in_executor(None, ssl.create_default_context)
+            context = self._ssl_context = await in_a_thread(ssl.create_default_context)
         connect, read = self._timeouts
         form = {"grant_type": "client_credentials", **({"scope": self._scope} if self._scope else {})}
         try:

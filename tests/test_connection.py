@@ -696,7 +696,7 @@ async def test_an_idle_connection_closes_without_error():
 
 
 async def test_a_connection_in_use_is_not_idle():
-    async with connected(echo, connections_max_idle_ms=150) as connection:
+    async with connected(echo, connections_max_idle_ms=150_000 * MS) as connection:
         for _ in range(10):
             await request(connection)
             await asyncio.sleep(30 * MS)

@@ -102,8 +102,9 @@ async def test_delivery_has_no_offset_if_the_broker_told_none(path, accumulator)
 
 
 def test_delivery_takes_no_more_memory_than_three_of_its_fields_sharing_a_word_do():
-    """There is one for each record that waits; the next larger block of the allocator has 64 bytes."""
-    assert Delivery.__basicsize__ <= 48
+    """There is one for each record that waits; with the 16 bytes of any object (32 on a free-threaded Python) it just
+    fills a block of the allocator."""
+    assert Delivery.__basicsize__ - object.__basicsize__ <= 32
 
 
 async def test_delivery_without_a_result_says_so(path):
@@ -537,7 +538,8 @@ async def test_record_bytes_are_freed_when_the_batch_has_ended(path, accumulator
     else:
         batch.give_up(DeliveryError("refused"))
 
-    assert sys.getrefcount(buffer) == 2  # ours, and that of the call
+    only_ours = object()
+    assert sys.getrefcount(buffer) == sys.getrefcount(only_ours)
     assert batch.size == 0
     assert delivery.done()
     delivery.exception()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -137,6 +138,16 @@ async def test_a_name_that_does_not_exist_is_told_so(monkeypatch):
 
     with pytest.raises(BrokerConnectionError, match="no-such-host:9092: the name can't be resolved: Name"):
         await dial("no-such-host", 9092, LONG)
+
+
+async def test_a_name_is_looked_up_also_when_no_thread_takes_work_any_more():
+    with ThreadPoolExecutor(1) as executor:
+        asyncio.get_running_loop().set_default_executor(executor)
+
+    async with ScriptedBroker(silence) as broker:
+        wire = await dial("localhost", broker.port, LONG)
+        wire.abort()
+        await wire.writer.wait_closed()
 
 
 async def test_a_slow_resolver_is_given_up_after_the_set_up_time(monkeypatch):

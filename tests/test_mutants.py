@@ -7,6 +7,7 @@ from enum import Enum
 
 import pytest
 
+from tests.mutants.__main__ import ROOT, Config, counted
 from tests.mutants.operators import mutants_of
 
 
@@ -74,3 +75,10 @@ def test_a_mutant_is_the_whole_module_with_one_change_and_says_where_it_is():
 
 def test_members_of_an_enum_stay_as_they_are():
     assert list(mutants_of("class Kind(Enum):\n    A = 1\n", {"Kind": Kind})) == []
+
+
+@pytest.mark.parametrize("module", Config.read().modules)
+def test_each_mutant_that_is_not_counted_is_one_that_is_made(module):
+    source = (ROOT / module).read_text(encoding="utf-8")
+
+    assert len(counted(module, source, Config.read())) > 0  # which asks for each that it takes away

@@ -94,6 +94,15 @@ def test_each_entry_ends_with_a_rule_that_needs_nothing_and_none_stands_behind_i
             assert not hidden, f"{key}: {rule} is never reached"
 
 
+@pytest.mark.parametrize(
+    ("code", "otherwise"),
+    [(ErrorCode.NONE, Action.SUCCEED), (ErrorCode.DUPLICATE_SEQUENCE_NUMBER, Action.DUPLICATE)],
+)
+def test_a_success_that_was_another_participants_is_none(code, otherwise):
+    assert decide(PRODUCE, code, {Condition.REPETITION, *IN_TRANSACTION}) == Row(Action.ABORT, MAYBE)
+    assert decide(PRODUCE, code, IN_TRANSACTION).action is otherwise
+
+
 def test_the_table_can_not_be_changed():
     with pytest.raises(TypeError):
         TABLE[PRODUCE, 0] = ()  # type: ignore[index]  # that is the point
@@ -485,6 +494,12 @@ def test_a_commit_in_the_wrong_state_was_timed_out_with_v2_and_is_anybodys_guess
     assert decide(ApiKey.END_TXN, code, {Condition.V1, *unanswered}) == Row(Action.REINIT, MAYBE)
     assert decide(ApiKey.END_TXN, code, {Condition.V2, Condition.COMMIT}) == Row(Action.ABORT, NO)
     assert decide(ApiKey.END_TXN, code, {Condition.V1, Condition.COMMIT}) == Row(Action.REINIT, NO)
+
+
+def test_a_commit_that_has_to_be_an_abort_becomes_one_and_an_abort_ends_with_a_new_epoch():
+    code = ErrorCode.TRANSACTION_ABORTABLE
+    assert decide(ApiKey.END_TXN, code, {Condition.V2, Condition.COMMIT}) == Row(Action.ABORT, NO)
+    assert decide(ApiKey.END_TXN, code, {Condition.V2}) == Row(Action.REINIT, NO)
 
 
 def test_an_abort_in_the_wrong_state_has_nothing_to_abort_with_v1_and_is_fenced_with_v2():

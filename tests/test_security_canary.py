@@ -216,7 +216,7 @@ def with_password(mechanism: str) -> Iterator[Scenario]:
         signature = security(tamper=lambda number, answer: b"v=AAAA" if number else answer)
         yield Scenario(f"{mechanism} forged signature", signature, settings, refused, "signature is wrong")
     yield Scenario(f"{mechanism} without SASL", security(mechanisms=()), settings, refused, "knows no SASL")
-    brief = {**settings, "max_block_ms": 100}
+    brief = {**settings, "max_block_ms": 100_000 * MS}
     yield Scenario(f"{mechanism} without TLS", security(tls=None), brief, BootstrapError, "TLS")
     strange = security(tls=server_context("strange"))
     yield Scenario(f"{mechanism} strange", strange, settings, TlsError, "certificate is refused")
@@ -434,7 +434,7 @@ async def test_a_broker_that_repeats_the_password_does_not_get_it_into_the_log(e
     async with ScriptedBroker(serve) as broker:
         producer = Producer(
             broker.address,
-            **{**QUICK, "max_block_ms": 200},
+            **{**QUICK, "max_block_ms": 200_000 * MS},
             security_protocol="SASL_PLAINTEXT",
             sasl_mechanism="PLAIN",
             sasl_plain_without_tls=True,

@@ -106,7 +106,7 @@ records = st.lists(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=150, deadline=None)
 @given(
     given=records,
     value_type=st.sampled_from(sorted(BYTES_TYPES)),

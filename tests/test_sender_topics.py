@@ -83,7 +83,7 @@ async def test_a_partition_that_does_not_exist_yet_is_waited_for():
 
 
 async def test_a_partition_that_does_not_exist_fails_after_max_block():
-    async with producing(topics={"t": 2}, max_block_ms=40) as (_, producer):
+    async with producing(topics={"t": 2}, max_block_ms=40_000 * MS) as (_, producer):
         await producer.partitions_for("t")
 
         error = await error_of(producer.send("t", b"v", partition=2), 1)

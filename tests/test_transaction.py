@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
 
 import pytest
@@ -270,6 +271,37 @@ def test_nothing_is_known_before_the_first_transaction():
     assert transaction.transactional_id == ""
     assert transaction.number == 0
     assert (transaction.is_v2, transaction.may_have_started, transaction.epoch_is_spent) == (False,) * 3
+    assert (transaction.is_resumed, transaction.tells_repetitions) == (False, False)
+
+
+@pytest.mark.parametrize("is_v2", [False, True])
+def test_a_resumed_transaction_can_only_be_ended(is_v2):
+    transaction = transaction_in(S.READY, is_v2=not is_v2)
+    number = transaction.number
+
+    transaction.resume(TransactionHandle("tx", 4711, 3, is_v2))
+
+    assert (transaction.state, transaction.is_v2, transaction.number) == (S.IN_TRANSACTION, is_v2, number + 1)
+    assert transaction.may_have_started
+    assert transaction.epoch_is_spent
+    assert not transaction._gate.is_open
+    with pytest.raises(IllegalStateError, match="'tx' has resumed a transaction, and can only end it"):
+        transaction.check_may_send()
+    transaction.move(S.COMMITTING)
+    with pytest.raises(IllegalStateError, match=re.escape(WAYS_OUT[S.COMMITTING])):
+        transaction.check_may_send()
+
+
+def test_after_a_resumed_transaction_the_next_one_takes_records():
+    transaction = transaction_in(S.READY)
+    transaction.resume(TransactionHandle("tx", 4711, 3, True))
+    transaction.move(S.COMMITTING)
+    transaction.move(S.READY)
+
+    transaction.begin(is_v2=True)
+
+    transaction.check_may_send()
+    assert transaction._gate.is_open
 
 
 def test_a_new_transaction_knows_nothing_of_the_last_one():
@@ -345,6 +377,7 @@ def test_a_participant_writes_to_the_partitions_it_was_given(is_v2):
 
     assert transaction.state is S.PARTICIPANT
     assert transaction.is_v2 is is_v2
+    assert transaction.tells_repetitions
     assert transaction.may_drain("t", 0)
     assert not transaction.may_drain("t", 1)
 

@@ -133,6 +133,8 @@ class SendQueue:
     def _drain(self) -> None:
         self._is_woken = False  # before the look: who comes later wakes again
         queue, lanes, try_send = self._queue, self.lanes, self._inner.try_send
+        # Without the GIL only a lock keeps that order between threads: the deque's own, which append takes, too.
+        queue.rotate(0)
         for _ in range(len(queue)):
             entry = queue.popleft()
             if not isinstance(entry, tuple):

@@ -131,6 +131,10 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "A21": ("test_producer_process", "test_a_forked_child_is_refused_and_does_no_harm_to_its_parent"),
     "A22": ("test_producer", "test_use_in_another_loop_is_refused"),
     "A23": ("test_producer", "test_a_producer_is_built_without_a_running_loop"),
+    "A24": (
+        "test_threads",
+        "test_threads_that_share_producers_find_each_record_where_its_delivery_says",
+    ),
     "A25": ("test_producer", "test_a_sender_that_dies_from_a_bug_fails_everybody_at_once"),
     "A26": ("test_send_semantics", "test_a_task_group_whose_sibling_fails_leaves_a_whole_batch"),
     "A27": (
@@ -157,8 +161,5 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
 }
 """(module, test) for what the simulation can't play."""
 
-MISSING: dict[str, str] = {
-    "A24": "free threading: isal, cramjam and zstandard have no wheels for 3.13t, and the compiled path is not "
-    "declared safe without the GIL (debug mode: test_task_kinds and `make matrix`, which has eager tasks on 3.13, too)",
-}
+MISSING: dict[str, str] = {}
 """What nobody plays yet, and what it would take."""
