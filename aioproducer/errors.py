@@ -43,9 +43,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from aioproducer.types import Outcome
+
+E = TypeVar("E", bound=BaseException)
 
 _CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
 
@@ -56,6 +58,21 @@ def escaped(text: str | None, limit: int = 1024) -> str:
         return ""
     safe = text[:limit].translate(_CONTROL)
     return safe if len(text) <= limit and len(safe) <= limit else safe[: limit - 1] + "…"
+
+
+def without_tracebacks(error: E) -> E:
+    """The error, to be kept: neither it nor its causes hold frames, nor what their callers had in hand.
+
+    From Python 3.12 on the frame of a coroutine that has ended holds the one that awaited it, up to the user's own:
+    with a single traceback, be it of a cause, what the error belongs to stays until a collector runs. A context may be
+    what the user's own code is handling just now: it is let go and not changed.
+    """
+    found: list[BaseException] = [error]
+    for one in found:
+        one.__traceback__ = one.__context__ = None
+        if one.__cause__ is not None and one.__cause__ not in found:
+            found.append(one.__cause__)
+    return error
 
 
 class KafkaError(Exception):

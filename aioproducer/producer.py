@@ -44,6 +44,7 @@ from aioproducer.errors import (
     ProducerNotStartedError,
     RecordTooLargeError,
     UnknownPartitionError,
+    without_tracebacks,
 )
 from aioproducer.idempotence import Idempotence
 from aioproducer.interceptors import Interceptors
@@ -785,7 +786,7 @@ class Producer(Transactional, Configured):
         except KafkaError as error:
             if rows.next == 0:
                 raise
-            rows.refuse_rest(error.with_traceback(None))
+            rows.refuse_rest(without_tracebacks(error))
         return receipt
 
     async def _learn_partitions(self, topic: str, largest: int) -> None:
@@ -825,7 +826,7 @@ class Producer(Transactional, Configured):
             value, key, partition, timestamp_ms, headers = rows.record()
             rows.sent(await self.send(topic, value, key, partition, timestamp_ms, headers))
         except (InvalidRecordError, UnknownPartitionError) as error:
-            rows.refuse(error.with_traceback(None))
+            rows.refuse(without_tracebacks(error))
 
     def metrics(self) -> MetricsSnapshot:
         """All counters at this moment."""

@@ -28,6 +28,7 @@ from aioproducer.errors import (
     RequestTimedOutError,
     UnknownPartitionError,
     escaped,
+    without_tracebacks,
 )
 from aioproducer.types import Outcome
 
@@ -223,3 +224,45 @@ def test_escaped_text_is_no_longer_than_the_limit_and_shows_that_it_was_cut(text
     assert len(safe.removesuffix("…")) <= limit
     if len(text) > limit:
         assert safe.endswith("…")
+
+
+def raised_from(error, cause=None):
+    """The error, as it is when it was raised from another one, or while another one was handled."""
+    try:
+        raise error from cause
+    except type(error) as caught:
+        return caught
+
+
+def test_a_kept_error_holds_no_frames_and_keeps_its_causes():
+    first = raised_from(ValueError("first"))
+    second = raised_from(OSError("second"), first)
+    error = raised_from(KafkaError("third"), second)
+    second.__context__ = error.__context__ = first
+
+    assert without_tracebacks(error) is error
+    assert error.__cause__ is second
+    assert second.__cause__ is first
+    assert [one.__traceback__ for one in (error, second, first)] == [None] * 3
+    assert [one.__context__ for one in (error, second, first)] == [None] * 3
+
+
+def test_the_context_of_a_kept_error_is_let_go_and_not_changed():
+    try:
+        raise ValueError("the caller handles this")
+    except ValueError as caught:
+        handled = caught
+        error = raised_from(KafkaError("kept"))
+    assert error.__context__ is handled
+
+    without_tracebacks(error)
+
+    assert error.__context__ is None
+    assert handled.__traceback__ is not None
+
+
+def test_an_error_that_is_its_own_cause_can_be_kept():
+    error = KafkaError("loop")
+    error.__cause__ = error
+
+    assert without_tracebacks(error).__traceback__ is None

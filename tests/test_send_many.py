@@ -661,6 +661,61 @@ async def test_a_row_that_was_not_sent_and_nobody_looks_at_is_logged_and_reporte
     assert "nobody looked at their result: the value must be bytes" in errors[0]
 
 
+def even(value):
+    if int(value) % 2:
+        raise ValueError("odd")
+    return value
+
+
+async def even_later(value):
+    await asyncio.sleep(0)
+    return even(value)
+
+
+@pytest.mark.parametrize("serializer", [even, even_later])
+async def test_rows_that_a_serializer_refused_are_told_without_a_collector(serializer):
+    async with producing(value_serializer=serializer) as (_, producer):
+        gc.disable()
+        try:
+            receipt = await producer.send_many("t", [b"0", b"1", b"2", b"3"])
+            del receipt
+            await producer.flush()
+
+            assert producer._accumulator.unretrieved == {("t", "SerializationError"): 2}
+        finally:
+            gc.enable()
+
+
+async def test_rows_without_room_are_told_without_a_collector():
+    async with producing(**FOUR_RECORDS_FILL_IT, max_block_ms=50_000 * MS) as (cluster, producer):
+        await producer.partitions_for("t")
+        cluster.freeze_broker(0)
+        gc.disable()
+        try:
+            receipt = await within(2, producer.send_many("t", [bytes(LARGE)] * 6))
+            del receipt
+            cluster.thaw_broker(0)
+            await producer.flush()
+
+            assert producer._accumulator.unretrieved == {("t", "BufferTimeoutError"): 2}
+        finally:
+            gc.enable()
+
+
+async def test_what_the_caller_is_handling_keeps_its_traceback():
+    async with producing(value_serializer=even) as (_, producer):
+        try:
+            int("none")
+        except ValueError as error:
+            handled = error
+            receipt = await producer.send_many("t", [b"1"])
+
+        assert handled.__traceback__ is not None
+        refused = receipt.errors[0]
+        assert type(refused.__cause__) is ValueError
+        assert str(refused.__cause__) == "odd"
+
+
 # ------------------------------------------------------------------------- what sees each record: the slow way
 
 

@@ -27,7 +27,7 @@ from aioproducer.blocking.loop_thread import (
     running_loop,
     wait_for,
 )
-from aioproducer.errors import ForkedError
+from aioproducer.errors import ForkedError, without_tracebacks
 
 logger = logging.getLogger(__name__)
 
@@ -202,8 +202,8 @@ class SendQueue:
 
     def _refuse(self, entry: _Queued, error: BaseException) -> None:
         self.refused += 1
-        # Without the traceback, which holds the entry: a delivery that nobody keeps has to go, and to tell so.
-        entry[0]._refused(error.with_traceback(None))
+        # Tracebacks hold the entry, and a delivery that nobody keeps has to go, and to tell so.
+        entry[0]._refused(without_tracebacks(error))
 
     async def settled(self, topic: str | None = None) -> None:
         """Wait until what was put here so far, for one topic or all, is in the buffer or refused."""
