@@ -391,6 +391,7 @@ class Accumulator:
             return True
         batch.succeed(-1, -1, -1)
         self.release(batch)
+        self._wake.set()  # for what stood behind it
         return False
 
     def requeue(self, batch: ProducerBatch, retry_at: float) -> None:
@@ -446,14 +447,13 @@ class Accumulator:
             self._make_ready(queue)
 
     def release(self, batch: ProducerBatch) -> None:
-        """A batch has ended: its memory goes back to whoever waits first, and what stood behind it may be sent."""
+        """A batch has ended: its memory goes back to whoever waits first. The sender is not woken."""
         del self.incomplete[batch]
         self.memory.give(batch.take_reserved())
         for waiting in batch.flushes:
             waiting.one_ended()
         if self._waiting:
             self._serve_waiting()
-        self._wake.set()
 
     def forget(self, batch: ProducerBatch) -> None:
         """Take a batch that will not be sent out of its queue."""

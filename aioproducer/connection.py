@@ -47,6 +47,10 @@ logger = logging.getLogger(__name__)
 HIGH_WATER = 1024 * 1024
 """Bytes in the transport from which on nothing more is drained for this broker, until all have left."""
 
+NEAR = 0.002
+"""Seconds; a broker that answers sooner than this on average is near: what waits for two answers then waits no longer
+than that."""
+
 MAX_THROTTLE = 60.0
 """Seconds; a broker that asks for more silence is not believed (the field could say 24 days)."""
 
@@ -188,6 +192,11 @@ class Connection:
         """Authenticates anew before a session ends, where sessions end."""
         self._frame_limit = MAX_FRAME_BEFORE_AUTHENTICATION
         self._congested = False
+        self._most_in_flight = config.max_in_flight_requests_per_connection
+        self.is_full = False
+        """No more requests may be in flight, or a near broker has not answered half of those that were as many. Until
+        then no answer wakes the sender, but `on_change` does: else each would be followed by a request on its own, for
+        a turn of the loop and a system call each."""
         self._frames = Frames()
         # requests
         self._in_flight: deque[_InFlight] = deque()
@@ -226,7 +235,7 @@ class Connection:
             and not self._congested
             and self._wire is not None
             and not self._wire.is_closing
-            and len(self._in_flight) + len(self._leaving) < self._config.max_in_flight_requests_per_connection
+            and not self.is_full
             and (self.throttled_until == 0.0 or self.throttled_until <= self._loop.time())
         )
 
@@ -328,6 +337,7 @@ class Connection:
         else:
             self._has_left(entry)
             return future
+        self.is_full = self.is_full or self.in_flight >= self._most_in_flight
         self._arm(entry.deadline)
         return future
 
@@ -338,6 +348,7 @@ class Connection:
         self._congested = False
         while self._leaving:
             self._has_left(self._leaving.popleft())
+        self.is_full = self.in_flight >= self._most_in_flight
         self.on_change()
         self._close_if_drained()
 
@@ -413,10 +424,16 @@ class Connection:
             entry.future.set_result(response)
         if entry.answered is not None:
             entry.answered(response, None)
-        if self.in_flight == self._config.max_in_flight_requests_per_connection - 1:
-            self.on_change()
+        if self.is_full:
+            self._look_for_room()
         if self.state is State.DRAINING:
             self._close_if_drained()
+
+    def _look_for_room(self) -> None:
+        left = self.in_flight
+        if left <= self._most_in_flight // 2 or (self.latency > NEAR and left < self._most_in_flight):
+            self.is_full = False
+            self.on_change()
 
     def _close_if_drained(self) -> None:
         if self.state is State.DRAINING and not self.in_flight:

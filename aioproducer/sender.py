@@ -254,6 +254,7 @@ class Sender:
                 self._answers.give_up(
                     batch, "the broker lost track of this producer before it acknowledged the records"
                 )
+                self._wake.set()  # for what stood behind it
             else:
                 batch.number(None, -1)
 
@@ -299,7 +300,7 @@ class Sender:
             list(topics.values()),
         )
         names = {topic_id: name for name, topic_id, _ in topics.values()}
-        answered = partial(self._answered, node_id, batches, names)
+        answered = partial(self._answered, connection, batches, names)
         try:
             connection.request(
                 request,
@@ -330,7 +331,7 @@ class Sender:
 
     def _answered(
         self,
-        node_id: int,
+        connection: Connection,
         batches: list[ProducerBatch],
         names: dict[int, str],
         response: Any,
@@ -349,10 +350,16 @@ class Sender:
         elif isinstance(response, Appended):
             self._answers.appended(batches, response, now)
         else:
-            self._answers.read(node_id, batches, names, response, now)
+            self._answers.read(connection.node.node_id, batches, names, response, now)
         for batch in batches:
             self._accumulator.touch(batch.queue)
-        self._wake.set()
+        if not (
+            isinstance(response, Appended)
+            and connection.is_full  # it will say when more may be sent
+            and not self._transaction.is_used
+            and all(batch.queue.node_id == connection.node.node_id for batch in batches)
+        ):
+            self._wake.set()
 
     def _expire_all(self, now: float) -> bool:
         """End what has passed its delivery timeout; True if that has to wait a moment.

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import itertools
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import pytest
 
@@ -586,6 +587,36 @@ async def test_a_full_deque_in_flight_takes_no_more_until_an_answer_comes():
         release.set()
         await first
         assert changes == [True]
+
+
+@pytest.mark.parametrize(("latency", "answered"), [(0.0005, 3), (0.02, 1)], ids=["near", "far"])
+async def test_a_near_broker_answers_half_of_a_full_deque_before_more_is_sent_and_a_far_one_one(
+    latency, answered
+):
+    changes = []
+
+    async def serve(peer: Peer) -> None:
+        for _ in range(5):
+            header, _ = await peer.request()
+            await go_on.acquire()
+            peer.answer(header, MetadataResponse())
+        await silence(peer)
+
+    go_on = asyncio.Semaphore(0)
+    async with connected(serve, max_in_flight_requests_per_connection=5) as connection:
+        futures = [request(connection) for _ in range(5)]
+        assert not connection.can_send
+        connection.on_change = lambda: changes.append(connection.in_flight)
+
+        for number, future in enumerate(futures, start=1):
+            connection._loop = SimpleNamespace(time=lambda: 0.0)
+            connection.latency = latency
+            connection._in_flight[0].sent_at = -latency
+            go_on.release()
+            await future
+            assert connection.can_send is (number >= answered)
+        assert changes == [5 - answered]
+        connection._loop = asyncio.get_running_loop()
 
 
 async def test_metadata_may_exceed_the_limit_in_flight():

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from aioproducer import DeliveryError, Outcome, sender
+from aioproducer import DeliveryError, Outcome, connection, sender
 from aioproducer.errors import (
     BrokerConnectionError,
 )
@@ -228,6 +228,43 @@ async def test_a_pass_sends_so_many_batches_and_the_next_one_begins_with_the_oth
         assert [size for node, size in sizes if node == 1] == [5]
         assert sizes.index((1, 5)) <= 1, "it does not wait for the other node's last batch"
         assert await offsets(deliveries) == [1] + [0] * 34 + [1] + [0] * 4
+
+
+async def test_an_answer_sends_what_has_another_leader_by_now_though_the_old_one_takes_no_more(monkeypatch):
+    monkeypatch.setattr(connection, "NEAR", 60.0)
+    settings = {"request_timeout_ms": 60_000, "delivery_timeout_ms": 120_000}
+    async with producing(brokers=2, topics={"t": 12}, **ONE_BATCH_PER_RECORD, **settings) as (
+        cluster,
+        producer,
+    ):
+        for partition in range(12):
+            await producer.send_and_wait("t", b"first", partition=partition)
+        queues = producer._accumulator.topics["t"].queues
+        here = [queue.partition for queue in queues if queue.node_id == 0]
+        moving, *others = here[:5]
+        may_answer, never = asyncio.Event(), asyncio.Event()
+        cluster.faults.add(PRODUCE, node=0, partition=moving, hold=may_answer)
+        for partition in others:
+            cluster.faults.add(PRODUCE, node=0, partition=partition, hold=never)
+        sent = []
+        for count, partition in enumerate([moving, *others], start=1):
+            sent += [await producer.send("t", b"second", partition=partition)]
+            await until(lambda count=count: producer._brokers.connection(0).in_flight == count)
+        assert not producer._brokers.ready(0)
+        last = await producer.send("t", b"third", partition=moving)
+
+        queue = queues[moving]
+        cluster.move_leader("t", moving, 1)
+        producer._metadata.request_update()
+        await until(lambda: queue.node_id == 1)
+        woken = []
+        sent[0].add_done_callback(lambda _: woken.append(producer._wake.is_set()))
+        may_answer.set()
+
+        await within(5, last)
+        assert woken == [True], "nothing but the answer tells that the other leader may have it"
+        never.set()
+        await results(sent)
 
 
 async def test_what_does_not_fit_into_a_request_is_first_in_the_next():

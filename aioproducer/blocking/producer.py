@@ -97,9 +97,8 @@ class Producer:
     def _wrap(self, inner: AsyncProducer, *, is_attached: bool = False) -> None:
         config = inner.config
         self._inner = inner
-        inner._shares_the_loop = (
-            False  # niced threads that compress get nothing done beside other processes' work
-        )
+        # Niced threads that compress get nothing done beside other processes' work.
+        inner._shares_the_loop = False
         self._is_attached = is_attached
         self._is_plain = (
             config.key_serializer is None

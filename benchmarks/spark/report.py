@@ -209,8 +209,16 @@ def goals(figures: list[Figures]) -> list[Goal]:
                 *foreach,
             ),
         ]
-    once = held(
-        figures, BATCH, (EXACTLY_ONCE, PLACED), "rows_per_s", lambda a, b: a >= EXACTLY_ONCE_RATE * b, times
+    once, once_in_streams = (
+        held(
+            figures,
+            section,
+            (EXACTLY_ONCE, PLACED),
+            "rows_per_s",
+            lambda a, b: a >= EXACTLY_ONCE_RATE * b,
+            times,
+        )
+        for section in (BATCH, STREAM)
     )
     added = held(
         figures,
@@ -225,6 +233,10 @@ def goals(figures: list[Figures]) -> list[Goal]:
     return [
         *found,
         Goal(f"exactly_once: at least {EXACTLY_ONCE_RATE:g} of the rows per second of at_least_once", *once),
+        Goal(
+            f"streams, exactly_once: at least {EXACTLY_ONCE_RATE:g} of the rows per second of at_least_once",
+            *once_in_streams,
+        ),
         Goal(f"exactly_once: a micro-batch takes at most {EXACTLY_ONCE_MS:g} ms more", *added),
         Goal("streams: rows per second at least the JVM connector's", *level),
         Goal("streams: a small micro-batch takes at most as long as the JVM connector's", *small),
