@@ -100,12 +100,19 @@ class LoopThread:
                 self._began.set()
                 runner.run(self._stopped())
         except BaseException as error:
-            if self._began.is_set():
+            if not self._began.is_set():
+                self._error = error
+                self._began.set()
+            elif not self._is_for_want_of_a_thread(error):
                 raise
-            self._error = error
-            self._began.set()
         finally:
             self._ended.set()
+
+    def _is_for_want_of_a_thread(self, error: BaseException) -> bool:
+        """At the end of the interpreter Python 3.12 starts no thread, not even the one that asyncio's runner, just
+        before it closes the loop, lets wait for those of the executor."""
+        is_end = self._stop.is_set() and not threading.main_thread().is_alive()
+        return is_end and isinstance(error, RuntimeError)
 
     async def _stopped(self) -> None:
         await self._stop.wait()
