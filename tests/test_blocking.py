@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import contextvars
 import functools
+import gc
 import inspect
 import logging
 import os
@@ -836,6 +837,9 @@ def interrupted_at(step, wait):
         return trace
 
     before = sys.gettrace()
+    # Python 3.12 shows instructions only to a tracer that is set after somebody has asked for them.
+    sys._getframe().f_trace_opcodes = True
+    gc.disable()  # what it calls for the garbage of others would be interrupted, and can't raise
     sys.settrace(trace)
     try:
         wait()
@@ -843,6 +847,7 @@ def interrupted_at(step, wait):
         return True
     finally:
         sys.settrace(before)
+        gc.enable()
     return False
 
 
