@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 HIGH_WATER = 1024 * 1024
 """Bytes in the transport from which on nothing more is drained for this broker, until all have left."""
 
-NEAR = 0.002
+NEAR = 0.001
 """Seconds; a broker that answers sooner than this on average is near: what waits for two answers then waits no longer
 than that."""
 
@@ -337,7 +337,8 @@ class Connection:
         else:
             self._has_left(entry)
             return future
-        self.is_full = self.is_full or self.in_flight >= self._most_in_flight
+        if len(self._in_flight) + len(self._leaving) >= self._most_in_flight:
+            self.is_full = True
         self._arm(entry.deadline)
         return future
 

@@ -75,6 +75,7 @@ class Sender:
         self._idempotence = idempotence
         self._transaction = transaction
         self._coordinator = coordinator
+        self._request_timeout_ms = int(config.request_timeout * 1000)
         self._seen_metadata = -1
         self._gave_a_moment = False
         self._left_in_pass = 0
@@ -296,11 +297,10 @@ class Sender:
         request = ProduceBatches(
             self._config.transactional_id,
             self._config.acks,
-            int(self._config.request_timeout * 1000),
+            self._request_timeout_ms,
             list(topics.values()),
         )
-        names = {topic_id: name for name, topic_id, _ in topics.values()}
-        answered = partial(self._answered, connection, batches, names)
+        answered = partial(self._answered, connection, batches, topics)
         try:
             connection.request(
                 request,
@@ -333,7 +333,7 @@ class Sender:
         self,
         connection: Connection,
         batches: list[ProducerBatch],
-        names: dict[int, str],
+        topics: dict[str, tuple[str, int, list[ProducerBatch]]],
         response: Any,
         error: KafkaError | None,
     ) -> None:
@@ -350,6 +350,7 @@ class Sender:
         elif isinstance(response, Appended):
             self._answers.appended(batches, response, now)
         else:
+            names = {topic_id: name for name, topic_id, _ in topics.values()}
             self._answers.read(connection.node.node_id, batches, names, response, now)
         for batch in batches:
             self._accumulator.touch(batch.queue)
