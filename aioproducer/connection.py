@@ -48,8 +48,8 @@ HIGH_WATER = 1024 * 1024
 """Bytes in the transport from which on nothing more is drained for this broker, until all have left."""
 
 NEAR = 0.001
-"""Seconds; a broker that answers sooner than this on average is near: what waits for two answers then waits no longer
-than that."""
+"""Seconds; a broker that answers sooner than this on average is near: a request that waits until half of those before
+it are answered waits about as long at most."""
 
 MAX_THROTTLE = 60.0
 """Seconds; a broker that asks for more silence is not believed (the field could say 24 days)."""

@@ -354,12 +354,13 @@ class Sender:
             self._answers.read(connection.node.node_id, batches, names, response, now)
         for batch in batches:
             self._accumulator.touch(batch.queue)
-        if not (
-            isinstance(response, Appended)
-            and connection.is_full  # it will say when more may be sent
+        connection_will_wake = (
+            connection.is_full
+            and isinstance(response, Appended)
             and not self._transaction.is_used
             and all(batch.queue.node_id == connection.node.node_id for batch in batches)
-        ):
+        )
+        if not connection_will_wake:
             self._wake.set()
 
     def _expire_all(self, now: float) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-import time
 from uuid import uuid4
 
 import pytest
@@ -124,11 +123,10 @@ def test_a_coordinator_that_is_killed_while_a_batch_write_is_committed(spark, th
     done = threading.Event()
 
     def kill() -> None:
-        while not done.is_set():
+        while not done.wait(0.05):
             if len(asyncio.run(written(kafka, name))) >= 330:  # the rows are there, the commit is next
                 asyncio.run(kafka.kill(victim))
                 return
-            time.sleep(0.05)
 
     killer = threading.Thread(target=kill)
     killer.start()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import uuid
 
 import pytest
 from pyspark.sql import functions as F
@@ -21,11 +20,6 @@ HEADERS = "array(struct('one' AS key, X'31' AS value), struct('none' AS key, CAS
 def cluster():
     with stage(2, default_partitions=3) as running:
         yield running
-
-
-@pytest.fixture
-def topic():
-    return f"t{uuid.uuid4().hex[:8]}"
 
 
 def numbered(spark, count, partitions=4):

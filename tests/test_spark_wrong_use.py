@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import uuid
 
 import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
@@ -20,11 +19,6 @@ ONCE = {"delivery": "exactly_once", "transactionalId": "x"}
 def cluster():
     with stage(1, default_partitions=3) as running:
         yield running
-
-
-@pytest.fixture
-def topic():
-    return f"t{uuid.uuid4().hex[:8]}"
 
 
 @pytest.fixture
