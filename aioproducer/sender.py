@@ -151,6 +151,9 @@ class Sender:
             self._accumulator.hurry_node(node_id)
         self._accumulator.availability.update(node_id, now, can_drain=can_send)
         connection = self._brokers.connection(node_id)
+        if can_send and self._left_in_pass == 0:
+            self._wake.set()  # the next pass begins with this node
+            return None
         if can_send and connection is not None:
             drain = self._accumulator.drain
             connection.cork()

@@ -207,26 +207,40 @@ async def test_a_request_has_one_batch_of_each_partition_and_later_ones_go_on_in
         assert [partitions_of(request) for request in cluster.requests_of(PRODUCE)] == [[0, 1, 2]] * 4
 
 
-async def test_a_pass_sends_so_many_batches_and_the_next_one_begins_with_the_other_nodes(monkeypatch):
+@pytest.mark.parametrize(
+    ("many", "few", "expected"),
+    [
+        (0, 1, [(1, 5), (0, 5), (0, 10), (0, 10), (0, 10)]),
+        (1, 0, [(1, 10), (0, 5), (1, 5), (1, 10), (1, 10)]),
+    ],
+    ids=["the first has few", "the first has many"],
+)
+async def test_a_pass_sends_so_many_batches_and_the_next_one_begins_with_the_other_nodes(
+    monkeypatch, many, few, expected
+):
     monkeypatch.setattr(sender, "MOST_IN_PASS", 10)
     settings = {"linger_ms": 60_000, "delivery_timeout_ms": 120_000}
-    async with producing(brokers=2, topics={"t": 80}, **settings) as (cluster, producer):
-        await producer.send_and_wait("t", b"", partition=79)
+    async with producing(brokers=2, topics={"t": 80}, **settings) as (_, producer):
         by_node = {0: [], 1: []}
+        await producer.send_and_wait("t", b"", partition=79)
         for queue in producer._accumulator.topics["t"].queues:
             by_node[queue.node_id].append(queue.partition)
-        for partitions in by_node.values():
-            await producer.send_and_wait("t", b"", partition=partitions[0])
-        before = len(cluster.requests_of(PRODUCE))
+        for partition in (by_node[1][0], by_node[0][0]):  # node 1 is the first that has anything
+            await producer.send_and_wait("t", b"", partition=partition)
+        sent = []
+        produce = producer._sender._produce
 
-        chosen = by_node[0][:35] + by_node[1][:5]
+        def noted(connection, node_id, batches, now):
+            sent.append((node_id, len(batches)))
+            produce(connection, node_id, batches, now)
+
+        monkeypatch.setattr(producer._sender, "_produce", noted)
+
+        chosen = by_node[many][:35] + by_node[few][:5]
         deliveries = [await producer.send("t", b"v", partition=partition) for partition in chosen]
         await within(5, producer.flush())
 
-        sizes = [(seen.node, len(partitions_of(seen))) for seen in cluster.requests_of(PRODUCE)[before:]]
-        assert sorted(size for node, size in sizes if node == 0) == [5, 10, 10, 10]
-        assert [size for node, size in sizes if node == 1] == [5]
-        assert sizes.index((1, 5)) <= 1, "it does not wait for the other node's last batch"
+        assert sent == expected
         assert await offsets(deliveries) == [1] + [0] * 34 + [1] + [0] * 4
 
 
