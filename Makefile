@@ -72,7 +72,7 @@ chaos: setup
 	$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(ARGS)
 
 # Spark's driver, workers and tasks, and brokers, killed at random points of random streams; `make test` plays some.
-# ARGS="--seed 7", ARGS="--kafka apache" for three real brokers
+# ARGS="--seed 7", ARGS="--kafka apache" for three real brokers, ARGS=--executors for two that are killed as well
 RUNS ?= 100
 chaos-spark: setup
 	$(BIN)/python -m tests.spark_chaos --runs $(RUNS) $(ARGS)

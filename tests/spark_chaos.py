@@ -2,6 +2,7 @@
 
     python -m tests.spark_chaos --runs 100 --seed 1                     # on the embedded cluster
     python -m tests.spark_chaos --runs 20 --seed 1 --kafka apache       # three real brokers, or apache-3.9: v1
+    python -m tests.spark_chaos --runs 20 --seed 1 --executors          # on two executors in processes of their own
 
 A run is one stream: its driver is killed, started again, killed elsewhere, until it gets through; then what
 read_committed consumers see is held against the rows that went in."""
@@ -23,17 +24,20 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
+
+import pytest
 
 from aioproducer.protocol.messages import FindCoordinatorRequest
 from aioproducer.testing import ApacheKafka, ApiKey
 from aioproducer.testing.faults import Fault
 from tests import spark_crashing
 from tests.apache_clusters import LEAN, NOTICES_SOON, running
+from tests.chaos.proxy import Network
 from tests.raw_client import RawClient
 from tests.read_back import read_back
 from tests.spark_driver import Driver
-from tests.spark_stage import stage
+from tests.spark_stage import call_in, in_a_thread, stage
 
 PARTITIONS = 3
 ROWS = 40
@@ -52,7 +56,7 @@ class Crash(NamedTuple):
     sink: Mapping[str, str] = NOTHING
     """Options of the sink, until it has happened."""
     fault: Mapping[str, Any] = NOTHING
-    """Of the embedded cluster, as its script of faults has them."""
+    """Of the cluster, as the embedded one's script of faults has them; answers of real brokers can be lost as well."""
     victim: str = ""
     """Of real brokers, the one that is killed: "leader" of the topic's first partition, or "coordinator"."""
     delay: float = 0.0
@@ -74,13 +78,24 @@ DEATHS = {
 }
 """All that can be done to a driver, its tasks and its brokers."""
 REAL_DEATHS = {
-    **{name: death for name, death in DEATHS.items() if not death.fault},
+    **DEATHS,
     "F11": Crash("F11", "end", "broker", victim="coordinator"),
     "leader": Crash("leader", "before row", "broker", victim="leader"),
 }
-"""The same where the brokers are real: they are killed, and their answers can't be lost on purpose."""
+"""The same where the brokers are real, and are killed."""
+EXECUTOR = {"F3 executor": Crash("F3", "row", "executor")}
+"""What can be done besides where executors are processes of their own."""
+EXECUTORS = "local-cluster[2,1,512]"
 AT_LEAST_ONCE = ("F5", "leader")
 """What the other mode survives as well."""
+
+
+class Mishap(Protocol):
+    """What is to happen between the sink and the brokers."""
+
+    @property
+    def is_used_up(self) -> bool:
+        """It has happened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +104,8 @@ class Place:
 
     servers: str
     committed: Callable[[str], list[bytes]]
-    fault: Callable[..., Fault] | None = None
-    """Adds one to the script of the embedded cluster."""
+    fault: Callable[..., Mishap] | None = None
+    """Adds one to the script of the embedded cluster, or to what the network in front of real brokers does."""
     kafka: ApacheKafka | None = None
     """Real brokers."""
 
@@ -229,9 +244,9 @@ def embedded(**settings: object) -> Iterator[Place]:
 
 
 @contextmanager
-def apache(kafka: ApacheKafka) -> Iterator[Place]:
+def apache(kafka: ApacheKafka, fault: Callable[..., Mishap] | None = None) -> Iterator[Place]:
     """A real one that runs already."""
-    yield Place(kafka.bootstrap_servers, partial(committed, kafka.bootstrap_servers), kafka=kafka)
+    yield Place(kafka.bootstrap_servers, partial(committed, kafka.bootstrap_servers), fault, kafka)
 
 
 def committed(servers: str, topic: str) -> list[bytes]:
@@ -240,13 +255,32 @@ def committed(servers: str, topic: str) -> list[bytes]:
     return sorted(record.value or b"" for records in log.values() for record in records)
 
 
-def three_brokers(version: str | None = None) -> ApacheKafka:
-    """Real ones of which one may die, not started yet."""
+@contextmanager
+def three_brokers(
+    version: str | None = None, *, request: pytest.FixtureRequest | None = None
+) -> Iterator[Place]:
+    """Real ones of which one may die, and whose answers may be lost on the way."""
     everywhere = ("transaction.state.log", "offsets.topic")
     copies: dict[str, object] = {f"{topic}.replication.factor": 3 for topic in everywhere}
     gives_up_soon = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 500}
     told = {} if version is None else {"version": version}
-    return ApacheKafka(brokers=3, config={**NOTICES_SOON, **copies, **gives_up_soon}, jvm_args=LEAN, **told)
+    with in_a_thread(lambda: Network(3)) as (network, loop):
+        kafka = ApacheKafka(
+            brokers=3,
+            config={**NOTICES_SOON, **copies, **gives_up_soon},
+            jvm_args=LEAN,
+            advertised=network.advertised,
+            **told,
+        )
+
+        def lose_an_answer(*, api_key: ApiKey, drop_after_append: bool, skip: int) -> Mishap:
+            assert drop_after_append
+            return call_in(loop, lambda: network.lay(api_key, skip=skip))
+
+        with running(kafka, request=request):
+            network.lead_to([node.port for node in kafka.nodes])
+            with apache(kafka, lose_an_answer) as place:
+                yield place
 
 
 async def coordinator_of(servers: str, transactional_id: str) -> int:
@@ -267,7 +301,7 @@ def play(run: Run, crashes: Sequence[Crash], *, shuffles: Iterable[int] = ()) ->
     for crash, shuffle in zip(crashes, widths, strict=False):
         run.add_files(2)
         code = run.drive(crash, shuffle=shuffle)
-        killed += code < 0 or crash.act in ("worker", "broker")
+        killed += code < 0 or crash.act in ("worker", "executor", "broker")
     if code < 0:
         run.drive(shuffle=widths[len(crashes)])
     run.check(twice_is_fine=run.delivery == "at_least_once")
@@ -283,21 +317,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--crashes", type=int, default=2, help="of each run")
     parser.add_argument("--kafka", choices=["embedded", "apache", "apache-3.9"], default="embedded")
+    parser.add_argument(
+        "--executors", action="store_true", help="two in processes of their own, which are killed as well"
+    )
     told = parser.parse_args(arguments)
-    deaths = DEATHS if told.kafka == "embedded" else REAL_DEATHS
+    deaths = {
+        **(DEATHS if told.kafka == "embedded" else REAL_DEATHS),
+        **(EXECUTOR if told.executors else {}),
+    }
     points: Counter[str] = Counter()
     done = broken = killed = rows = 0
     began = time.monotonic()
     with ExitStack() as stack:
-        driver = stack.enter_context(Driver())
+        driver = stack.enter_context(Driver(EXECUTORS) if told.executors else Driver())
         if told.kafka == "embedded":
             places = {
                 version: stack.enter_context(embedded(transaction_version=version)) for version in (1, 2)
             }
         else:
             old = told.kafka == "apache-3.9"
-            kafka = stack.enter_context(running(three_brokers("3.9.2" if old else None)))
-            places = {1 if old else 2: stack.enter_context(apache(kafka))}
+            places = {1 if old else 2: stack.enter_context(three_brokers("3.9.2" if old else None))}
         try:
             for seed in range(told.seed, told.seed + told.runs):
                 randomly = random.Random(seed)
@@ -307,6 +346,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 version = randomly.choice(sorted(places))
                 if told.kafka != "embedded":
                     crashes = [crash._replace(delay=randomly.uniform(0, 0.01)) for crash in crashes]
+                    kafka = places[version].kafka
+                    assert kafka is not None
                     asyncio.run(kafka.create_topic(f"chaos{seed}", PARTITIONS, replication_factor=3))
                 with tempfile.TemporaryDirectory() as folder:
                     run = Run(driver, places[version], f"chaos{seed}", Path(folder) / "run")

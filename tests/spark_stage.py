@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -71,11 +71,7 @@ class Stage:
 
     def call(self, function: Callable[[], T]) -> T:
         """The result of a call in the cluster's thread."""
-
-        async def called() -> T:
-            return function()
-
-        return asyncio.run_coroutine_threadsafe(called(), self._loop).result(30)
+        return call_in(self._loop, function)
 
     def records(self, topic: str, *, committed: bool = False) -> list[Found]:
         """All records, or those that read_committed consumers see."""
@@ -99,24 +95,43 @@ class Stage:
 @contextmanager
 def stage(brokers: int = 2, **settings: Any) -> Iterator[Stage]:
     """A block with a cluster that runs in a thread of its own."""
+    with in_a_thread(lambda: EmbeddedCluster(brokers, **settings)) as (cluster, loop):
+        yield Stage(cluster, loop)
+
+
+@contextmanager
+def in_a_thread(
+    make: Callable[[], AbstractAsyncContextManager[T]],
+) -> Iterator[tuple[T, asyncio.AbstractEventLoop]]:
+    """A block around what `async with` enters in a thread of its own, and the loop that runs there."""
     ready = threading.Event()
-    told: list[Stage] = []
+    told: list[tuple[T, asyncio.AbstractEventLoop]] = []
     end = asyncio.Event()
 
     async def run() -> None:
-        async with EmbeddedCluster(brokers, **settings) as cluster:
-            told.append(Stage(cluster, asyncio.get_running_loop()))
+        async with make() as made:
+            told.append((made, asyncio.get_running_loop()))
             ready.set()
             await end.wait()
 
-    thread = threading.Thread(target=asyncio.run, args=(run(),), name="embedded cluster")
+    thread = threading.Thread(target=asyncio.run, args=(run(),), name="beside the test")
     thread.start()
     try:
         assert ready.wait(30)
         yield told[0]
     finally:
-        told[0]._loop.call_soon_threadsafe(end.set)
+        if told:
+            told[0][1].call_soon_threadsafe(end.set)
         thread.join(30)
+
+
+def call_in(loop: asyncio.AbstractEventLoop, function: Callable[[], T]) -> T:
+    """The result of a call in the thread of that loop."""
+
+    async def called() -> T:
+        return function()
+
+    return asyncio.run_coroutine_threadsafe(called(), loop).result(30)
 
 
 def write(df: DataFrame, servers: str, topic: str | None = None, **options: Any) -> None:

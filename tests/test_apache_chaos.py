@@ -454,6 +454,22 @@ async def test_a_cut_comes_behind_the_request_and_before_its_answer():
         writer.close()
 
 
+async def test_a_trap_lets_so_many_requests_pass():
+    async with proxied() as (network, _):
+        reader, writer = await asyncio.open_connection(HOST, network.proxies[0].port)
+        trap = network.lay(26, skip=1)
+
+        writer.write(frame(26))
+        assert await within(2, reader.readexactly(6)) == frame(26)
+        assert not trap.is_used_up
+
+        writer.write(frame(26))
+        with pytest.raises((OSError, EOFError)):
+            await within(2, reader.readexactly(6))
+        assert trap.is_used_up
+        writer.close()
+
+
 @pytest.mark.parametrize("answers_only", [False, True])
 async def test_a_half_open_connection_stays_and_says_nothing_while_new_ones_work(answers_only):
     async with proxied() as (network, got):

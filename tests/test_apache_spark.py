@@ -11,9 +11,9 @@ import pytest
 from pyspark.errors import PythonException
 
 from aioproducer import DeliveryError, Producer, TransactionAbortableError
-from tests.apache_clusters import running
 from tests.read_back import read_back
 from tests.spark_chaos import (
+    AT_LEAST_ONCE,
     DEATHS,
     PARTITIONS,
     REAL_DEATHS,
@@ -71,10 +71,18 @@ def driver():
         yield running
 
 
-def test_each_row_is_committed_once_wherever_processes_are_killed(kafka, driver, made, tmp_path):
-    crashes = [DEATHS[name] for name in ("F3 worker", "F4", "F12", "F13", "F7", "F10")]
+DRIVERS = {"v1": ("F7", "F8", "F10"), "v2": ("F2", "F3", "F8", "F10")}
+"""Where the driver is killed; F1 comes before anything that concerns a broker."""
+
+
+@pytest.mark.timeout(400)
+def test_each_row_is_committed_once_wherever_processes_are_killed(request, kafka, driver, made, tmp_path):
+    killed = DRIVERS[request.node.callspec.params["kafka"]]
+    names = ("F3 worker", "F3 error", "F4", "F12", "F13", *killed)
     with apache(kafka) as place:
-        assert play(Run(driver, place, made, tmp_path / "run"), crashes) == 3
+        run = Run(driver, place, made, tmp_path / "run")
+
+        assert play(run, [DEATHS[name] for name in names]) == 1 + len(killed)
 
 
 async def test_the_second_writer_of_a_partition_is_noticed(kafka, made):
@@ -99,19 +107,23 @@ async def test_the_second_writer_of_a_partition_is_noticed(kafka, made):
 
 @pytest.fixture(scope="module")
 def three(request):
-    """Three brokers of which one may die."""
-    with running(three_brokers(), request=request) as kafka, apache(kafka) as place:
+    with three_brokers(request=request) as place:
         yield place
 
 
 @pytest.mark.timeout(400)
-def test_brokers_that_are_killed_in_mid_stream_and_in_mid_commit(three, driver, tmp_path):
-    """F11: whoever takes over finishes what was decided."""
-    for mode, names in (("exactly_once", ("leader", "F11")), ("at_least_once", ("leader",))):
+def test_brokers_that_are_killed_in_mid_stream_and_in_mid_commit_and_answers_that_are_lost(
+    three, driver, tmp_path
+):
+    """F11: whoever takes over finishes what was decided. F6: the brokers give the transaction up."""
+    played = {"exactly_once": ("leader", "F11", "F5", "F9", "F6"), "at_least_once": AT_LEAST_ONCE}
+    for mode, names in played.items():
         asyncio.run(three.kafka.create_topic(mode, PARTITIONS, replication_factor=3))
         run = Run(driver, three, mode, tmp_path / mode, delivery=mode)
 
-        assert play(run, [REAL_DEATHS[name] for name in names]) == len(names)
+        assert play(run, [REAL_DEATHS[name] for name in names]) == len({"leader", "F11"} & set(names))
+        outlived = [text for text in run.log if text.startswith("F6")]
+        assert all("was not committed: " in text for text in outlived)
 
 
 @pytest.mark.timeout(400)

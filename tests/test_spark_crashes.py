@@ -1,10 +1,26 @@
-"""Exactly once under fire: drivers, workers and brokers killed at each point of the protocol; embedded cluster."""
+"""Exactly once under fire: drivers, workers and brokers killed at each point of the protocol; embedded cluster.
+
+And executors, on real Kafka as well, since these tests share them. test_apache_spark.py has the others there."""
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from tests.spark_chaos import AT_LEAST_ONCE, DEATHS, Broken, Crash, Run, embedded, play
+from tests.spark_chaos import (
+    AT_LEAST_ONCE,
+    DEATHS,
+    EXECUTOR,
+    EXECUTORS,
+    PARTITIONS,
+    Broken,
+    Crash,
+    Run,
+    apache,
+    embedded,
+    play,
+)
 from tests.spark_driver import Driver
 
 
@@ -73,16 +89,34 @@ def test_the_proof_convicts_at_least_once_and_a_sink_that_ignores_its_marker(dri
         run.check()
 
 
+@pytest.fixture(scope="module")
+def executors():
+    """A driver with two executors in processes of their own."""
+    with Driver(EXECUTORS) as running:
+        yield running
+
+
+@pytest.fixture(
+    params=["embedded", *(pytest.param(name, marks=pytest.mark.apache) for name in ("v2", "v1"))],
+)
+def anywhere(request, topic):
+    """The embedded cluster, or a real one with the test's topic: Kafka 4.3.1 has transactions v2, Kafka 3.9.2 v1."""
+    if request.param == "embedded":
+        yield request.getfixturevalue("place")
+        return
+    kafka = request.getfixturevalue({"v1": "apache_kafka_39", "v2": "apache_kafka"}[request.param])
+    asyncio.run(kafka.create_topic(topic, PARTITIONS))
+    with apache(kafka) as real:
+        yield real
+
+
 @pytest.mark.timeout(400)
-def test_an_executor_that_is_killed_takes_nothing_with_it_and_leaves_nothing_twice(place, tmp_path):
-    """Two executors in processes of their own."""
-    with Driver("local-cluster[2,1,512]") as driver:
-        run = Run(driver, place, "executor", tmp_path / "run")
-        run.add_files(3)
-        assert run.drive(Crash("F3", "row", "executor")) == 0
-        run.add_files(2)
-        assert run.drive(DEATHS["F3 error"]) == 0
-        run.check()
+def test_an_executor_that_is_killed_takes_nothing_with_it_and_leaves_nothing_twice(
+    anywhere, executors, topic, tmp_path
+):
+    run = Run(executors, anywhere, topic, tmp_path / "run")
+
+    assert play(run, [EXECUTOR["F3 executor"], DEATHS["F3 error"]]) == 1
 
     # The batch was given up: by a second attempt, or a second writer if Spark ran the stage again; and with the reason
     # of a first one, which Spark does not repeat.

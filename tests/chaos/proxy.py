@@ -38,6 +38,13 @@ class Trap:
     api_key: int
     sprung: asyncio.Future[int]
     """The broker that was asked."""
+    skip: int = 0
+    """How many such requests are still to pass unharmed."""
+
+    @property
+    def is_used_up(self) -> bool:
+        """No further request will spring it."""
+        return self.sprung.done()
 
 
 class Network:
@@ -73,9 +80,9 @@ class Network:
         """How many clients are connected."""
         return sum(len(proxy.links) for proxy in self.proxies)
 
-    def lay(self, api_key: int) -> Trap:
-        """A trap for the next such request, whichever broker it is for."""
-        trap = Trap(api_key, asyncio.get_running_loop().create_future())
+    def lay(self, api_key: int, *, skip: int = 0) -> Trap:
+        """A trap for the next such request, or one after it, whichever broker it is for."""
+        trap = Trap(api_key, asyncio.get_running_loop().create_future(), skip)
         self._traps.append(trap)
         return trap
 
@@ -87,9 +94,12 @@ class Network:
     def trap_for(self, api_key: int) -> Trap | None:
         """The trap that this request springs; it is laid no longer."""
         for trap in self._traps:
-            if trap.api_key == api_key:
+            if trap.api_key != api_key:
+                continue
+            if not trap.skip:
                 self._traps.remove(trap)
                 return trap
+            trap.skip -= 1
         return None
 
 
