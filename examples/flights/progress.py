@@ -13,6 +13,8 @@ from tqdm import tqdm
 tqdm.monitor_interval = 0  # no thread of its own: whoever has news calls show()
 
 _FORMAT = "{desc:<9} {percentage:3.0f}% |{bar}| {n_fmt}/{total_fmt}{postfix}"
+_COUNTED = "{desc:<9} {percentage:3.0f}% |{bar}| {n:.0f}/{total:.0f} {unit}{postfix}"
+"""Of few things, whose unit no rate tells."""
 _RATE_WINDOW = 2.0
 """Seconds over which the shown rates are taken."""
 _PLAIN_INTERVAL = 5.0
@@ -47,7 +49,8 @@ class Progress:
             tqdm(
                 total=total,
                 desc=phase,
-                bar_format=_FORMAT,
+                bar_format=_FORMAT if has_rate else _COUNTED,
+                unit=unit,
                 unit_scale=True,
                 dynamic_ncols=True,
                 file=sys.stderr,

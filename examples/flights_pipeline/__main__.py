@@ -111,6 +111,7 @@ async def pipeline(options: argparse.Namespace, interrupt: Interrupt) -> int:
                 for name in IDENTITY
             }
         with watch("starting Spark"):
+            print("starting Spark", file=sys.stderr, flush=True)
             spark = await interrupt.unless(
                 stack.enter_async_context(session.running(options.spark, directory))
             )

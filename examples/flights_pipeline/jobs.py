@@ -73,7 +73,7 @@ async def write_aggregates(
             # Spark begins with few stages, and skips those whose result it has.
             begun = [info for info in infos if info.numActiveTasks or info.numCompletedTasks]
             tasks = sum(info.numTasks for info in begun)
-            progress.show(sum(info.numCompletedTasks for info in begun), total=tasks)
+            progress.show(sum(info.numCompletedTasks for info in begun), total=tasks or None)
 
         job.is_done = await _ended(working, look, spark.session.sparkContext.cancelAllJobs, interrupt)
     return job
@@ -151,11 +151,16 @@ async def _ended(
         except (PySparkException, Py4JError) as error:
             raise DemoError(f"Spark: {_cause(error)}") from error
         return True
-    await interrupt.allow(asyncio.to_thread(stop), grace=_STOPPING)
-    await interrupt.allow(asyncio.wait({working}), grace=_STOPPING)
-    if working.done():
-        working.exception()  # that it was stopped is no news
+    working.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # it was stopped: no news
+    await interrupt.allow(_stopped(working, stop), grace=_STOPPING)
     return False
+
+
+async def _stopped(working: asyncio.Future[Any], stop: Callable[[], None]) -> None:
+    """Stop a job until it has ended: what Spark is still to begin, it does not cancel."""
+    while not working.done():
+        await asyncio.to_thread(stop)
+        await asyncio.wait({working}, timeout=_REFRESH)
 
 
 def _cause(error: Exception) -> str:

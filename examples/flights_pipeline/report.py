@@ -19,11 +19,11 @@ def lines(source: Source, jobs: Mapping[str, Job], commits: Sequence[Commit]) ->
         is_stream = name == "stream"
         mine = [commit for commit in commits if commit.is_batch_job is not is_stream]
         rows = sum(commit.rows for commit in mine)
-        kind = "micro-batches, exactly once" if is_stream else "write, at least once"
+        kind, promise = ("micro-batch", "exactly once") if is_stream else ("write", "at least once")
+        many = "" if len(mine) == 1 else "es" if is_stream else "s"
+        end = "" if job.is_done else "; interrupted"
         table += [
-            Line(
-                f"{name}, rows", f"{rows:,}", f"in {len(mine)} {kind}{'' if job.is_done else '; interrupted'}"
-            ),
+            Line(f"{name}, rows", f"{rows:,}", f"in {len(mine)} {kind}{many}, {promise}{end}"),
             Line(
                 f"{name}, bytes", f"{sum(commit.megabytes for commit in mine):,.1f} MB", "of record batches"
             ),

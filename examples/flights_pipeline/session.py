@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import subprocess
 import sys
@@ -26,14 +27,18 @@ CLUSTER = "cluster"
 
 _STOP_WAIT = 10.0
 """Seconds for Java's end."""
+_LOOK = 0.1
+"""Seconds between two looks for a Java that starts and shall not."""
 _LOG = """rootLogger.level = off
 rootLogger.appenderRef.console.ref = console
 appender.console.type = Console
 appender.console.name = console
 appender.console.target = SYSTEM_ERR
 appender.console.layout.type = PatternLayout
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = off
 """
-"""For log4j: what matters arrives as an error."""
+"""For log4j: what matters arrives as an error. The gateway would say that its level is another one."""
 _SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -110,11 +115,34 @@ async def _session(master: str, directory: Path) -> AsyncIterator[Spark]:
     # Not in the main thread, where PySpark would take Ctrl-C for itself.
     with ThreadPoolExecutor(1, "spark") as thread:
         loop = asyncio.get_running_loop()
-        session = await loop.run_in_executor(thread, _start, master, directory)
+        starting = loop.run_in_executor(thread, _start, master, directory)
+        try:
+            session = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            await _give_up(starting)
+            raise
         try:
             yield Spark(session, thread)
         finally:
             await asyncio.to_thread(_stop, session)
+
+
+async def _give_up(starting: asyncio.Future[SparkSession]) -> None:
+    """Kill the Java that starts, which ends the thread that waits for it."""
+    starting.add_done_callback(lambda ended: ended.exception())  # of Java's end
+    logging.root.addFilter(_is_not_py4js)
+    try:
+        while not starting.done():
+            if SparkContext._gateway is not None:
+                SparkContext._gateway.proc.kill()
+            await asyncio.wait({starting}, timeout=_LOOK)
+    finally:
+        logging.root.removeFilter(_is_not_py4js)
+
+
+def _is_not_py4js(record: logging.LogRecord) -> bool:
+    """py4j tells the root logger when Java does not answer any more."""
+    return Path(record.pathname).parent.name != "py4j"
 
 
 def _start(master: str, directory: Path) -> SparkSession:
