@@ -110,15 +110,20 @@ class Place:
     """Real brokers."""
 
     def victim(self, crash: Crash, topic: str) -> int:
-        """The process of the broker that is to be killed."""
+        """The process of the broker that is to be killed. The first one who asks for a coordinator has it made."""
         assert self.kafka is not None
-        finding = (
-            self.kafka.leader(topic, 0)
-            if crash.victim == "leader"
-            else coordinator_of(self.servers, f"tx-{topic}")
-        )
-        found = asyncio.run(finding)
-        return next(node.pid for node in self.kafka.nodes if node.id == found and node.pid is not None)
+        pids = {node.id: node.pid for node in self.kafka.nodes if node.pid is not None}
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            finding = (
+                self.kafka.leader(topic, 0)
+                if crash.victim == "leader"
+                else coordinator_of(self.servers, f"tx-{topic}")
+            )
+            if (found := asyncio.run(finding)) in pids:
+                return pids[found]
+            time.sleep(0.1)
+        raise AssertionError(f"there is no {crash.victim}")
 
     def mend(self) -> int:
         """Start the real brokers that are dead. Returns how many there were."""
@@ -284,7 +289,7 @@ def three_brokers(
 
 
 async def coordinator_of(servers: str, transactional_id: str) -> int:
-    """The broker that keeps its transactions."""
+    """The broker that keeps its transactions; -1: none does at the moment."""
     async with RawClient(servers.split(",")[0]) as client:
         answer = await client.ask(FindCoordinatorRequest(key=transactional_id, key_type=1), 3)
     return answer.node_id

@@ -7,10 +7,13 @@ import contextlib
 import threading
 from uuid import uuid4
 
+import pyarrow as pa
 import pytest
 from pyspark.errors import PythonException
 
 from aioproducer import DeliveryError, Producer, TransactionAbortableError
+from aioproducer.spark import SinkError, exactly_once
+from aioproducer.spark.options import read_options
 from tests.read_back import read_back
 from tests.spark_chaos import (
     AT_LEAST_ONCE,
@@ -103,6 +106,29 @@ async def test_the_second_writer_of_a_partition_is_noticed(kafka, made):
 
     log = await read_back(servers, made, committed_only=True)
     assert [record.value for record in log[0]] == [b"1", b"2"]
+
+
+def test_a_topic_with_log_append_time_is_refused_until_the_option_says_it(kafka):
+    name = f"spark-{uuid4().hex[:8]}"
+    asyncio.run(kafka.create_topic(name, 1, config={"message.timestamp.type": "LogAppendTime"}))
+    told = {"kafka.bootstrap.servers": kafka.bootstrap_servers, "topic": name}
+    told |= {"delivery": "exactly_once", "transactionalid": name}
+
+    def write_a_row(**more):
+        options = read_options({**told, **more}, is_stream=False)
+        plan = exactly_once.plan(options)
+        rows = [pa.record_batch({"value": pa.array([b"v"])})]
+        report = exactly_once.write_exactly_once(
+            rows, options, plan, None, task=0, attempt=0, speculation=False
+        )
+        exactly_once.commit(options, plan, None, [report])
+
+    with pytest.raises(SinkError, match="the topic has LogAppendTime: option logAppendTime=true"):
+        write_a_row()
+    assert committed(kafka, name) == []
+
+    write_a_row(logappendtime="true")
+    assert committed(kafka, name) == [b"v"]
 
 
 @pytest.fixture(scope="module")

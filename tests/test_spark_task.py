@@ -216,6 +216,15 @@ def test_the_second_writer_of_a_partition_is_told_what_to_do(cluster, count, ans
         write(options, plan, [placed(0, count, 0)])
 
 
+def test_a_partition_that_the_topic_has_not_is_refused_without_waiting_for_it(cluster):
+    options, plan = planned(cluster)
+    batch = batch_of(0, 3, partition=pa.array([0, 3, 1], pa.int32()))
+
+    with pytest.raises(SinkError, match=r"for partition 3, and topic t has 3 .*partition_by_key\(df, 3\)"):
+        write(options, plan, [batch])
+    assert cluster.records("t") == []
+
+
 def test_reports_that_do_not_belong_together_are_not_committed(cluster):
     options, plan = planned(cluster)
     one = write(options, plan, [placed(0, 10, 0)])

@@ -35,6 +35,7 @@ from aioproducer.spark.task import TaskWriter
 logger = logging.getLogger(__name__)
 
 HELPER = "aioproducer.spark.partition_by_key(df, partitions)"
+APPEND_TIME = "option logAppendTime=true"
 NUMBERS_OF_ANOTHER = ("NONE", "OUT_OF_ORDER_SEQUENCE_NUMBER")
 """What brokers answer to the second writer of a partition; the first of them is success."""
 CLOSING = 10.0
@@ -275,13 +276,16 @@ def write_exactly_once(
             writer = TaskWriter(producer, options, task)
             for number, batch in enumerate(batches):
                 if batch.num_rows:
-                    writer.write(_with_partitions(batch, plan, task, number))
+                    writer.write(_with_partitions(batch, options, plan, task, number))
             report = writer.finish()
     except SinkError as error:
         if _is_of_two_writers(error):
+            or_the_topic = (
+                "" if options.log_append_time else f", or the topic has LogAppendTime: {APPEND_TIME}"
+            )
             raise SinkError(
                 f"exactly_once: task {task} has met another writer in a partition (or the answer to its first batch "
-                f"was lost); rows of one partition must be in one task: {HELPER}. {error}"
+                f"was lost{or_the_topic}); rows of one partition must be in one task: {HELPER}. {error}"
             ) from error
         raise
     return dataclasses.replace(report, plan=plan, version=version)
@@ -295,16 +299,25 @@ def _is_of_two_writers(error: SinkError) -> bool:
     return any(isinstance(last, BrokerError) and last.name in NUMBERS_OF_ANOTHER for last in lasts)
 
 
-def _with_partitions(batch: pa.RecordBatch, plan: Plan, task: int, number: int) -> pa.RecordBatch:
+def _with_partitions(
+    batch: pa.RecordBatch, options: SinkOptions, plan: Plan, task: int, number: int
+) -> pa.RecordBatch:
     """The rows with a partition each, where this task is the only one that may write there.
 
     Raises:
-        SinkError: another task might.
+        SinkError: another task might; or the transaction knows no such partition.
     """
     names = batch.schema.names
     if "partition" in names:
-        if batch.column("partition").null_count:
+        column = batch.column("partition")
+        if column.null_count:
             raise SinkError(f"exactly_once: a row has no partition; {HELPER} gives each row one")
+        # Else the producer would wait for the partition to come, max.block.ms long.
+        if (last := pa.compute.max(column).as_py()) >= plan.partitions:
+            raise SinkError(
+                f"exactly_once: a row is for partition {last}, and topic {options.topic} has {plan.partitions} "
+                f"(0 to {plan.partitions - 1}): aioproducer.spark.partition_by_key(df, {plan.partitions})"
+            )
         return batch
     if task > 0:
         raise SinkError(
