@@ -6,6 +6,7 @@ which request have left."""
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 import sys
 from collections import deque
@@ -14,6 +15,9 @@ from typing import cast
 
 LONE_SEGMENT = 64 * 1024
 """Bytes from which on a segment is written by itself where the transport would copy it."""
+
+MOST_SEGMENTS = 1024
+"""That the kernel takes in one call: IOV_MAX."""
 
 AT_ONCE = 4 * 1024 * 1024
 """Bytes that one turn of the loop writes, since a transport copies, or TLS encrypts, what the kernel does not take;
@@ -140,8 +144,20 @@ class Wire(asyncio.StreamReaderProtocol):
         elif self._takes_segments:
             transport.writelines(segments)
         else:
-            for piece in _joined(segments, LONE_SEGMENT):
+            for piece in _joined(self._left_by_the_kernel(segments), LONE_SEGMENT):
                 transport.write(piece)
+
+    def _left_by_the_kernel(self, segments: list[bytes | memoryview]) -> list[bytes | memoryview]:
+        """Write by one system call what the kernel takes, if nothing is ahead of it. After an error all is left: the
+        transport meets the same one, and tells it."""
+        socket = self._out.get_extra_info("socket")
+        if socket is None or self._out.get_write_buffer_size() or not hasattr(os, "writev"):
+            return segments
+        try:
+            taken = os.writev(socket.fileno(), segments[:MOST_SEGMENTS])
+        except OSError:
+            return segments
+        return _without(segments, taken)
 
     def abort(self) -> None:
         """Drop the socket and what was not sent."""
@@ -293,6 +309,15 @@ def _joined(segments: list[bytes | memoryview], lone: int) -> Iterator[bytes | m
         yield segment
     if small:
         yield b"".join(small)
+
+
+def _without(segments: list[bytes | memoryview], taken: int) -> list[bytes | memoryview]:
+    """What is left without the first bytes."""
+    for number, segment in enumerate(segments):
+        if taken < len(segment):
+            return [memoryview(segment)[taken:], *segments[number + 1 :]]
+        taken -= len(segment)
+    return []
 
 
 def _takes_segments(loop: asyncio.AbstractEventLoop) -> bool:

@@ -24,6 +24,7 @@ from benchmarks.spark.plan import (
     PLACED,
     SMALL,
     STREAM,
+    TUNED,
     Cell,
 )
 from benchmarks.spark.processes import Process, descendants, parsed, spent
@@ -31,6 +32,7 @@ from benchmarks.spark.report import Figures, Goal, as_record, goals, markdown, t
 
 GOOD = {
     (BATCH, OURS): {"rows_per_s": 1.3e6, "cpu_us": 0.8},
+    (BATCH, TUNED): {"rows_per_s": 1.3e6, "cpu_us": 0.8},
     (BATCH, PLACED): {"rows_per_s": 1e6, "cpu_us": 0.8},
     (BATCH, EXACTLY_ONCE): {"rows_per_s": 0.85e6, "cpu_us": 0.8},
     (BATCH, CONNECTOR): {"rows_per_s": 1e6, "cpu_us": 1.0},
@@ -64,12 +66,32 @@ def record_of(figures: list[Figures]) -> dict:
     return {
         "target": "a broker",
         "connector": "the connector",
+        "conf": {"spark.a": "1"},
         "machine": machine | {"packages": {"pandas": "3.0"}},
         "seconds": 120.0,
         "is_cut_short": False,
         "cells": as_record(figures),
         "goals": [asdict(goal) for goal in goals(figures)],
     }
+
+
+def test_arrow_batches_are_as_large_as_the_table_says():
+    rows = "spark.sql.execution.arrow.maxRecordsPerBatch"
+
+    assert Cell(BATCH, OURS, 1).spark_settings == {}
+    assert Cell(BATCH, TUNED, 1, value_size=1000).spark_settings[rows] == "2097"
+    assert Cell(BATCH, TUNED, 1, value_size=100).spark_settings[rows] == "10000"
+
+
+def test_settings_of_sparks_are_told_and_shown(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["bench", "--conf", "spark.a=1", "--conf", "spark.b=c=d"])
+    assert bench.parse().conf == {"spark.a": "1", "spark.b": "c=d"}
+
+    monkeypatch.setattr(sys, "argv", ["bench", "--conf", "a=1"])
+    with pytest.raises(SystemExit):
+        bench.parse()
+    assert "a=1: expected spark.NAME=VALUE" in capsys.readouterr().err
+    assert "; spark.a=1. 12 partitions" in markdown(record_of(run_of()))
 
 
 # goals
@@ -88,6 +110,8 @@ def test_all_goals_are_met_just_so():
             ["JVM connector", "rows per second at least 5"],
         ),
         ((BATCH, OURS), {"rows_per_s": 1.3e6, "cpu_us": 0.81}, ["CPU per row"]),
+        ((BATCH, TUNED), {"rows_per_s": 1.29e6, "cpu_us": 0.8}, ["Arrow batches of 2 MB: rows per second"]),
+        ((BATCH, TUNED), {"rows_per_s": 1.3e6, "cpu_us": 0.81}, ["Arrow batches of 2 MB: CPU per row"]),
         ((BATCH, FOREACH_CONFLUENT), {"rows_per_s": 0.3e6, "cpu_us": 6.0}, ["at least 5 times"]),
         ((BATCH, EXACTLY_ONCE), {"rows_per_s": 0.84e6, "cpu_us": 0.8}, ["at least 0.85"]),
         ((SMALL, EXACTLY_ONCE), {"batch_ms": 201.0, "cpu_ms_per_batch": 1.0}, ["at most 100 ms more"]),

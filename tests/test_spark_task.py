@@ -124,6 +124,7 @@ def test_a_forked_worker_has_a_producer_of_its_own(cluster):
 def test_what_waits_for_acknowledgements_is_bounded(cluster, monkeypatch):
     most = []
     monkeypatch.setattr(task, "IN_FLIGHT", 4000)
+    monkeypatch.setattr(task, "GATHERED", 1)
     writer_of = task.TaskWriter.write
 
     def write(self, batch):
@@ -136,7 +137,39 @@ def test_what_waits_for_acknowledgements_is_bounded(cluster, monkeypatch):
     report = task.write_at_least_once((batch_of(n * 100, 100) for n in range(50)), options_of(cluster), 0)
 
     assert report.rows == 5000
-    assert max(most) <= max(4000, size) + size
+    assert 0 < max(most) <= max(4000, size) + size
+
+
+def test_small_batches_go_into_the_buffer_together(cluster, monkeypatch):
+    calls = []
+    send_many = task.Producer.send_many
+
+    def noted(self, topic, values, **columns):
+        calls.append(len(values))
+        return send_many(self, topic, values, partitions=0, **columns)
+
+    monkeypatch.setattr(task.Producer, "send_many", noted)
+    monkeypatch.setattr(task, "GATHERED", 3 * batch_of(100, 100).nbytes)
+    batches = (batch_of(number * 100, 100) for number in range(1, 8))
+
+    report = task.write_at_least_once(batches, options_of(cluster), 0)
+
+    assert calls == [300, 300, 100]
+    assert report.rows == 700
+    assert cluster.committed("t") == [b"v%d" % number for number in range(100, 800)]
+
+
+def test_rows_of_several_batches_go_to_the_topics_of_their_own(cluster):
+    batches = [
+        batch_of(0, 3, topic=pa.array(["t", "u", "t"])),
+        batch_of(3, 2, topic=pa.array(["u", "u"])),
+    ]
+
+    report = task.write_at_least_once(batches, options_of(cluster, topic=None), 0)
+
+    assert report.rows == 5
+    assert sorted(cluster.committed("t")) == [b"v0", b"v2"]
+    assert cluster.committed("u") == [b"v1", b"v3", b"v4"]
 
 
 # ---------------------------------------------------------------------------------------------------- exactly once
@@ -318,9 +351,10 @@ def test_a_commit_that_is_never_answered_is_found_in_the_log(cluster):
     assert len(cluster.committed("t")) == 10
 
 
-def test_a_lost_acknowledgement_writes_nothing_twice(cluster):
+def test_a_lost_acknowledgement_writes_nothing_twice(cluster, monkeypatch):
     """F5: not the first batch, for which nobody could tell whose it was."""
     options, plan = planned(cluster)
+    monkeypatch.setattr(task, "GATHERED", 1)
 
     def batches():
         yield placed(0, 10, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
 import socket
 import ssl
@@ -211,6 +212,75 @@ async def test_something_large_is_written_in_several_turns_and_what_follows_come
     await asyncio.wait_for(drained.wait(), LONG)
     assert b"".join(transport.pieces) == b"firstheader" + large + b"last"
     assert (wire.left, wire.unsent) == (wire.written, 0)
+
+
+@pytest.mark.parametrize("is_slow", [False, True])
+async def test_segments_go_to_the_kernel_together_and_what_it_does_not_take_follows(is_slow, monkeypatch):
+    """Also with an asyncio that would copy them, which this test plays."""
+    taken = []
+    writev = os.writev
+
+    def noted(descriptor: int, segments: list[bytes | memoryview]) -> int:
+        taken.append((writev(descriptor, segments), sum(map(len, segments))))
+        return taken[-1][0]
+
+    monkeypatch.setattr(os, "writev", noted)
+    monkeypatch.setattr("aioproducer.wire._takes_segments", lambda loop: False)
+    parts = [
+        random.Random(number).randbytes(size) for number, size in enumerate([20, 100_000, 0, 61, 300_000])
+    ]
+    may_read = asyncio.Event()
+    come = asyncio.get_running_loop().create_future()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if is_slow:
+            writer.transport.pause_reading()
+            await may_read.wait()
+            writer.transport.resume_reading()
+        come.set_result(await reader.readexactly(2 * sum(map(len, parts))))
+
+    async with server(serve, None) as port:
+        wire = await dial(HOST, port, LONG)
+        sending = wire.writer.get_extra_info("socket")
+        if is_slow:
+            sending.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
+        wire.write([*parts])
+        wire.write([parts[0], memoryview(parts[1]), *parts[2:]])
+        assert (wire.unsent > 0) is is_slow
+        may_read.set()
+
+        assert await asyncio.wait_for(come, LONG) == b"".join(2 * parts)
+
+        await until(lambda: not wire.unsent)
+        assert wire.left == wire.written
+        await closed(wire)
+    size = sum(map(len, parts))
+    assert taken[0][1] == size
+    if is_slow:
+        assert taken[0][0] < size
+        assert len(taken) == 1, "nothing may pass what the transport holds"
+    else:
+        assert taken == [(size, size)] * 2
+
+
+async def test_segments_for_a_peer_that_is_gone_break_the_connection_as_ever(monkeypatch):
+    monkeypatch.setattr("aioproducer.wire._takes_segments", lambda loop: False)
+    gone = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        linger = struct.pack("ii", 1, 0)
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        writer.transport.abort()
+        gone.set()
+
+    async with server(serve, None) as port:
+        wire = await dial(HOST, port, LONG)
+        await gone.wait()
+        wire.write([b"a" * 100, b"b" * 100_000])
+        wire.write([b"c", b"d"])
+
+        await until(lambda: wire.is_closing)
+        await closed(wire)
 
 
 async def test_a_good_bye_in_tls_is_the_end_and_nothing_behind_it_counts():

@@ -79,27 +79,28 @@ def _is_headers(found: DataType) -> bool:
     ]
 
 
-def arguments_of(batch: pa.RecordBatch) -> dict[str, Any]:
+def arguments_of(rows: pa.Table) -> dict[str, Any]:
     """The columns as `send_many` takes them, topic left out."""
     return {
-        ARGUMENTS[name]: batch.column(number)
-        for number, name in enumerate(batch.schema.names)
+        ARGUMENTS[name]: rows.column(number)
+        for number, name in enumerate(rows.schema.names)
         if name in ARGUMENTS
     }
 
 
-def by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa.RecordBatch]]:
+def by_topic(batches: list[pa.RecordBatch], topic: str | None) -> Iterator[tuple[str, pa.Table]]:
     """The rows for each topic, in their order; `topic` is that of all of them if it is given.
 
     Raises:
         SinkError: a row has no topic.
     """
+    rows = pa.Table.from_batches(batches)
     if topic is not None:
-        yield topic, batch
+        yield topic, rows
         return
-    column = batch.column("topic")
+    column = rows.column("topic")
     if column.null_count:
         raise SinkError("null topic present in the data. Use the topic option for setting a default topic.")
     names = column.unique().to_pylist()
     for name in names:
-        yield name, batch if len(names) == 1 else batch.filter(pc.equal(column, name))
+        yield name, rows if len(names) == 1 else rows.filter(pc.equal(column, name))

@@ -15,6 +15,9 @@ from aioproducer.spark.columns import arguments_of, by_topic
 from aioproducer.spark.options import SinkError, SinkOptions
 from aioproducer.spark.reports import TaskReport, Written
 
+GATHERED = 4 << 20
+"""Bytes of Arrow batches that go into the buffer together: the loop's thread is woken for them, and then nothing of its
+own is in the processor's cache any more."""
 IN_FLIGHT = 64 << 20
 """Bytes of Arrow batches whose rows are not all acknowledged; one more may always go."""
 MOST_PRODUCERS = 4
@@ -35,18 +38,28 @@ class TaskWriter:
         self._task = task
         self._began = time.monotonic()
         self._before = producer.metrics()
+        self._gathered: list[pa.RecordBatch] = []
+        self._gathered_size = 0
         self._pending: deque[tuple[Receipt, int]] = deque()
         self._in_flight = 0
         self._rows = 0
         self._written: dict[TopicPartition, Written] = {}
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Put the rows of a batch into the buffer; wait while too much is in flight.
+        """Take the rows of a batch; wait while too much is in flight.
 
         Raises:
             SinkError: a row of this batch or of an earlier one was not written.
         """
-        for topic, rows in by_topic(batch, self._options.topic):
+        self._gathered.append(batch)
+        self._gathered_size += batch.nbytes
+        if self._gathered_size >= GATHERED:
+            self._send()
+
+    def _send(self) -> None:
+        """Put what is gathered into the buffer."""
+        gathered, self._gathered, self._gathered_size = self._gathered, [], 0
+        for topic, rows in by_topic(gathered, self._options.topic):
             size = rows.nbytes
             while self._pending and (self._in_flight + size > IN_FLIGHT or self._pending[0][0].done()):
                 self._settle()
@@ -77,6 +90,8 @@ class TaskWriter:
         Raises:
             SinkError: a row was not written.
         """
+        if self._gathered:
+            self._send()
         self._producer.flush()
         while self._pending:
             self._settle()

@@ -41,8 +41,8 @@ class MeasurementError(Exception):
 class Stage:
     """The Spark driver, in its own environment and process group: Ctrl-C is for this process alone."""
 
-    def __init__(self, interpreter: Path, jars: Path, memory: str, log: Path) -> None:
-        settings = {"jars": sorted(map(str, jars.glob("*.jar"))), "memory": memory}
+    def __init__(self, interpreter: Path, jars: Path, memory: str, conf: dict[str, str], log: Path) -> None:
+        settings = {"jars": sorted(map(str, jars.glob("*.jar"))), "memory": memory, "conf": conf}
         self._command = [str(interpreter), "-m", "benchmarks.spark.stage", json.dumps(settings)]
         self._log = log
         self._process: subprocess.Popen[str] | None = None
@@ -201,6 +201,13 @@ def machine(stage: Stage, interpreter: Path, before: float) -> dict[str, Any]:
     }
 
 
+def _setting(told: str) -> tuple[str, str]:
+    name, equals, value = told.partition("=")
+    if not equals or not name.startswith("spark."):
+        raise argparse.ArgumentTypeError(f"{told}: expected spark.NAME=VALUE")
+    return name, value
+
+
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="benchmarks.spark.bench", description=(__doc__ or "").splitlines()[0]
@@ -217,6 +224,14 @@ def parse() -> argparse.Namespace:
         "--connector", help="release of spark-sql-kafka-0-10; default: the newest complete one"
     )
     parser.add_argument("--memory", default="6g", help="of the driver; it holds the cached frame")
+    parser.add_argument(
+        "--conf",
+        action="append",
+        default=[],
+        type=_setting,
+        metavar="NAME=VALUE",
+        help="a setting of Spark's",
+    )
     parser.add_argument("--check", action="store_true", help="exit with 1 if a goal is not met")
     parser.add_argument("--output", type=Path, help="default: benchmarks/spark/results/TARGET.json")
     options = parser.parse_args()
@@ -227,6 +242,7 @@ def parse() -> argparse.Namespace:
         parser.error(f"--rows {options.rows}: at least {plan.WARM_ROWS}")
     if options.repeats is not None and options.repeats < 1:
         parser.error(f"--repeats {options.repeats}: at least 1")
+    options.conf = dict(options.conf)
     options.sink = options.sink or plan.ALL_SINKS
     options.output = options.output or RESULTS / f"{options.target}.json"
     return options
@@ -242,7 +258,7 @@ def main() -> int:
         return 2
     interpreter = environment.python_with(connector.version)
     began, before = time.perf_counter(), os.getloadavg()[0]
-    stage = Stage(interpreter, connector.jars, options.memory, environment.BUILD / "spark.log")
+    stage = Stage(interpreter, connector.jars, options.memory, options.conf, environment.BUILD / "spark.log")
     measured = Run(cells)
     with TARGETS[options.target]() as target:
         measured.measure(stage, target)
@@ -251,6 +267,7 @@ def main() -> int:
     record = {
         "target": target.name,
         "connector": connector.name,
+        "conf": options.conf,
         "machine": machine(stage, interpreter, before),
         "seconds": time.perf_counter() - began,
         "is_cut_short": measured.is_cut_short,

@@ -15,33 +15,44 @@ class Nothing(spark.WriterCommitMessage):
     """Of a task."""
 
 
-class NullWriter(spark.DataSourceStreamWriter, spark.DataSourceArrowWriter):  # type: ignore[misc]  # two commits
+class _Writer:
     """Forgets a task's Arrow batches. PySpark's processes are made cheaper as for our sink, which shares them."""
 
     def __getstate__(self) -> dict[str, Any]:
         worker.spare()
         return self.__dict__
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Nothing:  # type: ignore[override]  # no rows
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Nothing:
         worker.acknowledge_at_once()
         for _ in iterator:
             pass
         worker.spare()
         return Nothing()
 
-    def commit(self, messages: Sequence[Any], batchId: int) -> None:  # type: ignore[override]
+    def commit(self, messages: Sequence[Any], batchId: int = 0) -> None:
         worker.spare()
 
-    def abort(self, messages: Sequence[Any], batchId: int) -> None:  # type: ignore[override]
+    def abort(self, messages: Sequence[Any], batchId: int = 0) -> None:
         """There is nothing to be undone."""
 
 
+class NullWriter(_Writer, spark.DataSourceArrowWriter):  # type: ignore[misc]  # any sequence of messages
+    """`df.write`."""
+
+
+class NullStreamWriter(_Writer, spark.DataSourceStreamWriter, spark.DataSourceArrowWriter):  # type: ignore[misc]
+    """`df.writeStream`."""
+
+
 class NullSink(spark.DataSource):
-    """`writeStream.format("nothing")`."""
+    """`format("nothing")`."""
 
     @classmethod
     def name(cls) -> str:
         return "nothing"
 
-    def streamWriter(self, schema: object, overwrite: bool) -> NullWriter:
+    def writer(self, schema: object, overwrite: bool) -> NullWriter:
         return NullWriter()
+
+    def streamWriter(self, schema: object, overwrite: bool) -> NullStreamWriter:
+        return NullStreamWriter()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 OURS = "aioproducer"
+TUNED = "aioproducer, Arrow batches of 2 MB"
 PLACED = "aioproducer, with a partition column"
 EXACTLY_ONCE = "aioproducer, exactly_once"
 BY_KEY = "aioproducer, exactly_once, partition_by_key"
@@ -30,6 +31,9 @@ STREAM_TASKS = 2
 WARM_ROWS = 4_000
 """Written just before a frame is, by the same sink: Spark ends Python workers that had nothing to do for a minute."""
 TRANSACTIONAL = {EXACTLY_ONCE, BY_KEY, FOREACH_BATCH}
+ARROW = "spark.sql.execution.arrow."
+ARROW_BATCH = 2 << 20
+"""Bytes that Spark hands over at once to TUNED; else 10,000 rows."""
 SILENT = {MAP_COUNT, NULL, NOOP}
 """They write nothing to Kafka."""
 
@@ -75,6 +79,15 @@ class Cell:
         return f"{self.section}: {self.row}: {self.column}"
 
     @property
+    def spark_settings(self) -> dict[str, str]:
+        """That hold for this measurement alone."""
+        if self.sink != TUNED:
+            return {}
+        rows = min(10_000, ARROW_BATCH // self.value_size)
+        # With the largest of limits Spark does not look at the size after every row.
+        return {ARROW + "maxRecordsPerBatch": str(rows), ARROW + "maxBytesPerBatch": str(2**31 - 1)}
+
+    @property
     def sent(self) -> int:
         """How many rows a measurement writes to its topic, warm-up included."""
         if self.sink in SILENT:
@@ -84,6 +97,7 @@ class Cell:
 
 BATCH_SINKS = (
     OURS,
+    TUNED,
     PLACED,
     EXACTLY_ONCE,
     CONNECTOR,
@@ -92,6 +106,7 @@ BATCH_SINKS = (
     FOREACH_CONFLUENT,
     FOREACH_AIOKAFKA,
     MAP_COUNT,
+    NULL,
     NOOP,
 )
 STREAM_SINKS = (OURS, PLACED, EXACTLY_ONCE, FOREACH_BATCH, CONNECTOR, NULL, NOOP)

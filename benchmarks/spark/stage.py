@@ -1,7 +1,7 @@
 """The Spark driver that measures: a process of its own in Spark's environment. It takes requests as lines of JSON on
 stdin and answers each with one on stdout; frames stay cached and the JVM stays warm between them.
 
-    python -m benchmarks.spark.stage '{"jars": ["..."], "memory": "6g"}'"""
+    python -m benchmarks.spark.stage '{"jars": ["..."], "memory": "6g", "conf": {}}'"""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ from benchmarks.spark.plan import (
     PLACED,
     STREAM_TASKS,
     TASKS,
+    TUNED,
     WARM_ROWS,
     Cell,
 )
@@ -150,6 +151,7 @@ class Sinks:
         once = {"delivery": "exactly_once", "transactionalId": self._topic}
         return {
             OURS: ("aioproducer", ["key", "value"], self._options),
+            TUNED: ("aioproducer", ["key", "value"], self._options),
             PLACED: ("aioproducer", ["key", "value", "partition"], self._options),
             EXACTLY_ONCE: ("aioproducer", ["key", "value", "partition"], self._options | once),
             BY_KEY: ("aioproducer", ["key", "value"], self._options | once),
@@ -209,7 +211,13 @@ class Stage:
         """One measurement."""
         cell = Cell(**request["cell"])
         sinks = Sinks(cell, request["bootstrap"], request["topic"])
-        return self.write(cell, sinks) if cell.section == BATCH else self.stream(cell, sinks)
+        for name, value in cell.spark_settings.items():
+            self.spark.conf.set(name, value)
+        try:
+            return self.write(cell, sinks) if cell.section == BATCH else self.stream(cell, sinks)
+        finally:
+            for name in cell.spark_settings:
+                self.spark.conf.unset(name)
 
     def write(self, cell: Cell, sinks: Sinks) -> Answer:
         """A frame."""
@@ -309,7 +317,7 @@ def _session(settings: Answer) -> SparkSession:
         "spark.task.maxFailures": "1",
     }
     builder = SparkSession.builder.master("local[2]").appName("bench-spark")
-    for name, value in told.items():
+    for name, value in (told | settings["conf"]).items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     spark.dataSource.register(NullSink)
