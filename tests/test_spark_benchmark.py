@@ -94,6 +94,19 @@ def test_settings_of_sparks_are_told_and_shown(monkeypatch, capsys):
     assert "; spark.a=1. 12 partitions" in markdown(record_of(run_of()))
 
 
+def test_a_run_may_have_one_shape_alone(monkeypatch):
+    monkeypatch.setattr(
+        sys, "argv", ["bench", "--value-size", "1000", "--compression", "none", "--sink", OURS]
+    )
+
+    cells = bench.wanted(bench.parse())
+
+    assert {(cell.value_size, cell.compression, cell.frame) for cell in cells} == {
+        (1000, "none", GENERATED),
+        (1000, "none", CACHED),
+    }
+
+
 # goals
 
 

@@ -220,6 +220,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--sink", action="append", choices=plan.ALL_SINKS, help="only this one; may be repeated"
     )
+    parser.add_argument("--value-size", type=int, choices=plan.VALUE_SIZES, help="bytes; only these")
+    parser.add_argument("--compression", choices=plan.COMPRESSIONS, help="only this")
     parser.add_argument(
         "--connector", help="release of spark-sql-kafka-0-10; default: the newest complete one"
     )
@@ -248,9 +250,18 @@ def parse() -> argparse.Namespace:
     return options
 
 
+def wanted(options: argparse.Namespace) -> list[Cell]:
+    """The cells that are to be measured."""
+    cells = plan.cells(options.quick, options.rows, options.sections, options.sink, options.repeats)
+    return [
+        cell
+        for cell in cells
+        if options.value_size in (None, cell.value_size) and options.compression in (None, cell.compression)
+    ]
+
+
 def main() -> int:
     options = parse()
-    cells = plan.cells(options.quick, options.rows, options.sections, options.sink, options.repeats)
     try:
         connector = environment.connector(options.connector)
     except environment.MissingError as error:
@@ -259,7 +270,7 @@ def main() -> int:
     interpreter = environment.python_with(connector.version)
     began, before = time.perf_counter(), os.getloadavg()[0]
     stage = Stage(interpreter, connector.jars, options.memory, options.conf, environment.BUILD / "spark.log")
-    measured = Run(cells)
+    measured = Run(wanted(options))
     with TARGETS[options.target]() as target:
         measured.measure(stage, target)
     figures = list(measured.figures.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 
 OURS = "aioproducer"
@@ -36,6 +37,9 @@ ARROW_BATCH = 2 << 20
 """Bytes that Spark hands over at once to TUNED; else 10,000 rows."""
 SILENT = {MAP_COUNT, NULL, NOOP}
 """They write nothing to Kafka."""
+
+VALUE_SIZES = (100, 1000)
+COMPRESSIONS = ("none", "zstd")
 
 FEW = {FOREACH_CONFLUENT: 3, FOREACH_AIOKAFKA: 2, BY_KEY: 2}
 """Repeats at most, of what takes long."""
@@ -116,7 +120,7 @@ ALL_SINKS = list(dict.fromkeys([*BATCH_SINKS, BY_KEY, *STREAM_SINKS]))
 def batch(rows: int, quick: bool) -> list[Cell]:
     """Writes of whole frames, of one value size after the other: only one is cached at a time."""
     found = []
-    for size, compression in ((100, "none"), (100, "zstd"), (1000, "none"), (1000, "zstd")):
+    for size, compression in itertools.product(VALUE_SIZES, COMPRESSIONS):
         for frame in (GENERATED, CACHED):
             headline = (size, compression) == (100, "none")
             if quick and not headline:
