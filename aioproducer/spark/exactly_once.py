@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from aioproducer import (
     BrokerError,
@@ -313,7 +314,7 @@ def _with_partitions(
         if column.null_count:
             raise SinkError(f"exactly_once: a row has no partition; {HELPER} gives each row one")
         # Else the producer would wait for the partition to come, max.block.ms long.
-        if (last := pa.compute.max(column).as_py()) >= plan.partitions:
+        if (last := pc.max(column).as_py()) >= plan.partitions:
             raise SinkError(
                 f"exactly_once: a row is for partition {last}, and topic {options.topic} has {plan.partitions} "
                 f"(0 to {plan.partitions - 1}): aioproducer.spark.partition_by_key(df, {plan.partitions})"
