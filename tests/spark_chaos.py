@@ -14,6 +14,7 @@ import asyncio
 import json
 import os
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -326,6 +327,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--executors", action="store_true", help="two in processes of their own, which are killed as well"
     )
     told = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the driver has a session of its own
     deaths = {
         **(DEATHS if told.kafka == "embedded" else REAL_DEATHS),
         **(EXECUTOR if told.executors else {}),
