@@ -57,15 +57,22 @@ def visits() -> int:
     return path.stat().st_size if path.exists() else 0
 
 
+def next_visit(folder: Path) -> int:
+    """The number of this visit; no other process has the same one."""
+    file = os.open(folder / "visits", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    try:
+        os.write(file, b".")
+        return os.lseek(file, 0, os.SEEK_CUR)  # where this write has ended; the file may be longer by now
+    finally:
+        os.close(file)
+
+
 def visit(place: str, arguments: tuple[Any, ...]) -> None:
     """Come to a place; die there if that is the order."""
     order = _order()
     if order["place"] != place:
         return
-    file = os.open(Path(os.environ[FOLDER]) / "visits", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.write(file, b".")
-    count = os.fstat(file).st_size
-    os.close(file)
+    count = next_visit(Path(os.environ[FOLDER]))
     act = order["act"]
     if act == "zombie" and count == order["visit"] + 1:
         raise RuntimeError(

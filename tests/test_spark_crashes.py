@@ -5,6 +5,8 @@ And executors, on real Kafka as well, since these tests share them. test_apache_
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
@@ -21,6 +23,7 @@ from tests.spark_chaos import (
     embedded,
     play,
 )
+from tests.spark_crashing import next_visit
 from tests.spark_driver import Driver
 
 
@@ -35,6 +38,25 @@ def driver():
     """It is started again only by the tests that kill it."""
     with Driver() as running:
         yield running
+
+
+def test_processes_that_come_to_a_place_at_the_same_time_count_each_visit_once(tmp_path):
+    """Else a crash that is ordered for the first visit befalls nobody: two tasks both saw the second one."""
+    together = multiprocessing.get_context("spawn").Barrier(2)
+    with ProcessPoolExecutor(
+        2, multiprocessing.get_context("spawn"), initializer=_meet, initargs=(together,)
+    ) as processes:
+        counts = list(processes.map(_visits, [tmp_path] * 2, [5_000] * 2))
+
+    assert sorted(counts[0] + counts[1]) == list(range(1, 10_001))
+
+
+def _meet(together):
+    together.wait(60)
+
+
+def _visits(folder, count):
+    return [next_visit(folder) for _ in range(count)]
 
 
 @pytest.mark.timeout(400)
