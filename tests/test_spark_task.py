@@ -15,7 +15,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from aioproducer import ConfigError, TopicPartition
+from aioproducer import ConfigError, TopicPartition, murmur2_partitions
 from aioproducer.spark import SinkError, exactly_once, sink, task
 from aioproducer.spark.options import read_options
 from aioproducer.spark.reports import TaskReport, Version, Written, summary
@@ -256,6 +256,26 @@ def test_a_partition_that_the_topic_has_not_is_refused_without_waiting_for_it(cl
     with pytest.raises(SinkError, match=r"for partition 3, and topic t has 3 .*partition_by_key\(df, 3\)"):
         write(options, plan, [batch])
     assert cluster.records("t") == []
+
+
+@pytest.mark.parametrize(
+    "keys", [([None, b"a"], [b"a", b"b"]), ([b"a", b"b"], [None, b"b"]), ([b"a"], [b"b"])]
+)
+def test_batches_of_a_single_task_go_together_also_if_only_some_have_rows_without_a_key(cluster, keys):
+    options, plan = planned(cluster)
+    batches = [batch_of(10 * at, len(some), key=pa.array(some, pa.binary())) for at, some in enumerate(keys)]
+
+    report = write(options, plan, batches)
+
+    rows = [row for batch in batches for row in batch.to_pylist()]
+    assert exactly_once.commit(options, plan, Version("q", 0), [report])
+    assert sorted(cluster.committed("t")) == sorted(row["value"] for row in rows)
+    assert {
+        (record.key, partition)
+        for partition in range(3)
+        for record in cluster.call(lambda p=partition: cluster.cluster.records("t", p))
+        if record.key is not None
+    } == {(key, murmur2_partitions([key], 3)[0]) for some in keys for key in some if key is not None}
 
 
 def test_reports_that_do_not_belong_together_are_not_committed(cluster):

@@ -325,9 +325,8 @@ def _with_partitions(
             "exactly_once needs a column `partition`, with all rows of a partition in one task, or a single task "
             f"(coalesce(1)): {HELPER} makes both"
         )
-    if "key" in names and not batch.column("key").null_count:
-        return batch  # by murmur2
+    # Each batch gets the column, also if it has all keys: batches go into the buffer together, as one table.
     anywhere = pa.repeat(pa.scalar(number % plan.partitions, pa.int32()), batch.num_rows)
     if "key" in names:
-        anywhere = pa.compute.if_else(pa.compute.is_valid(batch.column("key")), None, anywhere)
+        anywhere = pc.if_else(pc.is_valid(batch.column("key")), None, anywhere)  # a key's is murmur2's
     return batch.append_column("partition", anywhere)
