@@ -46,6 +46,8 @@ class Wire(asyncio.StreamReaderProtocol):
         """What is left of something large, to be written when the transport holds nothing any more."""
         self._handed_over = 0
         """Bytes of ours that the transport has got so far."""
+        self._first_error: OSError | None = None
+        """What the kernel said when it did not take our bytes."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -71,6 +73,9 @@ class Wire(asyncio.StreamReaderProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._on_data(data)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        super().connection_lost(self._first_error or error)
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -148,14 +153,17 @@ class Wire(asyncio.StreamReaderProtocol):
                 transport.write(piece)
 
     def _left_by_the_kernel(self, segments: list[bytes | memoryview]) -> list[bytes | memoryview]:
-        """Write by one system call what the kernel takes, if nothing is ahead of it. After an error all is left: the
-        transport meets the same one, and tells it."""
+        """Write by one system call what the kernel takes, if nothing is ahead of it. After an error all is left, and
+        the transport ends the connection; it meets another error then, since the kernel tells this one once."""
         socket = self._out.get_extra_info("socket")
         if socket is None or self._out.get_write_buffer_size() or not hasattr(os, "writev"):
             return segments
         try:
             taken = os.writev(socket.fileno(), segments[:MOST_SEGMENTS])
-        except OSError:
+        except BlockingIOError:
+            return segments
+        except OSError as error:
+            self._first_error = error
             return segments
         return _without(segments, taken)
 

@@ -283,6 +283,21 @@ async def test_segments_for_a_peer_that_is_gone_break_the_connection_as_ever(mon
         await closed(wire)
 
 
+async def test_the_kernel_tells_an_error_once_and_that_is_the_one_that_is_told(monkeypatch):
+    monkeypatch.setattr("aioproducer.wire._takes_segments", lambda loop: False)
+    with socket.create_server((HOST, 0)) as listening:
+        wire = await dial(HOST, listening.getsockname()[1], LONG)
+        peer, _ = listening.accept()
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        peer.close()
+
+        wire.write([b"a" * 100, b"b" * 100_000])  # in the turn in which the peer went: nobody has read yet
+
+        with pytest.raises(ConnectionResetError):
+            await asyncio.wait_for(wire.reader.read(1), LONG)
+        await closed(wire)
+
+
 async def test_a_good_bye_in_tls_is_the_end_and_nothing_behind_it_counts():
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"last words")
