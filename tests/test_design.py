@@ -74,11 +74,3 @@ async def test_the_readmes_example_of_a_test_passes():
     exec(next(code for code in examples_in("README.md") if "EmbeddedCluster" in code), names)
 
     await asyncio.wait_for(names["test_orders_are_written"](), 10)
-
-
-def test_the_readme_compares_with_figures_of_the_benchmark():
-    figures = (ROOT / "README.md").read_text().split("<!-- bench -->")[1].split("<!-- /bench -->")[0]
-
-    for client in ("aioproducer", "aiokafka", "confluent-kafka", "AIOProducer"):
-        assert re.search(rf"^\| {client} \| \*\*\d+\.\d+\*\* µs", figures, re.MULTILINE), client
-    assert "`make bench`" in figures
