@@ -19,8 +19,8 @@ from aioproducer.spark import KafkaSink, SinkError, exactly_once, sink, task
 NAME = "crashing"
 FOLDER, GROUP = "CRASH_FOLDER", "CRASH_GROUP"
 """The variables that name the folder of these files, and the process group of the driver."""
-ABORTED = "aborted"
-"""The file that says that a batch was given up."""
+VISITS, GIVEN_UP = "visits", "given-up"
+"""The files of an order: as many bytes as its place was visited; there if a batch was given up."""
 NO_MARKER = "no_marker"
 """A planted bug: the marker is not looked at."""
 
@@ -38,11 +38,10 @@ _plan = exactly_once.plan
 
 
 def give_order(order: Mapping[str, Any]) -> None:
-    """What is to happen from now on."""
+    """What is to happen from now on. Whoever still follows the last order keeps to the files of that one."""
     folder = Path(os.environ[FOLDER])
-    for left in ("visits", ABORTED):
-        (folder / left).unlink(missing_ok=True)
-    (folder / "fresh").write_text(json.dumps(order))
+    number = _order()["number"] + 1 if (folder / "order").exists() else 1
+    (folder / "fresh").write_text(json.dumps({**order, "number": number}))
     (folder / "fresh").rename(folder / "order")
 
 
@@ -51,15 +50,19 @@ def _order() -> dict[str, Any]:
     return found
 
 
+def _file(name: str, order: Mapping[str, Any]) -> Path:
+    return Path(os.environ[FOLDER]) / f"{name}-{order['number']}"
+
+
 def visits() -> int:
     """How often the place of the order was reached."""
-    path = Path(os.environ[FOLDER]) / "visits"
+    path = _file(VISITS, _order())
     return path.stat().st_size if path.exists() else 0
 
 
-def next_visit(folder: Path) -> int:
+def next_visit(path: Path) -> int:
     """The number of this visit; no other process has the same one."""
-    file = os.open(folder / "visits", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     try:
         os.write(file, b".")
         return os.lseek(file, 0, os.SEEK_CUR)  # where this write has ended; the file may be longer by now
@@ -72,7 +75,7 @@ def visit(place: str, arguments: tuple[Any, ...]) -> None:
     order = _order()
     if order["place"] != place:
         return
-    count = next_visit(Path(os.environ[FOLDER]))
+    count = next_visit(_file(VISITS, order))
     act = order["act"]
     if act == "zombie" and count == order["visit"] + 1:
         raise RuntimeError(
@@ -94,7 +97,7 @@ def visit(place: str, arguments: tuple[Any, ...]) -> None:
         time.sleep(60)
     if act == "zombie":  # it goes on when the batch was given up
         deadline = time.monotonic() + 60
-        while not (Path(os.environ[FOLDER]) / ABORTED).exists():
+        while not _file(GIVEN_UP, order).exists():
             assert time.monotonic() < deadline, "nobody gave the batch up"
             time.sleep(0.01)
         return
@@ -124,7 +127,7 @@ def _around(owner: Any, name: str, before: str | None, after: str | None = None)
 def _telling(abort: Callable[..., None]) -> Callable[..., None]:
     def told(*args: Any) -> None:
         abort(*args)
-        (Path(os.environ[FOLDER]) / ABORTED).touch()
+        _file(GIVEN_UP, _order()).touch()
 
     return told
 

@@ -63,10 +63,14 @@ class Driver:
     def __exit__(
         self, type_: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self.kill()
+        self._folder.cleanup()
+
+    def kill(self) -> None:
+        """End it, if it runs. The next order is carried out by a new one."""
         if self._process is not None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._end()
-        self._folder.cleanup()
 
     def play(self, order: dict[str, Any]) -> Ended:
         """Carry an order out."""

@@ -7,9 +7,13 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 
 import pytest
 
+from aioproducer.blocking import Producer
+from tests import spark_chaos
 from tests.spark_chaos import (
     AT_LEAST_ONCE,
     DEATHS,
@@ -24,7 +28,7 @@ from tests.spark_chaos import (
     play,
 )
 from tests.spark_crashing import next_visit
-from tests.spark_driver import Driver
+from tests.spark_driver import Driver, Ended
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +50,7 @@ def test_processes_that_come_to_a_place_at_the_same_time_count_each_visit_once(t
     with ProcessPoolExecutor(
         2, multiprocessing.get_context("spawn"), initializer=_meet, initargs=(together,)
     ) as processes:
-        counts = list(processes.map(_visits, [tmp_path] * 2, [5_000] * 2))
+        counts = list(processes.map(_visits, [tmp_path / "visits"] * 2, [5_000] * 2))
 
     assert sorted(counts[0] + counts[1]) == list(range(1, 10_001))
 
@@ -55,8 +59,69 @@ def _meet(together):
     together.wait(60)
 
 
-def _visits(folder, count):
-    return [next_visit(folder) for _ in range(count)]
+def _visits(path, count):
+    return [next_visit(path) for _ in range(count)]
+
+
+class Idle:
+    """A driver that does nothing, or falls silent."""
+
+    def __init__(self, error=None):
+        self.error = error
+        self.killed = 0
+
+    def play(self, order):
+        if self.error is not None:
+            raise self.error
+        return Ended(0, "", order["visit"])
+
+    def kill(self):
+        self.killed += 1
+
+
+@pytest.mark.parametrize("error", [None, AssertionError("the driver is silent")])
+def test_a_fault_that_nobody_met_is_taken_back(place, tmp_path, error):
+    laid = []
+
+    @contextmanager
+    def seen(**told):
+        with place.fault(**told) as fault:
+            laid.append(fault)
+            yield fault
+
+    run = Run(Idle(error), replace(place, fault=seen), "idle", tmp_path / "run")
+
+    with pytest.raises(AssertionError, match="silent" if error else "F5 was not reached"):
+        run.drive(DEATHS["F5"])
+
+    with Producer(place.servers) as producer:
+        producer.send_and_wait("idle", b"v")
+    assert [fault.hits for fault in laid] == [0]
+
+
+def test_chaos_goes_on_with_another_driver_when_a_run_breaks(monkeypatch, capsys):
+    driver = Idle()
+    played = []
+
+    def play(run, crashes, *, shuffles):
+        played.append(run.topic)
+        if len(played) == 1:
+            raise AssertionError("the driver is silent")
+        return 1
+
+    monkeypatch.setattr("signal.signal", lambda *told: None)
+    monkeypatch.setattr(spark_chaos, "play", play)
+    monkeypatch.setattr(spark_chaos, "Driver", lambda: nullcontext(driver))
+
+    assert spark_chaos.main(["--runs", "3", "--seed", "7"]) == 1
+
+    assert (played, driver.killed) == (["chaos7", "chaos8", "chaos9"], 1)
+    said = capsys.readouterr().out
+    assert (
+        "seed 7: the driver is silent\n  again: python -m tests.spark_chaos --runs 1 --seed 7 --crashes 2"
+        in said
+    )
+    assert "3 runs of 0 rows, 6 crashes, 2 processes killed, 1 runs broken" in said
 
 
 @pytest.mark.timeout(400)
