@@ -211,7 +211,8 @@ class BootstrapError(KafkaTimeoutError):
 class DeliveryError(KafkaError):
     """A buffered record was given up. `outcome` says whether it may be in the log all the same.
 
-    Fields: outcome, topic, partition, broker (node id or None), attempts, elapsed (seconds since send),
+    Fields: outcome, topic, partition, broker (node id or None), attempts, elapsed (seconds since its batch was
+    opened; with a timeout of its own since `send`),
     last_error (the error of the last attempt, or None).
     """
 

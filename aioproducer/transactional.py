@@ -47,7 +47,8 @@ class Transactional(RecordPath):
             CommitOutcomeUnknownError: the commit was sent and never answered.
             ProducerFencedError: another producer uses this transactional id by now.
 
-        A cancellation takes effect when the commit or the abort has ended (max_block_ms at most).
+        A cancellation takes effect when the commit or the abort has ended: delivery_timeout_ms at most for its records,
+        then max_block_ms for each request.
         """
         return TransactionScope(self)
 
@@ -264,7 +265,7 @@ class TransactionScope:
 
 
 async def _to_the_end(call: Coroutine[Any, Any, None]) -> None:
-    """Await it to its end (it takes max_block_ms at most), however often somebody cancels; that comes after it."""
+    """Await it to its end, which each of its steps bounds, however often somebody cancels; that comes after it."""
     task = asyncio.ensure_future(call)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():

@@ -7,11 +7,14 @@ import signal
 import subprocess
 import sys
 import textwrap
+from dataclasses import fields
 
 import docs_pages
 import docs_runner
 import pytest
 from conftest import MS
+
+from aioproducer.metrics import Distribution, MetricsSnapshot, NodeSnapshot
 
 ROOT = docs_pages.ROOT
 NOT_RUN_AT_MOST = 5
@@ -77,6 +80,15 @@ def test_every_guide_is_in_the_index():
 
     for page in (ROOT / "docs").glob("*.md"):
         assert page.name == "README.md" or f"]({page.name})" in index, page.name
+
+
+def test_each_number_of_the_metrics_is_explained():
+    guide = (ROOT / "docs" / "operations.md").read_text()
+    rows = "".join(line for line in guide.splitlines() if line.startswith("|"))
+
+    for snapshot in (MetricsSnapshot, NodeSnapshot, Distribution):
+        for field in fields(snapshot):
+            assert f"`{field.name}`" in rows, field.name
 
 
 # --------------------------------------------------------------------------------------------------- the runner
