@@ -787,7 +787,14 @@ class Producer(Transactional, Configured):
             if rows.next == 0:
                 raise
             rows.refuse_rest(without_tracebacks(error))
+        if rows.errors:
+            self._refused_unseen(transaction, next(iter(rows.errors.values())))
         return receipt
+
+    def _refused_unseen(self, transaction: int, error: BaseException) -> None:
+        """A record was refused, and its caller has to look for the error: a transaction must not be without it."""
+        self._transaction.misses_record(transaction, error)
+        self._wake.set()
 
     async def _learn_partitions(self, topic: str, largest: int) -> None:
         """Wait for a partition that metadata does not know yet. If there is none, that is the error of its rows."""

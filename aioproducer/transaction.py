@@ -313,6 +313,13 @@ class Transaction:
             self.error = error
             self.move(_S.FAILED_PARTICIPANT)
 
+    def misses_record(self, number: int, cause: BaseException) -> None:
+        """A record for the transaction of this number was refused, and no exception has told so: it is committed whole
+        or not at all. One that has ended meanwhile, or is just ended, was not to have it; and what a participant lacks
+        is its owner's matter."""
+        if number == self.number and self.state is _S.IN_TRANSACTION:
+            self.must_abort(abortable(self, cause))
+
     def must_reinit(self, error: TransactionError) -> None:
         """Nothing more can be done under this epoch."""
         if self.state in (_S.REINIT_REQUIRED, _S.OUTCOME_UNKNOWN, _S.FAILED_PARTICIPANT):

@@ -10,6 +10,7 @@ import gc
 import inspect
 import logging
 import os
+import signal
 import sys
 import threading
 import time
@@ -31,14 +32,17 @@ from aioproducer.errors import (
     InvalidArgumentError,
     InvalidRecordError,
     InvalidTopicError,
+    KafkaError,
     ProducerClosed,
     ProducerNotStartedError,
     RecordTooLargeError,
     SendManyError,
+    TransactionAbortableError,
     TransactionAbortedError,
     UnknownPartitionError,
     WrongLoopError,
 )
+from aioproducer.transaction import TransactionState
 from tests.conftest import MS
 from tests.producing import FOUR_RECORDS_FILL_IT, LARGE, QUICK, metadata_count
 
@@ -783,6 +787,60 @@ def test_a_transaction_is_aborted_when_an_exception_leaves_it(transactional, clu
     assert committed(cluster, topic) == []
     with transactional.transaction():
         transactional.send(topic, b"next")
+    assert committed(cluster, topic) == [b"next"]
+
+
+def test_a_block_whose_records_were_refused_unseen_is_aborted_and_says_so(make, cluster, topic):
+    producer = make(transactional_id=topic, **FOUR_RECORDS_FILL_IT, max_block_ms=300_000 * MS)
+    deliveries = []
+    try:
+        with pytest.raises(TransactionAbortableError, match="buffer"):  # noqa: PT012  # the whole block is what is tested
+            with producer.transaction():
+                producer.send(topic, b"known").result(SOON)
+                producer._most = 1000
+                cluster.freeze()
+                with Held(producer):
+                    deliveries = [producer.send(topic, bytes(LARGE)) for _ in range(20)]
+                until(deliveries[-1].done)
+                cluster.thaw()
+    finally:
+        cluster.thaw()
+
+    assert isinstance(deliveries[-1].exception(SOON), KafkaError)
+    with producer.transaction():
+        producer.send(topic, b"next")
+    assert committed(cluster, topic) == [b"next"]
+
+
+def test_a_block_that_is_interrupted_while_its_records_wait_for_room_is_aborted(make, cluster, topic):
+    producer = make(transactional_id=topic, **FOUR_RECORDS_FILL_IT)
+
+    def interrupt():
+        until(
+            lambda: any(
+                isinstance(entry, asyncio.Future) for lane in producer._sends.lanes.values() for entry in lane
+            )
+        )
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    interrupting = threading.Thread(target=interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):  # noqa: PT012  # the whole block is what is tested
+            with producer.transaction():
+                producer.send(topic, b"known").result(SOON)
+                producer._most = 1000
+                cluster.freeze()
+                with Held(producer):
+                    for _ in range(20):
+                        producer.send(topic, bytes(LARGE))
+                interrupting.start()
+    finally:
+        interrupting.join()
+        cluster.thaw()
+
+    until(lambda: producer._inner._transaction.state is TransactionState.READY)
+    with producer.transaction():
+        producer.send(topic, b"next")
     assert committed(cluster, topic) == [b"next"]
 
 

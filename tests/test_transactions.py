@@ -31,7 +31,16 @@ from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.testing import EmbeddedCluster
 from aioproducer.transaction import TransactionState
 from tests.conftest import MS
-from tests.producing import PRODUCE, assert_nothing_left, quick_producer, results, within
+from tests.producing import (
+    FOUR_RECORDS_FILL_IT,
+    LARGE,
+    PRODUCE,
+    assert_nothing_left,
+    quick_producer,
+    results,
+    until,
+    within,
+)
 
 END_TXN, ADD_PARTITIONS, INIT = ApiKey.END_TXN, ApiKey.ADD_PARTITIONS_TO_TXN, ApiKey.INIT_PRODUCER_ID
 
@@ -258,6 +267,53 @@ async def test_a_block_whose_record_failed_unseen_is_aborted_and_says_so(version
         assert state_of(producer) is TransactionState.READY
         async with producer.transaction():
             await producer.send("t", b"next", partition=1)
+        assert committed(cluster) == [b"next"]
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"value_serializer": lambda value: value}], ids=["columns", "records"]
+)
+async def test_a_block_with_a_row_that_was_refused_unseen_is_aborted_and_says_so(version, settings):
+    async with transactional(version, **settings) as (cluster, producer):
+        with pytest.raises(TransactionAbortableError, match="str"):  # the whole block is what is tested
+            async with producer.transaction():
+                await producer.send_many("t", [b"good", "no bytes", b"good"])
+
+        assert state_of(producer) is TransactionState.READY
+        async with producer.transaction():
+            await producer.send("t", b"next")
+        assert committed(cluster) == [b"next"]
+
+
+async def test_a_block_with_rows_for_which_there_was_no_room_is_aborted_and_says_so(version):
+    async with transactional(version, max_block_ms=100, **FOUR_RECORDS_FILL_IT) as (cluster, producer):
+        held = asyncio.Event()
+        cluster.faults.add(PRODUCE, hold=held)
+        with pytest.raises(TransactionAbortableError, match="buffer"):  # noqa: PT012  # the whole block is what is tested
+            async with producer.transaction():
+                receipt = await within(3, producer.send_many("t", [bytes(LARGE)] * 12))
+                held.set()
+
+        assert 0 < len(receipt.errors) <= 12
+        assert committed(cluster) == []
+
+
+async def test_rows_of_a_transaction_that_has_ended_do_no_harm_to_the_next(version):
+    async with transactional(version, **FOUR_RECORDS_FILL_IT) as (cluster, producer):
+        held = asyncio.Event()
+        cluster.faults.add(PRODUCE, hold=held)
+        await producer.begin_transaction()
+        sending = asyncio.create_task(producer.send_many("t", [bytes(LARGE)] * 12, partitions=0))
+        await until(lambda: producer.metrics().buffer_waiters)
+        aborting = asyncio.create_task(producer.abort_transaction())
+        held.set()
+        await within(3, aborting)
+        await producer.begin_transaction()
+        receipt = await within(3, sending)
+        await producer.send("t", b"next", partition=1)
+        await within(3, producer.commit_transaction())
+
+        assert receipt.errors
         assert committed(cluster) == [b"next"]
 
 

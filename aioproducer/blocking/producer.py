@@ -5,6 +5,7 @@ loop takes all that were sent meanwhile."""
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import functools
 import logging
@@ -575,7 +576,16 @@ class TransactionScope:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._producer._end_by(partial(self._scope.__aexit__, error_type, error, traceback))
+        async def end() -> None:
+            try:
+                await self._producer._sends.settled()
+            except asyncio.CancelledError as cancelled:  # Ctrl-C while records wait for room
+                await self._scope.__aexit__(type(cancelled), cancelled, None)
+                raise
+            await self._scope.__aexit__(error_type, error, traceback)
+
+        self._producer._may_queue = False
+        self._producer._call(end)
 
 
 def _without_a_loop(coroutine: Any) -> Any:

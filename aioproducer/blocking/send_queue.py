@@ -204,6 +204,7 @@ class SendQueue:
         self.refused += 1
         # Tracebacks hold the entry, and a delivery that nobody keeps has to go, and to tell so.
         entry[0]._refused(without_tracebacks(error))
+        self._inner._refused_unseen(self._inner._transaction.number, error)
 
     async def settled(self, topic: str | None = None) -> None:
         """Wait until what was put here so far, for one topic or all, is in the buffer or refused."""
