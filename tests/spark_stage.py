@@ -66,12 +66,12 @@ class Stage:
 
     def __init__(self, cluster: EmbeddedCluster, loop: asyncio.AbstractEventLoop) -> None:
         self.cluster = cluster
-        self._loop = loop
+        self.loop = loop
         self.servers = cluster.bootstrap_servers
 
     def call(self, function: Callable[[], T]) -> T:
         """The result of a call in the cluster's thread."""
-        return call_in(self._loop, function)
+        return call_in(self.loop, function)
 
     def records(self, topic: str, *, committed: bool = False) -> list[Found]:
         """All records, or those that read_committed consumers see."""

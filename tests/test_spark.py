@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
@@ -323,3 +324,25 @@ def test_foreach_batch_serves_update_mode_and_runs_a_failed_batch_again(spark, c
         last[bytes(record.key)] = int(record.value)
     assert last == {b"%d" % key: len(range(key, 150, 7)) for key in range(7)}
     assert len(cluster.committed(topic)) == 21
+
+
+def test_foreach_batch_does_not_run_a_batch_again_when_its_query_is_stopped(
+    spark, cluster, topic, tmp_path, caplog
+):
+    files(tmp_path / "in", 1)
+    held = cluster.call(asyncio.Event)
+    fault = cluster.call(lambda: cluster.cluster.faults.add(ApiKey.PRODUCE, hold=held))
+    options = {"kafka.bootstrap.servers": cluster.servers, "topic": topic, "transactionalId": topic}
+    query = (
+        spark.readStream.schema("key string, value string")
+        .json(str(tmp_path / "in"))
+        .writeStream.foreachBatch(foreach_batch(options, prepare=lambda rows, _: partition_by_key(rows, 3)))
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .start()
+    )
+    asyncio.run_coroutine_threadsafe(fault.reached(), cluster.loop).result(60)
+    query.stop()
+    cluster.call(held.set)
+
+    assert "it is run again" not in caplog.text
+    assert cluster.committed(topic) == []

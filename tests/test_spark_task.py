@@ -329,7 +329,9 @@ def test_a_later_plan_fences_an_earlier_one(cluster):
     report = write(options, plan, [placed(0, 10, 0)])
     planned(cluster)
 
-    with pytest.raises(SinkError, match="'tx' was not committed"):
+    with pytest.raises(
+        SinkError, match=r"'tx' was not committed.*another driver has taken this transactionalId"
+    ):
         exactly_once.commit(options, None, Version("q", 0), [report])
     assert cluster.committed("t") == []
 
@@ -438,15 +440,18 @@ def test_secrets_are_not_shown():
 
 def test_a_file_of_reports_has_a_directory_and_a_full_disk_fails_no_batch(cluster, tmp_path, caplog):
     told = {"kafka.bootstrap.servers": cluster.servers, "topic": "t"}
-    with pytest.raises(ConfigError, match="in a directory of the driver's machine"):
-        read_options({**told, "reports": str(tmp_path / "none" / "lines")}, is_stream=False)
-
     schema = StructType([StructField("value", StringType())])
+    lost = KafkaSink({**told, "reports": str(tmp_path / "none" / "lines")}).writer(schema, False)
+    with pytest.raises(ConfigError, match="in a directory of the driver's machine"):
+        pickle.dumps(lost)  # that plans
+    lost.commit([lost.write(iter([batch_of(0, 3)]))])  # it has vanished in the meantime
+    assert f"no line was added to {tmp_path}" in caplog.text
+
     writer = KafkaSink({**told, "reports": "/dev/full"}).writer(schema, False)
     writer.commit([writer.write(iter([batch_of(0, 3)]))])
 
     assert "no line was added to /dev/full" in caplog.text
-    assert len(cluster.committed("t")) == 3
+    assert len(cluster.committed("t")) == 6
 
 
 @pytest.mark.parametrize("given", ["7.5", "-1", "x", str(2**63)])

@@ -25,6 +25,7 @@ from aioproducer import (
     DeliveryError,
     KafkaError,
     OffsetAndMetadata,
+    ProducerFencedError,
     SendManyError,
     TopicPartition,
 )
@@ -120,8 +121,20 @@ def commit(
                 return True  # closing aborts it; with transactions v2 an empty one can't be committed
             _end(producer, options, version)
     except KafkaError as error:
-        raise SinkError(f"exactly_once: {options.transactional_id!r} was not committed: {error}") from error
+        raise SinkError(
+            f"exactly_once: {options.transactional_id!r} was not committed: {error}{_whose_epoch(error)}"
+        ) from error
     return True
+
+
+def _whose_epoch(error: KafkaError) -> str:
+    """What a user of Spark can do about an epoch that is over."""
+    if not isinstance(error, ProducerFencedError) and "INVALID_PRODUCER_EPOCH" not in str(error):
+        return ""
+    return (
+        " (another driver has taken this transactionalId over: each query needs one of its own; or the batch took "
+        "longer than kafka.transaction.timeout.ms)"
+    )
 
 
 def _end(producer: Producer, options: SinkOptions, version: Version | None) -> None:
@@ -136,7 +149,8 @@ def _end(producer: Producer, options: SinkOptions, version: Version | None) -> N
 
 
 def abort(options: SinkOptions, plan: Plan | None, reports: Sequence[TaskReport | None]) -> None:
-    """Shut out whoever still writes. Never raises: the next plan, or the brokers' time-out, would do it as well."""
+    """Shut out whoever still writes. Never raises: the next plan, or the brokers' time-out, would do it as well; and
+    does it where no task has reported, since then nothing is known here of a stream's batch."""
     known = [report for report in reports if report is not None]
     plan = plan or next((report.plan for report in known if report.plan is not None), None)
     if plan is None or any(report.is_skipped for report in known):

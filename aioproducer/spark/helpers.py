@@ -82,13 +82,18 @@ def foreach_batch(
                 rows.write.format("aioproducer").options(**told).mode("append").save()
                 return
             except Exception as error:
-                if attempt == attempts:
+                if attempt == attempts or _is_stopped(error):
                     raise
                 logger.warning(
                     "batch %d failed, it is run again (%d of %d): %s", batch_id, attempt, attempts, error
                 )
 
     return write
+
+
+def _is_stopped(error: Exception) -> bool:
+    """What `query.stop()` makes of a write: its thread is interrupted, its jobs are cancelled."""
+    return any(name in str(error) for name in ("java.lang.InterruptedException", "SPARK_JOB_CANCELLED"))
 
 
 def _query_id(batch: DataFrame) -> str:

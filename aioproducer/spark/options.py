@@ -71,6 +71,17 @@ class SinkOptions:
     reports: str = ""
     """A file on the driver to which each write adds a line; empty: none."""
 
+    def check_reports(self) -> None:
+        """Only before anything is written: what is written must not be written again for its report.
+
+        Raises:
+            ConfigError: there is no directory for that file.
+        """
+        if self.reports and not Path(self.reports).parent.is_dir():
+            raise _wrong(
+                "reports", self.reports, "a file in a directory of the driver's machine that is there"
+            )
+
     def producer(self, **settings: object) -> Producer:
         """A producer of these options, not started yet."""
         return Producer.from_config(self.kafka, **settings)
@@ -106,9 +117,6 @@ def read_options(given: Mapping[str, str], *, is_stream: bool) -> SinkOptions:
         raise _wrong("delivery", delivery, "at_least_once or exactly_once")
     if own.get("topic") == "":
         raise _wrong("topic", "", "the name of a topic")
-    reports = own.get("reports", "")
-    if reports and not Path(reports).parent.is_dir():
-        raise _wrong("reports", reports, "a file in a directory of the driver's machine that is there")
     options = SinkOptions(kafka, own.get("topic"))
     if delivery == "exactly_once":
         kafka.setdefault("transaction.timeout.ms", LONGEST_TRANSACTION)
@@ -119,7 +127,7 @@ def read_options(given: Mapping[str, str], *, is_stream: bool) -> SinkOptions:
                 raise ConfigError(
                     f"option {OWN[low]} needs delivery=exactly_once", setting=OWN[low], value=own[low]
                 )
-    options = replace(options, reports=reports)
+    options = replace(options, reports=own.get("reports", ""))
     # What contradicts itself is said here, and not by a task on another machine.
     options.producer(**({"transactional_id": options.transactional_id} if options.exactly_once else {}))
     return options

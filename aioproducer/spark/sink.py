@@ -36,6 +36,7 @@ class _Writer:
         self._plan: Plan | None = None
 
     def __getstate__(self) -> dict[str, Any]:
+        self._options.check_reports()
         if self._options.exactly_once and self._plan is None:
             self._plan = exactly_once.plan(self._options)
         worker.spare()
