@@ -60,8 +60,17 @@ ONE_KEY = 3
 ONE_GROUP = 7
 """The last version of OffsetFetch that asks for one group; later ones ask for several at once (KIP-709)."""
 
+IN_DOUBT = {Condition.COMMIT, Condition.UNANSWERED}
+"""What holds of a commit that may have been carried out."""
+
 Key = tuple[int, str]
 """What a coordinator is asked for: a group (0) or a transactional id (1), and its name."""
+
+
+class _CoordinatorRefusedError(KafkaError):
+    """FindCoordinator was refused for good."""
+
+    code: int
 
 
 class CoordinatorRequests:
@@ -120,14 +129,15 @@ class CoordinatorRequests:
                         version_ceiling=self._ceiling(request.api_key),
                         about_to_write=self._about_to_write,
                     )
+                except _CoordinatorRefusedError as error:
+                    row = decide(ApiKey.FIND_COORDINATOR, error.code)
+                    raise self._unasked(row, str(error), reinit_error(error.code), conditions) from error
                 except KafkaError as error:
-                    if isinstance(error, TransactionError):
-                        raise
                     row = decide_failure(failure_of(error), conditions)
                     if row.action is Action.FAIL:
                         if isinstance(request, OffsetFetchRequest):
                             raise
-                        raise self._refused(row, str(error), TransactionReinitError) from error
+                        raise self._unasked(row, str(error), TransactionReinitError, conditions) from error
                     if row.outcome is Outcome.UNKNOWN and self.written > written:
                         conditions.add(Condition.UNANSWERED)
                     self._nodes.pop(key, None)
@@ -172,6 +182,14 @@ class CoordinatorRequests:
             return self.outcome_unknown(reason)
         return reinit(self._transaction, kind, reason)
 
+    def _unasked(
+        self, row: Row, reason: str, kind: type[TransactionReinitError], conditions: set[Condition]
+    ) -> TransactionError:
+        """Of a request that can't be sent, or not again: what an attempt before has done is not undone by that."""
+        if IN_DOUBT <= conditions:
+            return self.outcome_unknown(reason)
+        return self._refused(row, reason, kind)
+
     def outcome_unknown(self, reason: str) -> TransactionError:
         return reinit(
             self._transaction,
@@ -184,7 +202,7 @@ class CoordinatorRequests:
     ) -> TransactionError:
         reason = f"no answer within {self._config.max_block:g} s (max_block_ms), the last error was: {last}"
         if Condition.COMMIT in conditions:
-            if Condition.UNANSWERED in conditions:
+            if IN_DOUBT <= conditions:
                 return self.outcome_unknown(reason)
             return abortable(self._transaction, KafkaError(f"the commit could not be sent: {reason}"))
         return TransactionTimeoutError(
@@ -211,7 +229,7 @@ class CoordinatorRequests:
         if row.action is Action.RETRY:
             raise BrokerConnectionError(text, written=False)
         if row.action is not Action.SUCCEED:
-            raise self._refused(row, text + advice(response.error_code), reinit_error(response.error_code))
+            raise _CoordinatorRefusedError(text + advice(response.error_code), code=response.error_code)
         if response.node_id < 0 or not response.host or not 0 < response.port < 65536:
             raise BrokerConnectionError(
                 f"the coordinator of {name!r} is said to be node {response.node_id} at "

@@ -14,6 +14,7 @@ from aioproducer.errors import (
     IllegalStateError,
     ProducerFencedError,
     TransactionReinitError,
+    UnsupportedVersionError,
 )
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
@@ -54,6 +55,50 @@ async def test_a_commit_that_may_be_in_the_coordinators_log_is_in_doubt(version,
         assert isinstance(error, CommitOutcomeUnknownError)
         assert error.outcome is Outcome.UNKNOWN
         assert committed(cluster) == [b"1"]
+
+
+@pytest.mark.parametrize(
+    "code", [ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, ErrorCode.INVALID_REQUEST], ids=by_name
+)
+async def test_a_commit_without_an_answer_stays_in_doubt_if_its_coordinator_can_not_be_asked_for(
+    version, code
+):
+    async with transactional(version) as (cluster, producer):
+        await producer.begin_transaction()
+        await producer.send_and_wait("t", b"1", partition=0)
+        cluster.faults.add(END_TXN, drop_after_append=True)
+        cluster.faults.add(ApiKey.FIND_COORDINATOR, error=code)
+
+        with pytest.raises(CommitOutcomeUnknownError, match=code.name):
+            await producer.commit_transaction()
+        with pytest.raises(CommitOutcomeUnknownError):
+            await producer.abort_transaction()
+
+        assert {request.message.committed for request in cluster.requests_of(END_TXN)} == {True}
+        await until(lambda: committed(cluster) == [b"1"])
+
+
+async def test_a_commit_without_an_answer_stays_in_doubt_if_it_can_not_be_sent_again(version, monkeypatch):
+    """The broker was replaced by one that speaks no version of it."""
+    async with transactional(version) as (cluster, producer):
+        await producer.begin_transaction()
+        await producer.send_and_wait("t", b"1", partition=0)
+        cluster.faults.add(END_TXN, drop_after_append=True)
+        ask, attempts = producer._brokers.request_node, []
+
+        async def once(node_id, message, timeout, **settings):
+            if isinstance(message, EndTxnRequest):
+                attempts.append(node_id)
+                if len(attempts) > 1:
+                    raise UnsupportedVersionError("no common version of EndTxn")
+            return await ask(node_id, message, timeout, **settings)
+
+        monkeypatch.setattr(producer._brokers, "request_node", once)
+        with pytest.raises(CommitOutcomeUnknownError, match="no common version"):
+            await producer.commit_transaction()
+
+        assert state_of(producer) is TransactionState.OUTCOME_UNKNOWN
+        await until(lambda: committed(cluster) == [b"1"])
 
 
 async def test_a_commit_that_has_not_left_is_surely_not_committed(version):
