@@ -125,7 +125,9 @@ class Coordinator:
         if self._running("abort") is None:
             if transaction.state is not TransactionState.ABORT_REQUIRED:
                 again = () if self._running("fence") else (TransactionState.ABORTING,)
-                transaction.check("abort_transaction", TransactionState.IN_TRANSACTION, *again)
+                transaction.check(
+                    "abort_transaction", TransactionState.IN_TRANSACTION, TransactionState.RELEASING, *again
+                )
             if transaction.state is not TransactionState.ABORTING:
                 transaction.move(TransactionState.ABORTING)
         await self._call("abort", self._abort)
@@ -145,7 +147,10 @@ class Coordinator:
                     return
             if transaction.state is not TransactionState.ABORT_REQUIRED:
                 transaction.check(
-                    "fence_transaction", TransactionState.IN_TRANSACTION, TransactionState.ABORTING
+                    "fence_transaction",
+                    TransactionState.IN_TRANSACTION,
+                    TransactionState.RELEASING,
+                    TransactionState.ABORTING,
                 )
             if transaction.state is not TransactionState.ABORTING:
                 transaction.move(TransactionState.ABORTING)
@@ -205,8 +210,14 @@ class Coordinator:
         """Give the open transaction away: whoever resumes it ends it."""
         transaction = self._transaction
         transaction.check("release_transaction", TransactionState.IN_TRANSACTION)
-        await self._settled()
-        transaction.check("release_transaction", TransactionState.IN_TRANSACTION)
+        transaction.move(TransactionState.RELEASING)  # what comes now would not be acknowledged in time
+        try:
+            await self._settled()
+        except BaseException:
+            if transaction.state is TransactionState.RELEASING:
+                transaction.move(TransactionState.IN_TRANSACTION)
+            raise
+        transaction.check("release_transaction", TransactionState.RELEASING)
         transaction.move(TransactionState.UNINITIALIZED)
         return self._handle()
 

@@ -31,6 +31,7 @@ class TransactionState(Enum):
     READY = "ready"
     IN_TRANSACTION = "in a transaction"
     COMMITTING = "committing"
+    RELEASING = "giving its transaction away"
     ABORT_REQUIRED = "in a transaction that must be aborted"
     ABORTING = "aborting"
     OUTCOME_UNKNOWN = "not knowing whether the last transaction was committed"
@@ -53,7 +54,7 @@ TRANSITIONS: dict[TransactionState, tuple[TransactionState, ...]] = {
         _S.ABORTING,
         _S.ABORT_REQUIRED,
         _S.REINIT_REQUIRED,
-        _S.UNINITIALIZED,
+        _S.RELEASING,
     ),
     _S.COMMITTING: (
         _S.READY,
@@ -63,6 +64,13 @@ TRANSITIONS: dict[TransactionState, tuple[TransactionState, ...]] = {
         _S.REINIT_REQUIRED,
         _S.UNINITIALIZED,
     ),
+    _S.RELEASING: (
+        _S.UNINITIALIZED,
+        _S.IN_TRANSACTION,
+        _S.ABORTING,
+        _S.ABORT_REQUIRED,
+        _S.REINIT_REQUIRED,
+    ),
     _S.ABORT_REQUIRED: (_S.ABORTING, _S.REINIT_REQUIRED),
     _S.ABORTING: (_S.READY, _S.INITIALIZING, _S.REINIT_REQUIRED, _S.UNINITIALIZED),
     _S.OUTCOME_UNKNOWN: (_S.INITIALIZING,),
@@ -71,6 +79,7 @@ TRANSITIONS: dict[TransactionState, tuple[TransactionState, ...]] = {
     _S.FAILED_PARTICIPANT: (),
 }
 
+_OPEN = frozenset({_S.IN_TRANSACTION, _S.COMMITTING, _S.RELEASING})
 _LOST = frozenset(
     {_S.ABORT_REQUIRED, _S.ABORTING, _S.OUTCOME_UNKNOWN, _S.REINIT_REQUIRED, _S.FAILED_PARTICIPANT}
 )
@@ -81,6 +90,7 @@ WAYS_OUT = {
     _S.READY: "begin one with begin_transaction() or `async with producer.transaction()`",
     _S.IN_TRANSACTION: "commit or abort it first",
     _S.COMMITTING: "wait for commit_transaction()",
+    _S.RELEASING: "wait for release_transaction()",
     _S.ABORT_REQUIRED: "call abort_transaction()",
     _S.ABORTING: "wait for abort_transaction(), or call it again",
     _S.OUTCOME_UNKNOWN: "find out from what was to be committed, then call init_transactions()",
@@ -271,7 +281,7 @@ class Transaction:
             return True
         if self.state is _S.PARTICIPANT:
             return TopicPartition(topic, partition) in self.partitions
-        if self.state not in (_S.IN_TRANSACTION, _S.COMMITTING):
+        if self.state not in _OPEN:
             return False
         if self.is_v2:
             return True
@@ -288,7 +298,7 @@ class Transaction:
     @property
     def has_to_join(self) -> bool:
         """Partitions are wanted, and the transaction can still take them in."""
-        return bool(self.wanted) and self.state in (_S.IN_TRANSACTION, _S.COMMITTING)
+        return bool(self.wanted) and self.state in _OPEN
 
     def writes_to(self, topic: str, partition: int) -> None:
         """Records of this partition are about to be written; with v2 that makes it join."""
@@ -306,7 +316,7 @@ class Transaction:
 
     def must_abort(self, error: TransactionError) -> None:
         """It can't be committed any more. The first cause is kept."""
-        if self.state in (_S.IN_TRANSACTION, _S.COMMITTING):
+        if self.state in _OPEN:
             self.error = error
             self.move(_S.ABORT_REQUIRED)
         elif self.state is _S.PARTICIPANT:

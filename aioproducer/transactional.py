@@ -25,6 +25,12 @@ from aioproducer.types import (
 
 logger = logging.getLogger(__name__)
 
+_TO_BE_ABORTED = (
+    TransactionState.IN_TRANSACTION,
+    TransactionState.RELEASING,
+    TransactionState.ABORT_REQUIRED,
+)
+
 OffsetsToCommit = Mapping[TopicPartition, int | tuple[int, str] | OffsetAndMetadata]
 
 
@@ -209,7 +215,7 @@ class Transactional(RecordPath):
         """An open transaction is aborted, as in Java; otherwise its time-out would, and readers wait until then."""
         try:
             await self._coordinator.ended()
-            if self._transaction.state in (TransactionState.IN_TRANSACTION, TransactionState.ABORT_REQUIRED):
+            if self._transaction.state in _TO_BE_ABORTED:
                 await self._coordinator.abort()
         except KafkaError as error:
             logger.warning("the open transaction could not be aborted, the brokers' time-out will: %s", error)
@@ -245,7 +251,7 @@ class TransactionScope:
         if error is None:
             if state is not TransactionState.READY:  # the block has ended it by itself
                 await self._commit()
-        elif state in (TransactionState.IN_TRANSACTION, TransactionState.ABORT_REQUIRED):
+        elif state in _TO_BE_ABORTED:
             await self._abort()
 
     async def _commit(self) -> None:

@@ -35,6 +35,7 @@ WORDS = {
     S.READY: "begin_transaction()",
     S.IN_TRANSACTION: "commit or abort",
     S.COMMITTING: "wait for commit_transaction()",
+    S.RELEASING: "wait for release_transaction()",
     S.ABORT_REQUIRED: "call abort_transaction()",
     S.ABORTING: "wait for abort_transaction()",
     S.OUTCOME_UNKNOWN: "find out",
@@ -43,6 +44,9 @@ WORDS = {
     S.FAILED_PARTICIPANT: "tell the producer that began",
 }
 """What the way out of each state has to speak of."""
+
+OPEN = (S.IN_TRANSACTION, S.COMMITTING, S.RELEASING)
+"""Where what was buffered is still sent."""
 
 
 class Gate:
@@ -201,7 +205,7 @@ def test_refusals_are_those_of_each_partition_and_only_a_participant_has_any(sta
 def test_batches_are_drained_while_the_transaction_is_open_or_committing(state):
     transaction = transaction_in(state)
 
-    assert transaction.may_drain("t", 0) is (state in (S.NONE, S.IN_TRANSACTION, S.COMMITTING))
+    assert transaction.may_drain("t", 0) is (state in (S.NONE, *OPEN))
 
 
 def test_with_v2_a_partition_joins_by_being_written_to():
@@ -233,7 +237,7 @@ def test_partitions_join_only_what_can_still_be_committed(state):
 
     transaction.wanted[TopicPartition("t", 0)] = None
 
-    assert transaction.has_to_join is (state in (S.IN_TRANSACTION, S.COMMITTING))
+    assert transaction.has_to_join is (state in OPEN)
 
 
 def test_with_v1_a_partition_has_to_join_first():
@@ -329,7 +333,7 @@ def test_a_new_transaction_knows_nothing_of_the_last_one():
     assert transaction.number == 2
 
 
-@pytest.mark.parametrize("state", [S.IN_TRANSACTION, S.COMMITTING], ids=lambda state: state.name)
+@pytest.mark.parametrize("state", OPEN, ids=lambda state: state.name)
 def test_the_first_cause_of_an_abort_is_kept(state):
     transaction = transaction_in(state)
 
@@ -345,7 +349,7 @@ def test_the_first_cause_of_an_abort_is_kept(state):
 
 @pytest.mark.parametrize(
     "state",
-    [S.INITIALIZING, S.IN_TRANSACTION, S.COMMITTING, S.ABORT_REQUIRED, S.ABORTING],
+    [S.INITIALIZING, *OPEN, S.ABORT_REQUIRED, S.ABORTING],
     ids=lambda state: state.name,
 )
 def test_a_fenced_producer_needs_a_new_epoch_from_wherever_it_is(state):

@@ -128,6 +128,70 @@ async def test_a_transaction_with_a_failed_record_is_not_released(version):
         await first.abort_transaction()
 
 
+async def test_what_comes_while_a_transaction_is_given_away_is_refused(version):
+    """It would be acknowledged after that, and belong to the next transaction of this producer."""
+    async with cluster_of(version) as cluster, quick_producer(cluster, transactional_id="tx") as first:
+        await first.begin_transaction()
+        first_record = await first.send("t", b"1", partition=0)
+        answer = asyncio.Event()
+        fault = cluster.faults.add(ApiKey.PRODUCE, hold=answer)
+        release = asyncio.create_task(first.release_transaction())
+        await within(2, fault.reached())
+        for late in (
+            first.send("t", b"late", partition=1),
+            first.send_offsets_to_transaction({PLACE: 1}, "g"),
+            first.export_transaction([TopicPartition("t", 2)]),
+            first.release_transaction(),
+        ):
+            with pytest.raises(IllegalStateError, match=r"wait for release_transaction\(\)"):
+                await late
+        answer.set()
+        handle = await within(2, release)
+
+        assert first_record.done()
+        async with Producer.resume(handle, **settings_of(cluster)) as second:
+            await second.commit_transaction()
+        assert values(cluster) == [b"1"]
+
+
+async def test_a_release_that_was_cancelled_leaves_the_transaction_open(version):
+    async with cluster_of(version) as cluster, quick_producer(cluster, transactional_id="tx") as first:
+        await first.begin_transaction()
+        answer = asyncio.Event()
+        fault = cluster.faults.add(ApiKey.PRODUCE, hold=answer)
+        await first.send("t", b"1", partition=0)
+        release = asyncio.create_task(first.release_transaction())
+        await within(2, fault.reached())
+        release.cancel()
+        await asyncio.wait([release])
+        answer.set()
+        await first.send("t", b"2", partition=0)
+        await first.commit_transaction()
+
+        assert release.cancelled()
+        assert values(cluster) == [b"1", b"2"]
+
+
+async def test_a_release_meets_an_abort(version):
+    async with cluster_of(version) as cluster, quick_producer(cluster, transactional_id="tx") as first:
+        await first.begin_transaction()
+        answer = asyncio.Event()
+        fault = cluster.faults.add(ApiKey.PRODUCE, hold=answer)
+        await first.send("t", b"1", partition=0)
+        release = asyncio.create_task(first.release_transaction())
+        await within(2, fault.reached())
+        abort = asyncio.create_task(first.abort_transaction())
+        await asyncio.sleep(0)
+        answer.set()
+        await within(2, abort)
+
+        with pytest.raises(IllegalStateError):
+            await within(2, release)
+        async with first.transaction():
+            await first.send("t", b"2", partition=0)
+        assert values(cluster) == [b"2"]
+
+
 async def test_committed_offsets_wait_for_an_open_transaction(version):
     async with cluster_of(version) as cluster, quick_producer(cluster, transactional_id="tx") as producer:
         places = [PLACE, TopicPartition("t", 2)]
