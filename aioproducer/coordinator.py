@@ -447,6 +447,8 @@ class Coordinator:
             except KafkaError as error:
                 # What was to be committed is; the next transaction will hear of this.
                 self._not_reinitialized(error)
+            except asyncio.CancelledError:  # by close(): there is no next transaction
+                self._not_reinitialized(KafkaError("the producer was closed before it had a new epoch"))
         if not transaction.refuses_records:
             transaction.move(TransactionState.READY)
 

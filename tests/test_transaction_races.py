@@ -50,6 +50,25 @@ async def test_close_during_a_commit_cancels_nobody(version):
         assert isinstance(commit.exception(), CommitOutcomeUnknownError)
 
 
+async def test_close_between_a_commit_and_the_next_epoch_leaves_it_a_success():
+    """With v1 the next transaction needs another epoch; it would have heard that there is none."""
+    async with transactional(1) as (cluster, producer):
+        await producer.begin_transaction()
+        await producer.send_and_wait("t", b"1", partition=0)
+        await producer.export_transaction([TopicPartition("t", 1)])
+        answer = asyncio.Event()
+        fault = cluster.faults.add(INIT, hold=answer)
+        commit = asyncio.create_task(producer.commit_transaction())
+        await within(2, fault.reached())
+
+        await within(2, producer.close(timeout=0))
+
+        answer.set()
+        await within(2, commit)
+        assert committed(cluster) == [b"1"]
+        assert state_of(producer) is TransactionState.REINIT_REQUIRED
+
+
 @pytest.mark.parametrize("call", ["abort_transaction", "send_offsets", "init_transactions"])
 async def test_close_during_a_transactional_call_cancels_nobody(version, call):
     async with transactional(version) as (cluster, producer):
