@@ -90,6 +90,8 @@ class Coordinator:
         """What waits for the end of a transaction must not keep that end waiting."""
         self._calls: dict[str, asyncio.Task[None]] = {}
         """The user's calls that are at work, by name."""
+        self._is_closing = False
+        """No call begins any more."""
         self._offset_calls = itertools.count()
 
     # ------------------------------------------------------------------------------------------ the user's calls
@@ -179,10 +181,7 @@ class Coordinator:
                 if place not in transaction.partitions:
                     transaction.wanted[place] = None
             while transaction.has_to_join:
-                self.add_partitions()
-                joining = self._running("partitions")
-                assert joining is not None  # it was just begun
-                await asyncio.shield(joining)
+                await self._call("partitions", self._add_partitions)
             transaction.check("export", TransactionState.IN_TRANSACTION)
         transaction.exported.update(dict.fromkeys(partitions))
         return self._handle()
@@ -203,7 +202,7 @@ class Coordinator:
 
     def add_partitions(self) -> None:
         """With v1: let the wanted partitions join, in the background. Sets the wake-up event when they have."""
-        if self._running("partitions") is None:
+        if self._running("partitions") is None and not self._is_closing:
             self._start("partitions", self._add_partitions())
 
     async def release(self) -> TransactionHandle:
@@ -266,13 +265,18 @@ class Coordinator:
 
     async def close(self) -> None:
         """Leave no task."""
+        self._is_closing = True
         calls = list(self._calls.values())
         for call in calls:
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
 
     async def _call(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        call = self._running(name) or self._start(name, work())
+        call = self._running(name)
+        if call is None:
+            if self._is_closing:
+                raise ProducerClosed("the producer was closed during a transactional call")
+            call = self._start(name, work())
         try:
             await asyncio.shield(call)
         except asyncio.CancelledError:

@@ -7,7 +7,13 @@ import asyncio
 import pytest
 
 from aioproducer import CommitOutcomeUnknownError, Outcome, TopicPartition, TransactionAbortableError
-from aioproducer.errors import IllegalStateError, KafkaError, TransactionError, TransactionReinitError
+from aioproducer.errors import (
+    IllegalStateError,
+    KafkaError,
+    ProducerClosed,
+    TransactionError,
+    TransactionReinitError,
+)
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.transaction import TransactionState
@@ -18,6 +24,7 @@ from tests.producing import (
     METADATA,
     ONE_BATCH_PER_RECORD,
     PRODUCE,
+    assert_nothing_left,
     results,
     until,
     within,
@@ -93,6 +100,42 @@ async def test_close_during_a_transactional_call_cancels_nobody(version, call):
         await asyncio.wait([task])
         assert not task.cancelled(), "nobody has cancelled it"
         assert isinstance(task.exception(), KafkaError)
+
+
+async def test_a_fence_behind_an_abort_that_close_has_ended_does_not_begin(version):
+    async with transactional(version) as (cluster, producer):
+        answer = asyncio.Event()
+        await producer.begin_transaction()
+        await producer.send_and_wait("t", b"1", partition=0)
+        fault = cluster.faults.add(END_TXN, hold=answer)
+        abort = asyncio.create_task(producer.abort_transaction())
+        await within(2, fault.reached())
+        fence = asyncio.create_task(producer.fence_transaction())
+        await asyncio.sleep(0)
+
+        await within(2, producer.close(timeout=0))
+
+        await within(0.2, asyncio.wait([abort, fence]))
+        answer.set()
+        assert [type(task.exception()) for task in (abort, fence)] == [ProducerClosed, ProducerClosed]
+        assert len(cluster.requests_of(INIT)) == 1
+
+
+async def test_close_during_an_export_cancels_nobody_and_lets_no_partitions_join():
+    async with transactional(1) as (cluster, producer):
+        answer = asyncio.Event()
+        await producer.begin_transaction()
+        fault = cluster.faults.add(ApiKey.ADD_PARTITIONS_TO_TXN, hold=answer)
+        export = asyncio.create_task(producer.export_transaction([TopicPartition("t", 0)]))
+        await within(2, fault.reached())
+
+        await within(2, producer.close(timeout=0))
+
+        await assert_nothing_left(producer)
+        await asyncio.wait([export])
+        answer.set()
+        assert not export.cancelled(), "nobody has cancelled it"
+        assert isinstance(export.exception(), ProducerClosed)
 
 
 @pytest.mark.parametrize("when", ["during", "after"])
@@ -208,14 +251,14 @@ async def test_an_export_does_not_wait_for_a_join_that_has_just_ended(monkeypatc
         await producer.begin_transaction()
         first = asyncio.create_task(producer.export_transaction([TopicPartition("t", 0)]))
         await turns_until(lambda: TopicPartition("t", 0) in producer._transaction.partitions)
-        join, joins = producer._coordinator.add_partitions, []
+        call, calls = producer._coordinator._call, []
 
-        def counted():
-            joins.append(None)
-            assert len(joins) < 100, "it goes round without a turn of the loop"
-            join()
+        async def counted(name, work):
+            calls.append(name)
+            assert len(calls) < 100, "it goes round without a turn of the loop"
+            await call(name, work)
 
-        monkeypatch.setattr(producer._coordinator, "add_partitions", counted)
+        monkeypatch.setattr(producer._coordinator, "_call", counted)
         await within(2, producer.export_transaction([TopicPartition("t", 1)]))
         await first
 
