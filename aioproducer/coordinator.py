@@ -522,9 +522,11 @@ class Coordinator:
             producer_epoch=self._identity.epoch,
             committed=commit,
         )
-        response = await self._ask(request, lambda answer: answer.error_code)
-        # With v1 a delayed copy of it could end the next transaction of the same epoch (KAFKA-17754).
-        transaction.epoch_is_spent |= self._requests.was_in_doubt
+        try:
+            response = await self._ask(request, lambda answer: answer.error_code)
+        finally:
+            # With v1 a delayed copy of it could end the next transaction of the same epoch (KAFKA-17754).
+            transaction.epoch_is_spent |= self._requests.was_in_doubt
         if transaction.is_v2:
             if response.producer_id < 0 or response.producer_epoch < 0:
                 # It has ended, as was asked; what is missing is the next one's.

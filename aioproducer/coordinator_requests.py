@@ -96,7 +96,8 @@ class CoordinatorRequests:
         self.written = 0
         """Attempts of the current request that have left, or are about to."""
         self.was_in_doubt = False
-        """An attempt of the request that was answered last may have been carried out before."""
+        """Of the request that was answered last, or given up without an answer, an attempt before may have been carried
+        out."""
 
     async def ask(self, request: Message, code_of: Callable[[Any], int], *, group: str | None = None) -> Any:
         """Send a request until it is answered for good; the answer, if that is a success.
@@ -164,6 +165,7 @@ class CoordinatorRequests:
                 logger.debug("%s: %s is sent again: %s", self._transaction.transactional_id, request, last)
                 await asyncio.sleep(self._pause(failures, deadline - loop.time()))
                 failures += 1
+        self.was_in_doubt = Condition.UNANSWERED in conditions
         raise self._too_late(request, conditions, last)
 
     def _pause(self, failures: int, left: float) -> float:

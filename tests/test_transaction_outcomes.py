@@ -14,6 +14,7 @@ from aioproducer.errors import (
     IllegalStateError,
     ProducerFencedError,
     TransactionReinitError,
+    TransactionTimeoutError,
     UnsupportedVersionError,
 )
 from aioproducer.protocol.api import ApiKey
@@ -157,6 +158,36 @@ async def test_with_v1_an_end_that_went_twice_is_followed_by_a_new_epoch():
         async with producer.transaction():
             await producer.send("t", b"2", partition=0)
         assert committed(cluster) == [b"1", b"2"]
+
+
+async def test_with_v1_an_abort_that_is_called_again_is_followed_by_a_new_epoch_too():
+    """A copy of the first call's request may come as late as one of the same call's."""
+    async with transactional(1, **IMPATIENT) as (cluster, producer):
+        await producer.begin_transaction()
+        await producer.send_and_wait("t", b"1", partition=0)
+        cluster.faults.add(END_TXN, drop_before=True, count=10_000)
+        with pytest.raises(TransactionTimeoutError):
+            await producer.abort_transaction()
+        cluster.faults.clear()
+        await producer.abort_transaction()
+
+        assert len(cluster.requests_of(INIT)) == 2
+        async with producer.transaction():
+            await producer.send("t", b"2", partition=0)
+        assert committed(cluster) == [b"2"]
+
+
+async def test_with_v1_an_abort_that_was_never_carried_out_keeps_the_epoch():
+    async with transactional(1, **IMPATIENT) as (cluster, producer):
+        await producer.begin_transaction()
+        await producer.send_and_wait("t", b"1", partition=0)
+        cluster.faults.add(END_TXN, error=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, count=10_000)
+        with pytest.raises(TransactionTimeoutError):
+            await producer.abort_transaction()
+        cluster.faults.clear()
+        await producer.abort_transaction()
+
+        assert len(cluster.requests_of(INIT)) == 1
 
 
 # --------------------------------------------------------------------------------------- records and partitions
