@@ -163,6 +163,21 @@ class Coordinator:
         transaction = self._transaction
         transaction.check("export", TransactionState.IN_TRANSACTION)
         partitions = list(partitions)
+        self._check_has_no_writer(partitions)
+        transaction.may_have_started = transaction.epoch_is_spent = True
+        if not transaction.is_v2:
+            for place in partitions:
+                if place not in transaction.partitions:
+                    transaction.wanted[place] = None
+            while transaction.has_to_join:
+                await self._call("partitions", self._add_partitions)
+            transaction.check("export", TransactionState.IN_TRANSACTION)
+            self._check_has_no_writer(partitions)  # it may have one by now
+        transaction.exported.update(dict.fromkeys(partitions))
+        return self._handle()
+
+    def _check_has_no_writer(self, partitions: Iterable[TopicPartition]) -> None:
+        transaction = self._transaction
         taken = [
             place
             for place in partitions
@@ -175,16 +190,6 @@ class Coordinator:
                 f"export: {taken[0].topic}-{taken[0].partition} was written to or exported already; in a transaction "
                 "each partition has one writer"
             )
-        transaction.may_have_started = transaction.epoch_is_spent = True
-        if not transaction.is_v2:
-            for place in partitions:
-                if place not in transaction.partitions:
-                    transaction.wanted[place] = None
-            while transaction.has_to_join:
-                await self._call("partitions", self._add_partitions)
-            transaction.check("export", TransactionState.IN_TRANSACTION)
-        transaction.exported.update(dict.fromkeys(partitions))
-        return self._handle()
 
     def _handle(self) -> TransactionHandle:
         transaction, identity = self._transaction, self._identity

@@ -101,6 +101,37 @@ async def test_a_partition_is_exported_once_in_a_transaction(version):
                 await owner.send("t", b"1", partition=1)
 
 
+async def test_of_two_exports_that_wait_for_the_same_partition_one_has_it():
+    async with transactional(1) as (cluster, owner):
+        answer = asyncio.Event()
+        await owner.begin_transaction()
+        fault = cluster.faults.add(ApiKey.ADD_PARTITIONS_TO_TXN, hold=answer)
+        exports = [asyncio.create_task(owner.export_transaction([PLACES[0]])) for _ in range(2)]
+        await within(2, fault.reached())
+        answer.set()
+        await within(2, asyncio.wait(exports))
+
+        assert exports[0].exception() is None
+        assert isinstance(exports[1].exception(), IllegalStateError)
+        assert "t-0 was written to or exported already" in str(exports[1].exception())
+
+
+async def test_a_partition_for_which_the_owner_has_a_record_by_the_time_it_has_joined_is_not_exported():
+    async with transactional(1) as (cluster, owner):
+        answer = asyncio.Event()
+        await owner.begin_transaction()
+        fault = cluster.faults.add(ApiKey.ADD_PARTITIONS_TO_TXN, hold=answer)
+        export = asyncio.create_task(owner.export_transaction([PLACES[0]]))
+        await within(2, fault.reached())
+        await owner.send("t", b"1", partition=0)
+        answer.set()
+
+        with pytest.raises(IllegalStateError, match="t-0 was written to"):
+            await within(2, export)
+        await owner.commit_transaction()
+        assert committed(cluster) == [b"1"]
+
+
 async def test_an_exported_transaction_of_v2_to_which_nobody_wrote_can_only_be_aborted():
     """The coordinator knows of none, and answers as it does for one that has timed out."""
     async with transactional(2) as (cluster, owner):
