@@ -329,9 +329,13 @@ class Coordinator:
         except TransactionReinitError as error:
             transaction.must_reinit(error)
             raise
-        except BaseException:
-            fresh = before is TransactionState.UNINITIALIZED
-            transaction.move(TransactionState.UNINITIALIZED if fresh else TransactionState.REINIT_REQUIRED)
+        except BaseException as error:
+            if before is TransactionState.UNINITIALIZED:
+                transaction.move(TransactionState.UNINITIALIZED)
+            elif before is TransactionState.READY:
+                transaction.must_reinit(reinit(transaction, TransactionReinitError, str(error)))
+            else:  # it was needed already, and the error says why
+                transaction.move(TransactionState.REINIT_REQUIRED)
             raise
         transaction.move(TransactionState.READY)
 

@@ -236,6 +236,42 @@ async def test_a_fenced_record_asks_for_a_new_start_and_not_for_an_abort(version
         assert committed(cluster) == [b"2"]
 
 
+async def test_an_init_without_an_answer_says_nothing_of_the_transaction_that_was_aborted_before(version):
+    async with transactional(version, **IMPATIENT) as (cluster, producer):
+        await producer.begin_transaction()
+        cluster.faults.add(PRODUCE, error=ErrorCode.INVALID_RECORD)
+        await error_of(await producer.send("t", b"1", partition=0))
+        await producer.abort_transaction()
+        cluster.faults.add(INIT, error=ErrorCode.CONCURRENT_TRANSACTIONS, count=10_000)
+        with pytest.raises(TransactionTimeoutError):
+            await producer.init_transactions()
+
+        for call in (producer.begin_transaction, producer.abort_transaction):
+            error = await error_of(call())
+            assert isinstance(error, TransactionReinitError)
+            assert "CONCURRENT_TRANSACTIONS" in str(error)
+        cluster.faults.clear()
+        await producer.init_transactions()
+        async with producer.transaction():
+            await producer.send("t", b"2", partition=0)
+        assert committed(cluster) == [b"2"]
+
+
+async def test_an_init_without_an_answer_leaves_a_commit_in_doubt(version):
+    async with transactional(version, **IMPATIENT) as (cluster, producer):
+        await producer.begin_transaction()
+        await producer.send_and_wait("t", b"1", partition=0)
+        cluster.faults.add(END_TXN, drop_after_append=True, count=10_000)
+        with pytest.raises(CommitOutcomeUnknownError):
+            await producer.commit_transaction()
+        cluster.faults.add(INIT, error=ErrorCode.CONCURRENT_TRANSACTIONS, count=10_000)
+        with pytest.raises(TransactionTimeoutError):
+            await producer.init_transactions()
+
+        with pytest.raises(CommitOutcomeUnknownError):
+            await producer.begin_transaction()
+
+
 @pytest.mark.parametrize(
     "code", [ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.INVALID_REQUEST], ids=by_name
 )
