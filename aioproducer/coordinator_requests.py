@@ -131,6 +131,8 @@ class CoordinatorRequests:
                         about_to_write=self._about_to_write,
                     )
                 except _CoordinatorRefusedError as error:
+                    if isinstance(request, OffsetFetchRequest):
+                        raise BrokerError(str(error), code=error.code, name=error_name(error.code)) from error
                     row = decide(ApiKey.FIND_COORDINATOR, error.code)
                     raise self._unasked(row, str(error), reinit_error(error.code), conditions) from error
                 except KafkaError as error:

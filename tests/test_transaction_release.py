@@ -233,6 +233,18 @@ async def test_committed_offsets_that_are_refused():
             await producer.committed("g", [PLACE])
 
 
+async def test_committed_offsets_of_a_group_whose_coordinator_is_not_told():
+    async with cluster_of(2) as cluster, quick_producer(cluster, transactional_id="tx") as producer:
+        cluster.faults.add(ApiKey.FIND_COORDINATOR, error=ErrorCode.GROUP_AUTHORIZATION_FAILED)
+        with pytest.raises(
+            BrokerError, match="GROUP_AUTHORIZATION_FAILED; grant READ on the group"
+        ) as caught:
+            await producer.committed("g", [PLACE])
+
+        assert (type(caught.value), caught.value.name) == (BrokerError, "GROUP_AUTHORIZATION_FAILED")
+        assert caught.value.code == ErrorCode.GROUP_AUTHORIZATION_FAILED
+
+
 async def test_committed_offsets_need_a_cluster_that_can_wait():
     async with (
         EmbeddedCluster(1, topics={"t": 1}, versions="2.4") as cluster,
