@@ -249,7 +249,8 @@ class TransactionScope:
     ) -> None:
         state = self._producer._transaction.state
         if error is None:
-            if state is not TransactionState.READY:  # the block has ended it by itself
+            # else the block has ended it by itself, or given it away
+            if state not in (TransactionState.READY, TransactionState.UNINITIALIZED):
                 await self._commit()
         elif state in _TO_BE_ABORTED:
             await self._abort()

@@ -172,6 +172,16 @@ async def test_a_release_that_was_cancelled_leaves_the_transaction_open(version)
         assert values(cluster) == [b"1", b"2"]
 
 
+async def test_a_block_may_give_its_transaction_away(version):
+    async with cluster_of(version) as cluster, quick_producer(cluster, transactional_id="tx") as first:
+        async with first.transaction():
+            await first.send("t", b"1", partition=0)
+            handle = await first.release_transaction()
+        async with Producer.resume(handle, **settings_of(cluster)) as second:
+            await second.commit_transaction()
+        assert values(cluster) == [b"1"]
+
+
 async def test_a_release_meets_an_abort(version):
     async with cluster_of(version) as cluster, quick_producer(cluster, transactional_id="tx") as first:
         await first.begin_transaction()
