@@ -144,8 +144,8 @@ class Coordinator:
                 await asyncio.wait([aborting])
                 if transaction.number != number:
                     return  # it was aborted, and another one has begun
-                if transaction.state is TransactionState.READY:
-                    await self.initialize()
+                if transaction.state is TransactionState.READY or self._running("initialize"):
+                    await self.initialize()  # a second fence joins it
                     return
             if transaction.state is not TransactionState.ABORT_REQUIRED:
                 transaction.check(

@@ -13,6 +13,7 @@ from aioproducer.errors import (
     ProducerClosed,
     TransactionError,
     TransactionReinitError,
+    TransactionTimeoutError,
 )
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
@@ -292,6 +293,32 @@ async def test_a_fence_waits_for_the_abort_that_is_at_work(version):
         await within(3, fence)
 
         assert state_of(producer) is TransactionState.READY
+        assert committed(cluster) == []
+
+
+@pytest.mark.parametrize("answered", [True, False], ids=["answered", "not answered"])
+async def test_two_fences_behind_one_abort_are_one(version, answered):
+    async with transactional(version, max_block_ms=300_000 * MS, request_timeout_ms=200_000 * MS) as (
+        cluster,
+        producer,
+    ):
+        answer = asyncio.Event()
+        await producer.begin_transaction()
+        await producer.send_and_wait("t", b"1", partition=0)
+        fault = cluster.faults.add(END_TXN, hold=answer, count=1 if answered else 1000)
+        abort = asyncio.create_task(producer.abort_transaction())
+        await within(2, fault.reached())
+        fences = [asyncio.create_task(producer.fence_transaction()) for _ in range(2)]
+        await asyncio.sleep(0)
+        if answered:
+            answer.set()
+        await asyncio.wait([abort])
+        await within(3, asyncio.gather(*fences))
+        answer.set()
+
+        assert isinstance(abort.exception(), type(None) if answered else TransactionTimeoutError)
+        assert state_of(producer) is TransactionState.READY
+        assert len(cluster.requests_of(INIT)) == 2
         assert committed(cluster) == []
 
 
