@@ -37,6 +37,9 @@ logger = logging.getLogger(__name__)
 STEPS_AT_ONCE = 250
 """Partitions of an answer that are taken over before others have a turn: one or two milliseconds."""
 
+SHORTEST_PAUSE = 0.005
+"""Seconds between two questions, also with a back-off of 0: a refusal may come without a turn of the loop."""
+
 
 class Metadata:
     """The cluster as it is known now, and the task that keeps it so. Belongs to one event loop."""
@@ -286,7 +289,7 @@ class Metadata:
             return 0.0
         if self._update_requested or self._waiters or self._failing_since is not None:
             return self._not_before
-        return self._refreshed_at + self._config.metadata_max_age
+        return max(self._refreshed_at + self._config.metadata_max_age, self._not_before)
 
     async def _refresh(self) -> None:
         """Ask once, about new topics alone if there are any. While one asks, others wait for it."""
@@ -429,7 +432,8 @@ class Metadata:
             self._rebootstrap(f"no broker has answered for {now - since:.3g} s")
 
     def _backoff(self) -> float:
-        return backoff(self._config.retry_backoff, self._longest_backoff, self._fruitless, self._random)
+        pause = backoff(self._config.retry_backoff, self._longest_backoff, self._fruitless, self._random)
+        return max(pause, SHORTEST_PAUSE)
 
     def _may_rebootstrap(self) -> bool:
         return self._config.metadata_recovery_strategy == "rebootstrap" and not self._brokers.is_bootstrapping

@@ -12,6 +12,7 @@ import pytest
 
 from aioproducer.errors import (
     BootstrapError,
+    BrokerConnectionError,
     InvalidTopicError,
     MetadataTimeoutError,
     ProducerClosed,
@@ -422,6 +423,32 @@ async def test_wishes_without_end_make_no_storm():
         while asyncio.get_running_loop().time() < end:
             net.metadata.request_update()
             await asyncio.sleep(1 * MS)
+
+        # 40 ms at least, then doubling while the answers tell nothing new.
+        assert 1 <= len(teller.requests) <= 5
+
+
+async def test_a_refusal_that_comes_at_once_leaves_others_their_turns_also_without_a_back_off():
+    async with Net("broker.example:9092", retry_backoff_ms=0) as net:
+        asked = 0
+
+        async def refused(*_: object) -> None:
+            nonlocal asked
+            asked += 1
+            if asked > 100:
+                pytest.fail("nobody else had a turn")
+            raise BrokerConnectionError("refused without a turn of the loop", written=False)
+
+        net.brokers.request_any = refused
+        net.run()
+        await until(lambda: asked > 1)
+
+        assert asked < 100
+
+
+async def test_metadata_that_are_old_at_once_make_no_storm():
+    async with told_by(metadata_max_age_ms=1, retry_backoff_ms=50, retry_backoff_max_ms=200) as (_, teller):
+        await asyncio.sleep(0.5)
 
         # 40 ms at least, then doubling while the answers tell nothing new.
         assert 1 <= len(teller.requests) <= 5
