@@ -66,6 +66,8 @@ class Metadata:
         self._waiters: dict[str, list[asyncio.Future[None]]] = {}
         self._new: dict[str, None] = {}
         """Topics that have never been asked for."""
+        self._again: dict[str, None] = {}
+        """Topics that were not known when asked for, and that somebody wants who does not wait."""
         self._update_requested = False
         # when it is asked for
         self._poked = asyncio.Event()
@@ -90,9 +92,11 @@ class Metadata:
         self._wanted[name] = asyncio.get_running_loop().time() if now is None else now
 
     def ask_for(self, name: str) -> None:
-        """Ask about a topic soon, alone if it is new; the cluster may create it then."""
+        """Ask about a topic soon, alone if it is new or not known; the cluster may create it then."""
         if name not in self._wanted:
             self._new[name] = None
+        elif self.topic(name) is None:
+            self._again[name] = None
         self.touch(name)
         self._poked.set()
 
@@ -287,7 +291,7 @@ class Metadata:
         """Loop time of the next refresh."""
         if self._new:
             return 0.0
-        if self._update_requested or self._waiters or self._failing_since is not None:
+        if self._update_requested or self._waiters or self._again or self._failing_since is not None:
             return self._not_before
         return max(self._refreshed_at + self._config.metadata_max_age, self._not_before)
 
@@ -330,7 +334,8 @@ class Metadata:
 
     def _next_question(self) -> tuple[list[str], bool]:
         """The topics of the next request, and whether it is about those alone that somebody waits for."""
-        unknown = [name for name in self._waiters if self.topic(name) is None and name not in self._new]
+        missed = dict.fromkeys([*self._waiters, *self._again])
+        unknown = [name for name in missed if self.topic(name) is None and name not in self._new]
         if self._new or (unknown and not self._update_requested and not self._is_old()):
             names = [*self._new, *unknown]
             self._new.clear()
@@ -390,6 +395,7 @@ class Metadata:
         self._metrics.metadata_updates += 1
         self._publish(cluster)
         for name in names:
+            self._again.pop(name, None)
             self._wake_waiters(name)
 
     async def _merged(self, response: MetadataResponse, names: list[str]) -> Cluster:

@@ -220,6 +220,29 @@ async def test_a_topic_that_is_being_created_is_asked_for_again_with_pauses(erro
         assert asyncio.get_running_loop().time() - began > 5 * 0.02 * 0.8
 
 
+@pytest.mark.parametrize("refused", ["topic", "request"])
+async def test_a_topic_that_is_not_known_is_asked_for_again_also_by_one_who_does_not_wait(refused):
+    def answer(teller: Teller, number: int, request: MetadataRequest) -> MetadataResponse:
+        if number != 1:
+            return teller.all_of(request)
+        if refused == "topic":
+            return teller.with_error(request, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        return teller.all_of(request, error_code=ErrorCode.UNKNOWN_SERVER_ERROR)
+
+    async with told_by(answer, retry_backoff_ms=20_000 * MS, retry_backoff_max_ms=20_000 * MS) as (
+        net,
+        teller,
+    ):
+        net.metadata.ask_for("a")
+        await until(lambda: "a" in net.metadata.cluster.topics or net.metrics.metadata_failures)
+        for _ in range(3):
+            net.metadata.ask_for("a")
+        await until(lambda: net.metadata.topic("a") is not None)
+
+        assert teller.asked == [["a"]] * 2
+        assert teller.requests[1].allow_auto_topic_creation
+
+
 async def test_a_topic_that_stays_unknown_ends_in_a_time_out_that_says_so():
     def answer(teller: Teller, _: int, request: MetadataRequest) -> MetadataResponse:
         return teller.with_error(request, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
