@@ -520,6 +520,7 @@ class Brokers:
             first_asked=FIRST_ASKED[min(link.hang_ups, len(FIRST_ASKED) - 1)],
             login=self._login,
             address=address,
+            passed_over=link.failed_setups,
             renew_at=self._random.uniform(0.8, 0.9),
         )
         try:

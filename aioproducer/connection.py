@@ -148,6 +148,7 @@ class Connection:
         setup_timeout: float | None = None,
         login: Login | None = None,
         address: tuple[str, int] | None = None,
+        passed_over: int = 0,
         renew_at: float = 0.85,
     ) -> None:
         """Nothing is opened yet.
@@ -162,10 +163,12 @@ class Connection:
             setup_timeout: seconds for each step until the connection can be used.
             login: credentials and certificates, shared by all connections of a producer.
             address: where to connect instead of host and port.
+            passed_over: how many of the name's addresses are tried after all others.
             renew_at: the share of a session's life after which we authenticate anew.
         """
         self.node = Node(node_id, host, port)
         self._address = address or (host, port)
+        self._passed_over = passed_over
         self._login = login or Login(config)
         self._config = config
         self.on_change = on_change
@@ -535,7 +538,12 @@ class Connection:
             make_wire = partial(TlsWire, context=context, server_name=certificate_name(self.node.host))
         host, port = self._address
         return await dial(
-            host, port, self._setup_timeout, make_wire=make_wire, connector=self._config.connector
+            host,
+            port,
+            self._setup_timeout,
+            make_wire=make_wire,
+            connector=self._config.connector,
+            passed_over=self._passed_over,
         )
 
     async def _look_for_tls(self, error: BrokerConnectionError) -> None:
@@ -543,7 +551,8 @@ class Connection:
         if self._login.uses_tls or self._first_asked > 0:
             return
         host, port = self._address
-        if await answers_tls(host, port, min(self._setup_timeout, LONGEST_LOOK), self._config.connector):
+        timeout = min(self._setup_timeout, LONGEST_LOOK)
+        if await answers_tls(host, port, timeout, self._config.connector, self._passed_over):
             raise NotKafkaError(
                 f"{self}: the peer hung up on a Kafka request and answers TLS: this port wants TLS, so set "
                 "security_protocol to SSL or SASL_SSL",

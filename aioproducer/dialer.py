@@ -34,11 +34,13 @@ async def dial(
     *,
     make_wire: MakeWire = Wire,
     connector: Connector | None = None,
+    passed_over: int = 0,
 ) -> Wire:
     """Connect to whichever address of `host` answers first, within `timeout` seconds, name lookup included.
 
     The addresses are tried in the resolver's order, families taking turns, each with a head start on the
-    next. A connector looks the name up, or not, as it likes. Cancelling it leaves nothing open.
+    next; the first `passed_over` of them go to the end, since one that accepts may be no use all the same. A connector
+    looks the name up, or not, as it likes. Cancelling it leaves nothing open.
 
     Raises:
         BrokerConnectionError: no address answered; the text says of each why.
@@ -53,7 +55,8 @@ async def dial(
             addresses = _interleaved(await _looked_up(loop, host, port))
             if not addresses:
                 raise OSError("the name has no address")
-            return await _race(loop, addresses, port, make_wire)
+            start = passed_over % len(addresses)
+            return await _race(loop, addresses[start:] + addresses[:start], port, make_wire)
     except socket.gaierror as error:
         message = f"{where}: the name can't be resolved: {error.strerror or error}"
         raise BrokerConnectionError(message, written=False) from error
@@ -165,7 +168,9 @@ async def shake_hands(wire: Wire, who: object, timeout: float) -> None:
         raise BrokerConnectionError(f"{who}: {error}: does this port speak TLS?", written=False) from error
 
 
-async def answers_tls(host: str, port: int, timeout: float, connector: Connector | None) -> bool:
+async def answers_tls(
+    host: str, port: int, timeout: float, connector: Connector | None, passed_over: int
+) -> bool:
     """Whether a port that hung up on plain bytes answers the greeting of TLS: not every server says what it wants.
 
     The greeting names nobody and holds no secret; the connection is closed after the first bytes of the answer.
@@ -178,7 +183,7 @@ async def answers_tls(host: str, port: int, timeout: float, connector: Connector
     wire: Wire | None = None
     try:
         async with asyncio.timeout(timeout):
-            wire = await dial(host, port, timeout, connector=connector)
+            wire = await dial(host, port, timeout, connector=connector, passed_over=passed_over)
             wire.write([greeting.read()])
             return is_tls(await wire.reader.readexactly(PREFIX_SIZE))
     except (BrokerConnectionError, OSError, EOFError):  # a TimeoutError is an OSError

@@ -12,7 +12,7 @@ from aioproducer import dialer
 from aioproducer.dialer import dial
 from aioproducer.errors import BrokerConnectionError
 from aioproducer.tasks import new_task
-from tests.scripted_broker import HOST, LONG, ScriptedBroker, silence
+from tests.scripted_broker import HOST, LONG, Net, Peer, ScriptedBroker, silence
 
 
 def resolve(monkeypatch, *addresses: str) -> list[str]:
@@ -128,6 +128,47 @@ async def test_addresses_are_tried_once_each_and_families_take_turns(monkeypatch
         await dial("broker.example", 1, LONG)
 
     assert opened == ["::1", "10.0.0.1", "::2", "10.0.0.2"]
+
+
+async def test_the_first_addresses_go_to_the_end_if_it_is_asked_for(monkeypatch):
+    opened = []
+
+    async def fail(_, address, port, make_wire):
+        opened.append(address)
+        raise OSError("no")
+
+    monkeypatch.setattr("aioproducer.dialer._open", fail)
+    resolve(monkeypatch, "10.0.0.1", "10.0.0.2", "10.0.0.3")
+    with pytest.raises(BrokerConnectionError):
+        await dial("broker.example", 1, LONG, passed_over=5)
+
+    assert opened == ["10.0.0.3", "10.0.0.1", "10.0.0.2"]
+
+
+async def _hang_up(_: Peer) -> None:
+    pass
+
+
+async def _shake_hands(peer: Peer) -> None:
+    await peer.handshake()
+    await peer.read_to_end()
+
+
+@pytest.mark.parametrize("useless", [_hang_up, silence])
+async def test_an_address_that_accepts_and_is_no_use_is_left_for_the_next_one(monkeypatch, useless):
+    async with ScriptedBroker(useless) as first, ScriptedBroker(_shake_hands) as second:
+        ports = {"10.0.0.1": first.port, "10.0.0.2": second.port}
+
+        async def redirected(loop, address, port, make_wire):
+            return await original(loop, HOST, ports[address], make_wire)
+
+        original = dialer._open
+        monkeypatch.setattr(dialer, "_open", redirected)
+        resolve(monkeypatch, *ports)
+        async with Net("broker.example:9092", socket_connection_setup_timeout_ms=500) as net:
+            await net.become_ready(-1)
+
+        assert first.connections >= 1
 
 
 async def test_a_name_that_does_not_exist_is_told_so(monkeypatch):
