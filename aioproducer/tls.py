@@ -223,21 +223,23 @@ def _load_trusted(context: ssl.SSLContext, config: ProducerConfig) -> None:
 
 def _load_own(context: ssl.SSLContext, config: ProducerConfig) -> None:
     """This client's certificate and key (mTLS), if there are any."""
-    if config.ssl_keystore_certificate_chain is not None and config.ssl_keystore_key is not None:
-        with _explained("ssl_keystore_key", "the text"):
-            _load_pem_text(
-                context,
-                config.ssl_keystore_key,
-                config.ssl_keystore_certificate_chain,
-                config.ssl_key_password,
-            )
-    elif config.ssl_certificate_location is not None:
-        with _explained("ssl_certificate_location", config.ssl_certificate_location):
-            context.load_cert_chain(
-                config.ssl_certificate_location,
-                config.ssl_key_location,
-                password=_Password(config.ssl_key_password),
-            )
+    chain, key = config.ssl_keystore_certificate_chain, config.ssl_keystore_key
+    chain_path, key_path = config.ssl_certificate_location, config.ssl_key_location
+    if chain is not None or key is not None:
+        if chain is None and chain_path is not None:
+            with _explained("ssl_certificate_location", chain_path):
+                chain = _pem_of(chain_path)
+        if key is None and key_path is not None:
+            with _explained("ssl_key_location", key_path):
+                key = Secret(_pem_of(key_path))
+        assert chain is not None
+        assert key is not None  # settings/security.py refuses one without the other
+        setting = "ssl_key_location" if config.ssl_keystore_key is None else "ssl_keystore_key"
+        with _explained(setting, key_path or "the text"):
+            _load_pem_text(context, key, chain, config.ssl_key_password)
+    elif chain_path is not None:
+        with _explained("ssl_certificate_location", chain_path):
+            context.load_cert_chain(chain_path, key_path, password=_Password(config.ssl_key_password))
     elif config.ssl_keystore_location is not None:
         path = config.ssl_keystore_location
         with _explained("ssl_keystore_location", path):
@@ -290,6 +292,13 @@ def _load_pem_text(context: ssl.SSLContext, key: Secret, chain: str, password: S
             file.write(f"{_in_lines(key.reveal())}\n{_in_lines(chain)}\n")
             file.flush()
             context.load_cert_chain(path, password=_Password(password))
+
+
+def _pem_of(path: str) -> str:
+    with open(
+        path, encoding="ascii", errors="replace"
+    ) as file:  # only what stands around the blocks is no ASCII
+        return file.read()
 
 
 def _in_lines(pem: str) -> str:

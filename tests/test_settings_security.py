@@ -412,6 +412,7 @@ def test_an_own_context_is_passed_on():
             "ssl_keystore_certificate_chain",
             "needs ssl_keystore_key or",
         ),
+        ({"ssl_key_password": "x"}, "ssl_key_password", "needs ssl_keystore_key or ssl_key_location or"),
         ({"ssl_keystore_password": "x"}, "ssl_keystore_password", "needs ssl_keystore_location"),
         ({"ssl_truststore_password": "x"}, "ssl_truststore_password", "needs ssl_truststore_location"),
         (

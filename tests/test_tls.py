@@ -169,6 +169,19 @@ def own_certificates(tmp_path, name: str = "alice") -> dict[str, dict[str, str]]
             "ssl_key_location": write(tmp_path / "locked-key.pem", locked),
             "ssl_key_password": "key-secret",
         },
+        "text and a key's file": {
+            "ssl_keystore_certificate_chain": chain,
+            "ssl_key_location": write(tmp_path / "key.pem", key),
+        },
+        "text and a key's file, encrypted": {
+            "ssl_keystore_certificate_chain": chain,
+            "ssl_key_location": write(tmp_path / "locked-key.pem", locked),
+            "ssl_key_password": "key-secret",
+        },
+        "text and a certificate's file": {
+            "ssl_certificate_location": write(tmp_path / "cert.pem", chain),
+            "ssl_keystore_key": key,
+        },
         "PKCS12": {"ssl_keystore_location": p12, "ssl_keystore_password": "store-secret"},
         "PKCS12, named": {
             "ssl_keystore_location": p12,
@@ -187,6 +200,9 @@ def own_certificates(tmp_path, name: str = "alice") -> dict[str, dict[str, str]]
         "one file, encrypted",
         "two files",
         "two files, encrypted",
+        "text and a key's file",
+        "text and a key's file, encrypted",
+        "text and a certificate's file",
         "PKCS12",
         "PKCS12, named",
     ],
@@ -205,7 +221,10 @@ def test_the_clients_certificate_comes_as_text_files_or_pkcs12(tmp_path, monkeyp
     assert sorted(os.listdir(tmp_path)) == before
 
 
-@pytest.mark.parametrize("kind", ["text, encrypted", "one file, encrypted", "two files, encrypted"])
+@pytest.mark.parametrize(
+    "kind",
+    ["text, encrypted", "one file, encrypted", "two files, encrypted", "text and a key's file, encrypted"],
+)
 @pytest.mark.parametrize(
     ("password", "told"), [(None, "set ssl_key_password"), ("wrong", "OpenSSL can't use it")]
 )
@@ -217,6 +236,20 @@ def test_a_key_without_its_password_is_an_error_and_no_question(tmp_path, kind, 
 
     assert "BEGIN" not in str(caught.value)
     assert caught.value.setting.startswith("ssl_")
+
+
+@pytest.mark.parametrize(
+    ("kind", "setting"),
+    [
+        ("text and a key's file", "ssl_key_location"),
+        ("text and a certificate's file", "ssl_certificate_location"),
+    ],
+)
+def test_a_file_beside_a_text_is_named_when_it_is_missing(tmp_path, kind, setting):
+    given = {**own_certificates(tmp_path)[kind], setting: str(tmp_path / "missing.pem")}
+
+    with pytest.raises(ConfigError, match=f"{setting}: .*missing.pem: No such file"):
+        make_context(config(**TRUST, **given))
 
 
 def test_a_pkcs12_store_with_a_wrong_password_is_told_so(tmp_path):

@@ -75,6 +75,10 @@ _NEEDS = (
     ("ssl_keystore_key", ("ssl_keystore_certificate_chain", "ssl_certificate_location")),
     ("ssl_key_location", ("ssl_keystore_certificate_chain", "ssl_certificate_location")),
     ("ssl_keystore_certificate_chain", ("ssl_keystore_key", "ssl_key_location")),
+    (
+        "ssl_key_password",
+        ("ssl_keystore_key", "ssl_key_location", "ssl_keystore_location", "ssl_certificate_location"),
+    ),
     ("ssl_keystore_type", ("ssl_keystore_location",)),
     ("ssl_keystore_password", ("ssl_keystore_location",)),
     ("ssl_truststore_type", ("ssl_truststore_location",)),
