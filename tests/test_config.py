@@ -203,6 +203,7 @@ BAD_VALUES = [
         if value is not None or name not in ("delivery_timeout_ms", "connections_max_idle_ms")
     ),
     *((name, 0) for name in NOT_ZERO),
+    *((name, 2**31) for name in ("request_timeout_ms", "transaction_timeout_ms")),
     *((name, value) for name in COUNTS for value in NO_COUNTS),
     *((name, 2**31) for name in COUNTS if name != "buffer_memory"),
     ("max_in_flight_requests_per_connection", 0),
@@ -252,6 +253,7 @@ def test_bad_value_is_refused_with_the_setting_and_the_value(name, value):
         ({"max_in_flight_requests_per_connection": 6}, "use 5 or less"),
         ({"linger_ms": -1}, "0 or more"),
         ({"request_timeout_ms": 0}, "more than 0"),
+        ({"request_timeout_ms": 2**31}, "at most 2147483647"),
         ({"batch_size": 0.5}, "whole number from 0"),
         ({"delivery_timeout_ms": 1000}, "raise it or lower request_timeout_ms"),
         ({"compression_type": "gzpi"}, "did you mean 'gzip'"),

@@ -53,6 +53,8 @@ class Milliseconds(Kind):
     above: float | None = None
     minimum: float = 0
     per_second: int = 1000
+    maximum: float = 2**53 - 1
+    """Of those that go into requests, what their field holds."""
 
     def parse(self, text: str) -> float:
         if not _NUMBER.fullmatch(text.strip()):
@@ -66,6 +68,8 @@ class Milliseconds(Kind):
             raise ValueError(f"must be more than {self.above:g}")
         if value < self.minimum:
             raise ValueError(f"must be at least {self.minimum:g}")
+        if value > self.maximum:
+            raise ValueError(f"must be at most {self.maximum}")
         return value / self.per_second
 
     def shown(self, value: Any) -> str:

@@ -36,6 +36,7 @@ from aioproducer.types import Secret
 
 Path = str | PathLike[str]
 
+INT32 = 2**31 - 1
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "GSSAPI")
 _MECHANISM = Choice(
@@ -163,7 +164,7 @@ SETTINGS: dict[str, Setting] = {
         _setting("enable_idempotence", Switch(), None, "=", "=", "="),
         _setting("max_in_flight_requests_per_connection", Count(1), 5, "=", "= max.in.flight", ""),
         _setting("transactional_id", Kind(), None, "=", "=", "="),
-        _setting("transaction_timeout_ms", Milliseconds(above=0), 60000, "=", "=", "="),
+        _setting("transaction_timeout_ms", Milliseconds(above=0, maximum=INT32), 60000, "=", "=", "="),
         # Batches and memory
         _setting("linger_ms", Milliseconds(), 5, "=", "= queue.buffering.max.ms", "="),
         _setting("batch_size", Count(unit="bytes"), 262144, "=", "=", "max_batch_size"),
@@ -179,7 +180,9 @@ SETTINGS: dict[str, Setting] = {
         # Time
         _setting("max_block_ms", Milliseconds(), 60000, "="),
         _setting("delivery_timeout_ms", Milliseconds(), None, "=", "= message.timeout.ms"),
-        _setting("request_timeout_ms", Milliseconds(above=0), 30000, "=", "= socket.timeout.ms", "="),
+        _setting(
+            "request_timeout_ms", Milliseconds(above=0, maximum=INT32), 30000, "=", "= socket.timeout.ms", "="
+        ),
         _setting("retry_backoff_ms", Milliseconds(), 100, "=", "=", "="),
         _setting("retry_backoff_max_ms", Milliseconds(), 1000, "=", "="),
         # Partitions, serializers, interceptors
