@@ -534,7 +534,7 @@ class Connection:
         make_wire: Callable[[asyncio.AbstractEventLoop], Wire] = Wire
         if self._login.uses_tls:
             # Before the socket: files may have to be read, and the peer need not wait for that.
-            context = await self._login.tls_context()
+            context = await self._tls_context()
             make_wire = partial(TlsWire, context=context, server_name=certificate_name(self.node.host))
         host, port = self._address
         return await dial(
@@ -545,6 +545,16 @@ class Connection:
             connector=self._config.connector,
             passed_over=self._passed_over,
         )
+
+    async def _tls_context(self) -> ssl.SSLContext:
+        """Files may hang, those of a network or behind threads that are all busy, but no longer than any step may."""
+        try:
+            async with asyncio.timeout(self._setup_timeout):
+                return await self._login.tls_context()
+        except TimeoutError:
+            pass
+        message = f"{self}: certificates were not read within {self._setup_timeout:g} s"
+        raise BrokerConnectionError(message, written=False)
 
     async def _look_for_tls(self, error: BrokerConnectionError) -> None:
         """Raise NotKafkaError if the port that hung up on us is one for TLS. Old brokers hang up on versions too."""

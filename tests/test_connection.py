@@ -19,6 +19,7 @@ from aioproducer.errors import (
     RequestTimedOutError,
     UnsupportedVersionError,
 )
+from aioproducer.login import Login
 from aioproducer.metrics import Metrics
 from aioproducer.protocol.api import ApiKey, encode_response
 from aioproducer.protocol.messages import (
@@ -28,7 +29,7 @@ from aioproducer.protocol.messages import (
     ProduceRequest,
 )
 from tests.conftest import MS
-from tests.scripted_broker import LONG, Peer, ScriptedBroker, make_connection, silence, until
+from tests.scripted_broker import LONG, Peer, ScriptedBroker, make_config, make_connection, silence, until
 
 
 @asynccontextmanager
@@ -776,3 +777,16 @@ async def test_draining_without_anything_in_flight_closes_at_once():
         connection.drain()
         assert connection.state is State.CLOSED
         assert connection.error is None
+
+
+async def test_certificates_that_can_not_be_read_are_given_up_after_the_set_up_time():
+    settings = {"security_protocol": "SSL", "socket_connection_setup_timeout_ms": 20}
+    async with ScriptedBroker(silence) as broker:
+        login = Login(make_config(**settings))
+        login.tls_context = asyncio.Event().wait
+        connection = make_connection(broker.port, login=login, **settings)
+        with pytest.raises(BrokerConnectionError, match="certificates were not read within"):
+            await asyncio.wait_for(connection.connect(), LONG)
+
+        assert broker.connections == 0
+        assert connection.is_gone
