@@ -453,6 +453,15 @@ def test_blanks_behind_a_password_are_no_part_of_it_as_in_java(tmp_path):
     assert Producer.from_properties(properties(tmp_path, text)).config.sasl_plain_password == Secret("pw")
 
 
+def test_blanks_behind_a_text_are_no_part_of_it_as_in_java(tmp_path):
+    text = "transactional.id=orders \t\nclient.id=svc \nssl.ca.location=ca.pem \nsecurity.protocol=SSL\n"
+
+    config = Producer.from_properties(properties(tmp_path, text)).config
+
+    assert (config.transactional_id, config.client_id) == ("orders", "svc")
+    assert config.ssl_truststore_location == "ca.pem"
+
+
 def test_overrides_win_over_the_file(tmp_path):
     path = properties(
         tmp_path, "value.serializer=org.apache.kafka.common.serialization.LongSerializer\nacks=1\n"

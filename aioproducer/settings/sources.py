@@ -81,10 +81,8 @@ def entries_of_file(path: Any) -> list[Entry]:
     """
     entries = []
     for found in read_properties(path):
-        key = key_named(found.key)
-        is_secret = key is not None and bool(key.setting) and SETTINGS[key.setting].is_secret
-        # As Java does it (ConfigDef.parseType): blanks behind a password are no part of it.
-        value = found.value.strip() if is_secret else found.value
+        # As Java does it (ConfigDef.parseType): blanks behind a value are no part of it.
+        value = found.value.strip()
         entries.append(_entry(found.key, value, f"{found.file}:{found.line}", not found.has_sign))
     return entries
 
