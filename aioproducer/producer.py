@@ -113,7 +113,8 @@ class Producer(Transactional, Configured):
         batch_size: bytes after which a batch is full; a larger record has a batch of its own.
         buffer_memory: bytes of records that may wait; when they are used up, `send` waits.
         max_request_size: bytes of one record, and of one request unless it holds a single batch.
-        max_block_ms: how long `send` may wait for metadata and for room in the buffer, together.
+        max_block_ms: how long `send` may wait for metadata and for room in the buffer, together. With 0 it never
+            waits, and `start` may take request_timeout_ms.
         delivery_timeout_ms: after this time each record is delivered or has failed (KIP-91); 120000, or linger_ms +
             request_timeout_ms if that is more.
         request_timeout_ms: how long to wait for a broker's answer before its connection is closed.
@@ -285,7 +286,8 @@ class Producer(Transactional, Configured):
         """Connect to the cluster and begin to send. `async with` does it.
 
         Raises:
-            BootstrapError: no bootstrap address answered within max_block_ms; it says of each address why.
+            BootstrapError: no bootstrap address answered within max_block_ms (if that is 0, request_timeout_ms); it
+                says of each address why.
             AuthenticationError: a broker refuses us, or we refuse its certificate; at once.
             ConfigError: certificates can't be read.
             IllegalStateError: the producer was started before.
@@ -342,7 +344,8 @@ class Producer(Transactional, Configured):
         """Learn the cluster, and let the parts work."""
         config = self._config
         self._spawn(self._metadata.run(), "aioproducer-metadata")
-        await self._metadata.first_update(self._loop.time() + config.max_block)
+        # 0 means that `send` never waits; a connection takes its time all the same.
+        await self._metadata.first_update(self._loop.time() + (config.max_block or config.request_timeout))
         self._spawn(self._sender.run(), "aioproducer-sender")
         self._takes_columns = (
             config.key_serializer is None

@@ -13,6 +13,7 @@ from aioproducer.errors import (
     DeliveryError,
     DeliveryTimeoutError,
     IllegalStateError,
+    MetadataTimeoutError,
     ProducerNotStartedError,
     WrongLoopError,
 )
@@ -256,6 +257,16 @@ async def test_start_without_a_cluster_names_each_address_and_leaves_nothing():
 
     await assert_nothing_left(producer)
     assert isinstance(await error_of(producer.send("t", b"v")), ProducerClosed)
+
+
+async def test_a_producer_whose_send_never_waits_starts_all_the_same():
+    async with EmbeddedCluster(topics={"t": 1}) as cluster:
+        async with quick_producer(cluster, max_block_ms=0) as producer:
+            assert isinstance(await error_of(producer.send("t", b"too soon")), MetadataTimeoutError)
+            await until(lambda: producer._metadata.topic("t"))
+            await producer.send_and_wait("t", b"v")
+
+        assert values(cluster) == [b"v"]
 
 
 async def test_each_step_of_a_connection_is_bounded_by_the_setup_timeout():

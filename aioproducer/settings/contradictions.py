@@ -82,6 +82,10 @@ def _in_flight_per_partition(draft: Draft) -> int:
 
 
 def _settle_timeouts(draft: Draft) -> None:
+    if draft["transactional_id"] is not None and draft["max_block_ms"] == 0:
+        raise draft.refused(
+            "max_block_ms", f"leaves the calls of {draft.said('transactional_id')} no time; raise it"
+        )
     needed = draft["linger_ms"] + draft["request_timeout_ms"]
     if draft["delivery_timeout_ms"] is None:
         if needed <= _DELIVERY_TIMEOUT:
