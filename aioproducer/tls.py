@@ -25,7 +25,14 @@ logger = logging.getLogger(__name__)
 
 _VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
 _PEM_BLOCK = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----(.*?)-----END \1-----\s*")
-_TLS_13_SUITE = re.compile(r"TLS_(AES|CHACHA20)_[A-Z0-9_]+")
+_TLS_13_SUITES = {
+    "TLS_AES_128_GCM_SHA256",
+    "TLS_AES_256_GCM_SHA384",
+    "TLS_CHACHA20_POLY1305_SHA256",
+    "TLS_AES_128_CCM_SHA256",
+    "TLS_AES_128_CCM_8_SHA256",
+}
+"""RFC 8446, B.4."""
 
 _PLAINTEXT = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE")
 """What OpenSSL says of a peer whose first bytes are no TLS."""
@@ -47,11 +54,21 @@ def check_settings(config: ProducerConfig) -> None:
     """Refuse what only OpenSSL can judge, without opening a file. Called once, when the settings are checked.
 
     Raises:
-        ConfigError: the context can't be used, or a cipher suite is unknown.
+        ConfigError: the context can't be used, or a cipher suite is unknown or of no protocol that is enabled.
     """
     if config.ssl_context is not None:
         _check_context(config.ssl_context)
-    _openssl_ciphers(config.ssl_cipher_suites)
+    suites, protocols = config.ssl_cipher_suites, config.ssl_enabled_protocols
+    older = _openssl_ciphers(suites)
+    usable = {"TLSv1.2"} if older else set()
+    usable |= {"TLSv1.3"} if len(older) < len(suites) else set()
+    if suites and not usable & set(protocols):
+        raise ConfigError(
+            f"ssl_cipher_suites={','.join(suites)} are suites of {usable.pop()} alone, which "
+            f"ssl_enabled_protocols={','.join(protocols)} leaves out; name one of {protocols[0]}, too",
+            setting="ssl_cipher_suites",
+            value=suites,
+        )
 
 
 def _check_context(context: ssl.SSLContext) -> None:
@@ -168,7 +185,7 @@ def _openssl_ciphers(suites: tuple[str, ...]) -> list[str]:
     names = []
     probe = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     for suite in suites:
-        if _TLS_13_SUITE.fullmatch(suite):
+        if suite in _TLS_13_SUITES:
             continue
         name = suite
         if suite.startswith("TLS_") and "_WITH_" in suite:

@@ -296,6 +296,30 @@ def test_a_file_that_is_missing_or_makes_no_sense_is_named(tmp_path, setting):
 # ------------------------------------------------------------------------------------------------------- contradictions
 
 
+@pytest.mark.parametrize("suite", ["TLS_AES_129_GCM_SHA256", "TLS_CHACHA20_POLY1305_SHA384"])
+def test_a_misspelt_suite_of_tls_1_3_is_refused(suite):
+    with pytest.raises(ConfigError, match=f"'{suite}' is unknown"):
+        config(ssl_cipher_suites=f"TLS_AES_256_GCM_SHA384,{suite}")
+
+
+@pytest.mark.parametrize(
+    ("protocol", "suite", "other"),
+    [
+        ("TLSv1.3", "ECDHE-ECDSA-AES128-GCM-SHA256", "TLSv1.2"),
+        ("TLSv1.2", "TLS_AES_128_GCM_SHA256", "TLSv1.3"),
+    ],
+)
+def test_suites_of_a_protocol_that_is_not_enabled_are_refused(protocol, suite, other):
+    with pytest.raises(ConfigError, match=rf"{suite} are suites of {other} alone.*{protocol}") as caught:
+        config(ssl_enabled_protocols=protocol, ssl_cipher_suites=suite)
+
+    assert caught.value.setting == "ssl_cipher_suites"
+    config(
+        ssl_enabled_protocols=protocol,
+        ssl_cipher_suites=f"{suite},ECDHE-RSA-AES128-GCM-SHA256,TLS_AES_256_GCM_SHA384",
+    )
+
+
 def test_a_suite_that_nobody_knows_is_refused_before_a_file_is_opened():
     with pytest.raises(ConfigError, match="'NO-SUCH-SUITE' is unknown"):
         config(ssl_cipher_suites="NO-SUCH-SUITE")
