@@ -472,6 +472,18 @@ def test_overrides_win_over_the_file(tmp_path):
     assert (config.acks, config.value_serializer) == (-1, None)
 
 
+@pytest.mark.parametrize(
+    ("given", "override"), [("batch.size", "max_batch_size"), ("max_batch_size", "batch_size")]
+)
+def test_overrides_win_also_under_the_other_name_of_a_setting(given, override):
+    config = Producer.from_config({given: 1000}, **{override: 2000}).config
+
+    assert config.batch_size == 2000
+    assert config.origin("batch_size").startswith("explicit")
+    with pytest.raises(ConfigError, match="both name one thing"):
+        Producer.from_config({}, batch_size=1000, max_batch_size=2000)
+
+
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"missing\.properties' can't be read: there is no such file"):
         Producer.from_properties(tmp_path / "missing.properties")

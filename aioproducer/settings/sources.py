@@ -18,6 +18,9 @@ from aioproducer.types import Secret
 _NOT_SETTINGS = ("AIOPRODUCER_CACHE_DIR", "AIOPRODUCER_TEST_SLOWNESS")
 """Variables of `aioproducer.testing` and of the tests."""
 
+_OTHER_NAME = {"batch_size": "max_batch_size", "max_batch_size": "batch_size"}
+"""Keywords for one thing: who overrides one of them means the other one, too."""
+
 _LEFT_OUT = object()
 """The value of a key that asks for the default."""
 
@@ -147,6 +150,10 @@ def resolve(entries: Iterable[Entry], overrides: Mapping[str, Any]) -> Sourced:
         given_as[key.setting] = entry
         origins[key.setting] = _origin(key, entry)
     for name, value in overrides.items():
+        other = _OTHER_NAME.get(name)
+        if other is not None and other not in overrides and value is not None:
+            settings.pop(other, None)
+            origins.pop(other, None)
         settings[name] = value
         origins.pop(name, None)
     return Sourced(settings, origins, tuple(notes))
