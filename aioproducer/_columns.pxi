@@ -660,6 +660,7 @@ cdef Pause append_good_rows(RecordPath self, Topic topic, Rows rows, list refusa
     cdef uint64_t inverse = <uint64_t>-1 // <uint64_t>count + 1
     cdef int64_t now = now_ms(self.wall_clock)
     cdef object value, key, headers = None   # keep alive what the record points to
+    assert refusals is None or PyList_GET_SIZE(refusals) >= count
     while rows.next < rows.count:
         if budget[0] <= 0:
             return TURN

@@ -816,16 +816,15 @@ class Producer(Transactional, Configured):
         refusals = self._transaction.refusals(topic, len(known.queues))
         pause = self._append_rows(known, rows, refusals, False)
         if pause == NO_ROOM:
-            append = partial(self._append_waiting_rows, self._transaction.number, known, rows, refusals)
+            append = partial(self._append_waiting_rows, self._transaction.number, known, rows)
             await self._accumulator.append_when_room(append, self._loop.time() + self._config.max_block)
         elif pause == OTHERS_TURN:
             await asyncio.sleep(0)
 
-    def _append_waiting_rows(
-        self, transaction: int, topic: Topic, rows: Rows, refusals: list[KafkaError | None] | None
-    ) -> int | None:
+    def _append_waiting_rows(self, transaction: int, topic: Topic, rows: Rows) -> int | None:
         """Append rows that have waited for room: as many as there is room for; None if not even one."""
         self._transaction.check_is_still(transaction)
+        refusals = self._transaction.refusals(topic.name, len(topic.queues))  # it may have grown meanwhile
         before = rows.next
         self._append_rows(topic, rows, refusals, True)
         return rows.next - before or None

@@ -859,6 +859,41 @@ async def test_a_participant_takes_rows_for_its_own_partitions():
         assert found == [b"1", b"2"]
 
 
+async def test_a_participant_that_waits_for_room_while_its_topic_grows_writes_to_its_own_partitions_only():
+    own = [TopicPartition("t", 0)]
+    async with (
+        EmbeddedCluster(topics={"t": 1}) as cluster,
+        Producer(cluster.bootstrap_servers, transactional_id="tx", **QUICK) as owner,
+    ):
+        await owner.begin_transaction()
+        handle = await owner.export_transaction(own)
+        settings = {**QUICK, **FOUR_RECORDS_FILL_IT, "bootstrap_servers": cluster.bootstrap_servers}
+        async with Producer.attach(handle, partitions=own, **settings) as other:
+            await other.partitions_for("t")
+            full = cluster.faults.add(PRODUCE, error=ErrorCode.NOT_ENOUGH_REPLICAS, count=1_000_000)
+            keys = [b"%d" % number for number in range(2000)]
+            many = asyncio.ensure_future(other.send_many("t", [bytes(LARGE)] * 2000, keys=keys))
+            await until(lambda: other.metrics().buffer_waiters == 1)
+            cluster.add_partitions("t", 400)
+            other._metadata.request_update()
+            await until(lambda: len(other._metadata.topic("t").partitions) == 400)
+            full.count = 0
+            receipt = await within(10, many)
+            await receipt.wait()
+
+            assert {type(error) for error in receipt.errors.values()} == {InvalidRecordError}
+            assert receipt.offsets.keys() == {0}
+            assert len(receipt.errors) + len(cluster.records("t", 0)) == 2000
+
+
+def test_a_list_of_refusals_that_is_shorter_than_the_topic_is_not_read_beyond_its_end():
+    accumulator = OpensBatches(NoLoop(), partitions=500)
+    rows = Rows([b"v"], [b"k"], None, None, None)
+
+    with pytest.raises(AssertionError):
+        bound(accumulator)._append_rows(accumulator.topics["orders"], rows, [None], True)
+
+
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
 async def test_compressed_rows_arrive(codec):
     async with producing(topics={"t": 3}, compression_type=codec) as (cluster, producer):
