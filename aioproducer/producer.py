@@ -811,7 +811,8 @@ class Producer(Transactional, Configured):
         """Append rows until there is no room or others shall run."""
         info = self._metadata.topic(topic)
         if info is None:
-            info = await self._metadata.wait_for_topic(topic, self._loop.time() + self._config.max_block)
+            await self._metadata.wait_for_topic(topic, self._loop.time() + self._config.max_block)
+            return  # what was checked before may not hold any more
         known = self._accumulator.open_topic(info)
         refusals = self._transaction.refusals(topic, len(known.queues))
         pause = self._append_rows(known, rows, refusals, False)

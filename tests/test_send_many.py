@@ -40,6 +40,7 @@ from tests.oracle import OracleRecord, encode_batch
 from tests.producing import (
     FOUR_RECORDS_FILL_IT,
     LARGE,
+    METADATA,
     PRODUCE,
     QUICK,
     error_of,
@@ -832,6 +833,33 @@ async def test_rows_that_wait_while_their_transaction_ends_are_not_put_into_the_
         await producer.commit_transaction()
 
         assert {4, 5} <= receipt.errors.keys()
+        assert [record.value for record in cluster.records("t", committed=True)] == [b"next"]
+
+
+async def test_rows_that_wait_for_metadata_while_their_transaction_ends_are_not_put_into_the_next_one():
+    topics = {"t": 1, "others": 1}
+    async with producing(topics=topics, transactional_id="tx", **FOUR_RECORDS_FILL_IT) as (cluster, producer):
+        await producer.partitions_for("t")
+        await producer.begin_transaction()
+        full = cluster.faults.add(PRODUCE, error=ErrorCode.NOT_ENOUGH_REPLICAS, count=1_000_000)
+        await producer.send_many("others", [bytes(LARGE)] * 4)
+        many = asyncio.ensure_future(producer.send_many("t", [bytes(LARGE)] * 12))
+        await until(lambda: producer.metrics().buffer_waiters == 1)
+        unknown = cluster.faults.add(
+            METADATA, topic="t", error=ErrorCode.LEADER_NOT_AVAILABLE, count=1_000_000
+        )
+        producer._metadata.request_update()
+        await until(lambda: producer._metadata.topic("t") is None)
+        full.count = 0
+        await until(lambda: "t" in producer._metadata._waiters)
+        await producer.abort_transaction()
+        await producer.begin_transaction()
+        unknown.count = 0
+        receipt = await within(2, many)
+        await (await producer.send("t", b"next"))
+        await producer.commit_transaction()
+
+        assert receipt.errors.keys() == set(range(12))
         assert [record.value for record in cluster.records("t", committed=True)] == [b"next"]
 
 
