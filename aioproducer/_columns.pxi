@@ -10,7 +10,7 @@ from array import array
 from cpython.pycapsule cimport PyCapsule_GetPointer
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport int8_t, int16_t, uint16_t
-from libc.stdlib cimport realloc
+from libc.stdlib cimport calloc, realloc
 from libc.string cimport memset
 
 cdef extern from *:
@@ -437,6 +437,10 @@ cdef class Rows:
     """That of all rows; -1: they say it themselves, or leave it to the partitioner."""
     cdef int32_t* places
     """The partition that each row went to; -1: none."""
+    cdef int64_t* times
+    """When each row was, in ms; NULL if the call named no times."""
+    cdef list clock
+    """Without `times`: (row, ms) where rows have another time than those before."""
     cdef PyObject** last
     """By partition: the last Span, which `spans` holds; NULL: none."""
     cdef int partition_count
@@ -477,9 +481,15 @@ cdef class Rows:
         if self.places == NULL:
             raise MemoryError
         memset(self.places, 0xFF, self.count * sizeof(int32_t))
+        self.clock = []
+        if self.timestamps is not None:
+            self.times = <int64_t*>calloc(max(self.count, 1), sizeof(int64_t))
+            if self.times == NULL:
+                raise MemoryError
 
     def __dealloc__(self):
         free(self.places)
+        free(self.times)
         free(self.last)
 
     @property
@@ -527,11 +537,22 @@ cdef class Rows:
         """The next row was appended, by way of `send`."""
         has_ended(delivery)        # it follows its record
         delivery.flags = RETRIEVED # whether somebody looks at the result, the receipt knows
+        if self.times == NULL:
+            note_clock(self, delivery.timestamp)
+        else:
+            self.times[self.next] = delivery.timestamp
         note_row(self, delivery.batch, delivery.batch.queue.partition, delivery.index)
 
     def place(self, Py_ssize_t row):
         """The partition of a row; -1 if it is in none."""
         return self.places[row]
+
+    def timestamp(self, Py_ssize_t row):
+        """The time, in ms, of the record that a row has become."""
+        assert 0 <= row < self.next
+        if self.times != NULL:
+            return self.times[row]
+        return self.clock[bisect_left(self.clock, (row + 1,)) - 1][1]
 
     def rows_of(self, int partition):
         """The rows that went to a partition, in the order of their records; a memoryview of int64."""
@@ -551,6 +572,13 @@ cdef class Rows:
 
 def column_length(Column column):
     return column.length
+
+
+cdef int note_clock(Rows rows, int64_t now) except -1:
+    """Rows from the next one on have this time, where they name none."""
+    if not rows.clock or rows.clock[len(rows.clock) - 1][1] != now:
+        rows.clock.append((rows.next, now))
+    return 0
 
 
 cdef inline int note_row(Rows rows, Batch batch, int partition, int index) except -1:
@@ -661,6 +689,8 @@ cdef Pause append_good_rows(RecordPath self, Topic topic, Rows rows, list refusa
     cdef int64_t now = now_ms(self.wall_clock)
     cdef object value, key, headers = None   # keep alive what the record points to
     assert refusals is None or PyList_GET_SIZE(refusals) >= count
+    if rows.times == NULL:
+        note_clock(rows, now)
     while rows.next < rows.count:
         if budget[0] <= 0:
             return TURN
@@ -673,7 +703,10 @@ cdef Pause append_good_rows(RecordPath self, Topic topic, Rows rows, list refusa
             keys_first, keys_end = rows.keys.first, rows.keys.end
         value = read_bytes(values, row - values_first, "value", &record.value, &record.value_size)
         key = read_bytes(keys, row - keys_first, "key", &record.key, &record.key_size)
-        record.timestamp = now if rows.timestamps is None else timestamp_at(rows.timestamps, row, now)
+        if rows.timestamps is None:
+            record.timestamp = now
+        else:
+            rows.times[row] = record.timestamp = timestamp_at(rows.timestamps, row, now)
         record.headers_size = 1
         if rows.headers is not None:
             headers = read_row_headers(rows.headers, row, &record.headers_size)

@@ -469,9 +469,9 @@ cdef class Batch:
         finally:
             release_views(views, &key_view, &value_view)
 
-    def delivery(self, int index=0):
-        """A new delivery of the record at `index`."""
-        return new_delivery(self, index, self.base_timestamp)
+    def delivery(self, int index=0, timestamp=None):
+        """A new delivery of the record at `index`, whose time is that of the first record unless it is given."""
+        return new_delivery(self, index, self.base_timestamp if timestamp is None else timestamp)
 
     def another(self, Delivery delivery):
         """A second delivery of the same record, for whoever must hear of it also if the first is cancelled."""

@@ -139,7 +139,7 @@ class Receipt:
         for span in self._rows.spans:
             if span.batch.queue.partition == partition:
                 if left < span.count:
-                    return span.batch.delivery(span.first + left)
+                    return span.batch.delivery(span.first + left, self._rows.timestamp(row))
                 left -= span.count
         raise IndexError(f"row {row} is not in the buffer yet")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
 
 from aioproducer._record_path import Batch, BufferMemory, Delivery, PartitionQueue, RecordPath, Topic
@@ -105,10 +106,16 @@ class Path(RecordPath):
         raise NotImplementedError
 
 
-def bound(accumulator: OpensBatches, *, max_request_size: int = 1 << 20, batch_size: int = 1 << 16) -> Path:
+def bound(
+    accumulator: OpensBatches,
+    *,
+    max_request_size: int = 1 << 20,
+    batch_size: int = 1 << 16,
+    wall_clock: Callable[[], int] = lambda: NOW,
+) -> Path:
     """A path that appends to `accumulator`."""
     path = Path()
     path._bind(
-        accumulator.loop, accumulator, accumulator.memory, batch_size, max_request_size, True, lambda: NOW
+        accumulator.loop, accumulator, accumulator.memory, batch_size, max_request_size, True, wall_clock
     )
     return path

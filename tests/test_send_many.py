@@ -275,6 +275,35 @@ async def test_the_receipt_says_where_each_row_is():
                 receipt.partition(row)
 
 
+@pytest.mark.parametrize("serializer", [None, bytes])
+async def test_the_delivery_of_a_row_has_the_time_of_its_record(serializer):
+    async with producing(linger_ms=20, value_serializer=serializer) as (cluster, producer):
+        await producer.send("t", b"0", timestamp_ms=7)
+        named = await producer.send_many("t", [b"1", b"2", b"3"], timestamps=[1000, None, 3000])
+        given = await producer.send_many("t", [b"4", b"5"], timestamps=pa.array([2000, 1], pa.timestamp("s")))
+        now = await producer.send_many("t", [b"6", b"7"])
+        found = [
+            await receipt.delivery(row) for receipt in (named, given, now) for row in range(len(receipt))
+        ]
+
+        log = cluster.records("t")
+        assert len(cluster.batches("t", 0)) == 1
+        assert [metadata.timestamp for metadata in found] == [record.timestamp for record in log[1:]]
+        assert [metadata.timestamp for metadata in found[3:5]] == [2_000_000, 1000]
+        assert {metadata.timestamp_type for metadata in found} == {0}
+
+
+def test_each_slice_of_a_call_has_a_time_of_its_own():
+    times = iter([NOW, NOW + 3, NOW + 3, NOW + 9])
+    accumulator = OpensBatches(NoLoop())
+    path = bound(accumulator, wall_clock=lambda: next(times))
+    rows = Rows([b"0", "1", b"2", "3", b"4"], None, None, None, None)
+
+    path._append_rows(accumulator.topics["orders"], rows, None, False)
+
+    assert [rows.timestamp(row) for row in (0, 2, 4)] == [NOW, NOW + 3, NOW + 3]
+
+
 class _At:
     def __init__(self, partition, record):
         self.partition, self.offset, self.value = partition, record.offset, record.value
