@@ -67,6 +67,7 @@ cdef extern from *:
 
 DEF SLICE = 2 << 20            # how much send_many may encode until it lets others run: bytes of records and
 DEF ROW_COST = 100             # these for each row; some 0.3 ms
+DEF REFUSAL_COST = 20000       # and these for one that is refused: most of them raise an error
 
 DEF INLINE_VIEW = 12           # bytes that an Arrow view holds itself
 
@@ -672,6 +673,7 @@ cdef Pause append_rows(RecordPath self, Topic topic, Rows rows, list refusals, b
             return append_good_rows(self, topic, rows, refusals, has_turn, &budget)
         except (InvalidRecordError, UnknownPartitionError) as error:
             rows.refuse(error.with_traceback(None))    # which would hold this frame, and with it the rows
+            budget -= REFUSAL_COST
 
 
 cdef Pause append_good_rows(RecordPath self, Topic topic, Rows rows, list refusals, bint has_turn,
@@ -729,6 +731,7 @@ cdef Pause append_good_rows(RecordPath self, Topic topic, Rows rows, list refusa
             raise_unknown_partition(topic, number)
         if refusals is not None and refusals[number] is not None:
             rows.refuse(refusals[number])
+            budget[0] -= REFUSAL_COST
             continue
         queue = <PartitionQueue>PyList_GET_ITEM(topic.queues, number)
         if self.memory.waiters and not has_turn:

@@ -837,6 +837,7 @@ class Producer(Transactional, Configured):
             rows.sent(await self.send(topic, value, key, partition, timestamp_ms, headers))
         except (InvalidRecordError, UnknownPartitionError) as error:
             rows.refuse(without_tracebacks(error))
+            await asyncio.sleep(0)  # `send` gives way by the bytes of its records, and here was none
 
     def metrics(self) -> MetricsSnapshot:
         """All counters at this moment."""

@@ -583,6 +583,41 @@ async def test_a_slice_ends_by_the_work_that_it_did():
     assert rows.is_complete
 
 
+@pytest.mark.parametrize("refused", ["its value", "by its partition"])
+async def test_a_slice_of_refused_rows_ends_as_soon(refused):
+    accumulator = OpensBatches(NoLoop())
+    values_, refusals = (
+        (["x"], None) if refused == "its value" else ([b"x"], [InvalidRecordError("not yours")])
+    )
+    rows = Rows(values_ * 5000, None, None, None, 0)
+
+    paused = bound(accumulator)._append_rows(accumulator.topics["orders"], rows, refusals, False)
+
+    assert paused == OTHERS_TURN
+    assert 50 < rows.next < 500
+
+
+@pytest.mark.parametrize("serializer", [None, lambda value: value])
+async def test_others_run_between_rows_that_are_refused(serializer):
+    turns = 0
+
+    async def count():
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async with producing(value_serializer=serializer) as (_, producer):
+        await producer.partitions_for("t")
+        counting = asyncio.ensure_future(count())
+        await asyncio.sleep(0)
+        turns = 0
+        receipt = await producer.send_many("t", ["x"] * 2000)
+        counting.cancel()
+        assert len(receipt.errors) == 2000
+        assert turns >= 8
+
+
 async def test_closing_ends_the_rows_that_wait():
     async with producing(**FOUR_RECORDS_FILL_IT) as (cluster, producer):
         await producer.partitions_for("t")
