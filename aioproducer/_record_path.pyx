@@ -363,6 +363,8 @@ cdef class Batch:
     cdef readonly object error
     cdef public dict record_errors
     """Errors of single records by index, where they differ from the batch's."""
+    cdef set seen
+    """Indexes of those of them that somebody has looked at; None before there is any."""
     cdef readonly tuple withdrawn
     """Indexes, ascending, of records that are left out, because their deliveries ended before the first attempt."""
     cdef readonly int unretrieved
@@ -475,11 +477,23 @@ cdef class Batch:
 
     def another(self, Delivery delivery):
         """A second delivery of the same record, for whoever must hear of it also if the first is cancelled."""
-        return new_delivery(self, delivery.index, delivery.timestamp)
+        cdef Delivery second = new_delivery(self, delivery.index, delivery.timestamp)
+        second.flags = SECOND
+        return second
 
     def nobody_looked(self, int count):
         """Results of so many records were thrown away before anybody looked at them."""
         add_to(&self.unretrieved, count)
+
+    def looked_at(self, int index):
+        """Somebody has seen the error of this single record."""
+        if self.seen is not None:
+            self.seen.add(index)
+
+    @property
+    def unseen_errors(self):
+        """The errors of single records that nobody has looked at."""
+        return [error for index, error in sorted((self.record_errors or {}).items()) if index not in (self.seen or ())]
 
     def complete(self, int64_t base_offset, int64_t log_append_time, int64_t log_start_offset):
         """The records are in the log from `base_offset` on (-1: unknown offset)."""
@@ -500,6 +514,7 @@ cdef class Batch:
         assert delivery.state == PENDING and delivery.batch is self and not flag_is_set(&self.ended)
         if self.record_errors is None:
             self.record_errors = {}
+            self.seen = set()
         self.record_errors[delivery.index] = error
         if withdraw:
             self.withdrawn = tuple(sorted([*self.withdrawn, delivery.index]))
@@ -527,6 +542,7 @@ cdef class Batch:
         self.withdrawn = tuple(sorted([index - first for index in (*parent.withdrawn, *errors) if first <= index < end]))
         found = {**(parent.record_errors or {}), **errors}
         self.record_errors = {index - first: error for index, error in found.items() if first <= index < end} or None
+        self.seen = {index - first for index in (parent.seen or ()) if first <= index < end}
         copy_records(self, parent.buffer, [first <= index < end and index not in errors for index in indexes])
 
     def split_into(self, parts):
@@ -545,7 +561,8 @@ cdef class Batch:
             let_wait(delivery)
         for _, part in self.parts:
             # Which records nobody kept a delivery of is not known, only how many at most.
-            add_to(&(<Batch>part).unretrieved, min(self.unretrieved, (<Batch>part).record_count))
+            add_to(&(<Batch>part).unretrieved,
+                   min(self.unretrieved, (<Batch>part).record_count + <int>len((<Batch>part).withdrawn)))
 
     def original_index(self, int index):
         """The index that a record had before others were left out."""
@@ -681,6 +698,7 @@ cdef enum:
     CANCELLED = 1      # the waiter was detached; the record goes its way
     ENDED = 2          # ended alone; batch.record_errors knows
     RETRIEVED = 4      # a flag on top: somebody looked at the result
+    SECOND = 8         # another one: it is not the user's own
 
 
 @cython.final
@@ -913,10 +931,13 @@ cdef inline Batch batch_of(Delivery delivery, int* index):
 cdef inline object error_of(Delivery delivery, Batch batch, int index):
     """A copy: a traceback on the batch's own error would hold the frame of whoever awaits, which holds the delivery,
     and the collector can't see through a delivery."""
+    cdef bint is_second = delivery.flags == SECOND
     delivery.flags = RETRIEVED
     if batch.record_errors is not None:
         error = batch.record_errors.get(index)
         if error is not None:
+            if not is_second:
+                batch.looked_at(index)
             return copy(error)
     return None if batch.error is None else copy(batch.error)
 

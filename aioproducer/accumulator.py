@@ -567,8 +567,12 @@ class Accumulator:
             self._count_unretrieved(topic, error, 1)
 
     def _note_unretrieved(self, batch: ProducerBatch) -> None:
-        assert batch.error is not None
-        self._count_unretrieved(batch.queue.topic, batch.error, batch.unretrieved)
+        topic = batch.queue.topic
+        if batch.error is not None:
+            self._count_unretrieved(topic, batch.error, batch.unretrieved)
+            return
+        for error in batch.unseen_errors[: batch.unretrieved]:  # the others of the batch are in the log
+            self._count_unretrieved(topic, error, 1)
 
     def _count_unretrieved(self, topic: str, error: BaseException, count: int) -> None:
         key = (topic, type(error).__name__)

@@ -270,7 +270,7 @@ class ProducerBatch(Batch):
         self.segments = ()
 
     def __del__(self) -> None:
-        if getattr(self, "error", None) is not None and self.unretrieved:
+        if self.unretrieved and self.parts is None and (self.error is not None or self.record_errors):
             self.unretrieved_errors(self)
 
 

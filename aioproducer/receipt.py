@@ -111,6 +111,8 @@ class Receipt:
             rows = self._rows_of(batch.queue.partition)
             for index in range(first, first + count):
                 error = failed.get(index) or batch.error
+                if index in failed:
+                    batch.looked_at(index)
                 if error is not None:
                     errors[rows[rank + index - first]] = error
         return dict(sorted(errors.items()))

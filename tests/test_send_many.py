@@ -713,6 +713,53 @@ async def test_a_failed_row_that_nobody_looks_at_is_logged_and_reported(caplog):
     assert "3 records for topic t were not delivered and nobody looked" in errors[0].message
 
 
+@pytest.mark.parametrize("looked_at", [[], [0, 2], [1, 2], [0, 1, 2]])
+@pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.parametrize("watched", [False, True])
+async def test_a_record_that_the_broker_names_and_nobody_looks_at_is_logged_and_reported(
+    watched, at_once, looked_at, caplog
+):
+    """KIP-467: those that it does not name are in the log."""
+    interceptors = [Stamps()] if watched else []
+    async with producing(topics={}, linger_ms=20, interceptors=interceptors) as (cluster, producer):
+        cluster.create_topic("t", 1, config={"cleanup.policy": "compact"})
+        await producer.partitions_for("t")
+        keys = [None, b"b", None]
+        if at_once:
+            receipt = await producer.send_many("t", [b"0"] * 3, keys=keys, partitions=0)
+            deliveries = [receipt.delivery(row) for row in looked_at]
+            del receipt
+        else:
+            sent = [await producer.send("t", b"0", key=key, partition=0) for key in keys]
+            deliveries = [sent[row] for row in looked_at]
+            del sent
+        await asyncio.gather(*deliveries, return_exceptions=True)
+        await producer.flush()
+        deliveries.clear()
+        gc.collect()
+        report = await producer.close()
+
+        unseen = len({0, 2} - set(looked_at))
+        assert report.failed == 2
+        assert report.unretrieved == ({("t", "DeliveryError"): unseen} if unseen else {})
+    errors = [entry.message for entry in caplog.records if entry.levelno == logging.ERROR]
+    assert len(errors) == (unseen > 0)
+
+
+async def test_a_record_that_the_broker_names_is_looked_at_by_way_of_the_receipt():
+    async with producing(topics={}, linger_ms=20) as (cluster, producer):
+        cluster.create_topic("t", 1, config={"cleanup.policy": "compact"})
+        await producer.partitions_for("t")
+        await producer.send("t", b"0", key=b"a", partition=0)
+        receipt = await producer.send_many("t", [b"1", b"2"], keys=[None, b"c"], partitions=0)
+        await receipt.wait()
+        assert receipt.errors.keys() == {0}
+        del receipt
+        gc.collect()
+
+        assert (await producer.close()).unretrieved == {}
+
+
 async def test_a_row_that_was_not_sent_and_nobody_looks_at_is_logged_and_reported_too(caplog):
     async with producing() as (_, producer):
         await producer.send_many("t", [b"0", "1", b"2", "3"])
