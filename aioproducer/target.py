@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from random import Random
 
 from aioproducer.cluster import TopicInfo, check_topic_name
@@ -30,7 +31,7 @@ class PartitionChoice:
         """The partition of a record with this key, or COMPILED_PATH_CHOOSES.
 
         Raises:
-            InvalidRecordError: the user's partitioner chose one that does not exist.
+            InvalidRecordError: the user's partitioner chose one that does not exist, or raised; that is the cause.
         """
         if self.is_compiled:
             return COMPILED_PATH_CHOOSES
@@ -40,12 +41,9 @@ class PartitionChoice:
             known = self._known[info.name] = (info, numbers, tuple(info.available) or numbers)
         _, every, available = known
         if self._round_robins is not None:
-            number = self._round_robins.setdefault(info.name, RoundRobin())(key, every, available)
+            number: object = self._round_robins.setdefault(info.name, RoundRobin())(key, every, available)
         else:
-            assert self._function is not None
-            number = self._function(
-                key, list(every), list(available)
-            )  # the user's code may change what it is given
+            number = self._chosen(info.name, key, every, available)
         if type(number) is not int or not 0 <= number < len(every):
             raise InvalidRecordError(
                 f"the partitioner chose {shown(number)} for topic {info.name}, whose partitions are 0 to "
@@ -53,6 +51,20 @@ class PartitionChoice:
                 argument="partitioner",
             )
         return number
+
+    def _chosen(
+        self, topic: str, key: bytes | None, every: Sequence[int], available: Sequence[int]
+    ) -> object:
+        """What the partitioner returns; it may change the lists that it is given."""
+        assert self._function is not None
+        try:
+            return self._function(key, list(every), list(available))
+        except Exception as error:
+            name = getattr(self._function, "__qualname__", type(self._function).__qualname__)
+            raise InvalidRecordError(
+                f"the partitioner {name} failed for topic {topic}; nothing was buffered",
+                argument="partitioner",
+            ) from error
 
 
 def check_target(topic: object, partition: object) -> None:

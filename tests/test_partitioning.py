@@ -289,14 +289,18 @@ async def test_a_callable_that_returns_nonsense_is_an_error_and_nothing_is_buffe
         assert numbers(cluster) == [0]
 
 
-async def test_a_callable_that_raises_raises_from_send_and_nothing_is_buffered():
+async def test_a_callable_that_raises_is_the_cause_of_the_error_and_nothing_is_buffered():
     def partitioner(key, all_partitions, available):
         raise ZeroDivisionError
 
     async with producing(topics={"t": 2}, partitioner=partitioner) as (_, producer):
-        with pytest.raises(ZeroDivisionError):
+        with pytest.raises(InvalidRecordError, match="failed for topic t") as caught:
             await producer.send("t", b"v")
+        with pytest.raises(InvalidRecordError):
+            producer.try_send("t", b"v")
 
+        assert caught.value.argument == "partitioner"
+        assert type(caught.value.__cause__) is ZeroDivisionError
         assert producer.metrics().records_buffered == 0
         assert (await producer.send_and_wait("t", b"v", partition=1)).partition == 1
 

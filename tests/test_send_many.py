@@ -884,6 +884,18 @@ async def test_a_row_that_a_serializer_refuses_keeps_no_other_from_being_sent():
         assert values(cluster) == [b"0", b"2"]
 
 
+async def test_a_row_that_the_partitioner_refuses_keeps_no_other_from_being_sent():
+    def by_first_byte(key, every, available):
+        return every[key[0] % len(every)]
+
+    async with producing(topics={"t": 3}, partitioner=by_first_byte) as (cluster, producer):
+        receipt = await producer.send_many("t", [b"0", b"1", b"2"], keys=[b"a", None, b"d"])
+        error = await error_of(receipt, 1)
+
+        assert {row: type(found) for row, found in error.errors.items()} == {1: InvalidRecordError}
+        assert values(cluster, "t", 1) == [b"0", b"2"]
+
+
 @pytest.mark.parametrize("serializer", [None, bytes])
 async def test_a_time_too_far_away_is_refused_whichever_way_a_row_goes(serializer):
     times = pa.array([2**60, 7], pa.timestamp("s"))
