@@ -431,6 +431,8 @@ cdef class Rows:
     """Rows before this one are in the buffer, or have an error."""
     cdef readonly dict errors
     """By row: why it is not in the buffer."""
+    cdef public bint has_waited_in_vain
+    """For a partition that a row asked for, by way of `send`: the other rows need not."""
     cdef readonly list spans
     """In the order of their first rows; those of a partition in the order of their records."""
     cdef Column values, keys, headers, timestamps, partitions

@@ -223,6 +223,7 @@ class Rows:
     next: int
     errors: dict[int, BaseException]
     spans: list[Span]
+    has_waited_in_vain: bool
     def __init__(self, values: Any, keys: Any, headers: Any, timestamps: Any, partitions: Any) -> None: ...
     @property
     def is_complete(self) -> bool: ...

@@ -834,10 +834,24 @@ class Producer(Transactional, Configured):
         """Append the next row by way of `send`, where something of the user's has to see each record."""
         try:
             value, key, partition, timestamp_ms, headers = rows.record()
+            if rows.has_waited_in_vain:
+                self._check_has_partition(topic, partition)
             rows.sent(await self.send(topic, value, key, partition, timestamp_ms, headers))
         except (InvalidRecordError, UnknownPartitionError) as error:
+            rows.has_waited_in_vain |= isinstance(error, UnknownPartitionError)
             rows.refuse(without_tracebacks(error))
             await asyncio.sleep(0)  # `send` gives way by the bytes of its records, and here was none
+
+    def _check_has_partition(self, topic: str, partition: object) -> None:
+        """Raise at once for a partition that metadata does not know."""
+        info = self._metadata.topic(topic)
+        if info is not None and type(partition) is int and partition >= len(info.partitions):
+            raise UnknownPartitionError(
+                f"topic {topic} has {len(info.partitions)} partitions, so none of number {partition}",
+                topic=topic,
+                partition=partition,
+                partitions=len(info.partitions),
+            )
 
     def metrics(self) -> MetricsSnapshot:
         """All counters at this moment."""

@@ -896,6 +896,18 @@ async def test_a_row_that_the_partitioner_refuses_keeps_no_other_from_being_sent
         assert values(cluster, "t", 1) == [b"0", b"2"]
 
 
+async def test_rows_for_partitions_that_are_not_there_wait_once_whichever_way_they_go():
+    async with producing(value_serializer=bytes, max_block_ms=50_000 * MS) as (_, producer):
+        began = asyncio.get_running_loop().time()
+        receipt = await producer.send_many("t", [b"v"] * 20, partitions=[7, 0, 5, 9] * 5)
+        took = asyncio.get_running_loop().time() - began
+
+        assert {type(error) for error in receipt.errors.values()} == {UnknownPartitionError}
+        assert len(receipt.errors) == 15
+        assert {error.partition for error in receipt.errors.values()} == {5, 7, 9}
+        assert took < 4 * 50 * MS
+
+
 @pytest.mark.parametrize("serializer", [None, bytes])
 async def test_a_time_too_far_away_is_refused_whichever_way_a_row_goes(serializer):
     times = pa.array([2**60, 7], pa.timestamp("s"))
