@@ -688,6 +688,7 @@ cdef Pause append_good_rows(RecordPath self, Topic topic, Rows rows, list refusa
     cdef Py_ssize_t values_first = 0, values_end = rows.count if rows.values is None else 0
     cdef Py_ssize_t keys_first = 0, keys_end = rows.count if rows.keys is None else 0
     cdef int number
+    cdef bint is_sticky
     cdef int count = <int>PyList_GET_SIZE(topic.queues)
     cdef uint64_t inverse = <uint64_t>-1 // <uint64_t>count + 1
     cdef int64_t now = now_ms(self.wall_clock)
@@ -718,6 +719,7 @@ cdef Pause append_good_rows(RecordPath self, Topic topic, Rows rows, list refusa
         if most + HEADER > self.max_record_size:
             raise_too_large(self, most + HEADER)
         number = rows.partition if rows.partitions is None else partition_at(rows.partitions, row)
+        is_sticky = False
         if number < 0:
             if record.key_size >= 0:
                 number = aioproducer_remainder(
@@ -728,7 +730,7 @@ cdef Pause append_good_rows(RecordPath self, Topic topic, Rows rows, list refusa
                     argument="partitions")
             else:
                 number = sticky(self, topic, most)
-                topic.sticky_bytes += most
+                is_sticky = True
         if number >= count:
             raise_unknown_partition(topic, number)
         if refusals is not None and refusals[number] is not None:
@@ -750,6 +752,8 @@ cdef Pause append_good_rows(RecordPath self, Topic topic, Rows rows, list refusa
             write_row_with_headers(batch, &record, rows.headers, row)
         else:
             write_record(batch, &record, headers)
+        if is_sticky:
+            topic.sticky_bytes += most
         note_row(rows, batch, number, batch.record_count - 1)
         budget[0] -= ROW_COST + most
     rows.forget_columns()

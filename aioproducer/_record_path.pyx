@@ -1251,6 +1251,7 @@ cdef Delivery append_record(RecordPath self, Topic topic, int number, Record* re
     """`late_value`: the record's value, if a thread is to copy it; then `record.value` is NULL."""
     cdef PartitionQueue queue
     cdef Batch batch
+    cdef bint is_sticky = number < 0 and record.key_size < 0
     cdef Py_ssize_t most = most_bytes(record)
     if most + HEADER > self.max_record_size:
         raise_too_large(self, most + HEADER)
@@ -1261,7 +1262,6 @@ cdef Delivery append_record(RecordPath self, Topic topic, int number, Record* re
                            % <uint32_t>PyList_GET_SIZE(topic.queues))
         else:
             number = sticky(self, topic, most)
-            topic.sticky_bytes += most
     if number >= PyList_GET_SIZE(topic.queues):    # the topic was made anew while the record waited
         raise UnknownPartitionError(
             f"topic {topic.name} has {PyList_GET_SIZE(topic.queues)} partitions by now, so none of number {number}",
@@ -1281,6 +1281,8 @@ cdef Delivery append_record(RecordPath self, Topic topic, int number, Record* re
     if late_value is not None:     # its batch has no other record
         batch.late_value = late_value
         batch.late_at = batch.buffer.size - record.headers_size - record.value_size
+    if is_sticky:
+        topic.sticky_bytes += most
     self.burst += RECORD_COST + most
     return new_delivery(batch, batch.record_count - 1, record.timestamp)
 
@@ -1400,7 +1402,8 @@ cdef bint has_room(Batch batch, Py_ssize_t most, BufferMemory memory) except -1:
 cdef inline int sticky(RecordPath self, Topic topic, Py_ssize_t most) except -1:
     """The partition of records without a key: the same until it had `batch_size` bytes (KIP-794).
 
-    The switch waits for a batch to be full, up to twice that size, so that it does not leave a fraction behind.
+    The switch waits for a batch to be full, up to twice that size, so that it does not leave a fraction behind. The
+    caller counts the bytes, once the record is in its batch.
     """
     cdef Batch tail
     if topic.sticky_partition >= 0:

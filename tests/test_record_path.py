@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aioproducer import partitioner
-from aioproducer._record_path import HEADER_SIZE, BufferMemory, Delivery, murmur2
+from aioproducer._record_path import HEADER_SIZE, BufferMemory, Delivery, Rows, murmur2
 from aioproducer.errors import (
     DeliveryError,
     InvalidRecordError,
@@ -377,6 +377,30 @@ def test_records_without_a_key_stay_with_a_partition_until_it_had_batch_size_byt
     assert all(1000 // 101 <= run <= 2 * 1000 // 70 for run in runs[:-1])
     assert accumulator.switches[0] == 0
     assert all(1000 <= used <= 2 * 1000 + 101 for used in accumulator.switches[1:])
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_what_found_no_room_does_not_count_for_the_sticky_partition(at_once):
+    """KIP-794: BuiltInPartitioner.updatePartitionInfo is called once the record is in its batch."""
+    accumulator = OpensBatches(NoLoop(), partitions=5)
+    path = bound(accumulator)
+    topic = accumulator.topics["orders"]
+
+    def append():
+        if at_once:
+            path._append_rows(topic, Rows([b"v" * 60], None, None, None, None), None, True)
+        else:
+            path._append(topic, b"v" * 60, None, -1, 1, None, True)
+
+    accumulator.is_full = True
+    for _ in range(3):
+        append()
+    assert topic.sticky_bytes == 0
+    accumulator.is_full = False
+    append()
+    assert 70 <= topic.sticky_bytes <= 101
+    path._append(topic, b"v" * 60, b"key", -1, 1, None, True)
+    assert topic.sticky_bytes <= 101
 
 
 # --------------------------------------------------------------------------------------------------- send
