@@ -128,6 +128,8 @@ cdef class Piece:
     cdef int width
     """Bytes of one integer, or of one value of fixed size."""
     cdef bint is_signed
+    cdef bint is_text
+    """Its bytes are UTF-8, as Arrow promises."""
     cdef int64_t times, parts
     """An integer times this, divided by that, are milliseconds."""
     cdef list objects
@@ -209,27 +211,28 @@ cdef int header_range(Piece piece, int64_t row, int64_t* first, int64_t* end) no
     return 0
 
 
-cdef int refuse_nulls(ArrowArray* array, str what, str argument) except -1:
-    """Of structs: a null among them would hide what its fields hold."""
+cdef int refuse_nulls(ArrowArray* array, int64_t first, int64_t end, str what, str argument) except -1:
+    """Of the structs from `first` to before `end`: a null among them would hide what its fields hold."""
     cdef const uint8_t* validity = <const uint8_t*>array.buffers[0] if array.n_buffers > 0 else NULL
     cdef int64_t at
     if validity == NULL or array.null_count == 0:
         return 0
-    for at in range(array.offset, array.offset + array.length):
+    for at in range(array.offset + first, array.offset + end):
         if not (validity[at >> 3] >> (at & 7)) & 1:
             raise InvalidRecordError(f"{argument}: a null among the {what}", argument=argument)
     return 0
 
 
-cdef Piece piece_of(ArrowSchema* schema, ArrowArray* array, int64_t shift, object owner, str argument):
-    """An array, or what stands under another one from row `shift` on.
+cdef Piece piece_of(ArrowSchema* schema, ArrowArray* array, int64_t shift, int64_t length, object owner, str argument):
+    """An array, or the `length` rows under another one from row `shift` on.
 
     Raises InvalidRecordError for a type that can't be what `argument` says.
     """
     cdef Piece piece = Piece.__new__(Piece)
     cdef str format = schema.format.decode()
     piece.owner = owner
-    piece.length = array.length - shift
+    piece.is_text = format in ("u", "U", "vu")
+    piece.length = length
     piece.offset = array.offset + shift
     piece.validity = <const uint8_t*>array.buffers[0] if array.n_buffers > 0 else NULL
     piece.buffer = <const char*>array.buffers[1] if array.n_buffers > 1 else NULL
@@ -243,7 +246,8 @@ cdef Piece piece_of(ArrowSchema* schema, ArrowArray* array, int64_t shift, objec
     elif schema.dictionary != NULL:
         read_integers(piece, format, "indexes", False)
         piece.kind = DICTIONARY
-        piece.inner = piece_of(schema.dictionary, array.dictionary, 0, owner, argument)
+        piece.inner = piece_of(schema.dictionary, array.dictionary, 0, array.dictionary.length, owner, argument)
+        piece.is_text = piece.inner.is_text
     elif format in ("z", "u"):
         piece.kind = BINARY
         piece.data = <const char*>array.buffers[2]
@@ -283,15 +287,20 @@ cdef int read_integers(Piece piece, str format, str argument, bint is_dictionary
 cdef int read_headers(Piece piece, str format, ArrowSchema* schema, ArrowArray* array, object owner) except -1:
     cdef ArrowSchema* pair
     cdef ArrowArray* pairs
+    cdef int64_t row, first, end
     if format not in ("+l", "+L", "+m") or schema.dictionary != NULL:
         raise_type("headers", format, "list<struct<key: string, value: binary>> or map<string, binary>")
     piece.kind = LARGE_LIST if format == "+L" else LIST
     pair, pairs = schema.children[0], array.children[0]
     if pair.format.decode() != "+s" or pair.n_children != 2:
         raise_type("headers", format, "list<struct<key: string, value: binary>> or map<string, binary>")
-    refuse_nulls(pairs, "pairs of name and value", "headers")
-    piece.inner = piece_of(pair.children[0], pairs.children[0], pairs.offset, owner, "the names of headers")
-    piece.values = piece_of(pair.children[1], pairs.children[1], pairs.offset, owner, "the values of headers")
+    for row in range(piece.length):
+        header_range(piece, row, &first, &end)
+        refuse_nulls(pairs, first, end, "pairs of name and value", "headers")
+    piece.inner = piece_of(
+        pair.children[0], pairs.children[0], pairs.offset, pairs.length, owner, "the names of headers")
+    piece.values = piece_of(
+        pair.children[1], pairs.children[1], pairs.offset, pairs.length, owner, "the values of headers")
     return 0
 
 
@@ -350,9 +359,10 @@ cdef int add_arrays(dict columns, ArrowSchema* schema, ArrowArray* array, object
     cdef str name
     cdef ArrowSchema* field
     if argument != "values" or schema.format.decode() != "+s":
-        (<Column>columns.setdefault(argument, Column())).add(piece_of(schema, array, 0, owner, argument))
+        (<Column>columns.setdefault(argument, Column())).add(piece_of(schema, array, 0, array.length, owner, argument))
         return 0
-    refuse_nulls(array, "rows", argument)
+    refuse_nulls(array, 0, array.length, "rows", argument)
+    found = set()
     known = {name: argument for argument, name in _NAMES.items()}
     for number in range(schema.n_children):
         field = schema.children[number]
@@ -361,8 +371,10 @@ cdef int add_arrays(dict columns, ArrowSchema* schema, ArrowArray* array, object
             raise InvalidRecordError(
                 f"values: a record batch with a column {name!r}; those that send_many knows are "
                 f"{', '.join(known)}", argument="values")
-        piece = piece_of(field, array.children[number], array.offset, owner, known[name])
-        (<Piece>piece).length = array.length
+        if name in found:
+            raise InvalidRecordError(f"values: a record batch with two columns {name!r}", argument="values")
+        found.add(name)
+        piece = piece_of(field, array.children[number], array.offset, array.length, owner, known[name])
         (<Column>columns.setdefault(known[name], Column())).add(piece)
     if "values" not in columns and "keys" not in columns:
         raise InvalidRecordError("values: a record batch without a column value or key", argument="values")
@@ -845,10 +857,20 @@ cdef object read_row_headers(Column column, Py_ssize_t row, Py_ssize_t* total):
         bytes_at(piece.inner, at, &data, &size)
         if size < 0:
             raise InvalidRecordError("a header without a name", argument="headers")
+        if not piece.inner.is_text:
+            check_utf_8(data, size)
         total[0] += varint_size(size) + size
         bytes_at(piece.values, at, &data, &size)
         total[0] += varint_size(size) + max(size, 0)
     return None
+
+
+cdef int check_utf_8(const char* data, Py_ssize_t size) except -1:
+    try:
+        data[:size].decode()
+    except UnicodeDecodeError:
+        raise InvalidRecordError("the name of a header can't be encoded as UTF-8", argument="headers") from None
+    return 0
 
 
 cdef int write_row_with_headers(Batch batch, Record* record, Column column, Py_ssize_t row) except -1:

@@ -176,6 +176,17 @@ def test_other_columns_of_arrow():
     assert encoded(Rows(fixed, nothing, nothing, nothing, nothing)) == encode_batch(expected)
 
 
+def test_a_null_pair_outside_of_a_slice_is_not_looked_at():
+    pairs = pa.array([[None], [("a", b"1")], [None]], pa.list_(PAIR))
+    batch = pa.StructArray.from_arrays([pa.array([b"0", b"1", b"2"]), pairs], ["value", "headers"])
+    expected = encode_batch([OracleRecord(NOW, None, b"1", (("a", b"1"),))])
+
+    assert encoded(Rows([b"1"], None, pairs.slice(1, 1), None, None)) == expected
+    assert encoded(Rows(batch.slice(1, 1), None, None, None, None)) == expected
+    with pytest.raises(InvalidRecordError, match="a null among the pairs"):
+        Rows([b"1", b"2"], None, pairs.slice(1), None, None)
+
+
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
 def test_timestamps_become_milliseconds(unit):
     moments = [datetime.datetime(2013, 1, 1, 5, 15, tzinfo=datetime.UTC), None]
@@ -368,6 +379,12 @@ async def test_arrow_rows_that_can_not_be_sent():
         overflow = pa.array([2**60], pa.timestamp("s"))
         refused = await producer.send_many("t", [b"v"], timestamps=overflow)
         assert type(refused.errors[0]) is InvalidRecordError
+        bytes_pair = pa.struct([("key", pa.dictionary(pa.int8(), pa.binary())), ("value", pa.binary())])
+        binary = pa.array([[("\xe9".encode(), b"x")], [(b"\xe9", b"x")]], pa.list_(bytes_pair))
+        refused = await producer.send_many("t", [b"v", b"w"], headers=binary)
+        assert {row: str(error) for row, error in refused.errors.items()} == {
+            1: "the name of a header can't be encoded as UTF-8"
+        }
         nameless = pa.array([[{"key": None, "value": b"x"}]], pa.list_(PAIR))
         refused = await producer.send_many("t", [b"v"], headers=nameless)
         assert "without a name" in str(refused.errors[0])
@@ -389,6 +406,11 @@ async def test_arrow_rows_that_can_not_be_sent():
         ({"values": [b"1"], "partitions": -1}, "partitions", "0 or more"),
         ({"values": [b"1"], "partitions": 2**40}, "partitions", "0 or more"),
         ({"values": pa.table({"val": [b"x"]})}, "values", "a column 'val'"),
+        (
+            {"values": pa.Table.from_arrays([pa.array([b"x"]), pa.array([b"y"])], ["value", "value"])},
+            "values",
+            "two columns 'value'",
+        ),
         ({"values": pa.table({"partition": [0]})}, "values", "without a column value or key"),
         ({"values": pa.table({"value": [b"x"]}), "keys": [b"k"]}, None, None),
         ({"values": pa.table({"value": [b"x"], "key": [b"k"]}), "keys": [b"k"]}, "keys", "given twice"),
