@@ -542,7 +542,7 @@ cdef class Batch:
         self.withdrawn = tuple(sorted([index - first for index in (*parent.withdrawn, *errors) if first <= index < end]))
         found = {**(parent.record_errors or {}), **errors}
         self.record_errors = {index - first: error for index, error in found.items() if first <= index < end} or None
-        self.seen = {index - first for index in (parent.seen or ()) if first <= index < end}
+        self.seen = {index - first for index in (parent.seen or set()).copy() if first <= index < end}
         copy_records(self, parent.buffer, [first <= index < end and index not in errors for index in indexes])
 
     def split_into(self, parts):

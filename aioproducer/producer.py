@@ -834,7 +834,7 @@ class Producer(Transactional, Configured):
         """Append the next row by way of `send`, where something of the user's has to see each record."""
         try:
             value, key, partition, timestamp_ms, headers = rows.record()
-            if rows.has_waited_in_vain:
+            if rows.has_waited_in_vain and not self._config.interceptors:  # which may send it elsewhere
                 self._check_has_partition(topic, partition)
             rows.sent(await self.send(topic, value, key, partition, timestamp_ms, headers))
         except (InvalidRecordError, UnknownPartitionError) as error:

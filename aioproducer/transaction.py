@@ -140,6 +140,8 @@ class Transaction:
         """With v1: consumer groups whose offsets belong to it."""
         self.is_resumed = False
         """Another producer began it and released it: this one may end it, and not write to it."""
+        self._refusals: dict[str, list[KafkaError | None]] = {}
+        """Of a participant, by topic: what is said of each partition; its own ones stay the same."""
         self.tells_repetitions = False
         """Of a participant whose topics have CreateTime: a success with a time is that of a batch in the log before."""
 
@@ -261,11 +263,11 @@ class Transaction:
             )
 
     def refusals(self, topic: str, count: int) -> list[KafkaError | None] | None:
-        """What `check_is_own` says of each of `count` partitions; None if nothing is refused to anybody."""
+        """What `check_is_own` says of each partition, of `count` at least; None if nothing is refused to anybody."""
         if self.state is not _S.PARTICIPANT:
             return None
-        found: list[KafkaError | None] = []
-        for partition in range(count):
+        found = self._refusals.setdefault(topic, [])
+        for partition in range(len(found), count):
             try:
                 self.check_is_own(topic, partition)
                 found.append(None)

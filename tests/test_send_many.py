@@ -930,6 +930,21 @@ async def test_rows_for_partitions_that_are_not_there_wait_once_whichever_way_th
         assert took < 4 * 50 * MS
 
 
+async def test_each_row_meets_the_interceptors_also_behind_one_whose_partition_is_not_there():
+    class Rerouting:
+        def on_send(self, record):
+            return record._replace(partition=0) if record.value == b"x" else record
+
+    async with producing(interceptors=[Rerouting()], max_block_ms=50_000 * MS) as (cluster, producer):
+        receipt = await producer.send_many("t", [b"y", b"x", b"y"], partitions=9)
+
+        assert {row: type(error) for row, error in (await error_of(receipt, 1)).errors.items()} == {
+            0: UnknownPartitionError,
+            2: UnknownPartitionError,
+        }
+        assert values(cluster) == [b"x"]
+
+
 @pytest.mark.parametrize("serializer", [None, bytes])
 async def test_a_time_too_far_away_is_refused_whichever_way_a_row_goes(serializer):
     times = pa.array([2**60, 7], pa.timestamp("s"))
