@@ -305,7 +305,7 @@ def _load_pem_text(context: ssl.SSLContext, key: Secret, chain: str, password: S
         else:
             descriptor, path = tempfile.mkstemp(suffix=".pem")  # readable for this user alone
             stack.callback(os.unlink, path)
-        with os.fdopen(descriptor, "w") as file:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(f"{_in_lines(key.reveal())}\n{_in_lines(chain)}\n")
             file.flush()
             context.load_cert_chain(path, password=_Password(password))

@@ -327,9 +327,9 @@ class Transaction:
 
     def misses_record(self, number: int, cause: BaseException) -> None:
         """A record for the transaction of this number was refused, and no exception has told so: it is committed whole
-        or not at all. One that has ended meanwhile, or is just ended, was not to have it; and what a participant lacks
-        is its owner's matter."""
-        if number == self.number and self.state is _S.IN_TRANSACTION:
+        or not at all, also by whom it is given away to. One that has ended meanwhile, or is just ended, was not to have
+        it; and what a participant lacks is its owner's matter."""
+        if number == self.number and self.state in (_S.IN_TRANSACTION, _S.RELEASING):
             self.must_abort(abortable(self, cause))
 
     def must_reinit(self, error: TransactionError) -> None:

@@ -844,6 +844,30 @@ def test_a_block_that_is_interrupted_while_its_records_wait_for_room_is_aborted(
     assert committed(cluster, topic) == [b"next"]
 
 
+def test_a_block_that_is_interrupted_before_its_end_has_begun_ends_all_the_same(
+    transactional, cluster, topic
+):
+    sends = transactional._sends
+
+    def interrupt():
+        until(lambda: any(not isinstance(entry, tuple) for entry in list(sends._queue)))
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    interrupting, held = threading.Thread(target=interrupt), Held(transactional)
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012  # the whole block is what is tested
+        with transactional.transaction():
+            transactional.send(topic, b"v").result(SOON)
+            held.__enter__()
+            interrupting.start()
+    interrupting.join()
+    held.__exit__()
+
+    until(lambda: transactional._inner._transaction.state is TransactionState.READY)
+    with transactional.transaction():
+        transactional.send(topic, b"next")
+    assert committed(cluster, topic) == [b"v", b"next"]  # a commit is not cut short
+
+
 def test_transactions_by_name_and_no_record_outside_of_them(transactional, cluster, topic):
     transactional.begin_transaction()
     transactional.send(topic, b"1")

@@ -25,7 +25,8 @@ from aioproducer.errors import (
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.testing import EmbeddedCluster
-from tests.producing import QUICK, quick_producer, until, within
+from aioproducer.transaction import TransactionState
+from tests.producing import FOUR_RECORDS_FILL_IT, LARGE, QUICK, quick_producer, until, within
 
 PLACE = TopicPartition("t", 0)
 
@@ -180,6 +181,26 @@ async def test_a_block_may_give_its_transaction_away(version):
         async with Producer.resume(handle, **settings_of(cluster)) as second:
             await second.commit_transaction()
         assert values(cluster) == [b"1"]
+
+
+async def test_a_transaction_that_lacks_a_row_is_not_given_away(version):
+    async with cluster_of(version) as cluster:
+        async with quick_producer(cluster, transactional_id="tx", **FOUR_RECORDS_FILL_IT) as first:
+            await first.begin_transaction()
+            answer = asyncio.Event()
+            cluster.faults.add(ApiKey.PRODUCE, hold=answer)
+            sending = asyncio.create_task(first.send_many("t", [bytes(LARGE)] * 12, partitions=0))
+            await until(lambda: first.metrics().buffer_waiters)
+            release = asyncio.create_task(first.release_transaction())
+            await until(lambda: first._transaction.state is TransactionState.RELEASING)
+            answer.set()
+            receipt = await within(2, sending)
+            with pytest.raises(TransactionAbortableError, match="release_transaction"):
+                await within(2, release)
+
+            assert receipt.errors
+            await first.abort_transaction()
+        assert values(cluster) == []
 
 
 async def test_a_release_meets_an_abort(version):

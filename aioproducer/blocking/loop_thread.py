@@ -256,8 +256,8 @@ class Call(Generic[T]):
 
     def _cancel(self) -> None:
         self._is_given_up = True
-        if self._task is not None:
-            self._task.cancel()
+        if self._task is not None:  # it has its first step before, and so its clean-up after
+            self._task.get_loop().call_soon(self._task.cancel)
 
     def wait(self, thread: LoopThread, seconds: float | None = None) -> T:
         """The result, or the error with its traceback. Ctrl-C cancels the coroutine, and does not wait for its end.
