@@ -82,6 +82,10 @@ async def test_sizes_are_respected_but_for_the_first_batch():
         assert [base_offsets(answer) for answer in small] == [[0], []]
         each = await fetch(client, fetch_request(0, 0, partition_max_bytes=1100))
         assert [len(answer.records or b"") for answer in each] == [1100, 1070]
+        # A consumer takes a batch that is cut off, with none before it, for one that it can never read.
+        tiny = await fetch(client, fetch_request(0, 0, partition_max_bytes=1000))
+        assert [base_offsets(answer) for answer in tiny] == [[0], []]
+        assert [len(answer.records or b"") for answer in tiny] == [1070, 0]
 
 
 async def test_a_fetch_waits_for_an_append_without_asking_again_and_again(monkeypatch):

@@ -201,7 +201,9 @@ def test_read_cuts_off_what_is_above_the_limit_but_the_first_batch(log: Partitio
 
     assert log.read(0, 1, before=2) == [one]
     assert log.read(0, len(one) + 5, before=2) == [one, two[:5]]
-    assert log.read(0, 7, before=2, at_least_one=False) == [one[:7]]
+    assert log.read(0, len(one), before=2, at_least_one=False) == [one]
+    assert log.read(0, len(one) + 5, before=2, at_least_one=False) == [one, two[:5]]
+    assert log.read(0, len(one) - 1, before=2, at_least_one=False) == []
     assert log.read(0, 0, before=2, at_least_one=False) == []
 
 

@@ -250,14 +250,17 @@ class PartitionLog:
     def read(self, offset: int, max_bytes: int, *, before: int, at_least_one: bool = True) -> list[Bytes]:
         """Batches from the one that holds `offset` on, all of them below `before`.
 
-        The last one is cut off where the limit is, as Kafka does; `at_least_one` lets the first be whole.
+        The last one is cut off where the limit is, as Kafka does. The first never is: `at_least_one` lets it be
+        whole above the limit, else there is none (ReplicaManager.readFromLog, firstEntryIncomplete).
         """
         found: list[Bytes] = []
         left = max_bytes
         for batch in self.batches_from(offset):
-            if batch.last_offset >= before or (left <= 0 and (found or not at_least_one)):
+            if batch.last_offset >= before or (found and left <= 0):
                 break
-            is_whole = len(batch.data) <= left or (at_least_one and not found)
+            if not found and not at_least_one and len(batch.data) > left:
+                break
+            is_whole = len(batch.data) <= left or not found
             found.append(batch.data if is_whole else memoryview(batch.data)[:left])
             left -= len(batch.data)
         return found
