@@ -30,6 +30,7 @@ from aioproducer.testing.state_topic import partition_for
 from aioproducer.testing.transaction_log import TOPIC, decoded, encoded_key, encoded_value
 from aioproducer.types import TopicPartition
 from tests.conftest import MS
+from tests.producing import until
 from tests.raw_client import TIMEOUT, RawClient, address
 from tests.raw_transactions import Identity, refused
 from tests.transaction_stage import (
@@ -412,6 +413,25 @@ async def test_a_transaction_that_was_prepared_is_ended_by_the_next_coordinator(
             reverse = await there.end(me, commit=False, version=on.end_version)
             assert reverse == refused(INVALID_STATE)
         assert [record.value for record in cluster.records("t", committed=True)] == [b"first"]
+
+
+async def test_a_transaction_that_too_few_replicas_would_hold_is_ended_when_they_are_back():
+    async with staged(2, 3) as (cluster, on):
+        me = await on.begin()
+        cluster.transactions.hold_markers()
+        assert (await on.end_once(me, commit=True, version=5)).error == OK
+        followers = [
+            node.node_id for node in cluster.nodes if node.node_id != cluster.transactions.node("txn")
+        ]
+        for node in followers:
+            await cluster.stop_broker(node)
+        cluster.transactions.release_markers()
+        # The marker is there; that the transaction is complete can't be written.
+        await until(lambda: any(batch.header.is_control for batch in cluster.batches("t", 0)), TIMEOUT)
+        assert states(cluster)[-1] == "PREPARE_COMMIT"
+        for node in followers:
+            await cluster.start_broker(node)
+        assert (await within_deadline(cluster.transactions.wait_ended("txn"))).state.name == "COMPLETE_COMMIT"
 
 
 @levels

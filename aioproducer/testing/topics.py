@@ -149,6 +149,7 @@ class Partition:
                 ]
         elif node in self.replicas and node not in self.isr:
             self.isr.append(node)
+        self._changed()
 
     def stop_fetching(self, node: int) -> None:
         """A replica gets no further: while it is in the ISR of another leader, the high watermark stays."""
