@@ -334,6 +334,14 @@ async def test_a_state_that_too_few_replicas_would_hold_is_not_written():
         assert await on.visible() == [b"first"]
 
 
+@pytest.mark.parametrize("brokers", [1, 3])
+async def test_transactions_do_not_need_more_replicas_than_there_are(brokers):
+    async with staged(2, brokers, min_insync_replicas=4) as (cluster, on):
+        me = await on.begin()
+        await on.commit(me)
+        assert states(cluster)[-1] == "COMPLETE_COMMIT"
+
+
 def test_records_of_the_log_are_written_as_kafka_writes_them():
     metadata = TransactionMetadata(
         "txn",

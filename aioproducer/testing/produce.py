@@ -157,7 +157,7 @@ def _check_partition(call: Call, request: ProduceRequest, wanted: _Wanted) -> No
         raise AppendError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{topic.name} is written by brokers only")
     if partition.leader != call.node:
         raise AppendError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"broker {call.node} does not lead the partition")
-    if request.acks == -1 and len(partition.isr) < _fewest_in_sync(partition):
+    if request.acks == -1 and len(partition.isr) < partition.effective_min_isr:
         raise AppendError(
             ErrorCode.NOT_ENOUGH_REPLICAS,
             f"{len(partition.isr)} replicas are in sync, "
@@ -178,11 +178,6 @@ def _check_release(call: Call, batch: memoryview) -> None:
         denied = call.denied(Operation.IDEMPOTENT_WRITE, ResourceType.CLUSTER, CLUSTER_NAME)
         if denied is not None:
             raise AppendError(denied, f"{call.session.principal} may not write idempotently")
-
-
-def _fewest_in_sync(partition: Partition) -> int:
-    """How many replicas acks=all needs in sync: never more than there are (Partition.effectiveMinIsr)."""
-    return min(partition.config.min_insync_replicas, len(partition.replicas))
 
 
 # Answers
@@ -241,7 +236,7 @@ def _settle(call: Call, written: _Written) -> bool:
         answer.error_code = ErrorCode.NOT_LEADER_OR_FOLLOWER
     elif partition.high_watermark <= appended.last_offset:
         return False
-    elif len(partition.isr) < _fewest_in_sync(partition):
+    elif len(partition.isr) < partition.effective_min_isr:
         answer.error_code = ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
     return True
 

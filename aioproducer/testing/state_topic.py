@@ -134,7 +134,7 @@ class StateTopic(Generic[State]):
         Raises:
             Refused: too few replicas are in sync, or the log refuses it.
         """
-        if len(partition.isr) < partition.config.min_insync_replicas:
+        if len(partition.isr) < partition.effective_min_isr:
             raise Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE)
         try:
             return partition.append_by_broker(data).last_offset

@@ -78,6 +78,11 @@ class Partition:
         """Consumers with read_committed see records below it only."""
         return self.log.transactions.last_stable_offset(self.high_watermark)
 
+    @property
+    def effective_min_isr(self) -> int:
+        """How many replicas acks=all needs in sync: never more than there are (Kafka's Partition.effectiveMinIsr)."""
+        return min(self.config.min_insync_replicas, len(self.replicas))
+
     def records(self, *, committed: bool = False) -> list[Record]:
         """All records, or those that consumers with read_committed see."""
         return self.log.committed_records(self.high_watermark) if committed else self.log.records()
