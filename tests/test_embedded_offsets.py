@@ -166,6 +166,21 @@ async def test_with_a_topic_its_offsets_go_too():
         assert cluster.groups.offsets("group") == {("u", 0): 2}
 
 
+async def test_a_topic_can_be_deleted_while_too_few_replicas_hold_the_offsets():
+    async with staged(3) as (cluster, on, group):
+        me = await on.init()
+        assert await group.commit_offset(me, 1, version=5) == OK
+        await on.commit(me)
+        await ended(cluster)
+        partition = cluster.groups.partition_of("group")
+        partition.config = partition.config.changed({"min.insync.replicas": "2"})
+        cluster.set_isr("__consumer_offsets", partition.index, [])
+        cluster.delete_topic("t")
+        assert "t" not in cluster.topics
+        # What says that the offset is gone could not be written.
+        assert cluster.groups.offsets("group") == {("t", 0): 1}
+
+
 async def test_offsets_that_are_not_replicated_wait_and_then_are_refused(monkeypatch):
     monkeypatch.setattr(groups, "COMMIT_TIMEOUT", 50 * MS)
     async with staged(3) as (cluster, on, group):

@@ -7,6 +7,7 @@ has. Offsets live in `__consumer_offsets` and nowhere else, so whoever coordinat
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -167,10 +168,11 @@ class GroupCoordinator:
             raise Refused(ErrorCode.NOT_COORDINATOR)
 
     def forget_topic(self, topic: str) -> None:
-        """A topic is deleted, and with it every group's offsets in it."""
+        """A topic is deleted, and with it every group's offsets in it, but for those that can't be written to."""
         now_ms = self._cluster.now_ms()
         for partition, state in self._states.all_loaded():
             found = state.catch_up(partition.log, partition.high_watermark).concerning(topic)
             if found:
                 records = [encoded_offset(group, target, None, now_ms) for group, target in found]
-                self._states.append(partition, encode_batch(records, now_ms))
+                with suppress(Refused):  # The topic is gone whatever becomes of its offsets.
+                    self._states.append(partition, encode_batch(records, now_ms))
