@@ -218,6 +218,22 @@ async def test_a_frozen_leader_that_is_fenced_hands_over():
             assert (await back.produce(batch_of(b"b"))).error_code == 6
 
 
+async def test_a_fenced_broker_gets_what_was_made_without_it_when_it_thaws():
+    async with EmbeddedCluster(2) as cluster:
+        cluster.freeze_broker(1, fenced_after=5 * MS)
+        await until(lambda: len(cluster.alive()) == 1, TIMEOUT)
+        alone = cluster.create_topic("alone", 2, replication_factor=1).partitions
+        both = cluster.create_topic("both", 2, replication_factor=2).partitions
+        assert [partition.leader for partition in alone + both] == [0, -1, 0, 0]
+        assert [partition.isr for partition in both] == [[0], [0]]
+
+        cluster.thaw_broker(1)
+        assert [partition.leader for partition in alone + both] == [0, 1, 0, 0]
+        assert [sorted(partition.isr) for partition in both] == [[0, 1], [0, 1]]
+        async with RawClient(address(cluster, 1)) as client:
+            assert (await client.produce(batch_of(b"a"), topic="alone", partition=1)).error_code == 0
+
+
 async def test_a_broker_that_thaws_in_time_is_not_fenced():
     async with EmbeddedCluster(2, topics={"t": 1}) as cluster, RawClient(address(cluster)) as client:
         cluster.freeze_broker(1, fenced_after=100 * MS)

@@ -274,9 +274,15 @@ class EmbeddedCluster(Inspection):
 
     def thaw_broker(self, node: int) -> None:
         """A frozen broker goes on; it serves what has arrived meanwhile, and catches up if it was fenced."""
+        was_fenced = self.broker(node).is_fenced
         self.broker(node).thaw()
         for partition in self._partitions():
-            partition.start_fetching(node)
+            if was_fenced:
+                partition.broker_started(
+                    node
+                )  # Also where it never stopped fetching: made while it was fenced.
+            else:
+                partition.start_fetching(node)
 
     async def close_connections(self, node: int) -> None:
         """Cut all connections of a broker that goes on running."""

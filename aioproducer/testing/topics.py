@@ -154,7 +154,7 @@ class Partition:
                 ]
         elif node in self.replicas and node not in self.isr:
             self.isr.append(node)
-        self._changed()
+        self._replicate()
 
     def stop_fetching(self, node: int) -> None:
         """A replica gets no further: while it is in the ISR of another leader, the high watermark stays."""
@@ -165,7 +165,6 @@ class Partition:
         """A replica that had stopped catches up."""
         if node in self._lagging:
             self.broker_started(node)
-            self._replicate()
 
     def delete(self) -> None:
         """Whoever waits for this partition learns that it is gone."""
