@@ -62,6 +62,36 @@ async def test_what_was_not_replicated_is_lost_when_the_leader_moves(acks, answe
         assert [record.value for record in cluster.records("t")] == kept
 
 
+async def test_followers_that_are_not_in_sync_hold_up_nothing():
+    async with EmbeddedCluster(3, topics={"t": 1}) as cluster, RawClient(address(cluster)) as client:
+        cluster.hold_replication("t", 0)
+        answer = asyncio.ensure_future(client.produce(batch_of(b"a")))
+        await until(lambda: len(cluster.records("t")) == 1, TIMEOUT)
+        cluster.set_isr("t", 0, [0, 1])
+        assert (cluster.partition("t", 0).high_watermark, answer.done()) == (0, False)
+
+        cluster.set_isr("t", 0, [0])
+        assert (await asyncio.wait_for(answer, TIMEOUT)).error_code == 0
+        assert (await asyncio.wait_for(client.produce(batch_of(b"b")), TIMEOUT)).error_code == 0
+
+        # Back in sync, they are as far as the high watermark, and fetch nothing yet.
+        cluster.set_isr("t", 0, [0, 1, 2])
+        await client.produce(batch_of(b"c"), acks=1)
+        assert cluster.partition("t", 0).high_watermark == 2
+        cluster.release_replication("t", 0)
+        assert cluster.partition("t", 0).high_watermark == 3
+
+
+async def test_a_partition_without_followers_waits_for_nobody():
+    async with EmbeddedCluster(topics={"t": 1}) as cluster, RawClient(address(cluster)) as client:
+        cluster.hold_replication("t", 0)
+
+        assert (await asyncio.wait_for(client.produce(batch_of(b"a")), TIMEOUT)).error_code == 0
+        await cluster.stop_broker(0)
+        await cluster.start_broker(0)
+        assert len(cluster.records("t")) == 1
+
+
 async def test_answers_carry_the_start_of_the_log():
     async with EmbeddedCluster(topics={"t": 1}) as cluster, RawClient(address(cluster)) as client:
         for _ in range(3):

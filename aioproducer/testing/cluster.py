@@ -374,7 +374,7 @@ class EmbeddedCluster(Inspection):
         moved.move_leader(to_node)
 
     def hold_replication(self, topic: str, partition: int) -> None:
-        """The partition's followers stop fetching: acks=all waits, consumers see nothing new."""
+        """The partition's followers stop fetching: while one is in sync, acks=all waits, consumers see nothing new."""
         self.partition(topic, partition).hold_replication()
 
     def release_replication(self, topic: str, partition: int) -> None:

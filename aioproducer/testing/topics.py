@@ -1,7 +1,8 @@
 """Topics and their partitions as the cluster's brokers see them together: leader, ISR, high watermark, log.
 
 All replicas of a partition share one log. A follower is up to date at once, unless `hold_replication` or
-`stop_fetching` keeps the high watermark where it is; what lies above it is lost when the leader moves.
+`stop_fetching` keeps the high watermark where it is; what lies above it is lost when the leader moves. A follower
+that is not in the ISR holds up nothing.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ class Partition:
         return appended
 
     def hold_replication(self) -> None:
-        """Followers stop fetching: the high watermark stays, acks=all waits."""
+        """Followers stop fetching: while one is in the ISR, the high watermark stays and acks=all waits."""
         self._replicates = False
 
     def release_replication(self) -> None:
@@ -129,7 +130,7 @@ class Partition:
     def set_isr(self, nodes: Sequence[int]) -> None:
         """Say who is in sync. The leader always is."""
         self.isr = [node for node in self.replicas if node in nodes or node == self.leader]
-        self._changed()
+        self._replicate()
 
     def broker_stopped(self, node: int, alive: Collection[int]) -> None:
         """Leave the ISR, unless it is the last one in it; a leader hands over to the next in sync."""
@@ -172,8 +173,9 @@ class Partition:
         self._changed()
 
     def _replicate(self) -> None:
-        is_behind = any(node in self._lagging and node != self.leader for node in self.isr)
-        if self._replicates and not is_behind:
+        # Followers outside of the ISR hold up nothing (Partition.maybeIncrementLeaderHW).
+        followers = [node for node in self.isr if node != self.leader]
+        if not followers or (self._replicates and self._lagging.isdisjoint(followers)):
             self.high_watermark = self.log.end_offset
         self._changed()
 
