@@ -151,6 +151,42 @@ def test_anyio_in_auto_mode_is_refused_and_does_not_hang(project):
     assert "set asyncio_mode=strict" in told
 
 
+ASKS_THE_CLUSTER = """
+    import pytest
+
+    from aioproducer import Producer
+
+    {mark}
+    async def test_cluster(kafka_cluster):
+        async with Producer(kafka_cluster.bootstrap_servers, max_block_ms=5_000) as producer:
+            await producer.send_and_wait("orders", b"7")
+"""
+
+
+@pytest.mark.parametrize(
+    ("mark", "test_scope", "fixture_scope", "told_scope"),
+    [
+        ("@pytest.mark.asyncio(loop_scope='module')", "function", "function", "module"),
+        ("@pytest.mark.asyncio", "session", "function", "session"),
+        ("", "session", "function", "session"),
+        ("", "function", "session", "function"),
+        ("", "session", "session", None),
+        ("@pytest.mark.asyncio(loop_scope='module')", "function", "module", None),
+    ],
+)
+def test_cluster_that_nobody_would_serve_names_the_setting(
+    project, mark, test_scope, fixture_scope, told_scope
+):
+    options = ["-o", "asyncio_mode=auto", "-o", f"asyncio_default_test_loop_scope={test_scope}"]
+    options += ["-o", f"asyncio_default_fixture_loop_scope={fixture_scope}"]
+    tests = ASKS_THE_CLUSTER.format(mark=mark)
+
+    told = run_pytest(project(tests), *options)
+
+    assert ("1 error" if told_scope else "1 passed") in told, told
+    assert told_scope is None or f"set asyncio_default_fixture_loop_scope={told_scope}, or" in told
+
+
 def test_test_that_is_not_async_is_told_why_it_gets_no_cluster(project):
     told = run_pytest(project("def test_sync(kafka_cluster): pass"))
 

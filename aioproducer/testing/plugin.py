@@ -64,6 +64,13 @@ def kafka_cluster(request: pytest.FixtureRequest) -> EmbeddedCluster:
             "or let EmbeddedCluster run in a thread or process of its own",
             pytrace=False,
         )
+    of_test, of_fixtures = _loop_scope_of_test(request), _loop_scope(request.config, "fixture")
+    if runner == "asyncio" and of_test != of_fixtures:
+        pytest.fail(
+            f"kafka_cluster would be on the event loop of the {of_fixtures}, and the test is on that of the {of_test}; "
+            f"set asyncio_default_fixture_loop_scope={of_test}, or mark the test with loop_scope={of_fixtures!r}",
+            pytrace=False,
+        )
     cluster: EmbeddedCluster = request.getfixturevalue(f"_kafka_cluster_of_{runner}")
     return cluster
 
@@ -77,6 +84,21 @@ def _asyncio_mode(config: pytest.Config) -> str:
 def _is_async(request: pytest.FixtureRequest) -> bool:
     test = getattr(request, "function", None)
     return request.node.get_closest_marker("asyncio") is not None or inspect.iscoroutinefunction(test)
+
+
+def _loop_scope_of_test(request: pytest.FixtureRequest) -> str:
+    marker = request.node.get_closest_marker("asyncio")
+    settings = marker.kwargs if marker is not None else {}
+    return settings.get("loop_scope") or settings.get("scope") or _loop_scope(request.config, "test")
+
+
+def _loop_scope(config: pytest.Config, kind: str) -> str:
+    """The scope of the loop that pytest-asyncio gives to tests or fixtures that ask for none."""
+    try:
+        scope = config.getini(f"asyncio_default_{kind}_loop_scope")
+    except ValueError:  # pytest-asyncio is too old for the setting, or not there
+        scope = None
+    return "function" if scope in (None, "", "fixture-scope") else str(scope)
 
 
 @asyncio_fixture
