@@ -150,6 +150,18 @@ async def test_a_topic_is_created_on_demand_and_ready_at_the_second_ask():
         assert (second.error_code, len(second.partitions)) == (0, 3)
 
 
+@pytest.mark.parametrize(("name", "key_type"), [("__consumer_offsets", 0), ("__transaction_state", 1)])
+async def test_an_internal_topic_is_created_on_demand_as_its_coordinators_need_it(name, key_type):
+    async with EmbeddedCluster(3) as cluster, RawClient(address(cluster)) as client:
+        await client.metadata(name)
+        found = await client.ask(FindCoordinatorRequest(key_type=key_type, coordinator_keys=["a"]), 4)
+
+        assert isinstance(found, FindCoordinatorResponse)
+        assert found.coordinators[0].error_code == 0
+        assert len(cluster.topics[name].partitions) == 50
+        assert len((await client.metadata(name)).topics[0].partitions) == 50
+
+
 async def test_no_topic_is_created_unless_broker_and_client_agree():
     async with EmbeddedCluster(auto_create=False) as cluster, RawClient(address(cluster)) as client:
         assert (await client.metadata("t")).topics[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION

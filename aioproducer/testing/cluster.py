@@ -26,10 +26,12 @@ from aioproducer.testing.faults import FaultScript
 from aioproducer.testing.groups import GroupCoordinator
 from aioproducer.testing.inspection import Inspection
 from aioproducer.testing.log_config import LogConfig
+from aioproducer.testing.offset_log import TOPIC as OFFSETS_TOPIC
 from aioproducer.testing.quotas import Quota, Quotas
 from aioproducer.testing.releases import release_named
 from aioproducer.testing.security import Security
 from aioproducer.testing.topics import NO_LEADER, Partition, Topic, is_valid_name
+from aioproducer.testing.transaction_log import TOPIC as TRANSACTIONS_TOPIC
 from aioproducer.testing.transactions import TransactionCoordinator
 from aioproducer.types import Node
 
@@ -411,6 +413,15 @@ class EmbeddedCluster(Inspection):
         self.quotas.set(client_id, Quota(producer_byte_rate, request_percentage))
 
     # For brokers and handlers
+
+    def auto_create_topic(self, name: str) -> None:
+        """Create a topic that a client has asked for; an internal one as its coordinators need it."""
+        if name == OFFSETS_TOPIC:
+            self.groups.create_topic()
+        elif name == TRANSACTIONS_TOPIC:
+            self.transactions.create_topic()
+        else:
+            self.create_topic(name)
 
     def coordinator(self, key: str, *, of_transactions: bool = False) -> Node | None:
         """The broker that coordinates a group or a transactional id; None if there is none now."""

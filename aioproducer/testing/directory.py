@@ -168,7 +168,7 @@ def _looked_up(
         # LEADER_NOT_AVAILABLE.)
         error = creation_refusal(call, wanted.name) or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         if error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-            cluster.create_topic(wanted.name)
+            cluster.auto_create_topic(wanted.name)
     else:
         error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     return MetadataResponse.MetadataResponseTopic(

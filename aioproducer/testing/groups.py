@@ -97,6 +97,12 @@ class GroupCoordinator:
         """
         self._memberships[group] = _Membership(generation, dict(members))
 
+    # For the cluster
+
+    def create_topic(self) -> None:
+        """Make `__consumer_offsets`, if it is not there."""
+        self._states.partitions()
+
     # For handlers
 
     def partition_of(self, group: str) -> Partition:

@@ -208,6 +208,12 @@ class TransactionCoordinator:
         transaction.expire()
         self._write(transaction)
 
+    # For the cluster
+
+    def create_topic(self) -> None:
+        """Make `__transaction_state`, if it is not there."""
+        self._states.partitions()
+
     # For handlers: every one raises Refused with the code to answer
 
     async def init_producer_id(
