@@ -368,6 +368,21 @@ async def test_create_topics(version):
         assert cluster.topics["new"].config.max_message_bytes == 5000
 
 
+async def test_topics_whose_names_differ_in_dots_and_underscores_only_collide():
+    async with EmbeddedCluster(topics={"a.b_c": 1}) as cluster, RawClient(address(cluster)) as client:
+        with pytest.raises(ValueError, match=r"'a_b\.c' can't be made: it collides with topic 'a\.b_c'"):
+            cluster.create_topic("a_b.c")
+        topic = CreateTopicsRequest.CreatableTopic(name="a_b.c", num_partitions=1, replication_factor=1)
+        response = await client.ask(CreateTopicsRequest(topics=[topic]), 7)
+        assert isinstance(response, CreateTopicsResponse)
+        assert response.topics[0].error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
+        assert response.topics[0].error_message == "Topic 'a_b.c' collides with existing topic: a.b_c"
+        for _ in range(2):
+            described = (await client.metadata("a.b.c")).topics[0]
+            assert described.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        assert list(cluster.topics) == ["a.b_c"]
+
+
 async def test_create_topics_can_be_rehearsed():
     async with EmbeddedCluster() as cluster, RawClient(address(cluster)) as client:
         topic = CreateTopicsRequest.CreatableTopic(name="t", num_partitions=1, replication_factor=1)

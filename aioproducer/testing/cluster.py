@@ -309,7 +309,8 @@ class EmbeddedCluster(Inspection):
             config: By Kafka's names: max.message.bytes, message.timestamp.type, min.insync.replicas.
 
         Raises:
-            ValueError: the topic exists, or its name, a number or its config makes no sense.
+            ValueError: the topic exists, its name collides with another's, or its name, a number or its config
+                makes no sense.
         """
         count = self.default_partitions if partitions is None else partitions
         replicas = self.default_replication_factor if replication_factor is None else replication_factor
@@ -319,6 +320,8 @@ class EmbeddedCluster(Inspection):
             raise ValueError(
                 f"topic {name!r} can't be made: a name has 1 to 249 of a-z, A-Z, 0-9, '.', '_', '-'"
             )
+        if (other := self.colliding_topic(name)) is not None:
+            raise ValueError(f"topic {name!r} can't be made: it collides with topic {other!r}")
         if count < 1 or not 1 <= replicas <= len(self._brokers):
             raise ValueError(f"topic {name!r} with {count} partitions and {replicas} replicas can't be made")
         settings = self.check_config(config or {})
@@ -422,6 +425,13 @@ class EmbeddedCluster(Inspection):
             self.transactions.create_topic()
         else:
             self.create_topic(name)
+
+    def colliding_topic(self, name: str) -> str | None:
+        """The topic whose name differs from this one in '.' and '_' only: their metrics would have one name."""
+        unified = name.replace(".", "_")
+        if "_" not in unified:
+            return None
+        return next((other for other in self.topics if other.replace(".", "_") == unified), None)
 
     def coordinator(self, key: str, *, of_transactions: bool = False) -> Node | None:
         """The broker that coordinates a group or a transactional id; None if there is none now."""

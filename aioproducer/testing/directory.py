@@ -167,7 +167,8 @@ def _looked_up(
         # Made, the topic is there when the client asks again. (With ZooKeeper, Kafka said
         # LEADER_NOT_AVAILABLE.)
         error = creation_refusal(call, wanted.name) or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        if error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+        # Of a collision the controller alone knows, and the broker does not wait for its answer.
+        if error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and cluster.colliding_topic(wanted.name) is None:
             cluster.auto_create_topic(wanted.name)
     else:
         error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -281,6 +282,9 @@ def _created(
         result.error_code = ErrorCode.TOPIC_ALREADY_EXISTS
     elif not is_valid_name(wanted.name):
         result.error_code = ErrorCode.INVALID_TOPIC_EXCEPTION
+    elif (other := cluster.colliding_topic(wanted.name)) is not None:
+        result.error_code = ErrorCode.INVALID_TOPIC_EXCEPTION
+        result.error_message = f"Topic '{wanted.name}' collides with existing topic: {other}"
     elif wanted.assignments:
         result.error_code = ErrorCode.INVALID_REPLICA_ASSIGNMENT
         result.error_message = "the embedded cluster assigns replicas itself"
