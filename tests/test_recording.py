@@ -380,6 +380,19 @@ async def test_partitions_are_those_that_the_test_has_set():
             producer.set_partitions("a b", 1)
 
 
+async def test_topic_that_was_sent_to_keeps_its_default_partitions():
+    async with RecordingProducer() as producer:
+        producer.default_partitions = 12
+        await producer.send("orders", b"")
+
+        with pytest.raises(ValueError, match="12 is the least"):
+            producer.set_partitions("orders", 3)
+        producer.set_partitions("others", 3)
+
+        assert len(await producer.partitions_for("orders")) == 12
+        assert len(await producer.partitions_for("others")) == 3
+
+
 async def test_topics_that_nobody_may_create_are_unknown_at_once():
     producer = RecordingProducer(allow_auto_create_topics=False)
     producer.set_partitions("orders", 1)

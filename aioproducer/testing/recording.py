@@ -131,7 +131,8 @@ class RecordingProducer(Producer):
             ValueError: the topic would lose partitions, or have none.
         """
         check_topic_name(topic)
-        least = self._script.partitions.get(topic, 1)
+        known = self._topics.topic(topic) if self._state is State.RUNNING else None
+        least = self._script.partitions.get(topic, 1 if known is None else len(known.partitions))
         if count < least:
             raise ValueError(f"topic {topic} can't have {count} partitions; {least} is the least")
         self._script.partitions[topic] = count
