@@ -392,6 +392,16 @@ async def test_create_topics_can_be_rehearsed():
         assert cluster.topics == {}
 
 
+async def test_records_begin_where_the_log_does_also_within_a_batch():
+    async with EmbeddedCluster(topics={"t": 1}) as cluster, RawClient(address(cluster)) as client:
+        await client.produce(batch_of(*(b"%d" % number for number in range(10))))
+        cluster.log("t", 0).delete_before(5)
+
+        for committed in (False, True):
+            records = cluster.records("t", committed=committed)
+            assert [record.offset for record in records] == [5, 6, 7, 8, 9]
+
+
 async def test_partitions_can_be_added():
     async with EmbeddedCluster(2, topics={"t": 1}) as cluster, RawClient(address(cluster)) as client:
         cluster.add_partitions("t", 3)

@@ -56,7 +56,13 @@ class Inspection:
                 transactions that are open or aborted, and nothing behind the first record of an open one.
         """
         parts = self.topics[topic].partitions if partition is None else [self.partition(topic, partition)]
-        return [record for part in parts for record in part.records(committed=committed)]
+        # The first batch may begin below the log's start.
+        return [
+            record
+            for part in parts
+            for record in part.records(committed=committed)
+            if record.offset >= part.log.start_offset
+        ]
 
     # Requests
 
