@@ -240,6 +240,30 @@ def test_a_fault_that_does_nothing_is_refused():
         script.add(ApiKey.PRODUCE, after_append=True, drop_before=True)
 
 
+@pytest.mark.parametrize(
+    "api_key",
+    [
+        ApiKey.METADATA,
+        ApiKey.FIND_COORDINATOR,
+        ApiKey.CREATE_TOPICS,
+        ApiKey.FETCH,
+        ApiKey.LIST_OFFSETS,
+        ApiKey.OFFSET_FETCH,
+        ApiKey.API_VERSIONS,
+        ApiKey.SASL_HANDSHAKE,
+        ApiKey.SASL_AUTHENTICATE,
+    ],
+)
+def test_an_error_after_the_append_is_refused_where_nothing_is_appended(api_key):
+    script = FaultScript()
+
+    with pytest.raises(ValueError, match=f"{api_key.name} appends nothing"):
+        script.add(api_key, error=15, after_append=True)
+
+    script.add(api_key, down_for=0, after_append=True)
+    assert len(list(script)) == 1
+
+
 def test_a_script_lists_what_is_left_and_can_be_cleared():
     script = FaultScript()
     first = script.add(ApiKey.PRODUCE, error=7)

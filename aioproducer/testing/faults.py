@@ -127,7 +127,8 @@ class FaultScript:
         Args:
             api_key: The requests that are meant.
             error: Answered for the partitions, topics or request meant, instead of doing what was asked.
-            after_append: Do what was asked first, then answer `error`, move leaders, freeze or go down.
+            after_append: Do what was asked first, then answer `error`, move leaders, freeze or go down. An
+                error only to requests that append: Produce and those of transactions.
             drop_before: Close the connection instead of serving the request.
             drop_after_append: Serve the request, then close the connection without an answer.
             delay: Seconds between serving the request and answering it. Nothing else is read meanwhile, and
@@ -214,6 +215,8 @@ def _check(fault: Fault) -> None:
         raise ValueError(
             "after_append says when error, move_leader_to, down_for or freeze_for happen; name one of them"
         )
+    if fault.after_append and fault.error is not None and fault.api_key not in _WITH_LATE_ERRORS:
+        raise ValueError(f"{fault.api_key.name} appends nothing, so its error can't come after_append")
     if fault.drop_before and (fault.drop_after_append or fault.after_append):
         raise ValueError("drop_before serves no request, so nothing can come after it was served")
     for name, lowest in _LOWEST.items():
@@ -226,6 +229,16 @@ def _any_of(wishes: Sequence[object]) -> bool:
     """Whether one is not None; 0 is a wish."""
     return any(wish is not None for wish in wishes)
 
+
+_WITH_LATE_ERRORS = (
+    ApiKey.PRODUCE,
+    ApiKey.INIT_PRODUCER_ID,
+    ApiKey.ADD_PARTITIONS_TO_TXN,
+    ApiKey.ADD_OFFSETS_TO_TXN,
+    ApiKey.END_TXN,
+    ApiKey.TXN_OFFSET_COMMIT,
+)
+"""Whose handlers ask `Call.late_error`."""
 
 _LOWEST = {
     "count": 1,

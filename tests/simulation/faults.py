@@ -60,7 +60,7 @@ ERRORS: dict[ApiKey, list[Code]] = {
 }
 LATE_ERRORS: dict[ApiKey, list[Code]] = {
     PRODUCE: [*AFTER_APPEND, Code.UNKNOWN_SERVER_ERROR],
-    **{api: list(MAY_BE_WRITTEN) for api in COORDINATED},
+    **{api: list(MAY_BE_WRITTEN) for api in COORDINATED if api is not ApiKey.FIND_COORDINATOR},
 }
 
 
