@@ -470,7 +470,7 @@ async def test_a_commit_that_could_not_be_sent_is_surely_not_committed(version):
 
 
 async def test_an_abort_without_an_answer_can_be_called_again(version):
-    async with transactional(version, max_block_ms=200_000 * MS, request_timeout_ms=50_000 * MS) as (
+    async with transactional(version, max_block_ms=1_000_000 * MS, request_timeout_ms=50_000 * MS) as (
         cluster,
         producer,
     ):
