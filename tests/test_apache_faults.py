@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from aioproducer import Outcome, Producer
+from aioproducer.testing import apache
 from aioproducer.testing.apache import ApacheKafka
 from tests.apache_clusters import LEAN, NOTICES_SOON, running
 from tests.apache_load import EVERYBODY, PARTITIONS, Victim, compare, leader_of_first, under_load
@@ -151,6 +152,18 @@ async def test_restart_of_the_whole_cluster_costs_no_record(cluster, report, top
     assert counts == {"acknowledged": len(load.sent)}
     assert load.errors["BrokerConnectionError"] > 0
     assert before.isdisjoint(node.pid for node in cluster.nodes)
+
+
+async def test_broker_without_a_quorum_of_controllers_is_killed_by_restart(cluster, monkeypatch, caplog):
+    monkeypatch.setattr(apache, "_QUORUM_WAIT", 2000 * MS)
+    for node in (0, 1):
+        await cluster.kill(node)
+
+    await cluster.restart()
+
+    assert all(node.pid for node in cluster.nodes)
+    assert "broker 2 is killed" in caplog.text
+    assert {await cluster.leader("later", partition) for partition in range(3)} <= {0, 1, 2}
 
 
 @on_both

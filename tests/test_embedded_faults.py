@@ -21,6 +21,7 @@ from aioproducer.protocol.messages import (
 from aioproducer.testing import EmbeddedCluster
 from aioproducer.testing.faults import FaultScript
 from tests.conftest import MS
+from tests.producing import until
 from tests.raw_client import TIMEOUT, RawClient, address, batch_of, produce_request
 
 
@@ -110,6 +111,21 @@ async def test_drop_before_closes_without_an_append():
         message = cluster.requests[0].message
         assert isinstance(message, ProduceRequest)
         assert message.topic_data[0].partition_data[0].records is None
+
+
+async def test_a_request_that_is_held_is_served_although_its_client_has_gone():
+    async with EmbeddedCluster(topics={"t": 1}) as cluster:
+        arrives = asyncio.Event()
+        async with RawClient(address(cluster)) as client:
+            fault = cluster.faults.add(ApiKey.PRODUCE, hold_before=arrives)
+            client.send(produce_request({("t", 0): batch_of(b"late")}), 12)
+            await asyncio.wait_for(fault.reached(), TIMEOUT)
+        async with RawClient(address(cluster)) as client:
+            await client.produce(batch_of(b"early"))
+            arrives.set()
+            await until(lambda: len(cluster.records("t")) == 2)
+
+        assert [record.value for record in cluster.records("t")] == [b"early", b"late"]
 
 
 async def test_drop_after_append_closes_with_the_records_in_the_log():

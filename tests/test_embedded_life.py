@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
+from aioproducer import Producer
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.messages import FetchRequest, MetadataRequest
 from aioproducer.testing import EmbeddedCluster, Security
@@ -359,6 +360,69 @@ async def test_a_cluster_can_be_stopped_twice_and_started_again_with_its_records
         assert len(cluster.records("t")) == 2
         assert cluster.broker(0).state is BrokerState.RUNNING
         await cluster.stop()
+
+
+async def test_a_cluster_that_starts_again_goes_on_with_its_topics_and_records():
+    with Leftovers():
+        cluster = EmbeddedCluster(2, topics={"t": 2, "deleted": 1})
+        async with cluster:
+            servers = cluster.bootstrap_servers
+            async with RawClient(address(cluster)) as client:
+                assert (await client.produce(batch_of(b"a"))).error_code == 0
+            cluster.delete_topic("deleted")
+            cluster.create_topic("made.later")
+            await cluster.stop_broker(1)
+
+        async with cluster:
+            assert cluster.bootstrap_servers == servers
+            assert sorted(cluster.topics) == ["made.later", "t"]
+            assert [node.node_id for node in cluster.alive()] == [0, 1]
+            assert cluster.partition("t", 1).isr == [0, 1]
+            async with RawClient(address(cluster)) as client:
+                assert (await client.produce(batch_of(b"b"))).error_code == 0
+            assert [record.value for record in cluster.records("t")] == [b"a", b"b"]
+
+
+async def test_a_start_that_failed_can_be_repeated():
+    cluster = EmbeddedCluster(topics={"t": 1, "u": 1})
+    cluster.create_topic("u")
+    with pytest.raises(ValueError, match="topic u exists"):
+        await cluster.start()
+    cluster.delete_topic("u")
+    async with cluster:
+        assert sorted(cluster.topics) == ["t", "u"]
+
+
+async def test_a_cluster_that_runs_refuses_to_start_and_goes_on():
+    async with EmbeddedCluster(2, topics={"t": 1}) as cluster, RawClient(address(cluster)) as client:
+        await cluster.stop_broker(1)
+        with pytest.raises(RuntimeError, match=r"broker 0 is running; call stop\(\) first.*start_broker\(\)"):
+            await cluster.start()
+
+        assert (await client.produce(batch_of(b"a"))).error_code == 0
+
+
+@pytest.mark.parametrize("tv", [1, 2])
+def test_a_prepared_transaction_is_completed_after_a_start_on_another_loop(tv):
+    cluster = EmbeddedCluster(topics={"t": 1}, versions="4.3", transaction_version=tv)
+
+    async def prepare() -> None:
+        async with cluster, Producer(cluster.bootstrap_servers, transactional_id="txn") as producer:
+            await producer.begin_transaction()
+            await producer.send("t", b"a")
+            cluster.transactions.hold_markers()
+            await producer.commit_transaction()
+            assert cluster.records("t", committed=True) == []
+
+    async def complete() -> None:
+        async with cluster:
+            cluster.transactions.release_markers()
+            async with asyncio.timeout(TIMEOUT):
+                await cluster.transactions.wait_ended("txn")
+            assert [record.value for record in cluster.records("t", committed=True)] == [b"a"]
+
+    asyncio.run(prepare())
+    asyncio.run(complete())
 
 
 async def test_a_cluster_that_was_never_started_can_be_stopped():

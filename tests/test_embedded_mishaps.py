@@ -11,7 +11,7 @@ from aioproducer.protocol.api import ApiKey, decode_response
 from aioproducer.protocol.messages import ProduceResponse
 from aioproducer.testing import EmbeddedCluster
 from aioproducer.testing.broker import BrokerState
-from aioproducer.testing.faults import FaultScript
+from aioproducer.testing.faults import FaultScript, ImpossibleFaultError
 from tests.conftest import MS
 from tests.producing import until
 from tests.raw_client import TIMEOUT, RawClient, address, batch_of, produce_request
@@ -339,16 +339,39 @@ async def test_faults_of_different_partitions_befall_the_same_request():
         assert errors == [6, 6, 5]
 
 
-async def test_a_move_that_can_not_be_is_told_at_the_end():
-    async with EmbeddedCluster(2, topics={"t": 1}, replication_factor=1) as cluster:
+@pytest.mark.parametrize("after_append", [False, True])
+@pytest.mark.parametrize(
+    ("replicas", "problem"),
+    [
+        (1, "it has no replica of it; its replicas are on broker 0"),
+        (2, r"it is stopped; call start_broker\(1\) first"),
+    ],
+)
+async def test_a_scripted_move_that_is_impossible_fails_with_the_brokers_state(
+    replicas, problem, after_append, caplog
+):
+    async with EmbeddedCluster(2, topics={"t": 1}, replication_factor=replicas) as cluster:
         async with RawClient(address(cluster)) as client:
-            cluster.faults.add(ApiKey.PRODUCE, move_leader_to=1)
+            await cluster.stop_broker(1)
+            cluster.faults.add(ApiKey.PRODUCE, move_leader_to=1, after_append=after_append)
             client.send(produce_request({("t", 0): batch_of(b"a")}), 12)
             assert await client.is_closed()
 
-        with pytest.raises(ValueError, match="broker 1 can't lead t-0"):
+        scripted = (
+            r"scripted for PRODUCE \(move_leader_to=1\) can't be carried out: broker 1 can't lead t-0: "
+        )
+        with pytest.raises(ImpossibleFaultError, match=scripted + problem):
             await cluster.__aexit__(None, None, None)
         cluster.failures.clear()
+    assert "can't be carried out" in caplog.text
+    assert "a bug" not in caplog.text
+
+
+@pytest.mark.parametrize("wish", ["node", "move_leader_to"])
+@pytest.mark.parametrize("broker", [-1, 2])
+def test_a_fault_for_a_broker_that_does_not_exist_is_refused(wish, broker):
+    with pytest.raises(ValueError, match=f"{wish}={broker} is not a broker.*the node ids are 0 to 1"):
+        EmbeddedCluster(2).faults.add(ApiKey.PRODUCE, delay=1.0, **{wish: broker})
 
 
 @pytest.mark.parametrize(

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import struct
+
+import crc32c
 import pytest
 
 from aioproducer.compression import Codec, compressor
 from aioproducer.errors import ProtocolError
 from aioproducer.protocol.error_codes import ErrorCode
-from aioproducer.recordbatch import check_crc, read_header, read_records
+from aioproducer.recordbatch import ATTRIBUTES_AT, CRC_AT, check_crc, read_header, read_records
+from aioproducer.testing import EmbeddedCluster
 from aioproducer.testing.decompression import decompress, decompress_as_broker
 from aioproducer.testing.log import AppendError
 from aioproducer.testing.log_config import HOUR_MS, LogConfig
 from aioproducer.testing.record_scan import scan_records
-from aioproducer.testing.validation import ValidBatch, only_batch, validate
+from aioproducer.testing.validation import RequestError, ValidBatch, only_batch, validate
 from tests.conformance.crafted import batch_of_payload, crafted, record
 from tests.oracle import OracleRecord, encode_batch, encode_records
-from tests.raw_client import NOW, batch_of
+from tests.raw_client import NOW, RawClient, address, batch_of, produce_request
 
 CONFIG = LogConfig()
 PACKED = (Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD)
@@ -50,6 +54,82 @@ def test_what_stands_behind_the_batch_is_left_out():
 def test_no_batch_is_refused():
     for nothing in (None, b"", batch_of(b"x")[:-1]):
         assert refusal(nothing).code is ErrorCode.INVALID_RECORD
+
+
+def changed(format: str, at: int, value: int, batch: bytes | None = None) -> bytes:
+    """A batch with another number in its header, and the right checksum."""
+    data = bytearray(batch_of(b"a", b"b") if batch is None else batch)
+    struct.pack_into(format, data, at, value)
+    struct.pack_into(">I", data, CRC_AT, crc32c.crc32c(bytes(data[ATTRIBUTES_AT:])))
+    return bytes(data)
+
+
+REPACKED = LogConfig(compression_type="gzip")
+REPACKED_LATER = LogConfig(compression_type="gzip", message_timestamp_type="LogAppendTime")
+
+
+@pytest.mark.parametrize("config", [REPACKED, REPACKED_LATER])
+@pytest.mark.parametrize(
+    "batch",
+    [
+        changed(">q", 27, -5),
+        batch_of(b"a", timestamp=-2),
+        changed(">q", 43, -2),
+        changed(">h", 51, 0, changed(">q", 43, -2)),
+        changed(">i", 53, 0, changed(">q", 43, -2)),
+    ],
+    ids=["base time", "time", "producer id", "producer id, epoch 0", "producer id, sequence 0"],
+)
+def test_kafka_refuses_to_pack_negative_times_and_half_a_producer_again(batch, config):
+    assert refusal(batch, config).code is ErrorCode.UNKNOWN_SERVER_ERROR
+    assert validated(batch).header.base_timestamp == read_header(batch).base_timestamp, "it is kept as it is"
+
+
+def test_a_negative_producer_id_with_epoch_and_sequence_is_packed_again():
+    batch = changed(">i", 53, 0, changed(">h", 51, 0, changed(">q", 43, -2)))
+
+    assert validated(batch, REPACKED).header.producer_id == -2
+
+
+@pytest.mark.parametrize("codec", [5, 6, 7])
+def test_an_unknown_codec_below_version_7_fails_the_request(codec):
+    batch = changed(">h", ATTRIBUTES_AT, codec)
+
+    with pytest.raises(RequestError, match=f"no codec {codec}"):
+        only_batch(memoryview(batch), 6)
+    assert only_batch(memoryview(batch), 7) == batch
+    assert refusal(batch).code is ErrorCode.UNKNOWN_SERVER_ERROR
+
+
+def short(length: int) -> bytes:
+    """A batch that is as long as it says, and shorter than a header."""
+    data = bytearray(batch_of(b"a")[: 12 + length])
+    struct.pack_into(">i", data, 8, length)
+    return bytes(data)
+
+
+@pytest.mark.parametrize("length", [14, 17, 38])
+@pytest.mark.parametrize("version", [3, 9])
+async def test_a_batch_without_a_whole_producer_id_fails_the_request(length, version):
+    async with EmbeddedCluster(topics={"t": 2}) as cluster, RawClient(address(cluster)) as client:
+        request = produce_request({("t", 0): short(length), ("t", 1): batch_of(b"a")})
+        response = await client.ask(request, version)
+
+        parts = response.responses[0].partition_responses
+        assert [(part.index, part.error_code, part.base_offset, part.log_start_offset) for part in parts] == [
+            (0, -1, -1, -1),
+            (1, -1, -1, -1),
+        ]
+        assert cluster.records("t") == []
+
+
+async def test_a_batch_with_a_producer_id_and_no_whole_header_concerns_its_partition_alone():
+    async with EmbeddedCluster(topics={"t": 2}) as cluster, RawClient(address(cluster)) as client:
+        request = produce_request({("t", 0): short(39), ("t", 1): batch_of(b"a")})
+        response = await client.ask(request, 9)
+
+        parts = response.responses[0].partition_responses
+        assert [part.error_code for part in parts] == [ErrorCode.CORRUPT_MESSAGE, 0]
 
 
 def test_log_append_time_is_written_with_a_new_checksum():

@@ -164,7 +164,7 @@ async def test_serializers_and_interceptors_run_as_in_the_producer():
         producer.fail_next()
         await producer.send("orders", 8, key="k")
         await asyncio.sleep(0)
-        with pytest.raises(IllegalStateError, match="async serializer"):
+        with pytest.raises(IllegalStateError, match=r"async value_serializer .*Framed"):
             producer.try_send("orders", 9)
 
     [record] = producer.sent
@@ -496,7 +496,7 @@ async def test_it_leaves_no_task_thread_or_memory_behind():
 
         accumulator = producer._accumulator
         assert accumulator.memory.available == accumulator.memory.total
-        assert (len(accumulator._lingering), len(accumulator._filled), len(accumulator.incomplete)) == (
+        assert (len(accumulator._lingers), len(accumulator._filled), len(accumulator.incomplete)) == (
             0,
             0,
             0,

@@ -42,6 +42,10 @@ __all__ = ["ApacheKafka", "ApacheKafkaError", "ApacheKafkaMissingError", "Apache
 _POLL = 0.05
 """Seconds between two questions to a broker that is not ready yet."""
 
+_QUORUM_WAIT = 10.0
+"""Seconds that a broker has to shut down without a quorum of controllers. The last of several controllers that
+shut down together takes 5 s; a broker that still has to hand over its leaderships would wait for minutes."""
+
 _logger = logging.getLogger("aioproducer.testing")
 
 
@@ -238,7 +242,8 @@ class ApacheKafka:
     async def stop_broker(self, node_id: int) -> None:
         """Let a broker shut down by itself (SIGTERM): it hands its leaderships over first.
 
-        Cancelling leaves it shutting down.
+        If half of the controllers or more are down or paused, there is no controller that would let the broker
+        go, and it is killed after 10 s. Cancelling leaves it shutting down.
 
         Raises:
             ApacheKafkaError: it did not end within start_timeout.
@@ -264,7 +269,8 @@ class ApacheKafka:
         """Take one broker down, or all of them at once, and start it again with its old ports and data.
 
         All at once means that for a while there is no broker at all; those that are down already are started
-        too. Of several controllers, the last one to shut down by itself waits 5 s for the others.
+        too. Of several controllers, the last one to shut down by itself waits 5 s for the others. A broker that
+        can't end because half of the controllers or more are down or paused is killed after 10 s.
 
         Args:
             node_id: one broker; by default the whole cluster.
@@ -433,8 +439,31 @@ class ApacheKafka:
             self.resume(broker.id)
             process.terminate()
         async with self._within_start_timeout(brokers, "shutting down"):
+            await self._end_or_kill(brokers)
             for process in processes:
                 await self._held.children.wait(process)
+
+    async def _end_or_kill(self, brokers: Sequence[Broker]) -> None:
+        """Wait for the end of brokers that are shutting down; kill those that wait in vain for a controller."""
+        now = asyncio.get_running_loop().time
+        had_quorum_at = now()
+        while running := [broker for broker in brokers if broker.running]:
+            if self._has_quorum():
+                had_quorum_at = now()
+            elif now() - had_quorum_at > _QUORUM_WAIT:
+                for broker in running:
+                    _logger.warning(
+                        "broker %d is killed: it did not shut down within %g s without a quorum of controllers",
+                        broker.id,
+                        _QUORUM_WAIT,
+                    )
+                    await self.kill(broker.id)
+            await asyncio.sleep(_POLL)
+
+    def _has_quorum(self) -> bool:
+        voters = self._brokers[: controller_count(len(self._brokers))]
+        up = [broker for broker in voters if broker.running and not broker.is_paused]
+        return len(up) > len(voters) // 2
 
     @asynccontextmanager
     async def _within_start_timeout(self, brokers: Sequence[Broker], doing: str) -> AsyncIterator[None]:

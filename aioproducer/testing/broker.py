@@ -30,7 +30,7 @@ from aioproducer.protocol.schema import Message
 from aioproducer.testing import mishaps
 from aioproducer.testing.call import Call, CloseConnection, Session
 from aioproducer.testing.directory import refused_api_versions
-from aioproducer.testing.faults import Fault
+from aioproducer.testing.faults import Fault, ImpossibleFaultError
 from aioproducer.testing.handlers import HANDLERS, targets
 from aioproducer.testing.quotas import Timed
 from aioproducer.testing.releases import Release
@@ -129,6 +129,7 @@ class Broker:
         if self._state is BrokerState.STOPPED:
             await self.wait_stopped()
         self._move(BrokerState.STARTING)
+        self._thawed = asyncio.Event()  # It may be another loop than the last time.
         self._thawed.set()
         try:
             # In two steps: cancelled while it begins to serve, start_server would lose its socket.
@@ -249,6 +250,9 @@ class Broker:
             logger.debug("broker %d closes a connection: %s", self.node_id, reason)
         except (ProtocolError, UnsupportedVersionError) as error:
             logger.warning("broker %d closes a connection: %s", self.node_id, error)
+        except ImpossibleFaultError as error:
+            logger.error("broker %d closes a connection: %s", self.node_id, error)
+            self._cluster.failures.append(error)
         except Exception as error:
             logger.exception("broker %d: a bug of the embedded broker", self.node_id)
             self._cluster.failures.append(error)
@@ -278,6 +282,7 @@ class Broker:
         if any(fault.drop_before for fault in faults):
             mishaps.forget_records(message)
             raise CloseConnection("so says the script, before the request was served")
+        await mishaps.hold_back(faults)
         clock = asyncio.get_running_loop().time
         handling = Timed(
             HANDLERS[header.api_key](Call(cluster, self.node_id, seen, faults, session), message), clock

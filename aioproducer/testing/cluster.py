@@ -68,7 +68,7 @@ class EmbeddedCluster(Inspection):
         Args:
             brokers: How many; their node ids count from 0.
             port: The first broker's port, the others follow it; 0 lets the system choose each.
-            topics: Topics to create at the start, with their numbers of partitions.
+            topics: Topics to create at the first start, with their numbers of partitions.
             auto_create: Create a topic when a client asks for its metadata and allows it.
             default_partitions: Of topics for which nobody says how many.
             replication_factor: Replicas of a partition; None: 3, or as many as there are brokers.
@@ -97,14 +97,15 @@ class EmbeddedCluster(Inspection):
         self.auto_create = auto_create
         self.default_partitions = default_partitions
         self.default_replication_factor = replication_factor or min(3, brokers)
-        self.faults = FaultScript()
+        self.faults = FaultScript(brokers)
         """What shall go wrong; see `FaultScript.add`."""
         self.authorizer = Authorizer()
         """Who may not do what; see `Authorizer.deny`."""
         self.quotas = Quotas()
         """How much clients may do; see `set_quota`."""
         self.failures: list[Exception] = []
-        """Bugs of the embedded brokers; leaving `async with` raises the first."""
+        """Bugs of the embedded brokers, and scripted faults that could not be carried out; leaving `async with`
+        raises the first."""
         self.security = security
         self._random = random or random_module.Random()
         self._clock = clock
@@ -134,21 +135,35 @@ class EmbeddedCluster(Inspection):
     async def start(self) -> None:
         """Start all brokers and create the topics.
 
+        After `stop()`, the same cluster starts again: ports, topics, records, leaders, transactions and group
+        offsets are as they were, as if all brokers of a real cluster had been restarted. Topics that were
+        deleted stay deleted.
+
         Raises:
+            RuntimeError: a broker is not stopped; it goes on.
             OSError: a port is taken. Nothing is left running.
             ValueError: a topic can't be made. Nothing is left running.
         """
+        for broker in self._brokers:
+            if broker.state is not BrokerState.STOPPED:
+                raise RuntimeError(
+                    f"the cluster can't start: broker {broker.node_id} is {broker.state.value}; call stop() first,"
+                    " or start a single broker with start_broker()"
+                )
+        self._seen = asyncio.Event()  # Belongs to the loop of its first waiter, as all events do.
         try:
             for broker in self._brokers:
-                await broker.start()
-            for name, partitions in self._first_topics.items():
+                await self.start_broker(broker.node_id)
+            while self._first_topics:
+                name, partitions = next(iter(self._first_topics.items()))
                 self.create_topic(name, partitions)
+                del self._first_topics[name]
         except BaseException:
             await self.stop()
             raise
 
     async def stop(self) -> None:
-        """Stop all brokers. No task and no socket is left; the logs can still be read.
+        """Stop all brokers. No task and no socket is left; the logs can still be read, and `start` goes on with them.
 
         Cancelling it changes nothing about that: the cancellation is raised when all have stopped."""
         for restart in self._restarts:
@@ -247,6 +262,7 @@ class EmbeddedCluster(Inspection):
         await broker.start()
         for partition in self._partitions():
             partition.broker_started(node)
+        self.transactions.resume()
 
     def freeze_broker(self, node: int, *, fenced_after: float | None = None) -> None:
         """A broker keeps its connections and takes new ones, but reads and answers nothing.
@@ -374,8 +390,17 @@ class EmbeddedCluster(Inspection):
             ValueError: the broker is stopped, or holds no replica.
         """
         moved = self.partition(topic, partition)
-        if to_node not in moved.replicas or self.broker(to_node).state is BrokerState.STOPPED:
-            raise ValueError(f"broker {to_node} can't lead {topic}-{partition}, only {moved.replicas} can")
+        state = self.broker(to_node).state
+        if to_node not in moved.replicas:
+            raise ValueError(
+                f"broker {to_node} can't lead {topic}-{partition}: it has no replica of it; "
+                f"its replicas are on {_listed(moved.replicas)}"
+            )
+        if state is BrokerState.STOPPED:
+            raise ValueError(
+                f"broker {to_node} can't lead {topic}-{partition}: it is {state.value}; "
+                f"call start_broker({to_node}) first"
+            )
         moved.move_leader(to_node)
 
     def hold_replication(self, topic: str, partition: int) -> None:
@@ -456,6 +481,11 @@ class EmbeddedCluster(Inspection):
 
     def _uuid(self) -> UUID:
         return UUID(int=self._random.getrandbits(128), version=4)
+
+
+def _listed(nodes: Sequence[int]) -> str:
+    noun = "broker" if len(nodes) == 1 else "brokers"
+    return f"{noun} {', '.join(str(node) for node in nodes)}"
 
 
 def _new_partition(

@@ -19,6 +19,10 @@ Target: TypeAlias = tuple[str, int | None]
 """A topic and a partition that a request speaks of; None: of the topic as a whole."""
 
 
+class ImpossibleFaultError(ValueError):
+    """A scripted fault can't be carried out as the cluster is now: a mistake of the script, not of a broker."""
+
+
 @dataclass(slots=True, eq=False)
 class Fault:
     """A mishap for the next `count` requests that fit. `FaultScript.add` says what each field does."""
@@ -31,6 +35,7 @@ class Fault:
     error: ErrorCode | None
     after_append: bool
     drop_before: bool
+    hold_before: asyncio.Event | None
     drop_after_append: bool
     delay: float
     hold: asyncio.Event | None
@@ -83,7 +88,9 @@ class Fault:
 class FaultScript:
     """The faults of a cluster, in the order in which they were added."""
 
-    def __init__(self) -> None:
+    def __init__(self, brokers: int | None = None) -> None:
+        """An empty script for a cluster of so many brokers; None if that is not known."""
+        self._brokers = brokers
         self._faults: list[Fault] = []
 
     def __iter__(self) -> Iterator[Fault]:
@@ -97,6 +104,7 @@ class FaultScript:
         error: int | None = None,
         after_append: bool = False,
         drop_before: bool = False,
+        hold_before: asyncio.Event | None = None,
         drop_after_append: bool = False,
         delay: float = 0.0,
         hold: asyncio.Event | None = None,
@@ -120,7 +128,7 @@ class FaultScript:
         Faults with the same target make a script: the second begins when the first is used up. Faults for
         different partitions meet the same request. All that is asked of one fault happens to the same
         request, in this order: leaders move, the broker freezes or goes down; the connection is dropped; the
-        request is served, with errors and omissions; with `after_append` leaders and brokers come only now;
+        request is held; it is served, with errors and omissions; with `after_append` leaders and brokers come only now;
         then the delay and the hold; the drop after the append; the answer, altered, trickling, cut off; and
         the throttle.
 
@@ -130,6 +138,8 @@ class FaultScript:
             after_append: Do what was asked first, then answer `error`, move leaders, freeze or go down. An
                 error only to requests that append: Produce and those of transactions.
             drop_before: Close the connection instead of serving the request.
+            hold_before: Serve the request once this event is set, even if the client has closed its
+                connection by then: so a late copy of a request meets what came after it.
             drop_after_append: Serve the request, then close the connection without an answer.
             delay: Seconds between serving the request and answering it. Nothing else is read meanwhile, and
                 for a quota of request time the broker has worked for that long.
@@ -140,7 +150,9 @@ class FaultScript:
             throttle_ms: Answer with this throttle time, then read nothing from the connection for that long.
             trickle: Send the answer in pieces of so many bytes.
             trickle_pause: Seconds between these pieces.
-            move_leader_to: Let this broker lead the partitions meant, in a new leader epoch.
+            move_leader_to: Let this broker lead the partitions meant, in a new leader epoch. If it is stopped,
+                or holds no replica, when a request meets the fault, the request's connection is closed and
+                `EmbeddedCluster.failures` has an `ImpossibleFaultError` that says so.
             down_for: The broker that has read the request goes down as in a crash and comes back after so
                 many seconds; with math.inf it stays down until `EmbeddedCluster.start_broker`.
             freeze_for: The broker that has read the request freezes for so many seconds; with math.inf until
@@ -155,7 +167,8 @@ class FaultScript:
             The fault; its `hits` and `reached()` tell how far it is.
 
         Raises:
-            ValueError: the fault does nothing, a number makes no sense, or one wish rules out another.
+            ValueError: the fault does nothing, a number makes no sense, one wish rules out another, or there
+                is no such broker.
         """
         fault = Fault(
             api_key=ApiKey(api_key),
@@ -166,6 +179,7 @@ class FaultScript:
             error=None if error is None else ErrorCode(error),
             after_append=after_append,
             drop_before=drop_before,
+            hold_before=hold_before,
             drop_after_append=drop_after_append,
             delay=delay,
             hold=hold,
@@ -181,8 +195,17 @@ class FaultScript:
             skip=skip,
         )
         _check(fault)
+        self._check_brokers(fault)
         self._faults.append(fault)
         return fault
+
+    def _check_brokers(self, fault: Fault) -> None:
+        for name in ("node", "move_leader_to"):
+            value = getattr(fault, name)
+            if value is not None and self._brokers is not None and not 0 <= value < self._brokers:
+                raise ValueError(
+                    f"{name}={value} is not a broker of this cluster; the node ids are 0 to {self._brokers - 1}"
+                )
 
     def clear(self) -> None:
         """Forget all faults. Requests that have met one already still suffer it."""
@@ -207,7 +230,7 @@ class FaultScript:
 def _check(fault: Fault) -> None:
     """Raises ValueError if the fault makes no sense."""
     late = (fault.error, fault.move_leader_to, fault.down_for, fault.freeze_for)
-    wishes = (*late, fault.hold, fault.truncate, fault.trickle)
+    wishes = (*late, fault.hold, fault.hold_before, fault.truncate, fault.trickle)
     flags = (fault.drop_before, fault.drop_after_append, fault.wrong_correlation_id, fault.omit_partitions)
     if not any(flags) and not fault.delay and not fault.throttle_ms and not _any_of(wishes):
         raise ValueError("this fault does nothing")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from aioproducer.protocol.messages import ProduceRequest
 from aioproducer.protocol.schema import Message
 from aioproducer.testing.call import CloseConnection
-from aioproducer.testing.faults import Fault, Target
+from aioproducer.testing.faults import Fault, ImpossibleFaultError, Target
 from aioproducer.testing.tls_streams import Writer
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ def strike(
 
     Raises:
         CloseConnection: the broker is down.
+        ImpossibleFaultError: a leader can't move as scripted.
     """
     for fault in faults:
         if fault.after_append is not late:
@@ -53,7 +54,20 @@ def _move_leaders(cluster: EmbeddedCluster, fault: Fault, targets: Sequence[Targ
         topic = cluster.topics.get(name)
         for partition in topic.partitions if topic is not None else ():
             if index in (None, partition.index) and fault.concerns(name, partition.index):
-                cluster.move_leader(name, partition.index, fault.move_leader_to)
+                try:
+                    cluster.move_leader(name, partition.index, fault.move_leader_to)
+                except ValueError as error:
+                    raise ImpossibleFaultError(
+                        f"the fault that was scripted for {fault.api_key.name} (move_leader_to="
+                        f"{fault.move_leader_to}) can't be carried out: {error}"
+                    ) from error
+
+
+async def hold_back(faults: Sequence[Fault]) -> None:
+    """Wait before serving a request. The connection is not read meanwhile, so its end goes unnoticed."""
+    for fault in faults:
+        if fault.hold_before is not None:
+            await fault.hold_before.wait()
 
 
 async def delay(faults: Sequence[Fault]) -> None:

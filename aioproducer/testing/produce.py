@@ -19,7 +19,7 @@ from aioproducer.testing.authorizer import CLUSTER_NAME, Operation, ResourceType
 from aioproducer.testing.call import Call, CloseConnection
 from aioproducer.testing.log import Appended, AppendError, VerificationGuard
 from aioproducer.testing.topics import NO_OFFSET, Partition, Topic, wait_until
-from aioproducer.testing.validation import only_batch, validate
+from aioproducer.testing.validation import RequestError, check_can_be_read, only_batch, validate
 from aioproducer.testing.verification import verified_batches
 from aioproducer.types import TopicPartition
 
@@ -54,7 +54,13 @@ async def produce(call: Call, request: ProduceRequest) -> ProduceResponse | None
     """
     answers: dict[_TopicKey, dict[int, _Answer]] = {}
     written: list[_Written] = []
-    wanted, refused = await _sorted_out(call, request, answers)
+    try:
+        wanted, refused = await _sorted_out(call, request, answers)
+        check_can_be_read(one.batch for one in wanted.values())
+    except RequestError as error:
+        logger.debug("a Produce request is refused: %s", error)
+        wanted, refused = {}, _all_refused(request)
+        answers = {target[:2]: {} for target in refused}
     for target in list(wanted):
         answers[target[:2]][target[2]] = _append(call, request, wanted.pop(target), target[2], written)
     # Of a partition that stands twice in a request, Kafka takes the last batch and answers once: for a batch
@@ -181,6 +187,18 @@ def _check_release(call: Call, batch: memoryview) -> None:
 
 
 # Answers
+
+
+def _all_refused(request: ProduceRequest) -> dict[_Target, _Answer]:
+    """The answer to a request that fails as a whole (ProduceRequest.getErrorResponse)."""
+    code = ErrorCode.UNKNOWN_SERVER_ERROR
+    return {
+        (topic.name, topic.topic_id, data.index): _Answer(
+            index=data.index, error_code=code, base_offset=NO_OFFSET
+        )
+        for topic in request.topic_data
+        for data in topic.partition_data
+    }
 
 
 def _refusal(index: int, error: AppendError) -> _Answer:

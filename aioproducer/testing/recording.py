@@ -334,9 +334,9 @@ class _Script:
 
 
 class _Agreeing(Coordinator):
-    """Grants all that a transaction asks for, and asks nobody."""
+    """Grants all that a transaction asks for, without a broker."""
 
-    async def _ask(self, request: Message, code_of: Callable[[Any], int], *, group: str | None = None) -> Any:
+    async def _ask(self, request: Message, code_of: Callable[[Any], int], **options: Any) -> Any:
         # Of the other answers, nothing is looked at.
         return InitProducerIdResponse(producer_id=_PRODUCER_ID, producer_epoch=0)
 

@@ -36,6 +36,9 @@ _HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 PAUSE_BETWEEN_AUTHENTICATIONS = 1.0
 """Seconds; a connection that authenticates anew sooner is refused (KafkaChannel)."""
 
+LATEST = 2.0**53
+"""Seconds since 1970; an "exp" beyond it, such as Infinity, makes a token invalid."""
+
 
 class Refused(Exception):
     """The client does not prove who it is; the text is what it is told."""
@@ -256,20 +259,23 @@ class _OAuthBearer:
         if not head.startswith("n,") or not fields.get("auth", "").lower().startswith("bearer "):
             raise Refused("Invalid OAUTHBEARER client first message")
         claims = self._claims(fields.pop("auth")[7:])
-        left = float(str(claims.get("exp", 0))) - self._security.clock()
-        if not claims.get("sub") or left <= 0:
+        expires, subject = claims.get("exp"), claims.get("sub")
+        left = 0.0
+        if isinstance(expires, int | float) and expires < LATEST:
+            left = expires - self._security.clock()
+        if not isinstance(subject, str) or not subject or not left > 0:
             self._refused = True
             return b'{"status":"invalid_token"}'
         self.extensions = fields
         self.lifetime = left
-        self.principal = f"User:{claims['sub']}"
+        self.principal = f"User:{subject}"
         return b""
 
     def _claims(self, token: str) -> dict[str, object]:
         try:
             part = token.split(".")[1]
             claims = json.loads(urlsafe_b64decode(part + "=" * (-len(part) % 4)))
-        except (IndexError, ValueError):
+        except (IndexError, ValueError, RecursionError):
             return {}
         return claims if isinstance(claims, dict) else {}
 

@@ -380,6 +380,12 @@ class TransactionCoordinator:
         """Something has changed that may let a marker be written, or a coordinator load its log."""
         self._wake.set()
 
+    def resume(self) -> None:
+        """Go on with the background work after a stop, perhaps on another event loop; if there was any."""
+        if self._task is None and self._states.exists:
+            self._settled, self._wake = asyncio.Event(), asyncio.Event()
+            self._keep_running()
+
     def halt(self) -> None:
         """Stop all background work; `wait_stopped` comes next."""
         if self._task is not None:

@@ -8,6 +8,7 @@ the log itself, later.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import crc32c
@@ -26,6 +27,7 @@ from aioproducer.recordbatch import (
     LOG_OVERHEAD,
     MAGIC,
     MAGIC_AT,
+    NO_PRODUCER_EPOCH,
     NO_PRODUCER_ID,
     TRANSACTIONAL,
     BatchHeader,
@@ -37,6 +39,11 @@ from aioproducer.testing.decompression import decompress_as_broker
 from aioproducer.testing.log import NO_TIMESTAMP, AppendError
 from aioproducer.testing.log_config import LogConfig
 from aioproducer.testing.record_scan import ScannedRecords, UnreadableLengthError, scan_records
+
+_KNOWN_CODECS = frozenset(Codec)
+
+_PRODUCER_ID_END = 51
+"""Where the producer id ends, which Kafka reads of each batch before it looks at the length of the header."""
 
 _SMALLEST_BATCH = 14
 """Bytes behind the length; what a batch of format v0 has (LegacyRecord.RECORD_OVERHEAD_V0)."""
@@ -64,6 +71,21 @@ class ValidBatch(NamedTuple):
     data: Bytes
 
 
+class RequestError(Exception):
+    """Kafka's reader stumbles over a batch where that fails the whole request, with UNKNOWN_SERVER_ERROR."""
+
+
+def check_can_be_read(batches: Iterable[memoryview]) -> None:
+    """What Kafka's ReplicaManager reads of all batches of a request before it appends the first.
+
+    Raises:
+        RequestError: one of them ends before the end of its producer id.
+    """
+    for batch in batches:
+        if len(batch) < _PRODUCER_ID_END:
+            raise RequestError(f"a record batch of {len(batch)} bytes")
+
+
 def only_batch(records: memoryview | None, version: int) -> memoryview:
     """The bytes of the one batch that a Produce request brings for a partition, without what stands behind.
 
@@ -73,6 +95,7 @@ def only_batch(records: memoryview | None, version: int) -> memoryview:
 
     Raises:
         AppendError: there is no whole batch, or more than one, or one that this version can't carry.
+        RequestError: the codec does not exist, in a version for which Kafka looks at it here.
     """
     view = memoryview(records or b"")
     end = _end_of_batch(view, 0)
@@ -81,7 +104,10 @@ def only_batch(records: memoryview | None, version: int) -> memoryview:
     if view[MAGIC_AT] != MAGIC:
         raise AppendError(ErrorCode.INVALID_RECORD, f"message format v{view[MAGIC_AT]}, not v{MAGIC}")
     if version < _ZSTD_SINCE and end > ATTRIBUTES_AT + 1:
-        if _INT16.unpack_from(view, ATTRIBUTES_AT)[0] & CODEC_MASK == Codec.ZSTD:
+        codec = _INT16.unpack_from(view, ATTRIBUTES_AT)[0] & CODEC_MASK
+        if codec not in _KNOWN_CODECS:
+            raise RequestError(f"there is no codec {codec}")
+        if codec == Codec.ZSTD:
             raise AppendError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, "zstd needs Produce version 7")
     if _end_of_batch(view, end) is not None:
         raise AppendError(ErrorCode.INVALID_RECORD, "more than one record batch")
@@ -237,7 +263,18 @@ def _stamped(batch: memoryview, header: BatchHeader, max_timestamp: int, log_app
 def _packed_anew(
     records: ScannedRecords, header: BatchHeader, codec: Codec, max_timestamp: int, log_append_time: bool
 ) -> ValidBatch:
-    """The records in a batch of another codec, numbered without gaps."""
+    """The records in a batch of another codec, numbered without gaps (MemoryRecordsBuilder).
+
+    Raises:
+        AppendError: a time or the producer's state is one that Kafka's builder refuses.
+    """
+    if any(timestamp < 0 and timestamp != NO_TIMESTAMP for timestamp in records.timestamps):
+        raise _server_error("a negative timestamp")
+    if header.producer_id != NO_PRODUCER_ID:
+        if header.producer_epoch == NO_PRODUCER_EPOCH or header.base_sequence < 0:
+            raise _server_error(
+                f"producer {header.producer_id} with epoch {header.producer_epoch} and sequence {header.base_sequence}"
+            )
     payload = _encoded(records)
     if codec is not Codec.NONE:
         payload = compressor(codec, None)(payload)
