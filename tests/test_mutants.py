@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import textwrap
 from enum import Enum
 
 import pytest
 
-from tests.mutants.__main__ import ROOT, Config, counted
+from tests.mutants.__main__ import ROOT, Config, counted, sampled
 from tests.mutants.operators import mutants_of
+from tests.mutants.trials import TIMED_OUT
 
 
 class Kind(Enum):
@@ -77,8 +80,44 @@ def test_members_of_an_enum_stay_as_they_are():
     assert list(mutants_of("class Kind(Enum):\n    A = 1\n", {"Kind": Kind})) == []
 
 
-@pytest.mark.parametrize("module", Config.read().modules)
+@pytest.mark.parametrize("module", sorted({entry.module for entry in Config.read().equivalent}))
 def test_each_mutant_that_is_not_counted_is_one_that_is_made(module):
     source = (ROOT / module).read_text(encoding="utf-8")
 
     assert len(counted(module, source, Config.read())) > 0  # which asks for each that it takes away
+
+
+def test_a_sample_is_the_same_for_the_same_seed():
+    mutants = list(mutants_of("x = [1, 2, 3, 4, 5, 6, 7, 8]", {}))
+
+    first = sampled("m.py", mutants, 3, seed=1)
+
+    assert first == sampled("m.py", mutants, 3, seed=1)
+    assert len({mutant.source for mutant in first}) == 3
+    assert [mutants.index(mutant) for mutant in first] == sorted(mutants.index(mutant) for mutant in first)
+    assert any(sampled("m.py", mutants, 3, seed=seed) != first for seed in range(2, 10))
+    assert sampled("m.py", mutants, None, seed=1) == mutants
+
+
+@pytest.mark.parametrize("group", Config.read().groups, ids=lambda group: group.modules[0])
+def test_each_suite_has_tests_that_are_there(group):
+    for file in group.suite:
+        assert (ROOT / file).is_file(), file
+    assert group.most_seconds <= 60
+
+
+def test_a_trial_that_takes_too_much_processor_time_is_ended(tmp_path):
+    (tmp_path / "test_endless.py").write_text("def test_endless():\n    while True: pass\n")
+    code = "import sys; from tests.mutants.trials import in_a_fork; print(*in_a_fork(3.0, [sys.argv[1]]))"
+
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "test_endless.py")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    status, took = done.stdout.split()
+    assert int(status) == TIMED_OUT
+    assert 2.5 < float(took) < 5

@@ -29,12 +29,14 @@ Path = tuple[Field, ...]
 
 
 def heaviest(size: int) -> Iterator[Heavy]:
-    """For each response, version and array: a valid frame of about `size` bytes with that array filled to the brim."""
+    """For each response, version and array: a valid frame of about `size` bytes with that array filled as far as is
+    accepted."""
     for message, version in RESPONSES:
         for path in _arrays(message, message, version):
             few, more = (_frame(message, version, path, count) for count in (100, 200))
             count = 100 * (size - len(few)) // (len(more) - len(few)) + 100
             name = ".".join(field.name for field in path)
+            count = min(count, path[-1].most or count)  # more are refused
             yield message, version, name, _frame(message, version, path, max(count, 1))
 
 

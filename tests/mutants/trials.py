@@ -1,13 +1,16 @@
 """Runs test files whenever it is told to, each time in a fork of this process, which has imported pytest already.
 
-Started in the copy of the tree. Each line of its input is a JSON array: the most seconds that it may take, then test
-files. The answer is a line with the exit status of pytest, or TIMED_OUT, and the seconds of processor time."""
+Started in the copy of the tree. Each line of its input is a JSON array: the most seconds of processor time that it may
+take, then test files. The answer is a line with the exit status of pytest, or TIMED_OUT, and the seconds of processor
+time."""
 
 from __future__ import annotations
 
 import importlib
 import json
+import math
 import os
+import resource
 import signal
 import sys
 import time
@@ -26,16 +29,24 @@ PRELOADED = [
 """Most of the time that a short run of pytest takes. Nothing of aioproducer: each fork has one of its own."""
 
 
+PATIENCE = 6
+"""A trial may last so many times its processor time: a mutant that waits for ever uses none."""
+
+
 def in_a_fork(seconds: float, files: list[str]) -> tuple[int, float]:
     """Run pytest on the files as they are now."""
     child = os.fork()
     if child == 0:
+        limit = math.ceil(seconds)
+        resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 1))  # ends it by SIGXCPU
         os._exit(_pytest(files))
-    end = time.monotonic() + seconds
+    end = time.monotonic() + PATIENCE * seconds
     while time.monotonic() < end:
         pid, status, usage = os.wait4(child, os.WNOHANG)
         if pid:
-            return os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime
+            took = usage.ru_utime + usage.ru_stime
+            code = os.waitstatus_to_exitcode(status)
+            return (TIMED_OUT if code in (-signal.SIGXCPU, -signal.SIGKILL) else code), took
         time.sleep(0.01)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)

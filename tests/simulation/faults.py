@@ -28,6 +28,8 @@ TRANSACTIONAL: dict[str, Strike] = {}
 """What befalls coordinators."""
 
 TOPIC = "t"
+READ_FROM = "in"
+"""The topic that the consumer group reads; nothing is written to it, and it stays."""
 
 PRODUCE = ApiKey.PRODUCE
 PLAIN_APIS = [PRODUCE, ApiKey.METADATA, ApiKey.INIT_PRODUCER_ID, ApiKey.API_VERSIONS]
@@ -133,6 +135,14 @@ def _hold(world: World, random: Random, api: ApiKey) -> dict[str, Any]:
     event = asyncio.Event()
     world.later(_seconds(random), event.set)
     return {"hold": event}
+
+
+@_scripted("request arrives late")
+def _hold_before(world: World, random: Random, api: ApiKey) -> dict[str, Any]:
+    """Often so late that its sender has given it up, and works on something else."""
+    event = asyncio.Event()
+    world.later(_seconds(random), event.set)
+    return {"hold_before": event}
 
 
 @_scripted("answer cut off")

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
 
-from aioproducer import Delivery, Outcome, RecordMetadata
+from aioproducer import Delivery, Outcome, RecordMetadata, TopicPartition
 from aioproducer.testing.topics import Topic
 
 
@@ -39,7 +39,9 @@ class SimulatedTransaction:
     number: int
     ended: Ended = Ended.OPEN
     offset: int | None = None
-    """The consumer's position that was sent along."""
+    """The consumer's position that was sent along, where a run has one partition to read from."""
+    offsets: dict[TopicPartition, int] = field(default_factory=dict)
+    """The consumer's positions that were sent along."""
     error: BaseException | None = None
 
 
@@ -108,14 +110,18 @@ class History:
     """Numbers of the records that a leader change has cut off a partition's log."""
     has_rivals: bool = False
     """Two producers used the same transactional id."""
+    lost_receipts: bool = False
+    """A call of send_many was cancelled: nobody can look at what becomes of its rows."""
     is_disturbed: bool = True
     """Something went wrong, or its users were impatient."""
     fired: Counter[str] = field(default_factory=Counter)
     """How often each kind of fault has struck."""
     problems: list[str] = field(default_factory=list)
     """What was seen while it ran: errors in logs, calls that took too long, things that close() has left."""
-    group_offset: int | None = None
-    """What the consumer group's position is at the end."""
+    losses: list[str] = field(default_factory=list)
+    """What the producer has reported as lost by the brokers."""
+    group_offsets: dict[TopicPartition, int] = field(default_factory=dict)
+    """The consumer group's positions at the end."""
     digest: str = ""
     """Over all frames and their times."""
     seconds: float = 0.0

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 
 from aioproducer.errors import BufferFullError
-from tests.simulation.history import Ended, History, Sent, Told
+from tests.simulation.history import Ended, History, Sent, SimulatedTransaction, Told
 
 SLACK = 0.002
 """Seconds. The sender's timers are a millisecond late on purpose: loops count milliseconds."""
@@ -31,6 +31,8 @@ class Logs:
         self.committed: dict[tuple[str, int], list[Log]] = defaultdict(list)
         self.starts: dict[tuple[str, int], list[int]] = defaultdict(list)
         self.numbers: Counter[int] = Counter()
+        self.visible: Counter[int] = Counter()
+        """How often each number is there for those who read with read_committed."""
         for topic in history.incarnations:
             for partition in topic.partitions:
                 place = topic.name, partition.index
@@ -39,6 +41,7 @@ class Logs:
                 self.committed[place].append(
                     {record.offset: number_of(record.value) for record in partition.records(committed=True)}
                 )
+                self.visible.update(self.committed[place][-1].values())
                 self.starts[place].append(partition.log.start_offset)
                 self.numbers.update(log.values())
 
@@ -128,15 +131,25 @@ def every_call_and_delivery_ends_in_time(history: History, logs: Logs) -> Iterat
 
 
 def nothing_fails_for_no_reason(history: History, logs: Logs) -> Iterator[str]:
-    """Where nothing went wrong, every record is acknowledged."""
+    """Where nothing went wrong, every record is acknowledged, or belongs to a transaction that its user aborted."""
     if history.is_disturbed:
         return
     for sent in history.sent:
         ended = sent.transaction.ended if sent.transaction is not None else Ended.COMMITTED
         if isinstance(sent.error, BufferFullError):
             continue  # try_send does not wait, be it for the first metadata
-        if sent.told is not Told.ACKNOWLEDGED and ended is Ended.COMMITTED:
+        is_needless = ended is not Ended.ABORTED or sent.told is Told.UNKNOWN
+        if sent.told is not Told.ACKNOWLEDGED and is_needless:
             yield f"{_name(sent)}: {sent.told.value} ({sent.error!r})"
+
+
+def no_transaction_fails_for_no_reason(history: History, logs: Logs) -> Iterator[str]:
+    """Where nothing went wrong, every transaction ends as its user wished."""
+    if history.is_disturbed:
+        return
+    for transaction in history.transactions:
+        if transaction.error is not None or transaction.ended in (Ended.UNKNOWN, Ended.OPEN):
+            yield f"transaction {transaction.number}: {transaction.ended.value} ({transaction.error!r})"
 
 
 def nothing_not_persisted_is_there(history: History, logs: Logs) -> Iterator[str]:
@@ -157,9 +170,7 @@ def nothing_is_there_that_nobody_sent(history: History, logs: Logs) -> Iterator[
 
 def transactions_are_visible_as_told(history: History, logs: Logs) -> Iterator[str]:
     """With read_committed: all of a committed one, nothing of others, all or nothing of those in doubt."""
-    visible = Counter(
-        number for incarnations in logs.committed.values() for log in incarnations for number in log.values()
-    )
+    visible = logs.visible
     deleted_from = {topic.name for topic in history.incarnations[:-1]}
     by_transaction: dict[int, list[Sent]] = defaultdict(list)
     for sent in history.sent:
@@ -188,19 +199,42 @@ def transactions_are_visible_as_told(history: History, logs: Logs) -> Iterator[s
 
 
 def the_group_is_where_the_last_commit_left_it(history: History, logs: Logs) -> Iterator[str]:
-    may_be: set[int | None] = {None}
-    for transaction in history.transactions:
-        if transaction.offset is None:
-            continue
-        if transaction.ended is Ended.COMMITTED:
-            # Of two producers nobody knows here who was the last.
-            may_be = {*may_be, transaction.offset} if history.has_rivals else {transaction.offset}
-        elif transaction.ended is Ended.UNKNOWN:
-            may_be.add(transaction.offset)
-    if len(history.incarnations) > 1:
-        may_be.add(None)  # a deleted topic takes the positions in it along
-    if history.group_offset not in may_be:
-        yield f"the group's position is {history.group_offset}, not one of {sorted(map(str, may_be))}"
+    """In each partition: the position that the last committed transaction with one for it brought, whatever came with
+    those that were not committed. It may be lower than one before."""
+    places = {place for transaction in history.transactions for place in transaction.offsets}
+    for place in sorted(places | history.group_offsets.keys()):
+        may_be: set[int | None] = {None}
+        for transaction in history.transactions:
+            if place not in transaction.offsets:
+                continue
+            ended = _ended(transaction, history, logs)
+            if ended is Ended.COMMITTED:
+                # Of two producers nobody knows here who was the last.
+                may_be = {*(may_be if history.has_rivals else ()), transaction.offsets[place]}
+            elif ended is Ended.UNKNOWN:
+                may_be.add(transaction.offsets[place])
+        if place.topic in {topic.name for topic in history.incarnations[:-1]}:
+            may_be.add(None)  # a deleted topic takes the positions in it along
+        position = history.group_offsets.get(place)
+        if position not in may_be:
+            yield (
+                f"the group's position in {place.topic}-{place.partition} is {position}, "
+                f"not one of {sorted(map(str, may_be))}"
+            )
+
+
+def _ended(transaction: SimulatedTransaction, history: History, logs: Logs) -> Ended:
+    """How it ended. A commit of unknown outcome took place if its records are visible: offsets share their fate."""
+    if transaction.ended is not Ended.UNKNOWN or len(history.incarnations) != 1:
+        return transaction.ended
+    group = [
+        sent
+        for sent in history.sent
+        if sent.transaction is transaction and sent.told is Told.ACKNOWLEDGED and sent.offset is not None
+    ]
+    if not group:
+        return Ended.UNKNOWN
+    return Ended.COMMITTED if logs.visible[group[0].number] else Ended.ABORTED
 
 
 def nobody_waits_behind_an_open_transaction(history: History, logs: Logs) -> Iterator[str]:
@@ -222,6 +256,7 @@ RULES: list[Rule] = [
     order_is_kept,
     every_call_and_delivery_ends_in_time,
     nothing_fails_for_no_reason,
+    no_transaction_fails_for_no_reason,
     nothing_not_persisted_is_there,
     nothing_is_there_that_nobody_sent,
     transactions_are_visible_as_told,

@@ -5,7 +5,7 @@ Chosen here all at once and before anything runs, so that a plan can be printed 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
@@ -26,6 +26,11 @@ KIND_SETTINGS: dict[str, dict[str, Any]] = {
 
 PLACEMENTS = ("explicit", "by key", "without key")
 CLOSES = ("drain", "drain", "drain", "hurry", "at once")
+
+UNDISTURBED = 0.15
+"""The share of plans without any fault and without impatient users: what fails there fails for no reason."""
+SLOWEST_TRANSACTION = 30_000
+"""Milliseconds that the users of an undisturbed run take for a transaction at most."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +59,15 @@ class Plan:
     faults: list[tuple[float, str]] = field(default_factory=list)
     """(seconds after the start, kind)."""
     transactions: int = 0
+    idle: float = 0.0
+    """Seconds that users now and then wait between two records, or between two transactions: so long that every
+    connection is closed meanwhile."""
     rival_at: float | None = None
     """Seconds after the start at which a second producer begins to use the same transactional id."""
+    log_append_time: bool = False
+    """The brokers give records their time."""
     group: str = "the-group"
+    """Its coordinator is seldom the broker that coordinates the transactions."""
     transactional_id: str = "the-id"
     transaction_timeout_ms: int = 60_000
 
@@ -66,13 +77,14 @@ class Plan:
 
     @property
     def is_disturbed(self) -> bool:
-        """Something goes wrong, or users are impatient."""
+        """Something goes wrong, or users are impatient, or slower than a transaction may be."""
         return bool(
             self.faults
             or self.cancels
             or self.close != "drain"
             or self.close_at is not None
             or self.rival_at is not None
+            or self.transaction_timeout_ms < SLOWEST_TRANSACTION
         )
 
     @property
@@ -96,7 +108,8 @@ class Plan:
             f"{self.kind}, seed {self.seed}: {self.brokers} brokers like {self.versions}, "
             f"{self.partitions} partitions, "
             f"{self.tasks} tasks of {self.records} records {self.placement}, {self.sizes} bytes, "
-            f"{self.transactions} transactions, rival at {self.rival_at}, close {self.close} at {self.close_at}\n"
+            f"{self.transactions} transactions, idle for {self.idle:g} s, rival at {self.rival_at}, "
+            f"close {self.close} at {self.close_at}\n"
             f"settings: {self.settings}\nfaults:{faults}"
         )
 
@@ -121,7 +134,7 @@ def plan(kind: str, seed: int, among: Sequence[str] = ()) -> Plan:
         (round(max(random.uniform(-last / 3, last), 0.0), 3), random.choice(kinds)) for _ in range(count)
     )
     records = random.choice([1, 3, 10, 40]) if is_transactional else random.choice([5, 30, 120])
-    return Plan(
+    chosen = Plan(
         kind=kind,
         seed=seed,
         brokers=brokers,
@@ -140,7 +153,38 @@ def plan(kind: str, seed: int, among: Sequence[str] = ()) -> Plan:
         faults=faults,
         transactions=random.randint(1, 6) if is_transactional else 0,
         rival_at=rival_at,
+        log_append_time=is_transactional and Random(f"{kind}/{seed}/time").random() < 0.3,
+        group=f"group-{seed % 8}",
         transaction_timeout_ms=settings.get("transaction_timeout_ms", 60_000),
+    )
+    chosen = _with_idle_times(chosen)
+    return _undisturbed(chosen) if not among and chosen.random("calm").random() < UNDISTURBED else chosen
+
+
+def _with_idle_times(plan: Plan) -> Plan:
+    """One plan in five: its connections are closed while nobody needs them, and no refresh of metadata keeps one."""
+    random = plan.random("idle")
+    if random.random() > 0.2:
+        return plan
+    limit = random.choice([300, 20_000])
+    settings = {**plan.settings, "connections_max_idle_ms": limit, "metadata_max_age_ms": 300_000}
+    return replace(plan, settings=settings, idle=1.5 * limit / 1000)
+
+
+def _undisturbed(plan: Plan) -> Plan:
+    """The same plan without anything that could go wrong."""
+    settings = dict(plan.settings)
+    if plan.is_transactional:
+        settings["transaction_timeout_ms"] = 60_000
+    return replace(
+        plan,
+        faults=[],
+        cancels=0.0,
+        close="drain",
+        close_at=None,
+        rival_at=None,
+        settings=settings,
+        transaction_timeout_ms=60_000,
     )
 
 

@@ -1,7 +1,8 @@
 """Bugs planted into the producer, to prove that the oracle convicts: each a patch that lasts for a `with` block.
 
 They are what other clients really had: numbers used again for other bytes, acknowledgements that were none, commits
-that nobody answered, outcomes that nobody could know."""
+that nobody answered, outcomes that nobody could know. `unseen.py` lists the bugs that random schedules do not convict,
+with the reason and the test that does."""
 
 from __future__ import annotations
 
@@ -16,12 +17,13 @@ from aioproducer.answers import Answers
 from aioproducer.batch import BatchState, ProducerBatch
 from aioproducer.brokers import Brokers
 from aioproducer.coordinator import Coordinator
-from aioproducer.errors import CommitOutcomeUnknownError, TransactionReinitError
+from aioproducer.coordinator_requests import CoordinatorRequests
+from aioproducer.errors import CommitOutcomeUnknownError, KafkaError, TransactionReinitError
 from aioproducer.idempotence import Idempotence
 from aioproducer.outcomes import Action, Row
 from aioproducer.producer import Producer
 from aioproducer.sender import Sender
-from aioproducer.transaction import Transaction
+from aioproducer.transaction import Transaction, TransactionState, abortable
 from aioproducer.types import Outcome
 from tests.simulation.plan import IDEMPOTENT, V1, V2, plan
 from tests.simulation.run import run
@@ -232,7 +234,7 @@ def reordered() -> Iterator[None]:
 @_bug(
     "the parts of a split batch have one place in the order",
     IDEMPOTENT,
-    100,
+    200,
     "order_is_kept",
     "max.message.bytes lowered",
     "error instead",
@@ -261,9 +263,131 @@ def too_early() -> Iterator[None]:
         yield
 
 
+@_bug(
+    "a batch in flight is forgotten when it expires",
+    IDEMPOTENT,
+    60,
+    "while it ran: a new epoch began too early",
+    "answer held",
+    "broker frozen",
+)
+def forgotten_in_flight() -> Iterator[None]:
+    """Its request is still under way, and the next batch of the partition begins a new epoch meanwhile."""
+    expire, answered = Sender._expire, Sender._answered
+
+    def expiring(self: Sender, batch: ProducerBatch, now: float) -> None:
+        expire(self, batch, now)
+        if batch in batch.queue.in_flight:
+            batch.queue.in_flight.remove(batch)
+
+    def answering(self: Sender, connection: Any, batches: list[ProducerBatch], *more: Any) -> None:
+        for batch in batches:
+            if batch not in batch.queue.in_flight:
+                batch.queue.in_flight.append(batch)
+        answered(self, connection, batches, *more)
+
+    with mock.patch.object(Sender, "_expire", expiring), mock.patch.object(Sender, "_answered", answering):
+        yield
+
+
+@_bug(
+    "a batch in doubt gets new numbers for a topic that was re-created",
+    IDEMPOTENT,
+    100,
+    "nothing_is_there_twice",
+    "topic recreated",
+    "dropped after the append",
+    "broker crashes after the append",
+)
+def renumbered_for_new_topic() -> Iterator[None]:
+    """Sent by name, the first copy may be in the log of the new topic already. Kafka 4 is asked by topic id."""
+
+    def may_be_in(self: ProducerBatch, topic_id: int) -> bool:
+        return False
+
+    with mock.patch.object(ProducerBatch, "may_be_in", may_be_in):
+        yield
+
+
+@_bug("with v1 an export does not spend the epoch", V1, 60, "every_acknowledged_record_is_in_the_log")
+def export_keeps_epoch() -> Iterator[None]:
+    """The owner goes on with numbers that a participant has used."""
+    export = Coordinator.export
+
+    async def exporting(self: Coordinator, partitions: Any) -> Any:
+        handle = await export(self, partitions)
+        self._transaction.epoch_is_spent = False
+        return handle
+
+    with mock.patch.object(Coordinator, "export", exporting):
+        yield
+
+
+@_bug("a release does not wait for what is in flight", V2, 60, "transactions_are_visible_as_told")
+def hasty_release() -> Iterator[None]:
+    """The heir commits a transaction without the records that fail afterwards."""
+    settled = Coordinator._settled
+
+    async def settling(self: Coordinator) -> None:
+        if self._transaction.state is not TransactionState.RELEASING:
+            await settled(self)
+
+    with mock.patch.object(Coordinator, "_settled", settling):
+        yield
+
+
 @_bug("a failed record does not keep its transaction from being committed", V2, 60, "while it ran")
 def committed_all_the_same() -> Iterator[None]:
     with mock.patch.object(Transaction, "must_abort", return_value=None):
+        yield
+
+
+@_bug("a transaction is aborted for no reason", V2, 60, "no_transaction_fails_for_no_reason")
+def needless_abort() -> Iterator[None]:
+    """Every 5th commit finds a reason to abort where there is none."""
+    settled = Coordinator._settled
+    count = iter(range(1, 10**9))
+
+    async def settling(self: Coordinator) -> None:
+        await settled(self)
+        if not next(count) % 5:
+            self._transaction.must_abort(abortable(self._transaction, KafkaError("planted")))
+
+    with mock.patch.object(Coordinator, "_settled", settling):
+        yield
+
+
+@_bug("offsets go to the transaction's coordinator", V2, 60, "no_transaction_fails_for_no_reason")
+def wrong_coordinator() -> Iterator[None]:
+    """It refuses them, unless it happens to be the group's as well: with one broker nothing is noticed."""
+    ask = CoordinatorRequests.ask
+
+    async def asking(self: CoordinatorRequests, request: Any, code_of: Any, **options: Any) -> Any:
+        return await ask(self, request, code_of, **options | {"group": None})
+
+    with mock.patch.object(CoordinatorRequests, "ask", asking):
+        yield
+
+
+@_bug(
+    "positions come a second time, with the next transaction",
+    V1,
+    60,
+    "the_group_is_where_the_last_commit_left_it",
+)
+def repeated_positions() -> Iterator[None]:
+    """As a request does that was on its way for long: whether its own transaction was committed or not."""
+    send_offsets = Coordinator.send_offsets
+    kept: list[tuple[Any, Any]] = []
+
+    async def sending(self: Coordinator, offsets: Any, group: Any) -> None:
+        while kept:
+            await send_offsets(self, *kept.pop())
+        await send_offsets(self, offsets, group)
+        if self._transaction.number % 2:
+            kept.append((offsets, group))
+
+    with mock.patch.object(Coordinator, "send_offsets", sending):
         yield
 
 

@@ -19,6 +19,7 @@ from aioproducer.errors import KafkaError
 from aioproducer.testing.broker import BrokerState
 from aioproducer.testing.simulation import BEGIN, SimulatedLoop, SimulationStalled, simulate
 from tests.simulation.history import History
+from tests.simulation.observer import observing
 from tests.simulation.oracle import verdict
 from tests.simulation.plan import KINDS, Plan, plan
 from tests.simulation.workload import Workload
@@ -64,24 +65,40 @@ def playing(
     logger.setLevel(logging.ERROR)
     logger.propagate = False
     try:
-        simulate(lambda: _main(which, history, scene, starts), seed=which.seed, time_limit=TIME_LIMIT)
+        with observing(history):
+            simulate(lambda: _main(which, history, scene, starts), seed=which.seed, time_limit=TIME_LIMIT)
     except SimulationStalled as error:
         history.problems.append(f"stalled: {error}")
     finally:
         logger.removeHandler(listening)
         logger.setLevel(before[0])
         logger.propagate = before[1]
+    if history.losses and not _has_lost(history):
+        history.problems += [f"without a loss: {line}" for line in history.losses]
     return Result(which, history, verdict(history))
 
 
+def _has_lost(history: History) -> bool:
+    """Whether the cluster has lost anything that a producer could call acknowledged."""
+    names = [topic.name for topic in history.incarnations]
+    return bool(history.truncated) or len(set(names)) < len(names)
+
+
 class _Listening(logging.Handler):
-    """An error in a log is a bug of the producer, or of the cluster."""
+    """An error in a log is a bug of the producer, or of the cluster, unless it reports what the cluster has lost."""
 
     def __init__(self, history: History) -> None:
         super().__init__(logging.ERROR)
         self._history = history
 
     def emit(self, record: logging.LogRecord) -> None:
+        if self._history.lost_receipts and record.name == "aioproducer.unretrieved":
+            return  # failures that nobody has looked at
+        if record.name == "aioproducer.data_loss":
+            self._history.losses.append(record.getMessage())
+            return
+        if self._history.is_disturbed and " closes and gives up " in record.getMessage():
+            return  # the time of close() was over before the delivery time-out of the records
         error = record.exc_info[1] if record.exc_info else None
         self._history.problems.append(f"log of {record.name}: {record.getMessage()} {error!r}")
 
@@ -106,11 +123,13 @@ async def _main(
         await world.heal()
         await _close(world, producer)
         await _settled(world)
+        history.problems += [f"{receipt!r} after close()" for receipt in world.receipts if not receipt.done()]
+        for receipt in world.receipts:
+            receipt.errors  # noqa: B018  # the look of its user
         if hasattr(producer, "_accumulator"):
             await _nothing_is_left(world, producer)
         if which.is_transactional and cluster.groups._states.exists:
-            offsets = cluster.groups.offsets(which.group)
-            history.group_offset = next(iter(offsets.values()), None)
+            history.group_offsets = cluster.groups.offsets(which.group)
         history.problems += [f"bug of the embedded cluster: {error!r}" for error in cluster.failures]
         cluster.failures.clear()
     history.digest = loop.network.digest

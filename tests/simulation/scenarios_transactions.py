@@ -65,10 +65,7 @@ async def _with_offsets(stage: Stage) -> None:
     """A transaction with a record and with offsets."""
     transaction = await stage.begin()
     records = await stage.send(2)
-    transaction.offset = transaction.number + 1
-    await stage.producer.send_offsets_to_transaction(
-        {TopicPartition(TOPIC, 0): transaction.offset}, stage.world.plan.group
-    )
+    await stage.send_offsets({TopicPartition(TOPIC, 0): transaction.number + 1})
     await stage.commit()
     await stage.delivered(records)
 
@@ -79,6 +76,10 @@ async def the_coordinator_dies_before_or_after_each_request(stage: Stage) -> Non
     for api in RPCS.values():
         for late in (False, True):
             stage.faults.add(api, down_for=1.0, after_append=late)
+            if api is ApiKey.INIT_PRODUCER_ID:
+                # Not left for the next epoch of v1: a coordinator that starts again has forgotten the epoch before,
+                # and takes a repetition of that request for one of a fenced producer.
+                await stage.producer.init_transactions()
             await _with_offsets(stage)
             await asyncio.sleep(1.5)
 

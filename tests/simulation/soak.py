@@ -2,7 +2,7 @@
 
     python -m tests.simulation.soak --schedules 100000 --seed 1 --processes 2
 
-Prints counts per outcome and per kind of fault, and for each failure the command that plays it again."""
+Prints counts per outcome and per kind of fault, and for each finding the command that plays it again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.simulation.faults import KINDS as FAULTS
 from tests.simulation.plan import KINDS, plan
 from tests.simulation.run import replay, run
 
-FAILURES_SHOWN = 20
+FINDINGS_SHOWN = 20
 SHARE = 4
 """Seeds that a process plays before it reports."""
 
@@ -30,22 +30,25 @@ class Tally:
     """What many runs have come to."""
 
     schedules: int = 0
+    undisturbed: int = 0
+    """Of them, those in which nothing went wrong and nobody was impatient."""
     records: int = 0
     told: Counter[str] = field(default_factory=Counter)
     ended: Counter[str] = field(default_factory=Counter)
     fired: Counter[str] = field(default_factory=Counter)
     virtual_seconds: float = 0.0
-    failures: list[str] = field(default_factory=list)
+    findings: list[str] = field(default_factory=list)
 
     def add(self, other: Tally) -> None:
         """Take in what others have counted."""
         self.schedules += other.schedules
+        self.undisturbed += other.undisturbed
         self.records += other.records
         self.told += other.told
         self.ended += other.ended
         self.fired += other.fired
         self.virtual_seconds += other.virtual_seconds
-        self.failures += other.failures
+        self.findings += other.findings
 
 
 def play(kinds: tuple[str, ...], seeds: range) -> Tally:
@@ -57,19 +60,20 @@ def play(kinds: tuple[str, ...], seeds: range) -> Tally:
             try:
                 result = run(which)
             except Exception as error:
-                tally.failures.append(
+                tally.findings.append(
                     f"{kind}, seed {seed}: the simulation itself failed: {error!r}; {replay(which)}"
                 )
                 continue
             history = result.history
             tally.schedules += 1
+            tally.undisturbed += not history.is_disturbed
             tally.records += len(history.sent)
             tally.told.update(sent.told.value for sent in history.sent)
             tally.ended.update(transaction.ended.value for transaction in history.transactions)
             tally.fired.update(history.fired)
             tally.virtual_seconds += history.seconds
             if result.broken:
-                tally.failures.append(f"{kind}, seed {seed}: {result.broken[0]}; {replay(which)}")
+                tally.findings.append(f"{kind}, seed {seed}: {result.broken[0]}; {replay(which)}")
     return tally
 
 
@@ -80,20 +84,22 @@ def _shares(first: int, count: int, size: int) -> Iterator[range]:
 
 def report(tally: Tally, took: float) -> str:
     """All counts as text."""
+    share = 100 * tally.undisturbed / max(tally.schedules, 1)
     lines = [
         f"{tally.schedules} schedules, {tally.records} records, {tally.virtual_seconds / 3600:.1f} virtual hours "
         f"in {took:.1f} s ({tally.schedules / max(took, 1e-9) * 60:.0f} schedules a minute)",
+        f"undisturbed: {tally.undisturbed} schedules ({share:.1f} %)",
         "records: " + ", ".join(f"{count} {name}" for name, count in sorted(tally.told.items())),
         "transactions: "
         + (", ".join(f"{count} {name}" for name, count in sorted(tally.ended.items())) or "none"),
-        "faults:",
+        f"faults: {tally.fired.total()}",
         *(f"  {tally.fired[name]:8d}  {name}" for name in FAULTS),
     ]
     never = [name for name in FAULTS if not tally.fired[name]]
     if never:
         lines.append(f"never fired: {', '.join(never)}")
-    lines.append(f"failures: {len(tally.failures)}")
-    lines += [f"  {failure}" for failure in tally.failures[:FAILURES_SHOWN]]
+    lines.append(f"findings: {len(tally.findings)}")
+    lines += [f"  {finding}" for finding in tally.findings[:FINDINGS_SHOWN]]
     return "\n".join(lines)
 
 
@@ -112,7 +118,7 @@ def main() -> int:
     seeds = max(arguments.schedules // len(kinds), 1)
     began = time.perf_counter()
     tally = Tally()
-    pool = ProcessPoolExecutor(arguments.processes, initializer=_ignore_interrupt)
+    pool = ProcessPoolExecutor(arguments.processes, initializer=ignore_interrupt)
     try:
         shares = _shares(arguments.seed, seeds, SHARE)
         first = itertools.islice(shares, arguments.processes * 2)
@@ -120,7 +126,7 @@ def main() -> int:
         while running:
             tally.add(running.pop(0).result())
             took = time.perf_counter() - began
-            sys.stderr.write(f"{tally.schedules} schedules, {len(tally.failures)} failures, {took:.0f} s\n")
+            sys.stderr.write(f"{tally.schedules} schedules, {len(tally.findings)} findings, {took:.0f} s\n")
             sys.stderr.flush()
             share = next(shares, None) if took < arguments.seconds else None
             if share is not None:
@@ -130,10 +136,10 @@ def main() -> int:
     finally:
         pool.shutdown(cancel_futures=True)
     sys.stdout.write(report(tally, time.perf_counter() - began) + "\n")
-    return 1 if tally.failures else 0
+    return 1 if tally.findings else 0
 
 
-def _ignore_interrupt() -> None:
+def ignore_interrupt() -> None:
     """Ctrl-C is for the process that prints; the others finish what they have begun."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, TypeVar
 
-from aioproducer import Outcome, Producer
+from aioproducer import Outcome, Producer, TopicPartition
 from aioproducer.errors import KafkaError
 from aioproducer.protocol.api import ApiKey
 from aioproducer.testing.broker import BrokerState
@@ -150,6 +150,11 @@ class Stage:
                 transaction.ended = Ended.ABORTED
             raise
         transaction.ended = Ended.COMMITTED
+
+    async def send_offsets(self, offsets: dict[TopicPartition, int]) -> None:
+        """Positions of the group that are committed with the transaction."""
+        self.history.transactions[-1].offsets.update(offsets)
+        await self.producer.send_offsets_to_transaction(offsets, self.world.plan.group)
 
     async def abort(self) -> None:
         self.history.transactions[-1].ended = Ended.ABORTED

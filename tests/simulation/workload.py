@@ -16,13 +16,21 @@ from aioproducer.errors import (
     TransactionTimeoutError,
 )
 from aioproducer.transaction import TransactionState
-from tests.simulation.faults import TOPIC
+from tests.simulation.faults import READ_FROM, TOPIC
+from tests.simulation.handoff import EXPORTED, RELEASED, end_by_heir, write_with_participant
 from tests.simulation.history import Ended, Sent, SimulatedTransaction, Told
-from tests.simulation.world import World
+from tests.simulation.plan import V1, V2
+from tests.simulation.world import GROUP_PARTITIONS, World
 
 RECOVERY = 15.0
 """Seconds after the last fault within which everything works again: the longest back-off, metadata age and request
 time-out of any plan follow each other in it."""
+
+PLACES = [TopicPartition(TOPIC, 0), *(TopicPartition(READ_FROM, index) for index in range(GROUP_PARTITIONS))]
+"""Where a consumer group may have a position."""
+
+MOST_ROWS = 12
+"""Of one `send_many`."""
 
 PATIENCE = 40
 """How often a transactional call is made again before its user gives up."""
@@ -39,7 +47,8 @@ class Workload:
         self._loop = world.loop
         self._max_block = self._plan.settings["max_block_ms"] / 1000
         self._delivery_timeout = self._plan.settings["delivery_timeout_ms"] / 1000
-        self._cancelled: list[asyncio.Task[Any]] = []
+        self._partitions: list[int] = []
+        """Those that may be written to while others have a writer of their own; empty: all, as the plan says."""
 
     async def run(self) -> None:
         """Until everything is sent, or the producer is closed."""
@@ -61,6 +70,8 @@ class Workload:
         for _ in range(self._plan.records):
             if self._plan.pause:
                 await asyncio.sleep(random.uniform(0, self._plan.pause))
+            if transaction is None and random.random() < 2 / self._plan.records:
+                await asyncio.sleep(self._plan.idle)
             try:
                 await self._send_one(task, random, transaction)
             except (IllegalStateError, TransactionError):
@@ -71,6 +82,9 @@ class Workload:
     async def _send_one(self, task: int, random: Random, transaction: SimulatedTransaction | None) -> None:
         if random.random() < 0.02:
             await self._flush(random)
+        if random.random() < 0.03:
+            await self._send_many(task, random, transaction)
+            return
         sent, record = self._record(task, random, transaction)
         chance = random.random()
         patience = self._plan.cancels
@@ -99,6 +113,43 @@ class Workload:
         elif chance > 0.97:
             await asyncio.wait([delivery])
 
+    async def _send_many(self, task: int, random: Random, transaction: SimulatedTransaction | None) -> None:
+        """Several records in one call, which is sometimes cancelled."""
+        rows = [self._record(task, random, transaction) for _ in range(random.randint(1, MOST_ROWS))]
+        columns = {
+            f"{name}s".replace("_mss", "s"): [record[name] for _, record in rows] for name in rows[0][1]
+        }
+        for sent, _ in rows:
+            sent.call_due += self._max_block * len(rows)  # it waits for room as often as it takes
+        call = self.producer.send_many(TOPIC, **columns)
+        try:
+            if random.random() < self._plan.cancels:
+                receipt = await self._impatient(call, random)
+            else:
+                receipt = await call
+        except KafkaError as error:
+            for sent, _ in rows:
+                self._refused(sent, error)
+            raise
+        except TimeoutError:
+            for sent, _ in rows:
+                sent.told = Told.GAVE_UP_ASKING
+            self.world.history.lost_receipts = True
+            return
+        self.world.receipts.append(receipt)
+        for row, (sent, _) in enumerate(rows):
+            try:
+                delivery = receipt.delivery(row)
+            except KafkaError as error:
+                self._refused(sent, error)
+                sent.buffered_at = (
+                    self._loop.time()
+                )  # no exception says so: its transaction can't be committed
+            else:
+                self._take(sent, delivery)
+        if random.random() < 0.3:
+            await receipt.wait()
+
     def _record(
         self, task: int, random: Random, transaction: SimulatedTransaction | None
     ) -> tuple[Sent, dict[str, Any]]:
@@ -109,7 +160,9 @@ class Workload:
         value = (b"%d " % number) + random.randbytes(filler // 2) + bytes(filler - filler // 2)
         record: dict[str, Any] = {"value": value, "timestamp_ms": int(self.world.wall_time() * 1000)}
         partition = None
-        if plan.placement == "explicit":
+        if self._partitions:
+            record["partition"] = partition = random.choice(self._partitions)
+        elif plan.placement == "explicit":
             record["partition"] = partition = random.randrange(plan.partitions)
         elif plan.placement == "by key":
             record["key"] = b"%d" % random.randrange(4)
@@ -200,21 +253,14 @@ class Workload:
     async def _run_transactions(self) -> None:
         random = self._plan.random(f"{self.label}/transactions")
         for _ in range(self._plan.transactions):
+            if random.random() < 0.5:
+                await asyncio.sleep(self._plan.idle)
             if not await self._begin():
                 return
             transaction = SimulatedTransaction(len(self.world.history.transactions))
             self.world.history.transactions.append(transaction)
-            await self._run_tasks(transaction)
             try:
-                if random.random() < 0.3:
-                    transaction.offset = transaction.number + 1
-                    await self.producer.send_offsets_to_transaction(
-                        {TopicPartition(TOPIC, 0): transaction.offset}, self._plan.group
-                    )
-                if random.random() < 0.15:
-                    transaction.ended = Ended.ABORTED
-                else:
-                    await self._commit(transaction, random)
+                await self._write_and_end(transaction, random)
             except IllegalStateError:
                 return  # closed meanwhile
             except KafkaError as error:
@@ -222,6 +268,51 @@ class Workload:
                 transaction.ended = (
                     Ended.UNKNOWN if isinstance(error, CommitOutcomeUnknownError) else Ended.ABORTED
                 )
+
+    async def _write_and_end(self, transaction: SimulatedTransaction, random: Random) -> None:
+        """Write and commit, or leave the abort to what begins the next one; some are shared with other producers."""
+        hand_off = self._plan.random(f"{self.label}/hand-off/{transaction.number}")
+        is_exported = hand_off.random() < EXPORTED
+        if is_exported:
+            transaction.ended = Ended.ABORTED  # until a commit is tried
+            if not await write_with_participant(self, transaction, hand_off):
+                return
+        else:
+            await self._run_tasks(transaction)
+        if random.random() < 0.5:
+            await self._send_offsets(transaction, random)
+        if random.random() < 0.15:
+            transaction.ended = Ended.ABORTED
+        elif not is_exported and hand_off.random() < RELEASED:
+            await end_by_heir(self, transaction, hand_off)
+        else:
+            await self._commit(transaction, random)
+
+    async def write(self, transaction: SimulatedTransaction, partitions: list[int]) -> None:
+        """Send what the plan says to these partitions only."""
+        self._partitions = partitions
+        try:
+            await self._run_tasks(transaction)
+        finally:
+            self._partitions = []
+
+    async def _send_offsets(self, transaction: SimulatedTransaction, random: Random) -> None:
+        """Positions of some partitions, in one call or two. They go back as often as forward, and none comes twice."""
+        chosen = random.sample(PLACES, random.randint(1, len(PLACES)))
+        positions = {place: random.randrange(1000) * 1000 + transaction.number for place in chosen}
+        first = random.randint(1, len(chosen))
+        for part in chosen[:first], chosen[first:]:
+            if not part:
+                continue
+            offsets = {place: positions[place] for place in part}
+            transaction.offsets.update(offsets)
+            call = asyncio.ensure_future(self.producer.send_offsets_to_transaction(offsets, self._plan.group))
+            if random.random() < self._plan.cancels:
+                # Once it has begun it goes on, and the end of the transaction waits for it.
+                await asyncio.wait([call], timeout=random.choice([0.0001, 0.001, 0.1]))
+                if call.cancel():
+                    continue
+            await call
 
     async def _commit(self, transaction: SimulatedTransaction, random: Random) -> None:
         began = self._loop.time()
@@ -257,12 +348,19 @@ class Workload:
     def _state(self) -> TransactionState:
         return self.producer._transaction.state
 
+    def _check_version(self) -> None:
+        """The cluster has finalized one level from the beginning, so each transaction runs by it."""
+        is_v2 = self.producer._transaction.is_v2
+        if is_v2 is not (self._plan.kind == V2):
+            self.problem(f"a transaction runs as {V2 if is_v2 else V1}, the cluster offers {self._plan.kind}")
+
     async def _begin(self) -> bool:
         """Do whatever has to come before the next transaction; False if there will be none."""
         for _ in range(PATIENCE):
             try:
                 if self._state is TransactionState.READY:
                     await self.producer.begin_transaction()
+                    self._check_version()
                     return True
                 if self._state in (
                     TransactionState.IN_TRANSACTION,
@@ -274,9 +372,11 @@ class Workload:
                     await self.producer.init_transactions()
             except IllegalStateError:
                 return False  # closed
-            except TransactionTimeoutError:
-                pass
             except KafkaError as error:
+                if not self._plan.is_disturbed:
+                    self.problem(f"a transactional call failed for no reason: {error!r}")
+                if isinstance(error, TransactionTimeoutError):
+                    continue
                 if not isinstance(error, TransactionError):
                     self.problem(f"a transactional call raised {error!r}")
                 await asyncio.sleep(0.05)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from aioproducer import Producer
+from aioproducer import Producer, Receipt
 from aioproducer.testing import EmbeddedCluster, Operation
 from aioproducer.testing.broker import BrokerState
 from aioproducer.testing.faults import Fault
@@ -15,12 +15,14 @@ from aioproducer.testing.simulated_network import Latency
 from aioproducer.testing.simulation import SimulatedLoop
 from aioproducer.testing.topics import Partition, Topic
 from tests.simulation import faults
-from tests.simulation.faults import TOPIC
+from tests.simulation.faults import READ_FROM, TOPIC
 from tests.simulation.history import History
 from tests.simulation.oracle import number_of
 from tests.simulation.plan import V1, Plan
 
 QUIET = Latency()
+GROUP_PARTITIONS = 3
+"""Of the topic that the consumer group reads."""
 
 
 class _Cluster(EmbeddedCluster):
@@ -39,6 +41,8 @@ class World:
         self.history = history
         self.loop = loop
         self.scripted: list[tuple[str, Fault]] = []
+        self.receipts: list[Receipt] = []
+        """Of each send_many; its errors are looked at when all is over."""
         self._wall_skew = 0.0
         self._timers: list[asyncio.TimerHandle] = []
         self.cluster = _Cluster(
@@ -60,18 +64,28 @@ class World:
 
     def producer(self, label: str = "producer", **settings: Any) -> Producer:
         """A producer that is not started; all its chances come from the plan."""
-        known = {"bootstrap_servers": self.cluster.bootstrap_servers, **self.plan.settings}
-        producer = Producer(**{**known, **settings})
+        producer = Producer(**self.settings(**settings))
         producer._random.seed(f"{self.plan.kind}/{self.plan.seed}/{label}")
         return producer
+
+    def settings(self, **settings: Any) -> dict[str, Any]:
+        """Those of the plan's producers; None leaves one out."""
+        known = {"bootstrap_servers": self.cluster.bootstrap_servers, **self.plan.settings, **settings}
+        return {name: value for name, value in known.items() if value is not None}
 
     # Topics
 
     def create_topic(self) -> None:
-        """The topic that everybody writes to; also after it was deleted."""
+        """The topic that everybody writes to, also after it was deleted; with transactions, one to read from."""
         if TOPIC not in self.cluster.topics:
-            self.watch(self.cluster.create_topic(TOPIC, self.plan.partitions))
+            self.watch(self.cluster.create_topic(TOPIC, self.plan.partitions, config=self._topic_config))
             self.history.incarnations.append(self.cluster.topics[TOPIC])
+        if self.plan.is_transactional and READ_FROM not in self.cluster.topics:
+            self.cluster.create_topic(READ_FROM, GROUP_PARTITIONS)
+
+    @property
+    def _topic_config(self) -> dict[str, str | None]:
+        return {"message.timestamp.type": "LogAppendTime"} if self.plan.log_append_time else {}
 
     def watch(self, topic: Topic) -> None:
         """Note what leader changes cut off."""
@@ -162,8 +176,9 @@ class World:
                 partition.set_isr(self.running())
         for name, fault in self.scripted:
             self.history.fired[name] += fault.hits
-            if fault.hold is not None:
-                fault.hold.set()
+            for held in (fault.hold, fault.hold_before):
+                if held is not None:
+                    held.set()
         if self.plan.is_transactional:
             cluster.transactions.release_loading()
             cluster.transactions.release_markers()
