@@ -32,6 +32,11 @@ class ReadLogs:
             number for logs in self.by_partition.values() for log in logs for number in log.values()
         )
 
+    @property
+    def visible(self) -> Counter[int]:
+        """How often each number is visible with isolation.level=read_committed."""
+        return Counter(number for logs in self.committed.values() for log in logs for number in log.values())
+
     def of(self, numbers: Collection[int]) -> ReadLogs:
         """The same with these records only."""
         some = copy.copy(self)

@@ -1,0 +1,96 @@
+"""A TCP proxy that can be half-open: it accepts connections and carries nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Self
+
+HOST = "127.0.0.1"
+CHUNK = 256 * 1024
+
+
+class HalfOpenProxy:
+    """Stands in front of one broker, in a block of `async with`.
+
+    While `is_silent` is set, each byte is dropped. A connection that was open at any such moment stays silent for ever,
+    as one does whose state a firewall has lost; connections that are opened later work.
+    """
+
+    def __init__(self, broker_host: str, broker_port: int = 0, port: int = 0) -> None:
+        self.port = port
+        self.broker_host, self.broker_port = broker_host, broker_port
+        self.accepted = 0
+        """Connections since the start."""
+        self._is_silent = False
+        self._silent: set[asyncio.StreamWriter] = set()
+        """The clients' ends of the connections that carry nothing."""
+        self._open: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._accept, HOST, self.port)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *raised: object) -> None:
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def fall_silent(self) -> None:
+        """Carry nothing from now on."""
+        self._is_silent = True
+        self._silent |= self._open
+
+    def recover(self) -> None:
+        """Carry what comes on connections that are opened from now on."""
+        self._is_silent = False
+
+    @property
+    def open(self) -> int:
+        """Connections of clients that are open now."""
+        return len(self._open)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.accepted += 1
+        self._open.add(writer)
+        if self._is_silent:
+            self._silent.add(writer)
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        to_broker: asyncio.StreamWriter | None = None
+        try:
+            broker, to_broker = await asyncio.open_connection(self.broker_host, self.broker_port)
+            pumps = [
+                asyncio.create_task(self._pump(client, to_broker, to_client)),
+                asyncio.create_task(self._pump(broker, to_client, to_client)),
+            ]
+            try:
+                await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for pump in pumps:
+                    pump.cancel()
+                await asyncio.wait(pumps)
+        except OSError:
+            pass  # the broker is down: the client is hung up on
+        finally:
+            self._open.discard(to_client)
+            self._silent.discard(to_client)
+            to_client.transport.abort()
+            if to_broker is not None:
+                to_broker.transport.abort()
+
+    async def _pump(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, client: asyncio.StreamWriter
+    ) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(CHUNK):
+                if client not in self._silent:
+                    writer.write(data)
+                    await writer.drain()
