@@ -12,6 +12,7 @@ from socket import socket
 from types import MappingProxyType
 from typing import Any
 
+from aioproducer.addresses import ResolvedAddressFilter
 from aioproducer.compression import Codec
 from aioproducer.settings.contradictions import settle
 from aioproducer.settings.draft import Draft
@@ -40,6 +41,8 @@ class ProducerConfig:
     acks: int
     """-1 is all."""
     enable_idempotence: bool
+    enable_gapless_order: bool
+    enable_endless_retries: bool
     max_in_flight_requests_per_connection: int
     max_in_flight_per_partition: int
     """Follows from the two above: 1 without idempotence, unless the user asked for more in flight."""
@@ -53,6 +56,7 @@ class ProducerConfig:
     compression_level: int | None
     max_block: float
     delivery_timeout: float
+    close_timeout: float
     request_timeout: float
     retry_backoff: float
     retry_backoff_max: float
@@ -75,6 +79,7 @@ class ProducerConfig:
     """0: connections stay open."""
     connector: Connector | None
     address_filter: AddressFilter | None
+    resolved_address_filter: ResolvedAddressFilter | None
     security_protocol: str
     ssl_context: ssl.SSLContext | None
     ssl_truststore_certificates: str | None

@@ -53,6 +53,7 @@ class Configured:
         Keys that can change nothing here, such as the sizes of socket buffers, end in one warning in the log.
         """
         try:
+            check_keywords(overrides)
             entries = entries_of_mapping(mapping)
         finally:
             del mapping  # a traceback that shows locals must not show what it holds
@@ -73,6 +74,7 @@ class Configured:
             ConfigError: as `from_config`; the text names the variable.
         """
         try:
+            check_keywords(overrides)
             entries = entries_of_environment(prefix, os.environ if environ is None else environ)
         finally:
             del environ
@@ -89,11 +91,11 @@ class Configured:
         Raises:
             ConfigError: as `from_config`, and for a file that can't be read; the text names file and line.
         """
+        check_keywords(overrides)
         return cls._from(entries_of_file(file), overrides)
 
     @classmethod
     def _from(cls, entries: list[Entry], overrides: dict[str, Any]) -> Self:
-        check_keywords(overrides)
         sourced = resolve(entries, overrides)
         producer = cls.__new__(cls)
         producer._sourced = sourced

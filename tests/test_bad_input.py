@@ -6,12 +6,14 @@ keys, values and passwords in texts."""
 from __future__ import annotations
 
 import asyncio
+import copy
 import datetime
+import pickle
 from typing import Any
 
 import pytest
 
-from aioproducer import ConfigError, Outcome, Producer, RecordTooLargeError
+from aioproducer import ConfigError, Outcome, Producer, RecordTooLargeError, blocking
 from aioproducer.errors import (
     BufferFullError,
     IllegalStateError,
@@ -74,7 +76,13 @@ BAD_RECORDS: dict[str, Case] = {
         {"headers": [["a", b"b"]]},
         InvalidRecordError,
         {"argument": "headers"},
-        ("tuple",),
+        ("each header must be a tuple (str, bytes or None), not list",),
+    ),
+    "a header of three": (
+        {"headers": [("a", b"b", b"c")]},
+        InvalidRecordError,
+        {"argument": "headers"},
+        ("not a tuple of 3",),
     ),
     "a header with a name of bytes": (
         {"headers": [(b"a", b"b")]},
@@ -358,3 +366,28 @@ def test_an_unknown_setting_is_named_with_the_nearest_one(setting, hint):
     assert setting in str(caught.value)
     assert hint in str(caught.value)
     assert "nobody shall see" not in str(caught.value)
+
+
+# ------------------------------------------------------------------------------------- with, and pickle
+
+
+def test_with_instead_of_async_with_is_refused_with_what_to_do():
+    with (
+        pytest.raises(TypeError, match=r"needs `async with`.*aioproducer\.blocking\.Producer"),
+        quick_producer("localhost:1"),
+    ):
+        pytest.fail("it was opened")
+
+
+async def test_async_with_of_a_blocking_producer_is_refused_with_what_to_do():
+    with pytest.raises(TypeError, match="needs `with`"):
+        async with blocking.Producer("localhost:1"):
+            pytest.fail("it was opened")
+
+
+@pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_producer_that_is_pickled_or_copied_says_that_each_process_builds_its_own(copied):
+    with pytest.raises(TypeError, match="build one in each process"):
+        copied(quick_producer("localhost:1"))
+    with pytest.raises(TypeError, match="build one in each process"):
+        copied(object.__new__(blocking.Producer))

@@ -28,6 +28,8 @@ def test_defaults():
         client_id="aioproducer",
         acks=-1,
         enable_idempotence=True,
+        enable_gapless_order=False,
+        enable_endless_retries=False,
         max_in_flight_requests_per_connection=5,
         max_in_flight_per_partition=5,
         transactional_id=None,
@@ -40,6 +42,7 @@ def test_defaults():
         compression_level=None,
         max_block=60.0,
         delivery_timeout=120.0,
+        close_timeout=25.0,
         request_timeout=30.0,
         retry_backoff=0.1,
         retry_backoff_max=1.0,
@@ -61,6 +64,7 @@ def test_defaults():
         connections_max_idle=540.0,
         connector=None,
         address_filter=None,
+        resolved_address_filter=None,
         security_protocol="PLAINTEXT",
         **dict.fromkeys(NONE_BY_DEFAULT),
         ssl_enabled_protocols=("TLSv1.2", "TLSv1.3"),
@@ -460,6 +464,48 @@ def test_explicit_timeouts_raise_an_unmentioned_delivery_timeout_with_one_warnin
     assert effective.delivery_timeout == pytest.approx(milliseconds / 1000)
     assert f"{because} raises delivery_timeout_ms to {milliseconds}" in warning
     assert effective.origin("delivery_timeout_ms") == f"derived because {because}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "milliseconds", "because"),
+    [
+        ({}, 60_000, "transaction_timeout_ms=60000"),
+        ({"transaction_timeout_ms": 90_000}, 90_000, "transaction_timeout_ms=90000"),
+        ({"transaction_timeout_ms": 10_000}, 10_000, "transaction_timeout_ms=10000"),
+        ({"request_timeout_ms": 200_000}, 60_000, "transaction_timeout_ms=60000"),
+    ],
+)
+def test_an_unmentioned_delivery_timeout_is_at_most_the_transaction_timeout_without_a_warning(
+    settings, milliseconds, because, caplog
+):
+    effective, warnings = warnings_of(caplog, transactional_id="tx", **settings)
+
+    assert warnings == []
+    assert effective.delivery_timeout == milliseconds / 1000
+    assert effective.origin("delivery_timeout_ms") == f"derived because {because}"
+
+
+def test_a_longer_transaction_timeout_leaves_the_delivery_timeout_as_it_is(caplog):
+    effective, warnings = warnings_of(caplog, transactional_id="tx", transaction_timeout_ms=900_000)
+
+    assert warnings == []
+    assert effective.delivery_timeout == 120
+    assert effective.origin("delivery_timeout_ms") == "default"
+    effective, warnings = warnings_of(caplog, transaction_timeout_ms=10_000)
+    assert (effective.delivery_timeout, warnings) == (120, []), "there are no transactions"
+
+
+def test_a_delivery_timeout_beyond_the_transaction_timeout_is_warned_of_only_if_both_were_set(caplog):
+    both = {"delivery_timeout_ms": 90_001, "transaction_timeout_ms": 90_000}
+
+    effective, [warning] = warnings_of(caplog, transactional_id="tx", **both)
+
+    assert "delivery_timeout_ms=90001 is longer than transaction_timeout_ms=90000" in warning
+    assert effective.delivery_timeout == 90.001
+    equal = {**both, "delivery_timeout_ms": 90_000}
+    assert warnings_of(caplog, transactional_id="tx", **equal)[1] == []
+    assert warnings_of(caplog, transactional_id="tx", delivery_timeout_ms=90_001)[1] == []
+    assert warnings_of(caplog, **both)[1] == [], "there are no transactions"
 
 
 def test_several_defaults_that_yield_end_in_one_warning(caplog):

@@ -42,7 +42,7 @@ def test_a_login_module_and_its_options(text, options):
         ('"hunter2" required;', "must be 'LoginModule required"),
         (f'{PLAIN} username="svc";', "must be 'LoginModule required"),
         (f'{PLAIN} required username="svc"', "must end with a semicolon"),
-        (f'{PLAIN} required username="svc" password="hunter2', "a quotation mark without its other one"),
+        (f'{PLAIN} required username="svc" password="hunter2', "an unclosed quotation mark"),
         (f'{PLAIN} required username="svc" hunter2;', "after its option number 1"),
         (f'{PLAIN} required username="svc" password="hun"ter2;', "after its option number 2"),
         (f"{PLAIN} required username=;", "no value for its option number 1"),

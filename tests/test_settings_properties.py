@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioproducer import ConfigError
+from aioproducer import ConfigError, Producer
 from aioproducer.settings.properties import MAX_SIZE, read_properties
+from aioproducer.types import Secret
 
 
 def written(tmp_path, text, encoding="latin-1"):
@@ -59,6 +60,21 @@ GOLDEN = [
     ("a=1\\\n\nb=2", [("a", "1"), ("b", "2")]),
     ("a=1\\\n# no comment\nb=2", [("a", "1# no comment"), ("b", "2")]),
     ("\\\n  a=1", [("a", "1")]),
+    ("\\\n# comment\na=1", [("a", "1")]),
+    ("\\\n  ! comment\na=1", [("a", "1")]),
+    ("\\\n\na=1", [("a", "1")]),
+    ("\\\n\\\n# comment\\\na=1", [("a", "1")]),
+    ("=\\\n# no comment", [("", "# no comment")]),
+    ("\\\n\n", []),
+    ("\\\n# comment", []),
+    ("\\\n", [("", "")]),
+    ("\\", [("", "")]),
+    ("a=1\xa0", [("a", "1\xa0")]),
+    ("a=\xa01", [("a", "\xa01")]),
+    ("a=1\x85", [("a", "1\x85")]),
+    ("a\xa0b=1", [("a\xa0b", "1")]),
+    ("a\x85b 1", [("a\x85b", "1")]),
+    ("\xa0a=1", [("\xa0a", "1")]),
     ("a\\\n  b=1", [("ab", "1")]),
     ("a=1\r\nb=2", [("a", "1"), ("b", "2")]),
     ("a=1\rb=2", [("a", "1"), ("b", "2")]),
@@ -166,10 +182,10 @@ def test_utf_8_and_latin_1_are_both_read(encoding, tmp_path):
     [
         (lambda path: None, "there is no such file"),
         (lambda path: path.mkdir(), "it is a directory"),
-        (lambda path: os.mkfifo(path), "it is no regular file"),
-        (lambda path: path.write_bytes(b"a=1\nb=\x00\x01"), "it is no text (byte 0x00 in line 2)"),
-        (lambda path: path.write_bytes(b"\x7fELF\x02"), "it is no text (byte 0x7f in line 1)"),
-        (lambda path: path.write_bytes(b"\x89PNG\r\n\x1a\n"), "it is no text (byte 0x1a in line 2)"),
+        (lambda path: os.mkfifo(path), "it is not a regular file"),
+        (lambda path: path.write_bytes(b"a=1\nb=\x00\x01"), "it is not text (byte 0x00 in line 2)"),
+        (lambda path: path.write_bytes(b"\x7fELF\x02"), "it is not text (byte 0x7f in line 1)"),
+        (lambda path: path.write_bytes(b"\x89PNG\r\n\x1a\n"), "it is not text (byte 0x1a in line 2)"),
         (lambda path: path.write_bytes(b"#" * (MAX_SIZE + 1)), f"it is larger than {MAX_SIZE} bytes"),
         (lambda path: path.symlink_to(path), "Too many levels of symbolic links"),
         (lambda path: path.write_bytes(b"a=1\nb=2\nc=\\u12"), "\\u in line 3 must be followed by four"),
@@ -210,3 +226,24 @@ def test_a_property_shows_no_value(tmp_path):
     [found] = read_properties(written(tmp_path, "sasl.password=hunter2"))
 
     assert "hunter2" not in repr(found)
+
+
+@pytest.mark.parametrize("end", ["\xa0", "\x85", "\u2003", "\u3000"])
+def test_a_password_that_ends_in_another_blank_than_the_usual_one_keeps_it(tmp_path, end):
+    login = f'x.PlainLoginModule required username="svc" password=pw{end} ;'
+    path = tmp_path / "client.properties"
+    path.write_text(
+        f"bootstrap.servers=h:1\nsecurity.protocol=SASL_SSL\nsasl.jaas.config={login}\n"
+        f"sasl.mechanism=PLAIN\nssl.truststore.location=ca.p12\nssl.truststore.password=pw{end} \t\n",
+        encoding="utf-8",
+    )
+
+    effective = Producer.from_properties(path).config
+
+    assert effective.ssl_truststore_password == Secret(f"pw{end}")
+    assert effective.sasl_plain_password == Secret(f"pw{end}")
+
+
+def test_a_path_that_no_file_can_have_is_refused():
+    with pytest.raises(ConfigError, match=r"no file can have this name"):
+        read_properties("client\ud800.properties")

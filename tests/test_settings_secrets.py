@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 import pickle
 import traceback
@@ -14,8 +15,10 @@ from typing import Any
 import pytest
 
 import aioproducer
-from aioproducer import ConfigError, Producer
+from aioproducer import ConfigError, Producer, TransactionHandle, blocking
+from aioproducer.sasl import OAuthToken
 from aioproducer.settings.table import SETTINGS
+from aioproducer.token_providers import OidcTokenProvider
 from aioproducer.types import Secret
 
 CANARY = "-".join(["hunter2", "canary"])  # so that this file's own lines in a traceback don't hold it
@@ -48,8 +51,59 @@ def test_a_pickle_of_a_secret_has_lost_it():
 
         assert CANARY.encode() not in data
         assert repr(lost) == "<hidden>"
-        with pytest.raises(ValueError, match="left behind when it was pickled; set it anew"):
+        with pytest.raises(
+            ValueError, match="out of a pickle, which does not contain its text; set it again"
+        ):
             lost.reveal()
+
+
+@pytest.mark.parametrize("make", [Producer, lambda **settings: Producer.from_config(settings)])
+def test_a_secret_that_a_pickle_has_lost_is_refused_with_that_reason(make):
+    with pytest.raises(ConfigError, match="pickle"):
+        make(**SASL, sasl_plain_password=pickle.loads(pickle.dumps(Secret(CANARY))))
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        (b"canary", "must be a str or a Secret, not bytes"),
+        (5, "must be a str or a Secret, not int"),
+        ("", "must not be empty"),
+        (Secret(""), "must not be empty"),
+        (
+            pickle.loads(pickle.dumps(Secret("canary"))),
+            "came out of a pickle, which does not contain its text; set",
+        ),
+    ],
+)
+def test_a_secret_that_can_not_be_used_is_refused_with_the_reason(value, problem):
+    with pytest.raises(ConfigError) as caught:
+        Producer(security_protocol="SASL_SSL", sasl_plain_username="svc", sasl_plain_password=value)
+
+    assert str(caught.value).startswith(f"sasl_plain_password=<hidden> {problem}")
+    assert "canary" not in str(caught.value)
+    assert caught.value.value is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"client_id": "svc@eu"}, "client_id='svc@eu' must contain only letters, digits"),
+        ({"client_id": "https://svc:canary@host"}, "client_id=<hidden> must contain only letters"),
+        (
+            {"bootstrap_servers": "svc:canary@host:9092"},
+            "bootstrap_servers=<hidden> contains something that is not",
+        ),
+        ({"linger_ms": "a@b"}, "linger_ms='a@b' must be a number"),
+    ],
+)
+def test_a_wrong_value_is_shown_unless_it_may_have_a_password_in_it(settings, told):
+    with pytest.raises(ConfigError) as caught:
+        Producer(**settings)
+
+    assert told in str(caught.value)
+    assert "canary" not in str(caught.value)
+    assert "canary" not in str(caught.value.value)
 
 
 def test_copies_of_a_secret_keep_it():
@@ -119,6 +173,10 @@ BAD: dict[str, dict[str, Any]] = {
         "security_protocol": "SASL_SSL",
         "sasl_jaas_config": f"x.Other required a='{CANARY}';",
     },
+    "jaas with a bare quotation mark": {
+        "security_protocol": "SASL_SSL",
+        "sasl_jaas_config": f"x.PlainLoginModule required username='svc' password='a'{CANARY}='b';",
+    },
     "no pem": {"security_protocol": "SSL", "ssl_keystore_key": CANARY},
     "pem alone": {"security_protocol": "SSL", "ssl_keystore_key": PEM},
     "in an address": {"bootstrap_servers": f"kafka://svc:{CANARY}@broker:9092"},
@@ -161,6 +219,32 @@ def by_file(settings: dict[str, Any], directory: Path) -> Producer:
 
 
 WAYS = [by_keywords, by_mapping, by_overrides, by_environment, by_file]
+
+HANDLE = TransactionHandle("orders", 1, 0, is_v2=True)
+PARTITIONS = [("t", 0)]
+ENTRANCES: dict[str, Callable[..., object]] = {
+    "Producer": Producer,
+    "from_config": lambda **settings: Producer.from_config({}, **settings),
+    "from_config, mapping": lambda **settings: Producer.from_config(settings),
+    "from_env": lambda **settings: Producer.from_env("X_", {}, **settings),
+    "from_properties": lambda **settings: Producer.from_properties("/missing", **settings),
+    "attach": lambda **settings: Producer.attach(HANDLE, partitions=PARTITIONS, **settings),
+    "attach, mapping": lambda **settings: Producer.attach(HANDLE, partitions=PARTITIONS, config=settings),
+    "resume": lambda **settings: Producer.resume(HANDLE, **settings),
+    "resume, mapping": lambda **settings: Producer.resume(HANDLE, config=settings),
+    "blocking": blocking.Producer,
+    "blocking from_config": lambda **settings: blocking.Producer.from_config({}, **settings),
+    "blocking from_config, mapping": lambda **settings: blocking.Producer.from_config(settings),
+    "blocking from_env": lambda **settings: blocking.Producer.from_env("X_", {}, **settings),
+    "blocking from_properties": lambda **settings: blocking.Producer.from_properties("/missing", **settings),
+    "blocking attach": lambda **settings: blocking.Producer.attach(HANDLE, partitions=PARTITIONS, **settings),
+    "blocking attach, mapping": lambda **settings: blocking.Producer.attach(
+        HANDLE, partitions=PARTITIONS, config=settings
+    ),
+    "blocking resume": lambda **settings: blocking.Producer.resume(HANDLE, **settings),
+    "blocking resume, mapping": lambda **settings: blocking.Producer.resume(HANDLE, config=settings),
+}
+"""Every way in which keywords reach a producer. Those with a mapping are given it whole."""
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
@@ -215,9 +299,113 @@ def test_a_refusal_shows_no_secret(case, way: Callable[..., Producer], tmp_path,
         assert CANARY not in text
     assert len(list(frames(error))) > 1
     if case not in NOT_HIDDEN_IN_LOCALS:
-        for at in frames(error):
-            for name, value in at.tb_frame.f_locals.items():
-                assert CANARY not in shown(value), f"{at.tb_frame.f_code.co_qualname}: {name}"
+        assert_no_frame_shows_the_canary(error)
+
+
+def assert_no_frame_shows_the_canary(error: BaseException) -> None:
+    for at in frames(error):
+        for name, value in at.tb_frame.f_locals.items():
+            assert CANARY not in shown(value), f"{at.tb_frame.f_code.co_qualname}: {name}"
+
+
+@pytest.mark.parametrize("entrance", ENTRANCES)
+@pytest.mark.parametrize("case", sorted(set(BAD) - NOT_HIDDEN_IN_LOCALS))
+def test_no_frame_of_any_entrance_shows_a_password(entrance, case):
+    with pytest.raises(ConfigError) as raised:
+        ENTRANCES[entrance](**BAD[case])
+
+    assert "".join(traceback.format_exception(raised.value)).count(PACKAGE) > 1
+    assert_no_frame_shows_the_canary(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "secret"),
+    [
+        ("http://id.example.com/token", CANARY),
+        ("https://id.example.com/token", CANARY.encode()),
+    ],
+)
+def test_no_frame_of_a_token_provider_shows_its_secret(url, secret):
+    with pytest.raises((ConfigError, TypeError)) as raised:
+        OidcTokenProvider(url, "svc", secret)
+
+    assert len(list(frames(raised.value))) > 0
+    assert_no_frame_shows_the_canary(raised.value)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [(CANARY.encode(),), (CANARY, "3600"), (CANARY, 60, 5), (Secret(CANARY), float("nan")), (3600, CANARY)],
+)
+def test_no_frame_of_a_token_shows_it(given):
+    with pytest.raises(ConfigError, match="OAuthToken: ") as raised:
+        OAuthToken(*given)
+
+    assert_no_frame_shows_the_canary(raised.value)
+
+
+def test_every_way_to_make_a_producer_is_an_entrance():
+    for made in (Producer, blocking.Producer):
+        makers = {
+            name
+            for name, member in inspect.getmembers(made, inspect.ismethod)
+            if not name.startswith("_") and member.__self__ is made
+        }
+        assert makers <= {entrance.removeprefix("blocking ").partition(",")[0] for entrance in ENTRANCES}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Producer.from_config([], sasl_plain_password=CANARY),
+        lambda: Producer.from_config({5: 5}, sasl_plain_password=CANARY),
+        lambda: Producer.from_env("", sasl_plain_password=CANARY),
+        lambda: Producer.from_env("X_", {"X_SASL_PASSWORD": CANARY, "X_LINGER": "5"}),
+        lambda: Producer.from_properties(None, sasl_plain_password=CANARY),
+        lambda: Producer.attach(HANDLE, partitions=PARTITIONS, config=[CANARY], ssl_key_password=CANARY),
+        lambda: Producer.resume(HANDLE, config=[CANARY], ssl_key_password=CANARY),
+        lambda: blocking.Producer.from_config([CANARY], sasl_plain_password=CANARY),
+        lambda: blocking.Producer.from_env("", sasl_plain_password=CANARY),
+        lambda: blocking.Producer.from_properties(None, sasl_plain_password=CANARY),
+        lambda: blocking.Producer.attach(HANDLE, partitions=[], config=[CANARY], ssl_key_password=CANARY),
+        lambda: blocking.Producer.resume(HANDLE, config=[CANARY], ssl_key_password=CANARY),
+    ],
+)
+def test_no_frame_shows_a_password_beside_a_source_that_is_refused(make):
+    with pytest.raises(ConfigError) as raised:
+        make()
+
+    assert len(list(frames(raised.value))) > 1
+    assert_no_frame_shows_the_canary(raised.value)
+
+
+def test_no_frame_shows_a_password_beside_a_handle_that_makes_no_sense():
+    for make in (Producer.attach, blocking.Producer.attach):
+        with pytest.raises(AttributeError) as raised:
+            make(None, partitions=PARTITIONS, config={"sasl_password": CANARY}, ssl_key_password=CANARY)
+        assert_no_frame_shows_the_canary(raised.value)
+
+
+@pytest.mark.parametrize("entrance", ENTRANCES)
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("sasl_plain_password", CANARY.encode()),
+        ("sasl_plain_password", bytearray(CANARY.encode())),
+        ("ssl_key_password", [CANARY]),
+        ("ssl_keystore_key", {"key": CANARY}),
+        ("sasl_credentials", ("svc", CANARY)),
+        ("sasl_oauth_token_provider", CANARY),
+    ],
+    ids=lambda value: value if isinstance(value, str) and value != CANARY else type(value).__name__,
+)
+def test_a_password_of_another_type_is_in_no_frame(entrance, setting, value):
+    with pytest.raises(ConfigError) as raised:
+        ENTRANCES[entrance](**{**SASL, setting: value})
+
+    assert CANARY not in str(raised.value)
+    assert "/missing" in str(raised.value) or raised.value.setting == setting
+    assert_no_frame_shows_the_canary(raised.value)
 
 
 def test_a_broken_file_shows_no_secret(tmp_path):

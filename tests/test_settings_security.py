@@ -168,7 +168,7 @@ def test_a_jaas_line_with_client_credentials():
         ({"sasl_jaas_config": jaas("OtherLoginModule")}, "other than PlainLoginModule, ScramLoginModule"),
         (
             {"sasl_jaas_config": jaas("PlainLoginModule", user="x")},
-            "an option that is not known of PlainLoginModule",
+            "has an unknown option, number 1; PlainLoginModule takes username and password",
         ),
         (
             {"sasl_jaas_config": jaas("OAuthBearerLoginModule", unsecuredLoginStringClaim_sub="me")},
@@ -372,6 +372,15 @@ def test_passwords_in_clear_text_can_be_allowed_by_name():
     assert effective.sasl_plain_without_tls
 
 
+@pytest.mark.parametrize(("protocol", "warns"), [("SASL_PLAINTEXT", True), ("SASL_SSL", False)])
+def test_a_token_without_tls_is_warned_of(caplog, protocol, warns):
+    config(
+        security_protocol=protocol, sasl_mechanism="OAUTHBEARER", sasl_oauth_token_provider=lambda: "token"
+    )
+
+    assert ("sends the token in clear text" in caplog.text) is warns
+
+
 def test_scram_needs_no_such_permission():
     assert config(security_protocol="SASL_PLAINTEXT", sasl_mechanism="SCRAM-SHA-512", **LOGIN).sasl_mechanism
 
@@ -398,12 +407,12 @@ def test_an_own_context_is_passed_on():
         (
             {"ssl_truststore_certificates": PEM, "ssl_truststore_location": "ca.pem"},
             "ssl_truststore_certificates",
-            "stand for the same; keep one",
+            "set the same thing; keep one",
         ),
         (
             {"ssl_keystore_location": "a.p12", "ssl_certificate_location": "a.pem"},
             "ssl_keystore_location",
-            "stand for the same; keep one",
+            "set the same thing; keep one",
         ),
         ({"ssl_key_location": "key.pem"}, "ssl_key_location", "needs ssl_keystore_certificate_chain or"),
         ({"ssl_keystore_key": KEY}, "ssl_keystore_key", "needs ssl_keystore_certificate_chain or"),
@@ -424,10 +433,14 @@ def test_an_own_context_is_passed_on():
         (
             {"ssl_keystore_key": "/etc/ssl/key.pem", "ssl_keystore_certificate_chain": PEM},
             "ssl_keystore_key",
-            "must be PEM text (-----BEGIN ...); a path belongs into the setting ssl_key_location",
+            "must be PEM text (-----BEGIN ...); give the path of a file as the setting whose name ends in _location",
         ),
-        ({"ssl_enabled_protocols": "TLSv1.1"}, "ssl_enabled_protocols", "must be some of TLSv1.2, TLSv1.3"),
-        ({"ssl_enabled_protocols": ""}, "ssl_enabled_protocols", "must name some of TLSv1.2, TLSv1.3"),
+        ({"ssl_enabled_protocols": "TLSv1.1"}, "ssl_enabled_protocols", "must contain only TLSv1.2, TLSv1.3"),
+        (
+            {"ssl_enabled_protocols": ""},
+            "ssl_enabled_protocols",
+            "is empty; name at least one of TLSv1.2, TLSv1.3",
+        ),
     ],
 )
 def test_tls_settings_that_contradict_each_other(settings, setting, problem):

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
+import ssl
 import struct
 import uuid
+from typing import Any
 
 import pytest
 
 from aioproducer import ConfigError, Producer
 from aioproducer.compression import Codec
 from aioproducer.settings.java import SERIALIZERS
+from aioproducer.settings.keys import KEYS
 from aioproducer.settings.table import SETTINGS
 from aioproducer.testing import EmbeddedCluster
 from aioproducer.types import Secret
@@ -147,9 +150,22 @@ def test_switches_that_are_off(text):
         ("queue.buffering.max.ms", "1s", "queue.buffering.max.ms='1s' must be a number of milliseconds"),
         ("batch.size", "1e6", "batch.size='1e6' must be a whole number"),
         ("enable.idempotence", "yes", "enable.idempotence='yes' must be true or false"),
-        ("value.serializer", "com.example.Avro", "has no counterpart in Python; give a function"),
-        ("interceptor.classes", "com.example.Trace", "give Python objects as the keyword interceptors"),
-        ("connector", "socks5://x", "can't be given as text; it must be async f(host, port)"),
+        (
+            "value.serializer",
+            "com.example.Avro",
+            "is a Java class without a counterpart in Python; give the keyword value_serial",
+        ),
+        (
+            "key.serializer",
+            "com.example.Avro",
+            "give the keyword key_serializer beside this, it wins",
+        ),
+        ("interceptor.classes", "com.example.Trace", "give the keyword interceptors beside this"),
+        (
+            "connector",
+            "socks5://x",
+            "can't be given as text; it must be async f(host, port) -> connected socket; give the keyword connector",
+        ),
         ("partitioner.class", "com.example.ByRegion", "is not one of murmur2"),
         ("ssl.truststore.type", "JKS", "keytool -importkeystore"),
     ],
@@ -172,8 +188,8 @@ def test_a_malformed_value_is_refused_under_the_name_that_the_user_gave(key, val
         ("sasl.pasword", "did you mean sasl.password?"),
         ("ssl_cafile", "use ssl_truststore_location"),
         ("nothing.like.it.at.all.anywhere", "docs/configuration.md lists all"),
-        ("two words", "there is no setting (a text that is no name)"),
-        ("", "there is no setting (a text that is no name)"),
+        ("two words", "there is no setting (a text that is not a name)"),
+        ("", "there is no setting (a text that is not a name)"),
     ],
 )
 def test_an_unknown_key_is_refused_with_the_one_that_was_meant(key, meant):
@@ -217,6 +233,51 @@ def test_overrides_are_keywords_and_win():
         Producer.from_config({}, linger_ms="5")
     with pytest.raises(ConfigError, match="Producer has no setting lingerms; did you mean linger_ms"):
         Producer.from_config({}, lingerms=5)
+
+
+async def connect(host: str, port: int) -> Any:
+    return None
+
+
+FOLLOWED = [
+    (
+        "value.serializer",
+        "io.confluent.kafka.serializers.KafkaAvroSerializer",
+        "value_serializer",
+        str.encode,
+    ),
+    ("key.serializer", "com.example.Avro", "key_serializer", str.encode),
+    ("value.serializer", "com.example.Avro", "value_serializer", None),
+    ("interceptor.classes", "com.example.Trace", "interceptors", []),
+    ("partitioner.class", "com.example.ByRegion", "partitioner", "random"),
+    ("connect_cb", "x", "connector", connect),
+    ("partitioner_cb", "x", "partitioner", "random"),
+    ("plugin.library.paths", "x.so", "interceptors", []),
+    ("ssl.endpoint.identification.algorithm", "", "ssl_context", ssl.create_default_context()),
+    ("ssl.provider", "BC", "ssl_context", ssl.create_default_context()),
+    ("sasl.login.callback.handler.class", "com.example.Tokens", "sasl_oauth_token_provider", lambda: "token"),
+    ("sasl.client.callback.handler.class", "com.example.Iam", "sasl_oauth_token_provider", lambda: "token"),
+    ("sasl.oauthbearer.assertion.file", "/token", "sasl_oauth_token_provider", lambda: "token"),
+]
+
+
+@pytest.mark.parametrize(("key", "text", "keyword", "given"), FOLLOWED)
+def test_the_advice_to_give_a_keyword_can_be_followed_with_the_same_file(
+    key, text, keyword, given, tmp_path, caplog
+):
+    file = tmp_path / "client.properties"
+    file.write_text(f"linger.ms=7\n{key}={text}\n")
+    with pytest.raises(ConfigError, match=keyword):
+        Producer.from_properties(file)
+    protocol = {"ssl_context": "SSL", "sasl_oauth_token_provider": "SASL_SSL"}.get(keyword, "PLAINTEXT")
+
+    config = Producer.from_properties(file, **{keyword: given, "security_protocol": protocol}).config
+
+    assert getattr(config, keyword) == (tuple(given) if given == [] else given)
+    assert config.origin(keyword) == ("default" if given is None else "explicit")
+    assert config.linger == 0.007
+    note = f"{key} ({file}:2) changes nothing: the keyword {keyword} takes its place"
+    assert (note in caplog.text) == (key not in KEYS or not KEYS[key].setting)
 
 
 @pytest.mark.parametrize("mapping", [None, "acks=1", [("acks", 1)], 5])
@@ -407,8 +468,8 @@ def test_javas_own_file_is_taken_as_it_is(tmp_path, caplog):
         ("acks=all\nlinger.ms=soon\n", "{path}:2: linger.ms='soon' must be a number of milliseconds"),
         ("\n\nlinger.ms=-5\n", "linger_ms=-5 ({path}:3) must be a number of milliseconds"),
         ("lingerms=5\n", "{path}:1: there is no setting lingerms; did you mean linger_ms?"),
-        ("a\n", "{path}:1: this line has no '=' and is no setting"),
-        ("=5\n", "{path}:1: there is no setting (a text that is no name)"),
+        ("a\n", "{path}:1: this line has no '=' and is not a setting"),
+        ("=5\n", "{path}:1: there is no setting (a text that is not a name)"),
         ("group.id=orders\n", "{path}:1: group.id can't be used: it belongs to consumers; leave it out"),
         (
             "acks=1\nacks=all\n",

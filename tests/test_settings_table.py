@@ -69,7 +69,7 @@ WRONG: dict[str, list[Any]] = {
     "Choice": ["", "something else", 5, b"PLAIN", ["PLAIN"]],
     "Words": ["SSLv3", [5], 5, {"TLSv1.2": 1}, b"TLSv1.2"],
     "Level": ["3", 1.5, True, 100],
-    "Kind": ["", 5, b"name", ["name"]],
+    "Kind": ["t\ud800", "", 5, b"name", ["name"]],
     "ClientId": [5, "naïve", "two\nlines", "a/b", b"name"],
     "FilePath": ["", 5, b"/path", ["/path"], "nul\0inside"],
     "Pem": ["", 5, b"-----BEGIN ", "/path/to/ca.pem"],

@@ -23,9 +23,7 @@ class Code(Kind):
     must_be_callable: bool = True
 
     def parse(self, text: str) -> Any:
-        raise ValueError(
-            f"can't be given as text; it must be {self.what}, given as a keyword beside the file"
-        )
+        raise ValueError(f"can't be given as text; it must be {self.what}")
 
     def check(self, value: Any) -> Any:
         if self.must_be_callable and callable(value):
@@ -53,7 +51,7 @@ class Serializing(Code):
     def parse(self, text: str) -> Callable[[Any], Any] | None:
         if text.strip() in SERIALIZERS:
             return SERIALIZERS[text.strip()]
-        raise ValueError("has no counterpart in Python; give a function as a keyword beside the file")
+        raise ValueError("is a Java class without a counterpart in Python")
 
     @property
     def described(self) -> str:
@@ -70,7 +68,7 @@ class Interceptors(Code):
 
     def parse(self, text: str) -> tuple[()]:
         if text.strip():
-            raise ValueError("names Java classes; give Python objects as the keyword interceptors=[...]")
+            raise ValueError("names Java classes, which can't be loaded")
         return ()
 
     def check(self, value: Any) -> tuple[Any, ...]:

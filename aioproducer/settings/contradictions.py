@@ -58,12 +58,27 @@ def _settle_idempotence(draft: Draft) -> None:
             f"contradicts {draft.said('enable_idempotence')}, which needs acks='all'; "
             "set enable_idempotence=False to give up protection against duplicates",
         )
+    _look_at_what_needs_idempotence(draft)
     in_flight = "max_in_flight_requests_per_connection"
     if draft["enable_idempotence"] and draft[in_flight] > MOST_IN_FLIGHT_WITH_IDEMPOTENCE:
         raise draft.refused(
             in_flight,
             f"contradicts {draft.said('enable_idempotence')}: the broker remembers "
             f"{MOST_IN_FLIGHT_WITH_IDEMPOTENCE} batches per producer; use {MOST_IN_FLIGHT_WITH_IDEMPOTENCE} or less",
+        )
+
+
+def _look_at_what_needs_idempotence(draft: Draft) -> None:
+    """Refuse settings that only sequence numbers can keep."""
+    for name in ("enable_gapless_order", "enable_endless_retries"):
+        if draft[name] and not draft["enable_idempotence"]:
+            culprit = "enable_idempotence" if draft.is_given("enable_idempotence") else "acks"
+            raise draft.refused(name, f"needs enable_idempotence=True, but {draft.said(culprit)}; keep one")
+    if draft["enable_endless_retries"] and draft["transactional_id"] is not None:
+        raise draft.refused(
+            "enable_endless_retries",
+            f"contradicts {draft.said('transactional_id')}: the broker ends a transaction after "
+            "transaction_timeout_ms; leave it out",
         )
 
 
@@ -88,18 +103,41 @@ def _settle_timeouts(draft: Draft) -> None:
         )
     needed = draft["linger_ms"] + draft["request_timeout_ms"]
     if draft["delivery_timeout_ms"] is None:
-        if needed <= _DELIVERY_TIMEOUT:
-            draft.default("delivery_timeout_ms", _DELIVERY_TIMEOUT)
-            return
-        causes = [name for name in ("linger_ms", "request_timeout_ms") if draft.is_given(name)]
-        because = " and ".join(draft.said(name) for name in causes)
-        draft.derive("delivery_timeout_ms", needed, because)
-        draft.notes.append(f"{because} raises delivery_timeout_ms to {draft.shown('delivery_timeout_ms')}")
+        _derive_delivery_timeout(draft, needed)
     elif draft["delivery_timeout_ms"] < needed - _ROUNDING:
         raise draft.refused(
             "delivery_timeout_ms",
             f"is shorter than {draft.said('linger_ms')} + {draft.said('request_timeout_ms')}; "
             "raise it or lower request_timeout_ms",
+        )
+    else:
+        _compare_with_the_transaction(draft)
+
+
+def _derive_delivery_timeout(draft: Draft, needed: float) -> None:
+    """Give a delivery time-out that was left out its value: a record needs no more time than its transaction has."""
+    value = max(_DELIVERY_TIMEOUT, needed)
+    if draft["transactional_id"] is not None and draft["transaction_timeout_ms"] < value:
+        value = draft["transaction_timeout_ms"]
+        draft.derive("delivery_timeout_ms", value, draft.said("transaction_timeout_ms"))
+    elif value == _DELIVERY_TIMEOUT:
+        draft.default("delivery_timeout_ms", value)
+    else:
+        causes = [name for name in ("linger_ms", "request_timeout_ms") if draft.is_given(name)]
+        because = " and ".join(draft.said(name) for name in causes)
+        draft.derive("delivery_timeout_ms", value, because)
+        draft.notes.append(f"{because} raises delivery_timeout_ms to {draft.shown('delivery_timeout_ms')}")
+
+
+def _compare_with_the_transaction(draft: Draft) -> None:
+    """Warn of two explicit time-outs of which the shorter one makes the longer one useless."""
+    if draft["transactional_id"] is None or not draft.is_given("transaction_timeout_ms"):
+        return
+    if draft["delivery_timeout_ms"] > draft["transaction_timeout_ms"] + _ROUNDING:
+        draft.notes.append(
+            f"{draft.said('delivery_timeout_ms')} is longer than {draft.said('transaction_timeout_ms')}: the broker "
+            "may abort the transaction while its records are still being sent; lower delivery_timeout_ms or raise "
+            "transaction_timeout_ms"
         )
 
 

@@ -11,14 +11,16 @@ from dataclasses import dataclass
 from aioproducer.types import Secret
 
 _TOKEN = re.compile(
-    r"""\s*(?:
+    r"""[\x00-\x20]*(?:
         "(?P<quoted>(?:[^"\\]|\\.)*)"
       | '(?P<single>(?:[^'\\]|\\.)*)'
       | (?P<sign>[=;])
-      | (?P<word>[^\s"'=;]+)
+      | (?P<word>[^\x00-\x20"'=;]+)
     )""",
     re.VERBOSE | re.DOTALL,
 )
+_BLANKS = "".join(map(chr, range(33)))
+"""Also in the pattern above; no other character is one to Java (StreamTokenizer)."""
 _FLAGS = ("required", "requisite", "sufficient", "optional")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "b": "\b"}
 
@@ -55,18 +57,18 @@ def parse_jaas(text: str) -> JaasEntry:
     if at >= len(tokens):
         raise ValueError("must end with a semicolon")
     if at + 1 < len(tokens):
-        raise ValueError("must hold one login module, not several")
+        raise ValueError("must contain one login module, not several")
     return JaasEntry(module, options)
 
 
 def _tokens(text: str) -> list[tuple[str, str]]:
     tokens = []
     at = 0
-    text = text.strip()
+    text = text.strip(_BLANKS)
     while at < len(text):
         match = _TOKEN.match(text, at)
         if match is None:
-            raise ValueError("has a quotation mark without its other one")
+            raise ValueError("has an unclosed quotation mark")
         at = match.end()
         kind = match.lastgroup or ""
         value = match[kind]

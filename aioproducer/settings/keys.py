@@ -45,6 +45,14 @@ class Key(NamedTuple):
     """FIXED: what becomes of other values, NOTED or REFUSED."""
     never: tuple[str, ...] = ()
     """FIXED: values that are refused also if others are NOTED."""
+    instead_of_never: str = ""
+    """FIXED: what to do instead of giving one of these."""
+
+    @property
+    def instead(self) -> tuple[str, ...]:
+        """Keywords that the reason names and that can take the key's place: those that no file can hold."""
+        words = re.findall(r"[a-z_]+", self.reason)
+        return tuple(word for word in words if word in SETTINGS and SETTINGS[word].is_for_keywords)
 
 
 # ------------------------------------------------------------------------------------------------- translated
@@ -108,6 +116,10 @@ _CHECKED = f"the brokers' certificates and names are always checked; {_OWN_CONTE
 _METRICS = "call producer.metrics()"
 _LOGGING = "set the level of the logger 'aioproducer'"
 _RETRIES = "records are sent again until delivery_timeout_ms has passed"
+_NO_RETRIES = (
+    "leave {} out: idempotence, which is on by default, keeps retries from making duplicates, and a shorter "
+    "delivery_timeout_ms ends them sooner"
+)
 
 _FIXED: dict[str, tuple[str, Fate, str]] = {
     # key: (accepted values, what becomes of others, why)
@@ -121,7 +133,7 @@ _FIXED: dict[str, tuple[str, Fate, str]] = {
     "transaction.two.phase.commit.enable": (
         "false",
         Fate.REFUSED,
-        "no released broker takes part in it (KIP-939)",
+        "no released broker takes part in it (KIP-939); leave it out",
     ),
     "enable.metrics.push": ("false", Fate.NOTED, f"nothing is pushed to brokers (KIP-714); {_METRICS}"),
     "metric.reporters": ("", Fate.REFUSED, f"Java classes can't be loaded; {_METRICS}"),
@@ -150,22 +162,31 @@ _FIXED: dict[str, tuple[str, Fate, str]] = {
     "enable.gapless.guarantee": (
         "false",
         Fate.REFUSED,
-        "each delivery says what became of its record; await them",
+        "enable_gapless_order=True fails what is buffered behind a failed record; the producer goes on with what is "
+        "sent afterwards",
     ),
-    "delivery.report.only.error": ("false", Fate.NOTED, "deliveries that nobody awaits cost nothing"),
-    "queuing.strategy": ("fifo", Fate.REFUSED, "records of a partition are sent in the order of send()"),
+    "delivery.report.only.error": ("false", Fate.NOTED, "deliveries that are not awaited cost nothing"),
+    "queuing.strategy": (
+        "fifo",
+        Fate.REFUSED,
+        "records of a partition are sent in the order of send(); leave it out",
+    ),
     "socket.nagle.disable": ("true", Fate.NOTED, "TCP_NODELAY is always on"),
     "socket.keepalive.enable": ("true", Fate.NOTED, "TCP keep-alive is always on"),
-    "socket.max.fails": ("1", Fate.REFUSED, "a connection whose request timed out is always closed"),
+    "socket.max.fails": (
+        "1",
+        Fate.REFUSED,
+        "a connection whose request timed out is always closed; leave it out",
+    ),
     "broker.address.family": (
         "any",
         Fate.REFUSED,
-        "both families are tried and the faster one wins (RFC 8305)",
+        "both families are tried and the faster one wins (RFC 8305); leave it out",
     ),
     "api.version.request": (
         "true",
         Fate.REFUSED,
-        "versions are always negotiated; brokers older than 2.1 are too old",
+        "versions are always negotiated and brokers older than 2.1 are too old; leave it out",
     ),
     "topic.metadata.refresh.sparse": ("true", Fate.NOTED, "only topics in use are asked for"),
     "log.connection.close": ("true", Fate.NOTED, f"connections that end are logged at DEBUG; {_LOGGING}"),
@@ -184,7 +205,9 @@ _NOTED: dict[str, str] = {
     f"Python's logging does this; {_LOGGING}": "debug log_level log.thread.name log.queue",
     "buffer_memory bounds what waits, in bytes": "queue.buffering.max.messages",
     "batch_size bounds a batch, in bytes": "batch.num.messages",
-    "sticky partitions change with every full batch (KIP-794)": "sticky.partitioning.linger.ms",
+    "sticky partitions change with every full batch, or after 16 KiB in batches that lingered (KIP-794)": (
+        "sticky.partitioning.linger.ms"
+    ),
     "a request is made whenever a broker can take one": "queue.buffering.backpressure.threshold",
     "records are copied once, whatever their size": "message.copy.max.bytes",
     "answers of brokers are bounded at 64 MiB": "receive.message.max.bytes",
@@ -231,12 +254,12 @@ _REFUSED: dict[str, str] = {
         enabled_events opaque open_cb closesocket_cb socket_cb msg_order_cmp""",
     "it is a C function: give the keyword connector a function that opens the connection": "connect_cb resolve_cb",
     "it loads C libraries; give Python objects as interceptors=[...]": "plugin.library.paths",
-    "it holds settings of topics: put them beside the others": "default_topic_conf default.topic.config",
-    "topics can't be hidden by a client; brokers' ACLs can": "topic.blacklist",
-    "it asks librdkafka what it was built with; every codec is always there": "builtin.features",
-    "brokers are told aioproducer's own name and version": "client.software.name client.software.version",
+    "it contains settings of topics; put them beside the others": "default_topic_conf default.topic.config",
+    "a client can't hide topics, brokers' ACLs can; leave it out": "topic.blacklist",
+    "it asks librdkafka what it was built with, and every codec is always there; leave it out": "builtin.features",
+    "brokers are told aioproducer's own name and version; leave it out": "client.software.name client.software.version",
     "start an aioproducer.testing.EmbeddedCluster instead": "test.mock.broker.rtt",
-    "values that stand elsewhere are read by your program; pass them as keywords": "config.providers",
+    "values that are kept elsewhere must be read by your program; pass them as keywords": "config.providers",
     f"it is Java's own; {_OWN_CONTEXT}": """
         security.providers ssl.provider ssl.engine.factory.class ssl.secure.random.implementation""",
     f"it is OpenSSL's own; {_OWN_CONTEXT}": """
@@ -272,8 +295,16 @@ def _all_keys() -> dict[str, Key]:
     for name, (values, otherwise, reason) in _FIXED.items():
         fixed = tuple(values.split()) or ("",)
         # Who wants no retries wants no duplicates, and would get them from retries without idempotence.
-        never = ("0",) if reason == _RETRIES else ()
-        keys[name] = Key(name, Fate.FIXED, reason=reason, fixed=fixed, otherwise=otherwise, never=never)
+        never, advice = (("0",), _NO_RETRIES.format(name)) if reason == _RETRIES else ((), "")
+        keys[name] = Key(
+            name,
+            Fate.FIXED,
+            reason=reason,
+            fixed=fixed,
+            otherwise=otherwise,
+            never=never,
+            instead_of_never=advice,
+        )
     for fate, table in ((Fate.NOTED, _NOTED), (Fate.REFUSED, _REFUSED)):
         for reason, names in table.items():
             for name in names.split():

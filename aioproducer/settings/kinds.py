@@ -18,6 +18,9 @@ from aioproducer.types import Secret
 DEFAULT_PORT = 9092
 _INTEGER = re.compile(r"[+-]?\d{1,19}")
 _NUMBER = re.compile(r"[+-]?(\d{1,19}(\.\d*)?|\.\d+)")
+_NO_PEM = (
+    "must be PEM text (-----BEGIN ...); give the path of a file as the setting whose name ends in _location"
+)
 _TRUE = ("true", "t", "1")
 _FALSE = ("false", "f", "0")
 
@@ -33,7 +36,9 @@ class Kind:
     def check(self, value: Any) -> Any:
         """The value as ProducerConfig holds it."""
         if not isinstance(value, str) or not value:
-            raise ValueError("must be a text that is not empty")
+            raise ValueError("must be a str that is not empty")
+        if not value.isascii() and any("\ud800" <= one <= "\udfff" for one in value):
+            raise ValueError("contains half of a surrogate pair, which can't be sent as UTF-8")
         return value
 
     def shown(self, value: Any) -> str:
@@ -210,13 +215,13 @@ class Words(Kind):
     def check(self, value: Any) -> tuple[str, ...]:
         parts = re.split(f"[{self.separators}\\s]+", value) if isinstance(value, str) else value
         if not isinstance(parts, list | tuple) or not all(isinstance(part, str) for part in parts):
-            raise ValueError("must be a list of words")
+            raise ValueError("must be a list of str, or one str with commas")
         known = {word.lower(): word for word in self.words}
         found = tuple(part.strip() for part in parts if part.strip())
         if self.words and not all(part.lower() in known for part in found):
-            raise ValueError(f"must be some of {', '.join(self.words)}")
+            raise ValueError(f"must contain only {', '.join(self.words)}")
         if self.words and not found:
-            raise ValueError(f"must name some of {', '.join(self.words)}")
+            raise ValueError(f"is empty; name at least one of {', '.join(self.words)}")
         return tuple(known.get(part.lower(), part) for part in found)
 
     def shown(self, value: Any) -> str:
@@ -237,7 +242,7 @@ class ClientId(Kind):
         if value is None:
             return self.default
         if not isinstance(value, str) or not re.fullmatch(r"[a-zA-Z0-9._\- ]*", value):
-            raise ValueError("may hold letters, digits, '.', '_', '-' and blanks only")
+            raise ValueError("must contain only letters, digits, '.', '_', '-' and blanks (A to Z, a to z)")
         return value
 
 
@@ -262,9 +267,7 @@ class Pem(Kind):
 
     def check(self, value: Any) -> str:
         if not isinstance(value, str) or "-----BEGIN " not in value:
-            raise ValueError(
-                "must be PEM text (-----BEGIN ...); a path belongs into the setting ..._location"
-            )
+            raise ValueError(_NO_PEM)
         return value
 
     def shown(self, value: Any) -> str:
@@ -285,18 +288,26 @@ class Hidden(Kind):
         return Secret(text)
 
     def check(self, value: Any) -> Secret:
+        if not isinstance(value, str | Secret):
+            raise ValueError(f"must be a str or a Secret, not {type(value).__name__}")
         secret = Secret(value) if isinstance(value, str) else value
-        if not isinstance(secret, Secret) or not secret.reveal():
-            raise ValueError("must be a str or a Secret that is not empty")
+        if _is_empty(secret):
+            raise ValueError("must not be empty")
         if self.is_pem and "-----BEGIN " not in secret.reveal():
-            raise ValueError(
-                "must be PEM text (-----BEGIN ...); a path belongs into the setting ssl_key_location"
-            )
+            raise ValueError(_NO_PEM)
         return secret
 
     @property
     def described(self) -> str:
         return "PEM text, secret" if self.is_pem else "str, secret"
+
+
+def _is_empty(secret: Secret) -> bool:
+    try:
+        return not secret.reveal()
+    except ValueError:
+        pass
+    raise ValueError("came out of a pickle, which does not contain its text; set it again in this process")
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,7 +319,7 @@ class Pairs(Kind):
         for part in text.split(","):
             name, sign, value = part.partition("=")
             if not name.strip() or not sign:
-                raise ValueError("must be name=value,name=value")
+                raise ValueError("must have the form name=value,name=value")
             pairs[name.strip()] = value.strip()
         return pairs
 
@@ -396,5 +407,5 @@ def _server(text: str) -> tuple[str, int]:
     port = int(match[3]) if match and match[3] else DEFAULT_PORT
     if match is None or not 0 < port < 65536:
         advice = ", and credentials into sasl_plain_username and sasl_plain_password" if "@" in text else ""
-        raise ValueError(f"holds what is no address; write host:port{advice}")
+        raise ValueError(f"contains something that is not an address; write host:port{advice}")
     return match[1] or match[2], port

@@ -66,4 +66,4 @@ def _advice(name: str, candidates: list[str]) -> str:
 
 def _shown(name: str) -> str:
     # A line of a file that was torn apart may have half a password in the place of a name.
-    return name if re.fullmatch(r"[A-Za-z][\w.\-]{0,79}", name) else "(a text that is no name)"
+    return name if re.fullmatch(r"[A-Za-z][\w.\-]{0,79}", name) else "(a text that is not a name)"

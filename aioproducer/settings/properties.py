@@ -18,7 +18,7 @@ from aioproducer.errors import ConfigError
 MAX_SIZE = 1024 * 1024
 """Bytes; a properties file is no larger."""
 _ESCAPED = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
-_KEY = re.compile(r"(?:\\.|[^\\=:\s])*", re.DOTALL)
+_KEY = re.compile(r"(?:\\.|[^\\=: \t\f])*", re.DOTALL)
 _MALFORMED = re.compile(r"(?<!\\)(?:\\\\)*\\u(?![0-9A-Fa-f]{4})")
 _SEPARATOR = re.compile(r"[ \t\f]*([=:]?)[ \t\f]*")
 
@@ -75,13 +75,15 @@ def _text_of(name: str) -> tuple[str, str]:
         mode = Path(name).stat().st_mode
         # Reading a pipe or a device might never end.
         if not stat.S_ISREG(mode):
-            return "", "it is a directory" if stat.S_ISDIR(mode) else "it is no regular file"
+            return "", "it is a directory" if stat.S_ISDIR(mode) else "it is not a regular file"
         with Path(name).open("rb") as file:
             data = file.read(MAX_SIZE + 1)
     except FileNotFoundError:
         return "", "there is no such file"
     except OSError as error:
         return "", error.strerror or type(error).__name__
+    except UnicodeEncodeError:
+        return "", "no file can have this name"
     if len(data) > MAX_SIZE:
         return "", f"it is larger than {MAX_SIZE} bytes"
     try:
@@ -90,7 +92,7 @@ def _text_of(name: str) -> tuple[str, str]:
         text = data.decode("latin-1")
     if found := re.search(r"[\x00-\x08\x0e-\x1f\x7f]", text):
         line = len(re.findall(r"\r\n|\r|\n", text[: found.start()])) + 1
-        return "", f"it is no text (byte {ord(found[0]):#04x} in line {line})"
+        return "", f"it is not text (byte {ord(found[0]):#04x} in line {line})"
     return text, ""
 
 
@@ -110,13 +112,20 @@ def _parsed(text: str, file: str) -> tuple[list[Property], int]:
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Lines with those that they go on in, without comments and empty ones."""
+    """Lines with those that they go on in, without comments and empty ones.
+
+    A line of a backslash alone has nothing that could go on: what follows it begins again.
+    """
     whole, began = "", 0
-    for number, natural in enumerate(re.split(r"\r\n|\r|\n", text), 1):
+    naturals = re.split(r"\r\n|\r|\n", text)
+    if not naturals[-1]:
+        del naturals[-1]  # behind the last line's end
+    for number, natural in enumerate(naturals, 1):
         line = natural.lstrip(" \t\f")
-        if not began and (not line or line[0] in "#!"):
+        if not whole and (not line or line[0] in "#!"):
+            began = 0
             continue
-        began = began or number
+        began = began if whole else number
         backslashes = len(line) - len(line.rstrip("\\"))
         if backslashes % 2:
             whole += line[:-1]

@@ -10,6 +10,7 @@ from aioproducer.errors import ConfigError
 from aioproducer.settings.draft import Draft
 from aioproducer.settings.jaas import JaasEntry, parse_jaas
 from aioproducer.settings.table import SETTINGS
+from aioproducer.types import Secret
 
 _LOGIN_MODULES = {
     "PlainLoginModule": ("PLAIN",),
@@ -24,6 +25,11 @@ _OPTIONS = {
         "clientSecret": "sasl_oauthbearer_client_credentials_client_secret",
         "scope": "sasl_oauthbearer_scope",
     },
+}
+_KNOWN_OPTIONS = {
+    "PlainLoginModule": "username and password",
+    "ScramLoginModule": "username, password and tokenauth",
+    "OAuthBearerLoginModule": "clientId, clientSecret, scope and extension_NAME",
 }
 _INSTEAD = {
     "Krb5LoginModule": "set sasl_mechanism='GSSAPI', sasl_kerberos_principal and sasl_kerberos_keytab",
@@ -92,13 +98,13 @@ def _settle_tls(draft: Draft) -> None:
         if others:
             raise draft.refused(
                 "ssl_context",
-                f"holds everything about TLS; set {others[0]} there and leave {', '.join(others)} out",
+                f"contains all settings of TLS; set {others[0]} there and leave {', '.join(others)} out",
             )
     for names in _INSTEAD_OF_EACH_OTHER:
         given = [name for name in names if draft.is_given(name)]
         if len(given) > 1:
             raise ConfigError(
-                f"{given[0]} and {given[1]} stand for the same; keep one", setting=given[0], value=None
+                f"{given[0]} and {given[1]} set the same thing; keep one", setting=given[0], value=None
             )
     for name, needed in _NEEDS:
         if draft.is_given(name) and not any(draft.is_given(other) for other in needed):
@@ -111,28 +117,30 @@ def _settle_tls(draft: Draft) -> None:
 def _take_jaas_apart(draft: Draft) -> None:
     if not draft.is_given("sasl_jaas_config"):
         return
-    try:
-        entry = parse_jaas(draft["sasl_jaas_config"].reveal())
-        values = _values_of(entry)
-    except ValueError as error:
-        problem = str(error)
-    else:
-        problem = ""
-    if problem:  # outside of the except block: nobody gets at the parser's locals
+    module, values, problem = _read_jaas(draft["sasl_jaas_config"])
+    if problem:  # no context of this error leads to the parser's locals
         raise draft.refused("sasl_jaas_config", problem)
     for name, value in values.items():
         if draft.is_given(name):
             raise draft.refused("sasl_jaas_config", f"sets {name} as well; keep one")
         draft.take_from("sasl_jaas_config", name, SETTINGS[name].check(value))
-    mechanisms = _LOGIN_MODULES[entry.module]
+    mechanisms = _LOGIN_MODULES[module]
     if draft.is_given("sasl_mechanism"):
         if draft["sasl_mechanism"] not in mechanisms:
             raise draft.refused(
-                "sasl_mechanism",
-                f"contradicts {entry.module} in sasl_jaas_config; use {' or '.join(mechanisms)}",
+                "sasl_mechanism", f"contradicts {module} in sasl_jaas_config; use {' or '.join(mechanisms)}"
             )
     elif len(mechanisms) == 1:
-        draft.derive("sasl_mechanism", mechanisms[0], f"sasl_jaas_config names {entry.module}")
+        draft.derive("sasl_mechanism", mechanisms[0], f"sasl_jaas_config names {module}")
+
+
+def _read_jaas(line: Secret) -> tuple[str, dict[str, object], str]:
+    """The login module and the settings in the line, or why there are none."""
+    try:
+        entry = parse_jaas(line.reveal())
+        return entry.module, _values_of(entry), ""
+    except ValueError as error:
+        return "", {}, str(error)
 
 
 def _values_of(entry: JaasEntry) -> dict[str, object]:
@@ -142,7 +150,7 @@ def _values_of(entry: JaasEntry) -> dict[str, object]:
         raise ValueError(_INSTEAD.get(entry.module, f"names a login module other than {known}"))
     values: dict[str, object] = {}
     extensions = {}
-    for option, secret in entry.options.items():
+    for number, (option, secret) in enumerate(entry.options.items(), 1):
         if name := _OPTIONS[entry.module].get(option):
             values[name] = secret if SETTINGS[name].is_secret else secret.reveal()
         elif option == "tokenauth" and entry.module == "ScramLoginModule":
@@ -154,7 +162,11 @@ def _values_of(entry: JaasEntry) -> dict[str, object]:
                 "asks for an unsecured token; give sasl_oauth_token_provider a function that makes one"
             )
         else:
-            raise ValueError(f"has an option that is not known of {entry.module}: {option}")
+            # Its name is not shown: behind a quotation mark without a backslash it is a part of a password.
+            raise ValueError(
+                f"has an unknown option, number {number}; {entry.module} takes {_KNOWN_OPTIONS[entry.module]}; "
+                "a quotation mark within a value needs a backslash before it"
+            )
     if extensions:
         values["sasl_oauthbearer_extensions"] = extensions
     return values
@@ -217,6 +229,11 @@ def _look_at_credentials(draft: Draft) -> None:
 
 
 def _look_at_tokens(draft: Draft) -> None:
+    if draft["security_protocol"] == "SASL_PLAINTEXT":
+        draft.notes.append(
+            f"sasl_mechanism=OAUTHBEARER with {draft.said('security_protocol')} sends the token in clear text, and "
+            "whoever reads it can use it; set security_protocol=SASL_SSL"
+        )
     url = draft["sasl_oauthbearer_token_endpoint_url"]
     has_provider = draft.is_given("sasl_oauth_token_provider")
     passwords = [name for name in draft.given("sasl_plain_") if name != "sasl_plain_without_tls"]

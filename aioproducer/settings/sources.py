@@ -8,11 +8,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from aioproducer.errors import ConfigError
+from aioproducer.settings.code import Code
 from aioproducer.settings.draft import EXPLICIT
 from aioproducer.settings.keys import Fate, Key
+from aioproducer.settings.kinds import Kind
 from aioproducer.settings.names import key_named, unknown_key, unknown_keyword
 from aioproducer.settings.properties import read_properties
-from aioproducer.settings.table import SETTINGS, shown_value
+from aioproducer.settings.table import SETTINGS
 from aioproducer.types import Secret
 
 _NOT_SETTINGS = ("AIOPRODUCER_CACHE_DIR", "AIOPRODUCER_TEST_SLOWNESS")
@@ -20,6 +22,9 @@ _NOT_SETTINGS = ("AIOPRODUCER_CACHE_DIR", "AIOPRODUCER_TEST_SLOWNESS")
 
 _OTHER_NAME = {"batch_size": "max_batch_size", "max_batch_size": "batch_size"}
 """Keywords for one thing: who overrides one of them means the other one, too."""
+
+_TRIMMED = "".join(map(chr, range(33)))
+"""The characters that Java cuts from both ends of a value (ConfigDef.parseType: String.trim)."""
 
 _LEFT_OUT = object()
 """The value of a key that asks for the default."""
@@ -52,10 +57,12 @@ def entries_of_mapping(mapping: Any) -> list[Entry]:
         ConfigError: it is no mapping, or a key is no text.
     """
     if not isinstance(mapping, Mapping):
-        raise _no_source(f"from_config needs a mapping of settings, not {type(mapping).__name__}")
+        type_name = type(mapping).__name__
+        del mapping  # no traceback of ours shows what it holds
+        raise _no_source(f"from_config needs a mapping of settings, not {type_name}")
     strange = {type(key).__name__ for key in mapping if not isinstance(key, str)}
     if strange:
-        del mapping  # no traceback of ours shows what it holds
+        del mapping
         raise _no_source(f"a setting's name must be a str, not {sorted(strange)[0]}")
     return [_entry(key, value, EXPLICIT) for key, value in mapping.items()]
 
@@ -84,8 +91,7 @@ def entries_of_file(path: Any) -> list[Entry]:
     """
     entries = []
     for found in read_properties(path):
-        # As Java does it (ConfigDef.parseType): blanks behind a value are no part of it.
-        value = found.value.strip()
+        value = found.value.strip(_TRIMMED)
         entries.append(_entry(found.key, value, f"{found.file}:{found.line}", not found.has_sign))
     return entries
 
@@ -100,12 +106,37 @@ def _entry(key: str, value: Any, origin: str, may_be_no_name: bool = False) -> E
 
 
 def kept_hidden(name: str, value: Any) -> Any:
-    """The value of a keyword, wrapped if it is a secret's text: no traceback of ours has it as a local."""
-    return Secret(value) if isinstance(value, str) and SETTINGS[name].is_secret else value
+    """The value of a keyword, wrapped if it is a secret's text: no traceback of ours has it as a local.
+
+    A secret of another type, such as bytes, is going to be refused: only its type is kept.
+    """
+    setting = SETTINGS[name]
+    if setting.is_secret and isinstance(value, str):
+        return Secret(value)
+    may_be_secret = setting.is_secret or (setting.hides_value and isinstance(setting.kind, Code))
+    if not may_be_secret or value is None or isinstance(value, Secret) or _is_accepted(setting.kind, value):
+        return value
+    return _without_content(value)
+
+
+def _is_accepted(kind: Kind, value: object) -> bool:
+    try:
+        kind.check(value)
+    except ValueError:
+        return False
+    return True
+
+
+def _without_content(value: object) -> object:
+    """An object that has nothing of `value` but the name of its type, which the error names."""
+    type_name = type(value).__name__
+    return type(type_name, (), {"__slots__": (), "__repr__": lambda _: f"<hidden {type_name}>"})()
 
 
 def check_keywords(keywords: dict[str, Any]) -> None:
     """Wrap the secrets among keywords of `Producer`, in place.
+
+    Call it on a user's keywords before anything that may raise.
 
     Raises:
         ConfigError: there is no such keyword. All of them are dropped: a misspelt one may be a password's.
@@ -139,6 +170,10 @@ def resolve(entries: Iterable[Entry], overrides: Mapping[str, Any]) -> Sourced:
         key = key_named(entry.key)
         if key is None:
             raise _unknown(entry)
+        if winner := _replaced_by(key, overrides):
+            if not key.setting:
+                notes.append(f"{_named(entry)} changes nothing: the keyword {winner} takes its place")
+            continue
         _refuse_what_can_not_be(key, entry)
         if note := _note(key, entry):
             notes.append(note)
@@ -159,6 +194,20 @@ def resolve(entries: Iterable[Entry], overrides: Mapping[str, Any]) -> Sourced:
     return Sourced(settings, origins, tuple(notes))
 
 
+def _replaced_by(key: Key, overrides: Mapping[str, Any]) -> str:
+    """The keyword with code that makes the text of this key needless, or "".
+
+    Text that only a keyword can replace is refused with the advice to give that; who follows it needs no other file.
+    """
+    if key.setting and not SETTINGS[key.setting].is_for_keywords:
+        return ""
+    return next((name for name in (key.setting, *key.instead) if name in overrides), "")
+
+
+def _named(entry: Entry) -> str:
+    return entry.key if entry.origin == EXPLICIT else f"{entry.key} ({entry.origin})"
+
+
 def _same(name: str, first: Any, second: Any) -> bool:
     """Whether two values of a keyword mean the same, like "all" and -1."""
     check = SETTINGS[name].kind.check
@@ -171,7 +220,7 @@ def _same(name: str, first: Any, second: Any) -> bool:
 def _unknown(entry: Entry) -> ConfigError:
     if entry.may_be_no_name:
         return ConfigError(
-            f"{entry.origin}: this line has no '=' and is no setting; did the line before it end with a backslash?",
+            f"{entry.origin}: this line has no '=' and is not a setting; did the line before it end with a backslash?",
             setting="from_properties",
             value=None,
         )
@@ -191,10 +240,10 @@ def _keyword_value(key: Key, entry: Entry) -> Any:
         problem = str(error)
     else:
         return value
-    shown = shown_value(entry.value)
-    fact = entry.value
-    if setting.hides_value or "@" in shown:
-        shown, fact = "<hidden>", None
+    if setting.is_for_keywords:
+        problem += f"; give the keyword {key.setting} beside this, it wins"
+    shown = setting.shown(entry.value)
+    fact = None if shown == "<hidden>" else entry.value
     raise ConfigError(f"{_place(entry)}{entry.key}={shown} {problem}", setting=key.setting, value=fact)
 
 
@@ -207,8 +256,9 @@ def _refuse_what_can_not_be(key: Key, entry: Entry) -> None:
         said = _said(entry)
         if said not in key.fixed and (key.otherwise is Fate.REFUSED or said in key.never):
             shown = said if len(said) <= 60 and "@" not in said else "..."
+            advice = f"; {key.instead_of_never}" if said in key.never else ""
             raise ConfigError(
-                f"{_place(entry)}{entry.key}={shown} can't be used: {key.reason}",
+                f"{_place(entry)}{entry.key}={shown} can't be used: {key.reason}{advice}",
                 setting=entry.key,
                 value=entry.value,
             )
@@ -216,8 +266,7 @@ def _refuse_what_can_not_be(key: Key, entry: Entry) -> None:
 
 def _note(key: Key, entry: Entry) -> str | None:
     if key.fate is Fate.NOTED or (key.fate is Fate.FIXED and _said(entry) not in key.fixed):
-        where = "" if entry.origin == EXPLICIT else f" ({entry.origin})"
-        return f"{entry.key}{where} changes nothing: {key.reason}"
+        return f"{_named(entry)} changes nothing: {key.reason}"
     return None
 
 
@@ -228,10 +277,7 @@ def _said(entry: Entry) -> str:
 
 
 def _contradiction(setting: str, first: Entry, second: Entry) -> ConfigError:
-    names = " and ".join(
-        entry.key if entry.origin == EXPLICIT else f"{entry.key} ({entry.origin})"
-        for entry in (first, second)
-    )
+    names = " and ".join(_named(entry) for entry in (first, second))
     return ConfigError(
         f"{names} both set {setting}, to different values; keep one", setting=setting, value=None
     )

@@ -79,6 +79,12 @@ class Setting:
         return isinstance(self.kind, Hidden)
 
     @property
+    def is_for_keywords(self) -> bool:
+        """Whether it takes the place of what other clients have in a file: the user's code, or PEM for a pointer."""
+        is_pem = isinstance(self.kind, Pem) or (isinstance(self.kind, Hidden) and self.kind.is_pem)
+        return isinstance(self.kind, Code) or is_pem
+
+    @property
     def hides_value(self) -> bool:
         """Whether a wrong value of it may be a password."""
         return isinstance(self.kind, Hidden | Pem) or self.name in (
@@ -86,6 +92,16 @@ class Setting:
             "sasl_oauth_token_provider",
             "sasl_oauthbearer_extensions",
         )
+
+    def _may_have_credentials(self, shown: str) -> bool:
+        """Whether it may be a URL with a password in it, or an address with one."""
+        has_addresses = isinstance(self.kind, Servers) or self.name.endswith("_url")
+        return "@" in shown and (has_addresses or "://" in shown)
+
+    def shown(self, value: Any) -> str:
+        """A wrong value for an error's text, "<hidden>" if it may be a password."""
+        shown = shown_value(value)
+        return "<hidden>" if self.hides_value or self._may_have_credentials(shown) else shown
 
     def check(self, value: Any, where: str = "") -> Any:
         """The value as ProducerConfig holds it.
@@ -103,10 +119,9 @@ class Setting:
 
     def refused(self, value: Any, problem: str, where: str = "") -> ConfigError:
         """The error that says so. What may be a password is neither in its text nor among its facts."""
-        shown = shown_value(value)
-        # An address may be a URL that somebody put a password into.
-        if self.hides_value or "@" in shown:
-            shown, value = "<hidden>", None
+        shown = self.shown(value)
+        if shown == "<hidden>":
+            value = None
         elif shown == _NO_REPR.format(type(value).__name__):
             value = None  # the next one to show it would fail
         return ConfigError(f"{self.name}={shown}{where} {problem}", setting=self.name, value=value)
@@ -162,6 +177,8 @@ SETTINGS: dict[str, Setting] = {
         # Guarantees
         _setting("acks", Acks(), "all", "=", "= request.required.acks", "="),
         _setting("enable_idempotence", Switch(), None, "=", "=", "="),
+        _setting("enable_gapless_order", Switch(), False),
+        _setting("enable_endless_retries", Switch(), False),
         _setting("max_in_flight_requests_per_connection", Count(1), 5, "=", "= max.in.flight", ""),
         _setting("transactional_id", Kind(), None, "=", "=", "="),
         _setting("transaction_timeout_ms", Milliseconds(above=0, maximum=INT32), 60000, "=", "=", "="),
@@ -180,6 +197,7 @@ SETTINGS: dict[str, Setting] = {
         # Time
         _setting("max_block_ms", Milliseconds(), 60000, "="),
         _setting("delivery_timeout_ms", Milliseconds(), None, "=", "= message.timeout.ms"),
+        _setting("close_timeout_ms", Milliseconds(), 25000),
         _setting(
             "request_timeout_ms", Milliseconds(above=0, maximum=INT32), 30000, "=", "= socket.timeout.ms", "="
         ),
@@ -215,6 +233,7 @@ SETTINGS: dict[str, Setting] = {
         _setting("connections_max_idle_ms", IdleTime(), 540000, "=", "=", "="),
         _setting("connector", Code("async f(host, port) -> connected socket"), None),
         _setting("address_filter", Code("f(host, port, node id) -> (host, port) or None"), None),
+        _setting("resolved_address_filter", Code("f(host, IP address, port) -> bool"), None),
         # TLS
         _setting("security_protocol", Choice(PROTOCOLS), "PLAINTEXT", "=", "=", "="),
         _setting("ssl_context", Code("an ssl.SSLContext", ("wrap_bio",), False), None, "", "", "="),
@@ -232,7 +251,7 @@ SETTINGS: dict[str, Setting] = {
         _setting("ssl_key_location", FilePath(), None, "", "="),
         _setting("ssl_crl_location", FilePath(), None, "", "="),
         _setting("ssl_enabled_protocols", Words(("TLSv1.2", "TLSv1.3")), ("TLSv1.2", "TLSv1.3"), "="),
-        _setting("ssl_cipher_suites", Words(separators=",:"), (), "=", "="),
+        _setting("ssl_cipher_suites", Words(separators=",:;"), (), "=", "="),
         # SASL
         _setting("sasl_mechanism", _MECHANISM, None, "=", "= sasl.mechanisms", "="),
         _setting("sasl_jaas_config", Hidden(), None, "=", field=""),
