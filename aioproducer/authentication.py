@@ -31,7 +31,6 @@ from aioproducer.protocol.messages import (
 )
 from aioproducer.protocol.schema import Message
 from aioproducer.sasl import Mechanism
-from aioproducer.tasks import in_a_thread
 
 if TYPE_CHECKING:
     from aioproducer.handshake import BrokerVersions
@@ -93,6 +92,12 @@ class Authentication:
                 return await self._login.mechanism(self._host)
         except TimeoutError:
             pass
+        except KafkaError:
+            raise
+        except Exception as error:
+            # Any other exception of the user's objects ends start() at once, but not a session that is still valid.
+            problem = f"{self._who}: no credentials: {type(error).__name__}"
+            raise AuthenticationError(problem) from error
         raise BrokerConnectionError(f"{self._who}: no credentials within {self._timeout:g} s", written=False)
 
     async def run(self, mechanism: Mechanism, ask: Ask, versions: BrokerVersions) -> None:
@@ -116,7 +121,7 @@ class Authentication:
             return mechanism.step(challenge)
         try:
             async with asyncio.timeout(self._timeout):
-                return await in_a_thread(mechanism.step, challenge)
+                return await self._login.step(mechanism, challenge)
         except TimeoutError:
             pass
         message = f"{self._who}: {mechanism.name} takes longer than {self._timeout:g} s"

@@ -69,8 +69,8 @@ def check_topic_name(name: str) -> None:
 
 def invalid_topic(name: str) -> InvalidTopicError:
     return InvalidTopicError(
-        f"'{escaped(name, 260)}' is no topic name: 1 to 249 letters, digits, '.', '_' or '-', "
-        "but not '.' or '..'",
+        f"'{escaped(name, 260)}' is not a valid topic name; use 1 to 249 letters (a-z, A-Z), digits, '.', '_' or "
+        "'-', but not '.' or '..'",
         topic=name,
     )
 
@@ -117,8 +117,8 @@ class Cluster:
     def merging(self, response: MetadataResponse, asked: Collection[str]) -> Generator[None, None, Cluster]:
         """The snapshot after an answer about the topics `asked`; what is known of other topics stays.
 
-        It is made in steps of at most one partition, between which others may work, and returned. The last step alone
-        goes through all topics once more, to see whether one has changed.
+        It is made in steps of at most one broker or partition, between which others may work, and returned. The last
+        step alone goes through all topics once more, to see whether one has changed.
 
         Leader epochs of a topic never go backwards, because a broker that just restarted answers from old
         metadata (KIP-320); a new topic id starts anew (KIP-516). Where topics have no id yet (before 2.8), one that
@@ -127,7 +127,11 @@ class Cluster:
         Raises:
             ProtocolError: the answer names no broker that could be connected to.
         """
-        nodes = {node.node_id: node for node in map(_node, response.brokers) if node is not None}
+        nodes: dict[int, Node] = {}
+        for broker in response.brokers:
+            yield
+            if (node := _node(broker)) is not None:
+                nodes[node.node_id] = node
         if not nodes:
             raise ProtocolError("a metadata answer without any broker was refused", written=True)
         nodes = self.nodes if nodes == self.nodes else nodes

@@ -18,15 +18,18 @@ from typing import TYPE_CHECKING, Any
 from aioproducer.errors import AuthenticationError, ConfigError
 from aioproducer.kerberos import Gssapi
 from aioproducer.sasl import Mechanism, OAuthBearer, OAuthToken, Plain, Scram
-from aioproducer.tasks import in_a_thread
+from aioproducer.tasks import Threads
 from aioproducer.tls import TlsContext
 from aioproducer.token_providers import OidcTokenProvider
-from aioproducer.types import Secret
+from aioproducer.types import Secret, qualified_name
 
 if TYPE_CHECKING:
     from aioproducer.config import ProducerConfig
 
 logger = logging.getLogger(__name__)
+
+COMPUTING = 4
+"""Steps of machines that are computed at a time: SCRAM derives keys, Kerberos asks its servers."""
 
 
 class Login:
@@ -56,6 +59,9 @@ class Login:
         self.uses_sasl = config.security_protocol in ("SASL_PLAINTEXT", "SASL_SSL")
         self._tls = TlsContext(config)
         self._provider = _provider(config) if config.sasl_mechanism == "OAUTHBEARER" else None
+        self._reading, self._asking = Threads(), Threads()
+        """For files, and for the user's functions: one call at a time of each."""
+        self._computing = Threads(COMPUTING)
         self._fetching = asyncio.Lock()
         """Connections that need a token at the same time fetch one."""
         self._token: OAuthToken | None = None
@@ -68,7 +74,7 @@ class Login:
         Raises:
             ConfigError: a file can't be read or makes no sense.
         """
-        return await in_a_thread(self._tls.current)
+        return await self._reading.call(self._tls.current)
 
     async def mechanism(self, host: str) -> Mechanism:
         """A machine for one authentication with the broker of that name, with the credentials of this moment.
@@ -96,9 +102,16 @@ class Login:
             str(name), username, password, nonce=self._make_nonce(), token_auth=config.sasl_scram_token_auth
         )
 
+    async def step(self, mechanism: Mechanism, challenge: bytes | None) -> bytes | None:
+        """A step of a machine that is slow, in a thread. Raises what the step raises."""
+        return await self._computing.call(mechanism.step, challenge)
+
     def refused(self) -> None:
         """A broker did not believe us: the next authentication asks for a new token."""
         self._token = None
+
+    async def _ask(self, setting: str, function: Callable[[], Any]) -> Any:
+        return await _call(self._asking, setting, function)
 
     # User and password
 
@@ -109,9 +122,12 @@ class Login:
             assert username is not None  # the settings were checked
             assert password is not None
             return username, password
-        found = _as_pair(await _call("sasl_credentials", ask))
-        if found is None:
-            raise AuthenticationError("sasl_credentials must return a pair of texts: user name and password")
+        found = _as_pair(await self._ask("sasl_credentials", ask))
+        if isinstance(found, str):
+            raise AuthenticationError(
+                f"sasl_credentials ({qualified_name(ask)}) returned {found}; it must return a pair of str, "
+                "(user name, password)"
+            )
         return found
 
     # Tokens
@@ -124,14 +140,16 @@ class Login:
                 return token
             assert self._provider is not None  # the settings were checked
             began = loop.time()
-            token = OAuthToken.of(await _call("sasl_oauth_token_provider", self._provider), self._clock())
-            if token is None:
+            found = _as_token(await self._ask("sasl_oauth_token_provider", self._provider), self._clock())
+            if isinstance(found, str):
                 raise AuthenticationError(
-                    "sasl_oauth_token_provider must return a text, an OAuthToken, or a pair (text, seconds since 1970)"
+                    f"sasl_oauth_token_provider ({qualified_name(self._provider)}) returned {found}; it must return "
+                    "a str, an OAuthToken, or a pair (str, seconds since 1970)"
                 )
+            token = found
             extensions = getattr(self._config.sasl_oauth_token_provider, "extensions", None)
             if callable(extensions) and not token.extensions:  # aiokafka's interface
-                token = token.with_extensions(await _call("extensions", extensions))
+                token = token.with_extensions(await self._ask("extensions", extensions))
             self._token, self._token_until = token, began + self._youth(token)
             return token
 
@@ -174,16 +192,37 @@ def _provider(config: ProducerConfig) -> Callable[[], Any]:
     return found
 
 
-def _as_pair(value: object) -> tuple[str, Secret] | None:
+def _as_pair(value: object) -> tuple[str, Secret] | str:
+    """User name and password; or what was returned instead."""
     if not isinstance(value, tuple | list) or len(value) != 2:
-        return None
+        return _shown(value)
     username, password = value
     if isinstance(password, str):
         password = Secret(password)
-    return (username, password) if isinstance(username, str) and isinstance(password, Secret) else None
+    return (
+        (username, password) if isinstance(username, str) and isinstance(password, Secret) else _shown(value)
+    )
 
 
-async def _call(setting: str, function: Callable[[], Any]) -> Any:
+def _as_token(value: object, now: float) -> OAuthToken | str:
+    """The token; or what was returned instead."""
+    returned = _shown(value)
+    try:
+        token = OAuthToken.of(value, now)
+    finally:
+        del value  # an error's traceback shows the locals of this frame
+    return returned if token is None else token
+
+
+def _shown(returned: object) -> str:
+    """Types alone: what the user's function returned may hold a password."""
+    if not isinstance(returned, tuple | list):
+        return type(returned).__name__
+    types = ", ".join(type(part).__name__ for part in returned[:5])
+    return f"{type(returned).__name__} ({types}{', ...' if len(returned) > 5 else ''})"
+
+
+async def _call(threads: Threads, setting: str, function: Callable[[], Any]) -> Any:
     """Call the user's function: on the loop if it is async, else in a thread, since it may ask the network.
 
     Raises:
@@ -195,10 +234,12 @@ async def _call(setting: str, function: Callable[[], Any]) -> Any:
     try:
         if is_async:
             return await function()
-        result = await in_a_thread(function)
+        result = await threads.call(function)
         return await result if inspect.isawaitable(result) else result
     except (AuthenticationError, ConfigError):
         raise
     except Exception as error:
         # Its text is not repeated: what the user's function says may hold what it was asked for.
-        raise AuthenticationError(f"{setting} raised {type(error).__name__}") from error
+        raise AuthenticationError(
+            f"{setting} ({qualified_name(function)}) raised {type(error).__name__}"
+        ) from error

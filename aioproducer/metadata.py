@@ -309,7 +309,7 @@ class Metadata:
             self._is_refreshing = False
             rounds, self._rounds = self._rounds, []
             for waiter in rounds:
-                if not waiter.done():
+                if not waiter.done() and not waiter.get_loop().is_closed():
                     waiter.set_result(None)
 
     async def _ask(self) -> None:
@@ -383,6 +383,7 @@ class Metadata:
                 escaped(before.cluster_id),
                 escaped(cluster.cluster_id),
             )
+            self._brokers.forget_features()
         now = asyncio.get_running_loop().time()
         self.last_error = None
         self._failing_since = None

@@ -9,12 +9,14 @@ import binascii
 import hashlib
 import hmac
 import json
+import math
 import re
 from base64 import urlsafe_b64decode
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypeAlias
+from numbers import Real
+from typing import Any, Protocol, TypeAlias
 
-from aioproducer.errors import AuthenticationError, escaped
+from aioproducer.errors import AuthenticationError, ConfigError, escaped
 from aioproducer.types import Secret
 
 __all__ = ["OAuthToken"]
@@ -197,6 +199,7 @@ class OAuthBearer(_Machine):
     def __init__(self, token: Secret, extensions: Mapping[str, str] | Sequence[tuple[str, str]] = ()) -> None:
         """Raises AuthenticationError if token or extensions can't be sent."""
         super().__init__()
+        _refuse_lost(self.name, token)
         if not re.fullmatch(r"[!-~]+", token.reveal()):
             raise AuthenticationError(
                 "OAUTHBEARER: the token must be printable ASCII without blanks, and not empty"
@@ -256,7 +259,14 @@ class OAuthToken:
             value: what stands behind "Bearer".
             lifetime: seconds from now on; None if nobody knows. It is used again for the first 80 % of them.
             extensions: names and values for the broker, e.g. {"logicalCluster": "lkc-1"}.
+
+        Raises:
+            ConfigError: one of them is of another type, or the token is empty.
         """
+        self.lifetime: float | None = None
+        if problem := _token_problem(value, lifetime, extensions):
+            del value, lifetime, extensions  # a traceback that shows locals must not show the token
+            raise ConfigError(f"OAuthToken: {problem}", setting="sasl_oauth_token_provider", value=None)
         self.value = value if isinstance(value, Secret) else Secret(value)
         self.lifetime = lifetime
         self.extensions = dict(extensions or {})
@@ -270,38 +280,71 @@ class OAuthToken:
 
     @classmethod
     def of(cls, returned: object, now: float) -> OAuthToken | None:
-        """What a token provider returned, as a token; None if it is none.
+        """A token made of what a token provider returned; None if that is not a token.
 
         Args:
             returned: an OAuthToken, a text (of a JWT the lifetime is read), or a tuple (text, expiry in seconds
                 since 1970, principal, extensions) whose end may be left out.
             now: seconds since 1970.
+
+        Raises:
+            ConfigError: as the constructor.
         """
         if isinstance(returned, cls):
             return returned
-        if isinstance(returned, str | Secret):
-            text = returned if isinstance(returned, str) else returned.reveal()
-            expiry = _jwt_expiry(text)
-            return cls(text, None if expiry is None else max(expiry - now, 0.0))
-        if not isinstance(returned, tuple | list) or not 2 <= len(returned) <= 4:
+        parts = _parts_of(returned)
+        del returned  # a traceback that shows locals must not show it
+        if parts is None:
             return None
-        value, expires, *rest = returned
-        extensions = rest[1] if len(rest) == 2 else None
-        if not isinstance(value, str | Secret) or not isinstance(expires, int | float):
-            return None
-        return cls(value, max(expires - now, 0.0), extensions)
+        value, expires, extensions = parts
+        return cls(value, None if expires is None else max(expires - now, 0.0), extensions)
 
 
-def _jwt_expiry(token: str) -> float | None:
+def _token_problem(value: object, lifetime: object, extensions: object) -> str:
+    """The reason why these do not make a token; empty if they do."""
+    if not isinstance(value, str | Secret):
+        return f"the token must be a str or a Secret, not {type(value).__name__}"
+    if not value:
+        return "the token is empty"
+    if lifetime is not None and (isinstance(lifetime, bool) or not isinstance(lifetime, Real)):
+        return f"lifetime must be a number of seconds or None, not {type(lifetime).__name__}"
+    if lifetime is not None and math.isnan(lifetime):
+        return "lifetime must be a number of seconds or None, not NaN"
+    if extensions and (
+        not isinstance(extensions, Mapping)
+        or not all(isinstance(text, str) for pair in extensions.items() for text in pair)
+    ):
+        return "extensions must be a mapping of str to str"
+    return ""
+
+
+def _parts_of(returned: object) -> tuple[Secret, float | None, Any] | None:
+    """Token, expiry in seconds since 1970, and extensions; None if a provider must not return this."""
+    if isinstance(returned, str | Secret):
+        value = Secret(returned) if isinstance(returned, str) else returned
+        return value, _jwt_expiry(value), None
+    if not isinstance(returned, tuple | list) or not 2 <= len(returned) <= 4:
+        return None
+    text, expires, *rest = returned
+    is_number = isinstance(expires, int | float) and not isinstance(expires, bool) and expires == expires
+    if not isinstance(text, str | Secret) or not is_number:
+        return None
+    return Secret(text) if isinstance(text, str) else text, expires, rest[1] if len(rest) == 2 else None
+
+
+def _jwt_expiry(token: Secret) -> float | None:
     """When a JSON web token expires, in seconds since 1970. Nothing is verified: that is the broker's business."""
-    parts = token.split(".")
+    if token.is_lost:
+        return None
+    parts = token.reveal().split(".")
     if len(parts) != 3:
         return None
     try:
         claims = json.loads(urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
-        return float(claims["exp"])
+        expiry = float(claims["exp"])
     except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
         return None
+    return expiry if math.isfinite(expiry) else None
 
 
 def _scram_proof(
@@ -328,11 +371,19 @@ def _base64(text: str) -> bytes | None:
 
 def _check(mechanism: str, username: str, password: Secret) -> None:
     """Raises AuthenticationError if these can't be sent."""
+    _refuse_lost(mechanism, password)
     if not username or not password.reveal():
         raise AuthenticationError(f"{mechanism}: user name and password must not be empty")
     if not _is_plain_text(username) or not _is_plain_text(password.reveal()):
         raise AuthenticationError(
             f"{mechanism}: user name and password must be valid Unicode without the character NUL"
+        )
+
+
+def _refuse_lost(mechanism: str, secret: Secret) -> None:
+    if secret.is_lost:
+        raise AuthenticationError(
+            f"{mechanism}: the secret came out of a pickle, which does not carry its text; make it in this process"
         )
 
 

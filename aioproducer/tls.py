@@ -11,11 +11,22 @@ import os
 import re
 import secrets
 import ssl
+import stat
 import tempfile
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from aioproducer.errors import ConfigError, TlsError, escaped
+from aioproducer.pem import (
+    CERTIFICATE,
+    CRL,
+    Source,
+    has_crl,
+    in_lines,
+    own_problem,
+    store_problem,
+    trusted_problem,
+)
 from aioproducer.types import Secret
 
 if TYPE_CHECKING:
@@ -24,7 +35,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
-_PEM_BLOCK = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----(.*?)-----END \1-----\s*")
+_SUITE_NAME = re.compile(r"[A-Za-z0-9_+-]+")
 _TLS_13_SUITES = {
     "TLS_AES_128_GCM_SHA256",
     "TLS_AES_256_GCM_SHA384",
@@ -33,6 +44,9 @@ _TLS_13_SUITES = {
     "TLS_AES_128_CCM_8_SHA256",
 }
 """RFC 8446, B.4."""
+
+_UNSAFE_SUITES = ":!aNULL:!eNULL"
+"""Removes suites without a broker certificate or without encryption, also from groups such as HIGH and ALL."""
 
 _PLAINTEXT = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE")
 """What OpenSSL says of a peer whose first bytes are no TLS."""
@@ -46,6 +60,9 @@ _HINTS = {
     "BAD_CERTIFICATE": "the broker does not accept this client's certificate",
     "CERTIFICATE_EXPIRED": "the broker says that this client's certificate has expired",
     "CERTIFICATE_UNKNOWN": "the broker does not accept this client's certificate",
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": (
+        "the broker showed no certificate, which a cipher suite of ssl_context allows; add !aNULL to its ciphers"
+    ),
 }
 """By the end of OpenSSL's name of an alert."""
 
@@ -136,12 +153,17 @@ class TlsContext:
 
 
 def _stamp(path: str) -> object:
-    """Differs when a file was written or exchanged; symbolic links are followed, as Kubernetes needs it."""
+    """Differs when a file was written or exchanged; symbolic links are followed, as Kubernetes needs it.
+
+    A directory has no other time when a file in it is written, so its files count.
+    """
     try:
         found = os.stat(path)
+        names = sorted(os.listdir(path)) if stat.S_ISDIR(found.st_mode) else []
     except OSError as error:
         return error.errno
-    return found.st_mtime_ns, found.st_size, found.st_ino, found.st_dev
+    inside = [(name, _stamp(os.path.join(path, name))) for name in names]
+    return found.st_mtime_ns, found.st_size, found.st_ino, found.st_dev, inside
 
 
 def make_context(config: ProducerConfig) -> ssl.SSLContext:
@@ -158,7 +180,7 @@ def make_context(config: ProducerConfig) -> ssl.SSLContext:
     _load_own(context, config)
     if config.ssl_crl_location is not None:
         with _explained("ssl_crl_location", config.ssl_crl_location):
-            context.load_verify_locations(config.ssl_crl_location)
+            _load_crl(context, config.ssl_crl_location)
         context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
     return context
 
@@ -173,39 +195,65 @@ def _set_ciphers(context: ssl.SSLContext, suites: tuple[str, ...]) -> None:
         return
     if len(older) == len(suites):
         context.maximum_version = ssl.TLSVersion.TLSv1_2
-    context.set_ciphers(":".join(older))
+    context.set_ciphers(":".join(older) + _UNSAFE_SUITES)
 
 
 def _openssl_ciphers(suites: tuple[str, ...]) -> list[str]:
     """The suites below TLS 1.3 by OpenSSL's names; Java writes TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256.
 
     Raises:
-        ConfigError: OpenSSL knows none of the name.
+        ConfigError: OpenSSL knows no suite of the name, or only suites without a certificate or without encryption.
     """
     names = []
-    probe = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     for suite in suites:
         if suite in _TLS_13_SUITES:
             continue
+        if not _SUITE_NAME.fullmatch(suite):
+            raise ConfigError(
+                f"ssl_cipher_suites: {suite!r} is not the name of a cipher suite, which consists of letters, digits, "
+                "'-', '_' and '+'; leave out directives such as !NAME and @SECLEVEL=0",
+                setting="ssl_cipher_suites",
+                value=suites,
+            )
         name = suite
         if suite.startswith("TLS_") and "_WITH_" in suite:
             exchange, _, rest = suite[4:].partition("_WITH_")
             cipher = re.sub(r"^AES_(\d+)_", r"AES\1_", rest).replace("_CBC", "")
             name = "-".join([*exchange.split("_"), *cipher.split("_")]).removeprefix("RSA-")
             name = name.removesuffix("-SHA256") if "CHACHA20" in name else name
-        try:
-            probe.set_ciphers(name)
-        except ssl.SSLError:
+        if not _names_suites(name):
             raise ConfigError(
                 f"ssl_cipher_suites: {suite!r} is unknown to {ssl.OPENSSL_VERSION}, or not allowed by it",
                 setting="ssl_cipher_suites",
                 value=suites,
-            ) from None
+            )
+        if not _names_suites(name + _UNSAFE_SUITES):
+            raise ConfigError(
+                f"ssl_cipher_suites: {suite!r} contains only suites without encryption or without a broker "
+                "certificate; name other suites",
+                setting="ssl_cipher_suites",
+                value=suites,
+            )
         names.append(name)
     return names
 
 
+def _names_suites(ciphers: str) -> bool:
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).set_ciphers(ciphers)
+    except ssl.SSLError:
+        return False
+    return True
+
+
 # Whom to trust
+
+
+def _load_crl(context: ssl.SSLContext, path: str) -> None:
+    with _named_problem(path, CRL):
+        context.load_verify_locations(path)
+    if os.path.isfile(path) and not has_crl(_bytes_of(path)):  # certificates alone, which OpenSSL takes here
+        raise ValueError(trusted_problem(_bytes_of(path), CRL))
 
 
 def _load_trusted(context: ssl.SSLContext, config: ProducerConfig) -> None:
@@ -217,21 +265,26 @@ def _load_trusted(context: ssl.SSLContext, config: ProducerConfig) -> None:
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     if text is not None:
         with _explained("ssl_truststore_certificates", "the text"):
-            context.load_verify_locations(cadata=_in_lines(text))
+            try:
+                # Only what stands around the blocks may be something else.
+                context.load_verify_locations(cadata=in_lines(text).encode("ascii", "replace").decode())
+            except ssl.SSLError:
+                raise ValueError(trusted_problem(text.encode(), CERTIFICATE)) from None
         return
     assert path is not None
     with _explained("ssl_truststore_location", path):
         if os.path.isdir(path):
             context.load_verify_locations(capath=path)
         elif _kind("ssl_truststore", path, config.ssl_truststore_type) == "PEM":
-            context.load_verify_locations(cafile=path)
+            with _named_problem(path, CERTIFICATE):
+                context.load_verify_locations(cafile=path)
         else:
             stored = _pkcs12("ssl_truststore", path, config.ssl_truststore_password)
             found = [stored.cert, *stored.additional_certs]
             encoding = _cryptography("ssl_truststore").serialization.Encoding.DER
             ders = [one.certificate.public_bytes(encoding) for one in found if one is not None]
             if not ders:
-                raise ValueError("it holds no certificate")
+                raise ValueError("it contains no certificate")
             context.load_verify_locations(cadata=b"".join(ders))
 
 
@@ -242,40 +295,64 @@ def _load_own(context: ssl.SSLContext, config: ProducerConfig) -> None:
     """This client's certificate and key (mTLS), if there are any."""
     chain, key = config.ssl_keystore_certificate_chain, config.ssl_keystore_key
     chain_path, key_path = config.ssl_certificate_location, config.ssl_key_location
+    password = _Password(config.ssl_key_password)
     if chain is not None or key is not None:
-        if chain is None and chain_path is not None:
-            with _explained("ssl_certificate_location", chain_path):
-                chain = _pem_of(chain_path)
-        if key is None and key_path is not None:
-            with _explained("ssl_key_location", key_path):
-                key = Secret(_pem_of(key_path))
-        assert chain is not None
-        assert key is not None  # settings/security.py refuses one without the other
-        setting = "ssl_key_location" if config.ssl_keystore_key is None else "ssl_keystore_key"
-        with _explained(setting, key_path or "the text"):
-            _load_pem_text(context, key, chain, config.ssl_key_password)
+        certificate = _read(
+            _source("ssl_keystore_certificate_chain", chain, "ssl_certificate_location", chain_path)
+        )
+        own = _read(_source("ssl_keystore_key", key, "ssl_key_location", key_path))
+        assert own.text is not None
+        assert certificate.text is not None
+        with _explained_own(certificate, own, password):
+            _load_pem_text(context, own.text, certificate.text.reveal(), password)
     elif chain_path is not None:
-        with _explained("ssl_certificate_location", chain_path):
-            context.load_cert_chain(chain_path, key_path, password=_Password(config.ssl_key_password))
+        certificate = Source("ssl_certificate_location", chain_path, None)
+        own = certificate if key_path is None else Source("ssl_key_location", key_path, None)
+        with _explained_own(certificate, own, password):
+            context.load_cert_chain(chain_path, key_path, password=password)
     elif config.ssl_keystore_location is not None:
         path = config.ssl_keystore_location
         with _explained("ssl_keystore_location", path):
-            if _kind("ssl_keystore", path, config.ssl_keystore_type) == "PEM":
-                password = config.ssl_key_password or config.ssl_keystore_password
-                context.load_cert_chain(path, password=_Password(password))
-            else:
+            is_pem = _kind("ssl_keystore", path, config.ssl_keystore_type) == "PEM"
+            if not is_pem:
                 _load_pkcs12(context, path, config.ssl_keystore_password)
+        if is_pem:
+            certificate = Source("ssl_keystore_location", path, None)
+            if config.ssl_key_password is None:
+                password = _Password(config.ssl_keystore_password, "ssl_keystore_password")
+            with _explained_own(certificate, certificate, password):
+                context.load_cert_chain(path, password=password)
+
+
+def _source(setting: str, text: str | Secret | None, path_setting: str, path: str | None) -> Source:
+    """The text that was given, or else that in the file."""
+    if text is not None:
+        return Source(setting, "the text", text if isinstance(text, Secret) else Secret(text))
+    assert path is not None  # settings/security.py refuses a key or a certificate without the other
+    return Source(path_setting, path, None)
+
+
+def _read(source: Source) -> Source:
+    """The same with its text."""
+    if source.text is not None:
+        return source
+    with _explained(source.setting, source.name):
+        return source._replace(text=Secret(_pem_of(source.name)))
 
 
 class _Password:
     """Called by OpenSSL for an encrypted key; without it, it would ask on the terminal."""
 
-    def __init__(self, password: Secret | None) -> None:
+    def __init__(self, password: Secret | None, setting: str = "ssl_key_password") -> None:
         self._password = password
+        self._setting = setting
+        self.used = ""
+        """The setting whose password OpenSSL was given; empty if it did not ask."""
 
     def __call__(self) -> str:
         if self._password is None:
-            raise ValueError("the key is encrypted: set ssl_key_password")
+            raise ValueError("the private key is encrypted; set ssl_key_password")
+        self.used = self._setting
         return self._password.reveal()
 
 
@@ -284,7 +361,7 @@ def _load_pkcs12(context: ssl.SSLContext, path: str, password: Secret | None) ->
     pem = crypto.serialization.Encoding.PEM
     stored = _pkcs12("ssl_keystore", path, password)
     if stored.key is None or stored.cert is None:
-        raise ValueError("it holds no key with its certificate")
+        raise ValueError("it contains no private key with its certificate")
     passing = Secret(secrets.token_hex(32))
     key = stored.key.private_bytes(
         pem,
@@ -293,10 +370,10 @@ def _load_pkcs12(context: ssl.SSLContext, path: str, password: Secret | None) ->
     )
     chain = [stored.cert, *stored.additional_certs]
     certificates = b"".join(one.certificate.public_bytes(pem) for one in chain)
-    _load_pem_text(context, Secret(key.decode()), certificates.decode(), passing)
+    _load_pem_text(context, Secret(key.decode()), certificates.decode(), _Password(passing))
 
 
-def _load_pem_text(context: ssl.SSLContext, key: Secret, chain: str, password: Secret | None) -> None:
+def _load_pem_text(context: ssl.SSLContext, key: Secret, chain: str, password: _Password) -> None:
     """OpenSSL takes a chain from files only: one without a name where the system has such, else a private one."""
     with contextlib.ExitStack() as stack:
         if hasattr(os, "memfd_create"):
@@ -306,9 +383,9 @@ def _load_pem_text(context: ssl.SSLContext, key: Secret, chain: str, password: S
             descriptor, path = tempfile.mkstemp(suffix=".pem")  # readable for this user alone
             stack.callback(os.unlink, path)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(f"{_in_lines(key.reveal())}\n{_in_lines(chain)}\n")
+            file.write(f"{in_lines(key.reveal())}\n{in_lines(chain)}\n")
             file.flush()
-            context.load_cert_chain(path, password=_Password(password))
+            context.load_cert_chain(path, password=password)
 
 
 def _pem_of(path: str) -> str:
@@ -318,17 +395,12 @@ def _pem_of(path: str) -> str:
         return file.read()
 
 
-def _in_lines(pem: str) -> str:
-    """PEM as OpenSSL wants it: a properties file may have it in one line, with blanks (KIP-651)."""
-    text = pem.strip()
-    return text if "\n" in text else _PEM_BLOCK.sub(_block_in_lines, text)
-
-
-def _block_in_lines(block: re.Match[str]) -> str:
-    return "\n".join([f"-----BEGIN {block[1]}-----", *block[2].split(), f"-----END {block[1]}-----\n"])
-
-
 # Files
+
+
+def _bytes_of(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
 
 
 def _kind(prefix: str, path: str, named: str | None) -> str:
@@ -337,7 +409,7 @@ def _kind(prefix: str, path: str, named: str | None) -> str:
         start = file.read(64 * 1024)
     if start[:4] in (b"\xfe\xed\xfe\xed", b"\xce\xce\xce\xce"):
         raise ValueError(
-            f"it is a Java key store (JKS), which only Java reads: convert it by keytool -importkeystore "
+            f"it is a Java key store (JKS), which only Java reads; convert it with keytool -importkeystore "
             f"-srckeystore {path} -destkeystore {path}.p12 -deststoretype PKCS12 and set {prefix}_type='PKCS12'"
         )
     if named is not None:
@@ -347,13 +419,12 @@ def _kind(prefix: str, path: str, named: str | None) -> str:
 
 def _pkcs12(prefix: str, path: str, password: Secret | None) -> Any:
     pkcs12 = _cryptography(prefix).pkcs12
-    with open(path, "rb") as file:
-        data = file.read()
+    data = _bytes_of(path)
     try:
         return pkcs12.load_pkcs12(data, None if password is None else password.reveal().encode())
     except ValueError:
         pass
-    raise ValueError(f"it is no PKCS12 store, or {prefix}_password is wrong")
+    raise ValueError(store_problem(data, prefix, password is not None))
 
 
 def _cryptography(prefix: str) -> Any:
@@ -395,6 +466,44 @@ def _explained(setting: str, source: str) -> Iterator[None]:
     raise ConfigError(f"{setting}: {source}: {why}", setting=setting, value=None)
 
 
+@contextlib.contextmanager
+def _named_problem(path: str, what: str) -> Iterator[None]:
+    """What is wrong with a file of certificates or revocation lists, for OpenSSL does not say it."""
+    try:
+        yield
+    except ssl.SSLError:
+        if not os.path.isfile(path):
+            raise
+        raise ValueError(trusted_problem(_bytes_of(path), what)) from None
+
+
+@contextlib.contextmanager
+def _explained_own(certificate: Source, key: Source, password: _Password) -> Iterator[None]:
+    """What is wrong with this client's certificate or key; the error names the setting of the one to blame."""
+    guilty = key
+    sources = (certificate, key)
+    try:
+        yield
+    except ssl.SSLError as error:
+        if all(source.text is not None or os.path.isfile(source.name) for source in sources):
+            guilty, why = own_problem(_read(certificate), _read(key), error.reason, password.used)
+        else:  # a pipe has nothing more to say
+            why = f"OpenSSL can't use it ({error.reason or error})"
+    except OSError as error:
+        why = error.strerror or type(error).__name__
+        unread = (source for source in sources if source.text is None)
+        guilty = next((source for source in unread if not _is_readable(source.name)), certificate)
+    except ValueError as error:
+        why = str(error)
+    else:
+        return
+    raise ConfigError(f"{guilty.setting}: {guilty.name}: {why}", setting=guilty.setting, value=None)
+
+
+def _is_readable(path: str) -> bool:
+    return os.path.isfile(path) and os.access(path, os.R_OK)
+
+
 def certificate_name(host: str) -> str:
     """The name that the certificate of a broker has to have: without the scope of an address or the root's dot."""
     return host.partition("%")[0].rstrip(".")
@@ -403,11 +512,34 @@ def certificate_name(host: str) -> str:
 # What went wrong
 
 
+_UNKNOWN_ISSUER = (
+    "set ssl_truststore_location (or ssl_truststore_certificates) to the authority that signed it"
+)
+_OTHER_NAME = (
+    "the name that the client connects to must be in the certificate: change bootstrap_servers, the broker's "
+    "advertised.listeners, or the certificate"
+)
+_CERTIFICATE_HINTS = {
+    2: _UNKNOWN_ISSUER,
+    9: "compare the clocks of this machine and of the broker",
+    10: "the broker needs a new one",
+    18: _UNKNOWN_ISSUER,
+    19: _UNKNOWN_ISSUER,
+    20: _UNKNOWN_ISSUER,
+    21: _UNKNOWN_ISSUER,
+    62: _OTHER_NAME,
+    64: _OTHER_NAME,
+}
+"""What to do about a certificate that was refused, by OpenSSL's code (X509_V_ERR_... in x509_vfy.h)."""
+
+
 def handshake_error(who: object, error: ssl.SSLError) -> TlsError:
     """What a failed handshake means to the user."""
     reason = (error.reason or "").upper()
     if isinstance(error, ssl.SSLCertVerificationError):
         why = f"the broker's certificate is refused: {escaped(error.verify_message)}"
+        if hint := _CERTIFICATE_HINTS.get(error.verify_code):
+            why = f"{why}; {hint}"
     elif reason in _PLAINTEXT:
         why = "the peer does not speak TLS: is this a listener of PLAINTEXT or SASL_PLAINTEXT, or no Kafka broker?"
     else:

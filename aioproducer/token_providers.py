@@ -16,13 +16,15 @@ from urllib.parse import quote_plus, urlsplit
 
 from aioproducer.errors import AuthenticationError, ConfigError
 from aioproducer.sasl import OAuthToken
-from aioproducer.tasks import in_a_thread
+from aioproducer.tasks import Threads
 from aioproducer.types import Secret
 
 __all__ = ["MskIamTokenProvider", "OidcTokenProvider"]
 
 MAX_ANSWER = 256 * 1024
 """Bytes; an endpoint that answers with more is no token endpoint."""
+
+_HEADERS = {"Accept": "application/json", "Accept-Encoding": "identity"}
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 
@@ -64,6 +66,13 @@ class OidcTokenProvider:
         Raises:
             ConfigError: the URL is not https, or holds a password.
         """
+        self._where = "without an endpoint"  # for a traceback that shows this half-made object
+        try:
+            self._client_secret = (
+                client_secret if isinstance(client_secret, Secret) else Secret(client_secret)
+            )
+        finally:
+            del client_secret  # a traceback that shows locals must not show it
         parts = urlsplit(url)
         is_safe = parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in _LOCAL)
         if not is_safe or not parts.hostname or parts.username or parts.password:
@@ -75,13 +84,13 @@ class OidcTokenProvider:
         self._url = url
         self._where = f"{parts.scheme}://{parts.hostname}"
         self._client_id = client_id
-        self._client_secret = client_secret if isinstance(client_secret, Secret) else Secret(client_secret)
         self._scope = scope
         self._url_encode = url_encode
         self._ssl_context = ssl_context
         self._timeouts = connect_timeout, read_timeout
         self._backoff = retry_backoff, retry_backoff_max
         self._attempts = attempts
+        self._reading = Threads()
 
     def __repr__(self) -> str:
         return f"<OidcTokenProvider {self._where}>"
@@ -108,7 +117,7 @@ class OidcTokenProvider:
         httpx = _httpx()
         context = self._ssl_context
         if context is None:
-            context = self._ssl_context = await in_a_thread(ssl.create_default_context)
+            context = self._ssl_context = await self._reading.call(ssl.create_default_context)
         connect, read = self._timeouts
         form = {"grant_type": "client_credentials", **({"scope": self._scope} if self._scope else {})}
         try:
@@ -120,20 +129,21 @@ class OidcTokenProvider:
                     timeout=httpx.Timeout(read, connect=connect),
                     auth=self._basic(httpx),
                 ) as client,
-                client.stream(
-                    "POST", self._url, data=form, headers={"Accept": "application/json"}
-                ) as response,
+                client.stream("POST", self._url, data=form, headers=_HEADERS) as response,
             ):
                 if response.status_code != 200:
                     return f"HTTP status {response.status_code}", response.status_code >= 500
+                if response.headers.get("content-encoding", "identity").strip().lower() != "identity":
+                    # A thousand bytes can become a gigabyte, and httpx decodes all codings before it returns a byte.
+                    return "a compressed answer, although the request says Accept-Encoding: identity", False
                 body = b""
-                async for part in response.aiter_bytes():
+                async for part in response.aiter_raw():
                     body += part
                     if len(body) > MAX_ANSWER:
                         return f"an answer of more than {MAX_ANSWER} bytes", False
         except httpx.HTTPError as error:
             return type(error).__name__, True
-        return _token_of(body) or ("its answer holds no bearer token", False)
+        return _token_of(body) or ("its answer is not JSON with an access_token", False)
 
     def _basic(self, httpx: Any) -> Any:
         if not self._url_encode:
@@ -145,10 +155,11 @@ def _token_of(body: bytes) -> OAuthToken | None:
     try:
         answer = json.loads(body)
         lifetime = answer.get("expires_in")
+        seconds = None if lifetime is None else max(float(lifetime), 0.0)
         return OAuthToken(
-            Secret(answer["access_token"]), None if lifetime is None else max(float(lifetime), 0.0)
-        )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            answer["access_token"], seconds
+        )  # a ConfigError, which is a ValueError, if it is null
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
         return None
 
 
@@ -184,7 +195,9 @@ class MskIamTokenProvider:
             ConfigError: that is no region.
         """
         if not re.fullmatch(r"[a-z]{2,}(-[a-z]+)+-[0-9]+", region):
-            raise ConfigError(f"{region!r} is no AWS region", setting="region", value=region)
+            raise ConfigError(
+                f"{region!r} is not an AWS region such as eu-west-1", setting="region", value=region
+            )
         self._region = region
         self._credentials_provider = credentials_provider
         self._clock = clock

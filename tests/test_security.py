@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
+import pickle
 import socket
 import ssl
+import threading
 import time
 from base64 import urlsafe_b64encode
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from aioproducer import Producer
+from aioproducer import login as login_module
 from aioproducer.errors import (
     AuthenticationError,
     BootstrapError,
@@ -29,11 +34,14 @@ from aioproducer.login import Login
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.messages import (
+    MetadataRequest,
+    MetadataResponse,
     SaslAuthenticateResponse,
     SaslHandshakeResponse,
 )
 from aioproducer.sasl import OAuthToken
 from aioproducer.testing import EmbeddedCluster, Operation, Security
+from aioproducer.types import Secret
 from tests.certificates import authority_pem, chain_pem, client_certificate, key_pem, server_context, write
 from tests.conftest import MS
 from tests.producing import QUICK
@@ -55,10 +63,10 @@ ALICE = {"sasl_plain_username": "alice", "sasl_plain_password": "alice-secret"}
 SCRAM = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "SCRAM-SHA-256", **ALICE}
 
 
-def jws(subject: str = "alice", life: float = 3600.0) -> str:
+def jws(subject: str = "alice", life: float = 3600.0, **claims: object) -> str:
     """An unsecured token, as Kafka's default validator takes it."""
     now = time.time()
-    parts = ({"alg": "none"}, {"sub": subject, "iat": now, "exp": now + life})
+    parts = ({"alg": "none"}, {"sub": subject, "iat": now, "exp": now + life, **claims})
     return ".".join(urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=") for part in parts) + "."
 
 
@@ -254,10 +262,13 @@ async def test_a_mechanism_that_the_broker_does_not_take_is_named_with_those_it_
 @pytest.mark.parametrize(
     ("kind", "told"),
     [
-        ("expired", "certificate has expired"),
-        ("not yet valid", "certificate is not yet valid"),
-        ("wrong host", "not valid for '127.0.0.1'"),
-        ("strange", "unable to get local issuer certificate"),
+        ("expired", "certificate has expired; the broker needs a new one"),
+        ("not yet valid", "certificate is not yet valid; compare the clocks"),
+        (
+            "wrong host",
+            "not valid for '127.0.0.1'.; the name that the client connects to must be in the certificate",
+        ),
+        ("strange", "unable to get local issuer certificate; set ssl_truststore_location (or"),
     ],
 )
 async def test_a_certificate_that_is_not_right_ends_start_at_once_and_no_password_leaves(kind, told):
@@ -272,9 +283,54 @@ async def test_a_certificate_that_is_not_right_ends_start_at_once_and_no_passwor
         assert list(cluster.requests) == []
 
 
+async def test_a_broker_without_a_certificate_gets_no_password_though_a_cipher_suite_needs_none():
+    nameless = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    trusting = ssl.create_default_context(cadata=authority_pem())
+    for context in (nameless, trusting):
+        context.maximum_version = ssl.TLSVersion.TLSv1_2
+        context.set_ciphers("ALL:@SECLEVEL=0")
+    settings = {"security_protocol": "SASL_SSL", "sasl_mechanism": "PLAIN", **ALICE, "ssl_context": trusting}
+
+    async with cluster_of(Security(tls=nameless, mechanisms=["PLAIN"], users=USERS)) as cluster:
+        error = await refusal(cluster.bootstrap_servers, **settings)
+
+        assert type(error) is TlsError
+        assert "the broker showed no certificate" in str(error)
+        assert list(cluster.requests) == []
+
+
 async def test_plain_without_tls_is_refused_unless_it_is_allowed_by_name():
     with pytest.raises(ConfigError, match="sasl_plain_without_tls=True"):
         Producer("h:1", security_protocol="SASL_PLAINTEXT", sasl_mechanism="PLAIN", **ALICE)
+
+
+@pytest.mark.parametrize("tls", [False, True])
+async def test_a_listener_that_wants_sasl_is_named(tls):
+    security = Security(tls=server_context() if tls else None, mechanisms=["PLAIN"], users=USERS)
+    settings = {"security_protocol": "SSL", **TRUST} if tls else {}
+    async with cluster_of(security) as cluster:
+        error = await refusal(cluster.bootstrap_servers, max_block_ms=300 * MS * 1000, **settings)
+
+    wanted = "SASL_SSL" if tls else "SASL_PLAINTEXT"
+    assert f"does this listener want SASL? Then set security_protocol to {wanted}" in str(error)
+
+
+async def test_a_broker_that_hangs_up_later_is_not_asked_whether_it_wants_sasl():
+    async def serve(peer: Peer) -> None:
+        await peer.handshake()
+        header, _ = await peer.request()
+        peer.answer(header, MetadataResponse())
+        await peer.request()
+
+    async with ScriptedBroker(serve) as broker:
+        connection = make_connection(broker.port)
+        await connection.connect()
+        await connection.request(MetadataRequest(topics=[]), timeout=LONG)
+        with pytest.raises(BrokerConnectionError) as caught:
+            await connection.request(MetadataRequest(topics=[]), timeout=LONG)
+        await connection.close()
+
+    assert "SASL" not in str(caught.value)
 
 
 async def test_a_listener_without_sasl_is_named():
@@ -323,16 +379,35 @@ async def test_certificates_that_can_not_be_read_end_start_with_the_setting(tmp_
     assert "gone.pem: No such file" in str(error)
 
 
+def changed_afterwards() -> OAuthToken:
+    token = OAuthToken("opaque", 3600)
+    token.lifetime = "3600"
+    return token
+
+
 @pytest.mark.parametrize(
     ("provider", "told"),
     [
         (lambda: 1 / 0, "raised ZeroDivisionError"),
-        (lambda: None, "must return a text"),
+        (lambda: None, "<lambda>) returned NoneType; it must return a str"),
+        (
+            lambda: ("secret", "tomorrow"),
+            "returned tuple (str, str); it must return a str, an OAuthToken, or a pair",
+        ),
         (lambda: "a b", "must be printable ASCII"),
         (lambda: jws(life=-60), "the token is invalid"),
+        (lambda: OAuthToken(None), "the token must be a str or a Secret, not NoneType"),
+        (lambda: OAuthToken(b"opaque"), "the token must be a str or a Secret, not bytes"),
+        (lambda: OAuthToken(""), "the token is empty"),
+        (lambda: OAuthToken("opaque", "3600"), "lifetime must be a number of seconds or None, not str"),
+        (lambda: OAuthToken("opaque", math.nan), "lifetime must be a number of seconds or None, not NaN"),
+        (lambda: OAuthToken("opaque", 60, {"a": 5}), "extensions must be a mapping of str to str"),
+        (lambda: ("opaque", 2e9, "principal", "extensions"), "extensions must be a mapping of str to str"),
+        (lambda: pickle.loads(pickle.dumps(Secret("opaque"))), "does not carry its text"),
+        (changed_afterwards, "no credentials: TypeError"),
     ],
 )
-async def test_a_provider_that_gives_no_good_token_ends_start(provider, told):
+async def test_a_provider_that_gives_no_good_token_ends_start(provider, told, caplog):
     async with cluster_of(Security(mechanisms=["OAUTHBEARER"])) as cluster:
         error = await refusal(
             cluster.bootstrap_servers,
@@ -341,8 +416,50 @@ async def test_a_provider_that_gives_no_good_token_ends_start(provider, told):
             sasl_oauth_token_provider=provider,
         )
 
-    assert isinstance(error, AuthenticationError)
+    assert isinstance(error, AuthenticationError | ConfigError)
     assert told in str(error)
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+@pytest.mark.parametrize("exp", ["soon", None, True, [], 10**400, float("inf"), float("nan"), -1])
+async def test_the_embedded_broker_refuses_a_token_whose_expiry_makes_no_sense(exp, caplog):
+    async with cluster_of(Security(mechanisms=["OAUTHBEARER"])) as cluster:
+        error = await refusal(
+            cluster.bootstrap_servers,
+            security_protocol="SASL_PLAINTEXT",
+            sasl_mechanism="OAUTHBEARER",
+            sasl_oauth_token_provider=lambda: jws(exp=exp),
+        )
+
+    assert isinstance(error, AuthenticationError)
+    assert "the token is invalid" in str(error)
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+@pytest.mark.parametrize(
+    ("returned", "problem"),
+    [
+        (None, "returned NoneType"),
+        (("alice", None), "returned tuple (str, NoneType)"),
+        (["alice", "secret", *range(4)], "returned list (str, str, int, int, int, ...)"),
+    ],
+)
+async def test_a_function_for_credentials_that_returns_no_pair_is_named(returned, problem):
+    def passwords() -> object:
+        return returned
+
+    async with cluster_of(Security(mechanisms=["PLAIN"], users={"alice": "secret"})) as cluster:
+        error = await refusal(
+            cluster.bootstrap_servers,
+            security_protocol="SASL_PLAINTEXT",
+            sasl_mechanism="PLAIN",
+            sasl_plain_without_tls=True,
+            sasl_credentials=passwords,
+        )
+
+    assert isinstance(error, AuthenticationError)
+    assert f"passwords) {problem}; it must return a pair of str, (user name, password)" in str(error)
+    assert "secret" not in str(error)
 
 
 async def test_a_token_that_a_broker_refuses_is_not_offered_again():
@@ -386,6 +503,39 @@ async def test_a_provider_that_hangs_is_bounded_by_the_set_up_time():
 
     assert isinstance(error, BootstrapError)
     assert "no credentials within" in str(error)
+
+
+HANGS = {
+    "sasl_oauth_token_provider": {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "OAUTHBEARER"},
+    "sasl_credentials": {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "SCRAM-SHA-256"},
+    "certificates": {"security_protocol": "SSL", "ssl_truststore_location": "/a/mount/that/hangs/ca.pem"},
+}
+
+
+@pytest.mark.parametrize("setting", HANGS)
+async def test_what_hangs_in_a_thread_has_one_thread_and_not_the_applications(setting, monkeypatch):
+    calls = []
+    go_on = threading.Event()
+
+    def hang(*_: object) -> object:
+        calls.append(threading.current_thread())
+        assert go_on.wait(30)
+        raise ValueError("too late")
+
+    monkeypatch.setattr(login_module.TlsContext, "current", hang)
+    given = {} if setting == "certificates" else {setting: hang}
+    security = Security(mechanisms=["OAUTHBEARER", "SCRAM-SHA-256"], users=USERS)
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    async with cluster_of(None if setting == "certificates" else security) as cluster:
+        limits = {"socket_connection_setup_timeout_ms": 100_000 * MS, "max_block_ms": 1_000_000 * MS}
+        try:
+            error = await refusal(cluster.bootstrap_servers, **{**HANGS[setting], **given, **limits})
+            assert isinstance(error, BootstrapError)
+            [thread] = calls
+            assert thread.daemon
+            assert await asyncio.wait_for(asyncio.to_thread(len, "abc"), LONG) == 3
+        finally:
+            go_on.set()
 
 
 # ---------------------------------------------------------------------------------------------------- forged answers
@@ -452,11 +602,11 @@ async def test_frames_are_small_until_the_broker_has_proved_itself():
         await silence(peer)
 
     async with ScriptedBroker(serve) as broker:
-        with pytest.raises(Exception, match="limit is 524288 bytes"):
+        with pytest.raises(Exception, match="limit is 65536 bytes"):
             await make_connection(broker.port, **SCRAM).connect()
 
 
-async def test_an_authentication_without_end_is_given_up():
+async def test_a_token_is_refused_after_its_last_word():
     rounds = []
 
     async def serve(peer: Peer) -> None:
@@ -518,12 +668,10 @@ async def test_the_client_names_itself_before_it_authenticates_and_nothing_else(
         header, message = await peer.request()
         seen.append(ApiKey(header.api_key).name)
         assert message.auth_bytes.startswith(b"n,,n=alice,r=")
-        await silence(peer)
 
     async with ScriptedBroker(serve) as broker:
-        connection = make_connection(broker.port, socket_connection_setup_timeout_ms=50, **SCRAM)
         with pytest.raises(BrokerConnectionError):
-            await connection.connect()
+            await make_connection(broker.port, **SCRAM).connect()
 
     assert seen == ["API_VERSIONS", "SASL_HANDSHAKE", "SASL_AUTHENTICATE"]
 

@@ -227,6 +227,8 @@ def with_password(mechanism: str) -> Iterator[Scenario]:
     yield Scenario(f"{mechanism} asked", security(), asked(lambda: ("alice", PASSWORD)))
     wrong = asked(lambda: ("alice", PASSWORD, "too many"))
     yield Scenario(f"{mechanism} asked, wrong", security(), wrong, refused, "must return a pair")
+    encoded = asked(lambda: ("alice", PASSWORD.encode()))
+    yield Scenario(f"{mechanism} asked, bytes", security(), encoded, refused, "must return a pair")
     unsendable = asked(lambda: ("alice", PASSWORD + "\ud800"))
     yield Scenario(f"{mechanism} asked, unsendable", security(), unsendable, refused, "valid Unicode")
     failing = asked(lambda: {}["no such key"])
@@ -270,6 +272,12 @@ def with_token(derived: Derived, answering: str, refusing: str) -> Iterator[Scen
     yield Scenario("token", bearer(), given(lambda: TOKEN))
     yield Scenario("token unsendable", bearer(), given(lambda: TOKEN + "\n"), refused, "printable ASCII")
     yield Scenario("token malformed", bearer(), given(lambda: (TOKEN, "never")), refused, "must return")
+    wordy = given(lambda: OAuthToken(TOKEN, "3600"))
+    yield Scenario("token with a wordy life", bearer(), wordy, ConfigError, "lifetime must be a number")
+    extended = given(lambda: (TOKEN, 2e9, "principal", "extensions"))
+    yield Scenario("token with odd extensions", bearer(), extended, ConfigError, "must be a mapping")
+    encoded = given(lambda: OAuthToken(TOKEN.encode()))
+    yield Scenario("token of bytes", bearer(), encoded, ConfigError, "not bytes")
     yield Scenario("token refused", late, given(lambda: TOKEN), refused, "refuses us by OAUTHBEARER")
     yield Scenario("OIDC answered", bearer(), oidc(answering))
     yield Scenario(
@@ -296,7 +304,7 @@ def with_certificate(tmp_path) -> Iterator[Scenario]:
     security = Security(tls=server_context(wants_certificate=True))
     yield Scenario("mTLS", security, {**mutual, **own})
     yield Scenario("mTLS, key locked", security, {**mutual, **locked})
-    yield Scenario("mTLS, key not opened", security, {**mutual, **wrong}, ConfigError, "can't use it")
+    yield Scenario("mTLS, key not opened", security, {**mutual, **wrong}, ConfigError, "can't be decrypted")
 
 
 def with_sessions() -> Iterator[Scenario]:

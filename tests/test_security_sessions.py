@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import threading
 from collections.abc import AsyncIterator
 
@@ -274,32 +275,77 @@ async def test_a_refused_renewal_ends_the_connection_and_what_is_in_flight_may_h
         assert r"not you\x07 any more" in str(connection.error)
 
 
-@pytest.mark.usefixtures("short_sessions")
-async def test_failures_to_get_credentials_are_repeated_while_the_session_lasts(caplog):
-    script = Scripted(lifetime_ms=200)
+def renewed_within_a_session_of_a_minute(settings: dict[str, object]) -> None:
+    """In virtual time: one connection, whose credentials fail twice when its session is due to be renewed."""
+    security = Security(mechanisms=[str(settings["sasl_mechanism"])], users=USERS, session_lifetime=60.0)
+
+    async def main() -> None:
+        async with EmbeddedCluster(security=security) as cluster:
+            connection = make_connection(cluster.broker(0).port, **settings)
+            await connection.connect()
+            await asyncio.sleep(59.0)
+            assert len(security.authentications) == 2
+            await asyncio.sleep(30.0)
+            assert (await ask(connection)).error_code == 0
+            assert connection.state is State.READY
+            await connection.close()
+
+    simulate(main)
+    assert security.failures == 0
+
+
+def test_failures_to_get_credentials_are_repeated_while_the_session_lasts(caplog):
     calls = []
 
     def credentials() -> tuple[str, str]:
-        calls.append(1)
+        calls.append(asyncio.get_event_loop().time())
         if len(calls) in (2, 3):
             raise LookupError("vault is sealed: alice-secret")
         return "alice", "alice-secret"
 
-    async def serve(peer: Peer) -> None:
-        await peer.handshake()
-        await script.authenticate(peer)
-        script.lifetime_ms = 0
-        await script.authenticate(peer)
-        await silence(peer)
+    nothing = {"sasl_plain_username": None, "sasl_plain_password": None}
+    renewed_within_a_session_of_a_minute({**PLAIN, **nothing, "sasl_credentials": credentials})
 
-    settings = {"sasl_plain_username": None, "sasl_plain_password": None, "sasl_credentials": credentials}
-    async with ScriptedBroker(serve) as broker, connected(broker, **settings) as connection:
-        await until(lambda: len(script.seen) == 4)
-        await until(lambda: connection.state is State.READY)
+    # After 85 % of the session, and then after half of what is left of it each time.
+    assert [when - calls[0] for when in calls[:4]] == pytest.approx([0.0, 51.0, 55.5, 57.75], abs=0.5)
+    assert re.search(r"sasl_credentials \(.+\) raised LookupError", caplog.text)
+    assert "alice-secret" not in caplog.text
+
+
+def changed_afterwards() -> OAuthToken:
+    token = OAuthToken("opaque", 3600)
+    token.lifetime = "3600"
+    return token
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        lambda: OAuthToken(None),
+        lambda: OAuthToken("opaque", "3600"),
+        changed_afterwards,
+        lambda: ("opaque", 2e9, "principal", "no mapping"),
+        lambda: None,
+        lambda: 5,
+    ],
+)
+def test_a_provider_that_returns_nonsense_at_a_renewal_costs_no_session_that_is_valid(nonsense, caplog):
+    calls = []
+
+    def provider() -> object:
+        calls.append(1)
+        return nonsense() if len(calls) in (2, 3) else OAuthToken(jws(), 0.0)
+
+    settings = {
+        "security_protocol": "SASL_PLAINTEXT",
+        "sasl_mechanism": "OAUTHBEARER",
+        "sasl_oauth_token_provider": provider,
+    }
+    renewed_within_a_session_of_a_minute(settings)
 
     assert len(calls) == 4
-    assert "sasl_credentials raised LookupError" in caplog.text
-    assert "alice-secret" not in caplog.text
+    assert caplog.text.count("lasts another") == 2
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 @pytest.mark.parametrize("way", ["close", "drain"])

@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import threading
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from aioproducer.tasks import in_a_thread, new_task
+from aioproducer.tasks import new_task
 from tests.producing import producing, results, values, within
 
 
@@ -59,17 +57,3 @@ async def test_a_task_of_ours_begins_when_it_is_noted_whatever_the_loops_factory
     await task
     assert begun == [task]
     assert name is None or task.get_name() == name
-
-
-async def test_what_takes_long_is_done_by_a_thread_or_here_when_none_takes_work_any_more():
-    def fail() -> None:
-        raise RuntimeError("its own")
-
-    with ThreadPoolExecutor(1) as executor:
-        asyncio.get_running_loop().set_default_executor(executor)
-        assert await in_a_thread(threading.get_ident) != threading.get_ident()
-        with pytest.raises(RuntimeError, match="its own"):
-            await in_a_thread(fail)
-
-    assert await in_a_thread(threading.get_ident) == threading.get_ident()
-    assert await in_a_thread(divmod, 7, 2) == (3, 1)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 import pytest
+import trustme
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 
@@ -226,7 +227,11 @@ def test_the_clients_certificate_comes_as_text_files_or_pkcs12(tmp_path, monkeyp
     ["text, encrypted", "one file, encrypted", "two files, encrypted", "text and a key's file, encrypted"],
 )
 @pytest.mark.parametrize(
-    ("password", "told"), [(None, "set ssl_key_password"), ("wrong", "OpenSSL can't use it")]
+    ("password", "told"),
+    [
+        (None, "the private key is encrypted; set ssl_key_password"),
+        ("wrong", "the private key can't be decrypted; ssl_key_password is wrong"),
+    ],
 )
 def test_a_key_without_its_password_is_an_error_and_no_question(tmp_path, kind, password, told):
     given = {**own_certificates(tmp_path)[kind], "ssl_key_password": password}
@@ -255,7 +260,9 @@ def test_a_file_beside_a_text_is_named_when_it_is_missing(tmp_path, kind, settin
 def test_a_pkcs12_store_with_a_wrong_password_is_told_so(tmp_path):
     given = {**own_certificates(tmp_path)["PKCS12"], "ssl_keystore_password": "wrong"}
 
-    with pytest.raises(ConfigError, match="no PKCS12 store, or ssl_keystore_password is wrong"):
+    with pytest.raises(
+        ConfigError, match="can't be opened: ssl_keystore_password is wrong, or the file is dam"
+    ):
         make_context(config(**TRUST, **given))
 
 
@@ -289,8 +296,131 @@ def test_a_file_that_is_missing_or_makes_no_sense_is_named(tmp_path, setting):
         make_context(config(**{setting: str(missing)}))
 
     nonsense = write(tmp_path / "nonsense.pem", "-----BEGIN nothing")
-    with pytest.raises(ConfigError, match=f"{setting}: .*nonsense.pem: OpenSSL can't use it"):
+    with pytest.raises(ConfigError, match=f"{setting}: .*nonsense.pem: it contains no .* in PEM format"):
         make_context(config(**{setting: nonsense}))
+
+
+DAMAGED = "-----BEGIN CERTIFICATE-----\n!!!!\n-----END CERTIFICATE-----\n"
+
+
+KINDS_OF_MISUSE = [
+    "another key",
+    "another key in the store",
+    "another key as text",
+    "no key",
+    "no key in the store",
+    "junk as key",
+    "missing key",
+    "swapped",
+    "damaged",
+    "junk as trust",
+    "junk as store",
+    "binary as trust",
+    "empty",
+    "damaged trust",
+    "damaged text",
+    "PEM as PKCS12",
+    "certificate as CRL",
+]
+
+
+def misused_files(tmp_path) -> dict[str, tuple[dict[str, str], str]]:
+    """Settings by what is wrong with them, and what the error says after setting and file."""
+    authority = trustme.CA()
+    cert, other = authority.issue_cert("alice.example"), authority.issue_cert("bob.example")
+    chain = "".join(blob.bytes().decode() for blob in cert.cert_chain_pems)
+    key, another = cert.private_key_pem.bytes().decode(), other.private_key_pem.bytes().decode()
+    der = ssl.PEM_cert_to_DER_cert(authority.cert_pem.bytes().decode())
+    texts = {"cert": chain, "key": key, "another": another, "junk": "junk", "damaged": DAMAGED}
+    path = {name: write(tmp_path / f"{name}.pem", text) for name, text in texts.items()}
+    ca, both = (
+        write(tmp_path / "ca.pem", authority.cert_pem.bytes()),
+        write(tmp_path / "both.pem", chain + another),
+    )
+    missing = str(tmp_path / "missing.pem")
+    no_match = "the private key does not belong to the certificate \\(ssl_.*\\); use the key that"
+    neither = "it is neither PEM text .* nor a PKCS12 store"
+    own = {"ssl_certificate_location": path["cert"]}
+    texts_given = {"ssl_keystore_certificate_chain": chain, "ssl_keystore_key": another}
+    return {
+        "another key": (
+            {**own, "ssl_key_location": path["another"]},
+            f"ssl_key_location: .*another.pem: {no_match}",
+        ),
+        "another key in the store": (
+            {"ssl_keystore_location": both},
+            f"ssl_keystore_location: .*: {no_match}",
+        ),
+        "another key as text": (texts_given, f"ssl_keystore_key: the text: {no_match}"),
+        "no key": (
+            own,
+            "cert.pem: it contains no private key .*; name the file with the key in ssl_key_location",
+        ),
+        "no key in the store": (
+            {"ssl_keystore_location": path["cert"]},
+            "it contains no private key in PEM format",
+        ),
+        "junk as key": (
+            {**own, "ssl_key_location": path["junk"]},
+            "ssl_key_location: .*it contains no private key",
+        ),
+        "missing key": (
+            {**own, "ssl_key_location": missing},
+            "ssl_key_location: .*missing.pem: No such file",
+        ),
+        "swapped": (
+            {"ssl_certificate_location": path["key"], "ssl_key_location": path["cert"]},
+            "ssl_certificate_location: .*key.pem: it contains no certificate in PEM format",
+        ),
+        "damaged": (
+            {"ssl_certificate_location": path["damaged"], "ssl_key_location": path["key"]},
+            "ssl_certificate_location: .*OpenSSL .* can't read the certificate: it is damaged",
+        ),
+        "junk as trust": ({"ssl_truststore_location": path["junk"]}, neither),
+        "junk as store": ({"ssl_keystore_location": path["junk"]}, neither),
+        "binary as trust": ({"ssl_truststore_location": write(tmp_path / "ca.der", der)}, neither),
+        "empty": ({"ssl_truststore_location": write(tmp_path / "empty.pem", "")}, "the file is empty"),
+        "damaged trust": (
+            {"ssl_truststore_location": path["damaged"]},
+            "OpenSSL .* can't read a certificate in it",
+        ),
+        "damaged text": (
+            {"ssl_truststore_certificates": DAMAGED},
+            "the text: OpenSSL .* can't read a certificate",
+        ),
+        "PEM as PKCS12": (
+            {"ssl_truststore_location": ca, "ssl_truststore_type": "PKCS12"},
+            "it is PEM text; set ssl_truststore_type='PEM', or leave ssl_truststore_type out",
+        ),
+        "certificate as CRL": (
+            {"ssl_crl_location": ca},
+            "ssl_crl_location: .*it contains no revocation list",
+        ),
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS_OF_MISUSE)
+def test_a_file_that_is_not_what_its_setting_needs_is_told_apart(tmp_path, kind):
+    given, problem = misused_files(tmp_path)[kind]
+
+    with pytest.raises(ConfigError, match=problem) as caught:
+        make_context(config(**given))
+
+    assert str(caught.value).startswith(f"{caught.value.setting}: ")
+    assert "BEGIN PRIVATE KEY" not in str(caught.value).replace("(-----BEGIN PRIVATE KEY-----)", "")
+
+
+def test_a_pkcs12_store_without_its_password_asks_for_it(tmp_path):
+    given = {**own_certificates(tmp_path)["PKCS12"], "ssl_keystore_password": None}
+
+    with pytest.raises(ConfigError, match="can't be opened without a password; set ssl_keystore_password"):
+        make_context(config(**TRUST, **given))
+
+
+def test_text_around_trusted_certificates_may_be_in_any_language():
+    text = "Zertifizierungsstelle für Tests\n" + trustme.CA().cert_pem.bytes().decode()
+
+    assert make_context(config(ssl_truststore_certificates=text)).cert_store_stats()["x509_ca"] == 1
 
 
 # ------------------------------------------------------------------------------------------------------- contradictions
@@ -323,6 +453,42 @@ def test_suites_of_a_protocol_that_is_not_enabled_are_refused(protocol, suite, o
 def test_a_suite_that_nobody_knows_is_refused_before_a_file_is_opened():
     with pytest.raises(ConfigError, match="'NO-SUCH-SUITE' is unknown"):
         config(ssl_cipher_suites="NO-SUCH-SUITE")
+
+
+@pytest.mark.parametrize(
+    "suite", ["@SECLEVEL=0", "!aNULL", "ECDH AESGCM", "ALL;@SECLEVEL=0", "ALL:@SECLEVEL=0"]
+)
+def test_a_directive_of_openssl_in_the_place_of_a_suite_is_refused(suite):
+    with pytest.raises(ConfigError, match=r"is not the name of a cipher suite.*leave out directives"):
+        config(ssl_cipher_suites=["ECDHE-RSA-AES128-GCM-SHA256", suite])
+
+
+@pytest.mark.parametrize("separator", [",", ":", ";", " "])
+def test_a_directive_behind_any_separator_of_openssl_is_refused(separator):
+    with pytest.raises(ConfigError, match="'@SECLEVEL=0' is not the name of a cipher suite"):
+        config(ssl_cipher_suites=f"ALL{separator}@SECLEVEL=0")
+
+
+@pytest.mark.parametrize("suite", ["aNULL", "eNULL", "ADH-AES128-SHA", "AECDH-AES256-SHA", "NULL-SHA256"])
+def test_suites_without_a_certificate_or_without_encryption_are_refused(suite):
+    with pytest.raises(
+        ConfigError, match=f"'{suite}' contains only suites without encryption or without a broker"
+    ):
+        config(ssl_cipher_suites=f"ECDHE-RSA-AES128-GCM-SHA256,{suite}")
+
+
+@pytest.mark.parametrize("suites", ["ALL", "HIGH", "ECDHE-RSA-AES128-GCM-SHA256;ALL"])
+def test_a_group_of_suites_loses_those_without_a_certificate_or_without_encryption(suites):
+    # OpenSSL has them in these groups; only its security level keeps them from being used.
+    plain = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    plain.set_ciphers(suites)
+    assert "auth-null" in {cipher["auth"] for cipher in plain.get_ciphers()}
+
+    chosen = make_context(config(ssl_cipher_suites=suites)).get_ciphers()
+
+    assert chosen
+    assert "auth-null" not in {cipher["auth"] for cipher in chosen}
+    assert None not in {cipher["symmetric"] for cipher in chosen}
 
 
 @pytest.mark.parametrize(
@@ -476,6 +642,34 @@ def test_a_link_that_points_elsewhere_counts_as_a_change(tmp_path):
     link.symlink_to("new.pem")
 
     assert taken.current() is not first
+
+
+def hash_of(certificate: bytes) -> str:
+    """The name under which OpenSSL looks for an authority in a directory."""
+    command = ["openssl", "x509", "-hash", "-noout"]
+    return subprocess.run(command, input=certificate, check=True, capture_output=True).stdout.decode().strip()
+
+
+@pytest.mark.parametrize("by_link", [False, True])
+def test_a_directory_whose_file_is_rewritten_in_place_counts_as_a_change(tmp_path, by_link):
+    directory = tmp_path / "trusted"
+    directory.mkdir()
+    path = directory / f"{hash_of(stranger().cert_pem.bytes())}.0"
+    written = tmp_path / "elsewhere.pem" if by_link else path
+    write(written, authority_pem())
+    if by_link:
+        path.symlink_to(written)
+    taken = TlsContext(config(ssl_truststore_location=str(directory)))
+    first = taken.current()
+    with pytest.raises(ssl.SSLCertVerificationError):
+        shaken(first, server_context("strange"))
+    assert taken.current() is first
+
+    before = os.stat(directory)
+    write(written, stranger().cert_pem.bytes() + b"\n")
+    assert os.stat(directory).st_mtime_ns == before.st_mtime_ns
+
+    shaken(taken.current(), server_context("strange"))
 
 
 def test_a_file_that_is_half_written_leaves_the_former_context(tmp_path, caplog):

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import base64
 import datetime
+import gzip
 import hashlib
 import hmac
 import json
+import math
 import ssl
 import sys
+import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from urllib.parse import parse_qs, quote, urlsplit
@@ -38,6 +41,8 @@ class Endpoint:
         self.requests: list[tuple[str, dict[str, str], dict[str, list[str]]]] = []
         self.url = ""
         self.hangs = False
+        self.headers = ""
+        """Further lines of the answer, each with its end."""
 
     @asynccontextmanager
     async def running(self, context=None) -> AsyncIterator[Endpoint]:
@@ -73,7 +78,7 @@ class Endpoint:
             await reader.read()
         status, answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         content = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-        extra = "Location: http://127.0.0.1:1/\r\n" if status == 302 else ""
+        extra = "Location: http://127.0.0.1:1/\r\n" if status == 302 else self.headers
         writer.write(
             f"HTTP/1.1 {status} X\r\nContent-Length: {len(content)}\r\n{extra}\r\n".encode() + content
         )
@@ -165,6 +170,10 @@ async def test_a_refusal_is_final_redirects_are_not_followed_and_the_answer_is_n
         b"[]",
         b'"text"',
         {"access_token": 5},
+        {"access_token": None},
+        {"access_token": ""},
+        {"access_token": "t", "expires_in": 10**400},
+        {"access_token": "t", "expires_in": math.nan},
         {"access_token": "t", "expires_in": "soon"},
         b"[" * 100_000,
         b"\xff",
@@ -172,14 +181,51 @@ async def test_a_refusal_is_final_redirects_are_not_followed_and_the_answer_is_n
 )
 async def test_an_answer_without_a_token_is_an_error(answer):
     async with Endpoint((200, answer)).running() as endpoint:
-        with pytest.raises(AuthenticationError, match="its answer holds no bearer token"):
+        with pytest.raises(AuthenticationError, match="its answer is not JSON with an access_token"):
             await provider_of(endpoint)()
+
+
+async def test_no_proxy_of_the_environment_is_used(monkeypatch):
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+
+    async with Endpoint().running() as endpoint:
+        assert (await provider_of(endpoint, attempts=1)()).value.reveal() == "opaque-token"
 
 
 async def test_an_answer_of_any_size_is_not_read():
     async with Endpoint((200, b" " * (MAX_ANSWER + 1))).running() as endpoint:
         with pytest.raises(AuthenticationError, match="an answer of more than"):
             await provider_of(endpoint)()
+
+
+@pytest.mark.parametrize("times", [1, 2])
+async def test_a_compressed_answer_is_not_unpacked(times):
+    bomb = b" " * 64 * 1024 * 1024
+    for _ in range(times):
+        bomb = gzip.compress(bomb, 9)
+    endpoint = Endpoint((200, bomb))
+    endpoint.headers = f"Content-Encoding: {', '.join(['gzip'] * times)}\r\n"
+    async with endpoint.running():
+        tracemalloc.start()
+        try:
+            with pytest.raises(AuthenticationError, match="gives no token: a compressed answer"):
+                await provider_of(endpoint)()
+            assert tracemalloc.get_traced_memory()[1] < 16 * 1024 * 1024
+        finally:
+            tracemalloc.stop()
+
+    [(_, headers, _)] = endpoint.requests
+    assert headers["accept-encoding"] == "identity"
+
+
+async def test_an_answer_that_says_that_it_is_not_compressed_is_taken():
+    endpoint = Endpoint()
+    endpoint.headers = "Content-Encoding: identity\r\n"
+    async with endpoint.running():
+        assert (await provider_of(endpoint)()).value.reveal() == "opaque-token"
 
 
 async def test_an_endpoint_that_hangs_is_given_up():
@@ -311,7 +357,7 @@ async def test_a_token_for_msk_is_what_the_machine_takes():
 
 @pytest.mark.parametrize("region", ["", "eu", "eu-west", "eu-west-1/../x", "evil.example/#-1", "EU-WEST-1"])
 def test_what_is_no_region_is_refused(region):
-    with pytest.raises(ConfigError, match="is no AWS region"):
+    with pytest.raises(ConfigError, match="is not an AWS region"):
         MskIamTokenProvider(region)
 
 

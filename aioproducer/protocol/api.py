@@ -9,7 +9,7 @@ readable by a client that does not know yet what the broker speaks (KIP-511).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from struct import Struct
 from typing import NamedTuple, TypeVar
 
@@ -89,6 +89,22 @@ def decode_response(response_type: type[M], version: int, frame: Buffer, expecte
         CorrelationError: it answers another request.
         ProtocolError: it is not a response of this type and version, or bytes are left behind it.
     """
+    version, pos = _begun(response_type, version, frame, expected_correlation_id)
+    return _whole(response_type, version, frame, pos)
+
+
+def decoding_response(
+    response_type: type[M], version: int, frame: Buffer, expected_correlation_id: int
+) -> Generator[None, None, M]:
+    """`decode_response` in steps, with its errors. The correlation id is checked at once, all else by the steps."""
+    version, pos = _begun(response_type, version, frame, expected_correlation_id)
+    return _whole_in_steps(response_type, version, frame, pos)
+
+
+def _begun(
+    response_type: type[Message], version: int, frame: Buffer, expected_correlation_id: int
+) -> tuple[int, int]:
+    """The version in which the response is encoded, and where it begins behind its header."""
     pos = _check_correlation_id(response_type, frame, expected_correlation_id)
     if response_type is ApiVersionsResponse:
         # KIP-511: a broker that does not know the version refuses it in the shape of version 0.
@@ -96,7 +112,7 @@ def decode_response(response_type: type[M], version: int, frame: Buffer, expecte
             version = 0
     elif version >= response_type.flexible_from:
         pos = skip_tags(frame, pos)
-    return _whole(response_type, version, frame, pos)
+    return version, pos
 
 
 def decode_api_versions_response(
@@ -191,10 +207,20 @@ def _framed(writer: Writer) -> list[bytes | memoryview]:
 
 def _whole(message_type: type[M], version: int, frame: Buffer, pos: int) -> M:
     message, stop = codec.decode(message_type, version, frame, pos)
+    _check_end(message_type, version, frame, stop)
+    return message
+
+
+def _whole_in_steps(message_type: type[M], version: int, frame: Buffer, pos: int) -> Generator[None, None, M]:
+    message, stop = yield from codec.decoding(message_type, version, frame, pos)
+    _check_end(message_type, version, frame, stop)
+    return message
+
+
+def _check_end(message_type: type[Message], version: int, frame: Buffer, stop: int) -> None:
     if stop != len(frame):
         name = message_type.__name__
         raise ProtocolError(f"{name} version {version}: {len(frame) - stop} bytes are left behind it")
-    return message
 
 
 def _check_correlation_id(response_type: type[Message], frame: Buffer, expected: int) -> int:

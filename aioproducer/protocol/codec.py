@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import linecache
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from functools import cache
 from typing import Any, TypeVar
 
@@ -38,6 +38,10 @@ _SMALL = 16
 _AT_ONCE = 512
 """Bytes from the start of an answer: arrays that begin there are made at once if they are short. Later ones are not,
 since arrays stand in arrays, and many short ones are as heavy as a long one."""
+
+
+SLICE = 32 * 1024
+"""Bytes that one step of `decoding` walks over."""
 
 
 def encode(message: Message, version: int, writer: Writer) -> None:
@@ -74,6 +78,20 @@ def decode(message_type: type[M], version: int, buf: Buffer, pos: int) -> tuple[
     return message, stop
 
 
+def decoding(
+    message_type: type[M], version: int, buf: Buffer, pos: int
+) -> Generator[None, None, tuple[M, int]]:
+    """`decode` in steps, each of which walks over some SLICE bytes of arrays; it raises what `decode` raises."""
+    steps = _steps(message_type, version)
+    try:
+        return (yield from steps(buf, pos, _AT_ONCE))
+    except ProtocolError as error:
+        raise ProtocolError(f"{message_type.__name__} version {version}: {error.message}") from None
+    except (struct.error, IndexError):
+        text = f"{message_type.__name__} version {version}: {len(buf)} bytes are too few"
+        raise ProtocolError(text) from None
+
+
 def source(message_type: type[Message], version: int) -> str:
     """The generated code, for reading and for tests."""
     return _Source(message_type, version).text()
@@ -94,6 +112,18 @@ def _codec(
     namespace = generated.namespace
     exec(compile(text, filename, "exec"), namespace)
     return namespace[f"encode_{name}"], namespace[f"decode_{name}"]
+
+
+@cache
+def _steps(
+    message_type: type[Message], version: int
+) -> Callable[..., Generator[None, None, tuple[Any, int]]]:
+    """The decoder of one message that yields between slices."""
+    generated = _Source(message_type, version, in_steps=True)
+    exec(generated.text(), generated.namespace)
+    found: Callable[..., Generator[None, None, tuple[Any, int]]]
+    found = generated.namespace[f"decode_{message_type.__name__}"]
+    return found
 
 
 def _not_in_version(field: str, version: int) -> UnsupportedVersionError:
@@ -117,8 +147,14 @@ def _reader_of(kind: str) -> Read:
 class _Source:
     """Generates the functions of one message at one version; structs come before what contains them."""
 
-    def __init__(self, message_type: type[Message], version: int) -> None:
+    def __init__(self, message_type: type[Message], version: int, *, in_steps: bool = False) -> None:
         self.version = version
+        self._yielding = message_type.__name__ if in_steps else None
+        """The message whose decoder, and that of no struct in it, yields between slices of its arrays."""
+        self._yields = False
+        """What is being generated is a generator."""
+        self._walked: set[str] = set()
+        """Structs with arrays of structs in them: walk_X is a skip_X that yields between slices."""
         self.flexible = version >= message_type.flexible_from
         # Requests come to the embedded cluster only, from those who test with it.
         self.is_lazy = any(request.Response is message_type for request in REQUESTS.values())
@@ -165,6 +201,11 @@ class _Source:
         self._decode_struct(name, plain, tagged, absent)
         if self.is_lazy:
             self._skip_struct(name, plain, tagged)
+            if self._yielding and any(field.of in self.structs for field in plain):
+                self._yields = True
+                self._skip_struct(name, plain, tagged)
+                self._yields = False
+                self._walked.add(name)
         self._encode_struct(name, plain, tagged, absent)
 
     def _runs(self, fields: list[Field]) -> list[list[Field]]:
@@ -202,17 +243,26 @@ class _Source:
 
     def _decode_struct(self, name: str, plain: list[Field], tagged: list[Field], absent: list[Field]) -> None:
         self._add(0, f"def decode_{name}(buf, pos, at_once=MAX_FRAME):")
+        self._yields = name == self._yielding
+        self._begin_slices()
         self._add(1, f"o = new({name})")
         for field in (*absent, *tagged):
             self._add(1, f"o.{field.name} = {default_source(field)}")
         for run in self._runs(plain):
             self._read(1, name, run)
         self._tags(name, tagged, self._read)
+        self._yields = False
         self._add(1, "return o, pos")
         self._add(0, "")
 
+    def _begin_slices(self) -> None:
+        if self._yields:
+            self._add(1, f"slice_end = pos + {SLICE}")
+            self._add(1, "if False: yield")  # a generator also where no array is long
+
     def _skip_struct(self, name: str, plain: list[Field], tagged: list[Field]) -> None:
-        self._add(0, f"def skip_{name}(buf, pos):")
+        self._add(0, f"def {'walk' if self._yields else 'skip'}_{name}(buf, pos):")
+        self._begin_slices()
         self._add(1, "end = len(buf)")
         for run in self._runs(plain):
             self._skip(1, name, run)
@@ -270,7 +320,7 @@ class _Source:
         return self._function("read", field.kind, field.may_be_null(self.version))
 
     def _read_count(self, depth: int, owner: str, field: Field) -> None:
-        """The count of an array as `n`: -1 for null, and never more than the frame can hold."""
+        """The count of an array as `n`: -1 for null, and never more than the frame can hold, or than is declared."""
         label = f'"{owner}.{field.name}'
         if self.flexible:
             self._add(depth, "n = buf[pos] - 1")
@@ -281,6 +331,9 @@ class _Source:
             self._add(depth, "n, pos = read_int32_size(buf, pos)")
         self._add(depth, f"if n * {self._least(field.of)} > len(buf) - pos:")
         self._add(depth + 1, f'raise out_of_bounds({label}: a count of", n, pos, len(buf))')
+        if field.most is not None:
+            self._add(depth, f"if n > {field.most}:")
+            self._add(depth + 1, f'raise too_many({label}", n, {field.most})')
         if not field.may_be_null(self.version):
             self._add(depth, "if n < 0:")
             self._add(depth + 1, f'raise refused_null({label}")')
@@ -300,7 +353,10 @@ class _Source:
         reader = f"decode_{field.of}" if is_struct else self._function("read", field.of, False)
         if self.is_lazy:
             short = _SHORT if self._least(field.of) >= _SMALL else _SHORTEST
-            self._add(depth, f"if n > {short} or n > 1 and pos > at_once:")
+            is_long = f"n > {short} or n > 1 and pos > at_once"
+            if self._yields and field.of in self._walked:
+                is_long = "n > 0"  # each element may have a long array in it
+            self._add(depth, f"if {is_long}:")
             self._add(depth + 1, f"{target} = LazyArray(buf, pos, n, {reader})")
             self._skip_elements(depth + 1, field.of)
             self._add(depth, "else:")
@@ -346,7 +402,14 @@ class _Source:
             self._add(depth + 1, f"pos += n * {_SIZE[kind]}")
         else:
             self._add(depth, "for _ in range(n):")
-            self._add(depth + 1, self._skipped(kind, False))
+            if self._yields and kind in self._walked:
+                self._add(depth + 1, f"pos = yield from walk_{kind}(buf, pos)")
+            else:
+                self._add(depth + 1, self._skipped(kind, False))
+            if self._yields:
+                self._add(depth + 1, "if pos > slice_end:")
+                self._add(depth + 2, f"slice_end = pos + {SLICE}")
+                self._add(depth + 2, "yield")
 
     def _skipped(self, kind: str, nullable: bool) -> str:
         if kind in self.structs or kind == "uuid":

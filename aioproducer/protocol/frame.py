@@ -14,8 +14,8 @@ from aioproducer.errors import NotKafkaError, ProtocolError
 PREFIX_SIZE = 4
 """Bytes of the length."""
 
-MAX_FRAME_BEFORE_AUTHENTICATION = 512 * 1024
-"""Bytes; what a peer may send before it has proved who it is; the same that brokers allow a client."""
+MAX_FRAME_BEFORE_AUTHENTICATION = 64 * 1024
+"""Bytes; what a peer may send before it has proved who it is. The longest honest answer, to ApiVersions, has 1 KiB."""
 
 MAX_FRAME = 64 * 1024 * 1024
 """Bytes; the metadata of a million partitions fits."""

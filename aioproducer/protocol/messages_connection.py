@@ -16,6 +16,9 @@ from aioproducer.protocol.schema import (
     string,
 )
 
+MOST_OFFERED = 1_000
+"""APIs, features or mechanisms that a broker may name; Kafka 4.3 has fewer than a hundred of each."""
+
 
 class ApiVersionsResponse(Message, api_key=ApiKey.API_VERSIONS, versions=(0, 4), flexible_from=3):
     """Its header is always version 0, so that it can be read before anything is agreed upon.
@@ -39,14 +42,14 @@ class ApiVersionsResponse(Message, api_key=ApiKey.API_VERSIONS, versions=(0, 4),
         min_version_level: int = int16()
 
     error_code: int = int16()
-    api_keys: list[ApiVersionsResponse.ApiVersion] = array("ApiVersion")
+    api_keys: list[ApiVersionsResponse.ApiVersion] = array("ApiVersion", most=MOST_OFFERED)
     throttle_time_ms: int = int32("1+", ignorable=True)
     supported_features: list[ApiVersionsResponse.SupportedFeatureKey] = array(
-        "SupportedFeatureKey", "3+", tag=0, ignorable=True
+        "SupportedFeatureKey", "3+", tag=0, ignorable=True, most=MOST_OFFERED
     )
     finalized_features_epoch: int = int64("3+", default=-1, tag=1, ignorable=True)
     finalized_features: list[ApiVersionsResponse.FinalizedFeatureKey] = array(
-        "FinalizedFeatureKey", "3+", tag=2, ignorable=True
+        "FinalizedFeatureKey", "3+", tag=2, ignorable=True, most=MOST_OFFERED
     )
     zk_migration_ready: bool = boolean("3+", tag=3, ignorable=True)
 
@@ -67,7 +70,7 @@ class SaslHandshakeResponse(Message, api_key=ApiKey.SASL_HANDSHAKE, versions=(0,
     """The mechanisms that the broker would take."""
 
     error_code: int = int16()
-    mechanisms: list[str] = array("string")
+    mechanisms: list[str] = array("string", most=MOST_OFFERED)
 
 
 class SaslHandshakeRequest(

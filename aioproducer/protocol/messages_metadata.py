@@ -7,6 +7,15 @@ from uuid import UUID
 from aioproducer.protocol.api_keys import ApiKey
 from aioproducer.protocol.schema import Message, Struct, array, boolean, int8, int16, int32, string, uuid
 
+MOST_BROKERS = 10_000
+"""That an answer may name. The largest clusters have some hundreds."""
+MOST_REPLICAS = 1_000
+"""Of one partition."""
+MOST_PARTITIONS = 100_000
+"""Of one topic; a whole cluster of KRaft is made for a few million."""
+MOST_TOPICS = 100_000
+"""In one answer, or as many coordinators."""
+
 
 class MetadataResponse(Message, api_key=ApiKey.METADATA, versions=(0, 13), flexible_from=9):
     """3: throttle time. 5: offline replicas. 7: leader epochs (KIP-320). 10: topic ids (KIP-516).
@@ -26,23 +35,27 @@ class MetadataResponse(Message, api_key=ApiKey.METADATA, versions=(0, 13), flexi
         partition_index: int = int32()
         leader_id: int = int32()
         leader_epoch: int = int32("7+", default=-1, ignorable=True)
-        replica_nodes: list[int] = array("int32")
-        isr_nodes: list[int] = array("int32")
-        offline_replicas: list[int] = array("int32", "5+", ignorable=True)
+        replica_nodes: list[int] = array("int32", most=MOST_REPLICAS)
+        isr_nodes: list[int] = array("int32", most=MOST_REPLICAS)
+        offline_replicas: list[int] = array("int32", "5+", ignorable=True, most=MOST_REPLICAS)
 
     class MetadataResponseTopic(Struct):
         error_code: int = int16()
         name: str | None = string(nullable="12+")
         topic_id: UUID = uuid("10+", ignorable=True)
         is_internal: bool = boolean("1+", ignorable=True)
-        partitions: list[MetadataResponse.MetadataResponsePartition] = array("MetadataResponsePartition")
+        partitions: list[MetadataResponse.MetadataResponsePartition] = array(
+            "MetadataResponsePartition", most=MOST_PARTITIONS
+        )
         topic_authorized_operations: int = int32("8+", default=-2147483648)
 
     throttle_time_ms: int = int32("3+", ignorable=True)
-    brokers: list[MetadataResponse.MetadataResponseBroker] = array("MetadataResponseBroker")
+    brokers: list[MetadataResponse.MetadataResponseBroker] = array(
+        "MetadataResponseBroker", most=MOST_BROKERS
+    )
     cluster_id: str | None = string("2+", nullable="2+", default=None, ignorable=True)
     controller_id: int = int32("1+", default=-1, ignorable=True)
-    topics: list[MetadataResponse.MetadataResponseTopic] = array("MetadataResponseTopic")
+    topics: list[MetadataResponse.MetadataResponseTopic] = array("MetadataResponseTopic", most=MOST_TOPICS)
     cluster_authorized_operations: int = int32("8-10", default=-2147483648)
     error_code: int = int16("13+", ignorable=True)
 
@@ -82,7 +95,7 @@ class FindCoordinatorResponse(Message, api_key=ApiKey.FIND_COORDINATOR, versions
     node_id: int = int32("0-3")
     host: str = string("0-3")
     port: int = int32("0-3")
-    coordinators: list[FindCoordinatorResponse.Coordinator] = array("Coordinator", "4+")
+    coordinators: list[FindCoordinatorResponse.Coordinator] = array("Coordinator", "4+", most=MOST_TOPICS)
 
 
 class FindCoordinatorRequest(

@@ -171,6 +171,11 @@ def out_of_bounds(what: str, count: int, at: int, end: int) -> ProtocolError:
     return ProtocolError(f"{what} {count} at byte {at} exceeds the {max(0, end - at)} bytes left")
 
 
+def too_many(field: str, count: int, most: int) -> ProtocolError:
+    """The error for an array with more elements than any honest peer sends."""
+    return ProtocolError(f"{field} has {count} elements; more than {most} are refused")
+
+
 def refused_null(field: str) -> ProtocolError:
     return ProtocolError(f"{field} is null, which this version does not allow")
 

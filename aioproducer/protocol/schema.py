@@ -55,6 +55,8 @@ class Field:
     of: str = ""
     """Of a struct its class; of an array the kind of its elements, or their class."""
     name: str = ""
+    most: int | None = None
+    """The most elements that an array may have in a message that is decoded; None: as many as the frame holds."""
 
     def is_in(self, version: int) -> bool:
         return self.versions.min <= version <= self.versions.max
@@ -71,9 +73,10 @@ def _field(
     tag: int | None = None,
     ignorable: bool = False,
     of: str = "",
+    most: int | None = None,
 ) -> Any:
     nulls = version_range(nullable) if nullable else None
-    return Field(kind, version_range(versions), default, nulls, tag, ignorable, of)
+    return Field(kind, version_range(versions), default, nulls, tag, ignorable, of, most=most)
 
 
 # What stands behind the `=` of a field. They return Any, so that the annotation alone gives the type.
@@ -135,8 +138,9 @@ def array(
     nullable: str | None = None,
     tag: int | None = None,
     ignorable: bool = False,
+    most: int | None = None,
 ) -> Any:
-    return _field("array", versions, [], nullable, tag, ignorable, of)
+    return _field("array", versions, [], nullable, tag, ignorable, of, most)
 
 
 # The classes
@@ -163,6 +167,7 @@ class _Declaration(type):
                     field.ignorable,
                     field.of,
                     attribute,
+                    field.most,
                 )
             )
         namespace["__slots__"] = tuple(declared)

@@ -1,0 +1,67 @@
+"""Checks of addresses: what the user's filters return, and which IP addresses are refused by default.
+
+Pure functions: Brokers asks before it dials, the dialer before it opens a socket."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from ipaddress import IPv6Address, ip_address
+from typing import TypeAlias
+
+from aioproducer.errors import escaped
+
+ResolvedAddressFilter: TypeAlias = Callable[[str, str, int], bool]
+"""(host, IP address, port) -> whether to connect there."""
+
+_MOST_SHOWN = 80
+
+
+def as_address(value: object) -> tuple[str, int] | None:
+    """The value if it is (host, port), else None."""
+    if not isinstance(value, tuple) or len(value) != 2:
+        return None
+    host, port = value
+    if not isinstance(host, str) or not host or isinstance(port, bool) or not isinstance(port, int):
+        return None
+    return (host, port) if 0 < port < 65536 else None
+
+
+def described(value: object) -> str:
+    """What a user's function returned, for an error text. The coroutine of an async function is closed."""
+    if inspect.iscoroutine(value):
+        value.close()  # it is never awaited
+        return "a coroutine (it is an async function, and must be a plain one)"
+    if inspect.isawaitable(value):
+        return f"an awaitable {type(value).__name__} (it must be a plain function)"
+    return escaped(repr(value), _MOST_SHOWN)
+
+
+def refusal(ask: ResolvedAddressFilter | None, host: str, address: str, port: int) -> str | None:
+    """Why no socket is opened to this IP address of `host`; None if one may be."""
+    if ask is None:
+        if is_link_local(address):
+            return f"{address} is a link-local address; to allow it, set resolved_address_filter"
+        return None
+    try:
+        allowed: object = ask(host, address, port)
+    except Exception as error:
+        return f"resolved_address_filter raised {type(error).__name__}: {escaped(str(error))}"
+    if allowed is True:
+        return None
+    if allowed is False:
+        return f"resolved_address_filter refuses {address}"
+    return (
+        f"resolved_address_filter returned {described(allowed)} for {address}; it must return True or False"
+    )
+
+
+def is_link_local(address: str) -> bool:
+    """The address is in 169.254.0.0/16 or fe80::/10, as those of clouds that serve credentials are."""
+    try:
+        found = ip_address(address.partition("%")[0])
+    except ValueError:
+        return False  # not an IP address: a resolver of its own kind
+    if isinstance(found, IPv6Address) and found.ipv4_mapped is not None:
+        return found.ipv4_mapped.is_link_local
+    return found.is_link_local
