@@ -12,9 +12,11 @@ from functools import partial
 from random import Random
 from typing import Any
 
+from aioproducer.addresses import as_address, described
 from aioproducer.cluster import Cluster
 from aioproducer.config import ProducerConfig
 from aioproducer.connection import Connection, State
+from aioproducer.connection_race import HEAD_START, first_to_answer
 from aioproducer.errors import (
     AuthenticationError,
     BrokerConnectionError,
@@ -24,6 +26,8 @@ from aioproducer.errors import (
     RequestTimedOutError,
     escaped,
 )
+from aioproducer.handshake import BrokerVersions
+from aioproducer.large_answer import LargeAnswer
 from aioproducer.login import Login
 from aioproducer.metrics import Metrics
 from aioproducer.protocol.api import ApiKey
@@ -57,6 +61,7 @@ class _Link:
     """What is kept of a broker beyond one connection to it."""
 
     __slots__ = (
+        "attempt",
         "connection",
         "dialing_since",
         "failed_setups",
@@ -76,6 +81,8 @@ class _Link:
         self.connection: Connection | None = None
         self.task: asyncio.Task[None] | None = None
         """The attempt to connect, while there is one."""
+        self.attempt: Connection | None = None
+        """The first connection of that attempt."""
         self.dialing_since = 0.0
         self.ready_since = 0.0
         self.failures = 0
@@ -98,6 +105,12 @@ class _Link:
     @property
     def is_connecting(self) -> bool:
         return self.task is not None and self.connection is None
+
+    @property
+    def progress(self) -> str:
+        """What the attempt to connect is waiting for, while there is one."""
+        attempt = self.attempt
+        return "not connected yet" if attempt is None or self.connection is not None else attempt.progress
 
     @property
     def throttled_until(self) -> float:
@@ -125,6 +138,8 @@ class Brokers:
         self._changes: list[asyncio.Future[None]] = []
         """Who waits for a change, any change."""
         self._turn = random.randrange(1 << 16)
+        self._newest_features = BrokerVersions({})
+        """The report of the highest features epoch so far; -1, without features, before the first."""
         self._is_closed = False
         self._has_known_cluster = False
         self.lost = 0
@@ -263,11 +278,6 @@ class Brokers:
             raise BrokerConnectionError(f"broker {node_id} is not connected", written=False)
         return link.connection.version_of(api_key, ceiling)
 
-    def feature(self, node_id: int, name: str) -> int:
-        """Level of a finalized feature as this broker told it (KIP-584); 0 if it did not."""
-        link = self._links.get(node_id)
-        return link.connection.versions.features.get(name, 0) if link is not None and link.connection else 0
-
     def request(
         self,
         node_id: int,
@@ -297,6 +307,12 @@ class Brokers:
         link = self._links.get(node_id)
         if link is not None and link.connection is not None:
             link.connection.abort(error)
+
+    def renegotiate(self, node_id: int) -> None:
+        """Close a connection once all requests are answered; the next one begins with the broker's versions."""
+        link = self._links.get(node_id)
+        if link is not None and link.connection is not None:
+            link.connection.drain()
 
     # Any broker
 
@@ -342,8 +358,16 @@ class Brokers:
             now = loop.time()
             node_id = self.least_loaded()
             if node_id is not None and self._links[node_id].is_ready:
+                connection = self._links[node_id].connection
+                assert connection is not None  # it is ready
                 left = max(deadline - now, 0.001)
-                return await self.request(node_id, message, left, version_ceiling=version_ceiling)
+                answer = await connection.request(
+                    message, timeout=left, version_ceiling=version_ceiling, in_slices=True
+                )
+                if isinstance(answer, LargeAnswer):
+                    answer = await answer.decoded()
+                    connection.heed_throttle(answer)
+                return answer
             if not self._has_known_cluster and (refusal := self.refusal) is not None:
                 raise refusal  # others would say the same, and accounts get locked
             self._connect_any(now)
@@ -397,7 +421,9 @@ class Brokers:
             if link.connection is None and link.losses > before and link.last_error is not None:
                 raise BrokerConnectionError(str(link.last_error), written=False)
             if now >= deadline:
-                why = link.last_error or "it is still connecting, or throttled"
+                why = link.last_error or (
+                    link.progress if link.is_connecting else "it is throttled, or not connected"
+                )
                 raise RequestTimedOutError(
                     f"broker {node_id} could not be asked within {timeout:g} s: {why}", written=False
                 )
@@ -407,10 +433,22 @@ class Brokers:
             await self._change(min(time for time in times if time > now))
 
     def finalized_feature(self, name: str) -> int:
-        """Level of a finalized feature of the cluster, as the best informed broker told it (KIP-584); 0 if none did."""
-        known = [link.connection.versions for link in self._links.values() if link.connection is not None]
-        newest = max(known, key=lambda versions: versions.features_epoch, default=None)
-        return newest.features.get(name, 0) if newest is not None else 0
+        """Level of a finalized feature of the cluster (KIP-584), from the newest report of any broker; 0 without one.
+
+        A report outlives its connection: the level is also asked for while no connection is open.
+        """
+        return self._newest_features.features.get(name, 0)
+
+    def forget_features(self) -> None:
+        """Keep only what open connections report: the cluster is another one, and its feature epochs begin again."""
+        self._newest_features = BrokerVersions({})
+        for link in self._links.values():
+            if link.connection is not None:
+                self._learn_features(link.connection.versions)
+
+    def _learn_features(self, versions: BrokerVersions) -> None:
+        if versions.features_epoch >= self._newest_features.features_epoch:
+            self._newest_features = versions
 
     @property
     def refusal(self) -> KafkaError | None:
@@ -444,21 +482,25 @@ class Brokers:
         """Of each broker why there is no connection to it."""
         reasons = []
         for link in self._links.values():
-            told = "connected" if link.is_ready else "not connected yet"
-            if link.last_error is not None:
-                told = link.last_error.message
-            # Most errors begin with the address already.
-            reasons.append(told if str(link.node.port) in told else f"{link.node}: {told}")
+            if link.last_error is None:
+                reason = f"{link.node}: {'connected' if link.is_ready else link.progress}"
+            elif str(link.node.port) in link.last_error.message:
+                reason = link.last_error.message  # most errors begin with the address already
+            else:
+                reason = f"{link.node}: {link.last_error.message}"
+            reasons.append(reason)
         return "; ".join(reasons)
 
     def errors(self) -> dict[str, KafkaError]:
         """The same as errors, by "host:port"; of those brokers that could not be connected to."""
-        links = self._links.values()
-        return {
-            f"{link.node.host}:{link.node.port}": link.last_error
-            for link in links
-            if link.last_error is not None
-        }
+        errors: dict[str, KafkaError] = {}
+        for link in self._links.values():
+            error = link.last_error
+            if error is None and link.is_connecting:
+                error = BrokerConnectionError(f"{link.node}: {link.progress}", written=False)
+            if error is not None:
+                errors[f"{link.node.host}:{link.node.port}"] = error
+        return errors
 
     def _connect_any(self, now: float) -> None:
         """Start one more attempt, unless one is young enough to be waited for."""
@@ -504,7 +546,37 @@ class Brokers:
         except BrokerConnectionError as error:
             self._lost(link, error)
             return
-        connection = Connection(
+        connection = link.attempt = self._make(link, address, 0)
+        pause = max(HEAD_START, config.reconnect_backoff_max) * self._random.uniform(1 - JITTER, 1 + JITTER)
+        try:
+            connection = await first_to_answer(connection, partial(self._make, link, address), pause)
+            await connection.authenticate()
+        except KafkaError as error:
+            link.failed_setups += 1
+            link.hang_ups = link.hang_ups + 1 if connection.hung_up_on_versions else 0
+            if link.failing_since is None:
+                link.failing_since = link.dialing_since
+            self._lost(link, error)
+            return
+        if self._links.get(link.node.node_id) is not link:
+            self._depart(connection)
+            connection.drain()
+            return
+        connection.on_change = partial(self._connection_changed, link, connection)
+        link.connection = connection
+        self._learn_features(connection.versions)
+        link.ready_since = asyncio.get_running_loop().time()
+        link.failed_setups = 0
+        known = connection.versions.ranges.get(ApiKey.API_VERSIONS)
+        if known is not None and known.max >= FIRST_ASKED[0]:
+            link.hang_ups = 0  # it would have answered the newest one: what hung up was something in between
+        link.failing_since = None
+        link.last_error = None
+
+    def _make(self, link: _Link, address: tuple[str, int], number: int) -> Connection:
+        """A connection to be opened; of several for one attempt each begins with another address of the name."""
+        config = self._config
+        return Connection(
             link.node.node_id,
             link.node.host,
             link.node.port,
@@ -520,31 +592,9 @@ class Brokers:
             first_asked=FIRST_ASKED[min(link.hang_ups, len(FIRST_ASKED) - 1)],
             login=self._login,
             address=address,
-            passed_over=link.failed_setups,
+            passed_over=link.failed_setups + number,
             renew_at=self._random.uniform(0.8, 0.9),
         )
-        try:
-            await connection.connect()
-        except KafkaError as error:
-            link.failed_setups += 1
-            link.hang_ups = link.hang_ups + 1 if connection.hung_up_on_versions else 0
-            if link.failing_since is None:
-                link.failing_since = link.dialing_since
-            self._lost(link, error)
-            return
-        if self._links.get(link.node.node_id) is not link:
-            self._depart(connection)
-            connection.drain()
-            return
-        connection.on_change = partial(self._connection_changed, link, connection)
-        link.connection = connection
-        link.ready_since = asyncio.get_running_loop().time()
-        link.failed_setups = 0
-        known = connection.versions.ranges.get(ApiKey.API_VERSIONS)
-        if known is not None and known.max >= FIRST_ASKED[0]:
-            link.hang_ups = 0  # it would have answered the newest one: what hung up was something in between
-        link.failing_since = None
-        link.last_error = None
 
     def _address(self, node: Node) -> tuple[str, int]:
         """Where to connect to: the user may map an advertised address, or refuse it."""
@@ -552,17 +602,20 @@ class Brokers:
         if ask is None or node.node_id < 0:
             return node.host, node.port
         try:
-            address = ask(node.host, node.port, node.node_id)
+            address: object = ask(node.host, node.port, node.node_id)
         except Exception as error:
             why = f"address_filter raised {type(error).__name__}: {escaped(str(error))}"
             raise BrokerConnectionError(f"{node}: {why}", written=False) from error
         if address is None:
             raise BrokerConnectionError(f"{node}: address_filter refuses this address", written=False)
-        return address
+        if (found := as_address(address)) is None:
+            why = f"address_filter returned {described(address)}; it must return (host, port), or None to refuse"
+            raise BrokerConnectionError(f"{node}: {why} the broker", written=False)
+        return found
 
     def _dialed(self, link: _Link, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task, None)
-        link.task = None
+        link.task = link.attempt = None
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("%s: connecting failed", link.node, exc_info=error)
             self._lost(link, BrokerConnectionError(f"{link.node}: {error!r}", written=False))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import ssl
 from collections import deque
 from collections.abc import Callable
@@ -28,9 +29,16 @@ from aioproducer.errors import (
     RequestTimedOutError,
 )
 from aioproducer.handshake import BrokerVersions, learn_versions
+from aioproducer.large_answer import LARGE, LargeAnswer
 from aioproducer.login import Login
 from aioproducer.metrics import Metrics
-from aioproducer.protocol.api import CLIENT_VERSIONS, ApiKey, decode_response, encode_request
+from aioproducer.protocol.api import (
+    CLIENT_VERSIONS,
+    ApiKey,
+    decode_response,
+    decoding_response,
+    encode_request,
+)
 from aioproducer.protocol.frame import MAX_FRAME, MAX_FRAME_BEFORE_AUTHENTICATION, PREFIX_SIZE, Frames
 from aioproducer.protocol.messages import ApiVersionsRequest, ApiVersionsResponse
 from aioproducer.protocol.produce import ProduceBatches
@@ -160,7 +168,7 @@ class Connection:
             config: the settings.
             on_change: called whenever `can_send` may have changed.
             metrics: where to count.
-            setup_timeout: seconds for each step until the connection can be used.
+            setup_timeout: seconds for each step until the connection can be used; request_timeout bounds answers too.
             login: credentials and certificates, shared by all connections of a producer.
             address: where to connect instead of host and port.
             passed_over: how many of the name's addresses are tried after all others.
@@ -176,6 +184,8 @@ class Connection:
         self._first_asked = first_asked
         """The version of the first ApiVersions request."""
         self._setup_timeout = setup_timeout or config.socket_connection_setup_timeout
+        self._answer_timeout = min(self._setup_timeout, config.request_timeout)
+        """Seconds for each answer of the handshake, TLS included."""
         self._loop = asyncio.get_running_loop()
         self._authentication = Authentication(
             self._login, self, host=host, timeout=self._setup_timeout, renew_at=renew_at
@@ -190,6 +200,8 @@ class Connection:
         self.versions = BrokerVersions({})
         # the socket
         self._wire: Wire | None = None
+        self._opened_at = math.inf
+        """Loop time from which the socket was being opened: certificates were read and the name was resolved."""
         self._reader_task: asyncio.Task[None] | None = None
         self._session_task: asyncio.Task[None] | None = None
         """Authenticates anew before a session ends, where sessions end."""
@@ -208,6 +220,10 @@ class Connection:
         self._leaving: deque[_InFlight] = deque()
         """Requests without an answer (acks=0) whose bytes are still in the transport."""
         self._correlation_id = -1
+        self._sliced: set[int] = set()
+        """Correlation ids of the requests whose answers may be decoded in slices."""
+        self._first_request = -1
+        """Correlation id of the first request after the handshake."""
         self.throttled_until = 0.0
         """Loop time before which the broker wants to be left alone (KIP-219)."""
         self.last_used = self._loop.time()
@@ -247,6 +263,12 @@ class Connection:
         """Closed, and neither socket nor task is left."""
         return self.state is State.CLOSED and all(task.done() for task in self._tasks())
 
+    @property
+    def unanswered_for(self) -> float:
+        """Seconds since the socket was being opened, while the broker has not answered ApiVersions; else 0.0."""
+        is_waiting = self.state in (State.CONNECTING, State.TLS, State.NEGOTIATING)
+        return max(self._loop.time() - self._opened_at, 0.0) if is_waiting else 0.0
+
     def version_of(self, api_key: ApiKey, ceiling: int | None = None) -> int:
         """The version in which requests of this API are sent here.
 
@@ -265,6 +287,7 @@ class Connection:
         version_ceiling: int | None = None,
         expects_response: bool = True,
         answered: Answered | None = None,
+        in_slices: bool = False,
     ) -> asyncio.Future[Any]:
         """Write a request at once and return the future of its answer. Never waits.
 
@@ -278,6 +301,7 @@ class Connection:
             expects_response: False for acks=0: the future gets None once the bytes have left the transport.
             answered: called besides, with an answer in the turn of the loop in which it came, where a callback of the
                 future would be called one turn later; never before `request` has returned.
+            in_slices: the future may get a LargeAnswer, which is decoded in slices.
 
         Raises:
             UnsupportedVersionError: no version is spoken by both sides; nothing was written.
@@ -288,7 +312,10 @@ class Connection:
             self._fail(future, answered, error)
             return future
         version = self.versions.of(message.api_key, version_ceiling)
-        return self._send(message, version, timeout, expects_response, answered)
+        answer = self._send(message, version, timeout, expects_response, answered)
+        if in_slices:
+            self._sliced.add(self._correlation_id)
+        return answer
 
     def cork(self) -> None:
         """Hold back requests until `uncork`, so that they are written together. No await may come between."""
@@ -411,7 +438,7 @@ class Connection:
         if isinstance(request, ProduceBatches):
             response = request.answer(entry.version, frame, entry.correlation_id)
         else:
-            response = decode_response(request.Response, entry.version, frame, entry.correlation_id)
+            response = self._decoded(request, entry, frame)
         # Not before: an answer that makes no sense leaves its request in the deque, to fail with the others.
         self._in_flight.popleft()
         metrics = self._metrics
@@ -432,6 +459,26 @@ class Connection:
             self._look_for_room()
         if self.state is State.DRAINING:
             self._close_if_drained()
+
+    def _decoded(self, request: Message, entry: _InFlight, frame: bytes) -> Message | LargeAnswer:
+        if entry.correlation_id in self._sliced:
+            self._sliced.discard(entry.correlation_id)
+            if len(frame) > LARGE:
+                steps = decoding_response(request.Response, entry.version, frame, entry.correlation_id)
+                return LargeAnswer(steps, self._refuse)
+        return decode_response(request.Response, entry.version, frame, entry.correlation_id)
+
+    def heed_throttle(self, response: Message) -> None:
+        """Leave the broker alone for as long as an answer asks that was decoded in slices."""
+        throttle_ms: int = getattr(response, "throttle_time_ms", 0)
+        if throttle_ms > 0:
+            self._throttle(throttle_ms / 1000)
+
+    def _refuse(self, error: ProtocolError) -> KafkaError:
+        """Close because of an answer that was decoded in slices and makes no sense."""
+        refused = type(error)(f"{self}: {error.message}; the connection was closed")
+        self._shut(refused)
+        return refused
 
     def _look_for_room(self) -> None:
         left = self.in_flight
@@ -487,8 +534,9 @@ class Connection:
     # Begin and end
 
     async def connect(self) -> None:
-        """Open the socket, prove who is who, shake hands; each step within the set-up time-out. Cancelling it
-        leaves nothing open.
+        """Open the socket, shake hands, authenticate. Cancelling it leaves nothing open.
+
+        Each step is bounded by the set-up time-out, each answer of the peer by `request_timeout` too.
 
         Raises:
             BrokerConnectionError: nobody listens, or the connection broke, or the time is over.
@@ -497,29 +545,40 @@ class Connection:
             BrokerError: the broker refuses the handshake.
             ConfigError: certificates can't be read.
         """
+        await self.reach()
+        await self.authenticate()
+
+    async def reach(self) -> None:
+        """Open the socket, agree on keys and versions: all of `connect` before authentication, with its errors."""
         try:
             self._wire = wire = await self._dial()
             wire.on_drained = self._drained
             self._advance(State.TLS)
-            await shake_hands(wire, self, self._setup_timeout)
+            await shake_hands(wire, self, self._answer_timeout)
             self._reader_task = new_task(self._loop, self._watch(wire), f"aioproducer reader of {self.node}")
             self._advance(State.NEGOTIATING)
             self.versions = await learn_versions(self._ask_versions, self, self._first_asked)
             self._advance(State.AUTHENTICATING)
+        except GeneratorExit:
+            raise  # thrown away with its loop: nothing can be awaited
+        except BaseException as error:
+            await self._give_up(error)
+            raise
+
+    async def authenticate(self) -> None:
+        """What `connect` does after `reach`: then the connection can be used."""
+        try:
             if self._login.uses_sasl:
                 authentication = self._authentication
-                ask = partial(self._ask, timeout=self._setup_timeout)
+                ask = partial(self._ask, timeout=self._answer_timeout)
                 await authentication.run(await authentication.credentials(), ask, self.versions)
             self._frame_limit = MAX_FRAME
+            self._first_request = self._correlation_id + 1
             self._advance(State.READY)
+        except GeneratorExit:
+            raise  # thrown away with its loop: nothing can be awaited
         except BaseException as error:
-            self._metrics.connect_failures += 1
-            self._shut(error if isinstance(error, KafkaError) else BrokerConnectionError(f"{self}: given up"))
-            if self._wire is not None:
-                self._wire.abort()
-            await self._ended()
-            if type(error) is BrokerConnectionError and self.hung_up_on_versions:
-                await self._look_for_tls(error)
+            await self._give_up(error)
             raise
         self._metrics.connects += 1
         if self._authentication.has_end:
@@ -529,6 +588,16 @@ class Connection:
         if self._config.connections_max_idle > 0:
             self._arm(self.last_used + self._config.connections_max_idle)
         self.on_change()
+
+    async def _give_up(self, error: BaseException) -> None:
+        """Leave nothing open after an attempt that failed. Raises a more specific error if there is one."""
+        self._metrics.connect_failures += 1
+        self._shut(error if isinstance(error, KafkaError) else BrokerConnectionError(f"{self}: given up"))
+        if self._wire is not None:
+            self._wire.abort()
+        await self._ended()
+        if type(error) is BrokerConnectionError and self.hung_up_on_versions:
+            await self._look_for_tls(error)
 
     async def _dial(self) -> Wire:
         make_wire: Callable[[asyncio.AbstractEventLoop], Wire] = Wire
@@ -543,8 +612,13 @@ class Connection:
             self._setup_timeout,
             make_wire=make_wire,
             connector=self._config.connector,
+            address_filter=self._config.resolved_address_filter,
             passed_over=self._passed_over,
+            on_open=self._opens,
         )
+
+    def _opens(self) -> None:
+        self._opened_at = self._loop.time()
 
     async def _tls_context(self) -> ssl.SSLContext:
         """Files may hang, those of a network or behind threads that are all busy, but no longer than any step may."""
@@ -562,7 +636,10 @@ class Connection:
             return
         host, port = self._address
         timeout = min(self._setup_timeout, LONGEST_LOOK)
-        if await answers_tls(host, port, timeout, self._config.connector, self._passed_over):
+        config = self._config
+        if await answers_tls(
+            host, port, timeout, config.connector, config.resolved_address_filter, self._passed_over
+        ):
             raise NotKafkaError(
                 f"{self}: the peer hung up on a Kafka request and answers TLS: this port wants TLS, so set "
                 "security_protocol to SSL or SASL_SSL",
@@ -628,7 +705,7 @@ class Connection:
         self._move(to)
 
     async def _ask_versions(self, request: ApiVersionsRequest, version: int) -> ApiVersionsResponse:
-        answer = await self._send(request, version, self._setup_timeout)
+        answer = await self._send(request, version, self._answer_timeout)
         assert isinstance(answer, ApiVersionsResponse)
         return answer
 
@@ -709,11 +786,38 @@ class Connection:
     def _hint(self) -> str:
         """A silent peer is often no Kafka broker, or one that speaks TLS."""
         state = self._closed_in if self.state is State.CLOSED else self.state
+        if state in (State.READY, State.DRAINING):
+            return self._hint_of_sasl()
         if state is State.AUTHENTICATING:
             return f" during authentication by {self._config.sasl_mechanism}" if self._login.uses_sasl else ""
         if state is not State.NEGOTIATING:
             return ""
         return " during the handshake: is this the port of a Kafka broker, and is security_protocol its listener's?"
+
+    def _hint_of_sasl(self) -> str:
+        """A listener of SASL answers ApiVersions and hangs up on the first request after it."""
+        first = self._in_flight[0] if self._in_flight else None
+        if self._login.uses_sasl or first is None or first.correlation_id != self._first_request:
+            return ""
+        return (
+            " instead of an answer to the first request: does this listener want SASL? Then set security_protocol to "
+            f"{'SASL_SSL' if self._login.uses_tls else 'SASL_PLAINTEXT'}"
+        )
+
+    @property
+    def progress(self) -> str:
+        """What an attempt to connect is waiting for, and since when."""
+        opened = self._opened_at
+        seconds = f"{self._loop.time() - opened:.3g} s" if opened < math.inf else ""
+        if self.state is State.CONNECTING:
+            return f"no connection yet after {seconds}" if seconds else "the name is being resolved"
+        if self.state is State.TLS:
+            return f"the port accepted the connection and has not answered the TLS handshake for {seconds}"
+        if self.state is State.NEGOTIATING:
+            return f"the port accepted the connection and has not answered ApiVersions for {seconds}{self._hint()}"
+        if self.state is State.AUTHENTICATING:
+            return "the authentication has not ended yet"
+        return "not connected yet"
 
     def _fail(self, future: asyncio.Future[Any], answered: Answered | None, error: KafkaError) -> None:
         if not future.done():

@@ -6,16 +6,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import socket
 import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
+from aioproducer.addresses import ResolvedAddressFilter, refusal
 from aioproducer.errors import BrokerConnectionError, RequestTimedOutError, escaped
 from aioproducer.protocol.frame import PREFIX_SIZE, is_tls
 from aioproducer.tasks import new_task
 from aioproducer.tls import handshake_error
+from aioproducer.types import qualified_name
 from aioproducer.wire import Wire
 
 ATTEMPT_DELAY = 0.25
@@ -35,12 +38,15 @@ async def dial(
     make_wire: MakeWire = Wire,
     connector: Connector | None = None,
     passed_over: int = 0,
+    address_filter: ResolvedAddressFilter | None = None,
+    on_open: Callable[[], None] = lambda: None,
 ) -> Wire:
     """Connect to whichever address of `host` answers first, within `timeout` seconds, name lookup included.
 
-    The addresses are tried in the resolver's order, families taking turns, each with a head start on the
-    next; the first `passed_over` of them go to the end, since one that accepts may be no use all the same. A connector
-    looks the name up, or not, as it likes. Cancelling it leaves nothing open.
+    The addresses are tried in the resolver's order, families taking turns, each with a head start on the next. Those
+    that `address_filter` refuses are left out. The first `passed_over` of the others go to the end, since one that
+    accepts may be no use all the same. A connector looks the name up, or not, as it likes, and is not filtered.
+    `on_open` is called when the name is resolved, or when the connector has returned. Cancelling leaves nothing open.
 
     Raises:
         BrokerConnectionError: no address answered; the text says of each why.
@@ -51,10 +57,12 @@ async def dial(
     try:
         async with limit:
             if connector is not None:
-                return await _adopt(loop, await _connected(connector, host, port), make_wire)
+                sock = await _connected(connector, host, port)
+                on_open()
+                return await _adopt(loop, sock, make_wire)
             addresses = _interleaved(await _looked_up(loop, host, port))
-            if not addresses:
-                raise OSError("the name has no address")
+            addresses = _allowed(addresses, host, port, address_filter)
+            on_open()
             start = passed_over % len(addresses)
             return await _race(loop, addresses[start:] + addresses[:start], port, make_wire)
     except socket.gaierror as error:
@@ -88,6 +96,19 @@ def _interleaved(found: list[tuple[Any, ...]]) -> list[str]:
     return addresses
 
 
+def _allowed(
+    addresses: list[str], host: str, port: int, address_filter: ResolvedAddressFilter | None
+) -> list[str]:
+    """The addresses that may be connected to. Raises OSError if there is none."""
+    if not addresses:
+        raise OSError("the name has no address")
+    refusals = {address: refusal(address_filter, host, address, port) for address in addresses}
+    allowed = [address for address in addresses if refusals[address] is None]
+    if not allowed:
+        raise OSError("; ".join(why for why in refusals.values() if why is not None))
+    return allowed
+
+
 def _text(address: tuple[Any, ...]) -> str:
     scope = address[3] if len(address) > 3 else 0
     return f"{address[0]}%{scope}" if scope and "%" not in address[0] else str(address[0])
@@ -119,6 +140,8 @@ async def _race(
             )
             running = [attempt for attempt in running if not attempt.done()]
         await _discard(attempts, winner)
+    except GeneratorExit:
+        raise  # thrown away with its loop: nothing can be awaited
     except BaseException:
         await _discard(attempts, None)
         raise
@@ -169,7 +192,12 @@ async def shake_hands(wire: Wire, who: object, timeout: float) -> None:
 
 
 async def answers_tls(
-    host: str, port: int, timeout: float, connector: Connector | None, passed_over: int
+    host: str,
+    port: int,
+    timeout: float,
+    connector: Connector | None,
+    address_filter: ResolvedAddressFilter | None,
+    passed_over: int,
 ) -> bool:
     """Whether a port that hung up on plain bytes answers the greeting of TLS: not every server says what it wants.
 
@@ -180,34 +208,52 @@ async def answers_tls(
     greeting = ssl.MemoryBIO()
     with contextlib.suppress(ssl.SSLWantReadError):
         context.wrap_bio(ssl.MemoryBIO(), greeting).do_handshake()
+    loop = asyncio.get_running_loop()
     wire: Wire | None = None
     try:
         async with asyncio.timeout(timeout):
-            wire = await dial(host, port, timeout, connector=connector, passed_over=passed_over)
+            wire = await dial(
+                host,
+                port,
+                timeout,
+                connector=connector,
+                address_filter=address_filter,
+                passed_over=passed_over,
+            )
             wire.write([greeting.read()])
             return is_tls(await wire.reader.readexactly(PREFIX_SIZE))
     except (BrokerConnectionError, OSError, EOFError):  # a TimeoutError is an OSError
         return False
     finally:
-        if wire is not None:
+        if wire is not None and not loop.is_closed():
             wire.abort()
             with contextlib.suppress(OSError):
                 await wire.writer.wait_closed()
 
 
 async def _connected(connector: Connector, host: str, port: int) -> socket.socket:
+    name = qualified_name(connector)
     try:
-        return await connector(host, port)
-    except (OSError, ValueError):
+        opening = connector(host, port)
+        if not inspect.isawaitable(opening):
+            raise OSError(
+                f"the connector {name} returned {type(opening).__name__}; it must be async and return a connected "
+                "socket"
+            )
+        sock = await opening
+    except OSError:
         raise
     except Exception as error:
-        raise OSError(f"the connector failed: {type(error).__name__}: {escaped(str(error))}") from error
+        raise OSError(f"the connector {name} raised {type(error).__name__}: {escaped(str(error))}") from error
+    if not isinstance(sock, socket.socket):
+        raise OSError(
+            f"the connector {name} returned {type(sock).__name__}; it must return a connected socket"
+        )
+    return sock
 
 
 async def _adopt(loop: asyncio.AbstractEventLoop, sock: socket.socket, make_wire: MakeWire) -> Wire:
     """The streams of a socket that the user's connector has opened."""
-    if not isinstance(sock, socket.socket):
-        raise OSError(f"the connector returned {type(sock).__name__} instead of a connected socket")
     try:
         sock.setblocking(False)
         _, wire = await loop.create_connection(lambda: make_wire(loop), sock=sock)

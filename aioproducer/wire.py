@@ -205,6 +205,7 @@ class TlsWire(Wire):
     def _shake(self, shaken: asyncio.Future[None]) -> None:
         try:
             self._tls.do_handshake()
+            self._refuse_without_certificate()
         except ssl.SSLWantReadError:
             pass
         except (ssl.SSLError, ValueError) as error:
@@ -214,6 +215,13 @@ class TlsWire(Wire):
             if not shaken.done():
                 shaken.set_result(None)
         self._flush()  # also the alert that says why not
+
+    def _refuse_without_certificate(self) -> None:
+        """A context that checks certificates also accepts an anonymous peer if a cipher suite allows one."""
+        if self._tls.context.verify_mode != ssl.CERT_NONE and self._tls.getpeercert(binary_form=True) is None:
+            error = ssl.SSLError(1, "the peer showed no certificate")
+            error.reason = "PEER_DID_NOT_RETURN_A_CERTIFICATE"  # OpenSSL's name for it
+            raise error
 
     @property
     def _is_open(self) -> bool:

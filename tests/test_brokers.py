@@ -127,7 +127,7 @@ async def test_a_throttled_broker_is_ready_again_at_a_time():
         assert net.brokers.retry_at(0, asyncio.get_running_loop().time()) is None
 
 
-async def test_features_that_a_broker_told_can_be_asked_for():
+async def test_features_that_a_broker_reported_outlive_its_connection():
     async def serve(peer: Peer) -> None:
         header, _ = await peer.request()
         answer = api_versions()
@@ -138,10 +138,40 @@ async def test_features_that_a_broker_told_can_be_asked_for():
         await peer.read_to_end()
 
     async with net_of(serve) as net:
-        assert net.brokers.feature(0, "transaction.version") == 0
+        assert net.brokers.finalized_feature("transaction.version") == 0
         await net.become_ready(0)
-        assert net.brokers.feature(0, "transaction.version") == 2
-        assert net.brokers.feature(0, "other") == 0
+        assert net.brokers.finalized_feature("transaction.version") == 2
+        assert net.brokers.finalized_feature("other") == 0
+        net.brokers.disconnect(0, BrokerConnectionError("cut"))
+        assert net.brokers.connection(0) is None
+        assert net.brokers.finalized_feature("transaction.version") == 2
+
+
+async def test_the_highest_features_epoch_wins_until_the_cluster_is_another_one():
+    """A broker that starts again may be behind the others, and one of an old release reports no epoch."""
+    reports = iter([(7, 2), (6, 1), (-1, 0), (3, 1)])
+
+    async def serve(peer: Peer) -> None:
+        header, _ = await peer.request()
+        answer = api_versions()
+        answer.finalized_features_epoch, level = next(reports)
+        answer.finalized_features = [
+            ApiVersionsResponse.FinalizedFeatureKey(name="transaction.version", max_version_level=level)
+        ]
+        peer.answer(header, answer)
+        await peer.read_to_end()
+
+    async with net_of(serve) as net:
+        levels = []
+        for number in range(4):
+            if number:
+                net.brokers.disconnect(0, BrokerConnectionError("cut"))
+            await net.become_ready(0)
+            levels.append(net.brokers.finalized_feature("transaction.version"))
+        net.brokers.forget_features()
+
+        assert levels == [2, 2, 2, 2]
+        assert net.brokers.finalized_feature("transaction.version") == 1
 
 
 # request
@@ -538,8 +568,33 @@ async def test_brokers_in_back_off_are_tried_before_giving_up():
 
 async def test_no_broker_within_the_time_is_a_time_out():
     async with ScriptedBroker(silent) as broker, Net(broker.address) as net:
-        with pytest.raises(RequestTimedOutError, match="not connected yet"):
+        with pytest.raises(RequestTimedOutError, match="has not answered ApiVersions for") as caught:
             await net.brokers.request_any(QUESTION, 50 * MS)
+
+    assert f"{broker.address}: the port accepted the connection" in str(caught.value)
+    assert "is security_protocol its listener's?" in str(caught.value)
+
+
+async def test_an_attempt_to_connect_says_what_it_waits_for():
+    async with ScriptedBroker(silent) as broker:
+        for settings, told in [
+            ({}, "the port accepted the connection and has not answered ApiVersions for"),
+            (
+                {"security_protocol": "SSL"},
+                "the port accepted the connection and has not answered the TLS handshake",
+            ),
+            ({"connector": lambda host, port: asyncio.Event().wait()}, "the name is being resolved"),
+        ]:
+            async with Net(broker.address, **settings) as net:
+                assert net.brokers.reasons() == f"{broker.address}: not connected yet"
+                assert net.brokers.errors() == {}
+                net.brokers.ready(-1)
+                await until(lambda net=net, told=told: told in net.brokers.reasons())
+
+                (error,) = net.brokers.errors().values()
+                assert told in error.message
+                with pytest.raises(RequestTimedOutError, match=told):
+                    await net.brokers.request_node(-1, QUESTION, 5 * MS)
 
 
 async def test_no_answer_within_the_time_is_a_time_out():

@@ -142,7 +142,7 @@ async def test_a_range_upside_down_counts_as_not_offered():
         (b"\x16\x03\x01\x00\x02\x02\x46", "TLS"),
         (b"SSH-2.0-OpenSSH_9.6\r\n", "begins with .SSH-."),
         (b"\xff\xff\xff\xff", "frame of -1 bytes"),
-        (b"\x00\x08\x00\x01", "limit is 524288 bytes"),
+        (b"\x00\x01\x00\x01", "limit is 65536 bytes"),
         (b"\x00\x00\x00\x00", "too few"),
         (b"\x00\x00\x00\x03abc", "too few"),
     ],
@@ -169,6 +169,32 @@ async def test_a_peer_that_says_nothing_is_given_up_after_the_set_up_time():
             await connection.connect()
 
     assert broker.address in str(caught.value)
+    assert connection.is_gone
+
+
+@pytest.mark.parametrize("step", ["TLS", "ApiVersions", "SASL"])
+async def test_each_answer_of_the_handshake_is_bounded_by_the_request_timeout_too(step):
+    settings = {"request_timeout_ms": 50}
+    if step == "TLS":
+        settings |= {"security_protocol": "SSL"}
+    elif step == "SASL":
+        settings |= {
+            "security_protocol": "SASL_PLAINTEXT",
+            "sasl_mechanism": "SCRAM-SHA-256",
+            "sasl_plain_username": "user",
+            "sasl_plain_password": "secret",
+        }
+
+    async def serve(peer: Peer) -> None:
+        if step == "SASL":
+            await peer.handshake()
+        await silence(peer)
+
+    async with ScriptedBroker(serve) as broker:
+        connection = make_connection(broker.port, socket_connection_setup_timeout_ms=60_000, **settings)
+        with pytest.raises(RequestTimedOutError, match=r"within 0\.05 s"):
+            await asyncio.wait_for(connection.connect(), LONG)
+
     assert connection.is_gone
 
 
@@ -262,7 +288,7 @@ async def test_features_are_known_and_the_newest_version_is_asked_again_when_onl
     async with ScriptedBroker(serve) as broker, net_of(broker) as net:
         await net.become_ready(0)
         assert asked == [4, 4, 3, 3, 0, 3]
-        assert net.brokers.feature(0, "transaction.version") == 2
+        assert net.brokers.finalized_feature("transaction.version") == 2
 
         with pytest.raises(BrokerConnectionError):  # the peer closes
             await net.brokers.request(0, MetadataRequest(topics=[]), LONG)
