@@ -33,7 +33,7 @@ def group_metadata(group: ConsumerGroupMetadata | str | bytes) -> ConsumerGroupM
             f"consumer_group_metadata() returns, not {type(group).__name__}"
         )
     if not group.group_id or not _is_text(group.group_id):
-        raise InvalidRecordError("the group needs a group id")
+        raise InvalidRecordError("the group id must be a str of 1 to 32767 bytes")
     if (
         type(group.generation_id) is not int
         or not -1 <= group.generation_id <= _INT32
@@ -41,7 +41,8 @@ def group_metadata(group: ConsumerGroupMetadata | str | bytes) -> ConsumerGroupM
         or not (group.group_instance_id is None or _is_text(group.group_instance_id))
     ):
         raise InvalidRecordError(
-            f"the membership of group {group.group_id!r} is malformed: a generation is a number, ids are str"
+            f"the membership of group {group.group_id!r} is malformed: generation_id must be an int, -1 or more, "
+            "member_id and group_instance_id must be str"
         )
     return group
 
@@ -61,7 +62,7 @@ def _of_librdkafka(packed: bytes) -> ConsumerGroupMetadata:
     parts = packed[head:].split(b"\0", 2)
     if not packed.startswith(_MAGIC) or len(parts) < 3:
         raise InvalidRecordError(
-            "these bytes are no consumer_group_metadata() of confluent-kafka 1.5 or later"
+            "these bytes are not a consumer_group_metadata() of confluent-kafka 1.5 or later"
         )
     (generation_id,) = struct.unpack("=i", packed[len(_MAGIC) : head])
     group_id, member_id, rest = parts
@@ -69,7 +70,7 @@ def _of_librdkafka(packed: bytes) -> ConsumerGroupMetadata:
         instance_id = None if rest[:1] == b"\x01" else rest[1:].rstrip(b"\0").decode()
         return ConsumerGroupMetadata(group_id.decode(), generation_id, member_id.decode(), instance_id)
     except UnicodeDecodeError as error:
-        raise InvalidRecordError("this consumer_group_metadata() holds no text") from error
+        raise InvalidRecordError("an id in this consumer_group_metadata() is not UTF-8 text") from error
 
 
 def offsets_to_commit(offsets: Mapping[Any, Any]) -> dict[TopicPartition, OffsetAndMetadata]:
@@ -106,7 +107,7 @@ def _place(what: str, place: Any) -> TopicPartition:
     if isinstance(place, tuple) and len(place) == 2:
         topic, partition = place
     if not isinstance(topic, str) or type(partition) is not int or not 0 <= partition <= _INT32:
-        raise InvalidRecordError(f"{what}: {place!r} is no TopicPartition(topic, partition)")
+        raise InvalidRecordError(f"{what}: {place!r} is not a TopicPartition(topic, partition)")
     check_topic_name(topic)
     return TopicPartition(topic, partition)
 

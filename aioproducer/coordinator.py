@@ -60,6 +60,10 @@ from aioproducer.wakeup import WakeUp
 logger = logging.getLogger(__name__)
 
 FEATURE = "transaction.version"
+_ENDINGS = ("commit", "abort", "fence", "initialize")
+"""The calls that end a transaction, by which a result kept for an earlier call is out of date."""
+LONGEST_OPEN = 0.8
+"""Of transaction_timeout_ms: how long a transaction stays open without a commit. The rest is for the abort."""
 Offsets = Mapping[TopicPartition, OffsetAndMetadata]
 
 
@@ -90,9 +94,15 @@ class Coordinator:
         """What waits for the end of a transaction must not keep that end waiting."""
         self._calls: dict[str, asyncio.Task[None]] = {}
         """The user's calls that are at work, by name."""
+        self._abandoned: set[str] = set()
+        """Those of them that a caller has left by a cancellation."""
+        self._unseen: tuple[str, int] | None = None
+        """The call that ended the transaction of this number with success, while no caller was left to see it."""
         self._is_closing = False
         """No call begins any more."""
         self._offset_calls = itertools.count()
+        self._offsets_turn = asyncio.Lock()
+        """Offsets are sent one call at a time: whether the call before was in doubt has to be known."""
 
     # ------------------------------------------------------------------------------------------ the user's calls
 
@@ -116,14 +126,20 @@ class Coordinator:
 
     async def commit(self) -> None:
         """Send what is buffered and commit, or raise: then nothing is committed, unless the error says UNKNOWN."""
+        if self._has_succeeded_unseen("commit"):
+            return
         if self._running("commit") is None:
-            self._transaction.check("commit_transaction", TransactionState.IN_TRANSACTION)
+            self._transaction.check(
+                "commit_transaction", TransactionState.IN_TRANSACTION, TransactionState.OUTCOME_UNKNOWN
+            )
             self._transaction.move(TransactionState.COMMITTING)
         await self._call("commit", self._commit)
 
     async def abort(self) -> None:
         """Throw away what is buffered, wait for what is in flight, and abort."""
         transaction = self._transaction
+        if self._has_succeeded_unseen("abort"):
+            return
         if self._running("abort") is None:
             if transaction.state is not TransactionState.ABORT_REQUIRED:
                 again = () if self._running("fence") else (TransactionState.ABORTING,)
@@ -137,6 +153,8 @@ class Coordinator:
     async def fence(self) -> None:
         """Abort by a new epoch: whoever still writes under the old one, participants included, is shut out."""
         transaction = self._transaction
+        if self._has_succeeded_unseen("fence"):
+            return
         if self._running("fence") is None:
             aborting = self._running("abort")
             if aborting is not None:
@@ -163,8 +181,15 @@ class Coordinator:
         transaction = self._transaction
         transaction.check("export", TransactionState.IN_TRANSACTION)
         partitions = list(partitions)
+        await self._epoch_settled("export")
         self._check_has_no_writer(partitions)
-        transaction.may_have_started = transaction.epoch_is_spent = True
+        if not transaction.numbered.keys().isdisjoint(partitions):
+            self._check_may_change_epoch(partitions)
+            await self._call("epoch", self._change_epoch)
+            transaction.check("export", TransactionState.IN_TRANSACTION)
+            self._check_has_no_writer(partitions)  # it may have one by now
+        self._has_begun()
+        transaction.epoch_is_spent = True
         if not transaction.is_v2:
             for place in partitions:
                 if place not in transaction.partitions:
@@ -191,6 +216,41 @@ class Coordinator:
                 "each partition has one writer"
             )
 
+    def _check_may_change_epoch(self, partitions: Iterable[TopicPartition]) -> None:
+        """Raise if the transaction has begun at the coordinator, where a new epoch would abort it."""
+        transaction = self._transaction
+        if transaction.may_have_started or transaction.wanted:
+            place = next(place for place in partitions if place in transaction.numbered)
+            raise IllegalStateError(
+                f"export: {place.topic}-{place.partition} was written to in an earlier transaction of the same "
+                "producer epoch, so a participant's first records would count as duplicates; call export_transaction() "
+                "before the first send() or send_offsets_to_transaction() of the transaction: it takes a new epoch then"
+            )
+
+    async def _change_epoch(self) -> None:
+        """Take a new epoch inside a transaction of which the coordinator knows nothing yet."""
+        transaction = self._transaction
+        transaction.changes_epoch = True
+        try:
+            await self._next_epoch()
+        except KafkaError as error:
+            self._not_reinitialized(error)
+            raise transaction.error or error from error
+        finally:
+            transaction.changes_epoch = False
+
+    async def _epoch_settled(self, call: str) -> None:
+        """No request of the transaction may name the old epoch while a new one is being taken."""
+        change = self._running("epoch")
+        if change is not None:
+            await asyncio.wait([change])
+            self._transaction.check(call, TransactionState.IN_TRANSACTION)
+
+    def _has_begun(self) -> None:
+        """A request is about to tell the coordinator of the transaction; its time is watched from now on."""
+        self._transaction.may_have_started = True
+        self._wake.set()
+
     def _handle(self) -> TransactionHandle:
         transaction, identity = self._transaction, self._identity
         return TransactionHandle(
@@ -201,6 +261,7 @@ class Coordinator:
         """Let a consumer group's offsets become part of the transaction."""
         self._transaction.check("send_offsets_to_transaction", TransactionState.IN_TRANSACTION)
         if offsets:
+            await self._epoch_settled("send_offsets_to_transaction")
             await self._call(
                 f"offsets {next(self._offset_calls)}", lambda: self._send_offsets(offsets, group)
             )
@@ -220,6 +281,7 @@ class Coordinator:
         except BaseException:
             if transaction.state is TransactionState.RELEASING:
                 transaction.move(TransactionState.IN_TRANSACTION)
+                self._wake.set()  # its time may have run out meanwhile
             raise
         transaction.check("release_transaction", TransactionState.RELEASING)
         transaction.move(TransactionState.UNINITIALIZED)
@@ -262,7 +324,35 @@ class Coordinator:
 
     def attach(self, handle: TransactionHandle) -> None:
         """Number records as the transaction's owner would."""
-        self._idempotence.identity = ProducerIdentity(handle.producer_id, handle.epoch, True)
+        self._adopt(ProducerIdentity(handle.producer_id, handle.epoch, True))
+
+    def watch(self, now: float) -> float | None:
+        """Abort an open transaction that comes near to its time-out; returns when to look again.
+
+        The brokers would abort it, and with v1 fence its producer; readers of the partitions wait until then."""
+        transaction = self._transaction
+        if not transaction.may_have_started or transaction.has_expired:
+            return None
+        if transaction.began is None:
+            transaction.began = now
+        if transaction.state not in (TransactionState.IN_TRANSACTION, TransactionState.ABORT_REQUIRED):
+            return None
+        limit = self._config.transaction_timeout
+        due = transaction.began + LONGEST_OPEN * limit
+        if now < due:
+            return due
+        if self._is_closing:
+            return None
+        transaction.has_expired = True
+        cause = KafkaError(
+            f"it was open for {now - transaction.began:.1f} s, more than {LONGEST_OPEN:.0%} of "
+            f"transaction_timeout_ms={limit * 1000:g}; commit sooner, or raise transaction_timeout_ms"
+        )
+        logger.warning("the transaction of %r is aborted: %s", transaction.transactional_id, cause)
+        transaction.must_abort(abortable(transaction, cause))
+        self._wake.set()  # the sender gives up what was not sent
+        self._start("expiry", self._expire())
+        return None
 
     async def ended(self) -> None:
         """Wait for the calls that are at work, whatever comes of them."""
@@ -282,11 +372,13 @@ class Coordinator:
             if self._is_closing:
                 raise ProducerClosed("the producer was closed during a transactional call")
             call = self._start(name, work())
+        self._abandoned.discard(name)
         try:
             await asyncio.shield(call)
         except asyncio.CancelledError:
             caller = asyncio.current_task()
             if not call.cancelled() or (caller is not None and caller.cancelling()):
+                self._leave(name, call)
                 raise  # the caller was cancelled; the call goes on
             # close() has ended it. Whoever waits was not cancelled, and has to hear of it.
             error = self._transaction.error
@@ -295,6 +387,8 @@ class Coordinator:
             raise ProducerClosed("the producer was closed during a transactional call") from None
 
     def _start(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        if name in _ENDINGS:
+            self._unseen = None
         call = new_task(asyncio.get_running_loop(), work, f"aioproducer-transaction-{name}")
         self._calls[name] = call
         call.add_done_callback(lambda done: self._ended(name, done))
@@ -307,10 +401,34 @@ class Coordinator:
 
     def _ended(self, name: str, call: asyncio.Task[None]) -> None:
         if self._calls.get(name) is call:
+            self._settle(name, call)
             del self._calls[name]
         self._wake.set()
         if not call.cancelled():
             call.exception()  # whoever called has it; if nobody waits any more, the state says it too
+
+    def _settle(self, name: str, call: asyncio.Task[None]) -> None:
+        """Note how a call ended that no caller waits for any more."""
+        if name in self._abandoned:
+            self._abandoned.remove(name)
+            self._leave(name, call)
+
+    def _leave(self, name: str, call: asyncio.Task[None]) -> None:
+        """No caller waits for this call any more: keep its success for the same call made again."""
+        if not call.done():
+            self._abandoned.add(name)
+        elif name in _ENDINGS and not call.cancelled() and call.exception() is None:
+            self._unseen = name, self._transaction.number
+
+    def _has_succeeded_unseen(self, name: str) -> bool:
+        """The call has succeeded after its caller was cancelled. True once: it is seen now."""
+        call = self._calls.get(name)
+        if call is not None and call.done():
+            self._settle(name, call)  # it has just ended, and its callback comes in the next turn of the loop
+        if self._unseen != (name, self._transaction.number):
+            return False
+        self._unseen = None
+        return True
 
     # ------------------------------------------------------------------------------------------ what they consist of
 
@@ -339,21 +457,24 @@ class Coordinator:
             raise
         transaction.move(TransactionState.READY)
 
-    async def _new_epoch(self, known: ProducerIdentity | None) -> None:
-        """InitProducerId. With `known`, the epoch after that one, which is safe only after an answered abort (KIP-360):
-        from a producer that was fenced without knowing it, the request would abort its successor's transaction."""
+    async def _new_epoch(self, known: ProducerIdentity | None, deadline: float | None = None) -> None:
+        """InitProducerId. With `known`, the epoch after that one; only `_next_epoch` and `_abort` may ask so."""
         request = InitProducerIdRequest(
             transactional_id=self._transaction.transactional_id,
             transaction_timeout_ms=round(self._config.transaction_timeout * 1000),
             producer_id=known.producer_id if known else -1,
             producer_epoch=known.epoch if known else -1,
         )
-        response = await self._ask(request, lambda answer: answer.error_code)
+        response = await self._ask(request, lambda answer: answer.error_code, deadline=deadline)
         if response.producer_id < 0 or response.producer_epoch < 0:
             raise ProtocolError(
                 f"the coordinator gave the producer id {response.producer_id} and epoch {response.producer_epoch}"
             )
-        self._idempotence.identity = ProducerIdentity(response.producer_id, response.producer_epoch, True)
+        self._adopt(ProducerIdentity(response.producer_id, response.producer_epoch, True))
+
+    def _adopt(self, identity: ProducerIdentity) -> None:
+        self._idempotence.identity = identity
+        self._transaction.epoch_changed()
 
     async def _add_partitions(self) -> None:
         transaction = self._transaction
@@ -363,7 +484,7 @@ class Coordinator:
                 topics: dict[str, list[int]] = {}
                 for topic, partition in places:
                     topics.setdefault(topic, []).append(partition)
-                transaction.may_have_started = True
+                self._has_begun()
                 await self._ask(
                     AddPartitionsToTxnRequest(
                         v3_and_below_transactional_id=transaction.transactional_id,
@@ -387,9 +508,15 @@ class Coordinator:
             self._failed(KafkaError(f"partitions could not join the transaction: {error!r}"))
 
     async def _send_offsets(self, offsets: Offsets, group: ConsumerGroupMetadata) -> None:
+        async with self._offsets_turn:
+            await self._send_offsets_in_turn(offsets, group)
+
+    async def _send_offsets_in_turn(self, offsets: Offsets, group: ConsumerGroupMetadata) -> None:
         transaction = self._transaction
+        doubtful = transaction.doubtful_offsets.setdefault(group.group_id, {})
         try:
-            transaction.may_have_started = True
+            self._check_is_not_overtaken(offsets, group.group_id, doubtful)
+            self._has_begun()
             if not transaction.is_v2 and group.group_id not in transaction.groups:
                 await self._ask(
                     AddOffsetsToTxnRequest(
@@ -404,9 +531,22 @@ class Coordinator:
             await self._ask(
                 self._offset_commit(offsets, group), partial(_worst_of_offsets, offsets), group=group.group_id
             )
+            if self._requests.was_in_doubt:
+                doubtful.update(offsets)
         except KafkaError as error:
             self._failed(error)
             raise transaction.error or error from error
+
+    @staticmethod
+    def _check_is_not_overtaken(offsets: Offsets, group_id: str, doubtful: Offsets) -> None:
+        """Raise if a late copy of an earlier request of the same transaction could overwrite one of these offsets."""
+        for (topic, partition), offset in offsets.items():
+            before = doubtful.get(TopicPartition(topic, partition), offset)
+            if before != offset:
+                raise KafkaError(
+                    f"the offset {before.offset} of {topic}-{partition} was sent more than once for group "
+                    f"{group_id!r}, as an answer was lost; a late copy could replace the offset {offset.offset}"
+                )
 
     def _offset_commit(self, offsets: Offsets, group: ConsumerGroupMetadata) -> TxnOffsetCommitRequest:
         topics: dict[str, TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic] = {}
@@ -443,7 +583,7 @@ class Coordinator:
                 await self._end(commit=True)
         except asyncio.CancelledError:
             # Only close() cancels this task.
-            if self._requests.written:
+            if self._requests.written or transaction.commit_is_in_doubt:
                 transaction.must_reinit(
                     self._requests.outcome_unknown("the producer was closed before the answer came")
                 )
@@ -455,6 +595,7 @@ class Coordinator:
             transaction.move(TransactionState.UNINITIALIZED)
             return
         if transaction.needs_epoch:
+            transaction.move(TransactionState.INITIALIZING)
             try:
                 await self._next_epoch()
             except KafkaError as error:
@@ -466,8 +607,15 @@ class Coordinator:
             transaction.move(TransactionState.READY)
 
     async def _next_epoch(self) -> None:
-        self._transaction.move(TransactionState.INITIALIZING)
-        await self._new_epoch(self._identity)
+        """The epoch after this one, with no transaction open.
+
+        InitProducerId with (producer id, epoch) aborts whatever is open, before the coordinator compares epochs: from
+        a producer that was fenced without knowing it, it would abort its successor's transaction. So an abort comes
+        first. There is nothing to abort, but the coordinator compares the epoch, and a fenced producer stops here."""
+        deadline = asyncio.get_running_loop().time() + self._config.max_block
+        await self._end(commit=False, deadline=deadline)
+        if not self._transaction.is_v2:  # else the abort brought the next epoch
+            await self._new_epoch(self._identity, deadline=deadline)
 
     def _not_reinitialized(self, error: KafkaError) -> None:
         if not isinstance(error, TransactionReinitError):
@@ -478,10 +626,11 @@ class Coordinator:
         transaction = self._transaction
         await self._end_what_is_buffered()
         try:
-            if transaction.may_have_started:
+            if transaction.may_have_started or transaction.needs_epoch:
                 await self._end(commit=False)
             if transaction.needs_epoch and not transaction.is_resumed:
-                await self._next_epoch()
+                transaction.move(TransactionState.INITIALIZING)
+                await self._new_epoch(self._identity)  # right after an answered abort, as in _next_epoch
         except KafkaError as error:
             if isinstance(error, TransactionTimeoutError) and transaction.state is TransactionState.ABORTING:
                 raise  # it can be called again
@@ -491,6 +640,23 @@ class Coordinator:
             transaction.move(TransactionState.UNINITIALIZED)
         elif transaction.state is not TransactionState.REINIT_REQUIRED:
             transaction.move(TransactionState.READY)
+
+    async def _expire(self) -> None:
+        """End a transaction at the coordinator; for its user it goes on until abort_transaction()."""
+        transaction = self._transaction
+        await self._settled()
+        if transaction.state is not TransactionState.ABORT_REQUIRED:
+            return  # the user's abort was first
+        try:
+            await self._end(commit=False)
+        except TransactionReinitError as error:
+            transaction.must_reinit(error)
+        except KafkaError as error:
+            logger.warning(
+                "the transaction of %r was not aborted yet: %s", transaction.transactional_id, error
+            )
+        else:
+            transaction.may_have_started = False  # nothing is left to be ended
 
     async def _fence(self) -> None:
         transaction = self._transaction
@@ -509,7 +675,9 @@ class Coordinator:
         calls = [
             call
             for name, call in self._calls.items()
-            if name.startswith(("partitions", "offsets")) and not call.done()
+            if name.startswith(("epoch", "partitions", "offsets", "expiry"))
+            and not call.done()
+            and call is not asyncio.current_task()
         ]
         if calls:
             await asyncio.wait(calls)
@@ -522,7 +690,7 @@ class Coordinator:
             assert self._transaction.error is not None
             raise self._transaction.error
 
-    async def _end(self, *, commit: bool) -> None:
+    async def _end(self, *, commit: bool, deadline: float | None = None) -> None:
         """EndTxn, always the same one until it is answered."""
         transaction = self._transaction
         request = EndTxnRequest(
@@ -531,11 +699,12 @@ class Coordinator:
             producer_epoch=self._identity.epoch,
             committed=commit,
         )
-        try:
-            response = await self._ask(request, lambda answer: answer.error_code)
-        finally:
-            # With v1 a delayed copy of it could end the next transaction of the same epoch (KAFKA-17754).
-            transaction.epoch_is_spent |= self._requests.was_in_doubt
+        response = await self._ask(
+            request,
+            lambda answer: answer.error_code,
+            is_repetition=commit and transaction.commit_is_in_doubt,
+            deadline=deadline,
+        )
         if transaction.is_v2:
             if response.producer_id < 0 or response.producer_epoch < 0:
                 # It has ended, as was asked; what is missing is the next one's.
@@ -543,10 +712,11 @@ class Coordinator:
                     ProtocolError("the coordinator ended the transaction and gave no new epoch")
                 )
                 return
-            self._idempotence.identity = ProducerIdentity(response.producer_id, response.producer_epoch, True)
+            self._adopt(ProducerIdentity(response.producer_id, response.producer_epoch, True))
 
-    async def _ask(self, request: Message, code_of: Callable[[Any], int], *, group: str | None = None) -> Any:
-        return await self._requests.ask(request, code_of, group=group)
+    async def _ask(self, request: Message, code_of: Callable[[Any], int], **options: Any) -> Any:
+        """`CoordinatorRequests.ask` of the requests that change the transaction."""
+        return await self._requests.ask(request, code_of, **options)
 
     @property
     def _identity(self) -> ProducerIdentity:

@@ -35,7 +35,12 @@ from aioproducer.outcomes import (
 )
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import error_name
-from aioproducer.protocol.messages import EndTxnRequest, FindCoordinatorRequest, OffsetFetchRequest
+from aioproducer.protocol.messages import (
+    EndTxnRequest,
+    FindCoordinatorRequest,
+    InitProducerIdRequest,
+    OffsetFetchRequest,
+)
 from aioproducer.protocol.schema import Message
 from aioproducer.transaction import Transaction, TransactionState, abortable, reinit
 from aioproducer.types import Outcome
@@ -96,28 +101,46 @@ class CoordinatorRequests:
         self.written = 0
         """Attempts of the current request that have left, or are about to."""
         self.was_in_doubt = False
-        """Of the request that was answered last, or given up without an answer, an attempt before may have been carried
-        out."""
+        """An attempt of the last request was not answered: it may be carried out late, after what was sent since."""
 
-    async def ask(self, request: Message, code_of: Callable[[Any], int], *, group: str | None = None) -> Any:
+    async def ask(
+        self,
+        request: Message,
+        code_of: Callable[[Any], int],
+        *,
+        group: str | None = None,
+        is_repetition: bool = False,
+        deadline: float | None = None,
+    ) -> Any:
         """Send a request until it is answered for good; the answer, if that is a success.
+
+        Args:
+            request: what to ask.
+            code_of: the error code of an answer.
+            group: the group whose coordinator is asked; None for that of the transactional id.
+            is_repetition: an earlier call has sent the same request, and given it up without an answer.
+            deadline: when to give up, by loop.time(); None: after max_block_ms.
 
         Raises:
             TransactionError: it was refused, or there was no answer within max_block_ms.
         """
         key: Key = (1, self._transaction.transactional_id) if group is None else (0, group)
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._config.max_block
+        if deadline is None:
+            deadline = loop.time() + self._config.max_block
         conditions = {Condition.V2 if self._transaction.is_v2 else Condition.V1}
         if isinstance(request, EndTxnRequest) and request.committed:
             conditions.add(Condition.COMMIT)
+        if is_repetition:
+            conditions.add(Condition.UNANSWERED)
         last: KafkaError | None = None
         failures = 0
         async with self._turn:
             self.written = 0
+            self.was_in_doubt = False
             while loop.time() < deadline:
                 if self._transaction.state is TransactionState.ABORTING and not isinstance(
-                    request, EndTxnRequest | OffsetFetchRequest
+                    request, EndTxnRequest | InitProducerIdRequest | OffsetFetchRequest
                 ):
                     raise abortable(self._transaction, KafkaError("the transaction is aborted meanwhile"))
                 written = self.written
@@ -142,17 +165,16 @@ class CoordinatorRequests:
                             raise
                         raise self._unasked(row, str(error), TransactionReinitError, conditions) from error
                     if row.outcome is Outcome.UNKNOWN and self.written > written:
-                        conditions.add(Condition.UNANSWERED)
+                        self._doubt(conditions)
                     self._nodes.pop(key, None)
                     last = error
                 else:
                     code = code_of(response)
                     row = decide(request.api_key, code, conditions)
                     if row.action is Action.SUCCEED:
-                        self.was_in_doubt = Condition.UNANSWERED in conditions
                         return response
                     if row.outcome is Outcome.UNKNOWN:
-                        conditions.add(Condition.UNANSWERED)
+                        self._doubt(conditions)
                     name = error_name(code)
                     self._metrics.count_error(name)
                     last = BrokerError(f"the coordinator answered {name}", code=code, name=name)
@@ -167,8 +189,13 @@ class CoordinatorRequests:
                 logger.debug("%s: %s is sent again: %s", self._transaction.transactional_id, request, last)
                 await asyncio.sleep(self._pause(failures, deadline - loop.time()))
                 failures += 1
-        self.was_in_doubt = Condition.UNANSWERED in conditions
         raise self._too_late(request, conditions, last)
+
+    def _doubt(self, conditions: set[Condition]) -> None:
+        """With v1 a late copy of a request could meet the next transaction of its epoch (KAFKA-17754: EndTxn)."""
+        conditions.add(Condition.UNANSWERED)
+        self.was_in_doubt = True
+        self._transaction.epoch_is_spent = True
 
     def _pause(self, failures: int, left: float) -> float:
         longest = min(SOON * 2.0 ** min(failures, 16), LATEST)

@@ -18,7 +18,7 @@ from aioproducer.errors import (
     TransactionError,
     TransactionReinitError,
 )
-from aioproducer.types import TopicPartition, TransactionHandle
+from aioproducer.types import OffsetAndMetadata, TopicPartition, TransactionHandle
 
 
 class TransactionState(Enum):
@@ -73,7 +73,7 @@ TRANSITIONS: dict[TransactionState, tuple[TransactionState, ...]] = {
     ),
     _S.ABORT_REQUIRED: (_S.ABORTING, _S.REINIT_REQUIRED),
     _S.ABORTING: (_S.READY, _S.INITIALIZING, _S.REINIT_REQUIRED, _S.UNINITIALIZED),
-    _S.OUTCOME_UNKNOWN: (_S.INITIALIZING,),
+    _S.OUTCOME_UNKNOWN: (_S.COMMITTING, _S.INITIALIZING),
     _S.REINIT_REQUIRED: (_S.INITIALIZING,),
     _S.PARTICIPANT: (_S.FAILED_PARTICIPANT,),
     _S.FAILED_PARTICIPANT: (),
@@ -93,7 +93,8 @@ WAYS_OUT = {
     _S.RELEASING: "wait for release_transaction()",
     _S.ABORT_REQUIRED: "call abort_transaction()",
     _S.ABORTING: "wait for abort_transaction(), or call it again",
-    _S.OUTCOME_UNKNOWN: "find out from what was to be committed, then call init_transactions()",
+    _S.OUTCOME_UNKNOWN: "call commit_transaction() again to ask for the answer, or find out from what was to be "
+    "committed, then call init_transactions()",
     _S.REINIT_REQUIRED: "call init_transactions() to take the transactional id over, or close the producer",
     _S.PARTICIPANT: "only the producer that began the transaction can end it",
     _S.FAILED_PARTICIPANT: "tell the producer that began the transaction to abort it, and close this one",
@@ -125,19 +126,32 @@ class Transaction:
         """Transactions v2 (KIP-890): partitions join by being written to, and each end brings a new epoch."""
         self.may_have_started = False
         """The coordinator may know of it, so it has to be ended there."""
+        self.began: float | None = None
+        """When the coordinator first may have known of it, by loop.time(): from then on its time-out counts there."""
+        self.has_expired = False
+        """It came too near to its time-out, and is aborted without being asked to."""
         self.epoch_is_spent = False
-        """A numbered batch was given up, or others number batches too: with v1, whose epoch goes on, the next
-        transaction needs another one."""
+        """A numbered batch was given up, a request was not answered, or others number batches too: with v1, whose epoch
+        goes on, the next transaction needs another one."""
+        self.commit_is_in_doubt = False
+        """Its commit was sent and not answered, so it may only be repeated as it was."""
         self.partitions: dict[TopicPartition, None] = {}
         """Those that belong to it."""
         self.written: dict[TopicPartition, None] = {}
         """Those of them that this producer has written to itself."""
+        self.numbered: dict[TopicPartition, None] = {}
+        """Partitions that this producer wrote to in earlier transactions of its current epoch. The broker remembers
+        these numbers until the epoch changes."""
+        self.changes_epoch = False
+        """A new epoch is being taken before anything of the transaction is sent, so nothing may be sent meanwhile."""
         self.exported: dict[TopicPartition, None] = {}
         """Those that others write to."""
         self.wanted: dict[TopicPartition, None] = {}
         """With v1: those that have to join before they are written to."""
         self.groups: dict[str, None] = {}
         """With v1: consumer groups whose offsets belong to it."""
+        self.doubtful_offsets: dict[str, dict[TopicPartition, OffsetAndMetadata]] = {}
+        """By group: offsets in requests of which an attempt was not answered, so that a copy may arrive late."""
         self.is_resumed = False
         """Another producer began it and released it: this one may end it, and not write to it."""
         self._refusals: dict[str, list[KafkaError | None]] = {}
@@ -171,8 +185,8 @@ class Transaction:
             raise copy(self.error)
         if self.is_resumed and self.state is _S.IN_TRANSACTION:
             raise IllegalStateError(
-                f"send: the producer {self.transactional_id!r} has resumed a transaction, and can only end it; which "
-                "numbers the next records must have is known to those who wrote to it"
+                f"send: the producer {self.transactional_id!r} has resumed a transaction, and can only end it: only "
+                "the producers that wrote to it know the next sequence numbers; commit or abort it"
             )
         raise self._wrong_state("send")
 
@@ -217,12 +231,21 @@ class Transaction:
         self.number += 1
         self.is_v2 = is_v2
         self.error = None
-        self.may_have_started = self.epoch_is_spent = False
+        self.may_have_started = self.epoch_is_spent = self.commit_is_in_doubt = self.has_expired = False
+        self.began = None
         self.partitions.clear()
+        self.numbered.update(self.written)
         self.written.clear()
         self.exported.clear()
         self.wanted.clear()
         self.groups.clear()
+        self.doubtful_offsets.clear()
+
+    def epoch_changed(self) -> None:
+        """The next batch of each partition begins with sequence 0 of a new epoch."""
+        self.epoch_is_spent = False
+        self.written.clear()
+        self.numbered.clear()
 
     @property
     def needs_epoch(self) -> bool:
@@ -283,7 +306,7 @@ class Transaction:
             return True
         if self.state is _S.PARTICIPANT:
             return TopicPartition(topic, partition) in self.partitions
-        if self.state not in _OPEN:
+        if self.state not in _OPEN or self.changes_epoch:
             return False
         if self.is_v2:
             return True
@@ -340,7 +363,9 @@ class Transaction:
         if self.state is _S.PARTICIPANT:
             self.move(_S.FAILED_PARTICIPANT)
             return
-        self.move(_S.OUTCOME_UNKNOWN if isinstance(error, CommitOutcomeUnknownError) else _S.REINIT_REQUIRED)
+        is_in_doubt = isinstance(error, CommitOutcomeUnknownError)
+        self.commit_is_in_doubt |= is_in_doubt
+        self.move(_S.OUTCOME_UNKNOWN if is_in_doubt else _S.REINIT_REQUIRED)
 
 
 def abortable(transaction: Transaction, cause: BaseException) -> TransactionAbortableError:
@@ -356,7 +381,8 @@ def reinit(
     transaction: Transaction, kind: type[TransactionReinitError], reason: str
 ) -> TransactionReinitError:
     """The error of a producer that needs a new epoch."""
+    state = _S.OUTCOME_UNKNOWN if issubclass(kind, CommitOutcomeUnknownError) else _S.REINIT_REQUIRED
     return kind(
-        f"{transaction.transactional_id!r}: {reason}; {WAYS_OUT[_S.REINIT_REQUIRED]}",
+        f"{transaction.transactional_id!r}: {reason}; {WAYS_OUT[state]}",
         transactional_id=transaction.transactional_id,
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine, Iterable, Mapping
+from copy import copy
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,7 +15,14 @@ from aioproducer._record_path import RecordPath
 from aioproducer.brokers import Brokers
 from aioproducer.consumer_group import group_metadata, offsets_to_commit, partitions_of_handoff
 from aioproducer.coordinator import FEATURE, Coordinator
-from aioproducer.errors import IllegalStateError, InvalidRecordError, KafkaError, TransactionError
+from aioproducer.errors import (
+    IllegalStateError,
+    InvalidRecordError,
+    KafkaError,
+    ProducerFencedError,
+    TransactionError,
+)
+from aioproducer.tasks import ended
 from aioproducer.transaction import Transaction, TransactionState
 from aioproducer.types import (
     ConsumerGroupMetadata,
@@ -50,8 +58,10 @@ class Transactional(RecordPath):
 
         Raises, at the end of the block:
             TransactionAbortableError: a record failed, or the coordinator refused; the transaction was aborted.
-            CommitOutcomeUnknownError: the commit was sent and never answered.
-            ProducerFencedError: another producer uses this transactional id by now.
+            CommitOutcomeUnknownError: the commit was sent and never answered; `commit_transaction()` asks again.
+            ProducerFencedError: another producer uses this transactional id by now, and its start has aborted the
+                transaction. It is also raised in place of a KafkaError that leaves the block, such as that of a record
+                which the fence made fail; that one is its cause. Any other exception leaves the block as it is.
 
         A cancellation takes effect when the commit or the abort has ended: delivery_timeout_ms at most for its records,
         then max_block_ms for each request.
@@ -90,11 +100,13 @@ class Transactional(RecordPath):
 
         Raises:
             TransactionAbortableError: a record failed, or the coordinator refused; call abort_transaction().
-            CommitOutcomeUnknownError: the commit was sent and not answered within max_block_ms.
+            CommitOutcomeUnknownError: the commit was sent and not answered within max_block_ms. Call it again: the same
+                request is sent again, and its answer says what became of the transaction.
             ProducerFencedError: another producer uses this transactional id; nothing was committed.
-            IllegalStateError: there is no transaction.
+            IllegalStateError: there is no transaction. A second call after one that has returned raises it too, as in
+                Java's producer.
 
-        Cancelling it leaves it running; the same call made again joins it.
+        Cancelling it leaves it running; the same call made again joins it, or returns at once if it has succeeded.
         """
         self._check_usable()
         await self._coordinator.commit()
@@ -107,7 +119,7 @@ class Transactional(RecordPath):
             ProducerFencedError: another producer uses this transactional id; its start has aborted the transaction.
             IllegalStateError: there is no transaction.
 
-        Cancelling it leaves it running; the same call made again joins it.
+        Cancelling it leaves it running; the same call made again joins it, or returns at once if it has succeeded.
         """
         self._check_usable()
         await self._coordinator.abort()
@@ -132,6 +144,7 @@ class Transactional(RecordPath):
         Cancelling it leaves it running.
         """
         self._check_usable()
+        self._transaction.check("send_offsets_to_transaction", TransactionState.IN_TRANSACTION)
         await self._coordinator.send_offsets(offsets_to_commit(offsets), group_metadata(group_id))
 
     async def fence_transaction(self) -> None:
@@ -142,7 +155,7 @@ class Transactional(RecordPath):
             TransactionReinitError: another producer uses this transactional id, or no coordinator answered.
             IllegalStateError: there is no transaction.
 
-        Cancelling it leaves it running; the same call made again joins it.
+        Cancelling it leaves it running; the same call made again joins it, or returns at once if it has succeeded.
         """
         self._check_usable()
         await self._coordinator.fence()
@@ -162,11 +175,15 @@ class Transactional(RecordPath):
 
         Raises:
             TransactionAbortableError: the coordinator refused a partition.
-            IllegalStateError: there is no transaction, or a partition has a writer already.
+            TransactionReinitError: a new epoch was needed, and the coordinator refused or did not answer.
+            IllegalStateError: there is no transaction; or a partition has a writer already; or, with transactions v1,
+                this producer wrote to it in an earlier transaction, and something was sent in this one. Export first:
+                then the transaction takes a new epoch, under which a participant can number its records from 0.
 
         Cancelling it leaves the transaction as it is; the call can be made again.
         """
         self._check_usable()
+        self._transaction.check("export_transaction", TransactionState.IN_TRANSACTION)
         return await self._coordinator.export(partitions_of_handoff(partitions))
 
     async def release_transaction(self) -> TransactionHandle:
@@ -218,7 +235,7 @@ class Transactional(RecordPath):
             if self._transaction.state in _TO_BE_ABORTED:
                 await self._coordinator.abort()
         except KafkaError as error:
-            logger.warning("the open transaction could not be aborted, the brokers' time-out will: %s", error)
+            _log_failed_abort(error)
 
 
 class TransactionScope:
@@ -252,15 +269,18 @@ class TransactionScope:
             # else the block has ended it by itself, or given it away
             if state not in (TransactionState.READY, TransactionState.UNINITIALIZED):
                 await self._commit()
-        elif state in _TO_BE_ABORTED:
+            return
+        if state in _TO_BE_ABORTED:
             await self._abort()
+        self._raise_if_fenced(error)
 
     async def _commit(self) -> None:
         try:
             await _to_the_end(self._producer.commit_transaction())
-        except (TransactionError, asyncio.CancelledError):
+        except (TransactionError, asyncio.CancelledError) as error:
             if self._producer._transaction.state is TransactionState.ABORT_REQUIRED:
                 await self._abort()
+            self._raise_if_fenced(error)
             raise
 
     async def _abort(self) -> None:
@@ -268,19 +288,43 @@ class TransactionScope:
         try:
             await _to_the_end(self._producer.abort_transaction())
         except KafkaError as error:
-            logger.warning("the transaction could not be aborted, the brokers' time-out will: %s", error)
+            _log_failed_abort(error)
+
+    def _raise_if_fenced(self, error: BaseException) -> None:
+        """Raise ProducerFencedError if `error` is only what the fence has led to."""
+        transaction = self._producer._transaction
+        fenced = transaction.error
+        if (
+            transaction.state is TransactionState.REINIT_REQUIRED
+            and isinstance(fenced, ProducerFencedError)
+            and not isinstance(error, ProducerFencedError)
+            and _is_kafkas(error)
+        ):
+            raise copy(fenced) from error
+
+
+def _is_kafkas(error: BaseException) -> bool:
+    """A KafkaError, or a group of nothing else, such as one of a TaskGroup in which several sends failed."""
+    if isinstance(error, BaseExceptionGroup):
+        return error.split(KafkaError)[1] is None
+    return isinstance(error, KafkaError)
+
+
+def _log_failed_abort(error: KafkaError) -> None:
+    if isinstance(error, ProducerFencedError):
+        logger.warning(
+            "the open transaction was aborted already, by its time-out or another producer: %s", error
+        )
+    else:
+        logger.warning(
+            "the open transaction was not aborted; the brokers abort it after its time-out: %s", error
+        )
 
 
 async def _to_the_end(call: Coroutine[Any, Any, None]) -> None:
     """Await it to its end, which each of its steps bounds, however often somebody cancels; that comes after it."""
     task = asyncio.ensure_future(call)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
+    if (cancelled := await ended(task)) is not None:
         if not task.cancelled():
             task.exception()  # whoever cancelled does not look at it
         raise cancelled

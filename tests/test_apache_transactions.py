@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from uuid import uuid4
 
 import pytest
@@ -18,6 +19,9 @@ from aioproducer import (
     TopicPartition,
     TransactionAbortableError,
 )
+from aioproducer.errors import RequestTimedOutError
+from aioproducer.protocol.error_codes import ErrorCode
+from aioproducer.protocol.messages import TxnOffsetCommitRequest
 from tests.producing import within
 from tests.read_back import read_back
 
@@ -195,3 +199,57 @@ async def test_offsets_of_a_real_consumer_are_committed_with_its_membership(kafk
         finally:
             await asyncio.to_thread(consumer.close)
     assert await asyncio.to_thread(committed_offset, kafka, name, name) == 1
+
+
+async def test_a_partition_of_an_earlier_transaction_can_be_exported(kafka, name):
+    """With v1 both had one epoch, and the broker took the participant's record for the owner's first one."""
+    await kafka.create_topic(name, 1, config={"message.timestamp.type": "LogAppendTime"})
+    place = TopicPartition(name, 0)
+    async with transactional(kafka, name) as producer:
+        async with producer.transaction():
+            await producer.send(name, b"owner", partition=0)
+        async with producer.transaction() as transaction:
+            handle = await transaction.export([place])
+            async with Producer.attach(
+                handle, partitions=[place], log_append_time=True, bootstrap_servers=kafka.bootstrap_servers
+            ) as participant:
+                await participant.send(name, b"participant", partition=0)
+        async with producer.transaction():
+            await producer.send(name, b"owner again", partition=0)
+
+    assert await committed(kafka, name) == [b"owner", b"participant", b"owner again"]
+
+
+@pytest.mark.parametrize("end", ["abort_transaction", "commit_transaction"])
+async def test_late_offsets_of_a_transaction_are_not_committed_with_the_next(kafka, name, end, monkeypatch):
+    """With v1 both transactions had one epoch if only the answer to the offsets was lost, as in Java's producer."""
+    await kafka.create_topic(name, 2)
+    held = []
+    async with transactional(kafka, name) as producer:
+        ask = producer._brokers.request_node
+
+        async def hold_first(node_id, message, timeout, **settings):
+            if isinstance(message, TxnOffsetCommitRequest) and not held:
+                settings["about_to_write"]()
+                held.append(
+                    partial(ask, node_id, message, timeout, version_ceiling=settings["version_ceiling"])
+                )
+                raise RequestTimedOutError("held on its way", written=True)
+            return await ask(node_id, message, timeout, **settings)
+
+        monkeypatch.setattr(producer._brokers, "request_node", hold_first)
+        await producer.begin_transaction()
+        await producer.send_offsets_to_transaction({TopicPartition(name, 0): 10}, name)
+        await getattr(producer, end)()
+        await producer.begin_transaction()
+        await producer.send_offsets_to_transaction({TopicPartition(name, 1): 20}, name)
+        late = await held[0]()
+        await producer.commit_transaction()
+        found = await producer.committed(name, [(name, 0), (name, 1)])
+
+    assert late.topics[0].partitions[0].error_code == ErrorCode.INVALID_PRODUCER_EPOCH
+    assert found[TopicPartition(name, 1)].offset == 20
+    if end == "abort_transaction":
+        assert found[TopicPartition(name, 0)] is None
+    else:
+        assert found[TopicPartition(name, 0)].offset == 10

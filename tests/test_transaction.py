@@ -368,7 +368,8 @@ def test_a_commit_without_an_answer_leaves_a_state_of_its_own():
     transaction.must_reinit(reinit(transaction, CommitOutcomeUnknownError, "not answered"))
 
     assert transaction.state is S.OUTCOME_UNKNOWN
-    assert TRANSITIONS[S.OUTCOME_UNKNOWN] == (S.INITIALIZING,), "nothing else may follow"
+    assert transaction.commit_is_in_doubt
+    assert TRANSITIONS[S.OUTCOME_UNKNOWN] == (S.COMMITTING, S.INITIALIZING), "nothing else may follow"
 
 
 @pytest.mark.parametrize("is_v2", [False, True])

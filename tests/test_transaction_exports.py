@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from aioproducer import Producer, TopicPartition, TransactionAbortableError
-from aioproducer.errors import IllegalStateError
+from aioproducer.errors import IllegalStateError, TransactionReinitError
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.transaction import TransactionState
@@ -183,3 +183,113 @@ async def test_participants_wait_out_errors_that_pass(version):
             assert [int(value) for value in committed(cluster, "t", partition)] == list(
                 range(partition, 40, 4)
             )
+
+
+# ------------------------------------------------------------------------ partitions of earlier transactions
+
+
+@pytest.mark.parametrize("timestamps", ["CreateTime", "LogAppendTime"])
+async def test_a_partition_that_the_owner_wrote_to_in_an_earlier_transaction_is_exported_under_a_new_epoch(
+    version, timestamps
+):
+    """With v1 both transactions had one epoch: the broker took the participant's record for the owner's first one."""
+    async with transactional(version, topics={"other": 1}) as (cluster, owner):
+        cluster.create_topic("t", 1, config={"message.timestamp.type": timestamps})
+        async with owner.transaction():
+            await owner.send("t", b"1", partition=0)
+        async with owner.transaction() as transaction:
+            handle = await transaction.export(PLACES[:1])
+            async with Producer.attach(
+                handle,
+                partitions=PLACES[:1],
+                log_append_time=timestamps == "LogAppendTime",
+                bootstrap_servers=cluster.bootstrap_servers,
+                **QUICK,
+            ) as producer:
+                metadata = await producer.send_and_wait("t", b"2", partition=0)
+        async with owner.transaction():
+            await owner.send("t", b"3", partition=0)
+
+        assert committed(cluster) == [b"1", b"2", b"3"]
+        assert cluster.records("t")[1].offset == metadata.offset
+
+
+async def test_a_partition_of_an_earlier_transaction_is_not_exported_once_the_transaction_has_begun():
+    """A new epoch would abort the transaction."""
+    async with transactional(1) as (cluster, owner):
+        async with owner.transaction():
+            await owner.send("t", b"1", partition=0)
+        async with owner.transaction() as transaction:
+            await owner.send_and_wait("t", b"2", partition=1)
+            with pytest.raises(
+                IllegalStateError, match=r"t-0 .* earlier transaction .* before the first send"
+            ):
+                await transaction.export(PLACES[:1])
+            await transaction.export(PLACES[2:3])
+
+        assert committed(cluster) == [b"1", b"2"]
+
+
+async def test_a_transaction_of_v2_does_not_export_what_the_same_epoch_wrote_with_v1():
+    """The cluster was upgraded in between, and an end with v1 keeps the epoch."""
+    async with transactional(1, topics={"t": 1}) as (cluster, owner):
+        async with owner.transaction():
+            await owner.send("t", b"1", partition=0)
+        await owner.begin_transaction()
+        owner._transaction.is_v2 = True
+        handle = await owner.export_transaction(PLACES[:1])
+        async with participant(cluster, handle, 0) as producer:
+            await producer.send("t", b"2", partition=0)
+        await owner.commit_transaction()
+
+        assert committed(cluster) == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("end", ["commit", "abort"])
+async def test_what_is_sent_while_an_export_takes_a_new_epoch_waits_for_it(end):
+    async with transactional(1) as (cluster, owner):
+        async with owner.transaction():
+            await owner.send("t", b"1", partition=0)
+        answer = asyncio.Event()
+        await owner.begin_transaction()
+        fault = cluster.faults.add(ApiKey.INIT_PRODUCER_ID, hold=answer)
+        export = asyncio.create_task(owner.export_transaction(PLACES[:1]))
+        await within(2, fault.reached())
+        delivery = await owner.send("t", b"2", partition=1)
+        group = asyncio.create_task(owner.send_offsets_to_transaction({PLACES[0]: 7}, "g"))
+        again = asyncio.create_task(owner.export_transaction(PLACES[2:3]))
+        await asyncio.sleep(0)
+        ending = asyncio.create_task(owner.abort_transaction()) if end == "abort" else None
+        await asyncio.sleep(0)
+        answer.set()
+        await within(2, asyncio.wait([export, group, again]))
+
+        if ending is None:
+            assert export.exception() is group.exception() is again.exception() is None
+            await owner.commit_transaction()
+            await delivery
+            assert committed(cluster) == [b"1", b"2"]
+            assert cluster.groups.offsets("g") == {PLACES[0]: 7}
+        else:
+            await within(2, ending)
+            assert None not in (export.exception(), group.exception(), again.exception())
+            assert committed(cluster) == [b"1"]
+            assert cluster.groups.offsets("g") == {}
+        async with owner.transaction():
+            await owner.send("t", b"3", partition=0)
+        assert committed(cluster, "t", 0) == [b"1", b"3"]
+
+
+async def test_an_export_that_gets_no_new_epoch_asks_for_a_new_start():
+    async with transactional(1) as (cluster, owner):
+        async with owner.transaction():
+            await owner.send("t", b"1", partition=0)
+        await owner.begin_transaction()
+        cluster.faults.add(ApiKey.INIT_PRODUCER_ID, error=ErrorCode.INVALID_PRODUCER_ID_MAPPING)
+        with pytest.raises(TransactionReinitError, match="INVALID_PRODUCER_ID_MAPPING"):
+            await owner.export_transaction(PLACES[:1])
+        await owner.init_transactions()
+        async with owner.transaction():
+            await owner.send("t", b"2", partition=0)
+
+        assert committed(cluster) == [b"1", b"2"]

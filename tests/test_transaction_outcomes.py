@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+from functools import partial
 
 import pytest
 
@@ -22,7 +23,7 @@ from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.messages import EndTxnRequest
 from aioproducer.transaction import TransactionState
 from tests.conftest import MS
-from tests.producing import PRODUCE, by_name, error_of, results, until, within
+from tests.producing import PRODUCE, by_name, error_of, quick_producer, results, until, within
 from tests.test_transactions import committed, state_of, transactional
 
 END_TXN, INIT = ApiKey.END_TXN, ApiKey.INIT_PRODUCER_ID
@@ -102,6 +103,89 @@ async def test_a_commit_without_an_answer_stays_in_doubt_if_it_can_not_be_sent_a
         await until(lambda: committed(cluster) == [b"1"])
 
 
+@pytest.mark.parametrize("lost", ["drop_before", "drop_after_append"])
+async def test_a_commit_in_doubt_is_resolved_by_the_same_commit(version, lost):
+    async with transactional(version, **IMPATIENT) as (cluster, producer):
+        cluster.faults.add(END_TXN, **{lost: True}, count=10_000)
+        with pytest.raises(CommitOutcomeUnknownError, match=r"call commit_transaction\(\) again"):
+            async with producer.transaction():
+                await producer.send("t", b"1", partition=0)
+        for call in (
+            producer.abort_transaction,
+            producer.begin_transaction,
+            partial(producer.send, "t", b"x"),
+        ):
+            with pytest.raises(CommitOutcomeUnknownError):
+                await call()
+        with pytest.raises(CommitOutcomeUnknownError):
+            await producer.commit_transaction()
+        cluster.faults.clear()
+        await producer.commit_transaction()
+
+        assert state_of(producer) is TransactionState.READY
+        async with producer.transaction():
+            await producer.send("t", b"2", partition=0)
+        assert committed(cluster) == [b"1", b"2"]
+        assert len({request.message.producer_epoch for request in cluster.requests_of(END_TXN)}) == 2
+
+
+async def test_a_commit_in_doubt_stays_so_if_nothing_more_can_be_learned(version):
+    """Another producer has taken the transactional id over, and the coordinator has forgotten how it ended before."""
+    async with transactional(version, **IMPATIENT) as (cluster, producer):
+        await producer.begin_transaction()
+        await producer.send_and_wait("t", b"1", partition=0)
+        cluster.faults.add(END_TXN, drop_after_append=True, count=10_000)
+        with pytest.raises(CommitOutcomeUnknownError):
+            await producer.commit_transaction()
+        cluster.faults.clear()
+        async with quick_producer(cluster, transactional_id="tx"):
+            for _ in range(2):
+                with pytest.raises(CommitOutcomeUnknownError):
+                    await producer.commit_transaction()
+        await producer.init_transactions()
+        async with producer.transaction():
+            await producer.send("t", b"2", partition=0)
+
+        assert committed(cluster) == [b"1", b"2"]
+
+
+async def test_a_commit_in_doubt_that_can_not_be_repeated_stays_in_doubt(version):
+    """Also if the repetition never left, or the producer is closed while it waits."""
+    async with transactional(version, **IMPATIENT) as (cluster, producer):
+        await producer.begin_transaction()
+        await producer.send_and_wait("t", b"1", partition=0)
+        cluster.faults.add(END_TXN, drop_after_append=True, count=10_000)
+        with pytest.raises(CommitOutcomeUnknownError):
+            await producer.commit_transaction()
+        fault = cluster.faults.add(ApiKey.FIND_COORDINATOR, drop_before=True, count=10_000)
+        with pytest.raises(CommitOutcomeUnknownError):
+            await producer.commit_transaction()
+        hits = fault.hits
+        again = asyncio.create_task(producer.commit_transaction())
+        await within(2, fault.reached(hits + 1))
+        await within(2, producer.close(timeout=0))
+
+        assert isinstance(await error_of(again), CommitOutcomeUnknownError)
+
+
+async def test_with_v2_a_commit_in_doubt_turns_out_to_be_aborted_if_the_transaction_timed_out():
+    async with transactional(2, **IMPATIENT) as (cluster, producer):
+        await producer.begin_transaction()
+        await producer.send_and_wait("t", b"1", partition=0)
+        cluster.faults.add(END_TXN, drop_before=True, count=10_000)
+        with pytest.raises(CommitOutcomeUnknownError):
+            await producer.commit_transaction()
+        cluster.faults.clear()
+        cluster.faults.add(END_TXN, error=ErrorCode.INVALID_TXN_STATE)  # as Kafka answers after the time-out
+        with pytest.raises(TransactionAbortableError, match="INVALID_TXN_STATE"):
+            await producer.commit_transaction()
+        await producer.abort_transaction()
+
+        async with producer.transaction():
+            await producer.send("t", b"2", partition=0)
+        assert committed(cluster) == [b"2"]
+
+
 async def test_a_commit_that_has_not_left_is_surely_not_committed(version):
     """Only the question for the coordinator has left, and was not answered."""
     async with transactional(version, brokers=2, topics={"t": 2}, **IMPATIENT) as (cluster, producer):
@@ -153,7 +237,8 @@ async def test_with_v1_an_end_that_went_twice_is_followed_by_a_new_epoch():
         cluster.faults.add(END_TXN, drop_after_append=True)
         await producer.commit_transaction()
 
-        assert len(cluster.requests_of(END_TXN)) == 2
+        ends = [request.message.committed for request in cluster.requests_of(END_TXN)]
+        assert ends == [True, True, False], "an abort asks whether the epoch is still the producer's"
         assert len(cluster.requests_of(INIT)) == 2
         async with producer.transaction():
             await producer.send("t", b"2", partition=0)
@@ -188,6 +273,32 @@ async def test_with_v1_an_abort_that_was_never_carried_out_keeps_the_epoch():
         await producer.abort_transaction()
 
         assert len(cluster.requests_of(INIT)) == 1
+
+
+@pytest.mark.parametrize("why", ["an export", "an end that went twice"])
+async def test_with_v1_the_next_epoch_is_not_taken_from_a_successor(why):
+    """InitProducerId with the old epoch would abort the transaction of a producer that took over in between."""
+    async with transactional(1) as (cluster, producer):
+        answer = asyncio.Event()
+        await producer.begin_transaction()
+        await producer.send_and_wait("t", b"1", partition=0)
+        if why == "an export":
+            await producer.export_transaction([TopicPartition("t", 1)])
+        else:
+            cluster.faults.add(END_TXN, drop_after_append=True)
+        fault = cluster.faults.add(END_TXN, hold=answer)
+        commit = asyncio.create_task(producer.commit_transaction())
+        await within(2, fault.reached())
+        async with quick_producer(cluster, transactional_id="tx") as successor:
+            await successor.begin_transaction()
+            await successor.send_and_wait("t", b"2", partition=0)
+            answer.set()
+            await within(2, commit)
+            await successor.commit_transaction()
+
+        assert committed(cluster) == [b"1", b"2"]
+        with pytest.raises(ProducerFencedError):
+            await producer.begin_transaction()
 
 
 # --------------------------------------------------------------------------------------- records and partitions

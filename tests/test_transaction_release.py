@@ -10,6 +10,7 @@ import pytest
 from aioproducer import (
     BrokerError,
     OffsetAndMetadata,
+    Outcome,
     Producer,
     ProducerFencedError,
     TopicPartition,
@@ -300,6 +301,29 @@ async def test_the_second_writer_of_a_partition_is_noticed(version):
                     await two.send("t", b"3", partition=0)
             await one.send_and_wait("t", b"4", partition=0)
         await owner.abort_transaction()
+
+
+async def test_a_lost_answer_to_the_first_batch_of_a_participant_ends_the_transaction_and_says_so(version):
+    """Its repetition is answered as another producer's batch would be. Later batches are simply repeated."""
+    async with cluster_of(version) as cluster, quick_producer(cluster, transactional_id="tx") as owner:
+        await owner.begin_transaction()
+        handle = await owner.export_transaction([PLACE])
+        cluster.faults.add(ApiKey.PRODUCE, drop_after_append=True)
+        async with Producer.attach(handle, partitions=[PLACE], **settings_of(cluster)) as one:
+            with pytest.raises(DeliveryError, match="the answer to an earlier attempt was lost") as caught:
+                await one.send_and_wait("t", b"1", partition=0)
+        assert caught.value.requires_abort
+        assert caught.value.outcome is Outcome.UNKNOWN
+        assert "another producer has written" not in str(caught.value)
+        await owner.abort_transaction()
+
+        async with owner.transaction() as transaction:
+            handle = await transaction.export([PLACE])
+            async with Producer.attach(handle, partitions=[PLACE], **settings_of(cluster)) as one:
+                await one.send_and_wait("t", b"2", partition=0)
+                cluster.faults.add(ApiKey.PRODUCE, drop_after_append=True)
+                await one.send_and_wait("t", b"3", partition=0)
+        assert values(cluster) == [b"2", b"3"]
 
 
 async def test_a_second_writer_to_a_topic_with_times_of_its_own_is_not(version):
