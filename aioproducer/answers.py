@@ -11,12 +11,14 @@ from functools import partial
 from random import Random
 
 from aioproducer.accumulator import NO_NODE, Accumulator
-from aioproducer.batch import BatchState, ProducerBatch
+from aioproducer.batch import NAMED, BatchState, ProducerBatch
 from aioproducer.brokers import Brokers, backoff
 from aioproducer.config import ProducerConfig
+from aioproducer.data_loss import LossWatch
 from aioproducer.errors import (
     BrokerError,
     DeliveryError,
+    DeliveryTimeoutError,
     ForeignPartitionError,
     MissingPartitionError,
     ProtocolError,
@@ -26,11 +28,15 @@ from aioproducer.idempotence import Idempotence, sequence_after
 from aioproducer.metadata import Metadata
 from aioproducer.metrics import Metrics
 from aioproducer.outcomes import (
+    SENDS_AGAIN,
     Action,
     Condition,
-    advice,
+    Moment,
     decide,
     decide_failure,
+    decide_moment,
+    depends_on,
+    doubts_the_log,
     failure_of,
     reinit_error,
 )
@@ -38,6 +44,7 @@ from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode, error_name
 from aioproducer.protocol.messages import ProduceResponse
 from aioproducer.protocol.produce import Appended
+from aioproducer.refusals import error_of, message_of, reason_of, refusal_of
 from aioproducer.transaction import Transaction, TransactionState, abortable, reinit
 from aioproducer.types import Outcome
 
@@ -76,6 +83,8 @@ class Answers:
         self._transaction = transaction
         self._metrics = metrics
         self._random = random
+        self.losses = LossWatch(config, metrics)
+        self._is_ending_behind = False
 
     def appended(self, batches: list[ProducerBatch], response: Appended, now: float) -> None:
         """The broker says success for each batch of a request, and nothing else."""
@@ -94,17 +103,27 @@ class Answers:
                 log_append_time_ms=log_append_time,
                 log_start_offset=log_start_offset,
             )
-            self._partition_answered(batch, answer, ProduceResponse(), now)
+            self._partition_answered(batch, answer, ProduceResponse(), now, NAMED)
 
     def read(
         self,
         node_id: int,
         batches: list[ProducerBatch],
         names: dict[int, str],
+        addressed: dict[str, int],
         response: ProduceResponse,
         now: float,
     ) -> None:
-        """The broker has answered; each partition that was asked must be in it, and no other."""
+        """The broker has answered; each partition that was asked must be in it, and no other.
+
+        Args:
+            node_id: the broker.
+            batches: what the request held.
+            names: the topics' names by their ids.
+            addressed: the ids that the request addressed the topics by, by name; NAMED without one.
+            response: the answer.
+            now: the loop's time.
+        """
         expected = {(batch.queue.topic, batch.queue.partition): batch for batch in batches}
         violation: ProtocolError | None = None
         for topic in response.responses:
@@ -117,7 +136,7 @@ class Answers:
                         "which was not asked"
                     )
                 else:
-                    self._partition_answered(batch, partition, response, now)
+                    self._partition_answered(batch, partition, response, now, addressed[name])
         if expected:
             violation = MissingPartitionError(
                 f"broker {node_id} left out {len(expected)} partitions in its answer"
@@ -125,7 +144,7 @@ class Answers:
         if violation is not None:
             self._brokers.disconnect(node_id, violation)
             for batch in expected.values():
-                self.broken(batch, violation, now)
+                self.broken(batch, violation, now, addressed[batch.queue.topic])
 
     def _partition_answered(
         self,
@@ -133,6 +152,7 @@ class Answers:
         answer: ProduceResponse.PartitionProduceResponse,
         response: ProduceResponse,
         now: float,
+        topic_id: int,
     ) -> None:
         is_plain = not answer.error_code and self._transaction.state is not TransactionState.PARTICIPANT
         conditions = () if is_plain else partial(self._conditions, batch, answer)
@@ -143,45 +163,63 @@ class Answers:
             return
         name = error_name(answer.error_code)
         self._metrics.count_error(name)
-        text = f": {escaped(answer.error_message)}" if answer.error_message else ""
-        batch.last_error = BrokerError(f"{name}{text}", code=answer.error_code, name=name)
+        batch.last_error = BrokerError(f"{name}{message_of(answer)}", code=answer.error_code, name=name)
+        batch.was_refused(answer.error_code)
         if batch.state is BatchState.DONE:
             return  # it expired meanwhile
+        refusal = refusal_of(batch, answer, row.action)
         if row.outcome is Outcome.UNKNOWN:
-            batch.maybe_persisted = True
-        if answer.error_code:
-            refusal = (
-                f"broker {batch.broker} refused the records with {name}{text}{advice(answer.error_code)}"
-            )
-        else:
-            refusal = (
-                f"broker {batch.broker} had records with these numbers before: another producer has written to the "
-                "partition in the same transaction (or message.timestamp.type is LogAppendTime and attach was not told)"
-            )
-        if row.action is Action.REFRESH:
+            batch.doubt(topic_id)
+        if row.action is not Action.HOLD and doubts_the_log(answer.error_code):
+            self.losses.lost_track(batch, refusal)
+        if row.action not in SENDS_AGAIN:
+            batch.record_errors = {**(batch.record_errors or {}), **self._named(batch, answer)} or None
+            self.give_up(batch, refusal, requires_reinit=row.action is Action.REINIT, code=answer.error_code)
+        elif not self._ends_now(batch):
+            self._send_again(batch, row.action, answer, response, refusal, now)
+
+    def _send_again(
+        self,
+        batch: ProducerBatch,
+        action: Action,
+        answer: ProduceResponse.PartitionProduceResponse,
+        response: ProduceResponse,
+        refusal: str,
+        now: float,
+    ) -> None:
+        """Do what the table says about a batch whose records go once more."""
+        if action is Action.REFRESH:
             self._retry(batch, now, at_once=self._has_moved(batch, answer, response))
-        elif row.action is Action.RETRY:
+        elif action is Action.RETRY:
             self._retry(batch, now)
-        elif row.action is Action.RETRY_SOON:
+        elif action is Action.RENEGOTIATE:
+            logger.warning("%s; it is asked for its versions again", refusal)
+            self._brokers.renegotiate(NO_NODE if batch.broker is None else batch.broker)
+            self._retry(batch, now)
+        elif action is Action.RETRY_SOON:
             batch.returned()
             longest = min(SOON * 2.0 ** min(batch.attempts - 1, 16), LATEST)
             self._accumulator.requeue(batch, now + self._random.uniform(0, longest))
-        elif row.action is Action.HOLD:
+        elif action is Action.HOLD:
             batch.returned()
             self._accumulator.requeue(batch, now)
-        elif row.action is Action.RENUMBER:
+        elif action is Action.RENUMBER:
             logger.warning(
                 "%s; a new epoch begins for %s-%d", refusal, batch.queue.topic, batch.queue.partition
             )
             self._lose_numbers(batch)
             self._retry(batch, now)
-        elif row.action is Action.SPLIT:
+        elif action is Action.NEW_PRODUCER_ID:
+            logger.warning("%s: another producer uses the same producer id; a new one is asked for", refusal)
+            if batch.identity is not None:
+                self._idempotence.discard(batch.identity)
+            self._lose_numbers(batch)
+            self._retry(batch, now)
+        elif action is Action.SPLIT:
             self._split(batch, now)
-        elif row.action is Action.RESEND_INNOCENT:
-            self._resend_innocent(batch, answer, refusal, now)
         else:
-            batch.record_errors = {**(batch.record_errors or {}), **self._named(batch, answer)} or None
-            self.give_up(batch, refusal, requires_reinit=row.action is Action.REINIT, code=answer.error_code)
+            assert action is Action.RESEND_INNOCENT
+            self._resend_innocent(batch, answer, refusal, now)
 
     def _conditions(
         self, batch: ProducerBatch, answer: ProduceResponse.PartitionProduceResponse
@@ -192,10 +230,17 @@ class Answers:
         earlier = [*queue.in_flight, *queue.batches]
         is_follower = any(other.is_numbered and other.order < batch.order for other in earlier)
         in_transaction = identity is not None and identity.is_transactional
+        earlier_refusals = batch.refusals.get(answer.error_code, 0)
         holds = {
             Condition.NOT_IDEMPOTENT: identity is None,
             Condition.FOLLOWER: is_follower,
             Condition.IN_DOUBT: batch.maybe_persisted,
+            Condition.STALE: identity is not None and identity != self._idempotence.identity,
+            Condition.GAPLESS: self._config.enable_gapless_order,
+            Condition.DAMAGED: depends_on(ApiKey.PRODUCE, answer.error_code, Condition.DAMAGED)
+            and not batch.is_intact(),
+            Condition.SECOND_TIME: earlier_refusals >= 1,
+            Condition.THIRD_TIME: earlier_refusals >= 2,
             Condition.SEVERAL_RECORDS: batch.record_count > 1,
             Condition.RECORD_ERRORS: 0 < len(self._named(batch, answer)) < batch.record_count,
             Condition.VERIFICATION: (answer.error_message or "").startswith(NOT_VERIFIED),
@@ -234,21 +279,60 @@ class Answers:
             self._metadata.doubt_leader(queue.topic, queue.partition)
         return has_moved
 
-    def broken(self, batch: ProducerBatch, error: BaseException, now: float) -> None:
-        """No answer: the connection broke, timed out, or made no sense."""
+    def broken(self, batch: ProducerBatch, error: BaseException, now: float, topic_id: int) -> None:
+        """No answer to a request for this topic: the connection broke, timed out, or made no sense."""
         self._metrics.count_error(type(error).__name__)
         batch.last_error = error
         if batch.state is BatchState.DONE:
             return
         failure = failure_of(error)
         row = decide_failure(failure, {Condition.ACKS_0} if self._config.acks == 0 else ())
-        batch.maybe_persisted |= row.outcome is Outcome.UNKNOWN
+        if row.outcome is Outcome.UNKNOWN:
+            batch.doubt(topic_id)
+            self._transaction.epoch_is_spent = True  # with v1 a late copy could meet the next transaction
         if row.action is Action.FAIL:
             # Without acknowledgements nobody will ever tell, and a second copy would be our doing.
             self.give_up(batch, f"{failure.value}: {error}")
             return
         self._metadata.request_update()
-        self._retry(batch, now)
+        if not self._ends_now(batch):
+            self._retry(batch, now)
+
+    # ------------------------------------------------------------------------------------ without an answer
+
+    def end_at(self, batch: ProducerBatch, moment: Moment, why: str = "", *, in_flight: bool) -> bool:
+        """End a batch because of something that has passed; False if the table keeps it."""
+        holds = {
+            Condition.IN_FLIGHT: in_flight,
+            Condition.IN_DOUBT: batch.maybe_persisted,
+            Condition.ENDLESS: self._config.enable_endless_retries,
+        }
+        row = decide_moment(moment, {condition for condition, is_so in holds.items() if is_so})
+        if row.action is Action.KEEP:
+            batch.moments = tuple({*batch.moments, moment})
+            return False
+        batch.maybe_persisted |= row.outcome is Outcome.UNKNOWN
+        if not in_flight:
+            self._accumulator.forget(batch)
+        kind = DeliveryTimeoutError if moment is Moment.EXPIRED else DeliveryError
+        self.give_up(batch, why or reason_of(batch, moment), kind)
+        return True
+
+    def _ends_now(self, batch: ProducerBatch) -> bool:
+        """End a batch that would be sent again, if something has passed while it was in flight."""
+        moments, batch.moments = batch.moments, ()
+        return any(self.end_at(batch, moment, in_flight=False) for moment in moments)
+
+    def _end_behind(self, failed: ProducerBatch) -> None:
+        """A batch has failed: in gapless order those behind it fail, too, before any of their results is seen."""
+        if not self._config.enable_gapless_order or self._is_ending_behind:
+            return
+        self._is_ending_behind = True
+        try:
+            for batch in self._accumulator.behind(failed):
+                self.end_at(batch, Moment.BEHIND, in_flight=batch.state is BatchState.IN_FLIGHT)
+        finally:
+            self._is_ending_behind = False
 
     # --------------------------------------------------------------------------------- what becomes of a batch
 
@@ -264,6 +348,8 @@ class Answers:
         queue = batch.queue
         if batch.identity is not None and queue.sequence is not None:
             self._idempotence.acknowledged(queue.sequence, batch.identity, batch.broker or 0)
+        if base_offset >= 0:
+            self.losses.acknowledged(batch, base_offset, now)
         if batch.state is BatchState.DONE:
             return  # it expired meanwhile; its outcome was given as unknown
         self._metrics.records_acked += batch.record_count
@@ -358,6 +444,7 @@ class Answers:
                 self._transaction.must_abort(abortable(self._transaction, error))
         batch.give_up(error)
         self._accumulator.release(batch)
+        self._end_behind(batch)
 
     def _error(
         self,
@@ -368,24 +455,12 @@ class Answers:
         count: int | None = None,
         requires_reinit: bool = False,
     ) -> DeliveryError:
-        queue = batch.queue
-        elapsed = self._loop.time() - batch.created
-        outcome = batch.outcome
-        count = batch.live_count if count is None else count
-        where = f"{queue.topic}-{queue.partition}"
-        what = f"1 record for {where} was" if count == 1 else f"{count} records for {where} were"
-        tries = "1 attempt" if batch.attempts == 1 else f"{batch.attempts} attempts"
-        subject, is_ = ("it", "is") if count == 1 else ("they", "are")
-        known = f"{is_} not" if outcome is Outcome.NOT_PERSISTED else "may be"
-        return kind(
-            f"{what} given up after {elapsed:.3f} s and {tries}: {reason} ({subject} {known} in the log)",
-            outcome=outcome,
-            topic=queue.topic,
-            partition=queue.partition,
-            broker=batch.broker,
-            attempts=batch.attempts,
-            elapsed=elapsed,
-            last_error=batch.last_error,
+        return error_of(
+            batch,
+            reason,
+            kind,
+            elapsed=self._loop.time() - batch.created,
+            count=batch.live_count if count is None else count,
             requires_abort=self._transaction.is_used and not requires_reinit,
             requires_reinit=requires_reinit,
         )

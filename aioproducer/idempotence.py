@@ -119,6 +119,12 @@ class Idempotence:
         producer_id, epoch, _ = self.identity
         self.identity = ProducerIdentity(producer_id, epoch + 1) if epoch < LAST_EPOCH else None
 
+    def discard(self, identity: ProducerIdentity) -> None:
+        """Stop using a producer id that another producer uses too; the next one comes from a broker."""
+        assert not identity.is_transactional
+        if self.identity is not None and self.identity.producer_id == identity.producer_id:
+            self.identity = None
+
     def take(self, sequence: PartitionSequence, record_count: int) -> int:
         """The first sequence of a new batch."""
         first = sequence.next_sequence

@@ -36,6 +36,7 @@ class Action(Enum):
 
     # any request
     SUCCEED = "succeed"
+    KEEP = "go on with it"
     DUPLICATE = "succeed; the broker has forgotten at which offset"
     RETRY = "try again after the back-off"
     FAIL = "fail"
@@ -44,7 +45,10 @@ class Action(Enum):
     RETRY_SOON = "try again after some milliseconds, jittered"
     HOLD = "send again, the same bytes, once the batches before it have ended"
     RENUMBER = "send again under a new epoch"
+    NEW_PRODUCER_ID = "send again under a new producer id"
     SPLIT = "send again in two halves"
+    RENEGOTIATE = "ask the broker for its versions again, on a new connection, and try again"
+    DAMAGED = "fail; the bytes were damaged in this process's memory"
     RESEND_INNOCENT = "fail the records that were named, send the others again under a new epoch"
     # transactions; FAIL of a record in a transaction means ABORT too
     ABORT = "fail; the transaction must be aborted"
@@ -63,10 +67,17 @@ class Condition(Enum):
 
     FOLLOWER = "a batch before it, of the same partition, has not ended"
     IN_DOUBT = "an earlier attempt may have been persisted"
+    DAMAGED = "the bytes of the batch no longer match the checksum that was made of them"
+    SECOND_TIME = "the broker has answered the same to these bytes before"
+    THIRD_TIME = "the broker has answered the same to these bytes twice before"
     SEVERAL_RECORDS = "the batch holds more than one record"
     RECORD_ERRORS = "the broker named the records that it refuses (KIP-467)"
     NOT_IDEMPOTENT = "the batch carries no sequence"
     VERIFICATION = "the message says that the partition could not be verified to be in the transaction"
+    STALE = "the producer has another producer id or epoch by now than the batch"
+    IN_FLIGHT = "it was written and is not answered"
+    GAPLESS = "enable_gapless_order is on"
+    ENDLESS = "enable_endless_retries is on"
     ACKS_0 = "no acknowledgement was asked for"
     TRANSACTION = "the batch belongs to a transaction"
     REPETITION = (
@@ -91,6 +102,13 @@ class Failure(Enum):
     NO_COMMON_VERSION = "no version of the request is spoken by both sides"
 
 
+class Moment(Enum):
+    """What may end a batch besides an answer. A batch that is kept is looked at again before it would be sent again."""
+
+    EXPIRED = "delivery_timeout_ms has passed"
+    BEHIND = "a record before it, of the same partition, has failed, and enable_gapless_order is on"
+
+
 class Row(NamedTuple):
     """A decision. `outcome` is what this one attempt says about the records, or about the transaction's end."""
 
@@ -105,7 +123,7 @@ class Rule(NamedTuple):
     row: Row
 
 
-Key = tuple[ApiKey, int] | Failure | tuple[ApiKey, Failure]
+Key = tuple[ApiKey, int] | Failure | Moment | tuple[ApiKey, Failure]
 
 _A, _C = Action, Condition
 _NO, _MAYBE = Outcome.NOT_PERSISTED, Outcome.UNKNOWN
@@ -124,15 +142,34 @@ def _produce() -> dict[Key, tuple[Rule, ...]]:
     unnumbered_or_follower = (_rule(_A.FAIL, no, _C.NOT_IDEMPOTENT), _rule(_A.HOLD, no, _C.FOLLOWER))
     head = (_rule(_A.FAIL, maybe, _C.IN_DOUBT), _rule(_A.RENUMBER, no))
     lost = (*unnumbered_or_follower, abort, *head)
+    # The broker knows a later epoch than the batch's. If that is the producer's own, nothing is wrong with it; if not,
+    # another producer goes by this id, and the next epoch may be taken, too.
+    epoch = (
+        _rule(_A.REINIT, no, _C.TRANSACTION, _C.V1),
+        *unnumbered_or_follower,
+        abort,
+        _rule(_A.FAIL, maybe, _C.IN_DOUBT),
+        _rule(_A.RENUMBER, no, _C.STALE),
+        _rule(_A.NEW_PRODUCER_ID, no),
+    )
     too_large = (
         _rule(_A.FAIL, maybe, _C.IN_DOUBT),
         _rule(_A.SPLIT, no, _C.SEVERAL_RECORDS),
         fail,
     )
+    # Damaged on its way, the batch arrives whole the next time; refused three times, it is not the way that damages it.
+    corrupt = (_rule(_A.DAMAGED, no, _C.DAMAGED), _rule(_A.FAIL, no, _C.THIRD_TIME), retry)
+    # The versions that a connection began with are not those of a broker that was replaced by an older one meanwhile.
+    too_new = (
+        _rule(_A.ABORT, no, _C.TRANSACTION, _C.SECOND_TIME),
+        _rule(_A.FAIL, no, _C.SECOND_TIME),
+        _rule(_A.RENEGOTIATE, no),
+    )
     # Validation comes before the check for duplicates (UnifiedLog.append), so it says nothing of earlier attempts.
     invalid = (
         abort,
         _rule(_A.FAIL, maybe, _C.IN_DOUBT),
+        _rule(_A.FAIL, no, _C.GAPLESS),
         _rule(_A.RESEND_INNOCENT, no, _C.RECORD_ERRORS),
         fail,
     )
@@ -141,7 +178,7 @@ def _produce() -> dict[Key, tuple[Rule, ...]]:
         Code.NONE: (_rule(_A.ABORT, maybe, _C.REPETITION), _rule(_A.SUCCEED, no)),
         Code.DUPLICATE_SEQUENCE_NUMBER: (_rule(_A.ABORT, maybe, _C.REPETITION), _rule(_A.DUPLICATE, no)),
         # try again
-        Code.CORRUPT_MESSAGE: (retry,),
+        Code.CORRUPT_MESSAGE: corrupt,
         Code.REQUEST_TIMED_OUT: (_rule(_A.RETRY, maybe),),
         Code.COORDINATOR_LOAD_IN_PROGRESS: (retry,),
         Code.COORDINATOR_NOT_AVAILABLE: (retry,),
@@ -167,13 +204,14 @@ def _produce() -> dict[Key, tuple[Rule, ...]]:
         Code.OUT_OF_ORDER_SEQUENCE_NUMBER: lost,
         Code.UNKNOWN_PRODUCER_ID: lost,
         # In a transaction: fenced, or timed out. With v2 the answer to the abort tells, v1 does not.
-        Code.INVALID_PRODUCER_EPOCH: (_rule(_A.REINIT, no, _C.TRANSACTION, _C.V1), *lost),
+        Code.INVALID_PRODUCER_EPOCH: epoch,
         Code.INVALID_PRODUCER_ID_MAPPING: (reinit, *unnumbered_or_follower, *head),
         # refused
         Code.MESSAGE_TOO_LARGE: too_large,
         Code.RECORD_LIST_TOO_LARGE: too_large,
         Code.INVALID_RECORD: invalid,
         Code.INVALID_TIMESTAMP: invalid,
+        Code.UNSUPPORTED_VERSION: too_new,
         Code.INVALID_TXN_STATE: (abort, fail),
         Code.TRANSACTION_ABORTABLE: (abort, fail),
         Code.PRODUCER_FENCED: (reinit, fail),
@@ -184,7 +222,6 @@ def _produce() -> dict[Key, tuple[Rule, ...]]:
         Code.INVALID_REQUIRED_ACKS,
         Code.TOPIC_AUTHORIZATION_FAILED,
         Code.CLUSTER_AUTHORIZATION_FAILED,
-        Code.UNSUPPORTED_VERSION,
         Code.INVALID_REQUEST,
         Code.UNSUPPORTED_FOR_MESSAGE_FORMAT,
         Code.POLICY_VIOLATION,
@@ -336,6 +373,25 @@ def _failures() -> dict[Key, tuple[Rule, ...]]:
     }
 
 
+def _moments() -> dict[Key, tuple[Rule, ...]]:
+    """Without an answer, too, and without a request that it would belong to."""
+    return {
+        Moment.EXPIRED: (
+            _rule(_A.KEEP, _MAYBE, _C.ENDLESS, _C.IN_FLIGHT),
+            _rule(_A.KEEP, _MAYBE, _C.ENDLESS, _C.IN_DOUBT),
+            _rule(_A.FAIL, _MAYBE, _C.IN_FLIGHT),
+            _rule(_A.FAIL, _MAYBE, _C.IN_DOUBT),
+            _rule(_A.FAIL, _NO),
+        ),
+        # What is in flight behind a record that is not in the log is refused for its sequence.
+        Moment.BEHIND: (
+            _rule(_A.KEEP, _MAYBE, _C.IN_FLIGHT),
+            _rule(_A.FAIL, _MAYBE, _C.IN_DOUBT),
+            _rule(_A.FAIL, _NO),
+        ),
+    }
+
+
 UNKNOWN_CODES: Mapping[ApiKey, tuple[Rule, ...]] = MappingProxyType(
     {
         ApiKey.PRODUCE: (_rule(_A.ABORT, _MAYBE, _C.TRANSACTION), _rule(_A.FAIL, _MAYBE)),
@@ -362,9 +418,25 @@ TABLE: Mapping[Key, tuple[Rule, ...]] = MappingProxyType(
         **_coordinators(),
         **_ends_of_transactions(),
         **_failures(),
+        **_moments(),
     }
 )
 
+
+SENDS_AGAIN = frozenset(
+    {
+        Action.RETRY,
+        Action.REFRESH,
+        Action.RETRY_SOON,
+        Action.RENEGOTIATE,
+        Action.HOLD,
+        Action.RENUMBER,
+        Action.NEW_PRODUCER_ID,
+        Action.SPLIT,
+        Action.RESEND_INNOCENT,
+    }
+)
+"""Actions after which records are sent once more, unless a moment has passed that ends them."""
 
 _ADVICE: Mapping[int, str] = MappingProxyType(
     {
@@ -385,6 +457,14 @@ def advice(code: int) -> str:
     return f"; {_ADVICE[code]}" if code in _ADVICE else ""
 
 
+_UNKNOWN_SEQUENCES = frozenset({Code.OUT_OF_ORDER_SEQUENCE_NUMBER, Code.UNKNOWN_PRODUCER_ID})
+
+
+def doubts_the_log(code: int) -> bool:
+    """Whether a broker that answers so, behind a batch that it acknowledged, may have lost that one."""
+    return code in _UNKNOWN_SEQUENCES
+
+
 def reinit_error(code: int) -> type[TransactionReinitError]:
     """The error of a producer that this code shuts out of its transactional id."""
     fenced = code in (Code.INVALID_PRODUCER_EPOCH, Code.PRODUCER_FENCED)
@@ -400,9 +480,19 @@ def decide(api: ApiKey, code: int, conditions: Conditions = ()) -> Row:
     return _first(TABLE.get((api, code)) or UNKNOWN_CODES[api], conditions)
 
 
+def depends_on(api: ApiKey, code: int, condition: Condition) -> bool:
+    """Whether a rule for this error code needs the condition, which may be expensive to find out."""
+    return any(condition in rule.when for rule in TABLE.get((api, code), ()))
+
+
 def decide_failure(failure: Failure, conditions: Conditions = ()) -> Row:
     """The row for a request that ended without an error code."""
     return _first(TABLE[failure], conditions)
+
+
+def decide_moment(moment: Moment, conditions: Conditions = ()) -> Row:
+    """The row for something that may end a batch besides an answer."""
+    return _first(TABLE[moment], conditions)
 
 
 def failure_of(error: BaseException) -> Failure:

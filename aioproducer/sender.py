@@ -15,14 +15,13 @@ from typing import Any
 from aioproducer._record_path import PartitionQueue
 from aioproducer.accumulator import NO_NODE, Accumulator
 from aioproducer.answers import Answers
-from aioproducer.batch import BatchState, ProducerBatch
+from aioproducer.batch import NAMED, BatchState, ProducerBatch
 from aioproducer.brokers import Brokers
 from aioproducer.cluster import NO_TOPIC_ID
 from aioproducer.config import ProducerConfig
 from aioproducer.connection import LATE_TIMER, Connection
 from aioproducer.coordinator import Coordinator
 from aioproducer.errors import (
-    DeliveryTimeoutError,
     KafkaError,
     TransactionAbortedError,
     UnsupportedVersionError,
@@ -30,7 +29,9 @@ from aioproducer.errors import (
 from aioproducer.idempotence import Idempotence, PartitionSequence
 from aioproducer.metadata import Metadata
 from aioproducer.metrics import Metrics
+from aioproducer.outcomes import Moment
 from aioproducer.producer_id import ProducerIdSource
+from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.produce import Appended, ProduceBatches
 from aioproducer.transaction import Transaction, TransactionState, abortable
 from aioproducer.wakeup import WakeUp
@@ -106,6 +107,7 @@ class Sender:
         if self._metadata.version != self._seen_metadata:
             self._seen_metadata = self._metadata.version
             self._accumulator.file_queues(self._metadata.cluster)
+            self._answers.losses.look_at(self._metadata.cluster, now)
         if self._producer_ids.refused is not None:
             self._refuse_all(self._producer_ids.refused)
             self._producer_ids.refused = None
@@ -129,6 +131,8 @@ class Sender:
         if self._transaction.is_used:
             if self._transaction.has_to_join:
                 self._coordinator.add_partitions()
+            if (watch_again := self._coordinator.watch(now)) is not None:
+                times.append(watch_again)
         elif self._idempotence.needs_identity and (nodes or not self._producer_ids.was_asked):
             # At the start, so that the first record need not wait for it; later, if the last epoch is used up.
             self._producer_ids.ask()
@@ -237,7 +241,7 @@ class Sender:
                     self._wake.set()  # the next pass gives up what was not sent
                 elif self._idempotence.identity is not None:
                     self._idempotence.bump()
-                self._renumber(queue)
+                self._leave_old_topic(queue, topic_id.int)
             queue.sequence = sequence
         return sequence
 
@@ -248,19 +252,40 @@ class Sender:
         if before is not None and sequence.identity != before:
             self._renumber(queue)
 
+    def _leave_old_topic(self, queue: PartitionQueue, topic_id: int) -> None:
+        """Send to the topic with this id what was numbered for one that is gone, unless it may be in its log already.
+
+        A batch that was addressed by the old topic's id can't be there, whatever has become of it
+        (ReplicaManager.getPartitionOrException compares the ids before the append).
+        """
+        for batch in list(queue.batches):
+            if batch.state is BatchState.DONE or (not batch.is_numbered and not batch.doubted_in):
+                continue
+            if batch.may_be_in(topic_id) or (self._transaction.is_used and batch.maybe_persisted):
+                self._give_up_in_doubt(
+                    batch,
+                    "the topic was re-created before the records were acknowledged; they may be in the old log or "
+                    "in the new one",
+                )
+            else:
+                batch.leave_for(topic_id)
+
     def _renumber(self, queue: PartitionQueue) -> None:
         """Numbers of an old epoch are worth nothing: batches get new ones, unless they may be in the log already."""
         for batch in list(queue.batches):
-            if not batch.is_numbered:
+            if batch.state is BatchState.DONE or not batch.is_numbered:
                 continue
             if batch.maybe_persisted:
-                self._accumulator.forget(batch)
-                self._answers.give_up(
+                self._give_up_in_doubt(
                     batch, "the broker lost track of this producer before it acknowledged the records"
                 )
-                self._wake.set()  # for what stood behind it
             else:
                 batch.number(None, -1)
+
+    def _give_up_in_doubt(self, batch: ProducerBatch, reason: str) -> None:
+        self._accumulator.forget(batch)
+        self._answers.give_up(batch, reason)
+        self._wake.set()  # for what stood behind it
 
     # --------------------------------------------------------------------------------------------- a request
 
@@ -345,8 +370,9 @@ class Sender:
         for batch in batches:
             batch.queue.in_flight.remove(batch)
         if error is not None:
+            addressed = self._addressed(connection, topics)
             for batch in batches:
-                self._answers.broken(batch, error, now)
+                self._answers.broken(batch, error, now, addressed[batch.queue.topic])
         elif self._config.acks == 0:
             for batch in batches:
                 self._answers.complete(batch, now)
@@ -354,7 +380,8 @@ class Sender:
             self._answers.appended(batches, response, now)
         else:
             names = {topic_id: name for name, topic_id, _ in topics.values()}
-            self._answers.read(connection.node.node_id, batches, names, response, now)
+            addressed = self._addressed(connection, topics)
+            self._answers.read(connection.node.node_id, batches, names, addressed, response, now)
         for batch in batches:
             self._accumulator.touch(batch.queue)
         connection_will_wake = (
@@ -365,6 +392,19 @@ class Sender:
         )
         if not connection_will_wake:
             self._wake.set()
+
+    def _addressed(
+        self, connection: Connection, topics: dict[str, tuple[str, int, list[ProducerBatch]]]
+    ) -> dict[str, int]:
+        """The ids by which a request to this broker addressed its topics, by name: NAMED where it did so by name."""
+        known = connection.versions.ranges.get(ApiKey.PRODUCE)
+        by_id = (
+            known is not None
+            and known.max > LAST_VERSION_WITH_TOPIC_NAMES
+            and all(topic_id for _, topic_id, _ in topics.values())
+            and not self._transaction.is_used
+        )
+        return {name: topic_id if by_id else NAMED for name, topic_id, _ in topics.values()}
 
     def _expire_all(self, now: float) -> bool:
         """End what has passed its delivery timeout; True if that has to wait a moment.
@@ -384,16 +424,17 @@ class Sender:
 
     def _expire(self, batch: ProducerBatch, now: float) -> None:
         """The delivery timeout has passed."""
-        if batch.state is BatchState.IN_FLIGHT:
-            batch.maybe_persisted = True  # the answer that may still come is too late
-        else:
-            self._accumulator.forget(batch)
+        if batch.state is BatchState.DONE:
+            return  # one before it failed, and it with that one
         if batch.attempts == 0:
             batch.last_error, why = self._why_not_sent(batch.queue.node_id)
             reason = f"{why}; nothing was sent"
         else:
             reason = f"the last error was: {batch.last_error!r}" if batch.last_error else "no broker answered"
-        self._answers.give_up(batch, f"delivery timed out: {reason}", DeliveryTimeoutError)
+        why = f"delivery timed out: {reason}"
+        in_flight = batch.state is BatchState.IN_FLIGHT
+        if not self._answers.end_at(batch, Moment.EXPIRED, why, in_flight=in_flight):
+            self._accumulator.postpone(batch, now + self._config.delivery_timeout)
 
     def _why_not_sent(self, node_id: int) -> tuple[KafkaError | None, str]:
         if self._idempotence.needs_identity:
@@ -413,6 +454,8 @@ class Sender:
     def abort(self, reason: str) -> None:
         """Give up everything that is left: called by close() when its time is over."""
         for batch in list(self._accumulator.incomplete):
+            if batch.state is BatchState.DONE:
+                continue  # one before it failed, and it with that one
             if batch.state is BatchState.IN_FLIGHT:
                 batch.maybe_persisted = True
             else:

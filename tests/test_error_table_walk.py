@@ -11,11 +11,11 @@ from functools import partial
 import pytest
 
 from aioproducer import outcomes
-from aioproducer.outcomes import Action, Condition, Failure, Row
+from aioproducer.outcomes import Action, Condition, Failure, Moment, Row
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode as Code
 from aioproducer.types import Outcome
-from tests.error_table import connections, coordinators, failures, produce
+from tests.error_table import connections, coordinators, failures, moments, produce
 from tests.error_table.stage import OTHER, Cell, cells, consulted
 from tests.test_outcomes import ELSE, ROWS, rows_by_code
 
@@ -40,7 +40,6 @@ ABORTING = (
     Code.INVALID_REQUIRED_ACKS,
     Code.TOPIC_AUTHORIZATION_FAILED,
     Code.CLUSTER_AUTHORIZATION_FAILED,
-    Code.UNSUPPORTED_VERSION,
     Code.INVALID_REQUEST,
     Code.UNSUPPORTED_FOR_MESSAGE_FORMAT,
     Code.POLICY_VIOLATION,
@@ -58,7 +57,7 @@ OF_GROUPS = (Code.GROUP_AUTHORIZATION_FAILED, Code.TRANSACTION_ABORTABLE)
 CONNECTION_LOST = (Failure.CUT, Failure.TIMED_OUT, Failure.WRONG_CORRELATION_ID, Failure.UNDECODABLE)
 
 # Where something holds: of what, what has to hold, and what is done then.
-CONDITIONED: list[tuple[ApiKey | None, tuple[Code | Failure | None, ...], set[Condition], Row]] = [
+CONDITIONED: list[tuple[ApiKey | None, tuple[Code | Failure | Moment | None, ...], set[Condition], Row]] = [
     (PRODUCE, (Code.NONE, Code.DUPLICATE_SEQUENCE_NUMBER), {C.REPETITION}, Row(Action.ABORT, MAYBE)),
     (PRODUCE, LOST, {C.NOT_IDEMPOTENT}, Row(Action.FAIL, NO)),
     (PRODUCE, LOST, {C.FOLLOWER}, Row(Action.HOLD, NO)),
@@ -66,10 +65,16 @@ CONDITIONED: list[tuple[ApiKey | None, tuple[Code | Failure | None, ...], set[Co
     (PRODUCE, LOST[:3], {C.TRANSACTION}, Row(Action.ABORT, NO)),
     (PRODUCE, LOST[3:], {C.TRANSACTION}, Row(Action.REINIT, NO)),
     (PRODUCE, (Code.INVALID_PRODUCER_EPOCH,), {C.TRANSACTION, C.V1}, Row(Action.REINIT, NO)),
+    (PRODUCE, (Code.CORRUPT_MESSAGE,), {C.DAMAGED}, Row(Action.DAMAGED, NO)),
+    (PRODUCE, (Code.CORRUPT_MESSAGE,), {C.THIRD_TIME}, Row(Action.FAIL, NO)),
+    (PRODUCE, (Code.UNSUPPORTED_VERSION,), {C.SECOND_TIME}, Row(Action.FAIL, NO)),
+    (PRODUCE, (Code.UNSUPPORTED_VERSION,), {C.TRANSACTION, C.SECOND_TIME}, Row(Action.ABORT, NO)),
+    (PRODUCE, (Code.INVALID_PRODUCER_EPOCH,), {C.STALE}, Row(Action.RENUMBER, NO)),
     (PRODUCE, TOO_LARGE, {C.IN_DOUBT}, Row(Action.FAIL, MAYBE)),
     (PRODUCE, TOO_LARGE, {C.SEVERAL_RECORDS}, Row(Action.SPLIT, NO)),
     (PRODUCE, INVALID, {C.TRANSACTION}, Row(Action.ABORT, NO)),
     (PRODUCE, INVALID, {C.IN_DOUBT}, Row(Action.FAIL, MAYBE)),
+    (PRODUCE, INVALID, {C.GAPLESS}, Row(Action.FAIL, NO)),
     (PRODUCE, INVALID, {C.RECORD_ERRORS}, Row(Action.RESEND_INNOCENT, NO)),
     (PRODUCE, (Code.NOT_ENOUGH_REPLICAS,), {C.TRANSACTION, C.VERIFICATION}, Row(Action.RETRY_SOON, NO)),
     (PRODUCE, (Code.CONCURRENT_TRANSACTIONS,), {C.TRANSACTION}, Row(Action.RETRY_SOON, NO)),
@@ -90,6 +95,14 @@ CONDITIONED: list[tuple[ApiKey | None, tuple[Code | Failure | None, ...], set[Co
     (None, (Failure.FOREIGN_PARTITION,), set(), Row(Action.REFRESH, MAYBE)),
     (None, (Failure.NOT_WRITTEN,), set(), Row(Action.REFRESH, NO)),
     (None, (Failure.NO_COMMON_VERSION,), set(), Row(Action.FAIL, NO)),
+    (None, (Moment.EXPIRED,), {C.ENDLESS, C.IN_FLIGHT}, Row(Action.KEEP, MAYBE)),
+    (None, (Moment.EXPIRED,), {C.ENDLESS, C.IN_DOUBT}, Row(Action.KEEP, MAYBE)),
+    (None, (Moment.EXPIRED,), {C.IN_FLIGHT}, Row(Action.FAIL, MAYBE)),
+    (None, (Moment.EXPIRED,), {C.IN_DOUBT}, Row(Action.FAIL, MAYBE)),
+    (None, (Moment.EXPIRED,), set(), Row(Action.FAIL, NO)),
+    (None, (Moment.BEHIND,), {C.IN_FLIGHT}, Row(Action.KEEP, MAYBE)),
+    (None, (Moment.BEHIND,), {C.IN_DOUBT}, Row(Action.FAIL, MAYBE)),
+    (None, (Moment.BEHIND,), set(), Row(Action.FAIL, NO)),
 ]
 
 
@@ -118,6 +131,8 @@ def scenes(cell: Cell) -> dict[str, tuple[Scene, Row]]:
     row = DECIDED.get(cell, cell.row)
     if isinstance(cell.what, Failure):
         return {"": (partial(failures.walk, cell), row)}
+    if isinstance(cell.what, Moment):
+        return {"": (partial(_one, partial(moments.walk, cell)), row)}
     assert cell.api is not None
     for code in codes(cell):
         name = f"code {code}" if cell.what is None else ""
@@ -144,6 +159,7 @@ def _one(play: Callable[[], Row]) -> list[Row]:
 
 def codes(cell: Cell) -> list[int]:
     """The codes that it is played with; for those in no row, one that has a name and one that has none."""
+    assert not isinstance(cell.what, Moment)
     if cell.what is not None:
         return [int(cell.what)]
     known = next(code for code in Code if (cell.api, int(code)) not in outcomes.TABLE)

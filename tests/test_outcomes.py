@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from pathlib import Path
 
 import pytest
@@ -15,16 +14,20 @@ from aioproducer.outcomes import (
     Action,
     Condition,
     Failure,
+    Moment,
     Row,
     advice,
     decide,
     decide_failure,
+    decide_moment,
+    depends_on,
     failure_of,
     reinit_error,
 )
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.types import Outcome
+from tests.error_table.decisions import compiled_decisions, decisions
 
 PACKAGE = Path(__file__).parent.parent / "aioproducer"
 NO, MAYBE = Outcome.NOT_PERSISTED, Outcome.UNKNOWN
@@ -83,6 +86,30 @@ def test_each_failure_has_a_row_whatever_holds(failure):
         assert isinstance(decide_failure(failure, conditions), Row)
 
 
+@pytest.mark.parametrize("moment", Moment)
+def test_each_moment_has_a_row_whatever_holds(moment):
+    for conditions in ((), set(Condition), *({condition} for condition in Condition)):
+        assert isinstance(decide_moment(moment, conditions), Row)
+
+
+def test_only_endless_retries_keep_a_batch_beyond_its_time():
+    endless = {Condition.ENDLESS}
+    assert decide_moment(Moment.EXPIRED) == Row(Action.FAIL, NO)
+    assert decide_moment(Moment.EXPIRED, {Condition.IN_FLIGHT}) == Row(Action.FAIL, MAYBE)
+    assert decide_moment(Moment.EXPIRED, {Condition.IN_DOUBT}) == Row(Action.FAIL, MAYBE)
+    assert decide_moment(Moment.EXPIRED, endless) == Row(Action.FAIL, NO), "nothing is in doubt"
+    assert decide_moment(Moment.EXPIRED, {Condition.IN_FLIGHT, *endless}) == Row(Action.KEEP, MAYBE)
+    assert decide_moment(Moment.EXPIRED, {Condition.IN_DOUBT, *endless}) == Row(Action.KEEP, MAYBE)
+
+
+def test_in_gapless_order_a_batch_behind_a_failed_one_fails_with_its_answer_at_the_latest():
+    assert decide_moment(Moment.BEHIND) == Row(Action.FAIL, NO)
+    assert decide_moment(Moment.BEHIND, {Condition.IN_DOUBT}) == Row(Action.FAIL, MAYBE)
+    assert decide_moment(Moment.BEHIND, {Condition.IN_FLIGHT}) == Row(Action.KEEP, MAYBE)
+    for code in (ErrorCode.INVALID_RECORD, ErrorCode.INVALID_TIMESTAMP):
+        assert decide(PRODUCE, code, {Condition.RECORD_ERRORS, Condition.GAPLESS}) == Row(Action.FAIL, NO)
+
+
 def test_each_entry_ends_with_a_rule_that_needs_nothing_and_none_stands_behind_it():
     for key, rules in [*TABLE.items(), *UNKNOWN_CODES.items()]:
         assert not rules[-1].when, key
@@ -129,6 +156,7 @@ E = ErrorCode
 ROWS = {
     ApiKey.PRODUCE: {
         Row(Action.DUPLICATE, NO): {E.DUPLICATE_SEQUENCE_NUMBER},
+        Row(Action.RENEGOTIATE, NO): {E.UNSUPPORTED_VERSION},
         Row(Action.RETRY, NO): {
             E.CORRUPT_MESSAGE,
             E.COORDINATOR_LOAD_IN_PROGRESS,
@@ -145,9 +173,9 @@ ROWS = {
         Row(Action.RENUMBER, NO): {
             E.OUT_OF_ORDER_SEQUENCE_NUMBER,
             E.UNKNOWN_PRODUCER_ID,
-            E.INVALID_PRODUCER_EPOCH,
             E.INVALID_PRODUCER_ID_MAPPING,
         },
+        Row(Action.NEW_PRODUCER_ID, NO): {E.INVALID_PRODUCER_EPOCH},
         Row(Action.FAIL, NO): {
             E.MESSAGE_TOO_LARGE,
             E.RECORD_LIST_TOO_LARGE,
@@ -161,7 +189,6 @@ ROWS = {
             E.INVALID_REQUIRED_ACKS,
             E.TOPIC_AUTHORIZATION_FAILED,
             E.CLUSTER_AUTHORIZATION_FAILED,
-            E.UNSUPPORTED_VERSION,
             E.INVALID_REQUEST,
             E.UNSUPPORTED_FOR_MESSAGE_FORMAT,
             E.POLICY_VIOLATION,
@@ -299,7 +326,11 @@ def test_each_code_leads_to_what_was_decided_for_it_where_nothing_else_holds(api
 
 @pytest.mark.parametrize("version", [Condition.V1, Condition.V2], ids=lambda version: version.name)
 def test_in_a_transaction_what_fails_a_record_aborts_it_and_what_fences_needs_a_new_epoch(version):
-    refused = ROWS[PRODUCE][Row(Action.FAIL, NO)] | ROWS[PRODUCE][Row(Action.RENUMBER, NO)]
+    refused = {
+        code
+        for action in (Action.FAIL, Action.RENUMBER, Action.NEW_PRODUCER_ID)
+        for code in ROWS[PRODUCE][Row(action, NO)]
+    }
     fenced = {E.PRODUCER_FENCED, E.INVALID_PRODUCER_ID_MAPPING, E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED}
     if version is Condition.V1:
         fenced |= {E.INVALID_PRODUCER_EPOCH}
@@ -364,7 +395,9 @@ LOST = [
 
 @pytest.mark.parametrize("code", LOST, ids=lambda code: code.name)
 def test_a_refused_sequence_is_repaired_by_a_new_epoch_unless_the_batch_is_in_doubt(code):
-    assert decide(PRODUCE, code) == Row(Action.RENUMBER, NO)
+    is_epoch = code is ErrorCode.INVALID_PRODUCER_EPOCH
+    assert decide(PRODUCE, code, {Condition.STALE}) == Row(Action.RENUMBER, NO)
+    assert decide(PRODUCE, code).action is (Action.NEW_PRODUCER_ID if is_epoch else Action.RENUMBER)
     assert decide(PRODUCE, code, {Condition.FOLLOWER}) == Row(Action.HOLD, NO)
     assert decide(PRODUCE, code, {Condition.FOLLOWER, Condition.IN_DOUBT}) == Row(Action.HOLD, NO)
     assert decide(PRODUCE, code, {Condition.IN_DOUBT}) == Row(Action.FAIL, MAYBE)
@@ -376,14 +409,37 @@ def test_in_a_transaction_no_batch_ever_gets_other_numbers(code):
     for condition in Condition:
         for version in (Condition.V1, Condition.V2):
             row = decide(PRODUCE, code, {Condition.TRANSACTION, version, condition})
-            assert row.action not in (Action.RENUMBER, Action.RESEND_INNOCENT)
+            assert row.action not in (Action.RENUMBER, Action.NEW_PRODUCER_ID, Action.RESEND_INNOCENT)
 
 
 def test_a_fenced_epoch_needs_the_answer_to_an_abort_with_v2_and_a_new_start_with_v1():
     code = ErrorCode.INVALID_PRODUCER_EPOCH
     assert decide(PRODUCE, code, {Condition.TRANSACTION, Condition.V2}).action is Action.ABORT
     assert decide(PRODUCE, code, {Condition.TRANSACTION, Condition.V1}).action is Action.REINIT
-    assert decide(PRODUCE, code, {Condition.V1}).action is Action.RENUMBER
+    assert decide(PRODUCE, code, {Condition.V1}).action is Action.NEW_PRODUCER_ID
+
+
+def test_a_corrupt_batch_is_sent_three_times_unless_it_was_damaged_here():
+    code = ErrorCode.CORRUPT_MESSAGE
+    for others in (set(), {Condition.IN_DOUBT}, {Condition.FOLLOWER}, IN_TRANSACTION):
+        assert decide(PRODUCE, code, others) == Row(Action.RETRY, NO)
+        assert decide(PRODUCE, code, {Condition.THIRD_TIME, *others}) == Row(Action.FAIL, NO)
+        assert decide(PRODUCE, code, {Condition.DAMAGED, *others}) == Row(Action.DAMAGED, NO)
+        assert decide(PRODUCE, code, {Condition.DAMAGED, Condition.THIRD_TIME}) == Row(Action.DAMAGED, NO)
+
+
+def test_a_version_that_the_broker_does_not_know_is_negotiated_again_once():
+    code = ErrorCode.UNSUPPORTED_VERSION
+    assert decide(PRODUCE, code, IN_TRANSACTION) == Row(Action.RENEGOTIATE, NO)
+    assert decide(PRODUCE, code, {Condition.SECOND_TIME}) == Row(Action.FAIL, NO)
+    assert decide(PRODUCE, code, {Condition.SECOND_TIME, *IN_TRANSACTION}) == Row(Action.ABORT, NO)
+
+
+def test_the_table_says_which_codes_need_an_expensive_condition():
+    needed = {code for code in ErrorCode if depends_on(PRODUCE, code, Condition.DAMAGED)}
+
+    assert needed == {ErrorCode.CORRUPT_MESSAGE}
+    assert not depends_on(PRODUCE, 9999, Condition.DAMAGED)
 
 
 @pytest.mark.parametrize("code", [ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE])
@@ -577,40 +633,51 @@ def test_who_is_shut_out_by_another_producer_is_called_fenced(code):
 
 # ------------------------------------------------------------------------------------------- nobody else decides
 
-
-def asks_the_table(operand: ast.expr) -> bool:
-    call = operand.value if isinstance(operand, ast.Attribute) else operand
-    return isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "decide"
-
-
-def decisions(source: str) -> list[int]:
-    """Lines that compare something with an error code, or with a member of ErrorCode."""
-    found = []
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Compare):
-            # `decide(api, answer.error_code).action is ...` asks the table.
-            operands = [operand for operand in (node.left, *node.comparators) if not asks_the_table(operand)]
-            names = {
-                sub.attr
-                for operand in operands
-                for sub in ast.walk(operand)
-                if isinstance(sub, ast.Attribute)
-            }
-            plain = {sub.id for operand in operands for sub in ast.walk(operand) if isinstance(sub, ast.Name)}
-            if names & {"error_code", "partition_error_code"} or plain & {"ErrorCode", "Code"}:
-                found.append(node.lineno)
-        if isinstance(node, ast.Match) and any("ErrorCode" in ast.dump(case.pattern) for case in node.cases):
-            found.append(node.lineno)
-    return found
+DECIDE_THEMSELVES = {
+    ("answers.py", "Answers._partition_answered"): "a success needs no look at what holds of the batch",
+    ("refusals.py", "refusal_of"): "the text of an answer whose success was refused",
+    ("answers.py", "Answers._is_repetition"): "a condition that the table asks for",
+    ("cluster.py", "Cluster.topic"): "whether a snapshot has the topic",
+    ("cluster.py", "_merging_topic"): "whether an answer has partitions of the topic",
+    ("coordinator.py", "_worst_of_fetched"): "an error of the group comes before those of its partitions",
+    ("metadata.py", "Metadata._too_late"): "whether a snapshot has the topic",
+    ("protocol/api.py", "_begun"): "the shape of a refused ApiVersions answer (KIP-511)",
+}
+"""Functions that look at a code, and why none of them decides what an error means."""
+READ_COMPILED = {
+    "if end - at < fixed or get_int(at + 4, 2) != 0:": "any error is left to the declared decoder",
+    "if is_flexible and (at[0] != 0 or at[1] != 0) or not is_flexible and get_int(at, 2) != -1:": "a text's length",
+}
 
 
-@pytest.mark.parametrize(
-    "path",
-    sorted(path for path in PACKAGE.glob("*.py") if path.name != "outcomes.py"),
-    ids=lambda path: path.name,
-)
-def test_nothing_but_the_table_compares_error_codes(path):
-    assert decisions(path.read_text()) == [], f"{path.name} decides by an error code"
+def source_files(*patterns: str) -> list[Path]:
+    """The package's files without the table, and without the brokers that tests use."""
+    files = [path for pattern in patterns for path in PACKAGE.rglob(pattern)]
+    return sorted(
+        path for path in files if path.name != "outcomes.py" and path.parts[len(PACKAGE.parts)] != "testing"
+    )
+
+
+def test_nothing_but_the_table_compares_error_codes():
+    found = {
+        (path.relative_to(PACKAGE).as_posix(), decision.where)
+        for path in source_files("*.py")
+        for decision in decisions(path.read_text())
+    }
+
+    assert found == DECIDE_THEMSELVES.keys()
+
+
+def test_compiled_code_compares_no_error_codes():
+    files = source_files("*.pyx", "*.pxi")
+    found = {
+        path.read_text().splitlines()[line - 1].strip()
+        for path in files
+        for line in compiled_decisions(path.read_text())
+    }
+
+    assert len(files) >= 3
+    assert found == READ_COMPILED.keys()
 
 
 @pytest.mark.parametrize(
@@ -620,7 +687,57 @@ def test_nothing_but_the_table_compares_error_codes(path):
         "x = answer.error_code != ErrorCode.NONE",
         "if code in (ErrorCode.NONE, 3): pass",
         "match code:\n    case ErrorCode.NONE: pass",
+        "match answer.error_code:\n    case 3: pass",
+        "if answer.error_code: pass",
+        "x = not answer.partition_error_code",
+        "x = answer.error_code or 3",
+        "x = 1 if answer.error_code else 2",
+        "while bool(answer.error_code): pass",
+        "x = [one for one in answers if one.error_code]",
+        "code = answer.error_code\nif code: pass",
+        "def f():\n    code, name = answer.error_code, 'x'\n    other = code\n    return other == 7",
+        "if (code := answer.error_code) and x: pass",
+        "def f(error_code):\n    assert not error_code",
+        "f(lambda answer: answer.error_code == 3)",
+        "x = info.error == 3",
     ],
 )
 def test_a_planted_decision_is_found(planted):
     assert decisions(planted)
+
+
+@pytest.mark.parametrize(
+    "fine",
+    [
+        "x = decide(api, answer.error_code).action is Action.FAIL",
+        "if depends_on(api, answer.error_code): pass",
+        "raise BrokerError(code=answer.error_code)",
+        "if batch.error is None: pass",
+        "def f():\n    code = answer.error_code\ndef g(code):\n    return code == 3",
+        "error = 'answer.error_code == 3'",
+    ],
+)
+def test_a_code_that_is_handed_on_is_no_decision(fine):
+    assert not decisions(fine)
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "    if error_code != 0:",
+        "    cdef int code = answer.error_code\n    if code:",
+        "    code = <int>batch.error_code\n    return code == 3",
+        "    if get_int(at, 2) == 6:",
+        "    x = ErrorCode.NONE if ok else y",
+    ],
+)
+def test_a_planted_decision_in_compiled_code_is_found(planted):
+    assert compiled_decisions(f"cdef int f():\n{planted}\n")
+
+
+def test_compiled_code_that_hands_a_code_on_does_not_decide():
+    source = (
+        "cdef int f():\n    # if error_code == 3\n    text = 'error_code == 3'\n    g(answer.error_code)\n"
+    )
+
+    assert compiled_decisions(source) == []

@@ -58,7 +58,7 @@ async def test_a_retriable_error_with_five_in_flight_loses_repeats_and_reorders_
         assert producer.metrics().errors[code.name] == 1
 
 
-@pytest.mark.parametrize("code", RETRIABLE[:7], ids=by_name)
+@pytest.mark.parametrize("code", RETRIABLE[1:8], ids=by_name)
 async def test_many_retriable_errors_in_a_row_are_all_retried(code):
     async with producing(topics={"t": 2}, **ONE_BATCH_PER_RECORD) as (cluster, producer):
         cluster.faults.add(PRODUCE, error=code, partition=0, count=4)

@@ -18,6 +18,7 @@ from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.messages import ProduceResponse
 from aioproducer.testing.handlers import HANDLERS
 from tests.conftest import MS
+from tests.error_table.produce import damage_the_next_batch
 from tests.producing import (
     METADATA,
     NOT_RETRIABLE,
@@ -335,7 +336,7 @@ async def test_a_broker_that_forgot_the_producer_takes_the_next_records():
     [
         ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
         ErrorCode.UNKNOWN_PRODUCER_ID,
-        ErrorCode.INVALID_PRODUCER_EPOCH,
+        ErrorCode.INVALID_PRODUCER_ID_MAPPING,
     ],
     ids=by_name,
 )
@@ -644,3 +645,49 @@ async def test_a_replication_that_times_out_is_waited_out_without_a_second_copy(
 
         assert (await within(1, delivery)).offset == 1
         assert numbers(cluster) == [0, 1]
+
+
+# ------------------------------------------------------------------------------------------- damaged batches
+
+
+async def test_a_corrupt_batch_is_sent_three_times_and_what_follows_goes_on():
+    async with producing(**ONE_BATCH_PER_RECORD) as (cluster, producer):
+        await producer.send_and_wait("t", b"0")
+        cluster.faults.add(PRODUCE, error=ErrorCode.CORRUPT_MESSAGE, count=3)
+
+        error = await error_of(producer.send_and_wait("t", b"1"), 1)
+
+        assert type(error) is DeliveryError
+        assert (error.attempts, error.outcome, error.last_error.code) == (3, Outcome.NOT_PERSISTED, 2)
+        assert "damaged" not in str(error), "its own bytes are whole"
+        assert (await producer.send_and_wait("t", b"2")).offset == 1
+        assert numbers(cluster) == [0, 2]
+
+
+async def test_other_answers_between_corrupt_ones_do_not_make_them_start_again():
+    async with producing() as (cluster, producer):
+        await producer.send_and_wait("t", b"0")
+        for _ in range(3):
+            cluster.faults.add(PRODUCE, error=ErrorCode.CORRUPT_MESSAGE)
+            cluster.faults.add(PRODUCE, error=ErrorCode.NOT_ENOUGH_REPLICAS)
+
+        error = await error_of(producer.send_and_wait("t", b"1"), 1)
+
+        assert (error.attempts, error.outcome) == (5, Outcome.NOT_PERSISTED)
+        cluster.faults.clear()
+
+
+@pytest.mark.parametrize("codec", ["none", "gzip"])
+async def test_a_batch_that_was_damaged_in_memory_fails_at_once_and_says_so(codec):
+    async with producing(compression_type=codec) as (cluster, producer):
+        await producer.send_and_wait("t", b"0")
+        damage_the_next_batch()
+
+        error = await error_of(producer.send_and_wait("t", b"1" * 1000), 1)
+
+        assert type(error) is DeliveryError
+        assert (error.attempts, error.outcome) == (1, Outcome.NOT_PERSISTED)
+        assert "no longer match the checksum" in str(error)
+        assert "CORRUPT_MESSAGE" in str(error)
+        assert (await producer.send_and_wait("t", b"2")).offset == 1
+        assert numbers(cluster) == [0, 2]

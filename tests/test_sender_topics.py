@@ -14,7 +14,7 @@ from aioproducer.errors import (
     UnknownPartitionError,
     UnsupportedVersionError,
 )
-from aioproducer.protocol.api import VersionRange
+from aioproducer.protocol.api import ApiKey, VersionRange
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.testing import EmbeddedCluster
 from tests.conftest import MS
@@ -538,6 +538,37 @@ async def test_a_cluster_that_is_too_old_for_metadata_is_refused_by_start():
         with pytest.raises(UnsupportedVersionError):
             await within(1, producer.start())
         await assert_nothing_left(producer, cluster)
+
+
+async def test_a_broker_that_refuses_a_version_is_asked_for_its_versions_again():
+    """Something between us and the broker has kept the connection while the broker was replaced by an older one."""
+    async with producing(cluster={"versions": "4.1"}, **ONE_BATCH_PER_RECORD) as (cluster, producer):
+        await producer.send_and_wait("t", b"0")
+        release = asyncio.Event()
+        held = cluster.faults.add(PRODUCE, error=ErrorCode.UNSUPPORTED_VERSION, hold=release)
+        deliveries = await send_numbers(producer, range(1, 7))
+        await within(1, held.reached())
+        serve(cluster.broker(0), PRODUCE, VersionRange(3, 11))
+        release.set()
+
+        assert await offsets(deliveries) == list(range(1, 7))
+        assert cluster.requests_of(PRODUCE)[-1].header.version == 11
+        assert numbers(cluster) == list(range(7))
+        assert producer.metrics().errors["UNSUPPORTED_VERSION"] == 1
+
+
+async def test_a_broker_that_refuses_a_version_that_it_offers_fails_the_records():
+    async with producing() as (cluster, producer):
+        await producer.send_and_wait("t", b"0")
+        asked = len(cluster.requests_of(ApiKey.API_VERSIONS))
+        cluster.faults.add(PRODUCE, error=ErrorCode.UNSUPPORTED_VERSION, count=2)
+
+        error = await error_of(producer.send_and_wait("t", b"1"), 1)
+
+        assert type(error) is DeliveryError
+        assert (error.attempts, error.outcome, error.last_error.code) == (2, Outcome.NOT_PERSISTED, 35)
+        assert len(cluster.requests_of(ApiKey.API_VERSIONS)) == asked + 1
+        assert (await producer.send_and_wait("t", b"2")).offset == 1
 
 
 async def test_a_broker_that_comes_back_older_is_asked_for_its_versions_again():

@@ -22,6 +22,8 @@ from aioproducer.errors import (
 from aioproducer.outcomes import Action, Condition, Row
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode as Code
+from aioproducer.protocol.messages import EndTxnRequest
+from aioproducer.testing.call import SeenRequest
 from tests.error_table.stage import ALL, Cell, Stage, check_flags, error_of, play, staged
 
 FIND, INIT, END = ApiKey.FIND_COORDINATOR, ApiKey.INIT_PRODUCER_ID, ApiKey.END_TXN
@@ -118,14 +120,26 @@ def _refuse(on: Stage, api: ApiKey, code: int, case: Case, count: int) -> None:
 async def _once(api: ApiKey, code: int, case: Case) -> Action:
     async with staged(version=case.version, transactional_id="tx") as on:
         await _begin(on, api)
-        asked = len(on.requests(api))
+        asked = len(_tries(on, api, case))
         _refuse(on, api, code, case, 1)
         error = await error_of(_call(on, api, case))
-        tries = on.requests(api)[asked + case.is_unanswered :]
+        tries = _tries(on, api, case)[asked + case.is_unanswered :]
         searched = [seen for seen in on.requests(FIND) if tries[0].at < seen.at < tries[-1].at]
         action = _seen(error, code, len(tries), bool(searched))
         await _goes_on(on, api, case, action)
         return action
+
+
+def _tries(on: Stage, api: ApiKey, case: Case) -> list[SeenRequest]:
+    """The requests of this API. With v1 a commit in doubt is followed by an abort, which begins the next epoch."""
+    requests = on.requests(api)
+    if api is not END:
+        return requests
+    return [
+        seen
+        for seen in requests
+        if isinstance(seen.message, EndTxnRequest) and seen.message.committed is case.commits
+    ]
 
 
 def _seen(error: KafkaError | None, code: int, tries: int, searched: bool) -> Action:

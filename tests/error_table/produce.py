@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from aioproducer import Delivery, Outcome, Producer
+from aioproducer.batch import ProducerBatch
 from aioproducer.errors import (
     DeliveryError,
     DeliveryTimeoutError,
@@ -25,8 +26,11 @@ from aioproducer.protocol.messages import ProduceResponse
 from tests.error_table.stage import ALL, SETTINGS, Cell, Stage, altered, check_flags, error_of, play, staged
 
 PRODUCE, METADATA = ApiKey.PRODUCE, ApiKey.METADATA
+BEFORE = {Condition.IN_DOUBT: 1, Condition.STALE: 2, Condition.SECOND_TIME: 1, Condition.THIRD_TIME: 2}
 NAMED = 1
 """The index of the record that the broker names."""
+BASE_TIMESTAMP_AT = 27
+"""Behind attributes and last offset delta in a batch's header."""
 
 
 def versions(cell: Cell) -> list[int]:
@@ -55,6 +59,8 @@ def walk(cell: Cell, code: int, version: int) -> Row:
 
 def _settings(cell: Cell, version: int) -> dict[str, Any]:
     settings: dict[str, Any] = {}
+    if Condition.GAPLESS in cell.when:
+        settings["enable_gapless_order"] = True
     if Condition.NOT_IDEMPOTENT in cell.when:
         settings["enable_idempotence"] = False
     if Condition.TRANSACTION in cell.when:
@@ -93,6 +99,17 @@ async def _begin(on: Stage, cell: Cell) -> None:
 
 def _refuse(on: Stage, cell: Cell, code: int, count: int) -> None:
     """The answers that the batch gets, from the first to the last."""
+    if Condition.DAMAGED in cell.when:
+        damage_the_next_batch()  # the broker finds it out by itself
+        return
+    if Condition.STALE in cell.when:
+        # Of two partitions one needs a new epoch while the batch of the other waits to be sent again.
+        on.refuse(PRODUCE, Code.OUT_OF_ORDER_SEQUENCE_NUMBER, partition=1)
+        on.refuse(PRODUCE, Code.NOT_ENOUGH_REPLICAS, partition=0, count=2)
+        on.refuse(PRODUCE, code, count=count, partition=0)
+        return
+    if cell.when & {Condition.SECOND_TIME, Condition.THIRD_TIME}:
+        on.refuse(PRODUCE, code, count=_before(cell))
     if Condition.VERIFICATION in cell.when:
         on.cluster.transactions.refuse_verification(count=count)
         return
@@ -102,10 +119,32 @@ def _refuse(on: Stage, cell: Cell, code: int, count: int) -> None:
         on.refuse(PRODUCE, code, count=count)
 
 
+def _before(cell: Cell) -> int:
+    """How many attempts of the batch end before the one that the cell is about."""
+    return sum(BEFORE.get(condition, 0) for condition in cell.when)
+
+
+def damage_the_next_batch() -> None:
+    """Let a bit of its header change after the checksum was made."""
+    seal = ProducerBatch.seal
+
+    def seal_and_damage(batch: ProducerBatch) -> tuple[bytes | memoryview, ...]:
+        ProducerBatch.seal = seal  # type: ignore[method-assign]
+        header, payload = seal(batch)
+        damaged = bytearray(header)
+        damaged[BASE_TIMESTAMP_AT] ^= 1
+        batch.segments = (bytes(damaged), payload)
+        return batch.segments
+
+    ProducerBatch.seal = seal_and_damage  # type: ignore[method-assign]
+
+
 async def _send(on: Stage, cell: Cell) -> list[Delivery]:
     """One batch, or a batch and its follower."""
     several = cell.when & {Condition.SEVERAL_RECORDS, Condition.RECORD_ERRORS, Condition.FOLLOWER}
     count = 1 if not several else 2 if Condition.FOLLOWER in cell.when else 4
+    if Condition.STALE in cell.when:
+        await on.producer.send("t", b"of the other", partition=1)
     return [await on.producer.send("t", b"%d" % number, partition=0) for number in range(count)]
 
 
@@ -130,7 +169,9 @@ async def _once(cell: Cell, code: int, version: int) -> Action:
             errors = await _results(deliveries)
             action = _seen(on, cell, deliveries, before)
             if cell.what is not None and not cell.when & {Condition.FOLLOWER, Condition.VERIFICATION}:
-                assert on.producer.metrics().errors.get(Code(code).name, 0) == (code not in (0, 46))
+                again = cell.when & {Condition.SECOND_TIME, Condition.THIRD_TIME}
+                expected = _before(cell) + 1 if again else code not in (0, 46)
+                assert on.producer.metrics().errors.get(Code(code).name, 0) == expected
             await _goes_on(on, cell, action, code, [error for error in errors if error is not None])
             return action
 
@@ -138,7 +179,7 @@ async def _once(cell: Cell, code: int, version: int) -> Action:
 def _seen(on: Stage, cell: Cell, deliveries: Sequence[Delivery], before: int) -> Action:
     errors = [error for delivery in deliveries if (error := delivery.exception()) is not None]
     tries = on.requests(PRODUCE)[before:]
-    number = 1 if cell.when & {Condition.IN_DOUBT, Condition.FOLLOWER} else 0
+    number = 1 if Condition.FOLLOWER in cell.when else _before(cell)
     again = tries[number + 1 :]
     if errors and len(errors) == len(deliveries):
         assert not again, "a record that has failed is not sent again"
@@ -153,6 +194,8 @@ def _seen(on: Stage, cell: Cell, deliveries: Sequence[Delivery], before: int) ->
         return Action.DUPLICATE if deliveries[0].result().offset is None else Action.SUCCEED
     assert all(delivery.result().offset is not None for delivery in deliveries)
     headers = [batch.header for batch in on.cluster.batches("t", 0)][-len(again) :]
+    if headers[-1].producer_id != on.cluster.batches("t", 0)[0].header.producer_id:
+        return Action.NEW_PRODUCER_ID
     if headers[-1].producer_epoch > 0:
         return Action.RENUMBER
     first = 0 if Condition.TRANSACTION in cell.when else 1
@@ -165,6 +208,8 @@ def _seen(on: Stage, cell: Cell, deliveries: Sequence[Delivery], before: int) ->
     refused, retry = tries[number : number + 2]
     if retry.at - refused.at < 0.1:
         return Action.RETRY_SOON
+    if any(refused.at < seen.at < retry.at for seen in on.requests(ApiKey.API_VERSIONS)):
+        return Action.RENEGOTIATE
     asked = [seen for seen in on.requests(METADATA) if refused.at < seen.at < retry.at]
     return Action.REFRESH if asked else Action.RETRY
 
@@ -178,7 +223,7 @@ def _failure(error: BaseException) -> Action:
         check_flags(error, "requires_abort")
         return Action.ABORT
     check_flags(error)
-    return Action.FAIL
+    return Action.DAMAGED if "damaged in this process's memory" in str(error) else Action.FAIL
 
 
 async def _goes_on(on: Stage, cell: Cell, action: Action, code: int, errors: Sequence[BaseException]) -> None:
@@ -186,7 +231,7 @@ async def _goes_on(on: Stage, cell: Cell, action: Action, code: int, errors: Seq
     for error in errors:
         assert isinstance(error, DeliveryError)
         assert (error.topic, error.partition, error.broker) == ("t", 0, 0)
-        assert error.attempts == (2 if Condition.IN_DOUBT in cell.when else 1)
+        assert error.attempts == _before(cell) + 1
         assert getattr(error.last_error, "code", None) == code
     producer = on.producer
     if Condition.TRANSACTION not in cell.when:

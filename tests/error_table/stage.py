@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 from aioproducer import Producer, outcomes
 from aioproducer.errors import KafkaError
-from aioproducer.outcomes import Condition, Failure, Row, Rule
+from aioproducer.outcomes import Condition, Failure, Moment, Row, Rule
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.schema import Message
@@ -45,13 +45,13 @@ class Cell(NamedTuple):
     """One decision of the table: for what, and what has to hold."""
 
     api: ApiKey | None
-    what: int | Failure | None
-    """An error code, OTHER, or a failure, which has no API."""
+    what: int | Failure | Moment | None
+    """An error code, OTHER, or a failure or a moment, which have no API."""
     when: frozenset[Condition]
 
     @property
     def name(self) -> str:
-        what = self.what.name if isinstance(self.what, Failure) else "OTHER"
+        what = self.what.name if isinstance(self.what, Failure | Moment) else "OTHER"
         if isinstance(self.what, int):
             what = ErrorCode(self.what).name
         when = "+".join(sorted(condition.name for condition in self.when))
@@ -60,7 +60,7 @@ class Cell(NamedTuple):
     @property
     def rules(self) -> tuple[Rule, ...]:
         """The entry of the table that it is in."""
-        if isinstance(self.what, Failure):
+        if isinstance(self.what, Failure | Moment):
             return outcomes.TABLE[self.what]
         assert self.api is not None
         return outcomes.UNKNOWN_CODES[self.api] if self.what is None else outcomes.TABLE[self.api, self.what]
