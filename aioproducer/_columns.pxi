@@ -219,7 +219,7 @@ cdef int refuse_nulls(ArrowArray* array, int64_t first, int64_t end, str what, s
         return 0
     for at in range(array.offset + first, array.offset + end):
         if not (validity[at >> 3] >> (at & 7)) & 1:
-            raise InvalidRecordError(f"{argument}: a null among the {what}", argument=argument)
+            raise InvalidRecordError(f"{argument} contains a null among the {what}; give each of them a value", argument=argument)
     return 0
 
 
@@ -369,15 +369,15 @@ cdef int add_arrays(dict columns, ArrowSchema* schema, ArrowArray* array, object
         name = field.name.decode() if field.name != NULL else ""
         if name not in known:
             raise InvalidRecordError(
-                f"values: a record batch with a column {name!r}; those that send_many knows are "
-                f"{', '.join(known)}", argument="values")
+                f"values: the record batch has a column {name!r}, which send_many does not know; leave it out (it "
+                f"knows {', '.join(known)})", argument="values")
         if name in found:
-            raise InvalidRecordError(f"values: a record batch with two columns {name!r}", argument="values")
+            raise InvalidRecordError(f"values: the record batch has two columns {name!r}; keep one", argument="values")
         found.add(name)
         piece = piece_of(field, array.children[number], array.offset, array.length, owner, known[name])
         (<Column>columns.setdefault(known[name], Column())).add(piece)
     if "values" not in columns and "keys" not in columns:
-        raise InvalidRecordError("values: a record batch without a column value or key", argument="values")
+        raise InvalidRecordError("values: the record batch has neither a column value nor a column key", argument="values")
     return 0
 
 
@@ -471,12 +471,14 @@ cdef class Rows:
                 continue
             if argument in columns:
                 raise InvalidRecordError(
-                    f"{argument} given twice: the record batch has a column {_NAMES[argument]!r}", argument=argument)
-            if argument == "partitions" and type(data) is int:
-                if not 0 <= data < 2 ** 31:
+                    f"{argument} is given twice, also as the column {_NAMES[argument]!r} of the record batch; keep one",
+                    argument=argument)
+            number = whole_number(data) if argument == "partitions" else None
+            if number is not None:
+                if not 0 <= number < 2 ** 31:
                     raise InvalidRecordError(
-                        f"the partition must be a whole number, 0 or more, not {data}", argument="partitions")
-                self.partition = data
+                        f"the partition must be a whole number, 0 or more, not {number}", argument="partitions")
+                self.partition = number
             else:
                 columns.update(columns_of(data, argument))
         self.count = max(column_length(column) for column in columns.values())
@@ -521,8 +523,11 @@ cdef class Rows:
             for piece in self.partitions.pieces:
                 for row in range(piece.length):
                     if piece.kind == OBJECTS:
-                        if type(piece.objects[row]) is int:
-                            largest = max(largest, min(piece.objects[row], 2 ** 31 - 1))
+                        number = piece.objects[row]
+                        if type(number) is not int:
+                            number = whole_number(number)
+                        if number is not None:
+                            largest = max(largest, min(number, 2 ** 31 - 1))
                     elif piece.kind == INTEGER and not is_null(piece, piece.offset + row):
                         largest = max(largest, integer_at(piece, piece.offset + row))
         return largest
@@ -664,7 +669,7 @@ cdef object headers_at(Column column, Py_ssize_t row):
     for at in range(first, end):
         bytes_at(piece.inner, at, &data, &size)
         if size < 0:
-            raise InvalidRecordError("a header without a name", argument="headers")
+            raise InvalidRecordError("a header has a null as its name; give it a str", argument="headers")
         name = PyBytes_FromStringAndSize(data, size).decode(errors="surrogateescape")
         bytes_at(piece.values, at, &data, &size)
         headers.append((name, None if size < 0 else PyBytes_FromStringAndSize(data, size)))
@@ -827,8 +832,11 @@ cdef int partition_at(Column column, Py_ssize_t row) except? -1:
         if found is None:
             return -1
         if type(found) is not int:
+            found = whole_number(found)
+        if found is None:
             raise InvalidRecordError(
-                f"a partition must be a whole number, 0 or more, not {type(found).__name__}", argument="partitions")
+                f"a partition must be a whole number, 0 or more, not {type(piece.objects[at]).__name__}",
+                argument="partitions")
     elif piece.kind == NOTHING or is_null(piece, piece.offset + at):
         return -1
     else:
@@ -856,7 +864,7 @@ cdef object read_row_headers(Column column, Py_ssize_t row, Py_ssize_t* total):
     for at in range(first, end):
         bytes_at(piece.inner, at, &data, &size)
         if size < 0:
-            raise InvalidRecordError("a header without a name", argument="headers")
+            raise InvalidRecordError("a header has a null as its name; give it a str", argument="headers")
         if not piece.inner.is_text:
             check_utf_8(data, size)
         total[0] += varint_size(size) + size

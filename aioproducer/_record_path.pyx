@@ -19,7 +19,7 @@ producer) and throw them away; what they touch is guarded by a Mutex or an atomi
 
 cimport cython
 from cpython.buffer cimport (
-    PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_CheckBuffer, PyObject_GetBuffer,
+    PyBUF_FORMAT, PyBUF_ND, PyBuffer_FillInfo, PyBuffer_Release, PyObject_CheckBuffer, PyObject_GetBuffer,
 )
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
 from cpython.dict cimport PyDict_GetItem
@@ -37,6 +37,7 @@ from asyncio import CancelledError, InvalidStateError
 from bisect import bisect_left
 from collections import deque
 from copy import copy
+from operator import index
 
 from aioproducer.errors import (
     ForkedError, InvalidRecordError, ProducerClosed, ProducerNotStartedError, RecordTooLargeError,
@@ -106,6 +107,7 @@ DEF LONGEST_VARINT = 5
 DEF TURN_AFTER = 1 << 20       # how much one turn of the loop may append before `send` lets others run:
 DEF RECORD_COST = 512          # each record counts its bytes and these; about 1 ms, and enough for a large request
 DEF LARGE = 4 << 20            # bytes from which on a thread copies a value: in the loop 100 MiB would take 60-200 ms
+DEF STICKY_LEAST = 16 << 10    # bytes without a key after which a partition is left between two batches (Java's batch.size)
 
 HEADER_SIZE = HEADER
 LARGE_RECORD = LARGE
@@ -367,6 +369,8 @@ cdef class Batch:
     """Indexes of those of them that somebody has looked at; None before there is any."""
     cdef readonly tuple withdrawn
     """Indexes, ascending, of records that are left out, because their deliveries ended before the first attempt."""
+    cdef readonly tuple left_out
+    """Those of them without which the records were built already; the same object when that is all of them."""
     cdef readonly int unretrieved
     """Deliveries that were thrown away before anybody looked at their result."""
     cdef public bint is_due
@@ -382,7 +386,7 @@ cdef class Batch:
         self.reserved = capacity
         self.limit = limit
         self.is_open = True
-        self.withdrawn = ()
+        self.withdrawn = self.left_out = ()
         self.base_timestamp = -1
         self.max_timestamp = -1
         self.base_offset = self.log_append_time = self.log_start_offset = -1
@@ -522,12 +526,13 @@ cdef class Batch:
         schedule_callbacks(delivery)
 
     def leave_out_withdrawn(self):
-        """Build the records anew without those that were withdrawn; before the first attempt only."""
+        """Build the records again without those that were withdrawn; before the first attempt only."""
         cdef RecordsBuffer old = self.buffer
-        cdef set left_out = set(self.withdrawn)
+        cdef set withdrawn = set(self.withdrawn)
         assert not self.is_open
         self.buffer = RecordsBuffer(old.size)
-        copy_records(self, old, [position not in left_out for position in range(self.record_count)])
+        copy_records(self, old, [index not in withdrawn for index in original_indexes(self)])
+        self.left_out = self.withdrawn
 
     def take_records(self, Batch parent, int first, int end, dict errors):
         """Fill this empty batch with the records of `parent` from index `first` to before `end`, but for those that
@@ -535,11 +540,11 @@ cdef class Batch:
 
         It takes no more than these; no byte is longer than it was, since only offset deltas change.
         """
-        cdef int position
-        cdef list indexes = [parent.original_index(position) for position in range(parent.record_count)]
+        cdef list indexes = original_indexes(parent)
         assert self.is_open and self.record_count == 0 and not parent.is_open
         self.base_timestamp = parent.base_timestamp
         self.withdrawn = tuple(sorted([index - first for index in (*parent.withdrawn, *errors) if first <= index < end]))
+        self.left_out = self.withdrawn
         found = {**(parent.record_errors or {}), **errors}
         self.record_errors = {index - first: error for index, error in found.items() if first <= index < end} or None
         self.seen = {index - first for index in (parent.seen or set()).copy() if first <= index < end}
@@ -566,10 +571,16 @@ cdef class Batch:
 
     def original_index(self, int index):
         """The index that a record had before others were left out."""
-        for left_out in self.withdrawn:
+        for left_out in self.left_out:
             if left_out <= index:
                 index += 1
         return index
+
+
+cdef list original_indexes(Batch batch):
+    """Of each record that is there, the index that it had before others were left out."""
+    cdef set left_out = set(batch.left_out)
+    return [index for index in range(batch.record_count + <int>len(batch.left_out)) if index not in left_out]
 
 
 cdef int copy_records(Batch batch, RecordsBuffer old, list kept) except -1:
@@ -708,7 +719,8 @@ cdef class Delivery:
     """The future of one record: `await` it for its RecordMetadata, or use it wherever asyncio takes a future.
 
     Nothing is made for it when its batch is acknowledged: it looks into the batch when somebody asks. Cancelling
-    it, or a task that awaits it, detaches the waiter only: the record is sent all the same.
+    it, or a task that awaits it, does not keep the record from being sent. As with any asyncio.Future, the delivery
+    is cancelled then for every task that awaits it; where there are several, await `asyncio.shield(delivery)`.
 
     Raises (from `await` and `result()`):
         DeliveryError: the record was given up; `outcome` says whether it may be in the log.
@@ -721,7 +733,7 @@ cdef class Delivery:
     cdef uint8_t flags
     cdef uint8_t is_blocking   # not bint: these four share a word, and a delivery takes 48 bytes instead of 64
     cdef Mutex mutex           # of `batch` and `index`, which change together when the batch is split
-    cdef object callbacks      # None, one (callback, context), or a list of them
+    cdef object callbacks      # None, one (callback, context), or a list of them; once CANCELLED, the cancel message
 
     def __init__(self):
         raise TypeError("deliveries are made by Producer.send()")
@@ -745,7 +757,8 @@ cdef class Delivery:
 
     @property
     def _cancel_message(self):
-        return None                # asyncio.gather reads it of a cancelled child
+        """The `msg` of cancel(): asyncio.gather reads it, and anyio recognises its own cancellations by it."""
+        return self.callbacks if self.state == CANCELLED else None
 
     @property
     def _loop(self):
@@ -768,11 +781,12 @@ cdef class Delivery:
         return self.state == CANCELLED
 
     def cancel(self, msg=None):
-        """Detach whoever waits; returns False if the result is there already. The record is sent all the same."""
+        """Give up the result, for every task that awaits it; False if it is there already. The record is still sent."""
         if has_ended(self):
             return False
         self.state = CANCELLED
         schedule_callbacks(self)
+        self.callbacks = msg       # their place is free from now on
         return True
 
     def result(self):
@@ -781,7 +795,7 @@ cdef class Delivery:
         cdef int index
         cdef Batch batch
         if self.state == CANCELLED:
-            raise CancelledError
+            raise self._make_cancelled_error()
         if not has_ended(self):
             raise InvalidStateError("the record is not acknowledged yet")
         batch = batch_of(self, &index)
@@ -795,7 +809,7 @@ cdef class Delivery:
         cdef int index
         cdef Batch batch
         if self.state == CANCELLED:
-            raise CancelledError
+            raise self._make_cancelled_error()
         if not has_ended(self):
             raise InvalidStateError("the record is not acknowledged yet")
         batch = batch_of(self, &index)
@@ -816,7 +830,7 @@ cdef class Delivery:
 
     def remove_done_callback(self, callback):
         cdef list kept, all
-        if self.callbacks is None:
+        if self.callbacks is None or self.state == CANCELLED:
             return 0
         all = self.callbacks if type(self.callbacks) is list else [self.callbacks]
         kept = [entry for entry in all if entry[0] != callback]
@@ -824,7 +838,7 @@ cdef class Delivery:
         return len(all) - len(kept)
 
     def _make_cancelled_error(self):
-        return CancelledError()
+        return CancelledError() if self._cancel_message is None else CancelledError(self._cancel_message)
 
     def __await__(self):
         return self
@@ -1062,6 +1076,7 @@ cdef class RecordPath:
     cdef BufferMemory memory
     cdef readonly Gate _gate
     cdef Py_ssize_t batch_size
+    cdef Py_ssize_t sticky_least
     cdef Py_ssize_t max_record_size
     cdef object is_loop_running
     cdef unsigned long thread
@@ -1083,6 +1098,7 @@ cdef class RecordPath:
         self.accumulator = accumulator
         self.memory = memory
         self.batch_size = batch_size
+        self.sticky_least = min(batch_size, STICKY_LEAST)
         self.max_record_size = min(max_request_size, memory.total)
         self.is_loop_running = loop.is_running
         self.thread = PyThread_get_thread_ident()
@@ -1142,8 +1158,8 @@ cdef class RecordPath:
             ProducerNotStartedError, ProducerClosed, WrongLoopError, ForkedError: not now, or not from here.
             After each of these there is no record.
 
-        Cancelling it while it waits leaves no record; a record that is in the buffer already is sent. Cancelling the
-        delivery, or a task that awaits it, detaches the waiter only.
+        Cancelling it while it waits leaves no record; a record that is in the buffer already is sent, also if the
+        delivery, or a task that awaits it, is cancelled.
         """
         cdef Delivery delivery = None
         if self.is_plain and timeout is None:
@@ -1177,17 +1193,17 @@ cdef class RecordPath:
             self.accumulator.hurry(delivery.batch)
         return await delivery
 
-    def try_send(self, topic, value=None, key=None, partition=None, timestamp_ms=None, headers=None):
+    def try_send(self, topic, value=None, key=None, partition=None, timestamp_ms=None, headers=None, *, timeout=None):
         """Put a record into the buffer or refuse at once; arguments and errors as `send`, which waits.
 
         Raises:
             BufferFullError: there is no room, or the topic is not known yet (it is asked for).
         """
         cdef Delivery delivery = None
-        if self.is_plain:
+        if self.is_plain and timeout is None:
             delivery = append_known(self, topic, value, key, partition, timestamp_ms, headers)
         if delivery is None:
-            return self._try_send_slowly(topic, value, key, partition, timestamp_ms, headers)
+            return self._try_send_slowly(topic, value, key, partition, timestamp_ms, headers, timeout)
         return delivery
 
     def _append(self, Topic topic, value, key, int partition, timestamp_ms, headers, bint has_turn):
@@ -1402,20 +1418,34 @@ cdef bint has_room(Batch batch, Py_ssize_t most, BufferMemory memory) except -1:
 cdef inline int sticky(RecordPath self, Topic topic, Py_ssize_t most) except -1:
     """The partition of records without a key: the same until it had `batch_size` bytes (KIP-794).
 
-    The switch waits for a batch to be full, up to twice that size, so that it does not leave a fraction behind. The
-    caller counts the bytes, once the record is in its batch.
+    The switch waits for a batch to be full, up to twice that size, so that it does not leave a fraction behind. If the
+    last batch was sent before it was full (linger, flush), 16 KiB are enough: no batch gets smaller by a switch then.
+    The caller counts the bytes, once the record is in its batch.
     """
     cdef Batch tail
     if topic.sticky_partition >= 0:
-        if topic.sticky_bytes < self.batch_size:
+        if topic.sticky_bytes < self.sticky_least:
             return topic.sticky_partition
         tail = (<PartitionQueue>PyList_GET_ITEM(topic.queues, topic.sticky_partition)).tail
-        if (tail is not None and tail.buffer.size + most <= tail.limit
-                and topic.sticky_bytes < 2 * self.batch_size):
+        if tail is not None and (topic.sticky_bytes < self.batch_size
+                                 or (topic.sticky_bytes < 2 * self.batch_size
+                                     and tail.buffer.size + most <= tail.limit)):
             return topic.sticky_partition
     topic.sticky_partition = topic.next_partition(topic.sticky_bytes)
     topic.sticky_bytes = 0
     return topic.sticky_partition
+
+
+def whole_number(value):
+    """`value` as an int, as operator.index gives it (IntEnum, numpy's integers), but no bool; None for anything else."""
+    if type(value) is int:
+        return value
+    if isinstance(value, bool):
+        return None
+    try:
+        return int(index(value))
+    except TypeError:
+        return None
 
 
 cdef inline int64_t now_ms(wall_clock) except? -1:
@@ -1443,12 +1473,26 @@ cdef bint get_view(data, Py_buffer* view, str what) except -1:
             f"encode it, or give the producer a {what}_serializer",
             argument=what)
     try:
-        PyObject_GetBuffer(data, view, PyBUF_SIMPLE)
+        PyObject_GetBuffer(data, view, PyBUF_ND | PyBUF_FORMAT)
     except (BufferError, ValueError) as error:
         raise InvalidRecordError(
             f"the {what} is a {type(data).__name__} that can't be read (not contiguous, or released); copy it",
             argument=what) from error
+    if view.format != NULL and not holds_bytes(view):
+        format, size = view.format.decode(errors="replace"), view.itemsize
+        PyBuffer_Release(view)
+        raise InvalidRecordError(
+            f"the {what} is a {type(data).__name__} of format {format!r} with {size} bytes an item, not of bytes "
+            f"(format 'B'); to send its memory as it is, give its tobytes()", argument=what)
     return True
+
+
+cdef inline bint holds_bytes(Py_buffer* view) noexcept nogil:
+    """Whether each item is one byte: formats B, b and c of struct, also with a byte order in front (ctypes)."""
+    cdef const char* format = view.format
+    if format[0] in (b"<", b">", b"=", b"@", b"!"):
+        format += 1
+    return view.itemsize == 1 and format[0] in (b"B", b"b", b"c") and format[1] == 0
 
 
 cdef int raise_too_large(RecordPath self, Py_ssize_t size) except -1:
@@ -1467,7 +1511,9 @@ cdef Py_ssize_t size_of_headers(headers) except -1:
     total = varint_size(len(headers))
     for header in headers:
         if type(header) is not tuple or len(header) != 2:
-            raise InvalidRecordError("each header must be a tuple (str, bytes)", argument="headers")
+            raise InvalidRecordError(
+                "each header must be a tuple (str, bytes or None), not "
+                f"{f'a tuple of {len(header)}' if type(header) is tuple else type(header).__name__}", argument="headers")
         name, value = <tuple>header
         if not isinstance(name, str):
             raise InvalidRecordError(

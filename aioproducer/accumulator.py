@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-import logging
 import sys
-import threading
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import count
@@ -29,21 +27,22 @@ from aioproducer.batch import BatchBuilder, BatchState, FlushWait, ProducerBatch
 from aioproducer.cluster import NO_LEADER, Cluster, TopicInfo
 from aioproducer.config import ProducerConfig
 from aioproducer.errors import BufferTimeoutError, ProducerClosed
+from aioproducer.linger import Lingers
 from aioproducer.packing import Packing
 from aioproducer.partitioner import NodeAvailability, UniformSticky
+from aioproducer.unretrieved import Unretrieved
 from aioproducer.wakeup import WakeUp
-
-logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 NO_NODE = NO_LEADER
 SMALLEST_BATCH = 1024
 """Bytes that a partition's first batch reserves; later ones start with what their predecessor used."""
-PACE = 50e-6
-"""Seconds for each batch whose linger is over: some three times what it costs to open, send and end a small one."""
-LONGEST_REST = 0.5
-"""Seconds; how much longer than `linger_ms` a batch may linger because too many do."""
+PAUSE_OF_WEIGHING = 20e-6
+"""Seconds for each partition between two looks at the load of a topic: one look takes a twentieth of that."""
+
+MOST_REBUILDS = 3
+"""How often a thread may compress a batch again because records of it have timed out."""
 
 MayDrain = Callable[[PartitionQueue, ProducerBatch], bool]
 
@@ -84,23 +83,19 @@ class Accumulator:
         """Queues with batches, in the order in which they got their first one."""
         self._ready: dict[int, dict[PartitionQueue, None]] = {}
         """Of these, by leader, the queues whose first batch is due, in rotation."""
-        self._lingering: deque[tuple[float, tuple[int, int], PartitionQueue]] = deque()
-        """When an open batch is due, its order and queue; one linger for all makes this the order of due times."""
-        self._rests_until = 0.0
-        """No linger ends before: the last time so many ended together that the next batches have to be fuller."""
+        self._lingers = Lingers(config)
         self._backing_off: list[tuple[float, tuple[int, int], PartitionQueue]] = []
         self.incomplete: OrderedDict[ProducerBatch, None] = OrderedDict()
         """Every batch that has not ended, oldest first: also the order of their deadlines."""
+        self._abandoned: set[ProducerBatch] = set()
+        """Batches that were sent and have no live record: they are not sent again."""
         self._flushing = 0
         # partitions of records without a key
         self._available: dict[str, list[int]] = {}
-        self._weighed: set[str] = set()
-        """Topics whose load was looked at since the last pass of the sender."""
+        self._weighed: dict[str, float] = {}
+        """Topics whose load is known well enough until a pass of the sender at this time or later."""
         self.availability = NodeAvailability(config.partitioner_availability_timeout)
-        # failed deliveries that nobody looked at
-        self.unretrieved: dict[tuple[str, str], int] = {}
-        # Any thread may throw them away; a collector that runs under it may find others to be counted.
-        self._counting = threading.RLock()
+        self.unretrieved = Unretrieved(loop)
 
     # ------------------------------------------------------------------------------------------ the user's task
 
@@ -153,14 +148,14 @@ class Accumulator:
         except MemoryError:
             self.memory.give(capacity)
             raise
+        batch.keeps_records = self._config.enable_gapless_order
         if queue.tail is not None:
             self._close(queue.tail)  # a collector or signal handler has appended meanwhile
         queue.tail = batch
         self._enqueue(queue, batch)
         if self._config.linger > 0 and size < min(self.batch_limit, LARGE_RECORD):
-            if not self._lingering:
+            if self._lingers.add(queue, batch.order, now):
                 self._wake.set()  # the sender's timer is not set for it yet
-            self._lingering.append((now + self._config.linger, batch.order, queue))
         else:
             batch.is_due = True
             self._make_ready(queue)
@@ -184,14 +179,22 @@ class Accumulator:
         batch.enter(
             queue, (next(self._orders), 0), now, now + self._config.delivery_timeout, self._note_unretrieved
         )
+        batch.keeps_records = self._config.enable_gapless_order
         self._enqueue(queue, batch)
         self.packing.pack(batch)
         self._make_ready(queue)
         self._wake.set()
         return batch.delivery()
 
-    async def append_when_room(self, append: Callable[[], T | None], deadline: float) -> T:
+    async def append_when_room(
+        self, append: Callable[[], T | None], deadline: float, bound: str = "max_block_ms"
+    ) -> T:
         """Call `append` until it finds memory, after all those who wait already.
+
+        Args:
+            append: returns None as long as there is no memory.
+            deadline: loop time at which to give up.
+            bound: what the deadline comes from, for the error.
 
         Raises:
             BufferTimeoutError: there was none before `deadline`.
@@ -211,8 +214,8 @@ class Accumulator:
                 return waiter.result()  # its turn came just in time
             raise BufferTimeoutError(
                 f"the buffer of {self.memory.total} bytes (buffer_memory) stayed full for "
-                f"{self._loop.time() - began:.3f} s (max_block_ms): the cluster takes records more slowly than "
-                "they come"
+                f"{self._loop.time() - began:.3f} s ({bound}): the brokers accept records more slowly than they are "
+                "sent, or none can be reached"
             ) from error
         finally:
             self._leave(waiter)
@@ -291,46 +294,28 @@ class Accumulator:
 
     def ready(self, now: float) -> tuple[list[int], float | None]:
         """The nodes for which something is due (NO_NODE: a leader is missing), and when to look again."""
-        lingering = self._end_lingers(now)
+        for queue in self._lingers.end(now):
+            assert queue.tail is not None
+            queue.tail.is_due = True
+            self._make_ready(queue)
         while self._backing_off and self._backing_off[0][0] <= now:
             queue = heapq.heappop(self._backing_off)[2]
             if queue.batches:
                 self._make_ready(queue)
-        self._weighed.clear()
+        if self._weighed:
+            self._weighed = {name: until for name, until in self._weighed.items() if until > now}
         if self._everything_is_due():
             for queue in self._filled:
                 self._make_ready(queue)
-        times = [] if lingering is None else [lingering]
+        next_due = self._lingers.next_due()
+        times = [] if next_due is None else [next_due]
         if self._backing_off:
             times.append(self._backing_off[0][0])
         if self.incomplete:
             times.append(next(iter(self.incomplete)).deadline)
-        return [node for node, group in self._ready.items() if group], min(times, default=None)
-
-    def _end_lingers(self, now: float) -> float | None:
-        """Make due what has lingered long enough; returns when the next batch will have.
-
-        Thousands of partitions would fill as many batches with a record or two in each linger, and to send them would
-        take the time in which others could have joined. So after many comes a rest.
-        """
-        again_at = None
-        ended = 0
-        while self._lingering:
-            due, order, queue = self._lingering[0]
-            tail = queue.tail
-            if tail is not None and tail.order == order:
-                again_at = max(due, self._rests_until)
-                if again_at > now:
-                    break
-                tail.is_due = True
-                self._make_ready(queue)
-                ended += 1
-            again_at = None
-            self._lingering.popleft()
-        if ended * PACE > self._config.linger:
-            # What is left of the delivery timeout behind the linger is for the request.
-            self._rests_until = now + min(ended * PACE, LONGEST_REST, self._config.request_timeout / 4)
-        return again_at if again_at is None else max(again_at, self._rests_until)
+        nodes = [node for node, group in self._ready.items() if group]
+        self.availability.only_for(nodes)
+        return nodes, min(times, default=None)
 
     def topics_without_leader(self) -> set[str]:
         """Topics with data that can't be sent because the leader of its partition is not known."""
@@ -356,17 +341,14 @@ class Accumulator:
                 continue
             if batch.state is BatchState.OPEN:
                 self._close(batch)
+            if batch.withdrawn is not batch.left_out and not batch.is_packing:
+                self._rebuild(batch)  # which may hand it to a thread
             if batch.is_packing:
                 continue
             size += batch.wire_size
             if drained and size > self._config.max_request_size:
                 break
             self._take_first(queue, group)
-            if batch.withdrawn and batch.attempts == 0:
-                size -= batch.wire_size
-                if not self._rebuilt(batch):
-                    continue
-                size += batch.wire_size
             drained.append(batch)
         return drained
 
@@ -383,16 +365,38 @@ class Accumulator:
         elif self._is_due(queue):
             group[queue] = None  # behind the others
 
-    def _rebuilt(self, batch: ProducerBatch) -> bool:
-        """Leave out the records whose own timeout has passed; False if none is left to be sent."""
+    def _rebuild(self, batch: ProducerBatch) -> None:
+        """Leave out the records whose own timeout has passed, and compress the others as any batch.
+
+        Further time-outs pass while a thread compresses. So that they can't keep the batch from being sent, it goes
+        uncompressed in the end, if it is large.
+        """
         batch.rebuild()
-        self.packing.pack_now(batch)
-        if batch.record_count > 0:
-            return True
-        batch.succeed(-1, -1, -1)
-        self.release(batch)
-        self._wake.set()  # for what stood behind it
-        return False
+        if batch.rebuilds <= MOST_REBUILDS:
+            self.packing.pack(batch)
+        else:
+            self.packing.pack_if_quick(batch)
+
+    def end_record(self, delivery: Delivery, error: BaseException) -> None:
+        """End a record that was sent. After the last one of its batch the batch is not sent again."""
+        batch: ProducerBatch = delivery.batch
+        batch.end_record(delivery, error, False)
+        if not batch.has_live_records:
+            self._abandoned.add(batch)
+            self._wake.set()
+
+    def withdraw(self, delivery: Delivery, error: BaseException) -> None:
+        """End a record that was never sent, and with the last one of its batch the batch.
+
+        An empty batch would keep its memory, and flush() and close() would wait for it, until a broker can be reached.
+        """
+        batch: ProducerBatch = delivery.batch
+        batch.end_record(delivery, error, True)
+        if batch.live_count == 0:
+            self.forget(batch)
+            batch.succeed(-1, -1, -1)  # each of its records has an error of its own
+            self.release(batch)
+            self._wake.set()  # for the batches behind it
 
     def requeue(self, batch: ProducerBatch, retry_at: float) -> None:
         """Put a batch back in its place, not to be sent before `retry_at`."""
@@ -449,11 +453,23 @@ class Accumulator:
     def release(self, batch: ProducerBatch) -> None:
         """A batch has ended: its memory goes back to whoever waits first. The sender is not woken."""
         del self.incomplete[batch]
+        self._abandoned.discard(batch)
         self.memory.give(batch.take_reserved())
         for waiting in batch.flushes:
             waiting.one_ended()
         if self._waiting:
             self._serve_waiting()
+
+    def behind(self, batch: ProducerBatch) -> list[ProducerBatch]:
+        """The batches behind this one in its partition, in their order, those in flight included."""
+        queue = batch.queue
+        others: list[ProducerBatch] = [*queue.in_flight, *queue.batches]
+        return [other for other in others if other.order > batch.order]
+
+    def postpone(self, batch: ProducerBatch, deadline: float) -> None:
+        """Give a batch a later deadline than any other has."""
+        batch.deadline = deadline
+        self.incomplete.move_to_end(batch)
 
     def forget(self, batch: ProducerBatch) -> None:
         """Take a batch that will not be sent out of its queue."""
@@ -468,12 +484,14 @@ class Accumulator:
                 group.pop(queue, None)
 
     def expired(self, now: float) -> list[ProducerBatch]:
-        """The batches whose delivery timeout has passed."""
-        found = []
+        """The batches whose delivery timeout has passed, or the own one of each of their records unless an answer may
+        still come."""
+        found = [batch for batch in self._abandoned if batch.state is BatchState.CLOSED]
         for batch in self.incomplete:
             if batch.deadline > now:
                 break
-            found.append(batch)
+            if batch not in found:
+                found.append(batch)
         return found
 
     def close(self) -> None:
@@ -533,6 +551,8 @@ class Accumulator:
         if batch is queue.tail:
             queue.tail = None
         surplus = batch.close()
+        if batch.withdrawn:
+            batch.rebuild()
         queue.size_hint = max(batch.size - HEADER_SIZE, SMALLEST_BATCH)
         if surplus:
             self.memory.give(surplus)
@@ -549,8 +569,8 @@ class Accumulator:
         available = self._available[name]
         if len(available) == 1:
             return available[0]
-        if self._config.partitioner_adaptive and len(available) > 1 and name not in self._weighed:
-            self._weighed.add(name)
+        if self._config.partitioner_adaptive and name not in self._weighed:
+            self._weighed[name] = self._loop.time() + len(available) * PAUSE_OF_WEIGHING
             chosen = [
                 number for number in available if self.availability.is_available(queues[number].node_id)
             ]
@@ -562,27 +582,14 @@ class Accumulator:
         return sticky.current(available)
 
     def note_unsent(self, topic: str, errors: Iterable[BaseException]) -> None:
-        """Rows of a send_many were refused, and nobody looked at its receipt."""
+        """Records were rejected before the buffer, and no caller has looked for it. May be called in any thread."""
         for error in errors:
-            self._count_unretrieved(topic, error, 1)
+            self.unretrieved.add(topic, error, 1)
 
     def _note_unretrieved(self, batch: ProducerBatch) -> None:
         topic = batch.queue.topic
         if batch.error is not None:
-            self._count_unretrieved(topic, batch.error, batch.unretrieved)
+            self.unretrieved.add(topic, batch.error, batch.unretrieved)
             return
         for error in batch.unseen_errors[: batch.unretrieved]:  # the others of the batch are in the log
-            self._count_unretrieved(topic, error, 1)
-
-    def _count_unretrieved(self, topic: str, error: BaseException, count: int) -> None:
-        key = (topic, type(error).__name__)
-        with self._counting:
-            known = self.unretrieved.get(key)
-            self.unretrieved[key] = (known or 0) + count
-        if known is None:
-            logger.error(
-                "%d records for topic %s were not delivered and nobody looked at their result: %s",
-                count,
-                topic,
-                error,
-            )
+            self.unretrieved.add(topic, error, 1)

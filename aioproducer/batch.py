@@ -9,6 +9,7 @@ import logging
 import struct
 from asyncio import AbstractEventLoop
 from enum import Enum
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from crc32c import crc32c
@@ -20,9 +21,10 @@ from aioproducer.recordbatch import HEADER_SIZE, LOG_OVERHEAD, MAGIC
 from aioproducer.types import Headers, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from aioproducer.idempotence import ProducerIdentity
+    from aioproducer.outcomes import Moment
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +53,9 @@ _SUMMED = struct.Struct(
 )  # attributes, last offset delta, timestamps, producer, epoch, sequence, count
 _NO_PRODUCER = (-1, -1, -1)
 _TRANSACTIONAL = 0x10
+NAMED = 0
+"""In place of a topic's id: whichever topic had the name when the broker looked."""
+NO_REFUSALS: Mapping[int, int] = MappingProxyType({})
 
 
 class ProducerBatch(Batch):
@@ -62,14 +67,19 @@ class ProducerBatch(Batch):
         "codec",
         "created",
         "deadline",
+        "doubted_in",
         "first_sequence",
         "flushes",
         "identity",
         "is_packing",
+        "keeps_records",
         "last_error",
         "maybe_persisted",
+        "moments",
         "order",
         "payload",
+        "rebuilds",
+        "refusals",
         "segments",
         "state",
         "unretrieved_errors",
@@ -95,11 +105,15 @@ class ProducerBatch(Batch):
         the first record, for the parts of one that was split."""
         self.created = created
         self.deadline = deadline
+        self.keeps_records = False
+        """No record is left out by its own timeout."""
         # set when it closes
         self.payload: bytes | memoryview = b""
         self.codec = Codec.NONE
         self.wire_size = HEADER_SIZE
         """Bytes on the wire; final when it is compressed."""
+        self.rebuilds = 0
+        """How often records were left out."""
         self.is_packing = False
         """A thread copies its large record, or compresses it."""
         # set when it is numbered: they name these bytes, for ever
@@ -110,6 +124,12 @@ class ProducerBatch(Batch):
         self.attempts = 0
         self.maybe_persisted = False
         """An attempt ended so that the records may be in the log."""
+        self.doubted_in: frozenset[int] = frozenset()
+        """The ids of the topics whose log that may be, NAMED for one that was addressed by its name."""
+        self.refusals: Mapping[int, int] = NO_REFUSALS
+        """How often a broker has answered each error code to these bytes."""
+        self.moments: tuple[Moment, ...] = ()
+        """What has passed while it was in flight and ends it unless it succeeds."""
         self.last_error: BaseException | None = None
         self.broker: int | None = None
         self.flushes: tuple[FlushWait, ...] = ()
@@ -154,15 +174,21 @@ class ProducerBatch(Batch):
     @property
     def live_count(self) -> int:
         """Records whose result is still the batch's: without those that are yet to be left out."""
-        return self.record_count - (len(self.withdrawn) if self.attempts == 0 else 0)
+        return self.record_count - len(self.withdrawn) + len(self.left_out)
+
+    @property
+    def has_live_records(self) -> bool:
+        """Whether a record has no error of its own."""
+        return len(self.record_errors or ()) < self.record_count + len(self.left_out)
 
     @property
     def may_withdraw(self) -> bool:
         """Whether a record can still be left out: nothing was ever sent."""
-        return self.attempts == 0 and not self.is_numbered and not self.is_done
+        return self.attempts == 0 and not self.is_numbered and not self.is_done and not self.keeps_records
 
     def rebuild(self) -> None:
-        """Leave out what was withdrawn. Called at the last moment before the first attempt."""
+        """Leave out what was withdrawn, before the first attempt. The records are uncompressed afterwards."""
+        self.rebuilds += 1
         self.leave_out_withdrawn()
         self._carry(self.records, Codec.NONE)
 
@@ -187,6 +213,7 @@ class ProducerBatch(Batch):
         part.take_records(self, first, end, errors)
         part.close()
         part.attempts, part.broker, part.last_error = self.attempts, self.broker, self.last_error
+        part.doubted_in = self.doubted_in
         part.flushes = self.flushes
         return part
 
@@ -204,7 +231,22 @@ class ProducerBatch(Batch):
 
     @property
     def outcome(self) -> Outcome:
-        return Outcome.UNKNOWN if self.maybe_persisted else Outcome.NOT_PERSISTED
+        return Outcome.UNKNOWN if self.maybe_persisted or self.doubted_in else Outcome.NOT_PERSISTED
+
+    def doubt(self, topic_id: int) -> None:
+        """An attempt that was addressed to this topic ended so that the records may be in its log."""
+        self.maybe_persisted = True
+        self.doubted_in |= {topic_id}
+
+    def may_be_in(self, topic_id: int) -> bool:
+        """Whether an attempt may have put the records into the log of the topic with this id."""
+        return (self.maybe_persisted and not self.doubted_in) or bool(self.doubted_in & {NAMED, topic_id})
+
+    def leave_for(self, topic_id: int) -> None:
+        """Be sent to the topic with this id instead, in whose log the records can't be. The numbers are void."""
+        assert not self.may_be_in(topic_id)
+        self.maybe_persisted = False
+        self.number(None, -1)
 
     def number(self, identity: ProducerIdentity | None, first_sequence: int) -> None:
         """Give the batch its name in the log. May be changed only while no attempt can have been persisted."""
@@ -224,6 +266,18 @@ class ProducerBatch(Batch):
             is_transactional = identity is not None and identity.is_transactional
             self.segments = (self._header(*numbers, is_transactional), self.payload)
         return self.segments
+
+    def is_intact(self) -> bool:
+        """Whether the bytes that were sent still match the checksum in their header."""
+        if not self.segments:
+            return True
+        header, payload = self.segments
+        checksum = _UNSUMMED.unpack_from(header)[-1]
+        return bool(crc32c(payload, crc32c(header[_UNSUMMED.size :])) == checksum)
+
+    def was_refused(self, code: int) -> None:
+        """Count an answer with this error code."""
+        self.refusals = {**self.refusals, code: self.refusals.get(code, 0) + 1}
 
     def _header(
         self, producer_id: int, producer_epoch: int, first_sequence: int, is_transactional: bool

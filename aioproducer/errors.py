@@ -49,15 +49,24 @@ from aioproducer.types import Outcome
 
 E = TypeVar("E", bound=BaseException)
 
-_CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
-
 
 def escaped(text: str | None, limit: int = 1024) -> str:
-    """A peer's text made safe for logs and terminals: control characters escaped, at most `limit` characters."""
+    """A peer's text made safe for logs and terminals, at most `limit` characters.
+
+    Characters that Unicode calls not printable are escaped: control characters, line and paragraph separators, changes
+    of the direction of writing, lone halves of surrogate pairs, and blanks other than the usual one.
+    """
     if not text:
         return ""
-    safe = text[:limit].translate(_CONTROL)
+    safe = text[:limit]
+    if not safe.isprintable():
+        safe = "".join(one if one.isprintable() else _by_number(one) for one in safe)
     return safe if len(text) <= limit and len(safe) <= limit else safe[: limit - 1] + "…"
+
+
+def _by_number(character: str) -> str:
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def without_tracebacks(error: E) -> E:
@@ -86,6 +95,9 @@ class KafkaError(Exception):
     """This producer can't go on; build a new one."""
 
     def __init__(self, message: str = "", **facts: Any) -> None:
+        if not message.isascii():
+            # Halves of surrogate pairs in a user's name of something: such a text could not be printed.
+            message = message.encode("utf-8", "backslashreplace").decode()
         super().__init__(message)
         self.message = message
         for name, value in facts.items():
@@ -156,7 +168,7 @@ class InvalidTopicError(InvalidRecordError):
 
 
 class SerializationError(InvalidRecordError):
-    """A serializer raised; its error is the cause."""
+    """A serializer raised, and its error is the cause; or it returned something that can't be sent."""
 
 
 class BufferFullError(KafkaError):
@@ -268,11 +280,14 @@ class TransactionReinitError(TransactionError):
 
 class ProducerFencedError(TransactionReinitError):
     """Another producer has begun to use the same transactional id, or (transactions v1) the transaction timed out;
-    the transaction is not committed."""
+    the transaction is not committed. With v1 also if the answer to a request for the next epoch was lost and the
+    coordinator moved to another broker, which takes the repetition for a fenced producer's."""
 
 
 class CommitOutcomeUnknownError(TransactionReinitError):
-    """The commit was sent and never answered: the transaction is committed as a whole, or aborted as a whole."""
+    """The commit was sent and never answered: the transaction is committed as a whole, or aborted as a whole.
+
+    `commit_transaction()` may be called again: the same request is sent again, and its answer settles the matter."""
 
     outcome = Outcome.UNKNOWN
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from aioproducer._record_path import Delivery, RecordMetadata
-from aioproducer.types import ProducerRecord
+from aioproducer.types import ProducerRecord, qualified_name
 
 logger = logging.getLogger(__name__)
 
@@ -45,16 +45,18 @@ class Interceptors:
             try:
                 result = call(record)
             except Exception:
-                logger.warning("the interceptor %s raised and is skipped", _name(call), exc_info=True)
+                logger.warning(
+                    "the interceptor %s raised and is skipped", qualified_name(call), exc_info=True
+                )
                 continue
             if isinstance(result, ProducerRecord):
                 record = result
                 continue
-            if inspect.iscoroutine(result):
-                result.close()
+            _close(result)
             logger.warning(
-                "the interceptor %s returned %s and no ProducerRecord; it is skipped",
-                _name(call),
+                "the interceptor %s returned %s instead of a ProducerRecord and is skipped; on_send must return the "
+                "record and can't be async",
+                qualified_name(call),
                 type(result).__name__,
             )
         return record
@@ -63,9 +65,17 @@ class Interceptors:
         """Tell all of them what became of a record."""
         for call in self._on_acknowledgement:
             try:
-                call(result)
+                returned = call(result)
             except Exception:
-                logger.warning("the interceptor %s raised and is skipped", _name(call), exc_info=True)
+                logger.warning(
+                    "the interceptor %s raised and is skipped", qualified_name(call), exc_info=True
+                )
+                continue
+            if _close(returned):
+                logger.warning(
+                    "the interceptor %s is async and is skipped; on_acknowledgement can't be awaited",
+                    qualified_name(call),
+                )
 
     def watch(self, delivery: Delivery) -> None:
         """Tell them of this record when it has its result, whatever becomes of the user's own delivery."""
@@ -81,5 +91,9 @@ def _methods(interceptors: Sequence[Interceptor], name: str) -> list[Callable[..
     return [method for method in found if method is not None]
 
 
-def _name(call: Callable[..., object]) -> str:
-    return getattr(call, "__qualname__", type(call).__qualname__)
+def _close(returned: object) -> bool:
+    """Close a coroutine that nothing will await. False if it is something else."""
+    if not inspect.iscoroutine(returned):
+        return False
+    returned.close()
+    return True

@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 
 from aioproducer._request_path import Histogram as _Histogram
 
+MOST_NODES = 1_000
+"""Brokers that are counted each on its own; the oldest makes room for a new one."""
+
 
 class Histogram(_Histogram):
     """Durations or sizes in buckets that grow by 2**(1/4): a quantile is at most 19 % off, in constant memory."""
@@ -65,6 +68,8 @@ class Metrics:
     retries: int = 0
     splits: int = 0
     """Batches that were too large for a broker and went on in two halves."""
+    data_losses: int = 0
+    """Events after which acknowledged records are gone, or may be."""
     errors: dict[str, int] = field(default_factory=dict)
     """How often each error was seen in an answer or on a connection, by name."""
     batch_size: Histogram = field(default_factory=Histogram)
@@ -76,13 +81,23 @@ class Metrics:
     metadata_failures: int = 0
     # written by connections
     nodes: dict[int, NodeMetrics] = field(default_factory=dict)
+    requests_of_forgotten: int = 0
+    """Requests to brokers that have no counters of their own any more."""
 
     def node(self, node_id: int) -> NodeMetrics:
         """The counters of one broker, made at first use."""
         found = self.nodes.get(node_id)
         if found is None:
+            if len(self.nodes) >= MOST_NODES:
+                self._forget_one()
             found = self.nodes[node_id] = NodeMetrics(node_id)
         return found
+
+    def _forget_one(self) -> None:
+        """Make room: a broker that was never connected to, else the oldest. An answer may invent ids without end."""
+        oldest = next(iter(self.nodes))
+        gone = self.nodes.pop(next((id for id, node in self.nodes.items() if not node.connects), oldest))
+        self.requests_of_forgotten += gone.requests
 
     def count_error(self, name: str) -> None:
         self.errors[name] = self.errors.get(name, 0) + 1
@@ -91,6 +106,7 @@ class Metrics:
         self,
         *,
         records_buffered: int,
+        records_unretrieved: int,
         buffer_total: int,
         buffer_available: int,
         buffer_waiters: int,
@@ -116,13 +132,15 @@ class Metrics:
             records_acked=self.records_acked,
             records_failed=self.records_failed,
             records_unknown=self.records_unknown,
+            records_unretrieved=records_unretrieved,
             record_bytes=self.record_bytes,
             batches=self.batches,
             batch_bytes=self.batch_bytes,
             produce_requests=self.produce_requests,
-            requests=sum(node.requests for node in nodes),
+            requests=self.requests_of_forgotten + sum(node.requests for node in nodes),
             retries=self.retries,
             splits=self.splits,
+            data_losses=self.data_losses,
             errors=dict(self.errors),
             batch_size=self.batch_size.snapshot(),
             records_per_request=self.records_per_request.snapshot(),
@@ -157,6 +175,8 @@ class MetricsSnapshot:
     records_acked: int
     records_failed: int
     records_unknown: int
+    records_unretrieved: int
+    """Failed records whose result no caller has looked at."""
     record_bytes: int
     batches: int
     batch_bytes: int
@@ -164,6 +184,7 @@ class MetricsSnapshot:
     requests: int
     retries: int
     splits: int
+    data_losses: int
     errors: dict[str, int]
     batch_size: Distribution
     records_per_request: Distribution

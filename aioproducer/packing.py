@@ -15,12 +15,13 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from typing import TypeAlias
 
 from aioproducer.batch import ProducerBatch
 from aioproducer.compression import Codec, bytes_per_millisecond, compressor
 from aioproducer.config import ProducerConfig
+from aioproducer.daemon_threads import LAST_WAIT, DaemonThreads
 
 logger = logging.getLogger(__name__)
 
@@ -62,10 +63,8 @@ class Packing:
         self._compress = compressor(config.compression, config.compression_level)
         self._loop = loop
         self._threads = max(processors - 1, 1)
-        self.executor = executor or ThreadPoolExecutor(
-            self._threads,
-            thread_name_prefix="aioproducer-compress",
-            initializer=_give_way_to_the_loop if gives_way else None,
+        self.executor = executor or DaemonThreads(
+            self._threads, "aioproducer-compress", _give_way_to_the_loop if gives_way else None
         )
         self.on_packed: Callable[[ProducerBatch], None] = _nobody
         # in the loop
@@ -79,7 +78,7 @@ class Packing:
         self._tell_after = int(TELL_AFTER * pace)
         self._waiting: deque[tuple[ProducerBatch, Payload]] = deque()
         self._done: deque[tuple[ProducerBatch, Payload | Exception]] = deque()
-        self._jobs = 0
+        self._jobs: set[asyncio.Future[None]] = set()
 
     @property
     def turn_is_full(self) -> bool:
@@ -88,28 +87,32 @@ class Packing:
 
     def pack(self, batch: ProducerBatch) -> None:
         """Complete and compress a closed batch, now or soon; it must not be sent while `is_packing`."""
-        if batch.is_whole:
-            if self._codec is Codec.NONE:
-                return
-            if batch.size <= self._most_in_loop and (batch.size < SMALL or not self.turn_is_full):
-                self.pack_now(batch)
-                return
-        batch.is_packing = True
-        self._waiting.append((batch, batch.payload))
-        self._start_job()
+        if not self.pack_if_quick(batch):
+            batch.is_packing = True
+            self._waiting.append((batch, batch.payload))
+            self._start_job()
 
-    def pack_now(self, batch: ProducerBatch) -> None:
-        """Complete and compress in this turn of the loop."""
-        if self._codec is not Codec.NONE:
-            if not self._in_this_turn:
-                self._loop.call_soon(self._next_turn)
-            self._in_this_turn += batch.size
+    def pack_if_quick(self, batch: ProducerBatch) -> bool:
+        """Compress a closed batch in this turn of the loop, if that is quick; True if nothing is left to do."""
+        if not batch.is_whole:
+            return False
+        if self._codec is Codec.NONE:
+            return True
+        if batch.size > self._most_in_loop or (batch.size >= SMALL and self.turn_is_full):
+            return False
+        if not self._in_this_turn:
+            self._loop.call_soon(self._next_turn)
+        self._in_this_turn += batch.size
         self._take_over(batch, self._packed(batch, batch.payload))
+        return True
 
-    def close(self) -> None:
-        """What waits for a thread is not needed any more. Does not wait for what a thread does."""
+    async def close(self) -> None:
+        """End the threads. What a codec has begun can't be interrupted: a thread that takes longer than a moment ends
+        with its batch, or with the process."""
         self._waiting.clear()
         self.executor.shutdown(wait=False, cancel_futures=True)
+        if self._jobs:
+            await asyncio.wait(self._jobs, timeout=LAST_WAIT)
 
     def _next_turn(self) -> None:
         self._in_this_turn = 0
@@ -117,14 +120,14 @@ class Packing:
     # ------------------------------------------------------------------------------------------------- threads
 
     def _start_job(self) -> None:
-        if self._jobs >= self._threads:
+        if len(self._jobs) >= self._threads:
             return
         try:
             job = self._loop.run_in_executor(self.executor, self._work)
         except RuntimeError as error:
             self._pack_waiting_now(error)
         else:
-            self._jobs += 1
+            self._jobs.add(job)
             job.add_done_callback(self._job_ended)
 
     def _work(self) -> None:
@@ -142,7 +145,7 @@ class Packing:
                 self._loop.call_soon_threadsafe(self._take_done)
 
     def _job_ended(self, job: asyncio.Future[None]) -> None:
-        self._jobs -= 1
+        self._jobs.discard(job)
         self._take_done()
         if job.cancelled():
             return  # the producer was closed

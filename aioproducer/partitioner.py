@@ -11,7 +11,7 @@ import difflib
 import random as random_module
 import zlib
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import accumulate
 from typing import Literal, NamedTuple, Protocol
 
@@ -183,13 +183,25 @@ class UniformSticky:
 
     Choosing by bytes and not by batches spreads the load evenly over slow brokers too: a slow broker's
     batches grow, so a choice per batch would send it more. With `adaptive` the choice is weighted: the
-    fewer batches wait for a partition, the likelier it is chosen.
+    fewer batches wait for a partition, the likelier it is chosen. Among equals each partition is chosen
+    once, in random order, before any is chosen again: a few dozen choices reach all of a dozen partitions.
 
     `available` is everywhere the partitions that may be chosen: those with a leader, or all if none has
     one. Hand over the same object as long as it did not change: then looking at it costs nothing.
     """
 
-    __slots__ = ("_adaptive", "_bounds", "_current", "_ids", "_random", "_seen", "_used", "sticky_batch_size")
+    __slots__ = (
+        "_adaptive",
+        "_bounds",
+        "_current",
+        "_ids",
+        "_left",
+        "_left_of",
+        "_random",
+        "_seen",
+        "_used",
+        "sticky_batch_size",
+    )
 
     def __init__(self, sticky_batch_size: int, random: random_module.Random, adaptive: bool = True) -> None:
         """`sticky_batch_size` is in bytes; 0 is taken for 1, as Java does with batch.size=0."""
@@ -200,6 +212,9 @@ class UniformSticky:
         self._current = -1
         self._used = 0
         self._seen: Sequence[int] | None = None
+        # the partitions that this round has not chosen yet, and the sequence that the round began with
+        self._left: list[int] = []
+        self._left_of: Sequence[int] | None = None
         # the load, written by update_load(): partition _ids[i] has the share from _bounds[i - 1] to
         # _bounds[i]
         self._ids: list[int] = []
@@ -268,33 +283,50 @@ class UniformSticky:
             if self._current in available:
                 return
         # No load known, or it speaks of a partition that is gone meanwhile.
-        self._current = self._random.choice(available)
+        left = self._left
+        if not left or self._left_of is not available:
+            left = self._left = list(available)
+            self._left_of = available
+        place = self._random.randrange(len(left))
+        self._current = left[place]
+        left[place] = left[-1]
+        left.pop()
 
 
 class NodeAvailability:
-    """For how long each broker has had data waiting that it could not take (KIP-794's partition
-    availability).
+    """How long each broker has had data waiting that it could not take (KIP-794's partition availability).
+
+    The time without data does not count: a broker whose records have expired may be back, and only new
+    records can show it.
 
     Touched by the sender only. Times are the loop's, in seconds.
     """
 
-    __slots__ = ("_drained", "_ready", "timeout")
+    __slots__ = ("_looked", "_since", "timeout")
 
     def __init__(self, timeout: float) -> None:
-        """A `timeout` of 0 takes every broker for available."""
+        """With a `timeout` of 0 every broker counts as available."""
         self.timeout = timeout
-        self._ready: dict[int, float] = {}
-        self._drained: dict[int, float] = {}
+        # of brokers that have data waiting and can't take it: since when, and when that was last seen
+        self._since: dict[int, float] = {}
+        self._looked: dict[int, float] = {}
 
     def update(self, node_id: int, now: float, *, can_drain: bool) -> None:
         """Note that there is data for a broker, and whether it can take it now."""
         if self.timeout <= 0:
             return
-        if can_drain or node_id not in self._drained:
-            self._drained[node_id] = now
-        self._ready[node_id] = now
+        if can_drain:
+            self._since.pop(node_id, None)
+            return
+        self._since.setdefault(node_id, now)
+        self._looked[node_id] = now
+
+    def only_for(self, node_ids: Collection[int]) -> None:
+        """Note that there is data for these brokers and for no others."""
+        for node_id in [node_id for node_id in self._since if node_id not in node_ids]:
+            del self._since[node_id]
 
     def is_available(self, node_id: int) -> bool:
         """Whether partitions of this broker may be chosen."""
-        ready = self._ready.get(node_id)
-        return ready is None or ready - self._drained[node_id] <= self.timeout
+        since = self._since.get(node_id)
+        return since is None or self._looked[node_id] - since <= self.timeout

@@ -5,17 +5,21 @@ The fast path, a record of a known topic with room in the buffer, is in the comp
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import logging
 import math
+import os
 import warnings
+import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from random import Random
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, NoReturn, Self, Unpack
 
 from aioproducer._record_path import (
     NO_ROOM,
@@ -27,7 +31,8 @@ from aioproducer._record_path import (
     murmur2,
 )
 from aioproducer.accumulator import Accumulator
-from aioproducer.batch import BatchBuilder
+from aioproducer.addresses import ResolvedAddressFilter
+from aioproducer.batch import BatchBuilder, BatchState
 from aioproducer.brokers import Brokers
 from aioproducer.cluster import PartitionInfo, TopicInfo
 from aioproducer.config import AddressFilter, Connector
@@ -37,6 +42,7 @@ from aioproducer.coordinator import Coordinator
 from aioproducer.errors import (
     BufferFullError,
     DeliveryTimeoutError,
+    ForkedError,
     IllegalStateError,
     InvalidRecordError,
     KafkaError,
@@ -44,6 +50,7 @@ from aioproducer.errors import (
     ProducerNotStartedError,
     RecordTooLargeError,
     UnknownPartitionError,
+    WrongLoopError,
     without_tracebacks,
 )
 from aioproducer.idempotence import Idempotence
@@ -55,14 +62,19 @@ from aioproducer.receipt import Receipt
 from aioproducer.sender import Sender
 from aioproducer.serializers import Serializer, serialized, serialized_now
 from aioproducer.settings.table import SecuritySettings
-from aioproducer.target import PartitionChoice, check_target, check_timeout
-from aioproducer.tasks import new_task
+from aioproducer.target import PartitionChoice, check_is_bytes, check_target, check_timeout
+from aioproducer.tasks import ended, new_task
 from aioproducer.transaction import Transaction, abortable
 from aioproducer.transactional import Transactional
 from aioproducer.types import Headers, Outcome, ProducerRecord, TopicPartition, TransactionHandle
 from aioproducer.wakeup import WakeUp
 
 logger = logging.getLogger(__name__)
+
+
+TASKS_CANCELLED = "its tasks were cancelled, as when an event loop ends,"
+MOST_TOPICS_NAMED = 10
+"""In a line of the log."""
 
 
 class State(Enum):
@@ -90,7 +102,7 @@ class CloseReport:
     unknown: int
     """May be in the log."""
     unretrieved: dict[tuple[str, str], int]
-    """Failed records that nobody looked at, by (topic, error)."""
+    """Failed records whose result no caller has looked at, by (topic, error)."""
 
 
 class Producer(Transactional, Configured):
@@ -108,6 +120,8 @@ class Producer(Transactional, Configured):
         acks: "all" (every in-sync replica has the record), 1 (the leader has it), 0 (nobody says).
         enable_idempotence: no duplicates by retries, order kept with several requests in flight (KIP-98, KIP-360).
             By default on where `acks` is "all".
+        enable_gapless_order: a failed record fails those that are buffered behind it in its partition.
+        enable_endless_retries: records that may be in the log are sent again until a broker answers, or `close`.
         max_in_flight_requests_per_connection: at most 5 with idempotence.
         linger_ms: how long a batch waits for more records. `send_and_wait` never lingers.
         batch_size: bytes after which a batch is full; a larger record has a batch of its own.
@@ -116,7 +130,9 @@ class Producer(Transactional, Configured):
         max_block_ms: how long `send` may wait for metadata and for room in the buffer, together. With 0 it never
             waits, and `start` may take request_timeout_ms.
         delivery_timeout_ms: after this time each record is delivered or has failed (KIP-91); 120000, or linger_ms +
-            request_timeout_ms if that is more.
+            request_timeout_ms if that is more. With a transactional_id at most transaction_timeout_ms if left out.
+        close_timeout_ms: how long the end of `async with` waits for what is buffered and in flight, at most
+            delivery_timeout_ms; `close()` itself takes a timeout.
         request_timeout_ms: how long to wait for a broker's answer before its connection is closed.
         retry_backoff_ms, retry_backoff_max_ms: pause before a retry, doubled each time, 20 % jitter (KIP-580).
         compression_type: "none", "gzip", "snappy", "lz4" or "zstd".
@@ -138,11 +154,15 @@ class Producer(Transactional, Configured):
         socket_connection_setup_timeout_ms, socket_connection_setup_timeout_max_ms: bound of one attempt.
         connections_max_idle_ms: close connections that were unused for so long; 0 or None: never.
         transactional_id: the name under which transactions go on after a restart; needs idempotence and acks="all".
-        transaction_timeout_ms: after so long the broker aborts a transaction that nobody ended.
-        interceptors: objects with on_send(record) -> record or on_acknowledgement(metadata or error), called in order.
+        transaction_timeout_ms: after so long the broker aborts a transaction that was not ended; the producer itself
+            does after 80 % of it, unless a commit is under way.
+        interceptors: objects with on_send(record) -> record or on_acknowledgement(metadata or error), called in order;
+            they do not see batches that were built by hand (`send_batch`).
         connector: async f(host, port) -> a connected socket, to go through a proxy.
         address_filter: f(host, port, node id) of each broker that the cluster names -> the address to connect to
             instead, or None to refuse it.
+        resolved_address_filter: f(host, IP address, port) of each address that a broker's name resolves to -> whether
+            to connect to it. By default link-local addresses (169.254.0.0/16, fe80::/10) are refused.
         max_batch_size: aiokafka's name of `batch_size`.
         security: `security_protocol`, `ssl_...` and `sasl_...` as docs/configuration.md lists them.
 
@@ -158,6 +178,8 @@ class Producer(Transactional, Configured):
         client_id: str | None = "aioproducer",
         acks: int | str = "all",
         enable_idempotence: bool | None = None,
+        enable_gapless_order: bool = False,
+        enable_endless_retries: bool = False,
         max_in_flight_requests_per_connection: int = 5,
         linger_ms: float = 5,
         batch_size: int = 262144,
@@ -165,6 +187,7 @@ class Producer(Transactional, Configured):
         max_request_size: int = 1048576,
         max_block_ms: float = 60000,
         delivery_timeout_ms: float | None = None,
+        close_timeout_ms: float = 25000,
         request_timeout_ms: float = 30000,
         retry_backoff_ms: float = 100,
         retry_backoff_max_ms: float = 1000,
@@ -194,6 +217,7 @@ class Producer(Transactional, Configured):
         interceptors: Sequence[Any] = (),
         connector: Connector | None = None,
         address_filter: AddressFilter | None = None,
+        resolved_address_filter: ResolvedAddressFilter | None = None,
         max_batch_size: int | None = None,
         **security: Unpack[SecuritySettings],
     ) -> None:
@@ -211,6 +235,8 @@ class Producer(Transactional, Configured):
         """False where nothing of the user's runs in the loop, so that compression need not wait for it."""
         # The rest is made by start(), which knows the loop.
         self._loop: asyncio.AbstractEventLoop
+        self._process: int
+        """A child that was forked inherits the producer, but must not touch its loop."""
         self._accumulator: Accumulator
         self._brokers: Brokers
         self._metadata: Metadata
@@ -219,6 +245,8 @@ class Producer(Transactional, Configured):
         self._tasks: list[asyncio.Task[None]] = []
         self._packing: Packing
         self._closing: asyncio.Future[CloseReport] | None = None
+        self._is_reported = False
+        self._logs_given_up = False
         self._give_up_flush = asyncio.Event()
         self._takes_columns = False
         """Nothing of the user's has to see each record: rows of send_many go into the batches as they are."""
@@ -244,7 +272,9 @@ class Producer(Transactional, Configured):
 
         If another one has written to a partition in the same transaction, the first delivery there fails, and the
         transaction must be aborted: the broker takes the batch for a repetition of the other one's, appends nothing and
-        answers success, but with the time of that one (kafka.storage.UnifiedLog).
+        answers success, but with the time of that one (kafka.storage.UnifiedLog). A participant's own batch, repeated
+        because the first answer was lost, gets the same answer. So one lost answer to the first batch of a partition
+        also ends the transaction; later batches are repeated as usual.
 
         Args:
             handle: from `export_transaction`; for each partition it may be used once.
@@ -254,7 +284,10 @@ class Producer(Transactional, Configured):
             config: settings by anybody's names, as `from_config` takes them.
             settings: as `Producer`; not transactional_id.
         """
-        producer = cls.from_config(config or {}, **settings, transactional_id=handle.transactional_id)
+        try:
+            producer = cls.from_config(config or {}, **settings, transactional_id=handle.transactional_id)
+        finally:
+            del config, settings  # a traceback that shows locals must not show passwords
         producer._handle = handle
         producer._transaction.attach(
             handle, partitions_of_handoff(partitions), tells_repetitions=not log_append_time
@@ -275,7 +308,10 @@ class Producer(Transactional, Configured):
             config: settings by anybody's names, as `from_config` takes them.
             settings: as `Producer`; not transactional_id.
         """
-        producer = cls.from_config(config or {}, **settings, transactional_id=handle.transactional_id)
+        try:
+            producer = cls.from_config(config or {}, **settings, transactional_id=handle.transactional_id)
+        finally:
+            del config, settings  # as in attach()
         producer._handle = handle
         producer._is_owner = True
         return producer
@@ -291,6 +327,7 @@ class Producer(Transactional, Configured):
             AuthenticationError: a broker refuses us, or we refuse its certificate; at once.
             ConfigError: certificates can't be read.
             IllegalStateError: the producer was started before.
+            WrongLoopError: no asyncio event loop runs here.
 
         Cancelling it leaves the producer closed.
         """
@@ -298,11 +335,15 @@ class Producer(Transactional, Configured):
             raise IllegalStateError(
                 f"the producer is {self._state.value}; start() works once, build a new one"
             )
+        self._loop = _running_loop()
         self._move(State.RUNNING)
-        self._loop = asyncio.get_running_loop()
+        self._process = os.getpid()
+        _started.add(self)
         self._make_parts()
         try:
             await self._open()
+        except GeneratorExit:
+            raise  # thrown away with its loop: nothing can be awaited
         except BaseException:
             await self.close(timeout=0)
             raise
@@ -372,18 +413,13 @@ class Producer(Transactional, Configured):
 
     def _spawn(self, coroutine: Any, name: str) -> None:
         task = new_task(self._loop, coroutine, name)
-        task.add_done_callback(self._task_ended)
+        # Weak, as is everything by which the loop refers to a producer: one that is dropped is collected.
+        task.add_done_callback(partial(_task_ended, weakref.ref(self)))
         self._tasks.append(task)
 
-    def _task_ended(self, task: asyncio.Task[None]) -> None:
-        if task.cancelled() or task.exception() is None or self._closing is not None:
-            return
-        # A bug of ours. Nothing may hang on it: everything that waits is told.
-        logger.error("%s ended unexpectedly; the producer closes", task.get_name(), exc_info=task.exception())
-        self._closing = new_task(self._loop, self._close(0, f"{task.get_name()} ended unexpectedly"))
-
     async def close(self, timeout: float | None = None) -> CloseReport:
-        """Send what is buffered and end everything. No task, socket or thread is left afterwards.
+        """Send what is buffered and end everything. No task or socket is left afterwards, and no thread but one that
+        compresses a batch for longer than a moment: it ends with the batch, and does not keep the interpreter.
 
         Args:
             timeout: seconds to wait for what is buffered and in flight; 0 gives it up at once. By default
@@ -407,9 +443,8 @@ class Producer(Transactional, Configured):
         try:
             return await asyncio.shield(self._closing)
         except asyncio.CancelledError:
-            if not self._closing.done():
-                self._give_up_flush.set()
-                await asyncio.wait([self._closing])
+            self._give_up_flush.set()
+            await ended(self._closing)
             raise
 
     stop = close
@@ -422,6 +457,7 @@ class Producer(Transactional, Configured):
         self._metadata.close_waiters(
             ProducerClosed("the producer was closed while the record waited for metadata")
         )
+        began = self._loop.time()
         if timeout > 0 and (self._accumulator.incomplete or self._transaction.is_used):
             finish = asyncio.ensure_future(self._finish())
             given_up = asyncio.ensure_future(self._give_up_flush.wait())
@@ -431,20 +467,43 @@ class Producer(Transactional, Configured):
             await asyncio.wait({finish, given_up})
             if not finish.cancelled() and (error := finish.exception()) is not None:
                 logger.error("closing went wrong; what is left is given up", exc_info=error)
+            if self._logs_given_up:
+                self._report_given_up(self._loop.time() - began)
         self._sender.abort(f"{reason} before the records were acknowledged")
         await self._coordinator.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._brokers.close()
-        self._packing.close()
+        await self._packing.close()
+        self._accumulator.unretrieved.close()
         self._move(State.CLOSED)
         metrics = self._metrics
         return CloseReport(
             metrics.records_acked,
             metrics.records_failed,
             metrics.records_unknown,
-            dict(self._accumulator.unretrieved),
+            dict(self._accumulator.unretrieved.counts),
+        )
+
+    def _report_given_up(self, waited: float) -> None:
+        """Log what the end of a block has waited for in vain: what close() returns is thrown away there."""
+        counts: Counter[str] = Counter()
+        for batch in self._accumulator.incomplete:
+            counts[batch.queue.topic] += batch.live_count
+        if not counts:
+            return
+        topics = [f"{count} for topic {topic}" for topic, count in counts.most_common(MOST_TOPICS_NAMED)]
+        if len(counts) > MOST_TOPICS_NAMED:
+            topics.append(f"the others for {len(counts) - MOST_TOPICS_NAMED} more topics")
+        logger.error(
+            "%r closes and gives up %s not acknowledged within %.3g s: %s. Each delivery says whether its record may "
+            "be in the log. To wait longer, raise close_timeout_ms (%g) or call close(timeout=seconds)",
+            self,
+            "1 record" if counts.total() == 1 else f"{counts.total()} records",
+            waited,
+            ", ".join(topics),
+            self._config.close_timeout * 1000,
         )
 
     async def _finish(self) -> None:
@@ -463,11 +522,76 @@ class Producer(Transactional, Configured):
         traceback: TracebackType | None,
     ) -> None:
         # Left by an exception (a cancellation included): nobody waits for the rest, so it is given up quickly.
-        await self.close(timeout=None if error_type is None else 0)
+        await self.close(timeout=self._seconds_to_leave() if error_type is None else 0)
+
+    def _seconds_to_leave(self) -> float:
+        """How long the end of a block may wait; it logs what it gives up."""
+        self._logs_given_up = True
+        return min(self._config.close_timeout, self._config.delivery_timeout + 1)
+
+    def __enter__(self) -> NoReturn:
+        raise TypeError(
+            "a Producer needs `async with`, in a coroutine; code without asyncio uses aioproducer.blocking.Producer"
+        )
+
+    def __exit__(self, *error: object) -> None:
+        """Python wants it before it calls __enter__."""
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a Producer can't be pickled or copied, since it belongs to a process and an event loop; send the settings "
+            "and build one in each process"
+        )
 
     def __del__(self, warn: Callable[..., None] = warnings.warn) -> None:
         if getattr(self, "_state", State.NEW) in (State.RUNNING, State.CLOSING):
+            is_closing = self._close_dropped()
             warn(f"{self!r} was not closed; use `async with` or await close()", ResourceWarning, source=self)
+            if not is_closing:
+                self._report_unclosed("it was garbage-collected")
+
+    def _report_unclosed(self, why: str) -> None:
+        """Log, once, how many accepted records are lost with a producer that was not closed. After close() there are
+        none."""
+        batches = list(self._accumulator.incomplete) if hasattr(self, "_accumulator") else []
+        if not batches or self._is_reported:
+            return
+        try:
+            self._check_place()
+        except ForkedError:
+            return  # they are the parent's
+        except WrongLoopError:
+            pass  # it has ended
+        self._is_reported = True
+        count = sum(batch.live_count for batch in batches)
+        unknown = sum(
+            batch.live_count
+            for batch in batches
+            if batch.maybe_persisted or batch.state is BatchState.IN_FLIGHT
+        )
+        logger.error(
+            "Unclosed producer %r: %s before %d accepted records had a result: %d were not sent and are lost, %d may "
+            "be in the log. Use `async with Producer(...)`, or await producer.close() before the event loop ends",
+            self,
+            why,
+            count,
+            count - unknown,
+            unknown,
+        )
+
+    def _close_dropped(self) -> bool:
+        """Close a running producer that nothing refers to any more, if its loop can still do that; False if not.
+
+        The task of close() refers to the producer, which lives until that has ended; its __del__ is not called again.
+        May be called in any thread, by the garbage collector.
+        """
+        if self._state is not State.RUNNING or self._process != os.getpid() or self._loop.is_closed():
+            return False
+        try:
+            self._loop.call_soon_threadsafe(_close_in_background, self)
+        except RuntimeError:
+            return False  # another thread has closed the loop meanwhile
+        return True
 
     def __repr__(self) -> str:
         if not hasattr(self, "_state"):
@@ -511,14 +635,14 @@ class Producer(Transactional, Configured):
     ) -> Delivery:
         """The delivery is in `appended` from the moment of the append on."""
         topic, value, key, partition, timestamp_ms, headers = record
-        check_target(topic, partition)
+        partition = check_target(topic, partition)
         check_timeout(timeout, InvalidRecordError)
         began = self._loop.time()
         deadline = began + min(self._config.max_block, timeout if timeout is not None else math.inf)
         info = await self._metadata.wait_for_topic(topic, deadline, partition)
         known = self._accumulator.open_topic(info)
-        value = await serialized(self._config.value_serializer, value, topic, headers)
-        key = await serialized(self._config.key_serializer, key, topic, headers)
+        value = await serialized(self._config.value_serializer, value, topic, headers, "value")
+        key = await serialized(self._config.key_serializer, key, topic, headers, "key")
         self._check_usable()
         self._transaction.check_is_still(transaction)
         number = self._partition_of(info, key, partition)
@@ -527,7 +651,10 @@ class Producer(Transactional, Configured):
             append = partial(
                 self._append_waiting, transaction, appended, known, value, key, number, timestamp_ms, headers
             )
-            delivery = await self._accumulator.append_when_room(append, deadline)
+            is_own = timeout is not None and timeout < self._config.max_block
+            delivery = await self._accumulator.append_when_room(
+                append, deadline, "the record's own timeout" if is_own else "max_block_ms"
+            )
         else:
             appended.append(delivery)
         if timeout is not None:
@@ -543,6 +670,8 @@ class Producer(Transactional, Configured):
                     "a producer that takes part in another one's transaction needs partition=, or a key for murmur2",
                     argument="partition",
                 )
+            if type(key) is not bytes:
+                check_is_bytes(key, "key")
             partition = (murmur2(key) & 0x7FFFFFFF) % len(info.partitions)
         number = self._choice.partition_for(info, key) if partition is None else partition
         self._transaction.check_is_own(info.name, number)
@@ -578,22 +707,25 @@ class Producer(Transactional, Configured):
         partition: int | None,
         timestamp_ms: int | None,
         headers: Headers | None,
+        timeout: float | None,
     ) -> Delivery:
         self._check_may_append()
         record = self._interceptors.on_send(
             ProducerRecord(topic, value, key, partition, timestamp_ms, headers)
         )
         try:
-            delivery = self._try_send_record(record)
+            delivery = self._try_send_record(record, timeout)
         except BaseException as error:
             self._interceptors.on_acknowledgement(error)
             raise
         self._interceptors.watch(delivery)
         return delivery
 
-    def _try_send_record(self, record: ProducerRecord) -> Delivery:
+    def _try_send_record(self, record: ProducerRecord, timeout: float | None) -> Delivery:
         topic, value, key, partition, timestamp_ms, headers = record
-        check_target(topic, partition)
+        partition = check_target(topic, partition)
+        check_timeout(timeout, InvalidRecordError)
+        began = self._loop.time()
         info = self._metadata.topic(topic)
         if info is None or (partition is not None and partition >= len(info.partitions)):
             self._metadata.ask_for(topic)
@@ -602,8 +734,8 @@ class Producer(Transactional, Configured):
             raise BufferFullError(
                 f"try_send: the partitions of topic {topic} are not known yet; use send, which waits"
             )
-        value = serialized_now(self._config.value_serializer, value, topic, headers)
-        key = serialized_now(self._config.key_serializer, key, topic, headers)
+        value = serialized_now(self._config.value_serializer, value, topic, headers, "value")
+        key = serialized_now(self._config.key_serializer, key, topic, headers, "key")
         known = self._accumulator.open_topic(info)
         number = self._partition_of(info, key, partition)
         delivery = self._append(known, value, key, number, timestamp_ms, headers, False)
@@ -611,6 +743,8 @@ class Producer(Transactional, Configured):
             raise BufferFullError(
                 f"the buffer of {self._config.buffer_memory} bytes (buffer_memory) is full; use send, which waits"
             )
+        if timeout is not None:
+            self._end_after(delivery, timeout, began)
         return delivery
 
     def _end_after(self, delivery: Delivery, timeout: float, began: float) -> None:
@@ -640,7 +774,9 @@ class Producer(Transactional, Configured):
                 self._wake.set()
             if batch.may_withdraw:
                 self._metrics.records_failed += 1  # the others of its batch are counted with the batch
-            batch.end_record(delivery, error, batch.may_withdraw)
+                self._accumulator.withdraw(delivery, error)
+            else:
+                self._accumulator.end_record(delivery, error)
 
         timer = self._loop.call_at(began + timeout, end)
         delivery.add_done_callback(lambda _: timer.cancel())
@@ -692,12 +828,14 @@ class Producer(Transactional, Configured):
                     "use send, or a function as serializer"
                 )
         return lambda key, value: (
-            serialized_now(of_key, key, "", None),
-            serialized_now(of_value, value, "", None),
+            serialized_now(of_key, key, "", None, "key"),
+            serialized_now(of_value, value, "", None, "value"),
         )
 
     async def send_batch(self, batch: BatchBuilder, topic: str, *, partition: int) -> Delivery:
         """Send a batch that was built by hand; the delivery is that of its first record.
+
+        The records were encoded when they were appended to the batch, so interceptors do not see them.
 
         Args:
             batch: from `create_batch`; it can be sent once.
@@ -712,12 +850,15 @@ class Producer(Transactional, Configured):
         """
         self._check_may_append()
         transaction = self._transaction.number
-        check_target(topic, partition)
-        if partition is None:
-            raise InvalidRecordError("send_batch needs the number of a partition", argument="partition")
+        number = check_target(topic, partition)
+        if number is None:
+            raise InvalidRecordError(
+                "send_batch: the partition must be a whole number, 0 or more, not None", argument="partition"
+            )
         if not isinstance(batch, BatchBuilder):
             raise InvalidRecordError(
-                f"send_batch takes what create_batch() makes, not {type(batch).__name__}", argument="batch"
+                f"the batch must be one that create_batch() returned, not {type(batch).__name__}",
+                argument="batch",
             )
         size = batch.size()
         if size > min(self._config.max_request_size, self._config.buffer_memory):
@@ -726,11 +867,11 @@ class Producer(Transactional, Configured):
                 f"a batch of {size} bytes exceeds max_request_size of {limit} bytes", size=size, limit=limit
             )
         deadline = self._loop.time() + self._config.max_block
-        info = await self._metadata.wait_for_topic(topic, deadline, partition)
-        queue = self._accumulator.open_topic(info).queues[partition]
+        info = await self._metadata.wait_for_topic(topic, deadline, number)
+        queue = self._accumulator.open_topic(info).queues[number]
         self._check_usable()
         self._transaction.check_is_still(transaction)
-        self._transaction.check_is_own(topic, partition)
+        self._transaction.check_is_own(topic, number)
         return await self._accumulator.append_when_room(
             partial(self._append_built, transaction, queue, batch), deadline
         )
@@ -845,7 +986,7 @@ class Producer(Transactional, Configured):
     def _check_has_partition(self, topic: str, partition: object) -> None:
         """Raise at once for a partition that metadata does not know."""
         info = self._metadata.topic(topic)
-        if info is not None and type(partition) is int and partition >= len(info.partitions):
+        if info is not None and isinstance(partition, int) and partition >= len(info.partitions):
             raise UnknownPartitionError(
                 f"topic {topic} has {len(info.partitions)} partitions, so none of number {partition}",
                 topic=topic,
@@ -860,8 +1001,64 @@ class Producer(Transactional, Configured):
         memory = self._accumulator.memory
         return self._metrics.snapshot(
             records_buffered=sum(batch.live_count for batch in self._accumulator.incomplete),
+            records_unretrieved=sum(self._accumulator.unretrieved.counts.copy().values()),
             buffer_total=memory.total,
             buffer_available=memory.available,
             buffer_waiters=memory.waiters,
             in_flight=self._brokers.in_flight,
         )
+
+
+def _running_loop() -> asyncio.AbstractEventLoop:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise WrongLoopError(
+            "start() needs asyncio's event loop, and none runs here. Use asyncio.run(); with anyio its asyncio "
+            'backend, anyio.run(main, backend="asyncio"); with trio, or without an event loop, '
+            "aioproducer.blocking.Producer in a thread"
+        ) from None
+
+
+_dropped: set[asyncio.Task[CloseReport]] = set()
+"""Tasks that close dropped producers; a loop refers to its tasks weakly."""
+_started: weakref.WeakSet[Producer] = weakref.WeakSet()
+"""Producers that may have records to lose when the interpreter ends."""
+
+
+def _close_in_background(producer: Producer) -> None:
+    def ended(task: asyncio.Task[CloseReport]) -> None:
+        _dropped.discard(task)
+        if task.cancelled():
+            producer._report_unclosed(TASKS_CANCELLED)
+
+    task = new_task(producer._loop, producer.close(), "aioproducer close of a dropped producer")
+    _dropped.add(task)
+    _started.add(producer)  # the garbage collector has cleared the weak references to it
+    task.add_done_callback(ended)
+
+
+def _task_ended(reference: weakref.ref[Producer], task: asyncio.Task[None]) -> None:
+    """A task of a producer has ended. Unless it was cancelled that is a bug of ours: nothing may hang on it."""
+    producer = reference()
+    if producer is not None and producer._closing is not None:
+        return
+    if task.cancelled():
+        if producer is not None:
+            producer._report_unclosed(TASKS_CANCELLED)
+        return
+    if task.exception() is None:
+        return
+    logger.error("%s ended unexpectedly; the producer closes", task.get_name(), exc_info=task.exception())
+    if producer is not None:
+        reason = f"{task.get_name()} ended unexpectedly"
+        producer._closing = new_task(producer._loop, producer._close(0, reason))
+
+
+def _report_all_unclosed() -> None:
+    """For producers whose loop was closed under them, and which are still referred to."""
+    for producer in list(_started):
+        producer._report_unclosed("the interpreter ended")
+
+
+atexit.register(_report_all_unclosed)

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeAlias
 
 from aioproducer.errors import IllegalStateError, SerializationError
-from aioproducer.types import Headers
+from aioproducer.types import Headers, is_buffer, qualified_name
 
 
 class SerializerObject(Protocol):
@@ -20,26 +20,34 @@ Serializer: TypeAlias = Callable[[Any], Any] | SerializerObject
 """f(value) -> bytes | None, or an object with `serialize(topic, value, headers)`; either may be async."""
 
 
-async def serialized(serializer: Serializer | None, value: Any, topic: str, headers: Headers | None) -> Any:
-    """The value as the serializer makes it; the value itself without one.
+async def serialized(
+    serializer: Serializer | None, value: Any, topic: str, headers: Headers | None, part: str
+) -> Any:
+    """The record's `part`, "key" or "value", as the serializer makes it; the value itself without one.
 
     Raises:
-        SerializationError: the serializer raised; its error is the cause.
+        SerializationError: the serializer raised, its error is the cause; or it returned no bytes.
     """
     if serializer is None:
         return value
     try:
         result = _call(serializer, value, topic, headers)
-        return await result if inspect.isawaitable(result) else result
+        if inspect.isawaitable(result):
+            result = await result
     except Exception as error:
-        raise _failed(serializer, topic) from error
+        raise _failed(serializer, topic, part, error) from error
+    if type(result) is not bytes and result is not None:
+        _check_result(serializer, result, topic, part)
+    return result
 
 
-def serialized_now(serializer: Serializer | None, value: Any, topic: str, headers: Headers | None) -> Any:
-    """The same where nothing can be waited for.
+def serialized_now(
+    serializer: Serializer | None, value: Any, topic: str, headers: Headers | None, part: str
+) -> Any:
+    """The same where nothing can be waited for; `topic` is empty where it is not known yet.
 
     Raises:
-        SerializationError: the serializer raised; its error is the cause.
+        SerializationError: the serializer raised, its error is the cause; or it returned no bytes.
         IllegalStateError: the serializer is async.
     """
     if serializer is None:
@@ -47,11 +55,15 @@ def serialized_now(serializer: Serializer | None, value: Any, topic: str, header
     try:
         result: Any | Awaitable[Any] = _call(serializer, value, topic, headers)
     except Exception as error:
-        raise _failed(serializer, topic) from error
+        raise _failed(serializer, topic, part, error) from error
+    if type(result) is bytes or result is None:
+        return result
     if inspect.isawaitable(result):
         if inspect.iscoroutine(result):
             result.close()
-        raise IllegalStateError("try_send can't wait for an async serializer; use send")
+        caller = "try_send" if topic else "a batch built by hand"
+        raise IllegalStateError(f"{caller} can't wait for the async {_named(serializer, part)}; use send")
+    _check_result(serializer, result, topic, part)
     return result
 
 
@@ -60,6 +72,28 @@ def _call(serializer: Serializer, value: Any, topic: str, headers: Headers | Non
     return serializer(value) if method is None else method(topic, value, headers)  # type: ignore[operator]  # a callable
 
 
-def _failed(serializer: Serializer, topic: str) -> SerializationError:
-    name = getattr(serializer, "__qualname__", type(serializer).__qualname__)
-    return SerializationError(f"the serializer {name} failed for topic {topic}; nothing was buffered")
+def _check_result(serializer: Serializer, result: object, topic: str, part: str) -> None:
+    """Raise SerializationError for what has no bytes. Which buffers can be sent is decided when they are copied."""
+    if is_buffer(result):
+        return
+    raise SerializationError(
+        f"the {_named(serializer, part)} returned {type(result).__name__}{_for(topic)}; it must return bytes, "
+        "bytearray, memoryview or None; nothing was buffered",
+        argument=part,
+    )
+
+
+def _failed(serializer: Serializer, topic: str, part: str, error: Exception) -> SerializationError:
+    # The error's text is not repeated: it may show the value.
+    return SerializationError(
+        f"the {_named(serializer, part)} raised {type(error).__name__}{_for(topic)}; nothing was buffered",
+        argument=part,
+    )
+
+
+def _named(serializer: Serializer, part: str) -> str:
+    return f"{part}_serializer {qualified_name(serializer)}"
+
+
+def _for(topic: str) -> str:
+    return f" for topic {topic}" if topic else ""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Sequence
 from random import Random
 
+from aioproducer._record_path import whole_number
 from aioproducer.cluster import TopicInfo, check_topic_name
 from aioproducer.config import ProducerConfig
 from aioproducer.errors import InvalidArgumentError, InvalidRecordError, InvalidTopicError
 from aioproducer.partitioner import ConsistentRandom, RoundRobin, make_partitioner
+from aioproducer.types import is_buffer, qualified_name
 
 COMPILED_PATH_CHOOSES = -1
 
@@ -40,17 +43,16 @@ class PartitionChoice:
             numbers = tuple(range(len(info.partitions)))
             known = self._known[info.name] = (info, numbers, tuple(info.available) or numbers)
         _, every, available = known
+        if key is not None and type(key) is not bytes:
+            check_is_bytes(key, "key")
         if self._round_robins is not None:
             number: object = self._round_robins.setdefault(info.name, RoundRobin())(key, every, available)
         else:
             number = self._chosen(info.name, key, every, available)
-        if type(number) is not int or not 0 <= number < len(every):
-            raise InvalidRecordError(
-                f"the partitioner chose {shown(number)} for topic {info.name}, whose partitions are 0 to "
-                f"{len(every) - 1}",
-                argument="partitioner",
-            )
-        return number
+        chosen = whole_number(number)
+        if chosen is None or not 0 <= chosen < len(every):
+            raise self._wrong_choice(number, info.name, len(every))
+        return chosen
 
     def _chosen(
         self, topic: str, key: bytes | None, every: Sequence[int], available: Sequence[int]
@@ -60,22 +62,47 @@ class PartitionChoice:
         try:
             return self._function(key, list(every), list(available))
         except Exception as error:
-            name = getattr(self._function, "__qualname__", type(self._function).__qualname__)
             raise InvalidRecordError(
-                f"the partitioner {name} failed for topic {topic}; nothing was buffered",
+                f"the partitioner {qualified_name(self._function)} raised {type(error).__name__} for topic {topic}; "
+                "nothing was buffered",
                 argument="partitioner",
             ) from error
 
+    def _wrong_choice(self, returned: object, topic: str, partitions: int) -> InvalidRecordError:
+        what = shown(returned)
+        if inspect.iscoroutine(returned):
+            returned.close()
+            what = "a coroutine (it can't be async)"
+        return InvalidRecordError(
+            f"the partitioner {qualified_name(self._function)} returned {what} for topic {topic}; it must return one "
+            f"of the topic's partitions, an int from 0 to {partitions - 1}; nothing was buffered",
+            argument="partitioner",
+        )
 
-def check_target(topic: object, partition: object) -> None:
-    """Raise for what can't be the name of a topic or the number of a partition."""
+
+def check_is_bytes(data: object, part: str) -> None:
+    """Raise for a key that has no bytes, in the words that the append would use."""
+    if not is_buffer(data):
+        raise InvalidRecordError(
+            f"the {part} must be bytes, bytearray, memoryview or None, not {type(data).__name__}; encode it, or give "
+            f"the producer a {part}_serializer",
+            argument=part,
+        )
+
+
+def check_target(topic: object, partition: object) -> int | None:
+    """Raise for what can't be the name of a topic or the number of a partition, which it returns as an int."""
     if not isinstance(topic, str):
         raise InvalidTopicError(f"the topic must be a str, not {shown(topic)}", topic="")
     check_topic_name(topic)
-    if partition is not None and (type(partition) is not int or partition < 0):
+    if partition is None:
+        return None
+    number = whole_number(partition)
+    if number is None or number < 0:
         raise InvalidRecordError(
             f"the partition must be a whole number, 0 or more, not {shown(partition)}", argument="partition"
         )
+    return number
 
 
 def check_timeout(timeout: object, error_type: type[InvalidArgumentError] = InvalidArgumentError) -> None:

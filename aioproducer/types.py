@@ -8,6 +8,23 @@ from enum import Enum
 from typing import Any, NamedTuple, TypeAlias
 
 
+def qualified_name(code: object) -> str:
+    """The name of the user's function, or the class of the user's object, as errors and logs have it."""
+    name = getattr(code, "__qualname__", None)
+    return name if isinstance(name, str) else type(code).__qualname__
+
+
+def is_buffer(data: object) -> bool:
+    """Whether it gives access to its bytes, as bytes, bytearray and memoryview do, whatever they mean."""
+    try:
+        memoryview(data).release()  # type: ignore[arg-type]  # the question is whether it can be one
+    except TypeError:
+        return False
+    except (BufferError, ValueError):  # not contiguous, or released
+        return True
+    return True
+
+
 class TopicPartition(NamedTuple):
     """A partition of a topic."""
 
@@ -73,8 +90,15 @@ class Secret:
     def __init__(self, text: str | None) -> None:
         """Keep `text`; None stands for a secret that a pickle did not carry."""
         if text is not None and not isinstance(text, str):
-            raise TypeError(f"a secret is a str, not {type(text).__name__}")
+            type_name = type(text).__name__
+            del text  # a traceback that shows locals must not show it
+            raise TypeError(f"a secret is a str, not {type_name}")
         self._text = text
+
+    @property
+    def is_lost(self) -> bool:
+        """It came out of a pickle, which does not carry its text."""
+        return self._text is None
 
     def reveal(self) -> str:
         """The text itself.
@@ -83,7 +107,9 @@ class Secret:
             ValueError: it was left behind by a pickle.
         """
         if self._text is None:
-            raise ValueError("this secret was left behind when it was pickled; set it anew in this process")
+            raise ValueError(
+                "the secret came out of a pickle, which does not contain its text; set it again in this process"
+            )
         return self._text
 
     def __repr__(self) -> str:

@@ -6,15 +6,18 @@ import asyncio
 import gc
 from collections import Counter
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 
 from aioproducer import accumulator, packing
-from aioproducer._record_path import PartitionQueue, Topic
+from aioproducer._record_path import Delivery, PartitionQueue, Topic
 from aioproducer.accumulator import NO_NODE
 from aioproducer.batch import BatchState, ProducerBatch
 from aioproducer.compression import Codec, compressor
 from aioproducer.errors import DeliveryError
+from aioproducer.linger import PACE
+from aioproducer.partitioner import UniformSticky
 from tests.accumulator_bench import (
     LONG,
     Bench,
@@ -60,11 +63,11 @@ async def test_after_many_lingers_that_ended_together_the_next_ones_are_longer_a
     for partition in range(100, 400):
         bench.send(partition)
 
-    assert bench.accumulator.ready(then + 0.006) == ([], then + 300 * accumulator.PACE)
+    assert bench.accumulator.ready(then + 0.006) == ([], then + 300 * PACE)
 
     bench.accumulator.hurry(bench.topic.queues[399].tail)
     assert len(bench.drain()) == 1, "who is awaited alone does not care"
-    assert bench.accumulator.ready(then + 300 * accumulator.PACE)[0] == [0]
+    assert bench.accumulator.ready(then + 300 * PACE)[0] == [0]
     assert len(bench.drain()) == 299
 
 
@@ -79,10 +82,74 @@ async def test_a_few_lingers_that_end_together_make_none_longer():
 async def test_longer_lingers_leave_time_for_the_request():
     bench = Bench([0] * 3000, linger_ms=5, request_timeout_ms=80, delivery_timeout_ms=60_000)
     then = lingered_together(bench, 2999)
-    bench.send(2999)
+    for partition in range(200):
+        bench.send(partition)
 
     assert bench.accumulator.ready(then + 0.019)[0] == []
     assert bench.accumulator.ready(then + 0.02)[0] == [0]
+
+
+async def test_a_record_that_is_not_one_of_many_does_not_linger_longer_after_many():
+    bench = Bench([0] * 2000, linger_ms=5)
+    then = lingered_together(bench, 2000)
+    bench.send(0)
+
+    assert bench.accumulator.ready(then)[0] == [0]
+
+
+async def test_a_topic_with_few_batches_does_not_linger_longer_beside_one_with_many():
+    bench = Bench([0] * 2000, linger_ms=5)
+    bench.accumulator.open_topic(topic_info([1], "other"))
+    then = lingered_together(bench, 2000)
+    for partition in range(2000):
+        bench.send(partition)
+    bench.send(0, topic="other")
+
+    assert bench.accumulator.ready(then) == ([1], then + 2000 * PACE)
+    assert len(bench.drain(1)) == 1
+
+
+async def test_a_record_that_lingered_already_when_many_of_another_topic_ended_goes_out_in_time(monkeypatch):
+    bench = Bench([0] * 2000, linger_ms=5)
+    bench.accumulator.open_topic(topic_info([1], "other"))
+    now = 100.0
+    monkeypatch.setattr(bench.accumulator, "_loop", SimpleNamespace(time=lambda: now))
+    for partition in range(2000):
+        bench.send(partition)
+    now += 0.003
+    bench.send(0, topic="other")
+    now += 0.002
+
+    assert bench.accumulator.ready(now) == ([0], pytest.approx(now + 0.003))
+    assert bench.accumulator.ready(now + 0.004)[0] == [0, 1]
+
+
+async def test_many_topics_with_one_batch_each_linger_longer_together():
+    bench = Bench([0], linger_ms=5)
+    names = [f"topic {number}" for number in range(300)]
+    for name in names:
+        bench.accumulator.open_topic(topic_info([0], name))
+        bench.send(0, topic=name)
+    then = bench.loop.time() + 10
+    bench.accumulator.ready(then)
+    assert len(bench.drain_all()) == 300
+    for name in names:
+        bench.send(0, topic=name)
+
+    assert bench.accumulator.ready(then)[0] == []
+    assert bench.accumulator.ready(then + 300 * PACE)[0] == [0]
+
+
+async def test_no_more_batches_than_can_be_sent_in_a_linger_are_spared_while_others_rest():
+    bench = Bench([0] * 2000, linger_ms=5)
+    bench.accumulator.open_topic(topic_info([1] * 500, "other"))
+    then = lingered_together(bench, 2000)
+    for partition in range(500):
+        bench.send(partition, topic="other")
+
+    bench.accumulator.ready(then)
+
+    assert len(bench.drain(1)) == 0.005 / PACE
 
 
 async def test_batch_is_due_at_once_without_linger():
@@ -572,12 +639,59 @@ async def test_batch_that_expires_while_it_is_compressed_is_not_brought_back():
     assert bench.memory.available == bench.memory.total
 
 
+@pytest.mark.parametrize("linger_ms", [0, LONG])
+async def test_batch_ends_with_the_last_of_its_records_and_returns_its_memory_at_once(linger_ms):
+    bench = Bench(linger_ms=linger_ms)
+    late = [bench.send(), bench.send()]
+    flushing = asyncio.ensure_future(bench.accumulator.flush())
+    await turns()
+
+    bench.accumulator.withdraw(late[0], DeliveryError("too late"))
+    assert bench.memory.available < bench.memory.total
+    bench.accumulator.withdraw(late[1], DeliveryError("too late"))
+
+    assert bench.memory.available == bench.memory.total
+    assert not bench.accumulator.incomplete
+    await turns()
+    assert flushing.done()
+    assert [str(delivery.exception()) for delivery in late] == ["too late"] * 2
+    kept = bench.send(0, b"kept")
+    bench.ready(later=1 + LONG)
+    [batch] = bench.drain()
+    assert batch is kept.batch
+
+
+async def test_batch_that_ends_with_its_last_record_while_it_is_compressed_is_not_brought_back():
+    bench = Bench(batch_size=64 * 1024, compression_type="gzip", linger_ms=0)
+    late = bench.send(0, b"v" * 2 * packing.SMALL)
+    bench.drain()
+    assert late.batch.is_packing
+
+    bench.accumulator.withdraw(late, DeliveryError("too late"))
+    bench.executor.work()
+    await turns()
+
+    assert bench.ready() == []
+    assert bench.drain() == []
+    assert bench.memory.available == bench.memory.total
+
+
+async def test_batches_behind_one_that_ended_with_its_last_record_are_sent():
+    bench = Bench(linger_ms=0, batch_size=1)
+    late, kept = bench.send(0), bench.send(0, b"kept")
+
+    bench.accumulator.withdraw(late, DeliveryError("too late"))
+
+    assert bench.ready() == [0]
+    assert bench.drain() == [kept.batch]
+
+
 async def test_records_that_ended_early_are_left_out_and_a_batch_without_any_is_not_sent():
     bench = Bench([0, 0], linger_ms=0)
     late = [bench.send(0), bench.send(1)]
     kept = bench.send(0, b"kept")
     for delivery in late:
-        delivery.batch.end_record(delivery, DeliveryError("too late"), True)
+        bench.accumulator.withdraw(delivery, DeliveryError("too late"))
 
     [batch] = bench.drain()
 
@@ -588,6 +702,80 @@ async def test_records_that_ended_early_are_left_out_and_a_batch_without_any_is_
     assert [delivery.exception() is not None for delivery in late] == [True, True]
     assert bench.memory.available == bench.memory.total
     assert not bench.accumulator.incomplete
+
+
+def large_batch_of_records_with_timeouts(bench: Bench) -> list[Delivery]:
+    """A closed batch that a thread has compressed."""
+    sent = [bench.send(0, b"%04d" % number * 1024) for number in range(10)]
+    assert bench.drain() == []
+    assert sent[0].batch.is_packing
+    bench.executor.work()
+    return sent
+
+
+@pytest.mark.parametrize("level", [1, 9])
+async def test_large_batch_that_lost_a_record_is_compressed_again_by_a_thread(level):
+    bench = Bench(batch_size=64 * 1024, compression_type="gzip", compression_level=level, linger_ms=0)
+    sent = large_batch_of_records_with_timeouts(bench)
+    await turns()
+    bench.accumulator.withdraw(sent[3], DeliveryError("too late"))
+    behind = bench.send(0, b"behind")
+
+    assert bench.drain() == [], "nothing overtakes it meanwhile"
+    assert sent[0].batch.is_packing
+    bench.executor.work()
+    await turns()
+
+    batches = bench.drain_all()
+    assert batches == [sent[0].batch, behind.batch]
+    assert (batches[0].record_count, batches[0].codec) == (9, Codec.GZIP)
+    assert bytes(batches[0].payload) == compressor(Codec.GZIP, level)(batches[0].records)
+
+
+async def test_time_outs_can_not_keep_a_batch_in_the_compressing_thread():
+    bench = Bench(batch_size=64 * 1024, compression_type="gzip", compression_level=9, linger_ms=0)
+    sent = large_batch_of_records_with_timeouts(bench)
+    for late in sent[: accumulator.MOST_REBUILDS]:
+        await turns()
+        bench.accumulator.withdraw(late, DeliveryError("too late"))
+        assert bench.drain() == []
+        bench.executor.work()
+    await turns()
+    bench.accumulator.withdraw(sent[accumulator.MOST_REBUILDS], DeliveryError("too late"))
+
+    [batch] = bench.drain()
+
+    assert (batch.record_count, batch.codec) == (9 - accumulator.MOST_REBUILDS, Codec.NONE)
+    assert b"0003" not in bytes(batch.payload)
+    bench.succeed(batch)
+    assert [(await delivery).offset for delivery in sent[accumulator.MOST_REBUILDS + 1 :]] == list(range(6))
+
+
+async def test_small_batch_that_lost_a_record_is_compressed_in_the_loop_as_any_small_one():
+    bench = Bench(compression_type="gzip", compression_level=1, batch_size=1000, linger_ms=0)
+    sent = [bench.send(0, b"v" * 300) for _ in range(4)]
+    closed = sent[0].batch
+    assert (closed.record_count, closed.codec) == (2, Codec.GZIP)
+    bench.accumulator.withdraw(sent[0], DeliveryError("too late"))
+
+    [batch] = bench.drain()
+
+    assert batch is closed
+    assert (batch.record_count, batch.codec) == (1, Codec.GZIP)
+
+
+async def test_records_that_timed_out_while_their_batch_was_open_are_not_compressed():
+    bench = Bench(batch_size=64 * 1024, compression_type="gzip", compression_level=9)
+    sent = [bench.send(0, b"%04d" % number * 1024) for number in range(10)]
+    bench.accumulator.withdraw(sent[3], DeliveryError("too late"))
+    assert bench.ready(later=1 + LONG) == [0]
+
+    assert bench.drain() == []
+    bench.executor.work()
+    await turns()
+
+    [batch] = bench.drain()
+    assert (batch.record_count, batch.codec, batch.rebuilds) == (9, Codec.GZIP, 1)
 
 
 # --------------------------------------------------------------------------------------------------- retries
@@ -685,6 +873,61 @@ async def test_sticky_partition_changes_after_batch_size_bytes():
 
     assert first in range(10)
     assert 2 <= switches <= 6
+
+
+def lingered(bench: Bench) -> list[ProducerBatch]:
+    """The batches that go out because their linger is over."""
+    bench.ready(later=1)
+    return bench.drain_all()
+
+
+async def test_sticky_partition_is_left_after_16_kib_once_its_batch_was_sent():
+    bench = Bench([0] * 12, linger_ms=5)
+    sticky = bench.send(None, b"v" * 17_000).topic_partition.partition
+    [batch] = lingered(bench)
+
+    assert bench.send(None).topic_partition.partition != sticky
+    bench.succeed(batch)
+
+
+async def test_sticky_partition_stays_while_it_had_less_than_16_kib_though_its_batch_was_sent():
+    bench = Bench([0] * 12, linger_ms=5)
+    sticky = bench.send(None, b"v" * 15_000).topic_partition.partition
+    [batch] = lingered(bench)
+
+    assert bench.send(None).topic_partition.partition == sticky
+    bench.succeed(batch)
+
+
+async def test_sticky_partition_stays_while_its_batch_fills():
+    bench = Bench([0] * 12, linger_ms=5)
+    sticky = bench.send(None, b"v" * 17_000).topic_partition.partition
+    while bench.send(None, b"v" * 1000).topic_partition.partition == sticky:
+        pass
+
+    full, last = lingered(bench)
+
+    assert full.size > 0.95 * bench.config.batch_size
+    bench.succeed(full, last)
+
+
+async def test_the_load_of_many_partitions_is_not_looked_at_with_every_switch(monkeypatch):
+    """With 10,000 partitions one look takes 10 ms."""
+    looks = []
+    monkeypatch.setattr(UniformSticky, "update_load", lambda *load, total: looks.append(total))
+    bench = Bench([0] * 10_000, batch_size=1000)
+
+    used = set()
+    for _ in range(20):
+        used.add(bench.send(None, b"v" * 900).topic_partition.partition)
+        bench.ready(later=-1)
+    assert len(used) > 5
+    assert looks == [10_000]
+
+    bench.ready(later=10)
+    for _ in range(5):
+        bench.send(None, b"v" * 900)
+    assert looks == [10_000] * 2
 
 
 async def test_sticky_partition_is_one_with_a_leader():

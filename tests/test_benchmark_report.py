@@ -391,6 +391,14 @@ def test_a_stored_run_can_be_rendered_again(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "again" / "RESULTS.md").read_text().rstrip() == capsys.readouterr().out.rstrip()
 
 
+@pytest.mark.parametrize(("version", "loop"), [("0.23.0", "uvloop"), ("not installed", "asyncio's own loop")])
+def test_the_heading_names_the_loop(version, loop):
+    run = stored_run(good_run())
+    run["machine"]["versions"]["uvloop"] = version
+
+    assert f"clients on {loop}," in "\n".join(report.heading(run))
+
+
 @pytest.mark.usefixtures("no_plots")
 def test_the_exit_status_tells_of_failures_and_of_missed_goals(tmp_path: Path, monkeypatch, capsys):
     figures = good_run()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import subprocess
+import sys
 import time
 from collections import Counter
 from dataclasses import replace
@@ -92,6 +94,34 @@ def test_each_kind_of_measurement_gives_its_figures_and_is_counted(section):
 
     assert figures <= result.keys()
     assert all(result[name] > 0 for name in figures if not name.startswith("above_"))
+
+
+WITHOUT_UVLOOP = """
+import sys
+sys.modules["uvloop"] = None
+import asyncio, measure, plan, tls
+from job import Job, new_event_loop
+from plan import OURS
+assert new_event_loop is asyncio.new_event_loop
+assert {cell.job.loop for cell in plan.throughput(False)} == {"asyncio"}
+cells = [cell for cell in plan.throughput(False) if cell.job.client == OURS]
+assert len(cells) == len({(cell.column, cell.row) for cell in cells}) == 8, cells
+sys.argv[1:] = [Job("idle", OURS, seconds=0.05).as_argument()]
+measure.main()
+"""
+
+
+def test_without_uvloop_the_clients_run_on_asyncios_loop():
+    found = subprocess.run(
+        [sys.executable, "-c", WITHOUT_UVLOOP],
+        cwd=Path(bench.__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert found.returncode == 0, found.stderr
+    assert "lag_p99_ms" in json.loads(found.stdout)
 
 
 @pytest.mark.parametrize("arrow", [False, True])

@@ -27,6 +27,7 @@ from aioproducer.blocking.loop_thread import Flag
 from aioproducer.errors import (
     BufferFullError,
     BufferTimeoutError,
+    DeliveryError,
     DeliveryTimeoutError,
     IllegalStateError,
     InvalidArgumentError,
@@ -429,7 +430,23 @@ def test_a_refused_record_that_nobody_looks_at_is_logged_and_reported(make, clus
 
     assert report.failed == sum(report.unretrieved.values()) > 0
     assert {key[0] for key in report.unretrieved} == {topic}
-    assert caplog.text.count("nobody looked at its result") == len(report.unretrieved)
+    assert caplog.text.count("no caller has looked at the result") == len(report.unretrieved)
+
+
+def test_the_end_of_with_waits_for_close_timeout_ms(cluster, topic, caplog):
+    with Producer(cluster.servers, **QUICK, close_timeout_ms=100) as producer:
+        producer.send(topic, b"known").result(SOON)
+        cluster.freeze()
+        lost = producer.send(topic, b"lost")
+        began = time.monotonic()
+
+    try:
+        assert 0.1 <= time.monotonic() - began < 3000 * MS
+        assert isinstance(lost.exception(), DeliveryError)
+        assert "gives up 1 record not acknowledged within 0.1" in caplog.text
+        assert f" s: 1 for topic {topic}." in caplog.text
+    finally:
+        cluster.thaw()
 
 
 def test_another_topic_does_not_wait_for_a_topic_that_waits(producer, cluster, topic):
@@ -465,6 +482,7 @@ def test_another_topic_does_not_wait_for_a_topic_that_waits(producer, cluster, t
         (lambda p, t: p.send(t, bytes(2_000_000)), RecordTooLargeError),
         (lambda p, t: p.send_and_wait(t, "text"), InvalidRecordError),
         (lambda p, t: p.try_send(t, "text"), InvalidRecordError),
+        (lambda p, t: p.try_send(t, b"v", timeout=-1), InvalidRecordError),
         (lambda p, t: p.flush(timeout="soon"), InvalidArgumentError),
         (lambda p, t: p.close(timeout="soon"), InvalidArgumentError),
         (lambda p, t: p.partitions_for(""), InvalidTopicError),

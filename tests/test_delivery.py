@@ -333,6 +333,30 @@ async def test_cancelled_delivery_stays_cancelled_and_its_record_is_sent(path, a
     assert ended == [delivery]
 
 
+@pytest.mark.parametrize("message", ["Cancelled via cancel scope 7f", None, ("any", "object")])
+async def test_whoever_awaits_a_cancelled_delivery_gets_the_message_of_the_cancellation(path, message):
+    """anyio recognises its own cancellation by it."""
+    expected = () if message is None else (message,)
+    deliveries = [path.try_send("orders", b"v") for _ in range(3)]
+    alone, gathered = asyncio.ensure_future(awaited(deliveries[0])), asyncio.gather(*deliveries[1:])
+    others_callback = list[Delivery]().append
+    deliveries[0].add_done_callback(others_callback)
+    await asyncio.sleep(0)
+
+    for waiter in (alone, gathered):
+        waiter.cancel(message)
+        with pytest.raises(asyncio.CancelledError) as caught:
+            await waiter
+        assert caught.value.args == expected
+
+    for look in (deliveries[0].result, deliveries[0].exception):
+        with pytest.raises(asyncio.CancelledError) as caught:
+            look()
+        assert caught.value.args == expected
+    assert deliveries[0].remove_done_callback(others_callback) == 0
+    assert deliveries[0]._cancel_message == message
+
+
 async def test_delivery_with_a_result_can_not_be_cancelled(path, accumulator):
     delivery = path.try_send("orders", b"v")
     accumulator.tail.succeed(5, -1, -1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from aioproducer.outcomes import TABLE, UNKNOWN_CODES, Action, Failure, Rule
+from aioproducer.outcomes import TABLE, UNKNOWN_CODES, Action, Failure, Moment, Rule
 from aioproducer.protocol.error_codes import error_name
 from aioproducer.types import Outcome
 
@@ -40,7 +40,8 @@ def table() -> str:
         body = [line for name, rules in rows for line in lines(name, rules)]
         title = api.name.replace("_", " ").title().replace(" ", "")
         text += ["", f"### {title}", "", *head, *body, *lines("any other code", unknown)]
-    failures = [line for failure in Failure for line in lines(failure.value, TABLE[failure])]
+    events = (*Failure, *Moment)
+    failures = [line for event in events for line in lines(event.value, TABLE[event])]
     text += ["", "### No answer", "", *head, *failures, ""]
     return "\n".join(text)
 

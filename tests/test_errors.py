@@ -207,9 +207,40 @@ def test_text_of_a_peer_is_escaped(text, expected):
     assert escaped(text) == expected
 
 
-@given(st.text())
-def test_escaped_text_has_no_control_character(text):
-    assert [character for character in escaped(text) if unicodedata.category(character) == "Cc"] == []
+@given(st.text(st.characters(exclude_categories=[])))
+def test_escaped_text_has_nothing_that_does_not_print(text):
+    found = escaped(text)
+
+    assert not {unicodedata.category(one) for one in found} & {"Cc", "Cf", "Cs", "Zl", "Zp"}
+    assert found.isprintable()
+    found.encode()
+
+
+@pytest.mark.parametrize(
+    ("character", "expected"),
+    [
+        ("\u2028", r"\u2028"),  # line separator
+        ("\u2029", r"\u2029"),
+        ("\u202e", r"\u202e"),  # from here on from right to left
+        ("\u2066", r"\u2066"),
+        ("\u200b", r"\u200b"),  # takes no room
+        ("\ufeff", r"\ufeff"),
+        ("\xad", r"\xad"),
+        ("\ud800", r"\ud800"),
+        ("\U000e0041", r"\U000e0041"),  # a tag, which no terminal shows
+    ],
+)
+def test_what_hides_or_reorders_text_is_escaped(character, expected):
+    assert escaped(f"a{character}b") == f"a{expected}b"
+
+
+def test_every_error_can_be_printed():
+    for error_type in (KafkaError, ConfigError, DeliveryError):
+        error = error_type("größe t\ud800")
+
+        assert str(error) == error.message == r"größe t\ud800"
+        str(error).encode()
+        assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 
 def test_c1_control_characters_are_escaped_too():

@@ -97,6 +97,40 @@ def test_the_docstring_says_how_to_run_it():
         assert f"    python examples/{script}.py" in text.partition('"""\n\n')[0], script
 
 
+WITHOUT_UVLOOP = "import sys; sys.modules['uvloop'] = None\n"
+TELLS_ITS_LOOP = """
+import asyncio, os, runpy, sys
+run_until_complete = asyncio.Runner.run
+def run(self, *arguments, **named):
+    print("runs on", type(self.get_loop()).__module__)
+    return run_until_complete(self, *arguments, **named)
+asyncio.Runner.run = run
+sys.argv.pop(0)
+sys.path.insert(0, os.path.dirname(sys.argv[0]))
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("is_installed", [True, False], ids=["uvloop", "without uvloop"])
+@pytest.mark.parametrize("script", [*SCRIPTS, "flights_demo"])
+@one_loop
+async def test_uvloop_is_used_where_it_is_installed_and_not_required(script, is_installed):
+    code = TELLS_ITS_LOOP if is_installed else WITHOUT_UVLOOP + TELLS_ITS_LOOP
+    nobody = f"127.0.0.1:{dead_port()}"
+    patience = ["--bootstrap-servers", nobody, "--patience", "0.3"]
+    arguments = ["--kafka", nobody, "--limit", "1"] if script == "flights_demo" else patience
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", code, str(EXAMPLES / f"{script}.py"), *arguments),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    status, out, err = await Example(process).finish()
+
+    assert status == (3 if script == "fastapi_app" else 2), err
+    assert nobody in err
+    assert ("runs on uvloop" in out) == is_installed
+
+
 @pytest.mark.parametrize("script", SCRIPTS)
 @one_loop
 async def test_without_a_broker_it_says_so_and_where_it_looked(script):
@@ -273,18 +307,21 @@ async def test_the_web_application_stores_orders_and_takes_clicks():
         assert status in (0, -signal.SIGTERM)  # uvicorn raises the signal again once it has ended
 
 
+@pytest.mark.parametrize("is_installed", [True, False], ids=["uvloop", "without uvloop"])
 @one_loop
-async def test_the_web_application_runs_on_uvloop():
+async def test_the_web_application_runs_on_uvloop_where_it_is_installed(is_installed):
     async with EmbeddedCluster(topics={"orders": 1}) as cluster:
         environment = {"AIOPRODUCER_BOOTSTRAP_SERVERS": cluster.bootstrap_servers}
         command = (
-            "import asyncio, sys, uvicorn, uvloop\n"
+            "import asyncio, sys\n"
+            f"{'' if is_installed else WITHOUT_UVLOOP}"
+            "import uvicorn\n"
             "sys.path.insert(0, 'examples')\n"
             "import fastapi_app\n"
             "@fastapi_app.app.get('/loop')\n"
             "async def loop() -> bool:\n"
-            "    return isinstance(asyncio.get_running_loop(), uvloop.Loop)\n"
-            "uvicorn.run('fastapi_app:app', port=0, loop='uvloop')\n"
+            "    return type(asyncio.get_running_loop()).__module__ == 'uvloop'\n"
+            "uvicorn.run('fastapi_app:app', port=0)\n"
         )
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-W", "error", "-c", command),
@@ -296,7 +333,7 @@ async def test_the_web_application_runs_on_uvloop():
         try:
             address = (await example.line("Uvicorn running on ", "stderr")).split()[0]
             async with httpx.AsyncClient(base_url=address, timeout=DEADLINE) as client:
-                assert (await client.get("/loop")).json() is True
+                assert (await client.get("/loop")).json() is is_installed
                 stored = await client.post("/orders", json={"customer": "ann", "item": 7})
             process.send_signal(signal.SIGINT)
             await within(DEADLINE, process.wait())

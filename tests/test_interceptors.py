@@ -282,11 +282,31 @@ async def test_an_on_send_that_returns_no_record_is_skipped(caplog, made):
         await producer.send_and_wait("t", b"v")
         assert values(cluster) == [b"v"]
 
-    assert "returned" in caplog.text
-    assert "it is skipped" in caplog.text
+    returned = "NoneType" if made == "nothing" else "coroutine"
+    assert f"on_send returned {returned} instead of a ProducerRecord and is skipped" in caplog.text
 
 
 def test_a_record_shows_neither_its_key_nor_its_value():
     record = ProducerRecord("t", b"secret value", b"secret key", 3, 17, [("h", b"secret header")])
 
     assert repr(record) == "ProducerRecord(topic='t', partition=3, timestamp_ms=17)"
+
+
+async def test_interceptors_do_not_see_the_records_of_send_batch():
+    seen = []
+
+    class Sees:
+        def on_send(self, record):
+            seen.append(record)
+            return record
+
+        def on_acknowledgement(self, result):
+            seen.append(result)
+
+    async with producing(interceptors=[Sees()], topics={"t": 1}) as (cluster, producer):
+        batch = producer.create_batch()
+        batch.append(key=None, value=b"v")
+        await within(1, await producer.send_batch(batch, "t", partition=0))
+
+        assert values(cluster, "t") == [b"v"]
+        assert seen == []

@@ -167,7 +167,7 @@ async def test_a_large_record_that_ends_while_a_thread_has_it_is_not_sent():
         cluster=TAKES_LARGE,
         **{**LARGE_TOO, "delivery_timeout_ms": 300_000 * MS, "request_timeout_ms": 250_000 * MS},
     ) as (cluster, producer):
-        for _ in range(producer._packing.executor._max_workers):
+        for _ in range(producer._packing.executor.most):
             producer._packing.executor.submit(may_go_on.wait)
         delivery = await producer.send("t", large(1))
         with pytest.raises(DeliveryError):

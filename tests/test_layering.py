@@ -23,12 +23,12 @@ LAYERS: dict[str, int] = {
         8: "sender transactional",
         7: "answers coordinator",
         6: "metadata producer_id coordinator_requests",
-        5: "accumulator packing brokers receipt",
-        4: "configured batch connection target interceptors",
-        3: "recordbatch transaction config serializers handshake dialer login authentication _record_path",
+        5: "accumulator packing brokers connection_race data_loss receipt refusals",
+        4: "configured batch connection linger target interceptors unretrieved",
+        3: "recordbatch transaction config serializers handshake dialer large_answer login authentication _record_path",
         2: "settings protocol compression metrics partitioner cluster idempotence consumer_group outcomes "
-        "sasl tls token_providers kerberos wire",
-        1: "errors types tasks wakeup _request_path",
+        "sasl tls pem token_providers kerberos wire addresses",
+        1: "errors types tasks wakeup daemon_threads _request_path",
     }.items()
     for name in names.split()
 }
@@ -43,7 +43,9 @@ NEIGHBOURS = {
     ("consumer_group", "cluster"),
     ("settings", "compression"),
     ("accumulator", "packing"),
+    ("brokers", "connection_race"),
     ("settings", "partitioner"),
+    ("tls", "pem"),
     ("token_providers", "sasl"),
 }
 
@@ -57,10 +59,13 @@ it."""
 
 MAY_IMPORT_ASYNCIO = {
     "batch",
+    "unretrieved",
     "accumulator",
     "packing",
     "receipt",
     "connection",
+    "connection_race",
+    "large_answer",
     "dialer",
     "login",
     "authentication",

@@ -174,7 +174,7 @@ async def test_after_close_no_thread_goes_on(monkeypatch):
     fill(bench, 3)
 
     bench.accumulator.packing.executor.shutdown = lambda **_: None
-    bench.accumulator.packing.close()
+    await bench.accumulator.packing.close()
     compressed: list[object] = []
     bench.accumulator.packing._compress = compressed.append
     bench.executor.work()

@@ -303,6 +303,28 @@ def test_sticky_is_uniform_over_available_partitions():
     assert chosen == {0: 100, 2: 100, 5: 100}
 
 
+def test_sticky_chooses_each_partition_once_before_any_again():
+    sticky = UniformSticky(1, random.Random(3))
+    available = list(range(12))
+
+    rounds = []
+    for _ in range(20):
+        rounds.append([])
+        for _ in available:
+            rounds[-1].append(sticky.current(available))
+            sticky.used(1, available)
+
+    assert all(sorted(one) == available for one in rounds)
+    assert len({tuple(one) for one in rounds}) == 20, "the order is random"
+
+
+def test_sticky_begins_a_new_round_when_the_partitions_change():
+    sticky = UniformSticky(1, random.Random(3))
+    choices(sticky, list(range(12)), 5)
+
+    assert choices(sticky, [1, 2, 30], 3) == {1: 1, 2: 1, 30: 1}
+
+
 def test_sticky_leaves_a_partition_that_is_not_available_any_more():
     sticky = UniformSticky(1000, random.Random(4))
     before = sticky.current([0, 1, 2])
@@ -440,6 +462,31 @@ def test_node_is_unavailable_once_its_data_waited_longer_than_the_timeout():
     assert nodes.is_available(2)
 
     nodes.update(1, 13.0, can_drain=True)
+    assert nodes.is_available(1)
+
+
+def test_node_is_available_again_when_no_data_waits_for_it():
+    nodes = NodeAvailability(timeout=2.0)
+    for node in (1, 2):
+        nodes.update(node, 10.0, can_drain=False)
+        nodes.update(node, 20.0, can_drain=False)
+
+    nodes.only_for([2, 3])
+
+    assert [nodes.is_available(node) for node in (1, 2, 3)] == [True, False, True]
+    nodes.update(1, 30.0, can_drain=False)
+    nodes.update(1, 31.0, can_drain=False)
+    assert nodes.is_available(1), "the time without data does not count"
+    nodes.update(1, 32.1, can_drain=False)
+    assert not nodes.is_available(1)
+
+
+def test_time_before_there_was_data_does_not_count_against_a_node():
+    nodes = NodeAvailability(timeout=2.0)
+    nodes.update(1, 10.0, can_drain=True)
+
+    nodes.update(1, 100.0, can_drain=False)
+
     assert nodes.is_available(1)
 
 

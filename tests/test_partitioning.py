@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import zlib
 from collections import Counter
 
@@ -10,10 +11,11 @@ import pytest
 
 from aioproducer import ConfigError, Outcome
 from aioproducer._record_path import murmur2 as compiled_murmur2
-from aioproducer.errors import InvalidRecordError
+from aioproducer.errors import DeliveryTimeoutError, InvalidRecordError
 from aioproducer.partitioner import murmur2, murmur2_partition
 from aioproducer.protocol.api import ApiKey
 from aioproducer.target import shown
+from tests.conftest import MS
 from tests.producing import (
     numbers,
     producing,
@@ -80,6 +82,55 @@ async def test_an_explicit_partition_wins_over_the_key():
             assert metadata.partition == partition
 
 
+class Region(enum.IntEnum):
+    EUROPE = 0
+    ASIA = 2
+
+
+class Number:
+    """An integer of another library, as numpy has them."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __index__(self) -> int:
+        return self._number
+
+
+@pytest.mark.parametrize("partition", [Region.ASIA, Number(2)], ids=["IntEnum", "__index__"])
+async def test_an_integer_of_any_type_is_a_partition(partition):
+    async with producing(topics={"t": 3}) as (_, producer):
+        batch = producer.create_batch()
+        batch.append(key=None, value=b"v")
+        deliveries = [
+            await producer.send("t", b"v", partition=partition),
+            producer.try_send("t", b"v", partition=partition),
+            await producer.send_batch(batch, "t", partition=partition),
+        ]
+        receipts = [
+            await producer.send_many("t", [b"v"], partitions=partition),
+            await producer.send_many("t", [b"v"], partitions=[partition]),
+        ]
+
+        assert [metadata.partition for metadata in await results(deliveries)] == [2, 2, 2]
+        assert [receipt.partition(0) for receipt in receipts] == [2, 2]
+        assert [await receipt.delivery(0) for receipt in receipts]
+
+
+@pytest.mark.parametrize("partition", [Region.ASIA, Number(2)], ids=["IntEnum", "__index__"])
+async def test_a_partitioner_may_return_an_integer_of_any_type(partition):
+    async with producing(topics={"t": 3}, partitioner=lambda *_: partition) as (_, producer):
+        assert (await producer.send_and_wait("t", b"v")).partition == 2
+
+
+async def test_a_truth_value_is_not_a_partition():
+    async with producing(topics={"t": 3}) as (_, producer):
+        with pytest.raises(InvalidRecordError, match="partition must be a whole number"):
+            await producer.send("t", b"v", partition=True)
+        with pytest.raises(InvalidRecordError):
+            await producer.send_many("t", [b"v"], partitions=True)
+
+
 async def test_a_serialized_key_is_hashed():
     settings = {"key_serializer": lambda key: str(key).encode()}
     async with producing(topics={"t": 12}, **settings) as (_, producer):
@@ -113,6 +164,18 @@ async def test_records_without_a_key_share_a_batch():
         assert sum(len(cluster.batches("t", partition)) for partition in range(12)) == 1
 
 
+async def test_lingering_records_without_a_key_reach_all_partitions():
+    """Their batches never get full: after 16 KiB they go to another partition all the same."""
+    async with producing(topics={"t": 12}, linger_ms=1) as (cluster, producer):
+        used = set()
+        for _ in range(50):
+            deliveries = [await producer.send("t", b"v" * 100) for _ in range(100)]
+            used |= {metadata.partition for metadata in await results(deliveries)}
+
+        assert len(used) >= 11
+        assert sum(len(cluster.batches("t", partition)) for partition in range(12)) < 60
+
+
 async def test_records_without_a_key_do_not_stay_with_a_slow_partition():
     async with producing(brokers=2, topics={"t": 2}, batch_size=300) as (cluster, producer):
         await producer.partitions_for("t")
@@ -132,6 +195,25 @@ async def test_records_without_a_key_do_not_stay_with_a_slow_partition():
         fast, slow = len(values(cluster, "t", 1)), len(values(cluster, "t", 0)) - 32
         assert fast + slow == 200
         assert fast > 2 * slow
+
+
+async def test_a_broker_that_is_back_gets_records_without_a_key_again():
+    """Its records have expired, so nothing but new ones can show that it is back."""
+    settings = {"partitioner_availability_timeout_ms": 20, "batch_size": 1000}
+    settings |= {"request_timeout_ms": 100_000 * MS, "delivery_timeout_ms": 300_000 * MS}
+    async with producing(brokers=2, topics={"t": 2}, **settings) as (cluster, producer):
+        frozen = cluster.leader("t", 0)
+        await producer.send_and_wait("t", b"v", partition=0)
+        cluster.freeze_broker(frozen)
+        lost = [await producer.send("t", bytes(500), partition=0) for _ in range(20)]
+        await asyncio.wait(lost)
+        assert producer._accumulator.availability.is_available(frozen)
+        cluster.thaw_broker(frozen)
+
+        found = await results([await producer.send("t", bytes(500)) for _ in range(100)])
+
+        assert {metadata.partition for metadata in found} == {0, 1}
+        assert {type(delivery.exception()) for delivery in lost} == {DeliveryTimeoutError}
 
 
 async def test_records_without_a_key_are_uniform_if_adaptive_partitioning_is_off():
@@ -294,7 +376,7 @@ async def test_a_callable_that_raises_is_the_cause_of_the_error_and_nothing_is_b
         raise ZeroDivisionError
 
     async with producing(topics={"t": 2}, partitioner=partitioner) as (_, producer):
-        with pytest.raises(InvalidRecordError, match="failed for topic t") as caught:
+        with pytest.raises(InvalidRecordError, match="raised ZeroDivisionError for topic t") as caught:
             await producer.send("t", b"v")
         with pytest.raises(InvalidRecordError):
             producer.try_send("t", b"v")

@@ -10,6 +10,7 @@ import pytest
 from aioproducer import CloseReport, Outcome, Producer, ProducerClosed
 from aioproducer.errors import (
     BootstrapError,
+    ConfigError,
     DeliveryError,
     DeliveryTimeoutError,
     IllegalStateError,
@@ -541,3 +542,67 @@ async def test_a_sender_that_dies_from_a_bug_fails_everybody_at_once(caplog):
         assert (await within(1, producer.close())).failed == 1
         assert "ended unexpectedly" in caplog.text
         await assert_nothing_left(producer, cluster)
+
+
+# ------------------------------------------------------------------------------------- the end of `async with`
+
+
+async def test_the_end_of_async_with_waits_for_close_timeout_ms_and_logs_what_it_gives_up(caplog):
+    async with EmbeddedCluster(1, topics={"t": 1, "u": 1}) as cluster:
+        producer = quick_producer(cluster, close_timeout_ms=100)
+        began = asyncio.get_running_loop().time()
+        async with producer:
+            await producer.partitions_for("u")
+            await producer.partitions_for("t")
+            cluster.freeze_broker(0)
+            sent = [await producer.send(topic, b"v") for topic in ("t", "t", "u")]
+        waited = asyncio.get_running_loop().time() - began
+
+        assert 0.1 <= waited < 3000 * MS
+        assert (await producer.close()).unknown == 3
+        assert {type(delivery.exception()) for delivery in sent} == {DeliveryError}
+        [line] = [record.getMessage() for record in caplog.records if "gives up" in record.getMessage()]
+        assert "gives up 3 records" in line
+        assert "2 for topic t, 1 for topic u." in line
+        assert "close_timeout_ms (100)" in line
+        await assert_nothing_left(producer)
+
+
+async def test_the_end_of_async_with_names_at_most_ten_topics(caplog):
+    topics = {f"t{number}": 1 for number in range(12)}
+    async with EmbeddedCluster(1, topics=topics) as cluster:
+        async with quick_producer(cluster, close_timeout_ms=10) as producer:
+            for topic in topics:
+                await producer.partitions_for(topic)
+            cluster.freeze_broker(0)
+            for topic in topics:
+                await producer.send(topic, b"v")
+
+    assert "the others for 2 more topics" in caplog.text
+
+
+async def test_close_returns_what_it_gives_up_and_does_not_log_it(caplog):
+    async with producing() as (cluster, producer):
+        await producer.partitions_for("t")
+        cluster.freeze_broker(0)
+        delivery = await producer.send("t", b"v")
+
+        assert (await producer.close(timeout=10 * MS)).unknown == 1
+
+        assert delivery.exception() is not None
+        assert "gives up" not in caplog.text
+
+
+async def test_the_end_of_async_with_logs_nothing_if_it_gives_nothing_up(caplog):
+    async with EmbeddedCluster(1, topics={"t": 1}) as cluster:
+        async with quick_producer(cluster) as producer:
+            delivery = await producer.send("t", b"v")
+
+    assert delivery.result().offset == 0
+    assert "gives up" not in caplog.text
+
+
+def test_the_end_of_async_with_waits_25_seconds_unless_records_may_not_live_as_long():
+    assert Producer().config.close_timeout == 25
+    with pytest.raises(ConfigError, match="close_timeout_ms"):
+        Producer(close_timeout_ms=-1)

@@ -7,6 +7,11 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
+
+import pytest
+
+from tests.conftest import MS
 
 
 def run_script(script: str, *, interrupt: bool = False) -> subprocess.CompletedProcess[str]:
@@ -133,3 +138,124 @@ def test_a_producer_that_nobody_closed_warns():
     assert done.returncode == 0, done.stderr
     assert "ResourceWarning: <Producer running" in done.stderr
     assert "Traceback" not in done.stderr, done.stderr
+
+
+UNCLOSED = """
+    import asyncio, gc, os
+    from aioproducer import Producer
+    from aioproducer.testing import EmbeddedCluster
+
+    async def main():
+        global producer
+        async with EmbeddedCluster(topics={"t": 2}) as cluster:
+            producer = Producer(cluster.bootstrap_servers, linger_ms=60_000)
+            await producer.start()
+            await producer.partitions_for("t")
+            cluster.freeze_broker(0)
+            for _ in range(50):
+                await producer.send("t", b"v", partition=0)
+            await producer.send("t", bytes(300_000), partition=1)  # which fills a batch, and so is sent at once
+            while not producer.metrics().in_flight:
+                await asyncio.sleep(0.001)
+    """
+CLOSED_LOOP = "loop = asyncio.new_event_loop(); loop.run_until_complete(main()); loop.close()"
+LOST = "51 accepted records had a result: 50 were not sent and are lost, 1 may be in the log"
+
+
+@pytest.mark.parametrize(
+    ("end", "why"),
+    [
+        ("asyncio.run(main())", "its tasks were cancelled, as when an event loop ends,"),
+        (f"{CLOSED_LOOP}; del producer; gc.collect()", "it was garbage-collected"),
+        (f"{CLOSED_LOOP}; here = producer, loop", "the interpreter ended"),
+    ],
+)
+def test_a_producer_that_was_not_closed_logs_how_many_records_are_lost(end, why):
+    done = run_script(textwrap.dedent(UNCLOSED) + end)
+
+    assert done.returncode == 0, done.stderr
+    assert f": {why} before {LOST}" in done.stderr
+    assert done.stderr.count("Unclosed producer <Producer running") == 1, done.stderr
+
+
+def test_a_child_does_not_report_the_records_of_its_parents_producer():
+    done = run_script(
+        textwrap.dedent(UNCLOSED)
+        + """
+async def forked():
+    await main()
+    child = os.fork()
+    if not child:
+        producer.__del__()
+        os._exit(0)
+    os.waitpid(child, 0)
+    await producer.close(timeout=0)
+
+asyncio.run(forked())
+"""
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "Unclosed" not in done.stderr
+
+
+def test_a_thread_that_still_compresses_after_close_does_not_keep_the_interpreter():
+    began = time.monotonic()
+    done = run_script(
+        """
+        import asyncio, threading, time
+        from aioproducer import Producer
+        from aioproducer.testing import EmbeddedCluster
+
+        async def main():
+            async with EmbeddedCluster(topics={"t": 1}) as cluster:
+                servers = cluster.bootstrap_servers
+                async with Producer(servers, compression_type="zstd", compression_level=22) as producer:
+                    compressing = threading.Event()
+                    def for_ever(data):
+                        compressing.set()
+                        time.sleep(100)
+                    producer._packing._compress = for_ever
+                    await producer.send("t", bytes(300_000))
+                    while not compressing.is_set():
+                        await asyncio.sleep(0.001)
+                    began = time.monotonic()
+                    report = await producer.close(timeout=0)
+                    print(report.failed, time.monotonic() - began < 5, flush=True)
+
+        asyncio.run(main())
+        """
+    )
+
+    assert (done.returncode, done.stdout) == (0, "1 True\n"), done.stderr
+    assert time.monotonic() - began < 15_000 * MS
+
+
+def test_a_producer_whose_block_is_left_when_the_loop_ends_is_not_called_unclosed():
+    done = run_script(
+        """
+        import asyncio
+        from aioproducer import Producer
+        from aioproducer.testing import EmbeddedCluster
+
+        async def sends(servers, has_sent):
+            async with Producer(servers, linger_ms=60_000) as producer:
+                await producer.send("t", b"v")
+                has_sent.set()
+                await asyncio.Event().wait()
+
+        async def main():
+            global task, cluster
+            cluster = EmbeddedCluster(topics={"t": 1})
+            await cluster.start()
+            has_sent = asyncio.Event()
+            task = asyncio.ensure_future(sends(cluster.bootstrap_servers, has_sent))
+            await has_sent.wait()
+
+        asyncio.run(main())
+        print(task.cancelled())
+        """
+    )
+
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+    assert "Unclosed" not in done.stderr

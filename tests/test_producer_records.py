@@ -28,6 +28,7 @@ from tests.producing import (
     produce_count,
     producing,
     results,
+    until,
     values,
     within,
 )
@@ -232,6 +233,78 @@ async def test_a_records_own_timeout_ends_its_delivery_alone():
         assert isinstance(hasty.exception(), DeliveryTimeoutError), "a result never changes"
 
 
+async def test_records_that_ended_by_their_own_timeout_leave_nothing_behind_while_no_broker_answers():
+    async with producing(buffer_memory=1 << 20) as (cluster, producer):
+        await producer.partitions_for("t")
+        await cluster.stop_broker(0)
+        for _ in range(2):
+            sent = [await producer.send("t", bytes(1000), timeout=50 * MS) for _ in range(900)]
+            assert {type(error) for error in await results(sent)} == {DeliveryTimeoutError}
+
+        await within(1, producer.flush())
+        snapshot = producer.metrics()
+        assert (snapshot.buffer_available, snapshot.records_buffered) == (1 << 20, 0)
+        report = await within(1, producer.close())
+        assert (report.delivered, report.failed, report.unknown) == (0, 1800, 0)
+
+
+@pytest.mark.parametrize("is_frozen", [False, True])
+async def test_a_batch_of_records_that_ended_by_their_own_timeout_is_not_sent_again(is_frozen):
+    async with producing(linger_ms=10, request_timeout_ms=200_000 * MS) as (cluster, producer):
+        await producer.partitions_for("t")
+        release = asyncio.Event()
+        if is_frozen:
+            cluster.faults.add(ApiKey.PRODUCE, hold=release)
+        else:
+            cluster.faults.add(ApiKey.PRODUCE, drop_before=True, count=10_000)
+        sent = [await producer.send("t", b"late", timeout=100 * MS) for _ in range(3)]
+
+        errors = await results(sent)
+
+        assert {type(error) for error in errors} == {DeliveryTimeoutError}
+        assert {error.outcome for error in errors} == {Outcome.UNKNOWN}
+        await within(2, producer.flush())
+        assert producer.metrics().buffer_available == producer.metrics().buffer_total
+        assert producer.metrics().records_unknown == 3
+        requests = produce_count(cluster)
+        cluster.faults.clear()
+        release.set()
+        await within(2, producer.send_and_wait("t", b"next"))
+        assert produce_count(cluster) == requests + 1
+        # The request that was held may be carried out, though its connection is closed.
+        assert values(cluster) in ([b"next"], [b"late"] * 3 + [b"next"])
+
+
+async def test_a_batch_with_a_live_record_is_sent_again_with_all_of_its_records():
+    async with producing(linger_ms=10) as (cluster, producer):
+        await producer.partitions_for("t")
+        cluster.faults.add(ApiKey.PRODUCE, drop_before=True, count=10_000)
+        late, live = await producer.send("t", b"late", timeout=50 * MS), await producer.send("t", b"live")
+        assert isinstance(await error_of(late), DeliveryTimeoutError)
+
+        cluster.faults.clear()
+
+        assert (await within(2, live)).offset == 1
+        assert values(cluster) == [b"late", b"live"]
+
+
+async def test_interceptors_hear_of_a_record_that_ended_by_its_own_timeout_while_no_broker_answers():
+    heard: list[object] = []
+
+    class Listens:
+        def on_acknowledgement(self, result: object) -> None:
+            heard.append(result)
+
+    async with producing(interceptors=[Listens()]) as (cluster, producer):
+        await producer.partitions_for("t")
+        await cluster.stop_broker(0)
+
+        error = await error_of(await producer.send("t", b"v", timeout=20 * MS))
+
+        await until(lambda: heard)
+        assert [str(result) for result in heard] == [str(error)]
+
+
 async def test_send_and_wait_with_a_timeout_ends_in_time():
     async with producing() as (cluster, producer):
         release = asyncio.Event()
@@ -267,6 +340,20 @@ async def test_send_and_wait_never_lingers_also_with_a_serializer_and_many_calle
         assert produce_count(cluster) < 25, "what is sent at the same time goes together"
 
 
+async def test_a_records_own_timeout_bounds_its_wait_for_room_and_is_named():
+    async with producing(**FOUR_RECORDS_FILL_IT) as (cluster, producer):
+        await producer.partitions_for("t")
+        cluster.freeze_broker(0)
+        for _ in range(4):
+            await producer.send("t", bytes(LARGE))
+
+        error = await error_of(producer.send("t", bytes(LARGE), timeout=50 * MS), 0.5)
+
+        assert isinstance(error, BufferTimeoutError)
+        assert "(the record's own timeout)" in str(error)
+        assert "max_block_ms" not in str(error)
+
+
 async def test_max_block_bounds_a_wait_for_room():
     async with producing(**FOUR_RECORDS_FILL_IT, max_block_ms=50) as (cluster, producer):
         await producer.partitions_for("t")
@@ -282,3 +369,30 @@ async def test_max_block_bounds_a_wait_for_room():
         cluster.thaw_broker(0)
         await within(1, producer.flush())
         assert len(values(cluster)) == 4
+
+
+# --------------------------------------------------------------------------------------------- try_send(timeout=)
+
+
+async def test_a_record_of_try_send_ends_by_its_own_timeout_and_is_not_sent():
+    async with producing(linger_ms=1000, topics={"t": 1}) as (cluster, producer):
+        await producer.partitions_for("t")
+        late = producer.try_send("t", b"late", timeout=5 * MS)
+        kept = producer.try_send("t", b"kept", timeout=1000)
+
+        with pytest.raises(DeliveryTimeoutError, match="its own timeout") as caught:
+            await within(1, late)
+        await within(1, producer.flush())
+
+        assert caught.value.outcome is Outcome.NOT_PERSISTED
+        assert (await kept).offset == 0
+        assert values(cluster, "t") == [b"kept"]
+
+
+@pytest.mark.parametrize("nonsense", [-1, True, "1"])
+async def test_try_send_refuses_a_timeout_that_is_no_number_of_seconds(nonsense):
+    async with producing(topics={"t": 1}) as (_, producer):
+        await producer.partitions_for("t")
+        with pytest.raises(InvalidRecordError, match="timeout must be a number of seconds"):
+            producer.try_send("t", b"v", timeout=nonsense)
+        assert producer.metrics().records_buffered == 0

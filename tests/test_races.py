@@ -13,6 +13,7 @@ import pytest
 
 from aioproducer import DeliveryError, Outcome
 from aioproducer.errors import UnknownPartitionError
+from aioproducer.producer import _task_ended
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.messages import MetadataResponse
@@ -199,7 +200,7 @@ async def test_two_closes_of_which_one_is_by_an_ended_task_are_one():
         closing = asyncio.ensure_future(producer.close(timeout=0))
         await asyncio.sleep(0)  # close() has begun, its _close() has not
 
-        producer._task_ended(broken)
+        _task_ended(weakref.ref(producer), broken)
 
         assert await within(2, closing) == await within(2, producer.close())
 
@@ -223,6 +224,7 @@ async def test_a_throttle_that_ends_between_two_looks_at_the_clock_is_looked_at_
 
 async def test_a_record_that_was_withdrawn_is_counted_once():
     async with producing(linger_ms=3000) as (_, producer):
+        await producer.partitions_for("t")
         gone = await producer.send("t", b"a", timeout=10 * MS)
         await producer.send("t", b"b")
         await until(gone.done)

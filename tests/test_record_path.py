@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import array
 import asyncio
+import ctypes
 import itertools
+import re
 import subprocess
 import sys
 import traceback
@@ -583,3 +585,50 @@ def test_buffer_memory_hands_out_what_there_is_and_no_more():
     assert memory.available == memory.total == 100
     with pytest.raises(AssertionError, match="returned twice"):
         memory.give(1)
+
+
+# ------------------------------------------------------------------------------------------- buffers of other items
+
+OTHER_ITEMS = {
+    "array.array of ints": (array.array("i", [1, 2]), "array of format 'i' with 4 bytes"),
+    "array.array of doubles": (array.array("d", [1.0]), "array of format 'd' with 8 bytes"),
+    "a memoryview of numbers": (memoryview(bytes(8)).cast("q"), "memoryview of format 'q' with 8 bytes"),
+    "a memoryview of truth values": (memoryview(bytes(8)).cast("?"), "memoryview of format '?' with 1 bytes"),
+    "ctypes numbers": ((ctypes.c_int32 * 2)(1, 2), "c_int_Array_2 of format '<i' with 4 bytes"),
+}
+ITEMS_ARE_BYTES = {
+    "array.array of unsigned bytes": array.array("B", b"abcd"),
+    "array.array of signed bytes": array.array("b", b"abcd"),
+    "bytes in two dimensions": memoryview(b"abcd").cast("B", shape=[2, 2]),
+    "a memoryview of characters": memoryview(b"abcd").cast("c"),
+    "a memoryview of a bytearray": memoryview(bytearray(b"abcd")),
+    "ctypes characters": (ctypes.c_char * 4)(*b"abcd"),
+    "ctypes bytes": (ctypes.c_ubyte * 4)(*b"abcd"),
+}
+
+
+@pytest.mark.parametrize("part", ["value", "key"])
+@pytest.mark.parametrize("case", OTHER_ITEMS)
+def test_a_buffer_of_other_items_than_bytes_is_refused_with_its_type_and_format(case, part):
+    data, words = OTHER_ITEMS[case]
+    accumulator = OpensBatches(NoLoop())
+    topic = accumulator.topics["orders"]
+
+    with pytest.raises(InvalidRecordError, match=re.escape(f"the {part} is a {words}")) as caught:
+        bound(accumulator)._append(
+            topic, *((data, None) if part == "value" else (None, data)), 0, None, None, False
+        )
+
+    assert caught.value.argument == part
+    assert accumulator.tail is None
+
+
+@pytest.mark.parametrize("case", ITEMS_ARE_BYTES)
+def test_a_buffer_of_bytes_is_sent_as_it_is_whatever_its_type(case):
+    accumulator = OpensBatches(NoLoop())
+    data = ITEMS_ARE_BYTES[case]
+
+    bound(accumulator)._append(accumulator.topics["orders"], data, data, 0, None, None, False)
+
+    data = sealed(accumulator.tail)
+    assert data.count(b"abcd") == 2

@@ -150,11 +150,14 @@ def sent(given_records: list[OracleRecord]) -> tuple[Sent, ProducerBatch]:
 
 
 def without(some: Sent, batch: ProducerBatch, left_out: set[int]) -> list[int]:
-    """Withdraw records as their time-outs would; the indexes of the others."""
-    for index in left_out:
-        some.expected[index] = error = DeliveryError(f"too late: {index}")
-        batch.end_record(some.deliveries[index], error, True)
-    batch.rebuild()
+    """Withdraw records as their time-outs would, some of them when others are left out already; the indexes of the
+    others."""
+    for some_left_out in (sorted(left_out)[::2], sorted(left_out)[1::2]):
+        for index in some_left_out:
+            some.expected[index] = error = DeliveryError(f"too late: {index}")
+            batch.end_record(some.deliveries[index], error, True)
+        assert batch.live_count == batch.record_count - len(some_left_out)
+        batch.rebuild()
     return [index for index in range(len(some.records)) if index not in left_out]
 
 

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from aioproducer import DeliveryError, Outcome
+from aioproducer import DeliveryError, Outcome, unretrieved
 from aioproducer.errors import BufferTimeoutError, MetadataTimeoutError
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
@@ -595,6 +595,28 @@ async def test_a_delivery_may_be_awaited_by_many_and_again():
         assert asyncio.ensure_future(delivery) is delivery
 
 
+async def test_a_cancelled_waiter_cancels_the_delivery_for_the_others_as_any_future_unless_it_shields():
+    async with producing(**LINGERING) as (cluster, producer):
+        shared, shielded = await producer.send("t", b"0"), await producer.send("t", b"1")
+        future = asyncio.get_running_loop().create_future()
+        for waited_for in (shared, future):
+            waiting = [asyncio.ensure_future(within(3, waited_for)) for _ in range(2)]
+            await asyncio.sleep(0)
+            waiting[0].cancel()
+            ended = await asyncio.gather(*waiting, return_exceptions=True)
+            assert {type(error) for error in ended} == {asyncio.CancelledError}
+            assert waited_for.cancelled()
+
+        waiting = [asyncio.ensure_future(within(3, asyncio.shield(shielded))) for _ in range(2)]
+        await asyncio.sleep(0)
+        waiting[0].cancel()
+        await within(1, producer.flush())
+
+        assert (await waiting[1]).offset == 1
+        assert waiting[0].cancelled()
+        assert values(cluster) == [b"0", b"1"], "the records of both are sent"
+
+
 async def test_a_callback_may_send_flush_and_close():
     async with producing() as (cluster, producer):
         tasks = []
@@ -632,7 +654,7 @@ async def test_one_error_awaited_by_many_keeps_no_growing_traceback():
 
 
 def unlooked(caplog) -> list[str]:
-    return [record.getMessage() for record in caplog.records if "nobody looked" in record.getMessage()]
+    return [record.getMessage() for record in caplog.records if "no caller has looked" in record.getMessage()]
 
 
 async def test_failed_deliveries_that_nobody_looked_at_are_logged_once_with_their_count(caplog):
@@ -648,8 +670,39 @@ async def test_failed_deliveries_that_nobody_looked_at_are_logged_once_with_thei
         report = await producer.close()
 
         assert len(unlooked(caplog)) == 1, "once for each topic and error"
-        assert unlooked(caplog)[0].startswith("5 records for topic t ")
+        assert unlooked(caplog)[0].startswith("15 records for topic t ")
         assert report.unretrieved == {("t", "DeliveryError"): 15}
+
+
+async def test_failures_of_several_batches_are_logged_together_and_counted_by_metrics(caplog, monkeypatch):
+    monkeypatch.setattr(unretrieved, "GATHERING", 400 * MS)
+    async with producing(**ONE_BATCH_PER_RECORD) as (cluster, producer):
+        await producer.partitions_for("t")
+        for count in (50, 1):
+            caplog.clear()
+            cluster.faults.add(PRODUCE, error=ErrorCode.INVALID_RECORD, count=count)
+            await send_numbers(producer, range(count))
+            await producer.flush()
+            await until(lambda: unlooked(caplog))
+
+            assert len(unlooked(caplog)) == 1
+            start = "50 records for topic t were not" if count == 50 else "1 record for topic t was not"
+            assert unlooked(caplog)[0].startswith(start)
+        assert producer.metrics().records_unretrieved == 51
+
+
+async def test_failures_that_become_unseen_after_close_are_logged_together(caplog):
+    async with producing(**ONE_BATCH_PER_RECORD) as (cluster, producer):
+        await producer.partitions_for("t")
+        cluster.freeze_broker(0)
+        deliveries = await send_numbers(producer, range(10))
+        report = await producer.close(timeout=0)
+        assert (report.unknown + report.failed, report.unretrieved) == (10, {})
+
+        del deliveries
+        await until(lambda: unlooked(caplog))
+
+        assert [line[:30] for line in unlooked(caplog)] == ["10 records for topic t were no"]
 
 
 async def test_failed_deliveries_that_somebody_looked_at_are_not_logged(caplog):

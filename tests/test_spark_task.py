@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 import time
+import traceback
 from types import SimpleNamespace
 
 import pyarrow as pa
@@ -15,7 +16,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from aioproducer import ConfigError, TopicPartition, murmur2_partitions
+from aioproducer import ConfigError, KafkaError, TopicPartition, murmur2_partitions
 from aioproducer.spark import SinkError, exactly_once, sink, task
 from aioproducer.spark.options import read_options
 from aioproducer.spark.reports import TaskReport, Version, Written, summary
@@ -415,7 +416,7 @@ def test_somebody_elses_group_is_not_taken_for_a_marker(cluster):
         producer.send_offsets_to_transaction({TopicPartition("t", 0): 5}, "aioproducer.tx")
         producer.commit_transaction()
 
-    with pytest.raises(SinkError, match="none of this sink's"):
+    with pytest.raises(SinkError, match="an offset that this sink did not write"):
         planned(cluster)
 
 
@@ -436,6 +437,57 @@ def test_secrets_are_not_shown():
     with pytest.raises(ConfigError) as caught:
         read_options({**told, "kafka.acks": "nine"}, is_stream=True)
     assert "canary" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"kafka.acks": "nine"},
+        {"kafka.bootstrap.servers": ""},
+        {"kafka.no.such.setting": "1"},
+        {"no such option": "1"},
+        {"delivery": "twice"},
+        {"delivery": "exactly_once"},
+        {"txnappid": "app"},
+    ],
+)
+def test_no_frame_of_a_refusal_shows_a_password(wrong):
+    told = {
+        "kafka.bootstrap.servers": "a:1",
+        "kafka.security.protocol": "SASL_SSL",
+        "kafka.sasl.mechanism": "PLAIN",
+        "kafka.sasl.username": "u",
+        "kafka.sasl.password": "-".join(["canary", "password"]),
+    }
+    with pytest.raises(ConfigError) as caught:
+        read_options({**told, **wrong}, is_stream=False)
+
+    assert_no_frame_of_ours_shows(caught.value, "canary-password")
+
+
+def assert_no_frame_of_ours_shows(error, password):
+    ours = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][1:]
+    assert ours
+    for frame in ours:
+        for name, value in frame.f_locals.items():
+            assert password not in repr(value), f"{frame.f_code.co_qualname}: {name}"
+
+
+def test_no_frame_of_a_task_that_gets_no_connection_shows_a_password(cluster):
+    password = "-".join(["canary", "password"])
+    login = {
+        "kafka.security.protocol": "SASL_PLAINTEXT",
+        "kafka.sasl.mechanism": "SCRAM-SHA-256",
+        "kafka.sasl.username": "u",
+        "kafka.sasl.password": password,
+        "kafka.max.block.ms": "500",
+    }
+    options = options_of(cluster, **login)
+
+    with pytest.raises(KafkaError) as caught:
+        task.write_at_least_once([], options, 0)
+
+    assert_no_frame_of_ours_shows(caught.value, password)
 
 
 def test_a_file_of_reports_has_a_directory_and_a_full_disk_fails_no_batch(cluster, tmp_path, caplog):

@@ -53,7 +53,7 @@ def wrong(df, cluster, **options):
         ),
         (["'x' AS value"], {}, "topic option required when no 'topic' attribute is present"),
         (["'x' AS key"], {"topic": "t"}, "Required attribute 'value' not found"),
-        (["'x' AS value", "id"], {"topic": "t"}, "column id is no part of a Kafka record"),
+        (["'x' AS value", "id"], {"topic": "t"}, "column id is not part of a Kafka record"),
         (
             ["'x' AS value", "array(id) AS headers"],
             {"topic": "t"},
@@ -104,7 +104,7 @@ def wrong(df, cluster, **options):
         (
             ["'x' AS value", "array(struct(CAST(NULL AS string) AS key, X'31' AS value)) AS headers"],
             {"topic": "t"},
-            "a header without a name",
+            "a header has a null as its name",
         ),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",

@@ -113,7 +113,7 @@ async def test_failed_batches_that_several_threads_throw_away_are_all_counted(to
 
     await asyncio.to_thread(together, work)
 
-    assert bench.accumulator.unretrieved == {("orders", "DeliveryError"): THREADS * 100 * ROUNDS}
+    assert bench.accumulator.unretrieved.counts == {("orders", "DeliveryError"): THREADS * 100 * ROUNDS}
 
 
 @pytest.mark.parametrize("depth", [1, 2])

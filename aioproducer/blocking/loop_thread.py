@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextvars
+import importlib
 import logging
 import os
 import sys
@@ -216,6 +217,9 @@ def close_all() -> None:
         leave(producer, thread)
 
 
+# atexit calls the function first that was registered last. The modules that close_all() still needs register theirs
+# when they are imported, so they have to be imported before.
+importlib.import_module("aioproducer.producer")
 atexit.register(close_all)
 
 

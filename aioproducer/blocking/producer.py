@@ -10,11 +10,10 @@ import dataclasses
 import functools
 import logging
 import os
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, ParamSpec, Self, TypeVar
 
 from aioproducer import (
     BatchBuilder,
@@ -93,7 +92,11 @@ class Producer:
 
     @_settings_of(AsyncProducer.__init__)
     def __init__(self, *args: Any, **settings: Any) -> None:
-        self._wrap(AsyncProducer(*args, **settings))
+        try:
+            inner = AsyncProducer(*args, **settings)
+        finally:
+            del args, settings  # a traceback that shows locals must not show passwords
+        self._wrap(inner)
 
     def _wrap(self, inner: AsyncProducer, *, is_attached: bool = False) -> None:
         config = inner.config
@@ -133,7 +136,7 @@ class Producer:
         try:
             return cls._around(AsyncProducer.from_config(mapping, **overrides))
         finally:
-            del mapping  # a traceback that shows locals must not show what it holds
+            del mapping, overrides  # as in __init__
 
     @classmethod
     def from_env(
@@ -143,12 +146,15 @@ class Producer:
         try:
             return cls._around(AsyncProducer.from_env(prefix, environ, **overrides))
         finally:
-            del environ
+            del environ, overrides
 
     @classmethod
     def from_properties(cls, file: str | os.PathLike[str], **overrides: Any) -> Self:
         """As `aioproducer.Producer.from_properties`: a properties file."""
-        return cls._around(AsyncProducer.from_properties(file, **overrides))
+        try:
+            return cls._around(AsyncProducer.from_properties(file, **overrides))
+        finally:
+            del overrides
 
     @classmethod
     def attach(
@@ -161,9 +167,12 @@ class Producer:
         **settings: Any,
     ) -> Self:
         """As `aioproducer.Producer.attach`: take part in a transaction that another producer has begun."""
-        inner = AsyncProducer.attach(
-            handle, partitions=partitions, log_append_time=log_append_time, config=config, **settings
-        )
+        try:
+            inner = AsyncProducer.attach(
+                handle, partitions=partitions, log_append_time=log_append_time, config=config, **settings
+            )
+        finally:
+            del config, settings
         return cls._around(inner, is_attached=True)
 
     @classmethod
@@ -171,7 +180,10 @@ class Producer:
         cls, handle: TransactionHandle, *, config: Mapping[str, Any] | None = None, **settings: Any
     ) -> Self:
         """As `aioproducer.Producer.resume`: own a transaction that another producer has begun and released."""
-        return cls._around(AsyncProducer.resume(handle, config=config, **settings))
+        try:
+            return cls._around(AsyncProducer.resume(handle, config=config, **settings))
+        finally:
+            del config, settings
 
     # ---------------------------------------------------------------------------------------- start and close
 
@@ -230,7 +242,7 @@ class Producer:
             self._report = dataclasses.replace(
                 report,
                 failed=report.failed + self._sends.refused,
-                unretrieved=dict(Counter(report.unretrieved) + self._sends.unretrieved),
+                unretrieved=dict(self._inner._accumulator.unretrieved.counts),
             )
         return self._report
 
@@ -263,6 +275,18 @@ class Producer:
 
         return closed
 
+    async def __aenter__(self) -> NoReturn:
+        raise TypeError("a blocking Producer needs `with`; `async with` is for aioproducer.Producer")
+
+    async def __aexit__(self, *error: object) -> None:
+        """Python wants it before it calls __aenter__."""
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a Producer can't be pickled or copied, since it belongs to a process and its threads; send the settings "
+            "and build one in each process"
+        )
+
     def __enter__(self) -> Self:
         self.start()
         return self
@@ -274,7 +298,7 @@ class Producer:
         traceback: TracebackType | None,
     ) -> None:
         # As the asyncio producer: left by an exception, what is buffered is given up quickly.
-        self.close(timeout=None if error_type is None else 0)
+        self.close(self._inner._seconds_to_leave() if error_type is None else 0)
 
     def __repr__(self) -> str:
         return (
@@ -412,13 +436,15 @@ class Producer:
         partition: int | None = None,
         timestamp_ms: int | None = None,
         headers: Headers | None = None,
+        *,
+        timeout: float | None = None,
     ) -> Delivery:
         """As `aioproducer.Producer.try_send`: put a record into the buffer, or refuse at once."""
 
         async def append() -> AsyncDelivery:
             if isinstance(topic, str) and topic in self._sends.lanes:
                 raise BufferFullError("try_send: other records wait for room already; use send, which waits")
-            return self._inner.try_send(topic, value, key, partition, timestamp_ms, headers)
+            return self._inner.try_send(topic, value, key, partition, timestamp_ms, headers, timeout=timeout)
 
         return Delivery(self._sends, topic, self._call(append))
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import CancelledError
 from copy import copy
@@ -55,10 +54,6 @@ class SendQueue:
         self._tasks: set[asyncio.Task[None]] = set()
         self.refused = 0
         """Records that were put here and did not get into the buffer."""
-        self.unretrieved: Counter[tuple[str, str]] = Counter()
-        """Of these, those that nobody looked at, by (topic, error)."""
-        # A collector that runs under it may find another delivery to be counted.
-        self._counting = threading.RLock()
 
     # -------------------------------------------------------------------------------------------- in any thread
 
@@ -118,15 +113,8 @@ class SendQueue:
             function()
 
     def note_unretrieved(self, topic: str, error: BaseException) -> None:
-        """A refused record is gone whose delivery nobody has looked at."""
-        key = (topic, type(error).__name__)
-        with self._counting:
-            self.unretrieved[key] += 1
-            is_first = self.unretrieved[key] == 1
-        if is_first:
-            logger.error(
-                "a record for topic %s was not sent and nobody looked at its result: %s", topic, error
-            )
+        """A refused record is gone whose delivery no caller has looked at."""
+        self._inner._accumulator.note_unsent(topic, (error,))
 
     # ---------------------------------------------------------------------------------------------- in the loop
 

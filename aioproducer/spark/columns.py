@@ -53,7 +53,7 @@ def check_columns(schema: StructType, options: SinkOptions) -> None:
     unknown = [name for name in types if name not in TYPES]
     if unknown:
         raise SinkError(
-            f"column {unknown[0]} is no part of a Kafka record ({', '.join(TYPES)}); leave it out, or put it into "
+            f"column {unknown[0]} is not part of a Kafka record ({', '.join(TYPES)}); leave it out, or put it into "
             "value, e.g. to_json(struct(*)) AS value"
         )
     if options.topic is None and "topic" not in types:

@@ -178,8 +178,8 @@ def _read_marker(producer: Producer, options: SinkOptions) -> Version | None:
         return Version(str(json.loads(found.metadata)["owner"]), found.offset)
     except (ValueError, TypeError, KeyError):
         raise SinkError(
-            f"the consumer group {_group(options)!r} holds an offset that is none of this sink's; use a "
-            "transactionalId that nobody else uses"
+            f"the consumer group {_group(options)!r} contains an offset that this sink did not write; use "
+            "a transactionalId that nothing else uses"
         ) from None
 
 
@@ -284,7 +284,7 @@ def write_exactly_once(
         plan.handle,
         partitions=[(options.topic or "", partition) for partition in range(plan.partitions)],
         log_append_time=options.log_append_time,
-        config={name: value for name, value in options.kafka.items() if name != "transaction.timeout.ms"},
+        config=options.kafka,
     )
     try:
         with producer:

@@ -93,20 +93,16 @@ def read_options(given: Mapping[str, str], *, is_stream: bool) -> SinkOptions:
     Raises:
         ConfigError: one is unknown, malformed, missing, or contradicts another one.
     """
-    kafka, own = {}, {}
-    for name, value in given.items():
-        low = name.lower()
-        if low.startswith(PREFIX):
-            kafka[low.removeprefix(PREFIX)] = value
-        elif low in OWN:
-            own[low] = value
-        elif low not in SPARKS:
-            raise _unknown(name)
+    kafka, own, unknown = _by_kind(given)
+    is_empty = not given
+    del given  # a traceback that shows locals must not show passwords
+    if unknown:
+        raise _unknown(unknown)
     for name, why in REFUSED.items():
         if name in kafka:
             raise ConfigError(f"Kafka option '{name}' {why}", setting=name, value=None)
     if not kafka.get("bootstrap.servers"):
-        advice = "kafka.bootstrap.servers is host:port,host:port" if given else OF_TABLES
+        advice = OF_TABLES if is_empty else "kafka.bootstrap.servers is host:port,host:port"
         raise ConfigError(
             f"Kafka option bootstrap.servers is not set. Please make sure it is set and retry. {advice}",
             setting="kafka.bootstrap.servers",
@@ -131,6 +127,27 @@ def read_options(given: Mapping[str, str], *, is_stream: bool) -> SinkOptions:
     # What contradicts itself is said here, and not by a task on another machine.
     options.producer(**({"transactional_id": options.transactional_id} if options.exactly_once else {}))
     return options
+
+
+class _KafkaOptions(dict[str, str]):
+    """Options by Java's names. Passwords are among them, so no repr shows a value."""
+
+    def __repr__(self) -> str:
+        return f"<hidden values of {', '.join(self)}>"
+
+
+def _by_kind(given: Mapping[str, str]) -> tuple[_KafkaOptions, dict[str, str], str]:
+    """The producer's options, the sink's own, and the name of an unknown one (empty if there is none)."""
+    kafka, own = _KafkaOptions(), {}
+    for name, value in given.items():
+        low = name.lower()
+        if low.startswith(PREFIX):
+            kafka[low.removeprefix(PREFIX)] = value
+        elif low in OWN:
+            own[low] = value
+        elif low not in SPARKS:
+            return kafka, own, name
+    return kafka, own, ""
 
 
 def _exactly_once(kafka: dict[str, str], own: Mapping[str, str], is_stream: bool) -> SinkOptions:

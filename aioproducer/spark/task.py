@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import pyarrow as pa
 
-from aioproducer import KafkaError, SendManyError, TopicPartition
+from aioproducer import KafkaError, Secret, SendManyError, TopicPartition
 from aioproducer.blocking import Producer, Receipt
 from aioproducer.spark.columns import arguments_of, by_topic
 from aioproducer.spark.options import SinkError, SinkOptions
@@ -25,7 +25,7 @@ MOST_PRODUCERS = 4
 CLOSING = 10.0
 """Seconds that a producer has to close which nobody needs any more."""
 
-_kept: dict[tuple[int, tuple[tuple[str, str], ...]], Producer] = {}
+_kept: dict[tuple[int, Secret], Producer] = {}
 """Producers of at_least_once, by process (a worker may be forked) and settings: Spark uses its workers again."""
 
 
@@ -121,8 +121,9 @@ def write_at_least_once(batches: Iterable[pa.RecordBatch], options: SinkOptions,
         raise
 
 
-def _key(options: SinkOptions) -> tuple[int, tuple[tuple[str, str], ...]]:
-    return os.getpid(), tuple(sorted(options.kafka.items()))
+def _key(options: SinkOptions) -> tuple[int, Secret]:
+    # Passwords are among the settings, and keys are local variables where a producer fails to start.
+    return os.getpid(), Secret(repr(sorted(options.kafka.items())))
 
 
 def _kept_producer(options: SinkOptions) -> Producer:

@@ -1,0 +1,78 @@
+"""An executor whose threads do not keep the interpreter."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from aioproducer.daemon_threads import DaemonThreads
+
+SOON = 10
+
+
+@pytest.fixture
+def threads() -> Iterator[DaemonThreads]:
+    executor = DaemonThreads(2, "test")
+    yield executor
+    executor.shutdown(cancel_futures=True)
+    assert executor.ended(0)
+
+
+def test_a_job_has_its_result_or_its_error(threads):
+    assert threads.submit(divmod, 7, 2).result(SOON) == (3, 1)
+    assert isinstance(threads.submit(divmod, 7, 0).exception(SOON), ZeroDivisionError)
+
+
+def test_threads_are_daemons_and_there_are_no_more_than_were_asked_for(threads):
+    may_go_on = threading.Event()
+    jobs = [threads.submit(may_go_on.wait, SOON) for _ in range(5)]
+
+    assert len(threads._threads) == 2
+    assert all(thread.daemon for thread in threads._threads)
+    may_go_on.set()
+    assert [job.result(SOON) for job in jobs] == [True] * 5
+
+
+def test_an_idle_thread_takes_the_next_job(threads):
+    for _ in range(20):
+        threads.submit(int).result(SOON)
+        idle = threading.Event()
+        while not threads._idle and not idle.wait(0.001):
+            pass
+
+    assert len(threads._threads) == 1
+
+
+def test_after_the_end_what_waited_is_cancelled_and_no_work_is_taken(threads):
+    may_go_on, runs = threading.Event(), threading.Semaphore(0)
+
+    def work() -> bool:
+        runs.release()
+        return may_go_on.wait(SOON)
+
+    running = [threads.submit(work) for _ in range(2)]
+    for _ in running:
+        assert runs.acquire(timeout=SOON)
+    waiting = threads.submit(work)
+
+    threads.shutdown(wait=False, cancel_futures=True)
+
+    assert waiting.cancelled()
+    assert not threads.ended(0.01)
+    with pytest.raises(RuntimeError, match="no more work"):
+        threads.submit(work)
+    may_go_on.set()
+    assert [job.result(SOON) for job in running] == [True, True]
+    assert threads.ended(SOON)
+
+
+def test_the_initializer_runs_in_each_thread():
+    names: list[str] = []
+    executor = DaemonThreads(1, "named", lambda: names.append(threading.current_thread().name))
+
+    executor.submit(int).result(SOON)
+    executor.shutdown()
+
+    assert names == ["named_0"]
