@@ -1,7 +1,7 @@
 # make demo    the flights of 2013 through the producer, verified        make demo KAFKA=apache | host:port
 # make pipeline    the same through Spark, a batch and a stream, verified; KAFKA=... as above, SPARK=cluster
 # make test    everything that the tests need, then pytest               make check | bench | bench-spark | profile | wheel | clean
-# make soak    fault schedules in virtual time                           make chaos | chaos-spark | fuzz | asan | mutants | matrix
+# make soak    fault schedules in virtual time       make catalogue | chaos | chaos-spark | availability | fuzz | asan | mutants | matrix
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -11,7 +11,7 @@ ARGS   ?=
 
 SOURCES := $(wildcard aioproducer/*.pyx aioproducer/*.pxi)
 
-.PHONY: demo pipeline test check bench bench-spark profile wheel setup clean format kerberos soak chaos chaos-spark fuzz asan mutants matrix
+.PHONY: demo pipeline test check bench bench-spark profile walk wheel setup clean format kerberos soak chaos chaos-spark availability fuzz asan mutants matrix catalogue
 
 demo: setup
 	$(BIN)/python examples/flights_demo.py --kafka "$(KAFKA)" $(ARGS)
@@ -41,6 +41,10 @@ bench-spark: setup
 profile: setup
 	$(BIN)/python benchmarks/bench.py --profile $(ARGS)
 
+# The calls of one record, from send to the result of its delivery.   ARGS=--calls prints each
+walk: setup
+	$(BIN)/python -m tests.walk $(ARGS)
+
 # The wheel, built in isolation and imported in an environment that holds nothing else.
 wheel: setup
 	rm -rf dist build/wheel-check
@@ -65,11 +69,23 @@ SCHEDULES ?= 100000
 soak: setup
 	$(BIN)/python -m tests.simulation.soak --schedules $(SCHEDULES) $(ARGS)
 
+# Every simulated scenario of the fault catalogue with many seeds; `make test` plays two.   SEEDS=..., ARGS="--only T7"
+SEEDS ?= 30
+catalogue: setup
+	$(BIN)/python -m tests.simulation.play_catalogue --seeds $(SEEDS) $(ARGS)
+
 # Real brokers that are killed, frozen, restarted and cut off; `make test` plays a little of it.   ARGS="--seed 7"
 # Three days, MINUTES=4320, show that nothing grows; `make test` plays them in virtual time.
 MINUTES ?= 30
 chaos: setup
 	$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(ARGS)
+
+# How soon records flow again after a fault, beside aiokafka and confluent-kafka: 20 half-open brokers and 5 times three
+# faults of leaders, some 40 minutes.   ARGS="--seed 7"
+availability: setup
+	$(BIN)/python -m tests.availability recovery --runs 20 $(ARGS)
+	$(BIN)/python -m tests.availability gaps --runs 5 $(ARGS)
+	$(BIN)/python -m tests.availability gaps --runs 5 --frozen 15 --request-timeout-ms 3000 $(ARGS)
 
 # Spark's driver, workers and tasks, and brokers, killed at random points of random streams; `make test` plays some.
 # ARGS="--seed 7", ARGS="--kafka apache" for three real brokers, ARGS=--executors for two that are killed as well
@@ -82,7 +98,7 @@ FRAMES ?= 100000000
 fuzz: setup
 	$(BIN)/python -m tests.fuzz --frames $(FRAMES) --processes 2 $(ARGS)
 
-# Small changes to the modules that decide: do their tests notice?   ARGS=aioproducer/transaction.py
+# Small changes to the modules that decide: do their tests notice?   ARGS="aioproducer/sender.py --sample 10 --seed 2"
 mutants: setup
 	$(BIN)/python -m tests.mutants $(ARGS)
 

@@ -4,6 +4,7 @@ The Go and the Java program under peers/ read the same jobs by the same names.""
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import os
@@ -11,6 +12,13 @@ import random
 import resource
 from dataclasses import asdict, dataclass
 from typing import Any
+
+try:
+    import uvloop
+except ImportError:
+    FASTEST_LOOP, new_event_loop = "asyncio", asyncio.new_event_loop
+else:
+    FASTEST_LOOP, new_event_loop = "uvloop", uvloop.new_event_loop
 
 LINES = 2000  # distinct values
 
@@ -36,7 +44,7 @@ class Job:
     keyed: bool = False
     partitions: int = 12
     round_robin: bool = False  # each record to the next partition; else the client chooses
-    loop: str = "uvloop"
+    loop: str = FASTEST_LOOP
     profile: bool = False
     # Filled in when it runs.
     bootstrap: str = ""

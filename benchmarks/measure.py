@@ -16,18 +16,18 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import uvloop
-
 import blocking_clients
 import columns
 from clients import OPEN, Face
 from job import (
+    FASTEST_LOOP,
     LINES,
     Job,
     Result,
     cpu_seconds,
     latencies_in,
     lines,
+    new_event_loop,
     per_record,
     quantile,
     resident_bytes,
@@ -242,7 +242,7 @@ def main() -> None:
     try:
         if measured := blocking_clients.MEASURE.get((job.client, job.kind)):
             leave(measured(job))
-        loop_factory = uvloop.new_event_loop if job.loop == "uvloop" else None
+        loop_factory = new_event_loop if job.loop == FASTEST_LOOP else None
         with asyncio.Runner(loop_factory=loop_factory) as runner:
             result = runner.run(measure(job))
     except Exception as error:

@@ -87,7 +87,7 @@ def throughput(quick: bool) -> list[Cell]:
             job = pipelined(client, share, value_size=value_size, partitions=partitions)
             repeats = 2 if quick else 5 if (value_size, partitions) == (100, 12) else 3
             cells.append(Cell(THROUGHPUT, column, client, job, repeats))
-            if client == OURS and not quick:
+            if client == OURS and not quick and job.loop != "asyncio":
                 plain = replace(job, loop="asyncio")
                 cells.append(Cell(THROUGHPUT, column, f"{client}{ON_ASYNCIO}", plain, 3))
             if client in (OURS, AIOKAFKA, CALLBACK) and not quick:

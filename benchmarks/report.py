@@ -175,9 +175,10 @@ def ratios(figures: list[Figures]) -> list[str]:
 def heading(run: dict[str, Any]) -> list[str]:
     machine = run["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    loop = "asyncio's own loop" if machine["versions"].get("uvloop") == "not installed" else "uvloop"
     lines = [
         "acks=all, idempotent, linger 5 ms, batches of 64 KiB, 12 partitions unless a table says otherwise; asyncio",
-        "clients on uvloop, futures awaited one by one; **median** [least–most] of interleaved runs, every record",
+        f"clients on {loop}, futures awaited one by one; **median** [least–most] of interleaved runs, every record",
         f"counted at the broker. {machine['cpus']} CPUs, load {machine['load']:.1f} before, {run['load']:.1f} after,",
         f"{run['seconds'] / 60:.0f} min. {versions}.",
     ]

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import trustme
-import uvloop
 
 from aioproducer import Producer
 from broker import AckBroker
+from job import new_event_loop
 
 MB = 1_000_000
 CHUNK = 65_536  # bytes of a write to the bare stream: what a batch has
@@ -106,7 +106,7 @@ async def end_tls(target: int, certificate: str) -> None:
 
 
 def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(coroutine)
 
 

@@ -16,6 +16,13 @@ from dataclasses import dataclass
 
 from aioproducer import BufferFullError, CloseReport, KafkaError, Producer
 
+try:
+    import uvloop  # faster, where it is installed
+except ImportError:
+    new_event_loop = asyncio.new_event_loop
+else:
+    new_event_loop = uvloop.new_event_loop
+
 
 @dataclass
 class Seen:
@@ -103,7 +110,8 @@ def main() -> int:
     options = arguments()
     began = time.monotonic()
     try:
-        seen, report = asyncio.run(fan_in(options))
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            seen, report = runner.run(fan_in(options))
     except KafkaError as error:
         print(f"it can't go on: {error}", file=sys.stderr)
         return 2

@@ -1,7 +1,7 @@
 """A FastAPI application whose lifespan owns the producer.
 
     python examples/fastapi_app.py --bootstrap-servers localhost:9092 --port 8000
-    AIOPRODUCER_BOOTSTRAP_SERVERS=localhost:9092 uvicorn --app-dir examples --loop uvloop fastapi_app:app
+    AIOPRODUCER_BOOTSTRAP_SERVERS=localhost:9092 uvicorn --app-dir examples fastapi_app:app
     curl -i localhost:8000/orders -H 'content-type: application/json' -d '{"customer": "ann", "item": 7}'
 
     POST /orders   answers 201 once Kafka has the order, with its place; 503 and Retry-After if it is not stored, 504
@@ -11,7 +11,7 @@
 
 Every setting of the producer can come from the environment. When the server stops, it finishes its requests first,
 then the lifespan ends and the producer sends what is buffered.
-Needs `pip install fastapi uvicorn uvloop`."""
+Needs `pip install fastapi uvicorn`; uvicorn runs on uvloop if that is installed too."""
 
 from __future__ import annotations
 
@@ -138,7 +138,6 @@ def main() -> int:
         create_app(options.patience, bootstrap_servers=options.bootstrap_servers),
         host=options.host,
         port=options.port,
-        loop="uvloop",
     )
     return 0
 

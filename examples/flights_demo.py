@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from datetime import datetime
-from typing import Any
 
 from aioproducer import KafkaError, Producer
 from flights import DemoError, clusters, report
@@ -23,6 +22,13 @@ from flights.progress import Progress
 from flights.proof import Proof, read_back
 from flights.sending import Measurement, Sent, State, send_flights
 from flights.topic import Topic, prepare
+
+try:
+    import uvloop  # faster, where it is installed
+except ImportError:
+    new_event_loop = asyncio.new_event_loop
+else:
+    new_event_loop = uvloop.new_event_loop
 
 OK, WRONG, CANNOT, INTERRUPTED = 0, 1, 2, 130
 """Exit statuses: all proved; a delivery failed or the proof found something; it could not start; Ctrl-C."""
@@ -152,22 +158,11 @@ def unless_asked(progress: Progress, interrupt: Interrupt) -> Callable[[int], No
     return advance
 
 
-def _new_event_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's if it is installed."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop()
-    loop: Any = uvloop.new_event_loop()
-    assert isinstance(loop, asyncio.AbstractEventLoop)
-    return loop
-
-
 def main() -> int:
     """The exit status."""
     options = arguments()
     try:
-        with asyncio.Runner(loop_factory=_new_event_loop) as runner:
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
             return runner.run(demo(options, Interrupt()))
     except Interrupted:
         print("interrupted before anything was sent", file=sys.stderr)

@@ -17,6 +17,13 @@ from typing import Any
 
 from aioproducer import DeliveryError, KafkaError, Producer
 
+try:
+    import uvloop  # faster, where it is installed
+except ImportError:
+    new_event_loop = asyncio.new_event_loop
+else:
+    new_event_loop = uvloop.new_event_loop
+
 ORDERS = [("ann", 7), ("bob", 3), ("ann", 12), ("eve", 5)]
 
 
@@ -118,7 +125,8 @@ def main() -> int:
     """The exit status: 0 done, 2 it could not be, 130 interrupted."""
     options = arguments()
     try:
-        asyncio.run(asyncio.wait_for(side_by_side(options), options.patience))
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            runner.run(asyncio.wait_for(side_by_side(options), options.patience))
     except ImportError:
         print(
             "aiokafka is not installed: pip install aiokafka, or take --client aioproducer", file=sys.stderr

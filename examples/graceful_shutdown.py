@@ -21,6 +21,13 @@ from typing import TextIO
 
 from aioproducer import CloseReport, Delivery, DeliveryError, KafkaError, Outcome, Producer
 
+try:
+    import uvloop  # faster, where it is installed
+except ImportError:
+    new_event_loop = asyncio.new_event_loop
+else:
+    new_event_loop = uvloop.new_event_loop
+
 
 class Worker:
     """Accepts jobs, and keeps each until Kafka has it."""
@@ -128,7 +135,8 @@ def main() -> int:
     options = arguments()
     try:
         with options.journal.open("w") if options.journal else contextlib.nullcontext() as journal:
-            worker, report, failure = asyncio.run(run(options, journal))
+            with asyncio.Runner(loop_factory=new_event_loop) as runner:
+                worker, report, failure = runner.run(run(options, journal))
     except (KafkaError, OSError) as error:
         print(f"the worker can't go on: {error}", file=sys.stderr)
         return 2

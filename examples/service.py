@@ -18,6 +18,13 @@ import sys
 
 from aioproducer import DeliveryError, InvalidRecordError, KafkaError, Outcome, Producer
 
+try:
+    import uvloop  # faster, where it is installed
+except ImportError:
+    new_event_loop = asyncio.new_event_loop
+else:
+    new_event_loop = uvloop.new_event_loop
+
 
 class OrderService:
     """Reads lines, each of them an order in JSON, and answers line by line."""
@@ -132,7 +139,8 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     """The exit status: 0 after a signal, 2 if it could not start, 130 if it was interrupted before."""
     try:
-        asyncio.run(run(arguments()))
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            runner.run(run(arguments()))
     except (KafkaError, OSError) as error:
         print(f"the service can't start: {error}", file=sys.stderr)
         return 2
