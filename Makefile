@@ -9,7 +9,7 @@ KAFKA  ?= embedded
 SPARK  ?= local
 ARGS   ?=
 
-SOURCES := $(wildcard aioproducer/*.pyx aioproducer/*.pxi)
+SOURCES := $(wildcard aioproducer/*/*.pyx aioproducer/*/*.pxi)
 
 .PHONY: demo pipeline test check bench bench-spark profile walk wheel setup clean format kerberos soak chaos chaos-spark availability fuzz asan mutants matrix catalogue
 
@@ -98,7 +98,7 @@ FRAMES ?= 100000000
 fuzz: setup
 	$(BIN)/python -m tests.fuzz --frames $(FRAMES) --processes 2 $(ARGS)
 
-# Small changes to the modules that decide: do their tests notice?   ARGS="aioproducer/sender.py --sample 10 --seed 2"
+# Small changes to the modules that decide: do their tests notice?   ARGS="aioproducer/sending/sender.py --sample 10 --seed 2"
 mutants: setup
 	$(BIN)/python -m tests.mutants $(ARGS)
 
@@ -146,4 +146,4 @@ $(VENV)/.ready: pyproject.toml $(SOURCES)
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info aioproducer/*.so aioproducer/_record_path.c aioproducer/_request_path.c
+	rm -rf $(VENV) build dist *.egg-info aioproducer/*/*.so aioproducer/records/_record_path.c aioproducer/protocol/_request_path.c

@@ -6,8 +6,6 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from aioproducer._record_path import Delivery, RecordMetadata, murmur2_partitions
-    from aioproducer.batch import BatchBuilder
     from aioproducer.config import ProducerConfig
     from aioproducer.errors import (
         AuthenticationError,
@@ -35,9 +33,11 @@ if TYPE_CHECKING:
         TransactionReinitError,
         UnknownPartitionError,
     )
-    from aioproducer.interceptors import Interceptor
     from aioproducer.producer import CloseReport, Producer
-    from aioproducer.receipt import Receipt
+    from aioproducer.records._record_path import Delivery, RecordMetadata, murmur2_partitions
+    from aioproducer.records.batch import BatchBuilder
+    from aioproducer.records.interceptors import Interceptor
+    from aioproducer.records.receipt import Receipt
     from aioproducer.types import (
         ConsumerGroupMetadata,
         Headers,
@@ -97,7 +97,7 @@ __all__ = [
 # start of every run in every environment that has aioproducer installed.
 _MODULES = {
     "AuthenticationError": "aioproducer.errors",
-    "BatchBuilder": "aioproducer.batch",
+    "BatchBuilder": "aioproducer.records.batch",
     "BootstrapError": "aioproducer.errors",
     "BrokerError": "aioproducer.errors",
     "BufferFullError": "aioproducer.errors",
@@ -106,11 +106,11 @@ _MODULES = {
     "CommitOutcomeUnknownError": "aioproducer.errors",
     "ConfigError": "aioproducer.errors",
     "ConsumerGroupMetadata": "aioproducer.types",
-    "Delivery": "aioproducer._record_path",
+    "Delivery": "aioproducer.records._record_path",
     "DeliveryError": "aioproducer.errors",
     "DeliveryTimeoutError": "aioproducer.errors",
     "Headers": "aioproducer.types",
-    "Interceptor": "aioproducer.interceptors",
+    "Interceptor": "aioproducer.records.interceptors",
     "InvalidRecordError": "aioproducer.errors",
     "KafkaError": "aioproducer.errors",
     "KafkaTimeoutError": "aioproducer.errors",
@@ -122,8 +122,8 @@ _MODULES = {
     "ProducerConfig": "aioproducer.config",
     "ProducerFencedError": "aioproducer.errors",
     "ProducerRecord": "aioproducer.types",
-    "Receipt": "aioproducer.receipt",
-    "RecordMetadata": "aioproducer._record_path",
+    "Receipt": "aioproducer.records.receipt",
+    "RecordMetadata": "aioproducer.records._record_path",
     "RecordTooLargeError": "aioproducer.errors",
     "Secret": "aioproducer.types",
     "SendManyError": "aioproducer.errors",
@@ -136,7 +136,7 @@ _MODULES = {
     "TransactionHandle": "aioproducer.types",
     "TransactionReinitError": "aioproducer.errors",
     "UnknownPartitionError": "aioproducer.errors",
-    "murmur2_partitions": "aioproducer._record_path",
+    "murmur2_partitions": "aioproducer.records._record_path",
 }
 
 

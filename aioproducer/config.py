@@ -12,13 +12,13 @@ from socket import socket
 from types import MappingProxyType
 from typing import Any
 
-from aioproducer.addresses import ResolvedAddressFilter
-from aioproducer.compression import Codec
+from aioproducer.protocol.compression import Codec
+from aioproducer.security.addresses import ResolvedAddressFilter
+from aioproducer.security.tls import check_settings
 from aioproducer.settings.contradictions import settle
 from aioproducer.settings.draft import Draft
 from aioproducer.settings.names import unknown_keyword
 from aioproducer.settings.table import SETTINGS, Setting
-from aioproducer.tls import check_settings
 from aioproducer.types import Secret
 
 logger = logging.getLogger(__name__)

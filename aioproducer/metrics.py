@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from aioproducer._request_path import Histogram as _Histogram
+from aioproducer.protocol._request_path import Histogram as _Histogram
 
 MOST_NODES = 1_000
 """Brokers that are counted each on its own; the oldest makes room for a new one."""

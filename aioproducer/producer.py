@@ -21,24 +21,11 @@ from random import Random
 from types import TracebackType
 from typing import Any, NoReturn, Self, Unpack
 
-from aioproducer._record_path import (
-    NO_ROOM,
-    OTHERS_TURN,
-    Delivery,
-    PartitionQueue,
-    Rows,
-    Topic,
-    murmur2,
-)
-from aioproducer.accumulator import Accumulator
-from aioproducer.addresses import ResolvedAddressFilter
-from aioproducer.batch import BatchBuilder, BatchState
-from aioproducer.brokers import Brokers
 from aioproducer.cluster import PartitionInfo, TopicInfo
+from aioproducer.concurrency.tasks import ended, new_task
+from aioproducer.concurrency.wakeup import WakeUp
 from aioproducer.config import AddressFilter, Connector
 from aioproducer.configured import Configured, keeps_what_was_given
-from aioproducer.consumer_group import partitions_of_handoff
-from aioproducer.coordinator import Coordinator
 from aioproducer.errors import (
     BufferFullError,
     DeliveryTimeoutError,
@@ -53,21 +40,34 @@ from aioproducer.errors import (
     WrongLoopError,
     without_tracebacks,
 )
-from aioproducer.idempotence import Idempotence
-from aioproducer.interceptors import Interceptors
-from aioproducer.metadata import Metadata
 from aioproducer.metrics import Metrics, MetricsSnapshot
-from aioproducer.packing import Packing
-from aioproducer.receipt import Receipt
-from aioproducer.sender import Sender
-from aioproducer.serializers import Serializer, serialized, serialized_now
+from aioproducer.network.brokers import Brokers
+from aioproducer.network.metadata import Metadata
+from aioproducer.records._record_path import (
+    NO_ROOM,
+    OTHERS_TURN,
+    Delivery,
+    PartitionQueue,
+    Rows,
+    Topic,
+    murmur2,
+)
+from aioproducer.records.accumulator import Accumulator
+from aioproducer.records.batch import BatchBuilder, BatchState
+from aioproducer.records.compressor import Packing
+from aioproducer.records.idempotence import Idempotence
+from aioproducer.records.interceptors import Interceptors
+from aioproducer.records.partition_choice import PartitionChoice, check_is_bytes, check_target, check_timeout
+from aioproducer.records.receipt import Receipt
+from aioproducer.records.serializers import Serializer, serialized, serialized_now
+from aioproducer.security.addresses import ResolvedAddressFilter
+from aioproducer.sending.sender import Sender
 from aioproducer.settings.table import SecuritySettings
-from aioproducer.target import PartitionChoice, check_is_bytes, check_target, check_timeout
-from aioproducer.tasks import ended, new_task
-from aioproducer.transaction import Transaction, abortable
-from aioproducer.transactional import Transactional
+from aioproducer.transactions.calls import Transactional
+from aioproducer.transactions.coordinator import Coordinator
+from aioproducer.transactions.offsets import partitions_of_handoff
+from aioproducer.transactions.state import Transaction, abortable
 from aioproducer.types import Headers, Outcome, ProducerRecord, TopicPartition, TransactionHandle
-from aioproducer.wakeup import WakeUp
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-from aioproducer._record_path import (
+from aioproducer.records._record_path import (
     ALL_APPENDED,
     BufferMemory,
     PartitionQueue,
@@ -16,7 +16,7 @@ from aioproducer._record_path import (
     Rows,
     Topic,
 )
-from aioproducer.batch import ProducerBatch
+from aioproducer.records.batch import ProducerBatch
 from clients import Face
 from job import LINES, Job, Result, cpu_seconds, lines, per_record
 

@@ -13,8 +13,8 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from aioproducer.testing.apache_holdings import Holdings
-from aioproducer.testing.apache_jars import DEFAULT_VERSION, ApacheKafkaError, cache_directory, class_path
+from aioproducer.testing.apache.holdings import Holdings
+from aioproducer.testing.apache.jars import DEFAULT_VERSION, ApacheKafkaError, cache_directory, class_path
 from job import Job, lines
 
 HERE = Path(__file__).parent

@@ -11,12 +11,12 @@ from random import Random
 from uuid import UUID
 
 from aioproducer import Producer
-from aioproducer._record_path import Delivery, RecordPath
-from aioproducer.accumulator import Accumulator
-from aioproducer.batch import BatchState, ProducerBatch
 from aioproducer.cluster import Cluster, PartitionInfo, TopicInfo
 from aioproducer.errors import DeliveryError
-from aioproducer.packing import Packing
+from aioproducer.records._record_path import Delivery, RecordPath
+from aioproducer.records.accumulator import Accumulator
+from aioproducer.records.batch import BatchState, ProducerBatch
+from aioproducer.records.compressor import Packing
 from aioproducer.types import Node
 
 NODES = {number: Node(number, f"broker-{number}", 9092) for number in range(3)}

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from aioproducer.testing.apache import ApacheKafka, ApacheKafkaMissingError
+from aioproducer.testing.apache.kafka import ApacheKafka, ApacheKafkaMissingError
 from aioproducer.testing.plugin import is_ci, tell_of_logs
 from tests.apache_processes import command_lines
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from confluent_kafka.admin import AdminClient
 
 from aioproducer import Delivery, Producer
-from aioproducer.testing.apache import ApacheKafka
+from aioproducer.testing.apache.kafka import ApacheKafka
 from tests.apache_log import (
     DumpedBatch,
     assert_same,

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 from types import SimpleNamespace
 
-from aioproducer._record_path import Batch, BufferMemory, Delivery, PartitionQueue, RecordPath, Topic
-from aioproducer.batch import ProducerBatch
+from aioproducer.records._record_path import Batch, BufferMemory, Delivery, PartitionQueue, RecordPath, Topic
+from aioproducer.records.batch import ProducerBatch
 
 NOW = 1_700_000_000_000
 """The time stamp, in ms, of records that are given none."""

@@ -27,8 +27,8 @@ from typing import Any, TypeVar
 
 from docs_pages import ROOT, Block, blocks_of, pages
 
-from aioproducer.recordbatch import Record
-from aioproducer.testing.cluster import EmbeddedCluster
+from aioproducer.protocol.recordbatch import Record
+from aioproducer.testing.embedded.cluster import EmbeddedCluster
 
 T = TypeVar("T")
 

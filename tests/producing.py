@@ -12,8 +12,8 @@ from aioproducer.errors import KafkaError
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.testing import EmbeddedCluster
-from aioproducer.testing.broker import BrokerState
-from aioproducer.testing.call import SeenRequest
+from aioproducer.testing.embedded.broker import BrokerState
+from aioproducer.testing.embedded.call import SeenRequest
 from tests.conftest import MS
 
 T = TypeVar("T")

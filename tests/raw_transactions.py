@@ -26,7 +26,14 @@ from aioproducer.protocol.messages import (
     TxnOffsetCommitRequest,
     TxnOffsetCommitResponse,
 )
-from aioproducer.recordbatch import HEADER_SIZE, BatchHeader, Record, read_header, read_records, split_batches
+from aioproducer.protocol.recordbatch import (
+    HEADER_SIZE,
+    BatchHeader,
+    Record,
+    read_header,
+    read_records,
+    split_batches,
+)
 from tests.conftest import MS
 from tests.oracle import OracleRecord, encode_batch
 from tests.raw_client import TIMEOUT, RawClient, produce_request

@@ -12,12 +12,11 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from random import Random
 
-from aioproducer.brokers import Brokers
 from aioproducer.config import ProducerConfig
-from aioproducer.connection import Connection
-from aioproducer.login import Login
-from aioproducer.metadata import Metadata
 from aioproducer.metrics import Metrics
+from aioproducer.network.brokers import Brokers
+from aioproducer.network.connection import Connection
+from aioproducer.network.metadata import Metadata
 from aioproducer.protocol.api import (
     CLIENT_VERSIONS,
     ApiKey,
@@ -28,6 +27,7 @@ from aioproducer.protocol.api import (
 )
 from aioproducer.protocol.messages import ApiVersionsResponse, MetadataResponse
 from aioproducer.protocol.schema import Message
+from aioproducer.security.login import Login
 from tests.conftest import MS
 
 HOST = "127.0.0.1"

@@ -31,7 +31,7 @@ import pytest
 
 from aioproducer.protocol.messages import FindCoordinatorRequest
 from aioproducer.testing import ApacheKafka, ApiKey
-from aioproducer.testing.faults import Fault
+from aioproducer.testing.embedded.faults import Fault
 from tests import spark_crashing
 from tests.apache_clusters import LEAN, NOTICES_SOON, running
 from tests.chaos.proxy import Network

@@ -10,14 +10,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from aioproducer import accumulator, packing
-from aioproducer._record_path import Delivery, PartitionQueue, Topic
-from aioproducer.accumulator import NO_NODE
-from aioproducer.batch import BatchState, ProducerBatch
-from aioproducer.compression import Codec, compressor
 from aioproducer.errors import DeliveryError
-from aioproducer.linger import PACE
 from aioproducer.partitioner import UniformSticky
+from aioproducer.protocol.compression import Codec, compressor
+from aioproducer.records import accumulator
+from aioproducer.records import compressor as batch_compressor
+from aioproducer.records._record_path import Delivery, PartitionQueue, Topic
+from aioproducer.records.accumulator import NO_NODE
+from aioproducer.records.batch import BatchState, ProducerBatch
+from aioproducer.records.linger import PACE
 from tests.accumulator_bench import (
     LONG,
     Bench,
@@ -592,7 +593,7 @@ async def test_partition_that_was_held_back_is_drained_after_an_answer():
 
 async def test_batch_that_is_being_compressed_waits_and_its_neighbours_do_not():
     bench = Bench([0, 0], batch_size=64 * 1024, compression_type="gzip", linger_ms=0)
-    bench.send(0, b"v" * 2 * packing.SMALL)
+    bench.send(0, b"v" * 2 * batch_compressor.SMALL)
     bench.send(1, b"v" * 100)
 
     assert partitions_of(bench.drain()) == [1]
@@ -614,7 +615,7 @@ async def test_batch_that_can_not_be_compressed_goes_uncompressed(caplog):
         raise ValueError("broken codec")
 
     bench.accumulator.packing._compress = broken
-    bench.send(0, b"v" * 2 * packing.SMALL)
+    bench.send(0, b"v" * 2 * batch_compressor.SMALL)
     bench.drain()
 
     bench.executor.work()
@@ -627,7 +628,7 @@ async def test_batch_that_can_not_be_compressed_goes_uncompressed(caplog):
 
 async def test_batch_that_expires_while_it_is_compressed_is_not_brought_back():
     bench = Bench(batch_size=64 * 1024, compression_type="gzip", linger_ms=0)
-    bench.send(0, b"v" * 2 * packing.SMALL)
+    bench.send(0, b"v" * 2 * batch_compressor.SMALL)
     bench.drain()
     bench.give_up(*list(bench.accumulator.incomplete))
 
@@ -663,7 +664,7 @@ async def test_batch_ends_with_the_last_of_its_records_and_returns_its_memory_at
 
 async def test_batch_that_ends_with_its_last_record_while_it_is_compressed_is_not_brought_back():
     bench = Bench(batch_size=64 * 1024, compression_type="gzip", linger_ms=0)
-    late = bench.send(0, b"v" * 2 * packing.SMALL)
+    late = bench.send(0, b"v" * 2 * batch_compressor.SMALL)
     bench.drain()
     assert late.batch.is_packing
 

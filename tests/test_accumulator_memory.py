@@ -11,11 +11,11 @@ from functools import partial
 
 import pytest
 
-from aioproducer import accumulator
-from aioproducer._record_path import Delivery, PartitionQueue
-from aioproducer.batch import BatchBuilder, BatchState
-from aioproducer.compression import Codec
 from aioproducer.errors import BufferTimeoutError, DeliveryError, ProducerClosed
+from aioproducer.protocol.compression import Codec
+from aioproducer.records import accumulator
+from aioproducer.records._record_path import Delivery, PartitionQueue
+from aioproducer.records.batch import BatchBuilder, BatchState
 from tests.accumulator_bench import (
     LONG,
     Bench,

@@ -7,9 +7,9 @@ import gc
 import pytest
 
 from aioproducer import Producer
-from aioproducer.addresses import as_address, is_link_local
-from aioproducer.dialer import dial
 from aioproducer.errors import BrokerConnectionError
+from aioproducer.network.dialer import dial
+from aioproducer.security.addresses import as_address, is_link_local
 from aioproducer.testing import EmbeddedCluster
 from tests.scripted_broker import HOST, LONG, Net, ScriptedBroker, silence, until
 from tests.test_brokers import cluster_of, echo
@@ -134,7 +134,7 @@ async def test_the_setting_allows_a_link_local_address(monkeypatch):
         opened.append(address)
         raise ConnectionRefusedError("nobody")
 
-    monkeypatch.setattr("aioproducer.dialer._open", opening)
+    monkeypatch.setattr("aioproducer.network.dialer._open", opening)
     resolve(monkeypatch, "169.254.1.1")
     with pytest.raises(BrokerConnectionError, match="nobody"):
         await dial("broker.example", 9092, LONG, address_filter=lambda *_: True)

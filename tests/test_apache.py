@@ -12,9 +12,9 @@ import pytest
 
 from aioproducer import Producer
 from aioproducer.errors import BrokerError
-from aioproducer.testing import apache_admin, apache_jars
-from aioproducer.testing.apache import ApacheKafka
-from aioproducer.testing.apache_jars import ApacheKafkaError, ApacheKafkaMissingError, java_executable
+from aioproducer.testing.apache import admin, jars
+from aioproducer.testing.apache.jars import ApacheKafkaError, ApacheKafkaMissingError, java_executable
+from aioproducer.testing.apache.kafka import ApacheKafka
 from tests.apache_clusters import LEAN
 from tests.apache_processes import children, command_lines, descriptors, is_alive
 from tests.conftest import MS
@@ -92,9 +92,9 @@ async def test_broker_is_killed_paused_stopped_and_started_again(temporary):
         kafka.pause(0)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(300 * MS):
-                await apache_admin.registered(first.port)
+                await admin.registered(first.port)
         kafka.resume(0)
-        assert await apache_admin.registered(first.port) == {0}
+        assert await admin.registered(first.port) == {0}
 
         kafka.pause(0)
         await kafka.stop_broker(0)
@@ -132,7 +132,7 @@ async def test_data_stay_in_a_directory_that_was_chosen(tmp_path, apache_kafka):
     assert (tmp_path / "kafka" / "node-0" / "server.log").exists()
     assert not command_lines(str(tmp_path))
     # What another cluster has started goes on.
-    assert await apache_admin.registered(apache_kafka.nodes[0].port) == {0}
+    assert await admin.registered(apache_kafka.nodes[0].port) == {0}
 
 
 # Failures
@@ -206,7 +206,7 @@ async def test_port_that_is_taken_is_named_and_nothing_stays(temporary):
 @pytest.mark.parametrize("missing", ["jgo", "java"])
 async def test_what_is_not_installed_leaves_nothing(temporary, monkeypatch, missing):
     monkeypatch.setenv("AIOPRODUCER_CACHE_DIR", str(temporary.parent / "cache"))
-    monkeypatch.setattr(apache_jars.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(jars.importlib.util, "find_spec", lambda name: None)
     java = None if missing == "java" else java_of_this_machine()
     monkeypatch.setenv("JAVA_HOME", str(temporary))
 

@@ -6,9 +6,9 @@ import socket
 
 import pytest
 
-from aioproducer.testing.apache import ApacheKafka
-from aioproducer.testing.apache_broker import Broker, PortReservation, controller_count, what_went_wrong
-from aioproducer.testing.apache_listeners import declared
+from aioproducer.testing.apache.broker import Broker, PortReservation, controller_count, what_went_wrong
+from aioproducer.testing.apache.kafka import ApacheKafka
+from aioproducer.testing.apache.listeners import declared
 
 
 @pytest.mark.parametrize(("brokers", "controllers"), [(1, 1), (2, 1), (3, 3), (4, 3), (5, 5), (6, 5), (9, 5)])

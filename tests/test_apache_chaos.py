@@ -23,7 +23,7 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from aioproducer import Producer, ProducerFencedError, TransactionAbortableError
-from aioproducer.testing.apache import ApacheKafkaError, ApacheKafkaMissingError
+from aioproducer.testing.apache.kafka import ApacheKafkaError, ApacheKafkaMissingError
 from aioproducer.testing.plugin import is_ci
 from tests.apache_processes import command_lines, until
 from tests.chaos.__main__ import Tally, report

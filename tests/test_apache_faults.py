@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from aioproducer import Outcome, Producer
-from aioproducer.testing import apache
-from aioproducer.testing.apache import ApacheKafka
+from aioproducer.testing.apache import kafka
+from aioproducer.testing.apache.kafka import ApacheKafka
 from tests.apache_clusters import LEAN, NOTICES_SOON, running
 from tests.apache_load import EVERYBODY, PARTITIONS, Victim, compare, leader_of_first, under_load
 from tests.conftest import MS
@@ -155,7 +155,7 @@ async def test_restart_of_the_whole_cluster_costs_no_record(cluster, report, top
 
 
 async def test_broker_without_a_quorum_of_controllers_is_killed_by_restart(cluster, monkeypatch, caplog):
-    monkeypatch.setattr(apache, "_QUORUM_WAIT", 2000 * MS)
+    monkeypatch.setattr(kafka, "_QUORUM_WAIT", 2000 * MS)
     for node in (0, 1):
         await cluster.kill(node)
 

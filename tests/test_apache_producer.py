@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from aioproducer import DeliveryError, Outcome, Producer, RecordMetadata, RecordTooLargeError
-from aioproducer.testing.apache import ApacheKafka
+from aioproducer.testing.apache.kafka import ApacheKafka
 from tests.apache_log import ends_of, read_thrice
 from tests.conftest import MS
 from tests.read_back import Sent, assert_in_order, compare_with_log, read_back, result_of

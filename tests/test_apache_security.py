@@ -18,8 +18,8 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
 from aioproducer import Producer
-from aioproducer.authentication import Authentication
 from aioproducer.errors import AuthenticationError, KafkaError, TlsError, UnsupportedSaslMechanismError
+from aioproducer.security.authentication import Authentication
 from aioproducer.testing import ApacheKafka
 from tests.apache_clusters import LEAN, running
 from tests.certificates import (

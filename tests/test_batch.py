@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 
-from aioproducer._record_path import HEADER_SIZE, PartitionQueue
-from aioproducer.batch import TRANSITIONS, BatchBuilder, BatchState, FlushWait, ProducerBatch
-from aioproducer.compression import Codec, compressor
 from aioproducer.errors import DeliveryError, IllegalStateError, InvalidRecordError
-from aioproducer.idempotence import ProducerIdentity
-from aioproducer.recordbatch import check_crc, read_header, read_records
-from aioproducer.testing.decompression import decompress
+from aioproducer.protocol.compression import Codec, compressor
+from aioproducer.protocol.recordbatch import check_crc, read_header, read_records
+from aioproducer.records._record_path import HEADER_SIZE, PartitionQueue
+from aioproducer.records.batch import TRANSITIONS, BatchBuilder, BatchState, FlushWait, ProducerBatch
+from aioproducer.records.idempotence import ProducerIdentity
+from aioproducer.testing.embedded.decompression import decompress
 from aioproducer.types import Outcome
 from tests.compiled_path import new_batch
 from tests.oracle import OracleRecord, encode_batch, encode_records

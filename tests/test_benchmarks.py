@@ -21,7 +21,7 @@ import runner
 import tls
 from aioproducer.protocol.api_keys import ApiKey
 from aioproducer.protocol.messages import ApiVersionsRequest
-from aioproducer.testing.releases import release_named
+from aioproducer.testing.embedded.releases import release_named
 from broker import AckBroker
 from figures import Figures
 from job import LINES, Job, lines

@@ -43,7 +43,7 @@ from aioproducer.errors import (
     UnknownPartitionError,
     WrongLoopError,
 )
-from aioproducer.transaction import TransactionState
+from aioproducer.transactions.state import TransactionState
 from tests.conftest import MS
 from tests.producing import FOUR_RECORDS_FILL_IT, LARGE, QUICK, metadata_count
 

@@ -8,10 +8,7 @@ from random import Random
 
 import pytest
 
-from aioproducer import brokers as brokers_module
-from aioproducer.brokers import PATIENCE, backoff
 from aioproducer.cluster import Cluster
-from aioproducer.connection import State
 from aioproducer.errors import (
     BrokerConnectionError,
     KafkaError,
@@ -20,6 +17,9 @@ from aioproducer.errors import (
     RequestTimedOutError,
     UnsupportedVersionError,
 )
+from aioproducer.network import brokers as brokers_module
+from aioproducer.network.brokers import PATIENCE, backoff
+from aioproducer.network.connection import State
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.messages import ApiVersionsResponse, MetadataRequest, MetadataResponse
 from aioproducer.types import Node
@@ -295,7 +295,7 @@ async def test_the_set_up_time_grows_with_each_failure_and_ends_with_success(mon
         echo, socket_connection_setup_timeout_ms=10_000, socket_connection_setup_timeout_max_ms=30_000
     ) as net:
         with monkeypatch.context() as patched:
-            patched.setattr("aioproducer.connection.dial", dial)
+            patched.setattr("aioproducer.network.connection.dial", dial)
             while len(given) < 4:
                 net.brokers.ready(0)
                 await asyncio.sleep(1 * MS)
@@ -314,7 +314,7 @@ async def test_the_name_is_looked_up_at_each_attempt(monkeypatch):
         asked.append(host)
         raise BrokerConnectionError("no", written=False)
 
-    monkeypatch.setattr("aioproducer.connection.dial", dial)
+    monkeypatch.setattr("aioproducer.network.connection.dial", dial)
     async with Net("broker.example:9092") as net:
         while len(asked) < 3:
             net.brokers.ready(-1)

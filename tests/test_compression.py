@@ -12,9 +12,16 @@ import pytest
 import zstandard
 from isal import isal_zlib
 
-from aioproducer.compression import LEVELS, XERIAL_HEADER, Codec, check_level, codec_named, compressor
 from aioproducer.errors import ConfigError, ProtocolError
-from aioproducer.testing.decompression import decompress
+from aioproducer.protocol.compression import (
+    LEVELS,
+    XERIAL_HEADER,
+    Codec,
+    check_level,
+    codec_named,
+    compressor,
+)
+from aioproducer.testing.embedded.decompression import decompress
 
 PACKING = [codec for codec in Codec if codec is not Codec.NONE]
 _RANDOM = random.Random(7)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioproducer import ConfigError, KafkaError, Producer, ProducerConfig
-from aioproducer.compression import Codec
+from aioproducer.protocol.compression import Codec
 
 
 def config(**settings: object) -> ProducerConfig:

@@ -10,8 +10,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from aioproducer import connection as connection_module
-from aioproducer.connection import TRANSITIONS, Connection, State
 from aioproducer.errors import (
     BrokerConnectionError,
     CorrelationError,
@@ -19,8 +17,9 @@ from aioproducer.errors import (
     RequestTimedOutError,
     UnsupportedVersionError,
 )
-from aioproducer.login import Login
 from aioproducer.metrics import Metrics
+from aioproducer.network import connection as connection_module
+from aioproducer.network.connection import TRANSITIONS, Connection, State
 from aioproducer.protocol.api import ApiKey, encode_response
 from aioproducer.protocol.messages import (
     InitProducerIdRequest,
@@ -28,6 +27,7 @@ from aioproducer.protocol.messages import (
     MetadataResponse,
     ProduceRequest,
 )
+from aioproducer.security.login import Login
 from tests.conftest import MS
 from tests.scripted_broker import LONG, Peer, ScriptedBroker, make_config, make_connection, silence, until
 

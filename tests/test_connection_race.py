@@ -10,13 +10,14 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from aioproducer import Producer, brokers, connection_race
-from aioproducer.connection import State
+from aioproducer import Producer
 from aioproducer.errors import RequestTimedOutError
+from aioproducer.network import brokers, connection_race
+from aioproducer.network.connection import State
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.messages import MetadataRequest
 from aioproducer.testing import EmbeddedCluster
-from aioproducer.testing.simulation import simulate
+from aioproducer.testing.simulation.loop import simulate
 from tests.availability.__main__ import missed, report
 from tests.availability.proxy import HalfOpenProxy
 from tests.availability.rounds import Client, Figures
@@ -196,7 +197,7 @@ async def test_a_name_that_takes_long_to_resolve_is_looked_up_once(monkeypatch):
         await asyncio.sleep(6 * SOON)
         return await loop.getaddrinfo(HOST, port)
 
-    monkeypatch.setattr("aioproducer.dialer._looked_up", hangs)
+    monkeypatch.setattr("aioproducer.network.dialer._looked_up", hangs)
     async with ScriptedBroker(healthy) as broker, net_of(broker, monkeypatch) as net:
         await net.become_ready(0)
 

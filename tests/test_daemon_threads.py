@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from aioproducer.daemon_threads import DaemonThreads
+from aioproducer.concurrency.threads import DaemonThreads
 
 SOON = 10
 

@@ -9,11 +9,11 @@ from uuid import UUID
 
 import pytest
 
-from aioproducer._record_path import PartitionQueue
 from aioproducer.config import ProducerConfig
-from aioproducer.data_loss import LossWatch
 from aioproducer.metrics import Metrics
 from aioproducer.protocol.error_codes import ErrorCode
+from aioproducer.records._record_path import PartitionQueue
+from aioproducer.sending.data_loss import LossWatch
 from tests.producing import (
     ONE_BATCH_PER_RECORD,
     PRODUCE,
@@ -33,7 +33,7 @@ def reports(caplog):
     """The lines of the log, with their levels."""
 
     def found():
-        records = [record for record in caplog.records if record.name == "aioproducer.data_loss"]
+        records = [record for record in caplog.records if record.name == "aioproducer.sending.data_loss"]
         return [(record.levelno, record.getMessage()) for record in records]
 
     return found

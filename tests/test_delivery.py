@@ -15,8 +15,8 @@ from collections.abc import Generator
 
 import pytest
 
-from aioproducer._record_path import Delivery, RecordMetadata
 from aioproducer.errors import DeliveryError
+from aioproducer.records._record_path import Delivery, RecordMetadata
 from aioproducer.types import Outcome, TopicPartition
 from tests.compiled_path import NOW, OpensBatches, Path, bound, new_batch, sealed
 from tests.conftest import MS
@@ -656,7 +656,7 @@ def test_neither_a_delivery_made_by_hand_nor_an_empty_batch_crashes():
     # In a process of its own: what it checks is that this is an error and not a segmentation fault.
     script = """
 import asyncio
-from aioproducer._record_path import Batch, Delivery, PartitionQueue
+from aioproducer.records._record_path import Batch, Delivery, PartitionQueue
 
 try:
     Delivery()

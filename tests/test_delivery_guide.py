@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from aioproducer.outcomes import TABLE, UNKNOWN_CODES, Action, Failure, Moment, Rule
 from aioproducer.protocol.error_codes import error_name
+from aioproducer.protocol.outcomes import TABLE, UNKNOWN_CODES, Action, Failure, Moment, Rule
 from aioproducer.types import Outcome
 
 PAGE = Path(__file__).parent.parent / "docs" / "delivery.md"

@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from aioproducer import dialer
-from aioproducer.dialer import dial
+from aioproducer.concurrency.tasks import new_task
 from aioproducer.errors import BrokerConnectionError
-from aioproducer.tasks import new_task
+from aioproducer.network import dialer
+from aioproducer.network.dialer import dial
 from tests.scripted_broker import HOST, LONG, Net, Peer, ScriptedBroker, silence
 
 
@@ -122,7 +122,7 @@ async def test_addresses_are_tried_once_each_and_families_take_turns(monkeypatch
         opened.append(address)
         raise OSError("no")
 
-    monkeypatch.setattr("aioproducer.dialer._open", fail)
+    monkeypatch.setattr("aioproducer.network.dialer._open", fail)
     resolve(monkeypatch, "::1", "::2", "::1", "10.0.0.1", "10.0.0.2")
     with pytest.raises(BrokerConnectionError):
         await dial("broker.example", 1, LONG)
@@ -137,7 +137,7 @@ async def test_the_first_addresses_go_to_the_end_if_it_is_asked_for(monkeypatch)
         opened.append(address)
         raise OSError("no")
 
-    monkeypatch.setattr("aioproducer.dialer._open", fail)
+    monkeypatch.setattr("aioproducer.network.dialer._open", fail)
     resolve(monkeypatch, "10.0.0.1", "10.0.0.2", "10.0.0.3")
     with pytest.raises(BrokerConnectionError):
         await dial("broker.example", 1, LONG, passed_over=5)
@@ -208,7 +208,7 @@ async def test_cancelling_a_race_leaves_nothing_open(monkeypatch):
         started.set()
         await asyncio.Event().wait()
 
-    monkeypatch.setattr("aioproducer.dialer._open", hang)
+    monkeypatch.setattr("aioproducer.network.dialer._open", hang)
     resolve(monkeypatch, "10.0.0.1", "10.0.0.2")
     task = asyncio.create_task(dial("broker.example", 1, LONG))
     await started.wait()

@@ -23,7 +23,7 @@ from aioproducer.protocol.messages import (
     ProduceResponse,
 )
 from aioproducer.testing import EmbeddedCluster
-from aioproducer.testing.authorizer import (
+from aioproducer.testing.embedded.authorizer import (
     ANONYMOUS,
     CLUSTER_NAME,
     Authorizer,
@@ -31,7 +31,7 @@ from aioproducer.testing.authorizer import (
     ResourceType,
     added_partition_refusals,
 )
-from aioproducer.testing.call import Call, SeenRequest, Session
+from aioproducer.testing.embedded.call import Call, SeenRequest, Session
 from tests.raw_client import RawClient, address, batch_of, produce_request
 
 DENIED_TOPIC = ErrorCode.TOPIC_AUTHORIZATION_FAILED

@@ -25,7 +25,7 @@ from aioproducer.protocol.messages import (
     ProduceResponse,
 )
 from aioproducer.testing import EmbeddedCluster
-from aioproducer.testing.broker import TRANSITIONS, BrokerState
+from aioproducer.testing.embedded.broker import TRANSITIONS, BrokerState
 from tests.raw_client import TIMEOUT, RawClient, address, batch_of, produce_request
 
 # Versions

@@ -16,7 +16,7 @@ from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.messages import FindCoordinatorRequest
 from aioproducer.testing import EmbeddedCluster
-from aioproducer.testing.coordinator import (
+from aioproducer.testing.embedded.coordinator import (
     LAST_EPOCH,
     MAX_EPOCH,
     TRANSITIONS,
@@ -26,8 +26,8 @@ from aioproducer.testing.coordinator import (
     TransactionMetadata,
     TransactionState,
 )
-from aioproducer.testing.state_topic import partition_for
-from aioproducer.testing.transaction_log import TOPIC, decoded, encoded_key, encoded_value
+from aioproducer.testing.embedded.state_topic import partition_for
+from aioproducer.testing.embedded.transaction_log import TOPIC, decoded, encoded_key, encoded_value
 from aioproducer.types import TopicPartition
 from tests.conftest import MS
 from tests.producing import until

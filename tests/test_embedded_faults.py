@@ -19,7 +19,7 @@ from aioproducer.protocol.messages import (
     ProduceResponse,
 )
 from aioproducer.testing import EmbeddedCluster
-from aioproducer.testing.faults import FaultScript
+from aioproducer.testing.embedded.faults import FaultScript
 from tests.conftest import MS
 from tests.producing import until
 from tests.raw_client import TIMEOUT, RawClient, address, batch_of, produce_request

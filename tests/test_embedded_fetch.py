@@ -14,9 +14,9 @@ from aioproducer.protocol.messages import (
     ListOffsetsRequest,
     ListOffsetsResponse,
 )
-from aioproducer.recordbatch import read_header, split_batches
+from aioproducer.protocol.recordbatch import read_header, split_batches
 from aioproducer.testing import EmbeddedCluster
-from aioproducer.testing.consumers import _Reading
+from aioproducer.testing.embedded.consumers import _Reading
 from tests.conftest import MS
 from tests.raw_client import NOW, TIMEOUT, RawClient, address, batch_of
 

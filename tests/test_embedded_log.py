@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from aioproducer.compression import Codec, compressor
+from aioproducer.protocol.compression import Codec, compressor
 from aioproducer.protocol.error_codes import ErrorCode
-from aioproducer.recordbatch import check_crc, read_header
-from aioproducer.testing.log import MAX_SEQUENCE, Appended, AppendError, PartitionLog
-from aioproducer.testing.log_config import LogConfig
-from aioproducer.testing.validation import only_batch, validate
+from aioproducer.protocol.recordbatch import check_crc, read_header
+from aioproducer.testing.embedded.log import MAX_SEQUENCE, Appended, AppendError, PartitionLog
+from aioproducer.testing.embedded.log_config import LogConfig
+from aioproducer.testing.embedded.validation import only_batch, validate
 from tests.oracle import OracleRecord, encode_batch, encode_records
 from tests.raw_client import NOW, batch_of
 

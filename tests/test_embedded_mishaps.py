@@ -10,8 +10,8 @@ import pytest
 from aioproducer.protocol.api import ApiKey, decode_response
 from aioproducer.protocol.messages import ProduceResponse
 from aioproducer.testing import EmbeddedCluster
-from aioproducer.testing.broker import BrokerState
-from aioproducer.testing.faults import FaultScript, ImpossibleFaultError
+from aioproducer.testing.embedded.broker import BrokerState
+from aioproducer.testing.embedded.faults import FaultScript, ImpossibleFaultError
 from tests.conftest import MS
 from tests.producing import until
 from tests.raw_client import TIMEOUT, RawClient, address, batch_of, produce_request

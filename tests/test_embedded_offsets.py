@@ -10,8 +10,9 @@ import pytest
 
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
-from aioproducer.testing import EmbeddedCluster, groups
-from aioproducer.testing.authorizer import Operation
+from aioproducer.testing import EmbeddedCluster
+from aioproducer.testing.embedded import groups
+from aioproducer.testing.embedded.authorizer import Operation
 from tests.conftest import MS
 from tests.offset_cells import CELLS
 from tests.raw_client import TIMEOUT, RawClient, address

@@ -9,7 +9,7 @@ import pytest
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.messages import FetchRequest, FetchResponse, MetadataRequest, ProduceResponse
 from aioproducer.testing import EmbeddedCluster
-from aioproducer.testing.quotas import Quota, Quotas, Rate, Timed
+from aioproducer.testing.embedded.quotas import Quota, Quotas, Rate, Timed
 from tests.conftest import MS
 from tests.raw_client import RawClient, address, batch_of, produce_request
 

@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from aioproducer.compression import Codec, compressor
 from aioproducer.protocol.api import ApiKey, VersionRange
+from aioproducer.protocol.compression import Codec, compressor
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.messages import (
     ApiVersionsRequest,
@@ -22,8 +22,8 @@ from aioproducer.protocol.messages import (
 )
 from aioproducer.protocol.schema import REQUESTS, Message
 from aioproducer.testing import ApacheKafka, EmbeddedCluster
-from aioproducer.testing.handlers import HANDLERS
-from aioproducer.testing.releases import _SERVED, EVENT_HUBS, RELEASES, _ceilings, release_named
+from aioproducer.testing.embedded.handlers import HANDLERS
+from aioproducer.testing.embedded.releases import _SERVED, EVENT_HUBS, RELEASES, _ceilings, release_named
 from tests.oracle import OracleRecord, encode_batch, encode_records
 from tests.raw_client import NOW, RawClient, address, batch_of, produce_request
 

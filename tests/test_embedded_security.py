@@ -14,7 +14,7 @@ from aiokafka.abc import AbstractTokenProvider
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.messages import MetadataRequest, SaslAuthenticateRequest, SaslHandshakeRequest
 from aioproducer.testing import EmbeddedCluster, Security
-from aioproducer.testing import security as security_module
+from aioproducer.testing.embedded import security as security_module
 from tests.certificates import authority_pem, chain_pem, client_certificate, key_pem, server_context, write
 from tests.conftest import MS
 from tests.raw_client import RawClient, address

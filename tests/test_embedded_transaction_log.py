@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from aioproducer.protocol.error_codes import ErrorCode
-from aioproducer.recordbatch import CONTROL, TRANSACTIONAL, check_crc, read_header, read_records
-from aioproducer.testing.batches import Marker, encode_batch, marker_batch, read_marker
-from aioproducer.testing.log import UNVERIFIED, AppendError, PartitionLog
-from aioproducer.testing.log_config import LogConfig
-from aioproducer.testing.transaction_index import AbortedTransaction, TransactionIndex
+from aioproducer.protocol.recordbatch import CONTROL, TRANSACTIONAL, check_crc, read_header, read_records
+from aioproducer.testing.embedded.batches import Marker, encode_batch, marker_batch, read_marker
+from aioproducer.testing.embedded.log import UNVERIFIED, AppendError, PartitionLog
+from aioproducer.testing.embedded.log_config import LogConfig
+from aioproducer.testing.embedded.transaction_index import AbortedTransaction, TransactionIndex
 from tests import oracle
 from tests.raw_client import NOW
 from tests.raw_transactions import Identity, txn_batch

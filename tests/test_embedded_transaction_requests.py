@@ -18,7 +18,7 @@ from aioproducer.protocol.messages import (
     ListOffsetsRequest,
 )
 from aioproducer.testing import EmbeddedCluster
-from aioproducer.testing.authorizer import Operation
+from aioproducer.testing.embedded.authorizer import Operation
 from tests.raw_client import TIMEOUT, RawClient, address, batch_of
 from tests.raw_transactions import Identity, refused, txn_batch
 from tests.transaction_stage import INVALID_STATE, OK, Stage

@@ -7,16 +7,16 @@ import struct
 import crc32c
 import pytest
 
-from aioproducer.compression import Codec, compressor
 from aioproducer.errors import ProtocolError
+from aioproducer.protocol.compression import Codec, compressor
 from aioproducer.protocol.error_codes import ErrorCode
-from aioproducer.recordbatch import ATTRIBUTES_AT, CRC_AT, check_crc, read_header, read_records
+from aioproducer.protocol.recordbatch import ATTRIBUTES_AT, CRC_AT, check_crc, read_header, read_records
 from aioproducer.testing import EmbeddedCluster
-from aioproducer.testing.decompression import decompress, decompress_as_broker
-from aioproducer.testing.log import AppendError
-from aioproducer.testing.log_config import HOUR_MS, LogConfig
-from aioproducer.testing.record_scan import scan_records
-from aioproducer.testing.validation import RequestError, ValidBatch, only_batch, validate
+from aioproducer.testing.embedded.decompression import decompress, decompress_as_broker
+from aioproducer.testing.embedded.log import AppendError
+from aioproducer.testing.embedded.log_config import HOUR_MS, LogConfig
+from aioproducer.testing.embedded.record_scan import scan_records
+from aioproducer.testing.embedded.validation import RequestError, ValidBatch, only_batch, validate
 from tests.conformance.crafted import batch_of_payload, crafted, record
 from tests.oracle import OracleRecord, encode_batch, encode_records
 from tests.raw_client import NOW, RawClient, address, batch_of, produce_request

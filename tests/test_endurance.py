@@ -15,7 +15,7 @@ import pytest
 
 from aioproducer import Producer
 from aioproducer.errors import KafkaError
-from aioproducer.testing.simulation import SimulatedLoop, simulate
+from aioproducer.testing.simulation.loop import SimulatedLoop, simulate
 from tests.resources import Sample, growth
 from tests.simulation import faults
 from tests.simulation.faults import SCRIPTED, SUDDEN, TOPIC, TRANSACTIONAL

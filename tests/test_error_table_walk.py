@@ -10,10 +10,10 @@ from functools import partial
 
 import pytest
 
-from aioproducer import outcomes
-from aioproducer.outcomes import Action, Condition, Failure, Moment, Row
+from aioproducer.protocol import outcomes
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode as Code
+from aioproducer.protocol.outcomes import Action, Condition, Failure, Moment, Row
 from aioproducer.types import Outcome
 from tests.error_table import connections, coordinators, failures, moments, produce
 from tests.error_table.stage import OTHER, Cell, cells, consulted

@@ -168,5 +168,5 @@ def test_package_is_typed():
     package = Path(aioproducer.__file__).parent
 
     assert (package / "py.typed").exists()
-    assert (package / "_record_path.pyi").exists()
-    assert (package / "_request_path.pyi").exists()
+    assert (package / "records" / "_record_path.pyi").exists()
+    assert (package / "protocol" / "_request_path.pyi").exists()

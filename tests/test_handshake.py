@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 import pytest
 
 from aioproducer.cluster import Cluster
-from aioproducer.connection import State
 from aioproducer.errors import (
     BrokerConnectionError,
     BrokerError,
@@ -16,6 +15,7 @@ from aioproducer.errors import (
     RequestTimedOutError,
     UnsupportedVersionError,
 )
+from aioproducer.network.connection import State
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.messages import ApiVersionsResponse, MetadataRequest

@@ -9,8 +9,8 @@ import pytest
 
 from aioproducer.cluster import Cluster
 from aioproducer.errors import KafkaError, ProtocolError
-from aioproducer.large_answer import LARGE
 from aioproducer.metrics import MOST_NODES, Metrics
+from aioproducer.network.large_answer import LARGE
 from aioproducer.protocol.api import decode_response, decoding_response, encode_response
 from aioproducer.protocol.codec import SLICE
 from aioproducer.protocol.frame import MAX_FRAME_BEFORE_AUTHENTICATION
@@ -231,7 +231,7 @@ async def test_a_large_answer_is_decoded_in_slices_and_a_damaged_one_closes_the_
         await sleep(seconds)
 
     stand_in = type("asyncio", (), {"sleep": staticmethod(counting)})
-    monkeypatch.setattr("aioproducer.large_answer.asyncio", stand_in)
+    monkeypatch.setattr("aioproducer.network.large_answer.asyncio", stand_in)
 
     async def serve(peer: Peer) -> None:
         await peer.handshake()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioproducer.idempotence import (
+from aioproducer.records.idempotence import (
     LAST_EPOCH,
     LAST_SEQUENCE,
     Idempotence,

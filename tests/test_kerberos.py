@@ -10,7 +10,7 @@ import pytest
 
 from aioproducer import Producer
 from aioproducer.errors import AuthenticationError, ConfigError
-from aioproducer.kerberos import Gssapi
+from aioproducer.security.kerberos import Gssapi
 from aioproducer.testing import EmbeddedCluster, Security
 from tests import docs_pages
 from tests.kdc import REALM, Kdc, running

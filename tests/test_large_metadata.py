@@ -10,11 +10,11 @@ from uuid import UUID
 
 import pytest
 
-from aioproducer.accumulator import Accumulator
-from aioproducer.packing import Packing
+from aioproducer.concurrency.wakeup import WakeUp
 from aioproducer.protocol.api import encode_response
 from aioproducer.protocol.messages import MetadataResponse
-from aioproducer.wakeup import WakeUp
+from aioproducer.records.accumulator import Accumulator
+from aioproducer.records.compressor import Packing
 from tests.scripted_broker import HOST, LONG, Net, Peer, ScriptedBroker, until
 
 Broker = MetadataResponse.MetadataResponseBroker

@@ -13,8 +13,8 @@ from multiprocessing.connection import Connection
 import pytest
 
 from aioproducer import Producer
-from aioproducer._record_path import LARGE_RECORD
 from aioproducer.errors import DeliveryError
+from aioproducer.records._record_path import LARGE_RECORD
 from aioproducer.testing import EmbeddedCluster
 from tests.conftest import MS
 from tests.producing import producing, quick_producer, results, until, values, within

@@ -1,4 +1,5 @@
-"""Imports go down the layers only, and asyncio stays in the modules that own tasks and sockets.
+"""Imports point one way between the rooms of the package, and down within each room; asyncio stays in the modules that
+own tasks and sockets.
 
 The imports are read, not made: with ast from Python files, line by line from Cython ones.
 """
@@ -15,76 +16,83 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "aioproducer"
 
-LAYERS: dict[str, int] = {
-    name: layer
-    for layer, names in {
-        10: "__init__",
-        9: "producer",
-        8: "sender transactional",
-        7: "answers coordinator",
-        6: "metadata producer_id coordinator_requests",
-        5: "accumulator packing brokers connection_race data_loss receipt refusals",
-        4: "configured batch connection linger target interceptors unretrieved",
-        3: "recordbatch transaction config serializers handshake dialer large_answer login authentication _record_path",
-        2: "settings protocol compression metrics partitioner cluster idempotence consumer_group outcomes "
-        "sasl tls pem token_providers kerberos wire addresses",
-        1: "errors types tasks wakeup daemon_threads _request_path",
-    }.items()
+FLOORS: dict[str, int] = {
+    name: floor
+    for floor, names in enumerate(
+        [
+            "types concurrency",
+            "errors",
+            "protocol partitioner",
+            "cluster metrics security settings",
+            "config sasl token_providers",
+            "configured network records",
+            "transactions",
+            "sending",
+            "producer",
+            "__init__",
+        ],
+        1,
+    )
     for name in names.split()
 }
-"""A module may import those of lower layers; the modules of a subpackage may import each other."""
+"""The floor of each room, and of each module at the top of the package: imports go to lower floors only."""
 
-# Of one layer, but they do not look back: a cluster is made from metadata answers, errors hold values,
-# settings name codecs and partitioners, providers give tokens.
-NEIGHBOURS = {
-    ("cluster", "protocol"),
-    ("errors", "types"),
-    ("outcomes", "protocol"),
-    ("consumer_group", "cluster"),
-    ("settings", "compression"),
-    ("accumulator", "packing"),
-    ("brokers", "connection_race"),
-    ("settings", "partitioner"),
-    ("tls", "pem"),
-    ("token_providers", "sasl"),
+STEPS: dict[str, int] = {
+    f"{room}.{name}": step
+    for room, steps in {
+        "records": [
+            "_record_path idempotence serializers unretrieved",
+            "batch interceptors linger partition_choice",
+            "compressor receipt",
+            "accumulator",
+        ],
+        "network": [
+            "handshake large_answer wire",
+            "dialer",
+            "connection",
+            "connection_race",
+            "brokers",
+            "metadata",
+        ],
+        "security": ["addresses kerberos pem sasl", "authentication tls token_providers", "login"],
+        "transactions": ["offsets state", "requests", "coordinator", "calls"],
+        "sending": ["data_loss producer_id refusals", "produce_results", "sender"],
+    }.items()
+    for step, names in enumerate(steps, 1)
+    for name in names.split()
 }
+"""Within a room imports go to lower steps only; in a room without steps any module may import any other."""
+
+ROOMS_WITH_STEPS = {name.partition(".")[0] for name in STEPS}
 
 ONLY_THE_PUBLIC_NAMES = {"blocking", "spark", "cli"}
 """Built on the package as users see it."""
 
-TESTING_MAY_IMPORT = {"errors", "types", "protocol", "compression", "cluster", "recordbatch", "testing"}
+TESTING_MAY_IMPORT = {"errors", "types", "protocol", "cluster", "testing"}
 DOUBLES = {"testing.recording"}
-"""The producer itself without what stands behind its buffer; the clusters, which judge the producer, know nothing of
-it."""
+"""The producer itself without what stands behind its buffer. The clusters judge the producer, so they do not use it."""
 
 MAY_IMPORT_ASYNCIO = {
-    "batch",
-    "unretrieved",
-    "accumulator",
-    "packing",
-    "receipt",
-    "connection",
-    "connection_race",
-    "large_answer",
-    "dialer",
-    "login",
-    "authentication",
-    "token_providers",
-    "wire",
-    "brokers",
-    "metadata",
-    "coordinator",
-    "coordinator_requests",
-    "transactional",
-    "producer_id",
-    "answers",
-    "sender",
-    "producer",
     "blocking",
+    "concurrency",
+    "network",
+    "producer",
+    "records._record_path",
+    "records.accumulator",
+    "records.batch",
+    "records.compressor",
+    "records.receipt",
+    "records.unretrieved",
+    "security.authentication",
+    "security.login",
+    "security.token_providers",
+    "sending.produce_results",
+    "sending.producer_id",
+    "sending.sender",
     "testing",
-    "_record_path",
-    "tasks",
-    "wakeup",
+    "transactions.calls",
+    "transactions.coordinator",
+    "transactions.requests",
 }
 FORBIDDEN_EVERYWHERE = {"aiokafka", "confluent_kafka", "kafka", "uvloop"}
 ONLY_IN_SPARK = {"pyspark", "py4j"}
@@ -98,6 +106,11 @@ class Import(NamedTuple):
     for_types: bool
 
 
+def height_of(module: str) -> tuple[int, int]:
+    """The floor of `aioproducer.<module>` and its step in its room, 0 for a room as a whole."""
+    return FLOORS[module.partition(".")[0]], STEPS.get(module, 0)
+
+
 def imports_of(source: str, *, is_cython: bool = False) -> Iterator[Import]:
     if is_cython:
         yield from _imports_of_cython(source)
@@ -109,9 +122,15 @@ def imports_of(source: str, *, is_cython: bool = False) -> Iterator[Import]:
         else:
             assert node.level == 0, f"line {node.lineno}: a relative import"
             for name in node.names:
-                # `from aioproducer import errors` imports the module, too.
-                full = f"{node.module}.{name.name}" if node.module == "aioproducer" else str(node.module)
-                yield Import(node.lineno, full, for_types)
+                yield Import(node.lineno, _module_named(str(node.module), name.name), for_types)
+
+
+def _module_named(source: str, name: str) -> str:
+    """The module that `from source import name` imports: `source`, or a module in that package."""
+    top, _, room = source.partition(".")
+    if top == "aioproducer" and (not room or f"{room}.{name}" in STEPS):
+        return f"{source}.{name}"
+    return source
 
 
 def _import_nodes(node: ast.AST, for_types: bool) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
@@ -131,17 +150,16 @@ def _imports_of_cython(source: str) -> Iterator[Import]:
     for number, line in enumerate(source.splitlines(), 1):
         found = re.match(r"\s*(?:from\s+([\w.]+)\s+c?import\s+\(?\s*(\w*)|c?import\s+([\w.]+))", line)
         if found:
-            module = found[1] or found[3]
-            yield Import(number, f"{module}.{found[2]}" if module == "aioproducer" else module, False)
+            module = _module_named(found[1], found[2]) if found[1] else found[3]
+            yield Import(number, module, False)
 
 
 def violations(module: str, source: str, *, is_cython: bool = False) -> list[str]:
     """What `source`, as the module `aioproducer.<module>`, imports and must not."""
-    own = module.split(".")[0]
     found = []
     for line, name, for_types in imports_of(source, is_cython=is_cython):
         top, _, rest = name.partition(".")
-        problem = _outside(own, top) if top != "aioproducer" else _inside(own, rest.split(".")[0], for_types)
+        problem = _outside(module, top) if top != "aioproducer" else _inside(module, rest, for_types)
         if module in DOUBLES and top == "aioproducer":
             problem = ""
         if problem:
@@ -150,34 +168,40 @@ def violations(module: str, source: str, *, is_cython: bool = False) -> list[str
 
 
 def _outside(own: str, top: str) -> str:
-    if top == "asyncio" and own not in MAY_IMPORT_ASYNCIO:
+    room = own.partition(".")[0]
+    if top == "asyncio" and not {own, room} & MAY_IMPORT_ASYNCIO:
         return "must not know tasks and loops, but imports"
-    if top in FORBIDDEN_EVERYWHERE and own != "testing":
+    if top in FORBIDDEN_EVERYWHERE and room != "testing":
         return "must not import"
-    if top in ONLY_IN_SPARK and own != "spark":
+    if top in ONLY_IN_SPARK and room != "spark":
         return "is not the Spark sink, but imports"
     return ""
 
 
 def _inside(own: str, other: str, for_types: bool) -> str:
-    if own == "testing":
-        return "" if other in TESTING_MAY_IMPORT else "must know the wire only, but imports"
-    if other == "testing":
+    room, other_room = own.partition(".")[0], other.partition(".")[0]
+    if room == "testing":
+        return "" if other_room in TESTING_MAY_IMPORT else "must know the wire only, but imports"
+    if other_room == "testing":
         return "must not depend on tests' tools, but imports"
-    if own in ONLY_THE_PUBLIC_NAMES:
+    if room in ONLY_THE_PUBLIC_NAMES:
         return ""
-    if other in ONLY_THE_PUBLIC_NAMES:
+    if other_room in ONLY_THE_PUBLIC_NAMES:
         return "must not know what is built on it, but imports"
-    if other == own or for_types or (own, other) in NEIGHBOURS:
+    if for_types or other == own or (room == other_room and room not in ROOMS_WITH_STEPS):
         return ""
-    if other not in LAYERS:
+    if other_room not in FLOORS:
         # A public name: `from aioproducer import Producer` inside the package goes through the very top.
         return "must import from the module itself, not"
-    return (
-        ""
-        if LAYERS[other] < LAYERS[own]
-        else f"is in layer {LAYERS[own]}, but imports layer {LAYERS[other]}:"
-    )
+    if room == other_room:
+        if other not in STEPS:
+            return "must import from the module itself, not"
+        if STEPS[other] < STEPS[own]:
+            return ""
+        return f"is on step {STEPS[own]} of its room, but imports step {STEPS[other]}:"
+    if FLOORS[other_room] < FLOORS[room]:
+        return ""
+    return f"is on floor {FLOORS[room]}, but imports floor {FLOORS[other_room]}:"
 
 
 def modules() -> dict[str, Path]:
@@ -201,12 +225,25 @@ def test_module_imports_what_its_layer_may(module):
 
 def test_every_module_has_a_layer():
     tops = {module.split(".")[0] for module in modules()}
+    in_rooms_with_steps = {
+        module
+        for module in modules()
+        if module.partition(".")[0] in ROOMS_WITH_STEPS and not module.endswith("__init__")
+    }
 
-    assert tops - set(LAYERS) - ONLY_THE_PUBLIC_NAMES - {"testing"} == set()
+    assert tops == set(FLOORS) | ({*ONLY_THE_PUBLIC_NAMES, "testing"} & tops)
+    assert in_rooms_with_steps == set(STEPS)
+
+
+def test_at_most_ten_modules_with_code_lie_at_the_top():
+    with_code = [path for path in PACKAGE.glob("*.py") if len(path.read_text().splitlines()) > 10]
+
+    assert 0 < len(with_code) <= 10
 
 
 def test_compiled_path_is_read_like_the_others():
-    names = {found.module for found in imports_of((PACKAGE / "_record_path.pyx").read_text(), is_cython=True)}
+    compiled = (PACKAGE / "records" / "_record_path.pyx").read_text()
+    names = {found.module for found in imports_of(compiled, is_cython=True)}
 
     assert {"aioproducer.errors", "aioproducer.types", "asyncio"} <= names
 
@@ -220,28 +257,33 @@ def test_compiled_path_is_read_like_the_others():
         ("cluster", "import asyncio", "must not know tasks"),
         ("cluster", "from asyncio import Event", "must not know tasks"),
         ("protocol.frame", "def late():\n    import asyncio.streams", "must not know tasks"),
+        ("transactions.state", "import asyncio", "must not know tasks"),
         (
             "config",
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import asyncio",
             "must not know tasks",
         ),
-        ("errors", "from aioproducer.sender import Sender", "layer 1, but imports layer 8"),
-        ("errors", "import aioproducer.sender", "layer 1, but imports layer 8"),
-        ("errors", "from aioproducer import sender", "layer 1, but imports layer 8"),
+        ("errors", "from aioproducer.sending.sender import Sender", "floor 2, but imports floor 8"),
+        ("errors", "import aioproducer.sending.sender", "floor 2, but imports floor 8"),
+        ("errors", "from aioproducer import sending", "floor 2, but imports floor 8"),
+        ("errors", "from aioproducer.sending import sender", "floor 2, but imports floor 8"),
+        ("network.wire", "from aioproducer.records.batch import x", "floor 6, but imports floor 6"),
         (
-            "batch",
-            "try:\n    from aioproducer.accumulator import x\nexcept ImportError:\n    pass",
-            "layer 5",
+            "records.batch",
+            "try:\n    from aioproducer.records.accumulator import x\nexcept ImportError:\n    pass",
+            "step 2 of its room, but imports step 4",
         ),
-        ("batch", "from aioproducer.connection import Connection", "layer 4, but imports layer 4"),
-        ("sender", "from aioproducer import Producer", "from the module itself"),
-        ("sender", "from aioproducer.testing import EmbeddedCluster", "tests' tools"),
-        ("sender", "if TYPE_CHECKING:\n    from aioproducer.testing import x", "tests' tools"),
+        ("records.batch", "from aioproducer.records import accumulator", "step 2"),
+        ("records.batch", "from aioproducer.records.linger import x", "imports step 2"),
+        ("records.batch", "from aioproducer.records import Batch", "from the module itself"),
+        ("sending.sender", "from aioproducer import Producer", "from the module itself"),
+        ("sending.sender", "from aioproducer.testing import EmbeddedCluster", "tests' tools"),
+        ("sending.sender", "if TYPE_CHECKING:\n    from aioproducer.testing import x", "tests' tools"),
         ("producer", "from aioproducer.blocking import Producer", "built on it"),
         ("producer", "import aiokafka", "must not import"),
         ("producer", "import pyspark.sql", "not the Spark sink"),
-        ("testing.broker", "from aioproducer.accumulator import Accumulator", "the wire only"),
-        ("testing.broker", "from aioproducer import Producer", "the wire only"),
+        ("testing.embedded.broker", "from aioproducer.records.accumulator import x", "the wire only"),
+        ("testing.embedded.broker", "from aioproducer import Producer", "the wire only"),
     ],
 )
 def test_planted_violation_is_caught(module, source, problem):
@@ -255,14 +297,15 @@ def test_planted_violation_is_caught(module, source, problem):
 @pytest.mark.parametrize(
     ("source", "problem"),
     [
-        ("from aioproducer.batch import ProducerBatch", "layer 3, but imports layer 4"),
-        ("cdef x():\n    from aioproducer.producer import Producer", "layer 9"),
-        ("from aioproducer cimport producer", "layer 9"),
+        ("from aioproducer.records.batch import ProducerBatch", "step 1 of its room, but imports step 2"),
+        ("from aioproducer.records cimport batch", "step 1 of its room, but imports step 2"),
+        ("cdef x():\n    from aioproducer.producer import Producer", "floor 9"),
+        ("from aioproducer cimport producer", "floor 9"),
         ("import aioproducer.testing", "tests' tools"),
     ],
 )
 def test_planted_violation_in_cython_is_caught(source, problem):
-    [found] = violations("_record_path", source, is_cython=True)
+    [found] = violations("records._record_path", source, is_cython=True)
 
     assert problem in found
 
@@ -271,16 +314,16 @@ def test_planted_violation_in_cython_is_caught(source, problem):
     ("module", "source"),
     [
         (
-            "sender",
-            "import asyncio\nfrom aioproducer.accumulator import Accumulator\nfrom aioproducer import errors",
+            "sending.sender",
+            "import asyncio\nfrom aioproducer.records.accumulator import x\nfrom aioproducer import errors",
         ),
-        ("batch", "if TYPE_CHECKING:\n    from aioproducer.accumulator import Accumulator"),
+        ("records.batch", "if TYPE_CHECKING:\n    from aioproducer.records.accumulator import Accumulator"),
         ("protocol.api", "from aioproducer.protocol.frame import PREFIX_SIZE"),
         (
-            "testing.broker",
-            "import asyncio\nfrom aioproducer.protocol import api\nimport aioproducer.testing.log",
+            "testing.embedded.broker",
+            "import asyncio\nfrom aioproducer.protocol import api\nimport aioproducer.testing.embedded.log",
         ),
-        ("testing.apache", "import confluent_kafka"),
+        ("testing.apache.kafka", "import confluent_kafka"),
         ("testing.recording", "from aioproducer.producer import Producer"),
         ("blocking", "import asyncio\nfrom aioproducer import Producer"),
         ("spark.sink", "import pyspark\nfrom aioproducer.blocking import Producer"),
@@ -293,4 +336,4 @@ def test_what_is_allowed_is_let_through(module, source):
 
 def test_relative_import_is_refused():
     with pytest.raises(AssertionError, match="line 2: a relative import"):
-        violations("sender", "import asyncio\nfrom . import batch")
+        violations("sending.sender", "import asyncio\nfrom . import batch")

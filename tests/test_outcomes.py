@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from aioproducer import errors
-from aioproducer.outcomes import (
+from aioproducer.protocol.api import ApiKey
+from aioproducer.protocol.error_codes import ErrorCode
+from aioproducer.protocol.outcomes import (
     TABLE,
     TOPIC_ERRORS,
     UNKNOWN_CODES,
@@ -24,8 +26,6 @@ from aioproducer.outcomes import (
     failure_of,
     reinit_error,
 )
-from aioproducer.protocol.api import ApiKey
-from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.types import Outcome
 from tests.error_table.decisions import compiled_decisions, decisions
 
@@ -634,13 +634,19 @@ def test_who_is_shut_out_by_another_producer_is_called_fenced(code):
 # ------------------------------------------------------------------------------------------- nobody else decides
 
 DECIDE_THEMSELVES = {
-    ("answers.py", "Answers._partition_answered"): "a success needs no look at what holds of the batch",
-    ("refusals.py", "refusal_of"): "the text of an answer whose success was refused",
-    ("answers.py", "Answers._is_repetition"): "a condition that the table asks for",
+    (
+        "sending/produce_results.py",
+        "Answers._partition_answered",
+    ): "a success needs no look at what holds of the batch",
+    ("sending/refusals.py", "refusal_of"): "the text of an answer whose success was refused",
+    ("sending/produce_results.py", "Answers._is_repetition"): "a condition that the table asks for",
     ("cluster.py", "Cluster.topic"): "whether a snapshot has the topic",
     ("cluster.py", "_merging_topic"): "whether an answer has partitions of the topic",
-    ("coordinator.py", "_worst_of_fetched"): "an error of the group comes before those of its partitions",
-    ("metadata.py", "Metadata._too_late"): "whether a snapshot has the topic",
+    (
+        "transactions/coordinator.py",
+        "_worst_of_fetched",
+    ): "an error of the group comes before those of its partitions",
+    ("network/metadata.py", "Metadata._too_late"): "whether a snapshot has the topic",
     ("protocol/api.py", "_begun"): "the shape of a refused ApiVersions answer (KIP-511)",
 }
 """Functions that look at a code, and why none of them decides what an error means."""

@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import pytest
 
-from aioproducer import packing
-from aioproducer.batch import ProducerBatch
-from aioproducer.compression import LEVELS, Codec, bytes_per_millisecond
-from aioproducer.packing import processor_count
+from aioproducer.protocol.compression import LEVELS, Codec, bytes_per_millisecond
+from aioproducer.records import compressor
+from aioproducer.records.batch import ProducerBatch
+from aioproducer.records.compressor import processor_count
 from tests.accumulator_bench import Bench, HeldExecutor, turns
 from tests.producing import producing, values, within
 
@@ -143,7 +143,7 @@ async def test_without_threads_the_loop_compresses_what_waits(monkeypatch, caplo
 
 
 async def test_a_loop_of_sends_gives_way_when_its_turn_has_compressed_a_millisecond_s_worth(monkeypatch):
-    monkeypatch.setattr(packing, "processor_count", lambda: 2)
+    monkeypatch.setattr(compressor, "processor_count", lambda: 2)
     settings = {"compression_type": "zstd", "batch_size": BATCH, "linger_ms": 60_000}
     async with producing(topics={"t": 1}, **settings, delivery_timeout_ms=120_000) as (cluster, producer):
         await producer.send_and_wait("t", b"first")

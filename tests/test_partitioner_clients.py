@@ -15,8 +15,8 @@ from aiokafka.partitioner import DefaultPartitioner as AiokafkaPartitioner
 
 from aioproducer.partitioner import Hashed, RoundRobin, murmur2_partition
 from aioproducer.testing import EmbeddedCluster
-from aioproducer.testing.apache_jars import class_path, java_executable
-from aioproducer.testing.apache_process import ChildProcesses
+from aioproducer.testing.apache.jars import class_path, java_executable
+from aioproducer.testing.apache.process import ChildProcesses
 from tests.conftest import MS
 from tests.producing import quick_producer, results, within
 

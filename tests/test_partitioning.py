@@ -10,11 +10,11 @@ from collections import Counter
 import pytest
 
 from aioproducer import ConfigError, Outcome
-from aioproducer._record_path import murmur2 as compiled_murmur2
 from aioproducer.errors import DeliveryTimeoutError, InvalidRecordError
 from aioproducer.partitioner import murmur2, murmur2_partition
 from aioproducer.protocol.api import ApiKey
-from aioproducer.target import shown
+from aioproducer.records._record_path import murmur2 as compiled_murmur2
+from aioproducer.records.partition_choice import shown
 from tests.conftest import MS
 from tests.producing import (
     numbers,

@@ -15,8 +15,9 @@ from conftest import MS
 
 import aioproducer.testing.plugin as plugin_module
 from aioproducer import Producer
-from aioproducer.testing import EmbeddedCluster, apache
-from aioproducer.testing.apache_jars import ApacheKafkaMissingError
+from aioproducer.testing import EmbeddedCluster
+from aioproducer.testing.apache import kafka
+from aioproducer.testing.apache.jars import ApacheKafkaMissingError
 from tests.apache_clusters import running
 from tests.apache_processes import command_lines
 
@@ -249,12 +250,12 @@ def test_cluster_is_gone_after_its_test_also_if_that_failed(project):
 # ------------------------------------------------------------------------------------------------- apache_kafka
 
 MISSING = """
-    from aioproducer.testing import apache
+    from aioproducer.testing.apache import kafka
 
     def java_executable():
-        raise apache.ApacheKafkaMissingError("no Java here: pip install 'aioproducer[kafka]'")
+        raise kafka.ApacheKafkaMissingError("no Java here: pip install 'aioproducer[kafka]'")
 
-    apache.java_executable = java_executable
+    kafka.java_executable = java_executable
 """
 
 
@@ -284,11 +285,11 @@ def test_ci_is_what_the_services_set(monkeypatch, value, expected):
 @pytest.mark.parametrize(("ci", "outcome"), [("true", ApacheKafkaMissingError), ("", pytest.skip.Exception)])
 def test_this_projects_own_clusters_are_skipped_except_in_ci_too(monkeypatch, ci, outcome):
     monkeypatch.setenv("CI", ci)
-    monkeypatch.setattr(apache, "java_executable", missing_java)
+    monkeypatch.setattr(kafka, "java_executable", missing_java)
 
     # Both are caught: an unexpected skip would skip this test.
     with pytest.raises((ApacheKafkaMissingError, pytest.skip.Exception), match="no Java here") as ended:
-        with running(apache.ApacheKafka()):
+        with running(kafka.ApacheKafka()):
             pass
 
     assert ended.type is outcome
@@ -321,7 +322,7 @@ def test_tests_on_a_real_broker_have_the_marker_by_themselves(project):
 def test_settings_of_the_real_broker_can_be_overridden_and_its_logs_are_kept_after_a_failure(project):
     tests = """
         import pytest
-        from aioproducer.testing import apache
+        from aioproducer.testing.apache import kafka
 
         class Kafka:
             directory = "where-they-are"
@@ -329,7 +330,7 @@ def test_settings_of_the_real_broker_can_be_overridden_and_its_logs_are_kept_aft
             async def start(self): pass
             async def stop(self, *, keep_logs): print("stopped, keep_logs", keep_logs)
 
-        apache.ApacheKafka = Kafka
+        kafka.ApacheKafka = Kafka
 
         @pytest.fixture(scope="session")
         def apache_kafka_settings(apache_kafka_settings):

@@ -7,13 +7,13 @@ from random import Random
 
 import pytest
 
-from aioproducer import producer_id
 from aioproducer.errors import BrokerConnectionError, BrokerError, ProtocolError, UnsupportedVersionError
-from aioproducer.idempotence import Idempotence, ProducerIdentity
 from aioproducer.metrics import Metrics
-from aioproducer.producer_id import ProducerIdSource
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.messages import InitProducerIdRequest, InitProducerIdResponse
+from aioproducer.records.idempotence import Idempotence, ProducerIdentity
+from aioproducer.sending import producer_id
+from aioproducer.sending.producer_id import ProducerIdSource
 from tests.conftest import MS
 from tests.scripted_broker import make_config
 

@@ -23,13 +23,14 @@ import pytest
 from aiokafka import AIOKafkaProducer
 
 import flights_demo
-from aioproducer import Producer, brokers, producer
-from aioproducer.batch import BatchState
-from aioproducer.connection import State as ConnectionState
+from aioproducer import Producer, producer
+from aioproducer.network import brokers
+from aioproducer.network.connection import State as ConnectionState
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.api_keys import CLIENT_VERSIONS
+from aioproducer.records.batch import BatchState
 from aioproducer.settings.table import SETTINGS
-from aioproducer.testing.releases import RELEASES, release_named
+from aioproducer.testing.embedded.releases import RELEASES, release_named
 from flights import clusters
 from flights.interrupt import Interrupt
 from tests import conftest, kdc
@@ -57,8 +58,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 def test_pyproject_alone_declares_the_package():
     assert PROJECT["build-system"]["build-backend"] == "setuptools.build_meta"
     assert [module["name"] for module in PROJECT["tool"]["setuptools"]["ext-modules"]] == [
-        "aioproducer._record_path",
-        "aioproducer._request_path",
+        "aioproducer.records._record_path",
+        "aioproducer.protocol._request_path",
     ]
     assert PROJECT["project"]["requires-python"] == ">=3.11"
     assert PROJECT["project"]["license"] == "Apache-2.0"
@@ -68,7 +69,7 @@ def test_pyproject_alone_declares_the_package():
 
 
 def test_types_and_stubs_go_into_the_wheel():
-    data = PROJECT["tool"]["setuptools"]["package-data"]["aioproducer"]
+    data = PROJECT["tool"]["setuptools"]["package-data"]["*"]
     packages = PROJECT["tool"]["setuptools"]["packages"]
 
     assert {"py.typed", "*.pyi"} <= set(data)
@@ -83,8 +84,11 @@ def test_requirements_have_a_lower_and_an_upper_bound():
 
 
 def test_a_plain_install_brings_all_that_the_package_imports_and_no_loop():
+    built_on_it = {"blocking", "spark", "testing"}
     sources = [
-        path for folder in ("", "protocol/", "settings/") for path in ROOT.glob(f"aioproducer/{folder}*.py")
+        path
+        for path in (ROOT / "aioproducer").rglob("*.py")
+        if path.relative_to(ROOT / "aioproducer").parts[0] not in built_on_it
     ]
     at_import = {name for path in sources for name in imports_of(ast.parse(path.read_text()).body)}
     when_asked = {name for path in sources for name in imports_of(ast.walk(ast.parse(path.read_text())))}
@@ -100,12 +104,15 @@ def test_a_plain_install_brings_all_that_the_package_imports_and_no_loop():
 
 def test_each_extra_has_what_the_clusters_import_besides():
     extras = {name: required(texts) for name, texts in PROJECT["project"]["optional-dependencies"].items()}
-    parsed = {path.name: ast.parse(path.read_text()) for path in ROOT.glob("aioproducer/testing/*.py")}
+    testing = ROOT / "aioproducer" / "testing"
+    parsed = {
+        path.relative_to(testing).as_posix(): ast.parse(path.read_text()) for path in testing.rglob("*.py")
+    }
 
     assert besides({name: tree.body for name, tree in parsed.items()}) == {"plugin.py": {"pytest"}}
     assert besides({name: ast.walk(tree) for name, tree in parsed.items()}) == {
-        "apache_jars.py": extras["kafka"],
-        "security.py": extras["gssapi"],
+        "apache/jars.py": extras["kafka"],
+        "embedded/security.py": extras["gssapi"],
         "plugin.py": {"pytest", "pytest-asyncio"},  # is loaded by the one and does without the other
     }
 
@@ -563,7 +570,7 @@ def test_each_stop_of_the_records_way_is_in_the_code():
     design = (ROOT / "DESIGN.md").read_text().split("## 2. ")[1].split("### ")[0]
     stops = re.findall(r"^\| \d+ \| ([^|]+) \|", design, re.MULTILINE)
     source = "\n".join(
-        path.read_text() for path in (ROOT / "aioproducer").iterdir() if path.suffix in (".py", ".pyx")
+        path.read_text() for path in (ROOT / "aioproducer").rglob("*") if path.suffix in (".py", ".pyx")
     )
     defined = set(
         re.findall(r"^\s*(?:async )?(?:def|cdef|cpdef|class)\b[^(:\n]*?(\w+)\s*[(:]", source, re.MULTILINE)

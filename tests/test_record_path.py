@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aioproducer import partitioner
-from aioproducer._record_path import HEADER_SIZE, BufferMemory, Delivery, Rows, murmur2
 from aioproducer.errors import (
     DeliveryError,
     InvalidRecordError,
@@ -26,8 +25,9 @@ from aioproducer.errors import (
     RecordTooLargeError,
     WrongLoopError,
 )
-from aioproducer.idempotence import ProducerIdentity
-from aioproducer.recordbatch import read_header, read_records
+from aioproducer.protocol.recordbatch import read_header, read_records
+from aioproducer.records._record_path import HEADER_SIZE, BufferMemory, Delivery, Rows, murmur2
+from aioproducer.records.idempotence import ProducerIdentity
 from aioproducer.types import Outcome, TopicPartition
 from tests.compiled_path import NOW, NoLoop, OpensBatches, Path, bound, new_batch, sealed
 from tests.oracle import OracleRecord, encode_batch
@@ -540,7 +540,7 @@ def test_producer_is_refused_in_a_forked_child():
     # In a process of its own, which has no threads.
     script = """
 import asyncio, os
-from aioproducer._record_path import BufferMemory, RecordPath
+from aioproducer.records._record_path import BufferMemory, RecordPath
 from aioproducer.errors import ForkedError
 
 class Nothing:

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aioproducer._record_path import HEADER_SIZE, Delivery
-from aioproducer.batch import BatchBuilder, ProducerBatch
 from aioproducer.errors import DeliveryError
-from aioproducer.idempotence import ProducerIdentity
+from aioproducer.records._record_path import HEADER_SIZE, Delivery
+from aioproducer.records.batch import BatchBuilder, ProducerBatch
+from aioproducer.records.idempotence import ProducerIdentity
 from tests.compiled_path import NoLoop, OpensBatches, bound, new_batch, sealed
 from tests.oracle import OracleRecord, encode_batch, encode_record
 

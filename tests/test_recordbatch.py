@@ -7,10 +7,10 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder as Aiokafk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aioproducer import recordbatch
-from aioproducer.compression import Codec, compressor
 from aioproducer.errors import ProtocolError
-from aioproducer.recordbatch import (
+from aioproducer.protocol import recordbatch
+from aioproducer.protocol.compression import Codec, compressor
+from aioproducer.protocol.recordbatch import (
     HEADER_SIZE,
     BatchHeader,
     Record,
@@ -19,7 +19,7 @@ from aioproducer.recordbatch import (
     read_records,
     split_batches,
 )
-from aioproducer.testing.decompression import decompress
+from aioproducer.testing.embedded.decompression import decompress
 from tests import oracle
 from tests.oracle import OracleRecord, encode_batch, encode_record, encode_records, varint
 

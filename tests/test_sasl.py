@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aioproducer import kerberos, sasl
 from aioproducer.errors import AuthenticationError
-from aioproducer.kerberos import Gssapi
-from aioproducer.sasl import OAuthBearer, OAuthToken, Plain, Scram
+from aioproducer.security import kerberos, sasl
+from aioproducer.security.kerberos import Gssapi
+from aioproducer.security.sasl import OAuthBearer, OAuthToken, Plain, Scram
 from aioproducer.settings.table import MECHANISMS
 from aioproducer.types import Secret
 

@@ -18,7 +18,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from aioproducer import Producer
-from aioproducer import login as login_module
 from aioproducer.errors import (
     AuthenticationError,
     BootstrapError,
@@ -30,7 +29,6 @@ from aioproducer.errors import (
     TlsError,
     UnsupportedSaslMechanismError,
 )
-from aioproducer.login import Login
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.messages import (
@@ -39,7 +37,9 @@ from aioproducer.protocol.messages import (
     SaslAuthenticateResponse,
     SaslHandshakeResponse,
 )
-from aioproducer.sasl import OAuthToken
+from aioproducer.security import login as login_module
+from aioproducer.security.login import Login
+from aioproducer.security.sasl import OAuthToken
 from aioproducer.testing import EmbeddedCluster, Operation, Security
 from aioproducer.types import Secret
 from tests.certificates import authority_pem, chain_pem, client_certificate, key_pem, server_context, write

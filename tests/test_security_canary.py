@@ -22,7 +22,7 @@ from urllib.parse import quote
 import pytest
 
 import aioproducer
-from aioproducer import Producer, authentication, sasl
+from aioproducer import Producer
 from aioproducer.errors import (
     AuthenticationError,
     BootstrapError,
@@ -33,10 +33,11 @@ from aioproducer.errors import (
 )
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
-from aioproducer.sasl import OAuthToken
+from aioproducer.security import authentication, sasl
+from aioproducer.security.sasl import OAuthToken
+from aioproducer.security.token_providers import MskIamTokenProvider, OidcTokenProvider
 from aioproducer.testing import EmbeddedCluster, Security
-from aioproducer.testing import security as broker_security
-from aioproducer.token_providers import MskIamTokenProvider, OidcTokenProvider
+from aioproducer.testing.embedded import security as broker_security
 from aioproducer.types import Secret
 from tests.certificates import authority_pem, chain_pem, client_certificate, key_pem, server_context, write
 from tests.conftest import MS

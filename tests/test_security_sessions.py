@@ -10,12 +10,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from aioproducer import Producer, authentication, sasl
-from aioproducer.authentication import Authentication
+from aioproducer import Producer
 from aioproducer.config import ProducerConfig
-from aioproducer.connection import Connection, State
 from aioproducer.errors import AuthenticationError, BrokerConnectionError
-from aioproducer.login import Login
+from aioproducer.network.connection import Connection, State
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.messages import (
@@ -24,10 +22,13 @@ from aioproducer.protocol.messages import (
     SaslAuthenticateResponse,
     SaslHandshakeResponse,
 )
-from aioproducer.sasl import OAuthToken
+from aioproducer.security import authentication, sasl
+from aioproducer.security.authentication import Authentication
+from aioproducer.security.login import Login
+from aioproducer.security.sasl import OAuthToken
 from aioproducer.testing import EmbeddedCluster, Security
-from aioproducer.testing import security as broker_security
-from aioproducer.testing.simulation import simulate
+from aioproducer.testing.embedded import security as broker_security
+from aioproducer.testing.simulation.loop import simulate
 from tests.certificates import authority_pem, server_context
 from tests.conftest import MS
 from tests.producing import QUICK

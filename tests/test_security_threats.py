@@ -19,7 +19,7 @@ import pytest
 import zstandard
 from isal import isal_zlib
 
-from aioproducer import Producer, handshake
+from aioproducer import Producer
 from aioproducer.errors import (
     AuthenticationError,
     BrokerConnectionError,
@@ -32,7 +32,7 @@ from aioproducer.errors import (
     TlsError,
     UnsupportedSaslMechanismError,
 )
-from aioproducer.login import Login
+from aioproducer.network import handshake
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.messages import (
@@ -41,10 +41,11 @@ from aioproducer.protocol.messages import (
     SaslAuthenticateResponse,
     SaslHandshakeResponse,
 )
+from aioproducer.security.login import Login
+from aioproducer.security.tls import make_context
 from aioproducer.settings.keys import KEYS
 from aioproducer.settings.table import SETTINGS
 from aioproducer.testing import EmbeddedCluster, Security
-from aioproducer.tls import make_context
 from tests.certificates import server_context
 from tests.conftest import MS
 from tests.producing import QUICK

@@ -24,7 +24,6 @@ from aioproducer import (
     TopicPartition,
     TransactionAbortedError,
 )
-from aioproducer._record_path import ALL_APPENDED, NO_ROOM, OTHERS_TURN, Rows, murmur2
 from aioproducer.errors import (
     BufferTimeoutError,
     DeliveryTimeoutError,
@@ -33,6 +32,7 @@ from aioproducer.errors import (
     UnknownPartitionError,
 )
 from aioproducer.protocol.error_codes import ErrorCode
+from aioproducer.records._record_path import ALL_APPENDED, NO_ROOM, OTHERS_TURN, Rows, murmur2
 from aioproducer.testing import EmbeddedCluster, RecordingProducer
 from tests.compiled_path import NOW, NoLoop, OpensBatches, bound, sealed
 from tests.conftest import MS

@@ -10,10 +10,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from aioproducer import DeliveryError, Outcome, unretrieved
+from aioproducer import DeliveryError, Outcome
 from aioproducer.errors import BufferTimeoutError, MetadataTimeoutError
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
+from aioproducer.records import unretrieved
 from tests.conftest import MS
 from tests.producing import (
     FOUR_RECORDS_FILL_IT,

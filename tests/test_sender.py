@@ -8,12 +8,14 @@ from itertools import pairwise
 
 import pytest
 
-from aioproducer import DeliveryError, Outcome, connection, sender
+from aioproducer import DeliveryError, Outcome
 from aioproducer.errors import (
     BrokerConnectionError,
 )
-from aioproducer.idempotence import LAST_EPOCH, LAST_SEQUENCE, ProducerIdentity
+from aioproducer.network import connection
 from aioproducer.protocol.error_codes import ErrorCode
+from aioproducer.records.idempotence import LAST_EPOCH, LAST_SEQUENCE, ProducerIdentity
+from aioproducer.sending import sender
 from aioproducer.testing import EmbeddedCluster
 from tests.conftest import MS
 from tests.producing import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from aioproducer import DeliveryError, Outcome
-from aioproducer.idempotence import Idempotence, ProducerIdentity
 from aioproducer.protocol.error_codes import ErrorCode
+from aioproducer.records.idempotence import Idempotence, ProducerIdentity
 from tests.producing import (
     INIT_PRODUCER_ID,
     ONE_BATCH_PER_RECORD,

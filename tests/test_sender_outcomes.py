@@ -16,7 +16,7 @@ from aioproducer.errors import (
 )
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.messages import ProduceResponse
-from aioproducer.testing.handlers import HANDLERS
+from aioproducer.testing.embedded.handlers import HANDLERS
 from tests.conftest import MS
 from tests.error_table.produce import damage_the_next_batch
 from tests.producing import (

@@ -8,8 +8,8 @@ import dataclasses
 import pytest
 
 from aioproducer import DeliveryError, DeliveryTimeoutError, Outcome
-from aioproducer.idempotence import LAST_EPOCH
 from aioproducer.protocol.error_codes import ErrorCode
+from aioproducer.records.idempotence import LAST_EPOCH
 from tests.producing import (
     INIT_PRODUCER_ID,
     ONE_BATCH_PER_RECORD,

@@ -17,8 +17,8 @@ import pytest
 from aioproducer import ConfigError, Producer, ProducerConfig
 from aioproducer.settings.keys import KEYS, Fate
 from aioproducer.settings.names import key_named
-from aioproducer.testing.apache_jars import DEFAULT_VERSION, class_path
-from aioproducer.testing.apache_process import ChildProcesses
+from aioproducer.testing.apache.jars import DEFAULT_VERSION, class_path
+from aioproducer.testing.apache.process import ChildProcesses
 
 # ProducerConfig.configDef().configKeys() of kafka-clients 4.3.1.
 JAVA = """

@@ -16,9 +16,9 @@ import pytest
 
 import aioproducer
 from aioproducer import ConfigError, Producer, TransactionHandle, blocking
-from aioproducer.sasl import OAuthToken
+from aioproducer.security.sasl import OAuthToken
+from aioproducer.security.token_providers import OidcTokenProvider
 from aioproducer.settings.table import SETTINGS
-from aioproducer.token_providers import OidcTokenProvider
 from aioproducer.types import Secret
 
 CANARY = "-".join(["hunter2", "canary"])  # so that this file's own lines in a traceback don't hold it

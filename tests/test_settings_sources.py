@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from aioproducer import ConfigError, Producer
-from aioproducer.compression import Codec
+from aioproducer.protocol.compression import Codec
 from aioproducer.settings.java import SERIALIZERS
 from aioproducer.settings.keys import KEYS
 from aioproducer.settings.table import SETTINGS

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from aioproducer.testing.simulated_network import SimulatedNetwork
-from aioproducer.testing.simulation import BEGIN, SimulatedLoop, SimulationStalled, simulate
+from aioproducer.testing.simulation.loop import BEGIN, SimulatedLoop, SimulationStalled, simulate
+from aioproducer.testing.simulation.network import SimulatedNetwork
 
 
 async def echo(reader, writer):

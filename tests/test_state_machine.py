@@ -31,7 +31,7 @@ from aioproducer.errors import (
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.testing import EmbeddedCluster
-from aioproducer.testing.simulation import SimulatedLoop
+from aioproducer.testing.simulation.loop import SimulatedLoop
 from tests.simulation.planted import BUGS
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ import warnings
 
 import pytest
 
-from aioproducer.tasks import new_task
+from aioproducer.concurrency.tasks import new_task
 from tests.producing import producing, results, values, within
 
 

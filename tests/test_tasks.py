@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from aioproducer.tasks import Threads
+from aioproducer.concurrency.tasks import Threads
 from tests.conftest import MS
 from tests.scripted_broker import LONG, until
 
@@ -108,7 +108,7 @@ async def test_a_loop_that_is_closed_while_a_call_hangs_is_no_error(hanging, cap
 
 HANGS_FOR_EVER = """
 import asyncio, threading
-from aioproducer.tasks import Threads
+from aioproducer.concurrency.tasks import Threads
 
 async def main():
     try:

@@ -17,7 +17,7 @@ from docs_runner import Docs
 
 from aioproducer import blocking
 from aioproducer.errors import DeliveryError
-from aioproducer.recordbatch import HEADER_SIZE
+from aioproducer.protocol.recordbatch import HEADER_SIZE
 from tests.accumulator_bench import Bench
 from tests.compiled_path import new_batch, sealed
 from tests.oracle import OracleRecord, encode_records
@@ -54,7 +54,8 @@ def docs() -> Iterator[Docs]:
 
 def test_nothing_that_the_package_imports_turns_the_gil_on():
     imports = (
-        "import aioproducer.producer, aioproducer.compression, aioproducer.blocking, aioproducer.tls, sys; "
+        "import aioproducer.producer, aioproducer.protocol.compression; "
+        "import aioproducer.blocking, aioproducer.security.tls, sys; "
     )
 
     done = subprocess.run(

@@ -14,9 +14,9 @@ import trustme
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 
-from aioproducer import tls
 from aioproducer.errors import ConfigError, TlsError
-from aioproducer.tls import TlsContext, certificate_name, handshake_error, make_context
+from aioproducer.security import tls
+from aioproducer.security.tls import TlsContext, certificate_name, handshake_error, make_context
 from tests.certificates import (
     authority,
     authority_pem,

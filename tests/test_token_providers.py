@@ -21,8 +21,8 @@ import pytest
 
 from aioproducer import Producer
 from aioproducer.errors import AuthenticationError, ConfigError
+from aioproducer.security.token_providers import MAX_ANSWER, MskIamTokenProvider, OidcTokenProvider
 from aioproducer.testing import EmbeddedCluster, Security
-from aioproducer.token_providers import MAX_ANSWER, MskIamTokenProvider, OidcTokenProvider
 from aioproducer.types import Secret
 from tests.certificates import authority_pem, server_context
 from tests.conftest import MS

@@ -16,7 +16,7 @@ from aioproducer.errors import (
     ProducerFencedError,
     TransactionAbortableError,
 )
-from aioproducer.transaction import (
+from aioproducer.transactions.state import (
     TRANSITIONS,
     WAYS_OUT,
     Transaction,

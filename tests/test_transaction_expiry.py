@@ -11,7 +11,7 @@ from aioproducer import ProducerFencedError, TopicPartition, TransactionAbortabl
 from aioproducer.errors import TransactionAbortedError, TransactionTimeoutError
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
-from aioproducer.transaction import TransactionState
+from aioproducer.transactions.state import TransactionState
 from tests.conftest import MS
 from tests.producing import PRODUCE, error_of, until, within
 from tests.test_transactions import committed, state_of, transactional

@@ -10,7 +10,7 @@ from aioproducer import Producer, TopicPartition, TransactionAbortableError
 from aioproducer.errors import IllegalStateError, TransactionReinitError
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
-from aioproducer.transaction import TransactionState
+from aioproducer.transactions.state import TransactionState
 from tests.conftest import MS
 from tests.producing import PRODUCE, QUICK, error_of, offsets, within
 from tests.test_transactions import committed, state_of, transactional

@@ -21,7 +21,7 @@ from aioproducer.errors import (
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.messages import EndTxnRequest
-from aioproducer.transaction import TransactionState
+from aioproducer.transactions.state import TransactionState
 from tests.conftest import MS
 from tests.producing import PRODUCE, by_name, error_of, quick_producer, results, until, within
 from tests.test_transactions import committed, state_of, transactional

@@ -17,7 +17,7 @@ from aioproducer.errors import (
 )
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
-from aioproducer.transaction import TransactionState
+from aioproducer.transactions.state import TransactionState
 from tests.conftest import MS
 from tests.producing import (
     FOUR_RECORDS_FILL_IT,

@@ -26,7 +26,7 @@ from aioproducer.errors import (
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.testing import EmbeddedCluster
-from aioproducer.transaction import TransactionState
+from aioproducer.transactions.state import TransactionState
 from tests.producing import FOUR_RECORDS_FILL_IT, LARGE, QUICK, quick_producer, until, within
 
 PLACE = TopicPartition("t", 0)

@@ -11,11 +11,11 @@ from typing import NamedTuple
 import pytest
 
 from aioproducer.protocol.messages import ApiVersionsRequest
-from aioproducer.recordbatch import BatchHeader, Record
+from aioproducer.protocol.recordbatch import BatchHeader, Record
 from aioproducer.testing import ApacheKafka, EmbeddedCluster
-from aioproducer.testing.coordinator import TransactionMetadata
-from aioproducer.testing.state_topic import partition_for
-from aioproducer.testing.transaction_log import decoded
+from aioproducer.testing.embedded.coordinator import TransactionMetadata
+from aioproducer.testing.embedded.state_topic import partition_for
+from aioproducer.testing.embedded.transaction_log import decoded
 from tests import offset_cells, transaction_cells
 from tests.apache_clusters import SHARED, running
 from tests.raw_client import RawClient

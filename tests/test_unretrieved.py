@@ -6,7 +6,7 @@ import asyncio
 import logging
 
 from aioproducer.errors import DeliveryError, DeliveryTimeoutError
-from aioproducer.unretrieved import Unretrieved
+from aioproducer.records.unretrieved import Unretrieved
 from tests.accumulator_bench import turns
 
 

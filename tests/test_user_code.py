@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from aioproducer import Producer
-from aioproducer.dialer import dial
 from aioproducer.errors import (
     BrokerConnectionError,
     IllegalStateError,
     InvalidRecordError,
     SerializationError,
 )
+from aioproducer.network.dialer import dial
 from aioproducer.types import TopicPartition
 from tests.conftest import MS
 from tests.producing import producing

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from aioproducer.wakeup import CLOCK_SLACK, WakeUp
+from aioproducer.concurrency.wakeup import CLOCK_SLACK, WakeUp
 from tests.conftest import MS
 
 LONG = 5000 * MS

@@ -18,16 +18,21 @@ def call(caller: str, file: str) -> Call:
 def test_call_to_a_higher_layer_is_upward() -> None:
     calls = [
         call("", "producer.py"),
-        call("producer.py", "batch.py"),
-        call("batch.py", "sender.py"),
-        call("protocol/produce.py", "batch.py"),
+        call("producer.py", "records/batch.py"),
+        call("records/batch.py", "sending/sender.py"),
+        call("protocol/produce.py", "records/batch.py"),
     ]
 
     assert Walk(calls).upward == calls[2:]
 
 
 def test_change_of_file_is_two_consecutive_calls_in_different_files() -> None:
-    walk = Walk([call("", file) for file in ("batch.py", "batch.py", "sender.py", "batch.py")])
+    walk = Walk(
+        [
+            call("", file)
+            for file in ("records/batch.py", "records/batch.py", "sending/sender.py", "records/batch.py")
+        ]
+    )
 
     assert walk.changes_of_file == 2
 

@@ -15,9 +15,9 @@ from functools import partial
 
 import pytest
 
-from aioproducer.dialer import dial
-from aioproducer.tls import make_context
-from aioproducer.wire import AT_ONCE, TLS_RECORD, TlsWire, Wire
+from aioproducer.network.dialer import dial
+from aioproducer.network.wire import AT_ONCE, TLS_RECORD, TlsWire, Wire
+from aioproducer.security.tls import make_context
 from tests.certificates import HOST, authority_pem, server_context
 from tests.conftest import MS
 from tests.scripted_broker import LONG, make_config, until
@@ -225,7 +225,7 @@ async def test_segments_go_to_the_kernel_together_and_what_it_does_not_take_foll
         return taken[-1][0]
 
     monkeypatch.setattr(os, "writev", noted)
-    monkeypatch.setattr("aioproducer.wire._takes_segments", lambda loop: False)
+    monkeypatch.setattr("aioproducer.network.wire._takes_segments", lambda loop: False)
     parts = [
         random.Random(number).randbytes(size) for number, size in enumerate([20, 100_000, 0, 61, 300_000])
     ]
@@ -264,7 +264,7 @@ async def test_segments_go_to_the_kernel_together_and_what_it_does_not_take_foll
 
 
 async def test_segments_for_a_peer_that_is_gone_break_the_connection_as_ever(monkeypatch):
-    monkeypatch.setattr("aioproducer.wire._takes_segments", lambda loop: False)
+    monkeypatch.setattr("aioproducer.network.wire._takes_segments", lambda loop: False)
     gone = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -284,7 +284,7 @@ async def test_segments_for_a_peer_that_is_gone_break_the_connection_as_ever(mon
 
 
 async def test_the_kernel_tells_an_error_once_and_that_is_the_one_that_is_told(monkeypatch):
-    monkeypatch.setattr("aioproducer.wire._takes_segments", lambda loop: False)
+    monkeypatch.setattr("aioproducer.network.wire._takes_segments", lambda loop: False)
     with socket.create_server((HOST, 0)) as listening:
         wire = await dial(HOST, listening.getsockname()[1], LONG)
         peer, _ = listening.accept()

@@ -26,12 +26,14 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-from tests.test_layering import LAYERS
+from tests.test_layering import height_of
 
 ROOT = Path(__file__).parent.parent
 BUILD = ROOT / "build" / "walk"
-EXTENSIONS = ["_record_path", "_request_path"]
+EXTENSIONS = ["records/_record_path.pyx", "protocol/_request_path.pyx"]
 COMPILED = (".pyx", ".pxi")
+COMPILED_FILES = {path.rpartition("/")[2]: path for path in (*EXTENSIONS, "records/_columns.pxi")}
+"""Cython gives the hooks a file's name without its folder, or with another one."""
 FIELD_ACCESS = ("__get__", "__set__")
 WARM_UP = 5
 """Records sent before the one that is followed."""
@@ -102,7 +104,7 @@ class Recorder:
         name = frame.f_code.co_filename
         if name.startswith(self._package):
             return name.removeprefix(self._package)
-        return Path(name).name if name.endswith(COMPILED) else None
+        return COMPILED_FILES.get(Path(name).name)
 
     def _called(self, file: str, function: str) -> None:
         caller = self._stack[-1][0] if self._stack else ""
@@ -112,8 +114,8 @@ class Recorder:
         self._stack.append((file, function))
 
 
-def _layer(file: str) -> int:
-    return LAYERS[Path(file).parts[0].split(".")[0]]
+def _layer(file: str) -> tuple[int, int]:
+    return height_of(".".join(Path(file).with_suffix("").parts))
 
 
 def build() -> Path:
@@ -123,11 +125,12 @@ def build() -> Path:
     ignored = shutil.ignore_patterns("*.so", "*.c", "__pycache__")
     shutil.copytree(ROOT / "aioproducer", package, ignore=ignored)
     for name in EXTENSIONS:
-        cython = [sys.executable, "-m", "cython", "-3", "-X", "profile=True", f"{name}.pyx"]
-        subprocess.run(cython, cwd=package, check=True)
-        target = f"{name}{sysconfig.get_config_var('EXT_SUFFIX')}"
+        source = package / name
+        cython = [sys.executable, "-m", "cython", "-3", "-X", "profile=True", source.name]
+        subprocess.run(cython, cwd=source.parent, check=True)
+        target = source.with_suffix(sysconfig.get_config_var("EXT_SUFFIX"))
         flags = ["-O1", "-fPIC", "-shared", "-w", f"-I{sysconfig.get_path('include')}"]
-        subprocess.run(["cc", *flags, f"{name}.c", "-o", target, "-lm"], cwd=package, check=True)
+        subprocess.run(["cc", *flags, source.with_suffix(".c"), "-o", target, "-lm"], check=True)
     return package
 
 

@@ -6,7 +6,7 @@ import importlib.util
 import pathlib
 
 import aioproducer
-from aioproducer.compression import Codec, compressor
+from aioproducer.protocol.compression import Codec, compressor
 from aioproducer.testing import EmbeddedCluster
 
 

@@ -46,7 +46,7 @@ from aioproducer.errors import IllegalStateError, ProducerNotStartedError
 if TYPE_CHECKING:
     from aioproducer.cluster import PartitionInfo
     from aioproducer.metrics import MetricsSnapshot
-    from aioproducer.transactional import TransactionScope as AsyncTransactionScope
+    from aioproducer.transactions.calls import TransactionScope as AsyncTransactionScope
 
 logger = logging.getLogger(__name__)
 

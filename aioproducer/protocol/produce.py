@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from aioproducer._request_path import encode_produce, read_success
+from aioproducer.protocol._request_path import encode_produce, read_success
 from aioproducer.protocol.api import decode_response
 from aioproducer.protocol.api_keys import ApiKey
 from aioproducer.protocol.messages import ProduceResponse

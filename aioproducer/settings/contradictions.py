@@ -4,8 +4,8 @@ Each function settles one group; `settle` calls them in order. What a default yi
 
 from __future__ import annotations
 
-from aioproducer.compression import Codec, check_level
 from aioproducer.errors import ConfigError
+from aioproducer.protocol.compression import Codec, check_level
 from aioproducer.settings.draft import Draft
 from aioproducer.settings.security import settle_security
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aioproducer.compression import Codec, codec_named
+from aioproducer.protocol.compression import Codec, codec_named
 from aioproducer.types import Secret
 
 DEFAULT_PORT = 9092

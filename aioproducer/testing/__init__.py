@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from aioproducer.protocol.api_keys import ApiKey
     from aioproducer.protocol.error_codes import ErrorCode
-    from aioproducer.testing.apache import ApacheKafka, ApacheKafkaError, ApacheKafkaMissingError
-    from aioproducer.testing.authorizer import Operation
-    from aioproducer.testing.cluster import EmbeddedCluster
+    from aioproducer.testing.apache.kafka import ApacheKafka, ApacheKafkaError, ApacheKafkaMissingError
+    from aioproducer.testing.embedded.authorizer import Operation
+    from aioproducer.testing.embedded.cluster import EmbeddedCluster
+    from aioproducer.testing.embedded.security import Security
     from aioproducer.testing.recording import RecordingProducer, SentRecord
-    from aioproducer.testing.security import Security
 
 __all__ = [
     "ApacheKafka",
@@ -29,15 +29,15 @@ __all__ = [
 
 # Imported when it is asked for: pytest loads the plugin, and with it this module, in every project.
 _MODULES = {
-    "ApacheKafka": "aioproducer.testing.apache",
-    "ApacheKafkaError": "aioproducer.testing.apache",
-    "ApacheKafkaMissingError": "aioproducer.testing.apache",
+    "ApacheKafka": "aioproducer.testing.apache.kafka",
+    "ApacheKafkaError": "aioproducer.testing.apache.kafka",
+    "ApacheKafkaMissingError": "aioproducer.testing.apache.kafka",
     "ApiKey": "aioproducer.protocol.api_keys",
-    "EmbeddedCluster": "aioproducer.testing.cluster",
+    "EmbeddedCluster": "aioproducer.testing.embedded.cluster",
     "ErrorCode": "aioproducer.protocol.error_codes",
-    "Operation": "aioproducer.testing.authorizer",
+    "Operation": "aioproducer.testing.embedded.authorizer",
     "RecordingProducer": "aioproducer.testing.recording",
-    "Security": "aioproducer.testing.security",
+    "Security": "aioproducer.testing.embedded.security",
     "SentRecord": "aioproducer.testing.recording",
 }
 

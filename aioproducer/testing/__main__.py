@@ -14,8 +14,8 @@ import sys
 import threading
 from typing import NoReturn
 
-from aioproducer.testing.cluster import EmbeddedCluster
-from aioproducer.testing.releases import EVENT_HUBS, RELEASES
+from aioproducer.testing.embedded.cluster import EmbeddedCluster
+from aioproducer.testing.embedded.releases import EVENT_HUBS, RELEASES
 
 _HIGHEST_PORT = 65535
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from aioproducer.testing.apache import ApacheKafka
-    from aioproducer.testing.cluster import EmbeddedCluster
+    from aioproducer.testing.apache.kafka import ApacheKafka
+    from aioproducer.testing.embedded.cluster import EmbeddedCluster
 
 try:
     from pytest_asyncio import fixture as asyncio_fixture
@@ -122,7 +122,7 @@ async def _kafka_cluster_of_anyio(
 
 
 def _cluster(request: pytest.FixtureRequest) -> EmbeddedCluster:
-    from aioproducer.testing.cluster import EmbeddedCluster
+    from aioproducer.testing.embedded.cluster import EmbeddedCluster
 
     settings: dict[str, Any] = {}
     for marker in reversed(list(request.node.iter_markers("kafka_cluster"))):
@@ -156,7 +156,7 @@ def apache_kafka(
     `apache_kafka_settings` says how it is started. Skips the test if the extra `aioproducer[kafka]` is missing; in
     CI (CI=true) that is an error. If a test fails, the broker's logs are kept, and pytest's last lines say where.
     """
-    from aioproducer.testing.apache import ApacheKafka, ApacheKafkaMissingError
+    from aioproducer.testing.apache.kafka import ApacheKafka, ApacheKafkaMissingError
 
     kafka = ApacheKafka(**apache_kafka_settings)
     try:

@@ -12,25 +12,25 @@ from random import Random
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from aioproducer._record_path import Delivery, Topic
-from aioproducer.batch import BatchBuilder, BatchState, ProducerBatch
-from aioproducer.brokers import Brokers
 from aioproducer.cluster import PartitionInfo, TopicInfo, check_topic_name
+from aioproducer.concurrency.wakeup import WakeUp
 from aioproducer.config import ProducerConfig
-from aioproducer.consumer_group import group_metadata, offsets_to_commit
-from aioproducer.coordinator import Coordinator
 from aioproducer.errors import DeliveryError, MetadataTimeoutError
-from aioproducer.idempotence import Idempotence
-from aioproducer.metadata import Metadata
 from aioproducer.metrics import Metrics
+from aioproducer.network.brokers import Brokers
+from aioproducer.network.metadata import Metadata
 from aioproducer.producer import Producer, State
 from aioproducer.protocol.messages import InitProducerIdResponse
+from aioproducer.protocol.recordbatch import read_header, read_records
 from aioproducer.protocol.schema import Message
-from aioproducer.recordbatch import read_header, read_records
-from aioproducer.transaction import abortable
-from aioproducer.transactional import OffsetsToCommit
+from aioproducer.records._record_path import Delivery, Topic
+from aioproducer.records.batch import BatchBuilder, BatchState, ProducerBatch
+from aioproducer.records.idempotence import Idempotence
+from aioproducer.transactions.calls import OffsetsToCommit
+from aioproducer.transactions.coordinator import Coordinator
+from aioproducer.transactions.offsets import group_metadata, offsets_to_commit
+from aioproducer.transactions.state import abortable
 from aioproducer.types import ConsumerGroupMetadata, Headers, OffsetAndMetadata, Outcome, TopicPartition
-from aioproducer.wakeup import WakeUp
 
 _PRODUCER_ID = 1000
 _NODE = 0

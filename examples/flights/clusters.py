@@ -12,7 +12,7 @@ from typing import NamedTuple
 from aioproducer import Producer
 from aioproducer.errors import BootstrapError, ConfigError, KafkaError
 from aioproducer.testing import ApacheKafka
-from aioproducer.testing.apache import ApacheKafkaError, ApacheKafkaMissingError
+from aioproducer.testing.apache.kafka import ApacheKafkaError, ApacheKafkaMissingError
 from flights import DemoError
 
 EMBEDDED = "embedded"

@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from random import Random
 
-from aioproducer.testing.apache import ApacheKafka
+from aioproducer.testing.apache.kafka import ApacheKafka
 from tests.apache_clusters import NOTICES_SOON
 from tests.availability.proxy import HOST, HalfOpenProxy
 

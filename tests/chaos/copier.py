@@ -14,7 +14,7 @@ from confluent_kafka import TopicPartition as Position
 
 from aioproducer import Delivery, TopicPartition
 from aioproducer.errors import KafkaError
-from aioproducer.transaction import TransactionState
+from aioproducer.transactions.state import TransactionState
 from tests.chaos.workload import TransactionalUser
 from tests.chaos.world import COPIES, PARTITIONS, STEADY, World
 from tests.conftest import MS

@@ -237,7 +237,7 @@ class _Errors(logging.Handler):
         self._history = history
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.name == "aioproducer.data_loss" and self._is_possible(record.getMessage()):
+        if record.name == "aioproducer.sending.data_loss" and self._is_possible(record.getMessage()):
             return
         error = record.exc_info[1] if record.exc_info else None
         self._history.problems.append(f"log of {record.name}: {record.getMessage()} {error!r}")

@@ -8,7 +8,7 @@ from typing import Any
 
 from aioproducer import CommitOutcomeUnknownError, Delivery, Producer, TopicPartition
 from aioproducer.errors import KafkaError, TransactionError, TransactionTimeoutError
-from aioproducer.transaction import TransactionState
+from aioproducer.transactions.state import TransactionState
 from tests.chaos.world import GROWING, MADE_ANEW, PARTITIONS, STEADY, World
 from tests.conftest import MS
 from tests.simulation.history import Ended, Sent, SimulatedTransaction, Told

@@ -11,8 +11,8 @@ from confluent_kafka.admin import AdminClient, NewPartitions, OffsetSpec
 
 import aioproducer
 from aioproducer import Producer, TransactionHandle
-from aioproducer.testing import apache_admin
-from aioproducer.testing.apache import ApacheKafka
+from aioproducer.testing.apache import admin
+from aioproducer.testing.apache.kafka import ApacheKafka
 from tests.apache_clusters import NOTICES_SOON
 from tests.chaos.faults import COPY
 from tests.chaos.history import ChaosHistory, Recovery
@@ -186,7 +186,7 @@ class World:
         await asyncio.to_thread(future.result, 60)
         async with asyncio.timeout(RECOVERS_WITHIN):
             for broker in self.kafka._brokers:
-                while await apache_admin.leaders(broker.internal_port, MADE_ANEW):  # noqa: ASYNC110
+                while await admin.leaders(broker.internal_port, MADE_ANEW):  # noqa: ASYNC110
                     await asyncio.sleep(50 * MS)
 
     async def create_topic_anew(self) -> None:

@@ -20,8 +20,8 @@ from aioproducer.protocol.messages import (
     ProduceRequest,
     ProduceResponse,
 )
+from aioproducer.protocol.recordbatch import BatchHeader, read_header, split_batches
 from aioproducer.protocol.schema import Message
-from aioproducer.recordbatch import BatchHeader, read_header, split_batches
 from tests.raw_client import RawClient
 
 T = TypeVar("T")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aioproducer.compression import Codec, compressor
+from aioproducer.protocol.compression import Codec, compressor
 from aioproducer.protocol.error_codes import ErrorCode
 from tests.conformance.client import Client, appended, outcome, refused
 from tests.conformance.crafted import batch_of_payload, crafted, record

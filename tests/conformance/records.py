@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from aioproducer.compression import Codec, compressor
+from aioproducer.protocol.compression import Codec, compressor
 from aioproducer.protocol.error_codes import ErrorCode
-from aioproducer.recordbatch import read_records
+from aioproducer.protocol.recordbatch import read_records
 from tests.conformance.client import Client, PartitionAnswer, appended, outcome, refused
 from tests.conformance.crafted import (
     KAFKA_LIMIT,

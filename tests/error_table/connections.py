@@ -13,10 +13,10 @@ from aioproducer.errors import (
     TopicAuthorizationError,
     UnsupportedSaslMechanismError,
 )
-from aioproducer.outcomes import Action, Row
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode as Code
-from aioproducer.testing.security import Security
+from aioproducer.protocol.outcomes import Action, Row
+from aioproducer.testing.embedded.security import Security
 from tests.error_table.stage import Stage, check_flags, error_of, play, staged
 
 METADATA, INIT, VERSIONS = ApiKey.METADATA, ApiKey.INIT_PRODUCER_ID, ApiKey.API_VERSIONS

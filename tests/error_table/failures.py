@@ -15,9 +15,9 @@ from aioproducer.errors import (
     TransactionAbortableError,
     TransactionReinitError,
 )
-from aioproducer.outcomes import Action, Condition, Failure, Row
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.messages import ApiVersionsResponse, MetadataResponse, ProduceResponse
+from aioproducer.protocol.outcomes import Action, Condition, Failure, Row
 from aioproducer.protocol.schema import Message
 from tests.error_table.stage import Cell, Stage, altered, check_flags, error_of, play, staged, until
 from tests.producing import partitions_of

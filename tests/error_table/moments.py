@@ -8,9 +8,9 @@ from typing import Any
 
 from aioproducer import Delivery, Outcome
 from aioproducer.errors import DeliveryError, DeliveryTimeoutError
-from aioproducer.outcomes import Action, Condition, Moment, Row
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode as Code
+from aioproducer.protocol.outcomes import Action, Condition, Moment, Row
 from tests.error_table.stage import ALL, Cell, Stage, check_flags, play, staged
 
 PRODUCE = ApiKey.PRODUCE

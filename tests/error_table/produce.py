@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 from aioproducer import Delivery, Outcome, Producer
-from aioproducer.batch import ProducerBatch
 from aioproducer.errors import (
     DeliveryError,
     DeliveryTimeoutError,
@@ -19,10 +18,11 @@ from aioproducer.errors import (
     TransactionAbortableError,
     TransactionReinitError,
 )
-from aioproducer.outcomes import Action, Condition, Row
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode as Code
 from aioproducer.protocol.messages import ProduceResponse
+from aioproducer.protocol.outcomes import Action, Condition, Row
+from aioproducer.records.batch import ProducerBatch
 from tests.error_table.stage import ALL, SETTINGS, Cell, Stage, altered, check_flags, error_of, play, staged
 
 PRODUCE, METADATA = ApiKey.PRODUCE, ApiKey.METADATA

@@ -11,18 +11,19 @@ from random import Random
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from aioproducer import Producer, outcomes
+from aioproducer import Producer
 from aioproducer.errors import KafkaError
-from aioproducer.outcomes import Condition, Failure, Moment, Row, Rule
+from aioproducer.protocol import outcomes
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
+from aioproducer.protocol.outcomes import Condition, Failure, Moment, Row, Rule
 from aioproducer.protocol.schema import Message
 from aioproducer.testing import EmbeddedCluster
-from aioproducer.testing.call import Call, SeenRequest
-from aioproducer.testing.faults import Fault
-from aioproducer.testing.handlers import HANDLERS
-from aioproducer.testing.simulated_network import SimulatedNetwork
-from aioproducer.testing.simulation import SimulatedLoop, simulate
+from aioproducer.testing.embedded.call import Call, SeenRequest
+from aioproducer.testing.embedded.faults import Fault
+from aioproducer.testing.embedded.handlers import HANDLERS
+from aioproducer.testing.simulation.loop import SimulatedLoop, simulate
+from aioproducer.testing.simulation.network import SimulatedNetwork
 
 SETTINGS: dict[str, Any] = {
     "linger_ms": 0,

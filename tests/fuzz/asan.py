@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent.parent
 BUILD = ROOT / "build" / "asan"
 PACKAGE = BUILD / "aioproducer"
-EXTENSIONS = ["_record_path", "_request_path"]
+EXTENSIONS = ["records._record_path", "protocol._request_path"]
 TESTS = [
     "tests/test_record_path.py",
     "tests/test_record_path_bytes.py",
@@ -55,14 +55,14 @@ def build(planted: bool) -> None:
 
 
 def _build(name: str, changes: list[tuple[str, str]]) -> None:
-    source = PACKAGE / f"{name}.pyx"
+    source = PACKAGE / f"{name.replace('.', '/')}.pyx"
     text = source.read_text(encoding="utf-8")
     for old, new in changes:
         assert text.count(old) == 1, f"{source.name} has no longer the line {old!r}"
         text = text.replace(old, new)
     source.write_text(text, encoding="utf-8")
-    subprocess.run([sys.executable, "-m", "cython", "-3", source.name], cwd=PACKAGE, check=True)
-    extension = PACKAGE / f"{name}{sysconfig.get_config_var('EXT_SUFFIX')}"
+    subprocess.run([sys.executable, "-m", "cython", "-3", source.name], cwd=source.parent, check=True)
+    extension = source.with_suffix(sysconfig.get_config_var("EXT_SUFFIX"))
     include = sysconfig.get_path("include")
     c_file = source.with_suffix(".c")
     subprocess.run([compiler(), *FLAGS, f"-I{include}", str(c_file), "-o", str(extension)], check=True)

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import NamedTuple
 from uuid import UUID
 
-from aioproducer.compression import Codec, compressor
 from aioproducer.protocol import messages
 from aioproducer.protocol.api import encode_response
+from aioproducer.protocol.compression import Codec, compressor
 from aioproducer.protocol.messages import MetadataResponse, ProduceResponse
 from aioproducer.protocol.produce import ProduceBatches
 from aioproducer.protocol.schema import REQUESTS, Message

@@ -13,10 +13,9 @@ from typing import Any
 from unittest import mock
 from uuid import UUID
 
-from aioproducer import recordbatch
 from aioproducer.errors import ProtocolError
-from aioproducer.handshake import BrokerVersions
-from aioproducer.protocol import codec, frame, primitives
+from aioproducer.network.handshake import BrokerVersions
+from aioproducer.protocol import codec, frame, primitives, recordbatch
 from tests.fuzz.fuzzer import Finding, Fuzzer
 
 

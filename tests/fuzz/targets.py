@@ -10,9 +10,8 @@ from random import Random
 from typing import Any, NamedTuple
 
 from aioproducer.cluster import Cluster
-from aioproducer.compression import Codec
 from aioproducer.errors import BrokerError, ProtocolError, UnsupportedVersionError
-from aioproducer.handshake import learn_versions
+from aioproducer.network.handshake import learn_versions
 from aioproducer.protocol import frame as framing
 from aioproducer.protocol.api import (
     CLIENT_VERSIONS,
@@ -21,10 +20,10 @@ from aioproducer.protocol.api import (
     decode_request_header,
     decode_response,
 )
+from aioproducer.protocol.compression import Codec
 from aioproducer.protocol.messages import ApiVersionsResponse, MetadataResponse, ProduceResponse
 from aioproducer.protocol.produce import Appended
-from aioproducer.protocol.schema import Message
-from aioproducer.recordbatch import (
+from aioproducer.protocol.recordbatch import (
     HEADER_SIZE,
     LENGTH_AT,
     RECORD_COUNT_AT,
@@ -33,7 +32,8 @@ from aioproducer.recordbatch import (
     read_records,
     split_batches,
 )
-from aioproducer.testing.decompression import decompress
+from aioproducer.protocol.schema import Message
+from aioproducer.testing.embedded.decompression import decompress
 from tests.fuzz.corpus import CORRELATION_ID, RESPONSES, appended, batches, metadata, requests, responses
 from tests.fuzz.mutations import mutated
 from tests.merging import merged

@@ -1,7 +1,7 @@
 """Changes the modules that decide, one small change at a time, and looks whether their tests notice; exit status 1 if
 they notice too little.
 
-    python -m tests.mutants [--sample 10] [--seed 1] [aioproducer/transaction.py ...]
+    python -m tests.mutants [--sample 10] [--seed 1] [aioproducer/transactions/state.py ...]
 
 All of it happens in a copy of the tree that is thrown away. mutants.toml says what is changed and what is run.
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode as Code
-from aioproducer.testing.faults import Fault
-from aioproducer.testing.simulated_network import Latency
+from aioproducer.testing.embedded.faults import Fault
+from aioproducer.testing.simulation.network import Latency
 from tests.producing import AFTER_APPEND, NOT_RETRIABLE, RETRIABLE
 
 if TYPE_CHECKING:

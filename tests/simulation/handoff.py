@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from aioproducer import CommitOutcomeUnknownError, Producer, ProducerClosed, TopicPartition, TransactionHandle
 from aioproducer.errors import IllegalStateError, KafkaError
-from aioproducer.transaction import TransactionState
+from aioproducer.transactions.state import TransactionState
 from tests.simulation.faults import TOPIC
 from tests.simulation.history import Ended, SimulatedTransaction, Told
 

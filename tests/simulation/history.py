@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from aioproducer import Delivery, Outcome, RecordMetadata, TopicPartition
-from aioproducer.testing.topics import Topic
+from aioproducer.testing.embedded.topics import Topic
 
 
 class Told(Enum):

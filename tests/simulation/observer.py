@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from aioproducer.batch import ProducerBatch
-from aioproducer.connection import Connection
-from aioproducer.sender import Sender
+from aioproducer.network.connection import Connection
+from aioproducer.records.batch import ProducerBatch
+from aioproducer.sending.sender import Sender
 from tests.simulation.history import History
 
 NEW_EPOCH_TOO_EARLY = "a new epoch began too early"

@@ -12,18 +12,18 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
-from aioproducer.accumulator import Accumulator
-from aioproducer.answers import Answers
-from aioproducer.batch import BatchState, ProducerBatch
-from aioproducer.brokers import Brokers
-from aioproducer.coordinator import Coordinator
-from aioproducer.coordinator_requests import CoordinatorRequests
 from aioproducer.errors import CommitOutcomeUnknownError, KafkaError, TransactionReinitError
-from aioproducer.idempotence import Idempotence
-from aioproducer.outcomes import Action, Row
+from aioproducer.network.brokers import Brokers
 from aioproducer.producer import Producer
-from aioproducer.sender import Sender
-from aioproducer.transaction import Transaction, TransactionState, abortable
+from aioproducer.protocol.outcomes import Action, Row
+from aioproducer.records.accumulator import Accumulator
+from aioproducer.records.batch import BatchState, ProducerBatch
+from aioproducer.records.idempotence import Idempotence
+from aioproducer.sending.produce_results import Answers
+from aioproducer.sending.sender import Sender
+from aioproducer.transactions.coordinator import Coordinator
+from aioproducer.transactions.requests import CoordinatorRequests
+from aioproducer.transactions.state import Transaction, TransactionState, abortable
 from aioproducer.types import Outcome
 from tests.simulation.plan import IDEMPOTENT, V1, V2, plan
 from tests.simulation.run import run
@@ -176,7 +176,7 @@ def cut() -> Iterator[None]:
         return Row(Action.REFRESH, Outcome.NOT_PERSISTED)
 
     with (
-        mock.patch("aioproducer.answers.decide_failure", claims),
+        mock.patch("aioproducer.sending.produce_results.decide_failure", claims),
         mock.patch.object(Sender, "_expire", _expire_without_doubt),
     ):
         yield

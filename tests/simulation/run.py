@@ -16,8 +16,8 @@ from typing import Any
 
 from aioproducer import Producer
 from aioproducer.errors import KafkaError
-from aioproducer.testing.broker import BrokerState
-from aioproducer.testing.simulation import BEGIN, SimulatedLoop, SimulationStalled, simulate
+from aioproducer.testing.embedded.broker import BrokerState
+from aioproducer.testing.simulation.loop import BEGIN, SimulatedLoop, SimulationStalled, simulate
 from tests.simulation.history import History
 from tests.simulation.observer import observing
 from tests.simulation.oracle import verdict
@@ -92,9 +92,9 @@ class _Listening(logging.Handler):
         self._history = history
 
     def emit(self, record: logging.LogRecord) -> None:
-        if self._history.lost_receipts and record.name == "aioproducer.unretrieved":
+        if self._history.lost_receipts and record.name == "aioproducer.records.unretrieved":
             return  # failures that nobody has looked at
-        if record.name == "aioproducer.data_loss":
+        if record.name == "aioproducer.sending.data_loss":
             self._history.losses.append(record.getMessage())
             return
         if self._history.is_disturbed and " closes and gives up " in record.getMessage():

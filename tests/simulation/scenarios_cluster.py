@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from aioproducer.errors import MetadataTimeoutError
-from aioproducer.idempotence import LAST_EPOCH, LAST_SEQUENCE
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode as Code
+from aioproducer.records.idempotence import LAST_EPOCH, LAST_SEQUENCE
 from aioproducer.testing import Operation
 from tests.simulation.faults import TOPIC
 from tests.simulation.history import Told

@@ -9,7 +9,7 @@ from aioproducer import Producer
 from aioproducer.errors import BootstrapError
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode as Code
-from aioproducer.testing.simulated_network import Latency
+from aioproducer.testing.simulation.network import Latency
 from tests.simulation.history import Told
 from tests.simulation.plan import ACKS_0, ACKS_1
 from tests.simulation.stage import Stage, scenario

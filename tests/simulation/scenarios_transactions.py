@@ -25,7 +25,7 @@ from aioproducer.errors import (
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode as Code
 from aioproducer.testing import Operation
-from aioproducer.transaction import TransactionState
+from aioproducer.transactions.state import TransactionState
 from tests.simulation.faults import TOPIC
 from tests.simulation.history import Ended, SimulatedTransaction, Told
 from tests.simulation.plan import V1, V2

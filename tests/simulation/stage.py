@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 from aioproducer import Outcome, Producer, TopicPartition
 from aioproducer.errors import KafkaError
 from aioproducer.protocol.api import ApiKey
-from aioproducer.testing.broker import BrokerState
-from aioproducer.testing.simulation import SimulatedLoop
-from aioproducer.testing.topics import Partition
+from aioproducer.testing.embedded.broker import BrokerState
+from aioproducer.testing.embedded.topics import Partition
+from aioproducer.testing.simulation.loop import SimulatedLoop
 from tests.simulation.faults import TOPIC
 from tests.simulation.history import Ended, Sent, SimulatedTransaction, Told
 from tests.simulation.plan import IDEMPOTENT, KIND_SETTINGS, Plan, plan

@@ -15,7 +15,7 @@ from aioproducer.errors import (
     TransactionError,
     TransactionTimeoutError,
 )
-from aioproducer.transaction import TransactionState
+from aioproducer.transactions.state import TransactionState
 from tests.simulation.faults import READ_FROM, TOPIC
 from tests.simulation.handoff import EXPORTED, RELEASED, end_by_heir, write_with_participant
 from tests.simulation.history import Ended, Sent, SimulatedTransaction, Told

@@ -9,11 +9,11 @@ from typing import Any
 
 from aioproducer import Producer, Receipt
 from aioproducer.testing import EmbeddedCluster, Operation
-from aioproducer.testing.broker import BrokerState
-from aioproducer.testing.faults import Fault
-from aioproducer.testing.simulated_network import Latency
-from aioproducer.testing.simulation import SimulatedLoop
-from aioproducer.testing.topics import Partition, Topic
+from aioproducer.testing.embedded.broker import BrokerState
+from aioproducer.testing.embedded.faults import Fault
+from aioproducer.testing.embedded.topics import Partition, Topic
+from aioproducer.testing.simulation.loop import SimulatedLoop
+from aioproducer.testing.simulation.network import Latency
 from tests.simulation import faults
 from tests.simulation.faults import READ_FROM, TOPIC
 from tests.simulation.history import History

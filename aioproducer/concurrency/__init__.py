@@ -1,0 +1,1 @@
+"""Tasks, wake-ups and threads of the producer's own."""

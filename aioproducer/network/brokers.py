@@ -1,0 +1,695 @@
+"""Node id -> Connection: connects with back-off, routes requests, closes what is not needed.
+
+The sender asks `ready`, which never waits; metadata uses `request_any`. Whatever changes sets the wake-up
+event of the sender: nobody is called back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+from random import Random
+from typing import Any
+
+from aioproducer.cluster import Cluster
+from aioproducer.concurrency.tasks import new_task
+from aioproducer.concurrency.wakeup import WakeUp
+from aioproducer.config import ProducerConfig
+from aioproducer.errors import (
+    AuthenticationError,
+    BrokerConnectionError,
+    ConfigError,
+    KafkaError,
+    ProducerClosed,
+    RequestTimedOutError,
+    escaped,
+)
+from aioproducer.metrics import Metrics
+from aioproducer.network.connection import Connection, State
+from aioproducer.network.connection_race import HEAD_START, first_to_answer
+from aioproducer.network.handshake import BrokerVersions
+from aioproducer.network.large_answer import LargeAnswer
+from aioproducer.protocol.api import ApiKey
+from aioproducer.protocol.schema import Message
+from aioproducer.security.addresses import as_address, described
+from aioproducer.security.login import Login
+from aioproducer.types import Node
+
+logger = logging.getLogger(__name__)
+
+JITTER = 0.2
+"""Share by which each back-off is longer or shorter, so that clients don't come back all at once."""
+
+REFUSED_BACKOFF_MAX = 10.0
+"""Seconds; the longest pause between attempts while a broker does not believe who we are. Accounts get locked."""
+
+FIRST_ASKED = (4, 4, 3, 3, 0)
+"""Version of ApiVersions to ask with, after so many connections in a row that were closed instead of an answer: some
+brokers (Azure Event Hubs) hang up on a version that they don't know (KIP-511 came later)."""
+
+PATIENCE = 0.5
+"""Seconds that a connection may take until another broker is tried beside it, where any broker would do."""
+
+
+def backoff(base: float, maximum: float, failures: int, random: Random) -> float:
+    """Seconds to wait when there were `failures` failures before this one: doubling, bounded, with jitter."""
+    return min(base * 2.0 ** min(failures, 32), maximum) * random.uniform(1 - JITTER, 1 + JITTER)
+
+
+class _Link:
+    """What is kept of a broker beyond one connection to it."""
+
+    __slots__ = (
+        "attempt",
+        "connection",
+        "dialing_since",
+        "failed_setups",
+        "failing_since",
+        "failures",
+        "hang_ups",
+        "last_error",
+        "losses",
+        "node",
+        "ready_since",
+        "retry_at",
+        "task",
+    )
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.connection: Connection | None = None
+        self.task: asyncio.Task[None] | None = None
+        """The attempt to connect, while there is one."""
+        self.attempt: Connection | None = None
+        """The first connection of that attempt."""
+        self.dialing_since = 0.0
+        self.ready_since = 0.0
+        self.failures = 0
+        """Connections in a row that could not be made or did not last."""
+        self.failed_setups = 0
+        """Connections in a row that could not be made."""
+        self.hang_ups = 0
+        """Connections in a row that the broker closed when it was asked for its versions."""
+        self.failing_since: float | None = None
+        """When the first of these began."""
+        self.losses = 0
+        """All connections that broke or could not be made."""
+        self.retry_at = 0.0
+        self.last_error: KafkaError | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        return self.connection is not None and self.connection.state is State.READY
+
+    @property
+    def is_connecting(self) -> bool:
+        return self.task is not None and self.connection is None
+
+    @property
+    def progress(self) -> str:
+        """What the attempt to connect is waiting for, while there is one."""
+        attempt = self.attempt
+        return "not connected yet" if attempt is None or self.connection is not None else attempt.progress
+
+    @property
+    def throttled_until(self) -> float:
+        return self.connection.throttled_until if self.connection is not None else 0.0
+
+
+class Brokers:
+    """All connections of one producer. Belongs to the event loop that it is first used on.
+
+    Until `update` brings the cluster's nodes, the bootstrap addresses are the nodes, with ids -1, -2, ...
+    """
+
+    def __init__(self, config: ProducerConfig, wake: WakeUp, metrics: Metrics, random: Random) -> None:
+        self._config = config
+        self._wake = wake
+        self._metrics = metrics
+        self._random = random
+        self._login = Login(config, random=random)
+        self._links: dict[int, _Link] = {}
+        self._former: dict[int, _Link] = {}
+        """The nodes before the last exchange of nodes."""
+        self._departing: list[Connection] = []
+        """Connections that nobody gets any more, until their sockets are gone."""
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._changes: list[asyncio.Future[None]] = []
+        """Who waits for a change, any change."""
+        self._turn = random.randrange(1 << 16)
+        self._newest_features = BrokerVersions({})
+        """The report of the highest features epoch so far; -1, without features, before the first."""
+        self._is_closed = False
+        self._has_known_cluster = False
+        self.lost = 0
+        """Connections that broke, or could not be made."""
+        self.update_wanted = False
+        """Set when a broker was lost or is not known. Taken back by whoever asks for metadata then."""
+        self._replace(self._bootstrap_nodes())
+
+    # Which nodes there are
+
+    @property
+    def nodes(self) -> list[Node]:
+        """The nodes that connections are made to."""
+        return [link.node for link in self._links.values()]
+
+    @property
+    def is_bootstrapping(self) -> bool:
+        """The nodes are the bootstrap addresses: no cluster is known."""
+        return any(node_id < 0 for node_id in self._links)
+
+    def rebootstrap(self) -> None:
+        """Forget the cluster's nodes and start again from the bootstrap addresses (KIP-899, KIP-1102).
+
+        What is in flight is still answered or fails by its own deadline.
+        """
+        if not self._is_closed:
+            self._replace(self._bootstrap_nodes())
+
+    def update(self, cluster: Cluster) -> None:
+        """Take over the nodes of a snapshot; connections to lost or moved ones are drained."""
+        if cluster.nodes and not self._is_closed:
+            self._has_known_cluster = True
+            self._replace(cluster.nodes)
+
+    def _bootstrap_nodes(self) -> dict[int, Node]:
+        servers = enumerate(self._config.bootstrap_servers, 1)
+        return {-index: Node(-index, host, port) for index, (host, port) in servers}
+
+    def _replace(self, nodes: dict[int, Node]) -> None:
+        former: dict[int, _Link] = {}
+        for node_id, link in list(self._links.items()):
+            node = nodes.get(node_id)
+            if node is not None and node[:3] == link.node[:3]:
+                link.node = node
+                continue
+            former[node_id] = self._links.pop(node_id)
+            if link.task is not None:
+                link.task.cancel()
+            connection, link.connection = link.connection, None
+            if connection is not None:
+                self._depart(connection)
+                connection.drain()
+        for node_id, node in nodes.items():
+            if node_id not in self._links:
+                # One that was left before comes back with its back-off, or two lists of dead brokers that
+                # take turns would be tried without any.
+                known = self._former.get(node_id)
+                self._links[node_id] = known if known and known.node[:3] == node[:3] else _Link(node)
+        if former:
+            self._former = former
+        self._changed()
+
+    def _depart(self, connection: Connection) -> None:
+        """Nobody gets this connection any more; remember it until its socket is gone."""
+        self._departing = [one for one in self._departing if not one.is_gone and one is not connection]
+        self._departing.append(connection)
+
+    # What the sender asks, each without waiting
+
+    def ready(self, node_id: int) -> bool:
+        """Whether a request can go to this broker now. If not, a connection is on its way, or in back-off."""
+        link = self._links.get(node_id)
+        if link is None:
+            self.update_wanted = True  # no wake-up: see below
+            return False
+        if link.connection is not None:
+            return link.connection.can_send
+        self._connect(link)
+        if link.failures or self._waits_in_vain(link):
+            # Whoever asks has records for a broker that may be gone: its partitions may have other leaders by
+            # now, or soon. No wake-up, or the sender would go round and round: each new snapshot makes it ask again.
+            self.update_wanted = True
+        return False
+
+    def connection(self, node_id: int) -> Connection | None:
+        """The connection to this broker, while there is one."""
+        link = self._links.get(node_id)
+        return link.connection if link is not None else None
+
+    def retry_at(self, node_id: int, since: float) -> float | None:
+        """Loop time from which `ready` is worth asking again; None if that is not a matter of time.
+
+        `since` is a loop time from before `ready` said no. Judged by a later clock, a throttle that ended in between
+        would be nobody's business any more, and nobody would ask again.
+
+        It is one during back-off, while the broker throttles, and when a connection takes long to be made; in all
+        other cases the wake-up event is set.
+        """
+        link = self._links.get(node_id)
+        if link is None:
+            return None
+        if link.connection is None:
+            when = link.retry_at if link.task is None else link.dialing_since + PATIENCE
+        else:
+            when = link.connection.throttled_until
+        return when if when > since else None
+
+    def last_error(self, node_id: int) -> KafkaError | None:
+        """Why the last attempt to connect to this broker failed; None if it did not."""
+        link = self._links.get(node_id)
+        return link.last_error if link is not None else None
+
+    def _waits_in_vain(self, link: _Link) -> bool:
+        """A connection is being made, for so long that the broker may well be gone."""
+        return link.is_connecting and asyncio.get_running_loop().time() >= link.dialing_since + PATIENCE
+
+    def in_flight(self, node_id: int) -> int:
+        """Requests to this broker that are not answered."""
+        link = self._links.get(node_id)
+        return link.connection.in_flight if link is not None and link.connection is not None else 0
+
+    def latency(self, node_id: int) -> float:
+        """Seconds from a request to its answer, smoothed; 0.0 if unknown."""
+        link = self._links.get(node_id)
+        return link.connection.latency if link is not None and link.connection is not None else 0.0
+
+    def version_of(self, node_id: int, api_key: ApiKey, ceiling: int | None = None) -> int:
+        """The version in which requests of this API go to this broker.
+
+        Raises:
+            BrokerConnectionError: there is no connection, so nobody knows.
+            UnsupportedVersionError: no version is spoken by both sides.
+        """
+        link = self._links.get(node_id)
+        if link is None or link.connection is None:
+            raise BrokerConnectionError(f"broker {node_id} is not connected", written=False)
+        return link.connection.version_of(api_key, ceiling)
+
+    def request(
+        self,
+        node_id: int,
+        message: Message,
+        timeout: float,
+        *,
+        version_ceiling: int | None = None,
+        expects_response: bool = True,
+    ) -> asyncio.Future[Any]:
+        """Write a request to a broker; see `Connection.request`. Without a connection the future fails at
+        once.
+
+        Not held back by a full deque in flight or a throttle: `ready` is where to ask about them.
+        """
+        link = self._links.get(node_id)
+        if link is None or link.connection is None:
+            future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            future.set_exception(BrokerConnectionError(f"broker {node_id} is not connected", written=False))
+            future.exception()
+            return future
+        return link.connection.request(
+            message, timeout=timeout, version_ceiling=version_ceiling, expects_response=expects_response
+        )
+
+    def disconnect(self, node_id: int, error: KafkaError) -> None:
+        """Close the connection to a broker that broke the rules; what is in flight fails with `error`."""
+        link = self._links.get(node_id)
+        if link is not None and link.connection is not None:
+            link.connection.abort(error)
+
+    def renegotiate(self, node_id: int) -> None:
+        """Close a connection once all requests are answered; the next one begins with the broker's versions."""
+        link = self._links.get(node_id)
+        if link is not None and link.connection is not None:
+            link.connection.drain()
+
+    # Any broker
+
+    def least_loaded(self) -> int | None:
+        """The best broker for a request that any can answer; None while all of them are waited for.
+
+        Fewest in flight among those that are connected and not throttled, else one that is connecting,
+        else one that is free to connect, in rotation.
+        """
+        now = asyncio.get_running_loop().time()
+        self._turn += 1
+        links = self._rotated()
+        usable = [link for link in links if link.is_ready and link.throttled_until <= now]
+        best = (
+            min(usable, key=lambda link: self.in_flight(link.node.node_id), default=None)
+            or next((link for link in links if link.is_connecting), None)
+            or next((link for link in links if link.connection is None and link.retry_at <= now), None)
+        )
+        return best.node.node_id if best is not None else None
+
+    async def request_any(
+        self, message: Message, timeout: float, *, version_ceiling: int | None = None
+    ) -> Any:
+        """Send a request to whichever broker is ready first and return its answer.
+
+        Not bound by the limit in flight. A broker that is slow to connect to gets company after half a second.
+        Cancelling it gives up the answer.
+
+        Raises:
+            BrokerConnectionError: each broker was tried and none can be connected to; or the connection broke.
+            AuthenticationError: before any cluster was known: a broker does not believe who we are, or we don't it.
+            RequestTimedOutError: no answer within `timeout` seconds.
+            ProtocolError: the answer made no sense.
+            UnsupportedVersionError: the broker is too old for the request.
+            ProducerClosed: the brokers were closed.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        losses = {node_id: link.losses for node_id, link in self._links.items()}
+        while True:
+            if self._is_closed:
+                raise ProducerClosed("the producer was closed")
+            now = loop.time()
+            node_id = self.least_loaded()
+            if node_id is not None and self._links[node_id].is_ready:
+                connection = self._links[node_id].connection
+                assert connection is not None  # it is ready
+                left = max(deadline - now, 0.001)
+                answer = await connection.request(
+                    message, timeout=left, version_ceiling=version_ceiling, in_slices=True
+                )
+                if isinstance(answer, LargeAnswer):
+                    answer = await answer.decoded()
+                    connection.heed_throttle(answer)
+                return answer
+            if not self._has_known_cluster and (refusal := self.refusal) is not None:
+                raise refusal  # others would say the same, and accounts get locked
+            self._connect_any(now)
+            if all(
+                link.connection is None and link.task is None and link.losses > losses.get(node_id, 0)
+                for node_id, link in self._links.items()
+            ):
+                raise self.unreachable()
+            if now >= deadline:
+                raise RequestTimedOutError(f"no broker within {timeout:g} s: {self.reasons()}", written=False)
+            await self._change(min(self._next_look(now), deadline))
+
+    async def request_node(
+        self,
+        node_id: int,
+        message: Message,
+        timeout: float,
+        *,
+        version_ceiling: int | None = None,
+        about_to_write: Callable[[], None] | None = None,
+    ) -> Any:
+        """Send a request to one broker, connect to it first if need be, and return its answer.
+
+        Not bound by the limit in flight, but by a throttle. Cancelling it gives up the answer.
+
+        Raises:
+            BrokerConnectionError: the broker is not known, can't be connected to, or the connection broke.
+            RequestTimedOutError: no answer within `timeout` seconds.
+            ProtocolError: the answer made no sense.
+            UnsupportedVersionError: no version is spoken by both sides.
+            ProducerClosed: the brokers were closed.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        before: int | None = None
+        while True:
+            if self._is_closed:
+                raise ProducerClosed("the producer was closed")
+            now = loop.time()
+            link = self._links.get(node_id)
+            if link is None:
+                self._want_update()
+                raise BrokerConnectionError(f"broker {node_id} is not known", written=False)
+            if link.is_ready and link.throttled_until <= now:
+                if about_to_write is not None:
+                    about_to_write()
+                return await self.request(
+                    node_id, message, max(deadline - now, 0.001), version_ceiling=version_ceiling
+                )
+            before = link.losses if before is None else before
+            if link.connection is None and link.losses > before and link.last_error is not None:
+                raise BrokerConnectionError(str(link.last_error), written=False)
+            if now >= deadline:
+                why = link.last_error or (
+                    link.progress if link.is_connecting else "it is throttled, or not connected"
+                )
+                raise RequestTimedOutError(
+                    f"broker {node_id} could not be asked within {timeout:g} s: {why}", written=False
+                )
+            if link.connection is None:
+                self._connect(link)
+            times = [deadline, link.throttled_until, link.retry_at]
+            await self._change(min(time for time in times if time > now))
+
+    def finalized_feature(self, name: str) -> int:
+        """Level of a finalized feature of the cluster (KIP-584), from the newest report of any broker; 0 without one.
+
+        A report outlives its connection: the level is also asked for while no connection is open.
+        """
+        return self._newest_features.features.get(name, 0)
+
+    def forget_features(self) -> None:
+        """Keep only what open connections report: the cluster is another one, and its feature epochs begin again."""
+        self._newest_features = BrokerVersions({})
+        for link in self._links.values():
+            if link.connection is not None:
+                self._learn_features(link.connection.versions)
+
+    def _learn_features(self, versions: BrokerVersions) -> None:
+        if versions.features_epoch >= self._newest_features.features_epoch:
+            self._newest_features = versions
+
+    @property
+    def refusal(self) -> KafkaError | None:
+        """Why a broker, or we, don't believe who the other one is, or that certificates can't be read."""
+        errors = [link.last_error for link in self._links.values()]
+        return next((error for error in errors if isinstance(error, AuthenticationError | ConfigError)), None)
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Each broker failed in a way that waiting does not change, such as not being a Kafka broker."""
+        errors = [link.last_error for link in self._links.values()]
+        return all(error is not None and not error.retriable for error in errors)
+
+    @property
+    def is_unreachable(self) -> bool:
+        """For a while by now (reconnect_backoff_max) each attempt to connect to any broker has failed."""
+        before = asyncio.get_running_loop().time() - self._config.reconnect_backoff_max
+        return all(
+            link.connection is None
+            and link.task is None
+            and link.failing_since is not None
+            and link.failing_since <= before
+            for link in self._links.values()
+        )
+
+    def unreachable(self) -> BrokerConnectionError:
+        """The error that says of each broker why it can't be connected to."""
+        return BrokerConnectionError(f"no broker can be connected to: {self.reasons()}", written=False)
+
+    def reasons(self) -> str:
+        """Of each broker why there is no connection to it."""
+        reasons = []
+        for link in self._links.values():
+            if link.last_error is None:
+                reason = f"{link.node}: {'connected' if link.is_ready else link.progress}"
+            elif str(link.node.port) in link.last_error.message:
+                reason = link.last_error.message  # most errors begin with the address already
+            else:
+                reason = f"{link.node}: {link.last_error.message}"
+            reasons.append(reason)
+        return "; ".join(reasons)
+
+    def errors(self) -> dict[str, KafkaError]:
+        """The same as errors, by "host:port"; of those brokers that could not be connected to."""
+        errors: dict[str, KafkaError] = {}
+        for link in self._links.values():
+            error = link.last_error
+            if error is None and link.is_connecting:
+                error = BrokerConnectionError(f"{link.node}: {link.progress}", written=False)
+            if error is not None:
+                errors[f"{link.node.host}:{link.node.port}"] = error
+        return errors
+
+    def _connect_any(self, now: float) -> None:
+        """Start one more attempt, unless one is young enough to be waited for."""
+        if any(link.is_connecting and link.dialing_since + PATIENCE > now for link in self._links.values()):
+            return
+        for link in self._rotated():
+            if link.connection is None and link.task is None and link.retry_at <= now:
+                self._connect(link)
+                return
+
+    def _next_look(self, now: float) -> float:
+        """When time alone changes what `request_any` may do."""
+        times = [now + PATIENCE]
+        for link in self._links.values():
+            if link.is_connecting:
+                times.append(link.dialing_since + PATIENCE)
+            else:
+                times.append(link.throttled_until if link.connection is not None else link.retry_at)
+        return min(time for time in times if time > now)
+
+    def _rotated(self) -> list[_Link]:
+        links = list(self._links.values())
+        start = self._turn % len(links) if links else 0
+        return links[start:] + links[:start]
+
+    # Connecting and losing
+
+    def _connect(self, link: _Link) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        if link.task is not None or link.retry_at > now or self._is_closed:
+            return
+        link.dialing_since = now
+        task = new_task(loop, self._dial(link), f"aioproducer connect to {link.node}")
+        link.task = task
+        self._tasks[task] = None
+        task.add_done_callback(partial(self._dialed, link))
+
+    async def _dial(self, link: _Link) -> None:
+        config = self._config
+        try:
+            address = self._address(link.node)
+        except BrokerConnectionError as error:
+            self._lost(link, error)
+            return
+        connection = link.attempt = self._make(link, address, 0)
+        pause = max(HEAD_START, config.reconnect_backoff_max) * self._random.uniform(1 - JITTER, 1 + JITTER)
+        try:
+            connection = await first_to_answer(connection, partial(self._make, link, address), pause)
+            await connection.authenticate()
+        except KafkaError as error:
+            link.failed_setups += 1
+            link.hang_ups = link.hang_ups + 1 if connection.hung_up_on_versions else 0
+            if link.failing_since is None:
+                link.failing_since = link.dialing_since
+            self._lost(link, error)
+            return
+        if self._links.get(link.node.node_id) is not link:
+            self._depart(connection)
+            connection.drain()
+            return
+        connection.on_change = partial(self._connection_changed, link, connection)
+        link.connection = connection
+        self._learn_features(connection.versions)
+        link.ready_since = asyncio.get_running_loop().time()
+        link.failed_setups = 0
+        known = connection.versions.ranges.get(ApiKey.API_VERSIONS)
+        if known is not None and known.max >= FIRST_ASKED[0]:
+            link.hang_ups = 0  # it would have answered the newest one: what hung up was something in between
+        link.failing_since = None
+        link.last_error = None
+
+    def _make(self, link: _Link, address: tuple[str, int], number: int) -> Connection:
+        """A connection to be opened; of several for one attempt each begins with another address of the name."""
+        config = self._config
+        return Connection(
+            link.node.node_id,
+            link.node.host,
+            link.node.port,
+            config,
+            on_change=self._changed,
+            metrics=self._metrics,
+            setup_timeout=backoff(
+                config.socket_connection_setup_timeout,
+                max(config.socket_connection_setup_timeout, config.socket_connection_setup_timeout_max),
+                link.failed_setups,
+                self._random,
+            ),
+            first_asked=FIRST_ASKED[min(link.hang_ups, len(FIRST_ASKED) - 1)],
+            login=self._login,
+            address=address,
+            passed_over=link.failed_setups + number,
+            renew_at=self._random.uniform(0.8, 0.9),
+        )
+
+    def _address(self, node: Node) -> tuple[str, int]:
+        """Where to connect to: the user may map an advertised address, or refuse it."""
+        ask = self._config.address_filter
+        if ask is None or node.node_id < 0:
+            return node.host, node.port
+        try:
+            address: object = ask(node.host, node.port, node.node_id)
+        except Exception as error:
+            why = f"address_filter raised {type(error).__name__}: {escaped(str(error))}"
+            raise BrokerConnectionError(f"{node}: {why}", written=False) from error
+        if address is None:
+            raise BrokerConnectionError(f"{node}: address_filter refuses this address", written=False)
+        if (found := as_address(address)) is None:
+            why = f"address_filter returned {described(address)}; it must return (host, port), or None to refuse"
+            raise BrokerConnectionError(f"{node}: {why} the broker", written=False)
+        return found
+
+    def _dialed(self, link: _Link, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(task, None)
+        link.task = link.attempt = None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("%s: connecting failed", link.node, exc_info=error)
+            self._lost(link, BrokerConnectionError(f"{link.node}: {error!r}", written=False))
+        self._changed()
+
+    def _connection_changed(self, link: _Link, connection: Connection) -> None:
+        if connection.state is State.CLOSED and link.connection is connection:
+            link.connection = None
+            self._depart(connection)
+            if connection.error is not None:
+                if asyncio.get_running_loop().time() - link.ready_since >= self._config.reconnect_backoff_max:
+                    link.failures = 0
+                self._lost(link, connection.error)
+        self._changed()
+
+    def _lost(self, link: _Link, error: KafkaError) -> None:
+        """A connection broke or could not be made: wait before the next attempt, and refresh the metadata."""
+        if self._is_closed:
+            return
+        config = self._config
+        now = asyncio.get_running_loop().time()
+        link.losses += 1
+        longest = max(config.reconnect_backoff, config.reconnect_backoff_max)
+        if isinstance(error, AuthenticationError):
+            longest = max(longest, REFUSED_BACKOFF_MAX)
+        link.retry_at = now + backoff(
+            config.reconnect_backoff,
+            longest,
+            link.failures,
+            self._random,
+        )
+        link.failures += 1
+        link.last_error = error
+        self.lost += 1
+        self._metrics.count_error(type(error).__name__)
+        if self._links.get(link.node.node_id) is link:
+            level = logging.WARNING if link.failures == 1 else logging.DEBUG
+            logger.log(level, "%s; next attempt in %.3g s at the earliest", error, link.retry_at - now)
+            self._want_update()
+
+    def _want_update(self) -> None:
+        self.update_wanted = True
+        self._wake.set()
+
+    def _changed(self) -> None:
+        self._wake.set()
+        waiters, self._changes = self._changes, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def _change(self, until: float) -> None:
+        """Wait for a change, or until that loop time."""
+        waiter = asyncio.get_running_loop().create_future()
+        self._changes.append(waiter)
+        try:
+            async with asyncio.timeout_at(until):
+                await waiter
+        except TimeoutError:
+            pass
+        finally:
+            if waiter in self._changes:
+                self._changes.remove(waiter)
+
+    async def close(self) -> None:
+        """Close all connections; requests in flight fail. Afterwards neither task nor socket is left."""
+        self._is_closed = True
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        connections = [link.connection for link in self._links.values() if link.connection is not None]
+        for connection in [*connections, *self._departing]:
+            await connection.close()
+        self._departing.clear()
+        self._changed()

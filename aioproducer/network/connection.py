@@ -1,0 +1,832 @@
+"""One broker's socket: frames, the deque of requests in flight, deadlines, the handshake.
+
+Answers come in the order of the requests, so the oldest in flight owns the next frame. Whatever goes wrong
+on a connection ends it and fails everything in flight: a stream whose position is in doubt is never used
+again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import ssl
+from collections import deque
+from collections.abc import Callable
+from enum import Enum
+from functools import partial
+from typing import Any, TypeAlias
+
+from aioproducer.concurrency.tasks import new_task
+from aioproducer.concurrency.wakeup import CLOCK_SLACK
+from aioproducer.config import ProducerConfig
+from aioproducer.errors import (
+    AuthenticationError,
+    BrokerConnectionError,
+    KafkaError,
+    NotKafkaError,
+    ProtocolError,
+    RequestTimedOutError,
+)
+from aioproducer.metrics import Metrics
+from aioproducer.network.dialer import answers_tls, dial, shake_hands
+from aioproducer.network.handshake import BrokerVersions, learn_versions
+from aioproducer.network.large_answer import LARGE, LargeAnswer
+from aioproducer.network.wire import TlsWire, Wire
+from aioproducer.protocol.api import (
+    CLIENT_VERSIONS,
+    ApiKey,
+    decode_response,
+    decoding_response,
+    encode_request,
+)
+from aioproducer.protocol.frame import MAX_FRAME, MAX_FRAME_BEFORE_AUTHENTICATION, PREFIX_SIZE, Frames
+from aioproducer.protocol.messages import ApiVersionsRequest, ApiVersionsResponse
+from aioproducer.protocol.produce import ProduceBatches
+from aioproducer.protocol.schema import Message
+from aioproducer.security.authentication import Authentication
+from aioproducer.security.login import Login
+from aioproducer.security.sasl import Mechanism
+from aioproducer.security.tls import certificate_name, handshake_error
+from aioproducer.types import Node
+
+logger = logging.getLogger(__name__)
+
+HIGH_WATER = 1024 * 1024
+"""Bytes in the transport from which on nothing more is drained for this broker, until all have left."""
+
+NEAR = 0.001
+"""Seconds; a broker that answers sooner than this on average is near: a request that waits until half of those before
+it are answered waits about as long at most."""
+
+MAX_THROTTLE = 60.0
+"""Seconds; a broker that asks for more silence is not believed (the field could say 24 days)."""
+
+LATE_TIMER = 0.1
+"""Seconds. A deadline that is noticed later than this was missed because the event loop stood still:
+answers may be waiting unread in the socket, and get a moment to come in."""
+
+LONGEST_LOOK = 1.0
+"""Seconds for which a port that hung up is asked whether it wants TLS."""
+
+
+class State(Enum):
+    """Where a connection stands."""
+
+    CONNECTING = "connecting"
+    TLS = "tls"
+    NEGOTIATING = "negotiating"
+    AUTHENTICATING = "authenticating"
+    READY = "ready"
+    REAUTHENTICATING = "reauthenticating"
+    DRAINING = "draining"
+    """Takes no request any more, and closes when the last one in flight is answered."""
+    CLOSED = "closed"
+
+
+TRANSITIONS: dict[State, tuple[State, ...]] = {
+    State.CONNECTING: (State.TLS, State.CLOSED),
+    State.TLS: (State.NEGOTIATING, State.CLOSED),
+    State.NEGOTIATING: (State.AUTHENTICATING, State.CLOSED),
+    State.AUTHENTICATING: (State.READY, State.CLOSED),
+    State.READY: (State.REAUTHENTICATING, State.DRAINING, State.CLOSED),
+    State.REAUTHENTICATING: (State.READY, State.DRAINING, State.CLOSED),
+    State.DRAINING: (State.CLOSED,),
+    State.CLOSED: (),
+}
+
+
+Answered: TypeAlias = Callable[[Any, KafkaError | None], None]
+"""Called with the answer, or with None and the error."""
+
+
+class _InFlight:
+    """A request that was written and waits for its answer (or, without one, for its bytes to leave)."""
+
+    __slots__ = (
+        "answered",
+        "correlation_id",
+        "deadline",
+        "future",
+        "request",
+        "sent_at",
+        "start",
+        "timeout",
+        "version",
+    )
+
+    def __init__(
+        self,
+        request: Message | ProduceBatches,
+        version: int,
+        correlation_id: int,
+        future: asyncio.Future[Any],
+        answered: Answered | None,
+        sent_at: float,
+        timeout: float,
+        start: int,
+    ) -> None:
+        self.request = request
+        self.version = version
+        self.correlation_id = correlation_id
+        self.future = future
+        self.answered = answered
+        self.sent_at = sent_at
+        self.timeout = timeout
+        self.deadline = sent_at + timeout
+        self.start = start
+
+
+class Connection:
+    """A connection to one broker. `on_change` is called whenever `can_send` may have changed.
+
+    Built by Brokers, once per attempt to connect: a closed connection stays closed. Belongs to one loop.
+    """
+
+    def __init__(
+        self,
+        node_id: int,
+        host: str,
+        port: int,
+        config: ProducerConfig,
+        *,
+        on_change: Callable[[], None],
+        metrics: Metrics,
+        first_asked: int = CLIENT_VERSIONS[ApiKey.API_VERSIONS].max,
+        setup_timeout: float | None = None,
+        login: Login | None = None,
+        address: tuple[str, int] | None = None,
+        passed_over: int = 0,
+        renew_at: float = 0.85,
+    ) -> None:
+        """Nothing is opened yet.
+
+        Args:
+            node_id: the broker's id, negative for a bootstrap address.
+            host: the broker's name, which its certificate has to have.
+            port: its port.
+            config: the settings.
+            on_change: called whenever `can_send` may have changed.
+            metrics: where to count.
+            setup_timeout: seconds for each step until the connection can be used; request_timeout bounds answers too.
+            login: credentials and certificates, shared by all connections of a producer.
+            address: where to connect instead of host and port.
+            passed_over: how many of the name's addresses are tried after all others.
+            renew_at: the share of a session's life after which we authenticate anew.
+        """
+        self.node = Node(node_id, host, port)
+        self._address = address or (host, port)
+        self._passed_over = passed_over
+        self._login = login or Login(config)
+        self._config = config
+        self.on_change = on_change
+        self._metrics = metrics.node(node_id)
+        self._first_asked = first_asked
+        """The version of the first ApiVersions request."""
+        self._setup_timeout = setup_timeout or config.socket_connection_setup_timeout
+        self._answer_timeout = min(self._setup_timeout, config.request_timeout)
+        """Seconds for each answer of the handshake, TLS included."""
+        self._loop = asyncio.get_running_loop()
+        self._authentication = Authentication(
+            self._login, self, host=host, timeout=self._setup_timeout, renew_at=renew_at
+        )
+        # moved by _move() alone
+        self.state = State.CONNECTING
+        self._closed_in = State.CLOSED
+        """The state before CLOSED."""
+        self.error: KafkaError | None = None
+        """Why it was closed; None for a close in good order (idle, drained)."""
+        # set by the handshake
+        self.versions = BrokerVersions({})
+        # the socket
+        self._wire: Wire | None = None
+        self._opened_at = math.inf
+        """Loop time from which the socket was being opened: certificates were read and the name was resolved."""
+        self._reader_task: asyncio.Task[None] | None = None
+        self._session_task: asyncio.Task[None] | None = None
+        """Authenticates anew before a session ends, where sessions end."""
+        self._frame_limit = MAX_FRAME_BEFORE_AUTHENTICATION
+        self._congested = False
+        self._most_in_flight = config.max_in_flight_requests_per_connection
+        self.is_full = False
+        """No more requests may be in flight, or a near broker has not answered half of those that were as many. Until
+        then no answer wakes the sender, but `on_change` does: else each would be followed by a request on its own, for
+        a turn of the loop and a system call each."""
+        self._frames = Frames()
+        # requests
+        self._in_flight: deque[_InFlight] = deque()
+        self._unanswered: deque[int] = deque(maxlen=1000)
+        """Correlation ids of requests to which no answer is due."""
+        self._leaving: deque[_InFlight] = deque()
+        """Requests without an answer (acks=0) whose bytes are still in the transport."""
+        self._correlation_id = -1
+        self._sliced: set[int] = set()
+        """Correlation ids of the requests whose answers may be decoded in slices."""
+        self._first_request = -1
+        """Correlation id of the first request after the handshake."""
+        self.throttled_until = 0.0
+        """Loop time before which the broker wants to be left alone (KIP-219)."""
+        self.last_used = self._loop.time()
+        self.latency = 0.0
+        """Seconds from a request to its answer, smoothed."""
+        # one timer for the earliest deadline
+        self._timer: asyncio.TimerHandle | None = None
+        self._gave_a_moment = False
+
+    def __str__(self) -> str:
+        return str(self.node)
+
+    def __repr__(self) -> str:
+        return f"<Connection {self.node}, {self.state.value}, {self.in_flight} in flight>"
+
+    # What others may ask
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that were written and are not answered."""
+        return len(self._in_flight) + len(self._leaving)
+
+    @property
+    def can_send(self) -> bool:
+        """A request may be drained for this broker now."""
+        return (
+            self.state is State.READY
+            and not self._congested
+            and self._wire is not None
+            and not self._wire.is_closing
+            and not self.is_full
+            and (self.throttled_until == 0.0 or self.throttled_until <= self._loop.time())
+        )
+
+    @property
+    def is_gone(self) -> bool:
+        """Closed, and neither socket nor task is left."""
+        return self.state is State.CLOSED and all(task.done() for task in self._tasks())
+
+    @property
+    def unanswered_for(self) -> float:
+        """Seconds since the socket was being opened, while the broker has not answered ApiVersions; else 0.0."""
+        is_waiting = self.state in (State.CONNECTING, State.TLS, State.NEGOTIATING)
+        return max(self._loop.time() - self._opened_at, 0.0) if is_waiting else 0.0
+
+    def version_of(self, api_key: ApiKey, ceiling: int | None = None) -> int:
+        """The version in which requests of this API are sent here.
+
+        Raises:
+            UnsupportedVersionError: no version is spoken by both sides.
+        """
+        return self.versions.of(api_key, ceiling)
+
+    # Requests
+
+    def request(
+        self,
+        message: Message | ProduceBatches,
+        *,
+        timeout: float,
+        version_ceiling: int | None = None,
+        expects_response: bool = True,
+        answered: Answered | None = None,
+        in_slices: bool = False,
+    ) -> asyncio.Future[Any]:
+        """Write a request at once and return the future of its answer. Never waits.
+
+        The future fails with BrokerConnectionError, RequestTimedOutError or ProtocolError, whose `written`
+        says whether bytes of the request may have left. Cancelling it only gives up interest: the answer is
+        read and dropped. It need not be awaited.
+
+        Args:
+            timeout: seconds until the answer must be complete; then the connection is closed.
+            version_ceiling: the highest version that fits the message.
+            expects_response: False for acks=0: the future gets None once the bytes have left the transport.
+            answered: called besides, with an answer in the turn of the loop in which it came, where a callback of the
+                future would be called one turn later; never before `request` has returned.
+            in_slices: the future may get a LargeAnswer, which is decoded in slices.
+
+        Raises:
+            UnsupportedVersionError: no version is spoken by both sides; nothing was written.
+        """
+        if self.state is not State.READY:
+            future: asyncio.Future[Any] = self._loop.create_future()
+            error = BrokerConnectionError(f"{self}: the connection is {self.state.value}", written=False)
+            self._fail(future, answered, error)
+            return future
+        version = self.versions.of(message.api_key, version_ceiling)
+        answer = self._send(message, version, timeout, expects_response, answered)
+        if in_slices:
+            self._sliced.add(self._correlation_id)
+        return answer
+
+    def cork(self) -> None:
+        """Hold back requests until `uncork`, so that they are written together. No await may come between."""
+        if self._wire is not None:
+            self._wire.cork()
+
+    def uncork(self) -> None:
+        """Write what was held back."""
+        wire = self._wire
+        if wire is not None:
+            wire.uncork()
+            if not wire.unsent and not wire.is_closing:
+                self._drained()  # it went straight to the kernel, so no transport will say so
+
+    def _send(
+        self,
+        message: Message | ProduceBatches,
+        version: int,
+        timeout: float,
+        expects_response: bool = True,
+        answered: Answered | None = None,
+    ) -> asyncio.Future[Any]:
+        wire = self._wire
+        assert wire is not None  # the state says so
+        if wire.is_closing:
+            lost: asyncio.Future[Any] = self._loop.create_future()
+            error = BrokerConnectionError(f"{self}: the connection was lost", written=False)
+            self._fail(lost, answered, error)
+            return lost
+        self._correlation_id = correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
+        if isinstance(message, ProduceBatches):
+            segments = message.frame(version, correlation_id, self._config.client_id)
+        else:
+            segments = encode_request(message, version, correlation_id, self._config.client_id)
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self.last_used = now = self._loop.time()
+        entry = _InFlight(message, version, correlation_id, future, answered, now, timeout, wire.written)
+        self._metrics.requests += 1
+        self._metrics.bytes_sent += wire.write(segments)
+        unsent = wire.unsent
+        if unsent >= HIGH_WATER:
+            self._congested = True
+        if not expects_response:
+            self._unanswered.append(correlation_id)
+        if expects_response:
+            self._in_flight.append(entry)
+        elif unsent or wire.is_closing:  # a write that failed empties the transport too; _shut() will tell
+            self._leaving.append(entry)
+        else:
+            self._has_left(entry)
+            return future
+        if len(self._in_flight) + len(self._leaving) >= self._most_in_flight:
+            self.is_full = True
+        self._arm(entry.deadline)
+        return future
+
+    def _drained(self) -> None:
+        """Everything written has left for the kernel."""
+        if self.state is State.CLOSED or not (self._congested or self._leaving):
+            return
+        self._congested = False
+        while self._leaving:
+            self._has_left(self._leaving.popleft())
+        self.is_full = self.in_flight >= self._most_in_flight
+        self.on_change()
+        self._close_if_drained()
+
+    def _has_left(self, entry: _InFlight) -> None:
+        """The bytes of a request without an answer are in the kernel."""
+        if not entry.future.done():
+            entry.future.set_result(None)
+        if entry.answered is not None:
+            self._loop.call_soon(entry.answered, None, None)
+
+    # Answers
+
+    def _read_responses(self, data: bytes) -> None:
+        """Bytes came: the answers that are complete now are handled in this turn of the loop."""
+        try:
+            for frame in self._frames.feed(data, self._frame_limit):
+                self._receive(frame)
+        except NotKafkaError as error:
+            self._shut(NotKafkaError(f"{self}: {error.message}; the connection was closed", peer=error.peer))
+        except ProtocolError as error:
+            # Whatever makes no sense before the handshake is over does not come from a broker.
+            error_type = NotKafkaError if self.state is State.NEGOTIATING else type(error)
+            self._shut(error_type(f"{self}: {error.message}; the connection was closed{self._hint()}"))
+        except Exception:
+            logger.exception("%s: reading an answer failed", self)
+            self._shut(ProtocolError(f"{self}: an answer could not be handled; the connection was closed"))
+
+    async def _watch(self, wire: Wire) -> None:
+        """The task that waits for the end of the stream: lives as long as the socket."""
+        try:
+            wire.listen(self._read_responses)
+            await wire.reader.read()
+            where = " in the middle of an answer" if self._frames.is_cut_off else self._hint()
+            self._shut(BrokerConnectionError(f"{self}: the broker closed the connection{where}"))
+        except OSError as error:
+            self._shut(self._broken(error))
+        except asyncio.CancelledError:
+            self._shut(BrokerConnectionError(f"{self}: the reader task was cancelled"))
+            raise
+        with contextlib.suppress(OSError):
+            await wire.writer.wait_closed()
+
+    @property
+    def hung_up_on_versions(self) -> bool:
+        """The connection was lost between the question for the broker's versions and its answer."""
+        return self._closed_in is State.NEGOTIATING and type(self.error) is BrokerConnectionError
+
+    def _receive(self, frame: bytes) -> None:
+        if self.state is State.CLOSED or self._is_unasked(frame):
+            return
+        if not self._in_flight:
+            raise ProtocolError(f"an answer of {len(frame)} bytes came that nobody asked for")
+        entry = self._in_flight[0]
+        request = entry.request
+        response: Any
+        if isinstance(request, ProduceBatches):
+            response = request.answer(entry.version, frame, entry.correlation_id)
+        else:
+            response = self._decoded(request, entry, frame)
+        # Not before: an answer that makes no sense leaves its request in the deque, to fail with the others.
+        self._in_flight.popleft()
+        metrics = self._metrics
+        self.last_used = now = self._loop.time()
+        took = now - entry.sent_at
+        self.latency = took if self.latency == 0.0 else 0.8 * self.latency + 0.2 * took
+        metrics.responses += 1
+        metrics.bytes_received += PREFIX_SIZE + len(frame)
+        metrics.latency.add(took)
+        throttle_ms: int = getattr(response, "throttle_time_ms", 0)
+        if throttle_ms > 0:
+            self._throttle(throttle_ms / 1000)
+        if not entry.future.done():
+            entry.future.set_result(response)
+        if entry.answered is not None:
+            entry.answered(response, None)
+        if self.is_full:
+            self._look_for_room()
+        if self.state is State.DRAINING:
+            self._close_if_drained()
+
+    def _decoded(self, request: Message, entry: _InFlight, frame: bytes) -> Message | LargeAnswer:
+        if entry.correlation_id in self._sliced:
+            self._sliced.discard(entry.correlation_id)
+            if len(frame) > LARGE:
+                steps = decoding_response(request.Response, entry.version, frame, entry.correlation_id)
+                return LargeAnswer(steps, self._refuse)
+        return decode_response(request.Response, entry.version, frame, entry.correlation_id)
+
+    def heed_throttle(self, response: Message) -> None:
+        """Leave the broker alone for as long as an answer asks that was decoded in slices."""
+        throttle_ms: int = getattr(response, "throttle_time_ms", 0)
+        if throttle_ms > 0:
+            self._throttle(throttle_ms / 1000)
+
+    def _refuse(self, error: ProtocolError) -> KafkaError:
+        """Close because of an answer that was decoded in slices and makes no sense."""
+        refused = type(error)(f"{self}: {error.message}; the connection was closed")
+        self._shut(refused)
+        return refused
+
+    def _look_for_room(self) -> None:
+        left = self.in_flight
+        if left <= self._most_in_flight // 2 or (self.latency > NEAR and left < self._most_in_flight):
+            self.is_full = False
+            self.on_change()
+
+    def _close_if_drained(self) -> None:
+        if self.state is State.DRAINING and not self.in_flight:
+            self._shut(None)
+
+    def _throttle(self, seconds: float) -> None:
+        if seconds > MAX_THROTTLE:
+            logger.warning("%s asks for silence of %g s; %g s are kept", self, seconds, MAX_THROTTLE)
+            seconds = MAX_THROTTLE
+        self._metrics.throttle_time += seconds
+        self.throttled_until = max(self.throttled_until, self._loop.time() + seconds)
+
+    # Deadlines
+
+    def _arm(self, when: float) -> None:
+        """Let the timer fire no later than `when`. Answers don't disarm it: it looks again instead."""
+        if self._timer is not None:
+            if self._timer.when() <= when + CLOCK_SLACK:
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_at(when, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        requests = [*self._in_flight, *self._leaving]
+        idle = self._config.connections_max_idle
+        if requests:
+            deadline = min(entry.deadline for entry in requests)
+        elif idle > 0:
+            deadline = self.last_used + idle
+        else:
+            return
+        if deadline > now + CLOCK_SLACK:
+            self._gave_a_moment = False
+            self._arm(deadline)
+        elif not requests:
+            logger.debug("%s: closed after %g s without a request", self, idle)
+            self._shut(None)
+        elif deadline < now - LATE_TIMER and not self._gave_a_moment:
+            self._gave_a_moment = True
+            self._timer = self._loop.call_later(LATE_TIMER / 2, self._on_timer)
+        else:
+            late = min(requests, key=lambda entry: entry.deadline)
+            self._shut(BrokerConnectionError(self._no_answer(late)))
+
+    # Begin and end
+
+    async def connect(self) -> None:
+        """Open the socket, shake hands, authenticate. Cancelling it leaves nothing open.
+
+        Each step is bounded by the set-up time-out, each answer of the peer by `request_timeout` too.
+
+        Raises:
+            BrokerConnectionError: nobody listens, or the connection broke, or the time is over.
+            NotKafkaError: the peer is no Kafka broker, or not without TLS.
+            AuthenticationError: broker and client don't believe who the other one is.
+            BrokerError: the broker refuses the handshake.
+            ConfigError: certificates can't be read.
+        """
+        await self.reach()
+        await self.authenticate()
+
+    async def reach(self) -> None:
+        """Open the socket, agree on keys and versions: all of `connect` before authentication, with its errors."""
+        try:
+            self._wire = wire = await self._dial()
+            wire.on_drained = self._drained
+            self._advance(State.TLS)
+            await shake_hands(wire, self, self._answer_timeout)
+            self._reader_task = new_task(self._loop, self._watch(wire), f"aioproducer reader of {self.node}")
+            self._advance(State.NEGOTIATING)
+            self.versions = await learn_versions(self._ask_versions, self, self._first_asked)
+            self._advance(State.AUTHENTICATING)
+        except GeneratorExit:
+            raise  # thrown away with its loop: nothing can be awaited
+        except BaseException as error:
+            await self._give_up(error)
+            raise
+
+    async def authenticate(self) -> None:
+        """What `connect` does after `reach`: then the connection can be used."""
+        try:
+            if self._login.uses_sasl:
+                authentication = self._authentication
+                ask = partial(self._ask, timeout=self._answer_timeout)
+                await authentication.run(await authentication.credentials(), ask, self.versions)
+            self._frame_limit = MAX_FRAME
+            self._first_request = self._correlation_id + 1
+            self._advance(State.READY)
+        except GeneratorExit:
+            raise  # thrown away with its loop: nothing can be awaited
+        except BaseException as error:
+            await self._give_up(error)
+            raise
+        self._metrics.connects += 1
+        if self._authentication.has_end:
+            self._session_task = new_task(
+                self._loop, self._stay_authenticated(), f"aioproducer session with {self.node}"
+            )
+        if self._config.connections_max_idle > 0:
+            self._arm(self.last_used + self._config.connections_max_idle)
+        self.on_change()
+
+    async def _give_up(self, error: BaseException) -> None:
+        """Leave nothing open after an attempt that failed. Raises a more specific error if there is one."""
+        self._metrics.connect_failures += 1
+        self._shut(error if isinstance(error, KafkaError) else BrokerConnectionError(f"{self}: given up"))
+        if self._wire is not None:
+            self._wire.abort()
+        await self._ended()
+        if type(error) is BrokerConnectionError and self.hung_up_on_versions:
+            await self._look_for_tls(error)
+
+    async def _dial(self) -> Wire:
+        make_wire: Callable[[asyncio.AbstractEventLoop], Wire] = Wire
+        if self._login.uses_tls:
+            # Before the socket: files may have to be read, and the peer need not wait for that.
+            context = await self._tls_context()
+            make_wire = partial(TlsWire, context=context, server_name=certificate_name(self.node.host))
+        host, port = self._address
+        return await dial(
+            host,
+            port,
+            self._setup_timeout,
+            make_wire=make_wire,
+            connector=self._config.connector,
+            address_filter=self._config.resolved_address_filter,
+            passed_over=self._passed_over,
+            on_open=self._opens,
+        )
+
+    def _opens(self) -> None:
+        self._opened_at = self._loop.time()
+
+    async def _tls_context(self) -> ssl.SSLContext:
+        """Files may hang, those of a network or behind threads that are all busy, but no longer than any step may."""
+        try:
+            async with asyncio.timeout(self._setup_timeout):
+                return await self._login.tls_context()
+        except TimeoutError:
+            pass
+        message = f"{self}: certificates were not read within {self._setup_timeout:g} s"
+        raise BrokerConnectionError(message, written=False)
+
+    async def _look_for_tls(self, error: BrokerConnectionError) -> None:
+        """Raise NotKafkaError if the port that hung up on us is one for TLS. Old brokers hang up on versions too."""
+        if self._login.uses_tls or self._first_asked > 0:
+            return
+        host, port = self._address
+        timeout = min(self._setup_timeout, LONGEST_LOOK)
+        config = self._config
+        if await answers_tls(
+            host, port, timeout, config.connector, config.resolved_address_filter, self._passed_over
+        ):
+            raise NotKafkaError(
+                f"{self}: the peer hung up on a Kafka request and answers TLS: this port wants TLS, so set "
+                "security_protocol to SSL or SASL_SSL",
+                peer="TLS",
+            ) from error
+
+    def _is_unasked(self, frame: bytes) -> bool:
+        """Some brokers (Azure Event Hubs) answer requests with acks=0 too; that says nothing to anybody."""
+        if not self._unanswered or len(frame) < 4:
+            return False
+        correlation_id = int.from_bytes(frame[:4])
+        while self._unanswered and self._unanswered[0] <= correlation_id:
+            if self._unanswered.popleft() == correlation_id:
+                return True
+        return False
+
+    def _broken(self, error: OSError) -> KafkaError:
+        """What the reader met: with TLS 1.3 a broker refuses our certificate after the handshake."""
+        if isinstance(error, ssl.SSLError) and self.state is State.NEGOTIATING:
+            return handshake_error(self, error)
+        return BrokerConnectionError(
+            f"{self}: connection lost: {str(error) or type(error).__name__}{self._hint()}"
+        )
+
+    async def _ask(self, request: Message, version: int, timeout: float) -> Message:
+        answer: Message = await self._send(request, version, timeout)
+        return answer
+
+    async def _stay_authenticated(self) -> None:
+        """Authenticate anew before each end of the session (KIP-368)."""
+        try:
+            while self._authentication.has_end:
+                mechanism = await self._authentication.renewal()
+                if self.state is not State.READY:
+                    return
+                await self._reauthenticate(mechanism)
+        except KafkaError as error:
+            self._shut(error)
+        except Exception:
+            logger.exception("%s: authenticating anew failed", self)
+            self._shut(
+                BrokerConnectionError(f"{self}: authenticating anew failed; the connection was closed")
+            )
+
+    async def _reauthenticate(self, mechanism: Mechanism) -> None:
+        """From the first request to the last answer nothing else is written: brokers refuse it (KIP-368).
+
+        Answers to what was written before come first, in their order.
+        """
+        used = self.last_used
+        self._move(State.REAUTHENTICATING)
+        timeout = max(self._setup_timeout, self._config.request_timeout)
+        await self._authentication.run(mechanism, partial(self._ask, timeout=timeout), self.versions)
+        if self.state is State.REAUTHENTICATING:
+            self.last_used = used  # this is no use that keeps an idle connection open
+            self._move(State.READY)
+            self.on_change()
+
+    def _advance(self, to: State) -> None:
+        """One step of the handshake. The connection may have been closed since the last one was answered."""
+        if self.state is State.CLOSED:
+            raise self.error or BrokerConnectionError(f"{self}: the connection was closed")
+        self._move(to)
+
+    async def _ask_versions(self, request: ApiVersionsRequest, version: int) -> ApiVersionsResponse:
+        answer = await self._send(request, version, self._answer_timeout)
+        assert isinstance(answer, ApiVersionsResponse)
+        return answer
+
+    def drain(self) -> None:
+        """Take no request any more and close once those in flight are answered or failed."""
+        if self.state is State.READY or self.state is State.REAUTHENTICATING:
+            self._move(State.DRAINING)
+            if not self.in_flight:
+                self._shut(None)
+        elif self.state is not State.DRAINING:
+            self._shut(None)
+
+    def abort(self, error: KafkaError) -> None:
+        """Close at once because of `error`, which is what everything in flight fails with."""
+        self._shut(error)
+
+    async def close(self) -> None:
+        """Close at once, failing what is in flight. Afterwards neither task nor socket is left."""
+        self._shut(BrokerConnectionError(f"{self}: the connection was closed by this client"))
+        await self._ended()
+
+    async def _ended(self) -> None:
+        tasks = [task for task in self._tasks() if task is not asyncio.current_task()]
+        if tasks:
+            await asyncio.wait(tasks)
+        if self._reader_task is None and self._wire is not None:
+            with contextlib.suppress(OSError):
+                await self._wire.writer.wait_closed()
+
+    def _tasks(self) -> list[asyncio.Task[None]]:
+        return [task for task in (self._reader_task, self._session_task) if task is not None]
+
+    def _shut(self, error: KafkaError | None) -> None:
+        """The one way into CLOSED: stops the timer, drops the socket, fails what is in flight."""
+        if self.state is State.CLOSED:
+            return
+        was_open = self.state in (State.READY, State.REAUTHENTICATING, State.DRAINING)
+        self._closed_in = self.state
+        self._move(State.CLOSED)
+        self.error = error
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._session_task is not None and self._session_task is not asyncio.current_task():
+            self._session_task.cancel()
+        # Before the transport forgets its buffer: a request that lies wholly in it was never sent.
+        left = 0
+        if self._wire is not None:
+            left = self._wire.left
+            self._wire.abort()
+        now = self._loop.time()
+        entries = [*self._in_flight, *self._leaving]
+        self._in_flight.clear()
+        self._leaving.clear()
+        for entry in entries:
+            self._fail(entry.future, entry.answered, self._failure(error, entry, entry.start < left, now))
+        if was_open:
+            self._metrics.disconnects += 1
+            logger.debug("%s: closed: %s", self, error or "in good order")
+        self.on_change()
+
+    def _failure(self, error: KafkaError | None, entry: _InFlight, written: bool, now: float) -> KafkaError:
+        if isinstance(error, NotKafkaError):
+            return NotKafkaError(error.message, peer=error.peer, written=written)
+        if isinstance(error, ProtocolError):
+            return type(error)(error.message, written=written)
+        if isinstance(error, BrokerConnectionError) and entry.deadline <= now + CLOCK_SLACK:
+            return RequestTimedOutError(self._no_answer(entry), written=written)
+        if isinstance(error, AuthenticationError) and self._closed_in is State.NEGOTIATING:
+            return error  # with TLS 1.3, a broker that refuses our certificate says so where it should answer
+        message = error.message if error is not None else f"{self}: the connection was closed"
+        return BrokerConnectionError(message, written=written)
+
+    def _no_answer(self, entry: _InFlight) -> str:
+        what = f"{entry.request.api_key.name} within {entry.timeout:.3g} s"
+        return f"{self}: no answer to {what}; the connection was closed{self._hint()}"
+
+    def _hint(self) -> str:
+        """A silent peer is often no Kafka broker, or one that speaks TLS."""
+        state = self._closed_in if self.state is State.CLOSED else self.state
+        if state in (State.READY, State.DRAINING):
+            return self._hint_of_sasl()
+        if state is State.AUTHENTICATING:
+            return f" during authentication by {self._config.sasl_mechanism}" if self._login.uses_sasl else ""
+        if state is not State.NEGOTIATING:
+            return ""
+        return " during the handshake: is this the port of a Kafka broker, and is security_protocol its listener's?"
+
+    def _hint_of_sasl(self) -> str:
+        """A listener of SASL answers ApiVersions and hangs up on the first request after it."""
+        first = self._in_flight[0] if self._in_flight else None
+        if self._login.uses_sasl or first is None or first.correlation_id != self._first_request:
+            return ""
+        return (
+            " instead of an answer to the first request: does this listener want SASL? Then set security_protocol to "
+            f"{'SASL_SSL' if self._login.uses_tls else 'SASL_PLAINTEXT'}"
+        )
+
+    @property
+    def progress(self) -> str:
+        """What an attempt to connect is waiting for, and since when."""
+        opened = self._opened_at
+        seconds = f"{self._loop.time() - opened:.3g} s" if opened < math.inf else ""
+        if self.state is State.CONNECTING:
+            return f"no connection yet after {seconds}" if seconds else "the name is being resolved"
+        if self.state is State.TLS:
+            return f"the port accepted the connection and has not answered the TLS handshake for {seconds}"
+        if self.state is State.NEGOTIATING:
+            return f"the port accepted the connection and has not answered ApiVersions for {seconds}{self._hint()}"
+        if self.state is State.AUTHENTICATING:
+            return "the authentication has not ended yet"
+        return "not connected yet"
+
+    def _fail(self, future: asyncio.Future[Any], answered: Answered | None, error: KafkaError) -> None:
+        if not future.done():
+            future.set_exception(error)
+            future.exception()  # counts as looked at: nobody has to await a request
+        if answered is not None:
+            self._loop.call_soon(answered, None, error)
+
+    def _move(self, to: State) -> None:
+        """Every change of state goes through here; the table above is the whole truth."""
+        assert to in TRANSITIONS[self.state], f"{self.state} to {to}"
+        self.state = to

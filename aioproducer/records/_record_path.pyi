@@ -1,0 +1,248 @@
+"""Types of the compiled record path; _record_path.pyx has the documentation."""
+
+from array import array
+from asyncio import AbstractEventLoop
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextvars import Context
+from typing import TYPE_CHECKING, Any, Protocol
+
+from aioproducer.errors import KafkaError
+from aioproducer.types import Headers, TopicPartition
+
+if TYPE_CHECKING:
+    from aioproducer.records.batch import ProducerBatch
+    from aioproducer.records.idempotence import PartitionSequence
+
+HEADER_SIZE: int
+LARGE_RECORD: int
+
+Data = bytes | bytearray | memoryview
+
+def whole_number(value: object) -> int | None: ...
+def murmur2(key: Data) -> int: ...
+
+class BufferMemory:
+    total: int
+    available: int
+    waiters: int
+    def __init__(self, total: int) -> None: ...
+    def take(self, size: int) -> bool: ...
+    def give(self, size: int) -> None: ...
+
+class Batch:
+    queue: PartitionQueue
+    record_count: int
+    is_open: bool
+    is_done: bool
+    base_timestamp: int
+    max_timestamp: int
+    last_timestamp: int
+    reserved: int
+    base_offset: int
+    log_append_time: int
+    log_start_offset: int
+    error: BaseException | None
+    record_errors: dict[int, BaseException] | None
+    unretrieved: int
+    is_due: bool
+    def __init__(self, queue: PartitionQueue, loop: AbstractEventLoop, capacity: int, limit: int) -> None: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def records(self) -> memoryview: ...
+    def freeze(self) -> int: ...
+    @property
+    def is_whole(self) -> bool: ...
+    def complete_records(self) -> None: ...
+    def take_reserved(self) -> int: ...
+    def try_append(
+        self, value: Data | None, key: Data | None, timestamp_ms: int | None, headers: Headers | None
+    ) -> bool: ...
+    def delivery(self, index: int = 0, timestamp: int | None = None) -> Delivery: ...
+    def another(self, delivery: Delivery) -> Delivery: ...
+    def nobody_looked(self, count: int) -> None: ...
+    def looked_at(self, index: int) -> None: ...
+    @property
+    def unseen_errors(self) -> list[BaseException]: ...
+    parts: list[tuple[int, Batch]] | None
+    def complete(self, base_offset: int, log_append_time: int, log_start_offset: int) -> None: ...
+    def fail(self, error: BaseException) -> None: ...
+    withdrawn: tuple[int, ...]
+    left_out: tuple[int, ...]
+    def end_record(self, delivery: Delivery, error: BaseException, withdraw: bool) -> None: ...
+    def take_records(self, parent: Batch, first: int, end: int, errors: dict[int, BaseException]) -> None: ...
+    def split_into(self, parts: Sequence[tuple[int, Batch]]) -> None: ...
+    def leave_out_withdrawn(self) -> None: ...
+    def original_index(self, index: int) -> int: ...
+
+class RecordMetadata:
+    topic: str
+    partition: int
+    timestamp: int
+    timestamp_type: int
+    log_start_offset: int
+    def __init__(
+        self,
+        topic: str,
+        partition: int,
+        offset: int | None,
+        timestamp: int = -1,
+        timestamp_type: int = 0,
+        log_start_offset: int = -1,
+    ) -> None: ...
+    @property
+    def offset(self) -> int | None: ...
+    @property
+    def topic_partition(self) -> TopicPartition: ...
+
+class Delivery:
+    _asyncio_future_blocking: bool
+    @property
+    def _cancel_message(self) -> Any: ...
+    @property
+    def _loop(self) -> AbstractEventLoop: ...
+    @property
+    def topic_partition(self) -> TopicPartition: ...
+    @property
+    def batch(self) -> ProducerBatch: ...
+    def get_loop(self) -> AbstractEventLoop: ...
+    def done(self) -> bool: ...
+    def cancelled(self) -> bool: ...
+    def cancel(self, msg: Any = None) -> bool: ...
+    def result(self) -> RecordMetadata: ...
+    def exception(self) -> BaseException | None: ...
+    def add_done_callback(
+        self, callback: Callable[[Delivery], object], *, context: Context | None = None
+    ) -> None: ...
+    def remove_done_callback(self, callback: Callable[[Delivery], object]) -> int: ...
+    def __await__(self) -> Generator[Any, None, RecordMetadata]: ...
+    def __iter__(self) -> Iterator[Any]: ...
+
+class PartitionQueue:
+    topic: str
+    partition: int
+    batches: deque[ProducerBatch]
+    tail: ProducerBatch | None
+    in_flight: list[ProducerBatch]
+    retry_at: float
+    sequence: PartitionSequence | None
+    size_hint: int
+    node_id: int
+    def __init__(self, topic: str, partition: int) -> None: ...
+
+class Topic:
+    name: str
+    queues: list[PartitionQueue]
+    next_partition: Callable[[int], int]
+    sticky_partition: int
+    sticky_bytes: int
+    def __init__(self, name: str) -> None: ...
+
+class _Packing(Protocol):
+    @property
+    def turn_is_full(self) -> bool: ...
+
+class _Accumulator(Protocol):
+    @property
+    def topics(self) -> dict[str, Topic]: ...
+    @property
+    def packing(self) -> _Packing: ...
+
+class Gate:
+    is_open: bool
+    def __init__(self) -> None: ...
+
+class RecordPath:
+    _gate: Gate
+    def _bind(
+        self,
+        loop: AbstractEventLoop,
+        accumulator: _Accumulator,
+        memory: BufferMemory,
+        batch_size: int,
+        max_request_size: int,
+        is_plain: bool,
+        wall_clock: Callable[[], int] | None,
+    ) -> None: ...
+    def _unbind(self) -> None: ...
+    def _check_usable(self) -> None: ...
+    def _check_may_append(self) -> None: ...
+    def _check_place(self) -> None: ...
+    async def send(
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        headers: Headers | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> Delivery: ...
+    async def send_and_wait(
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        headers: Headers | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> RecordMetadata: ...
+    def try_send(
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        headers: Headers | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> Delivery: ...
+    def _append(
+        self,
+        topic: Topic,
+        value: Any,
+        key: Any,
+        partition: int,
+        timestamp_ms: int | None,
+        headers: Headers | None,
+        has_turn: bool,
+    ) -> Delivery | None: ...
+    def _append_rows(
+        self, topic: Topic, rows: Rows, refusals: list[KafkaError | None] | None, has_turn: bool
+    ) -> int: ...
+
+class Span:
+    batch: Batch
+    first: int
+    count: int
+    def __init__(self, batch: Batch, first: int, count: int = 0) -> None: ...
+
+class Rows:
+    count: int
+    next: int
+    errors: dict[int, BaseException]
+    spans: list[Span]
+    has_waited_in_vain: bool
+    def __init__(self, values: Any, keys: Any, headers: Any, timestamps: Any, partitions: Any) -> None: ...
+    @property
+    def is_complete(self) -> bool: ...
+    @property
+    def largest_partition(self) -> int: ...
+    def refuse(self, error: BaseException) -> None: ...
+    def refuse_rest(self, error: BaseException) -> None: ...
+    def record(self) -> tuple[Any, Any, int | None, int | None, Any]: ...
+    def sent(self, delivery: Delivery) -> None: ...
+    def place(self, row: int) -> int: ...
+    def timestamp(self, row: int) -> int: ...
+    def rows_of(self, partition: int) -> memoryview: ...
+
+def murmur2_partitions(keys: Any, partitions: int) -> array[int]: ...
+
+ALL_APPENDED: int
+OTHERS_TURN: int
+NO_ROOM: int

@@ -1,0 +1,1554 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+# cython: embedsignature=False, freethreading_compatible=True
+"""The compiled part of a record's path: `send` -> partition -> append, and from the answer back to the delivery.
+
+What stands here runs once per record; everything that runs once per batch or less is Python (producer.py,
+accumulator.py, batch.py). tests/oracle.py is the plain-Python encoder that this one is compared with.
+
+    RecordPath    base of Producer: send, try_send, send_and_wait
+    Topic         what a record needs to know of its topic: its queues, the sticky partition
+    PartitionQueue   the deque of batches of one partition and its open last one
+    Batch         base of ProducerBatch: the encoded records, and who waits for them
+    Delivery      (batch, index): what asyncio takes for a future
+    BufferMemory  the bytes that may be buffered
+    Rows          the columns of one send_many, and where each row went (_columns.pxi)
+
+All of it is written by the loop's thread. Other threads complete and compress batches, look at deliveries (the blocking
+producer) and throw them away; what they touch is guarded by a Mutex or an atomic access, for Pythons without the GIL.
+"""
+
+cimport cython
+from cpython.buffer cimport (
+    PyBUF_FORMAT, PyBUF_ND, PyBuffer_FillInfo, PyBuffer_Release, PyObject_CheckBuffer, PyObject_GetBuffer,
+)
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
+from cpython.dict cimport PyDict_GetItem
+from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy
+
+import asyncio
+import contextvars
+import os
+from asyncio import CancelledError, InvalidStateError
+from bisect import bisect_left
+from collections import deque
+from copy import copy
+from operator import index
+
+from aioproducer.errors import (
+    ForkedError, InvalidRecordError, ProducerClosed, ProducerNotStartedError, RecordTooLargeError,
+    UnknownPartitionError, WrongLoopError,
+)
+from aioproducer.types import TopicPartition
+
+cdef extern from "Python.h":
+    const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size) except NULL
+
+cdef extern from "pythread.h":
+    unsigned long PyThread_get_thread_ident()
+
+cdef extern from *:
+    """
+    static void aioproducer_set_am_send(PyObject *type, int (*send)(PyObject *, PyObject *, PyObject **)) {
+        ((PyTypeObject *)type)->tp_as_async->am_send = (sendfunc)send;
+        PyType_Modified((PyTypeObject *)type);
+    }
+    #if defined(__GNUC__) || defined(__clang__)
+    #define aioproducer_prefetch(at) \\
+        (__builtin_prefetch((at), 1), __builtin_prefetch((at) + 64, 1), __builtin_prefetch((at) + 128, 1))
+    #else
+    #define aioproducer_prefetch(at) ((void)0)
+    #endif
+    """
+    void aioproducer_prefetch(const char* at) noexcept nogil
+    void aioproducer_set_am_send(PyObject* type, int (*send)(PyObject*, PyObject*, PyObject**) except -1)
+
+cdef extern from *:
+    """
+    #ifdef Py_GIL_DISABLED
+    typedef PyMutex aioproducer_mutex;
+    #define aioproducer_lock(mutex) PyMutex_Lock(mutex)
+    #define aioproducer_unlock(mutex) PyMutex_Unlock(mutex)
+    #else    /* the GIL is lock enough */
+    typedef struct { char unused; } aioproducer_mutex;
+    #define aioproducer_lock(mutex) ((void)(mutex))
+    #define aioproducer_unlock(mutex) ((void)(mutex))
+    #endif
+    #define aioproducer_is_set(flag) __atomic_load_n(flag, __ATOMIC_ACQUIRE)
+    #define aioproducer_set(flag, value) __atomic_store_n(flag, value, __ATOMIC_RELEASE)
+    #define aioproducer_add(number, more) ((void)__atomic_fetch_add(number, more, __ATOMIC_RELAXED))
+    #define aioproducer_publish() __atomic_thread_fence(__ATOMIC_RELEASE)
+    """
+    # Held over a few assignments only: never while Python code may run, which also the last reference to an object
+    # does that goes away.
+    ctypedef struct Mutex "aioproducer_mutex":
+        pass
+    void lock "aioproducer_lock"(Mutex* mutex) noexcept nogil
+    void unlock "aioproducer_unlock"(Mutex* mutex) noexcept nogil
+    # Who sees the flag sees what was written before it was set.
+    bint flag_is_set "aioproducer_is_set"(uint8_t* flag) noexcept nogil
+    void set_flag "aioproducer_set"(uint8_t* flag, uint8_t value) noexcept nogil
+    void add_to "aioproducer_add"(int* number, int more) noexcept nogil
+    void publish "aioproducer_publish"() noexcept nogil
+
+cdef extern from "time.h" nogil:
+    struct timespec:
+        long tv_sec
+        long tv_nsec
+    int clock_gettime(int clock, timespec* now)
+    int CLOCK_REALTIME
+
+DEF HEADER = 61                # bytes of a batch before its records (DefaultRecordBatch.RECORD_BATCH_OVERHEAD)
+DEF LONGEST_VARINT = 5
+DEF TURN_AFTER = 1 << 20       # how much one turn of the loop may append before `send` lets others run:
+DEF RECORD_COST = 512          # each record counts its bytes and these; about 1 ms, and enough for a large request
+DEF LARGE = 4 << 20            # bytes from which on a thread copies a value: in the loop 100 MiB would take 60-200 ms
+DEF STICKY_LEAST = 16 << 10    # bytes without a key after which a partition is left between two batches (Java's batch.size)
+
+HEADER_SIZE = HEADER
+LARGE_RECORD = LARGE
+
+cdef object _running_loop = asyncio._get_running_loop
+cdef object _copy_context = contextvars.copy_context
+cdef int _generation = 0       # changes in a forked child, so that no inherited producer is used there
+
+
+def _forked():
+    global _generation
+    _generation += 1
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+# ---------------------------------------------------------------------------------------------- varints, murmur2
+
+cdef inline uint64_t zigzag(int64_t value) noexcept nogil:
+    return (<uint64_t>value << 1) ^ <uint64_t>(value >> 63)
+
+
+cdef inline int varint_size(int64_t value) noexcept nogil:
+    cdef uint64_t left = zigzag(value)
+    cdef int size = 1
+    while left >= 0x80:
+        left >>= 7
+        size += 1
+    return size
+
+
+cdef inline char* put_varint(char* at, int64_t value) noexcept nogil:
+    cdef uint64_t left = zigzag(value)
+    while left >= 0x80:
+        at[0] = <char>((left & 0x7F) | 0x80)
+        left >>= 7
+        at += 1
+    at[0] = <char>left
+    return at + 1
+
+
+cdef inline const char* get_varint(const char* at, int64_t* value) noexcept nogil:
+    """Reads what put_varint wrote; for our own bytes only."""
+    cdef uint64_t result = 0
+    cdef int shift = 0
+    while at[0] & 0x80:
+        result |= <uint64_t>(at[0] & 0x7F) << shift
+        shift += 7
+        at += 1
+    result |= <uint64_t>at[0] << shift
+    value[0] = <int64_t>(result >> 1) ^ -<int64_t>(result & 1)
+    return at + 1
+
+
+cdef inline char* put_bytes(char* at, const char* data, Py_ssize_t size) noexcept nogil:
+    """A length (-1 for null) and the bytes; with NULL for them, room for as many."""
+    at = put_varint(at, size)
+    if size > 0:
+        if data != NULL:
+            memcpy(at, data, size)
+        at += size
+    return at
+
+
+cdef uint32_t murmur2_of(const unsigned char* data, Py_ssize_t size) noexcept nogil:
+    # org.apache.kafka.common.utils.Utils.murmur2: seed 0x9747b28c, little endian words.
+    cdef uint32_t m = 0x5BD1E995
+    cdef uint32_t h = 0x9747B28Cu ^ <uint32_t>size
+    cdef uint32_t k
+    cdef Py_ssize_t i = 0
+    while size - i >= 4:
+        k = (data[i] | (<uint32_t>data[i + 1] << 8) | (<uint32_t>data[i + 2] << 16) | (<uint32_t>data[i + 3] << 24))
+        k *= m
+        k ^= k >> 24
+        k *= m
+        h *= m
+        h ^= k
+        i += 4
+    if size - i == 3:
+        h ^= <uint32_t>data[i + 2] << 16
+    if size - i >= 2:
+        h ^= <uint32_t>data[i + 1] << 8
+    if size - i >= 1:
+        h ^= data[i]
+        h *= m
+    h ^= h >> 13
+    h *= m
+    h ^= h >> 15
+    return h
+
+
+def murmur2(key):
+    """Java's murmur2 of `key` as a signed 32-bit number; `& 0x7fffffff`, modulo the partitions, is the partition."""
+    cdef const unsigned char[::1] view = key
+    cdef uint32_t h = murmur2_of(&view[0] if view.shape[0] else NULL, view.shape[0])
+    return <int32_t>h
+
+
+# ------------------------------------------------------------------------------------------------ BufferMemory
+
+@cython.final
+cdef class BufferMemory:
+    """Bytes that batches may hold, as Kafka's BufferPool counts them. Waiting for them is accumulator.py's."""
+
+    cdef readonly int64_t total
+    cdef readonly int64_t available
+    cdef public int waiters
+    """How many `send` calls wait for room. While there are any, nobody else gets memory: first come, first served."""
+
+    def __init__(self, int64_t total):
+        self.total = self.available = total
+        self.waiters = 0
+
+    cpdef bint take(self, int64_t size) noexcept:
+        """Reserve bytes, or do nothing and say no."""
+        if size > self.available:
+            return False
+        self.available -= size
+        return True
+
+    def give(self, int64_t size):
+        """Return bytes that `take` handed out."""
+        self.available += size
+        assert self.available <= self.total, "buffer memory returned twice"
+
+
+# -------------------------------------------------------------------------------------------------- the records
+
+DEF SPARE_BUFFERS = 256
+DEF SMALLEST_SPARE = 16 * 1024
+DEF LARGEST_SPARE = 256 * 1024
+
+cdef char* spare_data[SPARE_BUFFERS]
+cdef Py_ssize_t spare_capacity[SPARE_BUFFERS]
+cdef int spares = 0
+cdef Mutex of_spares           # all loops of the process share them
+
+
+cdef char* allocate(Py_ssize_t* capacity) except NULL:
+    """At least `capacity` bytes. The allocator gives large blocks back to the system and gets them again page by page,
+    which was a tenth of all time, so up to 64 MiB (buffer_memory's default) are kept: only what nobody can see any more
+    (RecordsBuffer.__dealloc__).
+    """
+    global spares
+    cdef int i
+    cdef char* data = NULL
+    lock(&of_spares)
+    for i in range(spares - 1, -1, -1):
+        if capacity[0] <= spare_capacity[i] <= 2 * capacity[0]:
+            data = spare_data[i]
+            capacity[0] = spare_capacity[i]
+            spares -= 1
+            spare_data[i] = spare_data[spares]
+            spare_capacity[i] = spare_capacity[spares]
+            break
+    unlock(&of_spares)
+    if data != NULL:
+        return data
+    data = <char*>malloc(max(capacity[0], 1))
+    if data == NULL:
+        raise MemoryError
+    return data
+
+
+cdef void keep_or_free(char* data, Py_ssize_t capacity) noexcept:
+    global spares
+    if SMALLEST_SPARE <= capacity <= LARGEST_SPARE:
+        lock(&of_spares)
+        if spares < SPARE_BUFFERS:
+            spare_data[spares] = data
+            spare_capacity[spares] = capacity
+            spares += 1
+            data = NULL
+        unlock(&of_spares)
+    free(data)
+
+
+@cython.final
+cdef class RecordsBuffer:
+    """The encoded records of one batch. Grows while the batch is open, then never changes.
+
+    Every view keeps it alive, so what a transport still holds can't be overwritten by another batch.
+    """
+
+    cdef char* data
+    cdef Py_ssize_t capacity   # what may be used
+    cdef Py_ssize_t allocated
+    cdef Py_ssize_t size
+    cdef bint was_viewed
+
+    def __cinit__(self, Py_ssize_t capacity):
+        self.capacity = self.allocated = capacity
+        self.data = allocate(&self.allocated)
+
+    def __dealloc__(self):
+        if self.data != NULL:
+            keep_or_free(self.data, self.allocated)
+
+    cdef int resize(self, Py_ssize_t capacity) except -1:
+        assert not self.was_viewed and capacity >= self.size
+        cdef Py_ssize_t allocated = capacity
+        cdef char* data
+        if not capacity <= self.allocated <= 2 * capacity:
+            data = allocate(&allocated)
+            memcpy(data, self.data, self.size)
+            keep_or_free(self.data, self.allocated)
+            self.data = data
+            self.allocated = allocated
+        self.capacity = capacity
+        return 0
+
+    def __getbuffer__(self, Py_buffer* view, int flags):
+        PyBuffer_FillInfo(view, self, self.data, self.size, 1, flags)
+        self.was_viewed = True
+
+
+cdef struct Record:
+    const char* key
+    Py_ssize_t key_size
+    const char* value
+    Py_ssize_t value_size
+    int64_t timestamp
+    Py_ssize_t headers_size    # all bytes of the headers, their count included
+
+
+cdef class Batch:
+    """Records of one partition, encoded, and the deliveries that somebody waits for.
+
+    Base of batch.ProducerBatch, which owns the states; here is what each record touches.
+    """
+
+    cdef public PartitionQueue queue
+    cdef readonly int record_count
+    cdef readonly bint is_open
+    cdef uint8_t ended             # a flag, which other threads read: what is written before it, is written once
+    cdef readonly int64_t base_timestamp
+    cdef readonly int64_t max_timestamp
+    cdef readonly int64_t last_timestamp
+    """Of the record that try_append() added last."""
+    cdef public int64_t reserved
+    """Bytes of the buffer memory that this batch holds until it is released."""
+    cdef Mutex mutex               # of `buffer` and `late_value`, where a thread may meet the loop's
+    cdef RecordsBuffer buffer
+    cdef Py_ssize_t limit
+    cdef bytes late_value          # a large one that has its place in the buffer, and is not there yet
+    cdef Py_ssize_t late_at
+    cdef object loop
+    cdef list waiters
+    """Deliveries with callbacks; None without any."""
+    # the result, written once
+    cdef readonly int64_t base_offset
+    cdef readonly int64_t log_append_time
+    cdef readonly int64_t log_start_offset
+    cdef readonly object error
+    cdef public dict record_errors
+    """Errors of single records by index, where they differ from the batch's."""
+    cdef set seen
+    """Indexes of those of them that somebody has looked at; None before there is any."""
+    cdef readonly tuple withdrawn
+    """Indexes, ascending, of records that are left out, because their deliveries ended before the first attempt."""
+    cdef readonly tuple left_out
+    """Those of them without which the records were built already; the same object when that is all of them."""
+    cdef readonly int unretrieved
+    """Deliveries that were thrown away before anybody looked at their result."""
+    cdef public bint is_due
+    """It has lingered, or somebody waits for it alone: it is sent although it is open."""
+    cdef readonly list parts
+    """Once it was split: (first index, Batch), ascending. Its deliveries move on to the part that holds their record."""
+
+    def __init__(self, PartitionQueue queue, loop, Py_ssize_t capacity, Py_ssize_t limit):
+        # Both in bytes of records, the batch's header not counted.
+        self.queue = queue
+        self.loop = loop
+        self.buffer = RecordsBuffer(capacity)
+        self.reserved = capacity
+        self.limit = limit
+        self.is_open = True
+        self.withdrawn = self.left_out = ()
+        self.base_timestamp = -1
+        self.max_timestamp = -1
+        self.base_offset = self.log_append_time = self.log_start_offset = -1
+
+    @property
+    def size(self):
+        """Bytes of the batch uncompressed, header included."""
+        return HEADER + self.buffer.size if self.buffer is not None else 0
+
+    @property
+    def is_done(self):
+        """Whether it has its result; true for ever then."""
+        return flag_is_set(&self.ended)
+
+    @property
+    def records(self):
+        """A view of the encoded records; only once the batch is closed, from when on they never change."""
+        assert not self.is_open
+        return memoryview(self.buffer)
+
+    def freeze(self):
+        """Take no more records; returns the bytes of memory that were reserved in vain."""
+        cdef int64_t surplus
+        assert self.is_open
+        self.is_open = False
+        surplus = self.buffer.capacity - self.buffer.size
+        if surplus < 64:
+            return 0
+        self.buffer.resize(self.buffer.size)
+        self.reserved -= surplus
+        return surplus
+
+    @property
+    def is_whole(self):
+        """Whether every byte of the records is in its place; False while a large value is yet to be copied."""
+        return self.late_value is None
+
+    def complete_records(self):
+        """Copy the large value that is not in its place yet. Takes long, so a thread does it, without the GIL."""
+        cdef bytes value
+        cdef RecordsBuffer buffer
+        cdef Py_ssize_t at
+        cdef const char* data
+        cdef Py_ssize_t size
+        lock(&self.mutex)
+        value = self.late_value
+        buffer = self.buffer
+        at = self.late_at
+        unlock(&self.mutex)
+        if value is None or buffer is None:     # ended meanwhile, in the loop
+            return
+        data = PyBytes_AS_STRING(value)
+        size = PyBytes_GET_SIZE(value)
+        assert at >= 0 and at + size <= buffer.size
+        with nogil:
+            memcpy(buffer.data + at, data, size)
+        lock(&self.mutex)
+        self.late_value = None     # which `value` still holds
+        unlock(&self.mutex)
+
+    def take_reserved(self):
+        """The bytes of memory to give back when the batch has ended; 0 from the second call on."""
+        cdef int64_t reserved = self.reserved
+        self.reserved = 0
+        return reserved
+
+    def try_append(self, value, key, timestamp_ms, headers):
+        """Add a record to a batch that the user builds; False if it is full."""
+        cdef Record record
+        cdef Py_buffer key_view, value_view
+        cdef int views = 0
+        cdef Py_ssize_t most
+        if type(headers) is list:
+            headers = tuple(headers)
+        try:
+            views = read_record(&record, value, key, timestamp_ms, headers, &key_view, &value_view, None)
+            most = most_bytes(&record)
+            if not self.is_open or (self.record_count and not has_room(self, most, None)):
+                return False
+            if self.record_count == 0 and most > self.buffer.capacity:
+                self.buffer.resize(most)   # a record larger than a batch has one of its own
+                self.reserved = most
+            write_record(self, &record, headers)
+            self.last_timestamp = record.timestamp
+            return True
+        finally:
+            release_views(views, &key_view, &value_view)
+
+    def delivery(self, int index=0, timestamp=None):
+        """A new delivery of the record at `index`, whose time is that of the first record unless it is given."""
+        return new_delivery(self, index, self.base_timestamp if timestamp is None else timestamp)
+
+    def another(self, Delivery delivery):
+        """A second delivery of the same record, for whoever must hear of it also if the first is cancelled."""
+        cdef Delivery second = new_delivery(self, delivery.index, delivery.timestamp)
+        second.flags = SECOND
+        return second
+
+    def nobody_looked(self, int count):
+        """Results of so many records were thrown away before anybody looked at them."""
+        add_to(&self.unretrieved, count)
+
+    def looked_at(self, int index):
+        """Somebody has seen the error of this single record."""
+        if self.seen is not None:
+            self.seen.add(index)
+
+    @property
+    def unseen_errors(self):
+        """The errors of single records that nobody has looked at."""
+        return [error for index, error in sorted((self.record_errors or {}).items()) if index not in (self.seen or ())]
+
+    def complete(self, int64_t base_offset, int64_t log_append_time, int64_t log_start_offset):
+        """The records are in the log from `base_offset` on (-1: unknown offset)."""
+        assert not flag_is_set(&self.ended)
+        self.base_offset = base_offset
+        self.log_append_time = log_append_time
+        self.log_start_offset = log_start_offset
+        resolve(self)
+
+    def fail(self, error):
+        """No record of this batch will be tried again."""
+        assert not flag_is_set(&self.ended)
+        self.error = error
+        resolve(self)
+
+    def end_record(self, Delivery delivery, error, bint withdraw):
+        """End one delivery alone with `error`. With `withdraw` its record is left out when the batch is sent."""
+        assert delivery.state == PENDING and delivery.batch is self and not flag_is_set(&self.ended)
+        if self.record_errors is None:
+            self.record_errors = {}
+            self.seen = set()
+        self.record_errors[delivery.index] = error
+        if withdraw:
+            self.withdrawn = tuple(sorted([*self.withdrawn, delivery.index]))
+        set_flag(&delivery.state, ENDED)
+        schedule_callbacks(delivery)
+
+    def leave_out_withdrawn(self):
+        """Build the records again without those that were withdrawn; before the first attempt only."""
+        cdef RecordsBuffer old = self.buffer
+        cdef set withdrawn = set(self.withdrawn)
+        assert not self.is_open
+        self.buffer = RecordsBuffer(old.size)
+        copy_records(self, old, [index not in withdrawn for index in original_indexes(self)])
+        self.left_out = self.withdrawn
+
+    def take_records(self, Batch parent, int first, int end, dict errors):
+        """Fill this empty batch with the records of `parent` from index `first` to before `end`, but for those that
+        `errors` names: they end with these errors, when the batch does.
+
+        It takes no more than these; no byte is longer than it was, since only offset deltas change.
+        """
+        cdef list indexes = original_indexes(parent)
+        assert self.is_open and self.record_count == 0 and not parent.is_open
+        self.base_timestamp = parent.base_timestamp
+        self.withdrawn = tuple(sorted([index - first for index in (*parent.withdrawn, *errors) if first <= index < end]))
+        self.left_out = self.withdrawn
+        found = {**(parent.record_errors or {}), **errors}
+        self.record_errors = {index - first: error for index, error in found.items() if first <= index < end} or None
+        self.seen = {index - first for index in (parent.seen or set()).copy() if first <= index < end}
+        copy_records(self, parent.buffer, [first <= index < end and index not in errors for index in indexes])
+
+    def split_into(self, parts):
+        """The records go on in other batches, [(first index, batch)]; each delivery follows its record."""
+        cdef Delivery delivery
+        cdef list waiters = self.waiters
+        cdef list kept = list(parts)
+        assert not flag_is_set(&self.ended) and self.parts is None
+        publish()
+        self.parts = kept
+        self.waiters = None
+        self.buffer = None
+        for delivery in waiters or ():
+            while follow(delivery):
+                pass
+            let_wait(delivery)
+        for _, part in self.parts:
+            # Which records nobody kept a delivery of is not known, only how many at most.
+            add_to(&(<Batch>part).unretrieved,
+                   min(self.unretrieved, (<Batch>part).record_count + <int>len((<Batch>part).withdrawn)))
+
+    def original_index(self, int index):
+        """The index that a record had before others were left out."""
+        for left_out in self.left_out:
+            if left_out <= index:
+                index += 1
+        return index
+
+
+cdef list original_indexes(Batch batch):
+    """Of each record that is there, the index that it had before others were left out."""
+    cdef set left_out = set(batch.left_out)
+    return [index for index in range(batch.record_count + <int>len(batch.left_out)) if index not in left_out]
+
+
+cdef int copy_records(Batch batch, RecordsBuffer old, list kept) except -1:
+    """Write the records of `old` that `kept` says, by position, into the batch, and count them."""
+    cdef RecordsBuffer new = batch.buffer
+    cdef const char* at = old.data
+    cdef const char* after
+    cdef char* to = new.data
+    cdef int64_t body, delta, number
+    cdef int count = 0
+    assert new.capacity >= old.size
+    batch.max_timestamp = -1
+    for is_kept in kept:
+        at = get_varint(at, &body)
+        after = at + body
+        if is_kept:
+            at = get_varint(at + 1, &delta)      # behind the attributes
+            at = get_varint(at, &number)
+            body = 1 + varint_size(delta) + varint_size(count) + (after - at)
+            # Offset deltas only get smaller, so everything fits into as many bytes as before.
+            to = put_varint(to, body)
+            to[0] = 0
+            to = put_varint(to + 1, delta)
+            to = put_varint(to, count)
+            memcpy(to, at, after - at)
+            to += after - at
+            count += 1
+            batch.max_timestamp = max(batch.max_timestamp, batch.base_timestamp + delta)
+        at = after
+    new.size = to - new.data
+    batch.record_count = count
+    return 0
+
+
+cdef int resolve(Batch batch) except -1:
+    cdef Delivery delivery
+    cdef list waiters = batch.waiters
+    cdef RecordsBuffer buffer = batch.buffer
+    cdef bytes late_value = batch.late_value
+    cdef object call_soon
+    cdef int last = -1
+    set_flag(&batch.ended, True)
+    batch.is_open = False
+    lock(&batch.mutex)
+    batch.buffer = None            # a transport may still hold a view of it
+    batch.late_value = None
+    unlock(&batch.mutex)
+    buffer = late_value = None
+    batch.waiters = None
+    if waiters is None:
+        return 0
+    # Deliveries complete in the order of their appends, in which they are nearly always awaited.
+    for delivery in waiters:
+        if delivery.index < last:
+            waiters.sort(key=_index_of)
+            break
+        last = delivery.index
+    call_soon = batch.loop.call_soon
+    for delivery in waiters:
+        if delivery.state == PENDING:
+            schedule_callbacks(delivery, call_soon)
+    return 0
+
+
+def _index_of(Delivery delivery):
+    return delivery.index
+
+
+# ---------------------------------------------------------------------------------------------- RecordMetadata
+
+@cython.final
+@cython.no_gc
+@cython.freelist(256)
+cdef class RecordMetadata:
+    """Where a record is: `topic`, `partition`, `offset`, `timestamp`, `timestamp_type`, `log_start_offset`.
+
+    `offset` is None where the broker did not tell (acks=0, or a duplicate that it no longer remembers).
+    `timestamp` is in ms; `timestamp_type` is 0 for the producer's own time, 1 for the broker's append time.
+    """
+
+    cdef readonly str topic
+    cdef readonly int partition
+    cdef int64_t _offset
+    cdef readonly int64_t timestamp
+    cdef readonly int timestamp_type
+    cdef readonly int64_t log_start_offset
+
+    def __init__(self, str topic, int partition, offset, int64_t timestamp=-1, int timestamp_type=0,
+                 int64_t log_start_offset=-1):
+        self.topic = topic
+        self.partition = partition
+        self._offset = -1 if offset is None else offset
+        self.timestamp = timestamp
+        self.timestamp_type = timestamp_type
+        self.log_start_offset = log_start_offset
+
+    @property
+    def offset(self):
+        return self._offset if self._offset >= 0 else None
+
+    @property
+    def topic_partition(self):
+        return TopicPartition(self.topic, self.partition)
+
+    def _key(self):
+        return (self.topic, self.partition, self.offset, self.timestamp, self.timestamp_type, self.log_start_offset)
+
+    def __eq__(self, other):
+        return isinstance(other, RecordMetadata) and self._key() == (<RecordMetadata>other)._key()
+
+    def __hash__(self):
+        return hash(self._key())
+
+    def __reduce__(self):
+        return RecordMetadata, self._key()
+
+    def __repr__(self):
+        return (f"RecordMetadata(topic={self.topic!r}, partition={self.partition}, offset={self.offset}, "
+                f"timestamp={self.timestamp}, timestamp_type={self.timestamp_type})")
+
+
+# ------------------------------------------------------------------------------------------------------ Delivery
+
+cdef enum:
+    PENDING = 0        # the batch knows
+    CANCELLED = 1      # the waiter was detached; the record goes its way
+    ENDED = 2          # ended alone; batch.record_errors knows
+    RETRIEVED = 4      # a flag on top: somebody looked at the result
+    SECOND = 8         # another one: it is not the user's own
+
+
+@cython.final
+@cython.no_gc
+@cython.freelist(1024)
+cdef class Delivery:
+    """The future of one record: `await` it for its RecordMetadata, or use it wherever asyncio takes a future.
+
+    Nothing is made for it when its batch is acknowledged: it looks into the batch when somebody asks. Cancelling
+    it, or a task that awaits it, does not keep the record from being sent. As with any asyncio.Future, the delivery
+    is cancelled then for every task that awaits it; where there are several, await `asyncio.shield(delivery)`.
+
+    Raises (from `await` and `result()`):
+        DeliveryError: the record was given up; `outcome` says whether it may be in the log.
+    """
+
+    cdef readonly Batch batch
+    cdef int64_t timestamp
+    cdef int index
+    cdef uint8_t state
+    cdef uint8_t flags
+    cdef uint8_t is_blocking   # not bint: these four share a word, and a delivery takes 48 bytes instead of 64
+    cdef Mutex mutex           # of `batch` and `index`, which change together when the batch is split
+    cdef object callbacks      # None, one (callback, context), or a list of them; once CANCELLED, the cancel message
+
+    def __init__(self):
+        raise TypeError("deliveries are made by Producer.send()")
+
+    def __dealloc__(self):
+        if self.batch is None:
+            return
+        while follow(self):
+            pass
+        if self.flags != RETRIEVED and self.state == PENDING:
+            add_to(&self.batch.unretrieved, 1)
+
+    # asyncio recognises a future by this attribute
+    @property
+    def _asyncio_future_blocking(self):
+        return self.is_blocking != 0
+
+    @_asyncio_future_blocking.setter
+    def _asyncio_future_blocking(self, bint value):
+        self.is_blocking = value
+
+    @property
+    def _cancel_message(self):
+        """The `msg` of cancel(): asyncio.gather reads it, and anyio recognises its own cancellations by it."""
+        return self.callbacks if self.state == CANCELLED else None
+
+    @property
+    def _loop(self):
+        return self.batch.loop
+
+    def get_loop(self):
+        return self.batch.loop
+
+    @property
+    def topic_partition(self):
+        """The TopicPartition that the record was appended to."""
+        cdef int index
+        cdef Batch batch = batch_of(self, &index)
+        return TopicPartition(batch.queue.topic, batch.queue.partition)
+
+    def done(self):
+        return has_ended(self)
+
+    def cancelled(self):
+        return self.state == CANCELLED
+
+    def cancel(self, msg=None):
+        """Give up the result, for every task that awaits it; False if it is there already. The record is still sent."""
+        if has_ended(self):
+            return False
+        self.state = CANCELLED
+        schedule_callbacks(self)
+        self.callbacks = msg       # their place is free from now on
+        return True
+
+    def result(self):
+        """The RecordMetadata; raises the error of a failed record, InvalidStateError while there is no result."""
+        cdef object error
+        cdef int index
+        cdef Batch batch
+        if self.state == CANCELLED:
+            raise self._make_cancelled_error()
+        if not has_ended(self):
+            raise InvalidStateError("the record is not acknowledged yet")
+        batch = batch_of(self, &index)
+        error = error_of(self, batch, index)
+        if error is not None:
+            raise error
+        return metadata_of(self, batch, index)
+
+    def exception(self):
+        """The error of a failed record, else None; InvalidStateError while there is no result."""
+        cdef int index
+        cdef Batch batch
+        if self.state == CANCELLED:
+            raise self._make_cancelled_error()
+        if not has_ended(self):
+            raise InvalidStateError("the record is not acknowledged yet")
+        batch = batch_of(self, &index)
+        return error_of(self, batch, index)
+
+    def add_done_callback(self, callback, *, context=None):
+        if context is None:
+            context = _copy_context()
+        if has_ended(self):
+            self.batch.loop.call_soon(callback, self, context=context)
+        elif self.callbacks is None:
+            self.callbacks = (callback, context)
+            let_wait(self)
+        elif type(self.callbacks) is tuple:
+            self.callbacks = [self.callbacks, (callback, context)]
+        else:
+            (<list>self.callbacks).append((callback, context))
+
+    def remove_done_callback(self, callback):
+        cdef list kept, all
+        if self.callbacks is None or self.state == CANCELLED:
+            return 0
+        all = self.callbacks if type(self.callbacks) is list else [self.callbacks]
+        kept = [entry for entry in all if entry[0] != callback]
+        self.callbacks = kept      # an empty list: still on the batch's list of waiters
+        return len(all) - len(kept)
+
+    def _make_cancelled_error(self):
+        return CancelledError() if self._cancel_message is None else CancelledError(self._cancel_message)
+
+    def __await__(self):
+        return self
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if not has_ended(self):
+            self.is_blocking = True
+            return self
+        raise StopIteration(self.result())
+
+    def __repr__(self):
+        cdef int index
+        cdef Batch batch = batch_of(self, &index)
+        where = f"{batch.queue.topic}-{batch.queue.partition}"
+        what = "cancelled" if self.state == CANCELLED else "done" if has_ended(self) else "pending"
+        return f"<Delivery {where} {what}>"
+
+
+cdef int send_to_delivery(PyObject* itself, PyObject* value, PyObject** result) except -1:
+    """The slot am_send: what `await` calls instead of __next__, so that no StopIteration is made for each result."""
+    cdef Delivery self = <Delivery>itself
+    cdef object answer
+    result[0] = NULL
+    if not has_ended(self):
+        self.is_blocking = True
+        answer = self
+    else:
+        answer = self.result()
+    Py_INCREF(answer)
+    result[0] = <PyObject*>answer
+    return 1 if answer is self else 0      # PYGEN_NEXT, PYGEN_RETURN
+
+
+aioproducer_set_am_send(<PyObject*>Delivery, send_to_delivery)
+
+
+cdef inline Delivery new_delivery(Batch batch, int index, int64_t timestamp):
+    cdef Delivery delivery = Delivery.__new__(Delivery)
+    delivery.batch = batch
+    delivery.index = index
+    delivery.timestamp = timestamp
+    return delivery
+
+
+cdef inline int let_wait(Delivery delivery) except -1:
+    """Its batch calls its callbacks."""
+    if delivery.batch.waiters is None:
+        delivery.batch.waiters = []
+    delivery.batch.waiters.append(delivery)
+    return 0
+
+
+cdef inline bint has_ended(Delivery delivery) except -1:
+    cdef bint ended, is_split
+    while True:
+        lock(&delivery.mutex)
+        is_split = delivery.batch.parts is not None
+        ended = flag_is_set(&delivery.state) or flag_is_set(&delivery.batch.ended)
+        unlock(&delivery.mutex)
+        if not is_split:
+            return ended
+        follow(delivery)
+
+
+cdef bint follow(Delivery delivery) except -1:
+    """If its batch was split, it becomes a delivery of the part that holds its record; whether there is one."""
+    cdef Batch left = None, taken = None
+    cdef int index, first = 0
+    lock(&delivery.mutex)
+    left = delivery.batch
+    index = delivery.index
+    unlock(&delivery.mutex)
+    if left.parts is None:
+        return False
+    for first, part in reversed(left.parts):
+        if first <= index:
+            break
+    taken = part
+    lock(&delivery.mutex)
+    if delivery.batch is left:     # no other thread was here meanwhile
+        delivery.batch = taken
+        delivery.index = index - first
+    unlock(&delivery.mutex)
+    return True
+
+
+cdef inline Batch batch_of(Delivery delivery, int* index):
+    """The batch that holds its record by now, and the index there."""
+    cdef Batch batch = None
+    while True:
+        lock(&delivery.mutex)
+        batch = delivery.batch
+        index[0] = delivery.index
+        unlock(&delivery.mutex)
+        if batch.parts is None:
+            return batch
+        batch = None
+        follow(delivery)
+
+
+cdef inline object error_of(Delivery delivery, Batch batch, int index):
+    """A copy: a traceback on the batch's own error would hold the frame of whoever awaits, which holds the delivery,
+    and the collector can't see through a delivery."""
+    cdef bint is_second = delivery.flags == SECOND
+    delivery.flags = RETRIEVED
+    if batch.record_errors is not None:
+        error = batch.record_errors.get(index)
+        if error is not None:
+            if not is_second:
+                batch.looked_at(index)
+            return copy(error)
+    return None if batch.error is None else copy(batch.error)
+
+
+cdef inline RecordMetadata metadata_of(Delivery delivery, Batch batch, int index):
+    cdef RecordMetadata metadata = RecordMetadata.__new__(RecordMetadata)
+    metadata.topic = batch.queue.topic
+    metadata.partition = batch.queue.partition
+    metadata._offset = batch.base_offset + index if batch.base_offset >= 0 else -1
+    if batch.withdrawn and metadata._offset >= 0:
+        metadata._offset -= bisect_left(batch.withdrawn, index)
+    metadata.timestamp_type = batch.log_append_time >= 0
+    metadata.timestamp = batch.log_append_time if batch.log_append_time >= 0 else delivery.timestamp
+    metadata.log_start_offset = batch.log_start_offset
+    return metadata
+
+
+cdef int schedule_callbacks(Delivery delivery, call_soon=None) except -1:
+    cdef object callbacks = delivery.callbacks
+    delivery.callbacks = None
+    if callbacks is None:
+        return 0
+    if call_soon is None:
+        call_soon = delivery.batch.loop.call_soon
+    if type(callbacks) is tuple:
+        callback, context = <tuple>callbacks
+        call_soon(callback, delivery, context=context)
+    else:
+        for callback, context in callbacks:
+            call_soon(callback, delivery, context=context)
+    return 0
+
+
+# ----------------------------------------------------------------------------------------- queues and topics
+
+cdef class PartitionQueue:
+    """The batches of one partition that are not in flight, oldest first; the last one may be open.
+
+    Owned by the accumulator; `tail` is the only field that the record's path writes.
+    """
+
+    cdef readonly str topic
+    cdef readonly int partition
+    cdef readonly object batches
+    """deque of ProducerBatch"""
+    cdef public Batch tail
+    """The open batch at the end of `batches`, or None."""
+    cdef public list in_flight
+    """Batches that were written and are not answered, in the order of their writes."""
+    cdef public double retry_at
+    """loop.time() before which nothing is sent again after an error; 0 if there is none."""
+    cdef public object sequence
+    """idempotence.PartitionSequence"""
+    cdef public int size_hint
+    """Bytes of the last batch: what the next one reserves first."""
+    cdef public int node_id
+    """The leader under which the accumulator filed this queue."""
+
+    def __init__(self, str topic, int partition):
+        self.topic = topic
+        self.partition = partition
+        self.batches = deque()
+        self.in_flight = []
+        self.size_hint = 1024
+        self.node_id = -1
+
+    def __repr__(self):
+        return f"<PartitionQueue {self.topic}-{self.partition}: {len(self.batches)} batches>"
+
+
+cdef class Topic:
+    """One topic as the record's path sees it."""
+
+    cdef readonly str name
+    cdef readonly list queues
+    """One PartitionQueue for each partition, by number."""
+    cdef public object next_partition
+    """Callable: the bytes that went to the sticky partition -> the next one (KIP-794)."""
+    cdef public int sticky_partition
+    cdef public int64_t sticky_bytes
+
+    def __init__(self, str name):
+        self.name = name
+        self.queues = []
+        self.sticky_partition = -1
+
+
+# -------------------------------------------------------------------------------------------------- RecordPath
+
+@cython.final
+cdef class _Turn:
+    """Awaited once: lets the other tasks of the loop run."""
+
+    cdef bint taken
+
+    def __await__(self):
+        return self
+
+    def __next__(self):
+        if self.taken:
+            raise StopIteration
+        self.taken = True
+        return None
+
+
+@cython.final
+cdef class Gate:
+    """Whether records may be appended: with transactions, only while there is one. transactions/state.py opens and closes it."""
+
+    cdef public bint is_open
+
+    def __init__(self):
+        self.is_open = True
+
+
+cdef class RecordPath:
+    """What `Producer` inherits: the coroutines that a record enters by, as far as they need not wait."""
+
+    cdef dict topics
+    cdef object loop
+    cdef object accumulator
+    cdef BufferMemory memory
+    cdef readonly Gate _gate
+    cdef Py_ssize_t batch_size
+    cdef Py_ssize_t sticky_least
+    cdef Py_ssize_t max_record_size
+    cdef object is_loop_running
+    cdef unsigned long thread
+    cdef int generation
+    cdef int64_t burst
+    cdef bint is_running
+    cdef bint was_closed
+    cdef bint is_plain             # no serializer, no interceptor, no partitioner of the user's
+    cdef object wall_clock         # () -> ms, or None: the system's
+
+    def __cinit__(self, *args, **settings):
+        self._gate = Gate()
+
+    def _bind(self, loop, accumulator, BufferMemory memory, Py_ssize_t batch_size, Py_ssize_t max_request_size,
+              bint is_plain, wall_clock):
+        """Called by start(): from now on `send` appends."""
+        self.topics = accumulator.topics
+        self.loop = loop
+        self.accumulator = accumulator
+        self.memory = memory
+        self.batch_size = batch_size
+        self.sticky_least = min(batch_size, STICKY_LEAST)
+        self.max_record_size = min(max_request_size, memory.total)
+        self.is_loop_running = loop.is_running
+        self.thread = PyThread_get_thread_ident()
+        self.generation = _generation
+        self.is_plain = is_plain
+        self.wall_clock = wall_clock
+        self.is_running = True
+
+    def _unbind(self):
+        """Called when closing begins: from now on `send` refuses."""
+        self.is_running = False
+        self.was_closed = True
+
+    def _check_usable(self):
+        """Raise unless the producer runs, in this loop and this process."""
+        if self.was_closed:
+            raise ProducerClosed("the producer is closed; build a new one")
+        if self.loop is None:
+            raise ProducerNotStartedError(
+                "the producer is not started; use `async with Producer(...)` or await producer.start()")
+        self._check_place()
+
+    def _check_may_append(self):
+        """Raise unless a record may be appended now; Producer knows of transactions too."""
+        self._check_usable()
+
+    def _check_place(self):
+        """Raise in another process or loop than that of start()."""
+        if self.loop is None:
+            return
+        if self.generation != _generation:
+            raise ForkedError("the process was forked after start(); build a producer in the child")
+        if _running_loop() is not self.loop:
+            raise WrongLoopError(
+                f"the producer was started in {self.loop!r} and is used from {_running_loop()!r}; "
+                "build one producer for each event loop")
+
+    async def send(self, topic, value=None, key=None, partition=None, timestamp_ms=None, headers=None, *,
+                   timeout=None):
+        """Put a record into the buffer and return its delivery; waits for metadata and for room, first come first served.
+
+        Args:
+            topic: the name of the topic, str.
+            value, key: bytes, bytearray, memoryview or None, or what the serializers take.
+            partition: a number, or None for the partitioner's choice.
+            timestamp_ms: milliseconds since 1970; now if None.
+            headers: a list of (str, bytes or None).
+            timeout: seconds for this record alone, the waiting here included; None for delivery_timeout_ms.
+
+        Returns:
+            The Delivery, a future of the RecordMetadata.
+
+        Raises:
+            InvalidRecordError, InvalidTopicError, RecordTooLargeError, SerializationError: it can't be sent as it is.
+            MetadataTimeoutError, UnknownPartitionError, BufferTimeoutError: not within max_block_ms.
+            TopicAuthorizationError: the cluster does not let this client write.
+            ProducerNotStartedError, ProducerClosed, WrongLoopError, ForkedError: not now, or not from here.
+            After each of these there is no record.
+
+        Cancelling it while it waits leaves no record; a record that is in the buffer already is sent, also if the
+        delivery, or a task that awaits it, is cancelled.
+        """
+        cdef Delivery delivery = None
+        if self.is_plain and timeout is None:
+            delivery = append_known(self, topic, value, key, partition, timestamp_ms, headers)
+        if delivery is None:
+            delivery = await self._send_slowly(topic, value, key, partition, timestamp_ms, headers, timeout)
+        if self.burst >= TURN_AFTER:
+            # A loop of sends that never has to wait would keep the sender, and everybody else, from running.
+            self.burst = 0
+            await _Turn.__new__(_Turn)
+        return delivery
+
+    async def send_and_wait(self, topic, value=None, key=None, partition=None, timestamp_ms=None, headers=None, *,
+                            timeout=None):
+        """Send a record and wait for its acknowledgement; its batch does not linger.
+
+        Arguments and errors as `send`, and besides:
+
+        Raises:
+            DeliveryError: the record was given up; `outcome` says whether it may be in the log.
+
+        Cancelling it after the record was put into the buffer gives up the waiting only.
+        """
+        cdef Delivery delivery = None
+        if self.is_plain and timeout is None:
+            delivery = append_known(self, topic, value, key, partition, timestamp_ms, headers)
+        if delivery is None:
+            delivery = await self._send_slowly(topic, value, key, partition, timestamp_ms, headers, timeout)
+        if not delivery.batch.is_due:
+            delivery.batch.is_due = True
+            self.accumulator.hurry(delivery.batch)
+        return await delivery
+
+    def try_send(self, topic, value=None, key=None, partition=None, timestamp_ms=None, headers=None, *, timeout=None):
+        """Put a record into the buffer or refuse at once; arguments and errors as `send`, which waits.
+
+        Raises:
+            BufferFullError: there is no room, or the topic is not known yet (it is asked for).
+        """
+        cdef Delivery delivery = None
+        if self.is_plain and timeout is None:
+            delivery = append_known(self, topic, value, key, partition, timestamp_ms, headers)
+        if delivery is None:
+            return self._try_send_slowly(topic, value, key, partition, timestamp_ms, headers, timeout)
+        return delivery
+
+    def _append(self, Topic topic, value, key, int partition, timestamp_ms, headers, bint has_turn):
+        """Append to a partition of a known topic; None if there is no memory for it now.
+
+        `has_turn`: the caller is the first of those who wait for memory.
+        """
+        return append(self, topic, value, key, partition, timestamp_ms, headers, has_turn)
+
+    def _append_rows(self, Topic topic, Rows rows, list refusals, bint has_turn):
+        """Append rows of send_many: ALL_APPENDED, OTHERS_TURN (call again later) or NO_ROOM.
+
+        `refusals`, if not None: by partition, the error of rows for it, or None if this producer may write to it.
+        `has_turn`: the caller is the first of those who wait for memory.
+        """
+        return append_rows(self, topic, rows, refusals, has_turn)
+
+
+cdef Delivery append_known(RecordPath self, topic_name, value, key, partition, timestamp_ms, headers):
+    """Append if nothing has to be waited for, else None."""
+    cdef PyObject* found
+    cdef Topic topic
+    cdef int number = -1
+    # In its own thread the producer's loop is the running one if it runs at all; asyncio's own look-up costs a system
+    # call on Python 3.11.
+    if (not self.is_running or not self._gate.is_open or self.generation != _generation or self.thread != PyThread_get_thread_ident()
+            or not self.is_loop_running()):
+        self._check_may_append()
+    if type(topic_name) is not str:
+        return None
+    found = PyDict_GetItem(self.topics, topic_name)
+    if found == NULL:
+        return None
+    topic = <Topic>found
+    if partition is not None:
+        if type(partition) is not int or not 0 <= partition < PyList_GET_SIZE(topic.queues):
+            return None
+        number = partition
+    return append(self, topic, value, key, number, timestamp_ms, headers, False)
+
+
+cdef Delivery append(RecordPath self, Topic topic, value, key, int number, timestamp_ms, headers, bint has_turn):
+    cdef Record record
+    cdef bytes late_value = None
+    cdef Py_buffer key_view, value_view
+    cdef int views = 0
+    if type(headers) is list:
+        headers = tuple(headers)       # between the check and the write, nobody may change them
+    try:
+        views = read_record(&record, value, key, timestamp_ms, headers, &key_view, &value_view, self.wall_clock)
+        if record.value_size >= LARGE and PyBytes_CheckExact(value):    # which nobody can change later
+            record.value = NULL
+            late_value = value
+        return append_record(self, topic, number, &record, headers, late_value, has_turn)
+    finally:
+        release_views(views, &key_view, &value_view)
+
+
+cdef Delivery append_record(RecordPath self, Topic topic, int number, Record* record, headers, bytes late_value,
+                            bint has_turn):
+    """`late_value`: the record's value, if a thread is to copy it; then `record.value` is NULL."""
+    cdef PartitionQueue queue
+    cdef Batch batch
+    cdef bint is_sticky = number < 0 and record.key_size < 0
+    cdef Py_ssize_t most = most_bytes(record)
+    if most + HEADER > self.max_record_size:
+        raise_too_large(self, most + HEADER)
+
+    if number < 0:
+        if record.key_size >= 0:
+            number = <int>((murmur2_of(<const unsigned char*>record.key, record.key_size) & 0x7FFFFFFF)
+                           % <uint32_t>PyList_GET_SIZE(topic.queues))
+        else:
+            number = sticky(self, topic, most)
+    if number >= PyList_GET_SIZE(topic.queues):    # the topic was made anew while the record waited
+        raise UnknownPartitionError(
+            f"topic {topic.name} has {PyList_GET_SIZE(topic.queues)} partitions by now, so none of number {number}",
+            topic=topic.name, partition=number, partitions=PyList_GET_SIZE(topic.queues))
+    queue = <PartitionQueue>PyList_GET_ITEM(topic.queues, number)
+
+    if self.memory.waiters and not has_turn:
+        return None                # nobody overtakes those who wait for memory
+    batch = queue.tail
+    while batch is None or (most >= LARGE and batch.record_count) or not has_room(batch, most, self.memory):
+        if self.accumulator.open_batch(queue, most) is None:
+            return None
+        if self.accumulator.packing.turn_is_full:
+            self.burst = TURN_AFTER
+        batch = queue.tail         # a collector or a signal handler may have appended to it: look again
+    write_record(batch, record, headers)
+    if late_value is not None:     # its batch has no other record
+        batch.late_value = late_value
+        batch.late_at = batch.buffer.size - record.headers_size - record.value_size
+    if is_sticky:
+        topic.sticky_bytes += most
+    self.burst += RECORD_COST + most
+    return new_delivery(batch, batch.record_count - 1, record.timestamp)
+
+
+cdef int read_record(Record* record, value, key, timestamp_ms, headers, Py_buffer* key_view, Py_buffer* value_view,
+                     wall_clock) except -1:
+    """Look at what the user gave; returns which views must be released (1: value, 2: key)."""
+    cdef int views = 0
+    record.timestamp = now_ms(wall_clock) if timestamp_ms is None else checked_timestamp(timestamp_ms)
+    record.headers_size = 1 if headers is None else size_of_headers(headers)
+    if PyBytes_CheckExact(value):
+        record.value = PyBytes_AS_STRING(value)
+        record.value_size = PyBytes_GET_SIZE(value)
+    elif value is None:
+        record.value_size = -1
+    else:
+        get_view(value, value_view, "value")
+        views = 1
+        record.value = <const char*>value_view.buf
+        record.value_size = value_view.len
+    if key is None:
+        record.key_size = -1
+    elif PyBytes_CheckExact(key):
+        record.key = PyBytes_AS_STRING(key)
+        record.key_size = PyBytes_GET_SIZE(key)
+    else:
+        try:
+            get_view(key, key_view, "key")
+        except BaseException:
+            release_views(views, key_view, value_view)
+            raise
+        views |= 2
+        record.key = <const char*>key_view.buf
+        record.key_size = key_view.len
+    return views
+
+
+cdef inline void release_views(int views, Py_buffer* key_view, Py_buffer* value_view) noexcept:
+    if views & 1:
+        PyBuffer_Release(value_view)
+    if views & 2:
+        PyBuffer_Release(key_view)
+
+
+cdef inline Py_ssize_t most_bytes(Record* record) noexcept nogil:
+    """An upper bound: length, timestamp delta (up to 10 bytes), offset delta, two sizes, attributes, the bytes."""
+    return (6 * LONGEST_VARINT + 1 + record.headers_size + (record.key_size if record.key_size > 0 else 0)
+            + (record.value_size if record.value_size > 0 else 0))
+
+
+cdef inline char* begin_record(Batch batch, Record* record) noexcept:
+    """Write a record up to its headers, for which it returns the place."""
+    cdef Py_ssize_t body
+    cdef int64_t delta
+    cdef char* at
+    if batch.record_count == 0:
+        batch.base_timestamp = record.timestamp
+    if record.timestamp > batch.max_timestamp:
+        batch.max_timestamp = record.timestamp
+    delta = record.timestamp - batch.base_timestamp
+    body = (1 + varint_size(delta) + varint_size(batch.record_count)
+            + varint_size(record.key_size) + (record.key_size if record.key_size > 0 else 0)
+            + varint_size(record.value_size) + (record.value_size if record.value_size > 0 else 0)
+            + record.headers_size)
+    # The caller made sure of most_bytes() behind `size`, and `body` with its own length is never more.
+    at = put_varint(batch.buffer.data + batch.buffer.size, body)
+    at[0] = 0                      # attributes, unused
+    at = put_varint(at + 1, delta)
+    at = put_varint(at, batch.record_count)
+    at = put_bytes(at, record.key, record.key_size)
+    return put_bytes(at, record.value, record.value_size)
+
+
+cdef inline int end_record(Batch batch, char* at) except -1:
+    batch.buffer.size = at - batch.buffer.data
+    assert batch.buffer.size <= batch.buffer.capacity
+    batch.record_count += 1
+    aioproducer_prefetch(at)
+    return 0
+
+
+cdef int write_record(Batch batch, Record* record, headers) except -1:
+    cdef char* at = begin_record(batch, record)
+    if headers is None:
+        at[0] = 0
+        at += 1
+    else:
+        at = put_headers(at, headers)
+    return end_record(batch, at)
+
+
+cdef bint has_room(Batch batch, Py_ssize_t most, BufferMemory memory) except -1:
+    """Whether `most` bytes fit into the open batch, after it has grown if need be and memory (if given) allows."""
+    cdef RecordsBuffer buffer = batch.buffer
+    cdef Py_ssize_t needed = buffer.size + most
+    cdef Py_ssize_t before = buffer.capacity
+    cdef Py_ssize_t capacity
+    if needed <= buffer.capacity:
+        return True
+    if needed > batch.limit:
+        return False
+    capacity = min(batch.limit, max(needed, 2 * buffer.capacity))
+    if memory is not None and not memory.take(capacity - before):
+        capacity = needed          # memory is scarce: no more than this record takes, or batches stay tiny
+        if not memory.take(capacity - before):
+            return False
+    try:
+        buffer.resize(capacity)
+    except MemoryError:
+        if memory is not None:
+            memory.give(capacity - buffer.capacity)
+        raise
+    batch.reserved += capacity - before
+    return True
+
+
+cdef inline int sticky(RecordPath self, Topic topic, Py_ssize_t most) except -1:
+    """The partition of records without a key: the same until it had `batch_size` bytes (KIP-794).
+
+    The switch waits for a batch to be full, up to twice that size, so that it does not leave a fraction behind. If the
+    last batch was sent before it was full (linger, flush), 16 KiB are enough: no batch gets smaller by a switch then.
+    The caller counts the bytes, once the record is in its batch.
+    """
+    cdef Batch tail
+    if topic.sticky_partition >= 0:
+        if topic.sticky_bytes < self.sticky_least:
+            return topic.sticky_partition
+        tail = (<PartitionQueue>PyList_GET_ITEM(topic.queues, topic.sticky_partition)).tail
+        if tail is not None and (topic.sticky_bytes < self.batch_size
+                                 or (topic.sticky_bytes < 2 * self.batch_size
+                                     and tail.buffer.size + most <= tail.limit)):
+            return topic.sticky_partition
+    topic.sticky_partition = topic.next_partition(topic.sticky_bytes)
+    topic.sticky_bytes = 0
+    return topic.sticky_partition
+
+
+def whole_number(value):
+    """`value` as an int, as operator.index gives it (IntEnum, numpy's integers), but no bool; None for anything else."""
+    if type(value) is int:
+        return value
+    if isinstance(value, bool):
+        return None
+    try:
+        return int(index(value))
+    except TypeError:
+        return None
+
+
+cdef inline int64_t now_ms(wall_clock) except? -1:
+    cdef timespec now
+    if wall_clock is not None:
+        return wall_clock()
+    clock_gettime(CLOCK_REALTIME, &now)
+    return <int64_t>now.tv_sec * 1000 + now.tv_nsec // 1000000
+
+
+cdef int64_t checked_timestamp(timestamp_ms) except? -1:
+    if type(timestamp_ms) is not int or not 0 <= timestamp_ms < 2 ** 63:
+        raise InvalidRecordError(
+            f"timestamp_ms must be a whole number of milliseconds since 1970, 0 or more, not {timestamp_ms!r}"
+            if isinstance(timestamp_ms, float) or isinstance(timestamp_ms, int) and abs(timestamp_ms) < 2 ** 64 else
+            f"timestamp_ms must be an int, not {type(timestamp_ms).__name__}",
+            argument="timestamp_ms")
+    return timestamp_ms
+
+
+cdef bint get_view(data, Py_buffer* view, str what) except -1:
+    if not PyObject_CheckBuffer(data):
+        raise InvalidRecordError(
+            f"the {what} must be bytes, bytearray, memoryview or None, not {type(data).__name__}; "
+            f"encode it, or give the producer a {what}_serializer",
+            argument=what)
+    try:
+        PyObject_GetBuffer(data, view, PyBUF_ND | PyBUF_FORMAT)
+    except (BufferError, ValueError) as error:
+        raise InvalidRecordError(
+            f"the {what} is a {type(data).__name__} that can't be read (not contiguous, or released); copy it",
+            argument=what) from error
+    if view.format != NULL and not holds_bytes(view):
+        format, size = view.format.decode(errors="replace"), view.itemsize
+        PyBuffer_Release(view)
+        raise InvalidRecordError(
+            f"the {what} is a {type(data).__name__} of format {format!r} with {size} bytes an item, not of bytes "
+            f"(format 'B'); to send its memory as it is, give its tobytes()", argument=what)
+    return True
+
+
+cdef inline bint holds_bytes(Py_buffer* view) noexcept nogil:
+    """Whether each item is one byte: formats B, b and c of struct, also with a byte order in front (ctypes)."""
+    cdef const char* format = view.format
+    if format[0] in (b"<", b">", b"=", b"@", b"!"):
+        format += 1
+    return view.itemsize == 1 and format[0] in (b"B", b"b", b"c") and format[1] == 0
+
+
+cdef int raise_too_large(RecordPath self, Py_ssize_t size) except -1:
+    raise RecordTooLargeError(
+        f"a record of up to {size} bytes exceeds the limit of {self.max_record_size} bytes "
+        "(max_request_size, or buffer_memory if that is smaller); raise it here and max.message.bytes on the topic",
+        size=size, limit=self.max_record_size)
+
+
+cdef Py_ssize_t size_of_headers(headers) except -1:
+    """The exact bytes of all headers with their count; raises for what is not a sequence of (str, bytes | None)."""
+    cdef Py_ssize_t size, name_size, value_size, total
+    if type(headers) is not tuple:
+        raise InvalidRecordError(
+            f"headers must be a list of (str, bytes) pairs, not {type(headers).__name__}", argument="headers")
+    total = varint_size(len(headers))
+    for header in headers:
+        if type(header) is not tuple or len(header) != 2:
+            raise InvalidRecordError(
+                "each header must be a tuple (str, bytes or None), not "
+                f"{f'a tuple of {len(header)}' if type(header) is tuple else type(header).__name__}", argument="headers")
+        name, value = <tuple>header
+        if not isinstance(name, str):
+            raise InvalidRecordError(
+                f"the name of a header must be str, not {type(name).__name__}", argument="headers")
+        if value is None:
+            value_size = -1
+        elif isinstance(value, bytes):
+            value_size = PyBytes_GET_SIZE(value)
+        else:
+            raise InvalidRecordError(
+                f"the value of a header must be bytes or None, not {type(value).__name__}", argument="headers")
+        try:
+            PyUnicode_AsUTF8AndSize(name, &name_size)
+        except UnicodeEncodeError:
+            raise InvalidRecordError("the name of a header can't be encoded as UTF-8", argument="headers") from None
+        total += varint_size(name_size) + name_size + varint_size(value_size) + (value_size if value_size > 0 else 0)
+    return total
+
+
+cdef char* put_headers(char* at, headers) except NULL:
+    # size_of_headers() has checked every type and counted every byte.
+    cdef Py_ssize_t size
+    cdef const char* text
+    at = put_varint(at, len(headers))
+    for header in headers:
+        name, value = <tuple>header
+        text = PyUnicode_AsUTF8AndSize(name, &size)
+        at = put_bytes(at, text, size)
+        if value is None:
+            at = put_varint(at, -1)
+        else:
+            at = put_bytes(at, PyBytes_AS_STRING(value), PyBytes_GET_SIZE(value))
+    return at
+
+
+# ------------------------------------------------------------------------------------------------- send_many
+
+include "_columns.pxi"

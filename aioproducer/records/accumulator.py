@@ -1,0 +1,595 @@
+"""Batches waiting to be sent, one deque per partition, and the memory that they may hold.
+
+The user's task appends (by the compiled path, which asks here for each new batch), the sender drains. Nothing here
+touches a socket. Between two awaits everything is atomic; who waits for memory stands in line, and nobody overtakes."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import count
+from random import Random
+from typing import Any, TypeVar
+
+from aioproducer.cluster import NO_LEADER, Cluster, TopicInfo
+from aioproducer.concurrency.wakeup import WakeUp
+from aioproducer.config import ProducerConfig
+from aioproducer.errors import BufferTimeoutError, ProducerClosed
+from aioproducer.partitioner import NodeAvailability, UniformSticky
+from aioproducer.records._record_path import (
+    HEADER_SIZE,
+    LARGE_RECORD,
+    BufferMemory,
+    Delivery,
+    PartitionQueue,
+    Topic,
+)
+from aioproducer.records.batch import BatchBuilder, BatchState, FlushWait, ProducerBatch
+from aioproducer.records.compressor import Packing
+from aioproducer.records.linger import Lingers
+from aioproducer.records.unretrieved import Unretrieved
+
+T = TypeVar("T")
+
+NO_NODE = NO_LEADER
+SMALLEST_BATCH = 1024
+"""Bytes that a partition's first batch reserves; later ones start with what their predecessor used."""
+PAUSE_OF_WEIGHING = 20e-6
+"""Seconds for each partition between two looks at the load of a topic: one look takes a twentieth of that."""
+
+MOST_REBUILDS = 3
+"""How often a thread may compress a batch again because records of it have timed out."""
+
+MayDrain = Callable[[PartitionQueue, ProducerBatch], bool]
+
+
+class Accumulator:
+    """All records between `send` and the sender."""
+
+    def __init__(
+        self,
+        config: ProducerConfig,
+        loop: asyncio.AbstractEventLoop,
+        wake: WakeUp,
+        random: Random,
+        packing: Packing,
+    ) -> None:
+        self._config = config
+        self._loop = loop
+        self._wake = wake
+        self._random = random
+        self.packing = packing
+        packing.on_packed = self._packed
+        # A batch has to fit into a request; a single record that does not is refused earlier.
+        self.batch_limit = max(min(config.batch_size, config.max_request_size) - HEADER_SIZE, 0)
+        # looked up by the record's path
+        self.topics: dict[str, Topic] = {}
+        self.memory = BufferMemory(config.buffer_memory)
+        self._waiting: OrderedDict[asyncio.Future[Any], Callable[[], object | None]] = OrderedDict()
+        """Who waits for memory, first come first served: the accumulator's lock. Nobody overtakes them."""
+        self._is_serving = False
+        self._closed = False
+        # every partition of every topic that was ever written to: their numbers outlive metadata
+        self._queues: dict[tuple[str, int], PartitionQueue] = {}
+        self._filed: dict[str, TopicInfo] = {}
+        """What each topic's queues were filed by; it stays the same object as long as nothing changes."""
+        self._orders = count()
+        # what has to be sent
+        self._filled: dict[PartitionQueue, None] = {}
+        """Queues with batches, in the order in which they got their first one."""
+        self._ready: dict[int, dict[PartitionQueue, None]] = {}
+        """Of these, by leader, the queues whose first batch is due, in rotation."""
+        self._lingers = Lingers(config)
+        self._backing_off: list[tuple[float, tuple[int, int], PartitionQueue]] = []
+        self.incomplete: OrderedDict[ProducerBatch, None] = OrderedDict()
+        """Every batch that has not ended, oldest first: also the order of their deadlines."""
+        self._abandoned: set[ProducerBatch] = set()
+        """Batches that were sent and have no live record: they are not sent again."""
+        self._flushing = 0
+        # partitions of records without a key
+        self._available: dict[str, list[int]] = {}
+        self._weighed: dict[str, float] = {}
+        """Topics whose load is known well enough until a pass of the sender at this time or later."""
+        self.availability = NodeAvailability(config.partitioner_availability_timeout)
+        self.unretrieved = Unretrieved(loop)
+
+    # ------------------------------------------------------------------------------------------ the user's task
+
+    def open_topic(self, info: TopicInfo) -> Topic:
+        """The topic for the record's path, with a queue for each partition that metadata knows of."""
+        topic = self.topics.get(info.name)
+        if topic is None:
+            sticky = UniformSticky(self._config.batch_size, self._random, self._config.partitioner_adaptive)
+            topic = Topic(info.name)
+            topic.next_partition = partial(self._next_sticky, info.name, topic.queues, sticky)
+            self.topics[info.name] = topic
+        if self._filed.get(info.name) is not info:
+            self._file(topic, info)
+        return topic
+
+    def open_batch(self, queue: PartitionQueue, size: int) -> ProducerBatch | None:
+        """A new batch at the end of the queue, with room for `size` bytes of records; None without memory for it.
+
+        Called by the compiled path, when the last batch is full or there is none.
+        """
+        tail = queue.tail
+        if tail is not None and tail.size - HEADER_SIZE + size > self.batch_limit:
+            self._close(tail)  # full; what it had reserved in vain may be what the new one needs
+            self._make_ready(queue)
+            self._wake.set()
+            tail = None
+        capacity = max(size, min(queue.size_hint, self.batch_limit))
+        if not self.memory.take(capacity):
+            if not self.memory.take(size):
+                return (
+                    None  # an open tail stays open: it grows once there is memory, instead of many small ones
+                )
+            capacity = size
+        if queue.tail is not None:
+            self._close(queue.tail)
+            self._make_ready(queue)
+            self._wake.set()
+        now = self._loop.time()
+        try:
+            batch = ProducerBatch(
+                queue,
+                self._loop,
+                capacity,
+                size if size >= LARGE_RECORD else max(size, self.batch_limit),
+                order=(next(self._orders), 0),
+                created=now,
+                deadline=now + self._config.delivery_timeout,
+                unretrieved_errors=self._note_unretrieved,
+            )
+        except MemoryError:
+            self.memory.give(capacity)
+            raise
+        batch.keeps_records = self._config.enable_gapless_order
+        if queue.tail is not None:
+            self._close(queue.tail)  # a collector or signal handler has appended meanwhile
+        queue.tail = batch
+        self._enqueue(queue, batch)
+        if self._config.linger > 0 and size < min(self.batch_limit, LARGE_RECORD):
+            if self._lingers.add(queue, batch.order, now):
+                self._wake.set()  # the sender's timer is not set for it yet
+        else:
+            batch.is_due = True
+            self._make_ready(queue)
+            self._wake.set()
+        return batch
+
+    def hurry(self, batch: ProducerBatch) -> None:
+        """Somebody waits for this batch: it is due at the next pass of the sender."""
+        if batch.state is BatchState.OPEN:
+            self._make_ready(batch.queue)
+            self._wake.set()
+
+    def append_built(self, queue: PartitionQueue, builder: BatchBuilder) -> Delivery | None:
+        """Put a batch that the user built behind all others of its partition; None without memory for it."""
+        batch = builder.take()
+        if not self.memory.take(batch.reserved):
+            return None
+        if queue.tail is not None:
+            self._close(queue.tail)
+        now = self._loop.time()
+        batch.enter(
+            queue, (next(self._orders), 0), now, now + self._config.delivery_timeout, self._note_unretrieved
+        )
+        batch.keeps_records = self._config.enable_gapless_order
+        self._enqueue(queue, batch)
+        self.packing.pack(batch)
+        self._make_ready(queue)
+        self._wake.set()
+        return batch.delivery()
+
+    async def append_when_room(
+        self, append: Callable[[], T | None], deadline: float, bound: str = "max_block_ms"
+    ) -> T:
+        """Call `append` until it finds memory, after all those who wait already.
+
+        Args:
+            append: returns None as long as there is no memory.
+            deadline: loop time at which to give up.
+            bound: what the deadline comes from, for the error.
+
+        Raises:
+            BufferTimeoutError: there was none before `deadline`.
+            ProducerClosed: the producer was closed meanwhile.
+        """
+        began = self._loop.time()
+        waiter: asyncio.Future[T] = self._loop.create_future()
+        self._waiting[waiter] = append
+        self.memory.waiters += 1
+        if len(self._waiting) == 1:
+            self._serve_waiting()
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await waiter
+        except TimeoutError as error:
+            if waiter.done() and not waiter.cancelled():
+                return waiter.result()  # its turn came just in time
+            raise BufferTimeoutError(
+                f"the buffer of {self.memory.total} bytes (buffer_memory) stayed full for "
+                f"{self._loop.time() - began:.3f} s ({bound}): the brokers accept records more slowly than they are "
+                "sent, or none can be reached"
+            ) from error
+        finally:
+            self._leave(waiter)
+
+    def _serve_waiting(self) -> None:
+        """Append for those who wait, in their order and all in this turn of the loop, as long as there is memory.
+
+        Were they woken to append by themselves, each would stand in line again with its next record before the last of
+        them had its turn: once full for a moment, the buffer would be passed from hand to hand, a record a turn.
+        """
+        if self._is_serving:
+            return
+        self._is_serving = True
+        try:
+            while self._waiting:
+                waiter, append = next(iter(self._waiting.items()))
+                if not waiter.done() and not self._served(waiter, append):
+                    self._wake.set()  # everything that is buffered is due now
+                    return
+                self._leave(waiter)
+        finally:
+            self._is_serving = False
+
+    def _served(self, waiter: asyncio.Future[Any], append: Callable[[], object | None]) -> bool:
+        try:
+            if self._closed:
+                raise ProducerClosed("the producer was closed while the record waited for room in the buffer")
+            appended = append()
+        except Exception as error:
+            waiter.set_exception(error)
+            waiter.exception()  # whoever waited may be gone
+            return True
+        if appended is None:
+            return False
+        waiter.set_result(appended)
+        return True
+
+    def _leave(self, waiter: asyncio.Future[Any]) -> None:
+        if self._waiting.pop(waiter, None) is not None:
+            self.memory.waiters -= 1
+
+    async def flush(self) -> None:
+        """Wait until every batch that there is now has ended; none of them lingers any longer."""
+        waiting = FlushWait(self._loop, list(self.incomplete))
+        self._flushing += 1
+        self._wake.set()
+        try:
+            await waiting.future
+        finally:
+            self._flushing -= 1
+
+    # ---------------------------------------------------------------------------------------- the sender's task
+
+    def file_queues(self, cluster: Cluster) -> None:
+        """Take over a new snapshot: which node leads which queue."""
+        for name, topic in list(self.topics.items()):
+            info = cluster.topic(name)
+            if info is not None:
+                self._file(topic, info)
+                continue
+            self._filed.pop(name, None)
+            for queue in topic.queues:
+                self._lead(queue, NO_NODE)
+            if name not in cluster.topics:
+                # Forgotten as idle, or never to come back: the next record asks for it again.
+                del self.topics[name]
+        for queue in self._filled:
+            if queue.topic in self.topics:
+                continue  # it was filed with its topic
+            partition = cluster.partition(queue.topic, queue.partition)
+            self._lead(queue, NO_NODE if partition is None else partition.leader)
+        due = [queue for group in self._ready.values() for queue in group]
+        self._ready = {}
+        for queue in due:
+            self._make_ready(queue)
+
+    def ready(self, now: float) -> tuple[list[int], float | None]:
+        """The nodes for which something is due (NO_NODE: a leader is missing), and when to look again."""
+        for queue in self._lingers.end(now):
+            assert queue.tail is not None
+            queue.tail.is_due = True
+            self._make_ready(queue)
+        while self._backing_off and self._backing_off[0][0] <= now:
+            queue = heapq.heappop(self._backing_off)[2]
+            if queue.batches:
+                self._make_ready(queue)
+        if self._weighed:
+            self._weighed = {name: until for name, until in self._weighed.items() if until > now}
+        if self._everything_is_due():
+            for queue in self._filled:
+                self._make_ready(queue)
+        next_due = self._lingers.next_due()
+        times = [] if next_due is None else [next_due]
+        if self._backing_off:
+            times.append(self._backing_off[0][0])
+        if self.incomplete:
+            times.append(next(iter(self.incomplete)).deadline)
+        nodes = [node for node, group in self._ready.items() if group]
+        self.availability.only_for(nodes)
+        return nodes, min(times, default=None)
+
+    def topics_without_leader(self) -> set[str]:
+        """Topics with data that can't be sent because the leader of its partition is not known."""
+        return {queue.topic for queue in self._ready.get(NO_NODE, ())}
+
+    def drain(
+        self, node_id: int, now: float, may_drain: MayDrain, most: int = sys.maxsize
+    ) -> list[ProducerBatch]:
+        """Take at most one batch of each partition that is due for this node, up to max_request_size and `most`.
+
+        Goes on where the last call stopped: a queue that gave a batch moves behind the others.
+        """
+        group = self._ready.get(node_id)
+        drained: list[ProducerBatch] = []
+        if not group:
+            return drained
+        size = 0
+        for queue in list(group):
+            if len(drained) == most:
+                break
+            batch: ProducerBatch = queue.batches[0]
+            if queue.retry_at > now or not may_drain(queue, batch):
+                continue
+            if batch.state is BatchState.OPEN:
+                self._close(batch)
+            if batch.withdrawn is not batch.left_out and not batch.is_packing:
+                self._rebuild(batch)  # which may hand it to a thread
+            if batch.is_packing:
+                continue
+            size += batch.wire_size
+            if drained and size > self._config.max_request_size:
+                break
+            self._take_first(queue, group)
+            drained.append(batch)
+        return drained
+
+    def serve_last(self, node_id: int) -> None:
+        """This node has had its share: the next pass begins with the others."""
+        if node_id in self._ready:
+            self._ready[node_id] = self._ready.pop(node_id)
+
+    def _take_first(self, queue: PartitionQueue, group: dict[PartitionQueue, None]) -> None:
+        queue.batches.popleft()
+        del group[queue]
+        if not queue.batches:
+            del self._filled[queue]
+        elif self._is_due(queue):
+            group[queue] = None  # behind the others
+
+    def _rebuild(self, batch: ProducerBatch) -> None:
+        """Leave out the records whose own timeout has passed, and compress the others as any batch.
+
+        Further time-outs pass while a thread compresses. So that they can't keep the batch from being sent, it goes
+        uncompressed in the end, if it is large.
+        """
+        batch.rebuild()
+        if batch.rebuilds <= MOST_REBUILDS:
+            self.packing.pack(batch)
+        else:
+            self.packing.pack_if_quick(batch)
+
+    def end_record(self, delivery: Delivery, error: BaseException) -> None:
+        """End a record that was sent. After the last one of its batch the batch is not sent again."""
+        batch: ProducerBatch = delivery.batch
+        batch.end_record(delivery, error, False)
+        if not batch.has_live_records:
+            self._abandoned.add(batch)
+            self._wake.set()
+
+    def withdraw(self, delivery: Delivery, error: BaseException) -> None:
+        """End a record that was never sent, and with the last one of its batch the batch.
+
+        An empty batch would keep its memory, and flush() and close() would wait for it, until a broker can be reached.
+        """
+        batch: ProducerBatch = delivery.batch
+        batch.end_record(delivery, error, True)
+        if batch.live_count == 0:
+            self.forget(batch)
+            batch.succeed(-1, -1, -1)  # each of its records has an error of its own
+            self.release(batch)
+            self._wake.set()  # for the batches behind it
+
+    def requeue(self, batch: ProducerBatch, retry_at: float) -> None:
+        """Put a batch back in its place, not to be sent before `retry_at`."""
+        queue = batch.queue
+        place = 0
+        while place < len(queue.batches) and queue.batches[place].order < batch.order:
+            place += 1
+        queue.batches.insert(place, batch)
+        self._filled[queue] = None
+        queue.retry_at = max(queue.retry_at, retry_at)
+        if retry_at > self._loop.time():
+            heapq.heappush(self._backing_off, (retry_at, batch.order, queue))
+        else:
+            self._make_ready(queue)
+            self._wake.set()
+
+    def replace(self, batch: ProducerBatch, parts: list[tuple[int, ProducerBatch]], retry_at: float) -> None:
+        """Put parts of a batch, (first index, batch), into its place; its memory is theirs now."""
+        reserved = batch.take_reserved()
+        for _, part in parts:
+            part.reserved = min(part.size - HEADER_SIZE, reserved)
+            reserved -= part.reserved
+        self.memory.give(reserved)
+        batch.become(parts)
+        # Their deadline is the batch's, so they stand where it stood.
+        ended, self.incomplete = self.incomplete, OrderedDict()
+        for other in ended:
+            if other is batch:
+                self.incomplete.update((part, None) for _, part in parts)
+            else:
+                self.incomplete[other] = None
+        for _, part in reversed(parts):
+            self.requeue(part, retry_at)
+            self.packing.pack(part)
+
+    def holds(self, topic: str, partition: int) -> bool:
+        """Records of this partition are buffered or in flight."""
+        queue = self._queues.get((topic, partition))
+        return queue is not None and bool(queue.batches or queue.in_flight)
+
+    def hurry_node(self, node_id: int) -> None:
+        """Whatever is buffered for this node is due."""
+        for queue in self._filled:
+            if queue.node_id == node_id:
+                first: ProducerBatch = queue.batches[0]
+                first.is_due = True
+                self._make_ready(queue)
+
+    def touch(self, queue: PartitionQueue) -> None:
+        """An answer came for this partition: what it held back may be sent."""
+        if queue.batches and self._is_due(queue):
+            self._make_ready(queue)
+
+    def release(self, batch: ProducerBatch) -> None:
+        """A batch has ended: its memory goes back to whoever waits first. The sender is not woken."""
+        del self.incomplete[batch]
+        self._abandoned.discard(batch)
+        self.memory.give(batch.take_reserved())
+        for waiting in batch.flushes:
+            waiting.one_ended()
+        if self._waiting:
+            self._serve_waiting()
+
+    def behind(self, batch: ProducerBatch) -> list[ProducerBatch]:
+        """The batches behind this one in its partition, in their order, those in flight included."""
+        queue = batch.queue
+        others: list[ProducerBatch] = [*queue.in_flight, *queue.batches]
+        return [other for other in others if other.order > batch.order]
+
+    def postpone(self, batch: ProducerBatch, deadline: float) -> None:
+        """Give a batch a later deadline than any other has."""
+        batch.deadline = deadline
+        self.incomplete.move_to_end(batch)
+
+    def forget(self, batch: ProducerBatch) -> None:
+        """Take a batch that will not be sent out of its queue."""
+        queue = batch.queue
+        if batch is queue.tail:
+            queue.tail = None
+        if batch in queue.batches:
+            queue.batches.remove(batch)
+        if not queue.batches:
+            self._filled.pop(queue, None)
+            for group in self._ready.values():
+                group.pop(queue, None)
+
+    def expired(self, now: float) -> list[ProducerBatch]:
+        """The batches whose delivery timeout has passed, or the own one of each of their records unless an answer may
+        still come."""
+        found = [batch for batch in self._abandoned if batch.state is BatchState.CLOSED]
+        for batch in self.incomplete:
+            if batch.deadline > now:
+                break
+            if batch not in found:
+                found.append(batch)
+        return found
+
+    def close(self) -> None:
+        """Refuse those who wait for memory; what is buffered is due."""
+        self._closed = True
+        self._serve_waiting()
+        self._wake.set()
+
+    # ------------------------------------------------------------------------------------------------- inside
+
+    def _file(self, topic: Topic, info: TopicInfo) -> None:
+        self._filed[info.name] = info
+        for queue in topic.queues[len(info.partitions) :]:
+            self._lead(queue, NO_NODE)  # the topic was made anew with fewer partitions
+        del topic.queues[len(info.partitions) :]
+        for number in range(len(topic.queues), len(info.partitions)):
+            if (info.name, number) not in self._queues:
+                self._queues[info.name, number] = PartitionQueue(info.name, number)
+            topic.queues.append(self._queues[info.name, number])
+        for queue, partition in zip(topic.queues, info.partitions, strict=True):
+            self._lead(queue, partition.leader)
+        available = info.available or list(range(len(info.partitions)))
+        if self._available.get(info.name) != available:
+            self._available[info.name] = available
+            if topic.sticky_partition not in available:
+                topic.sticky_partition = -1
+
+    def _lead(self, queue: PartitionQueue, node_id: int) -> None:
+        if queue.node_id != node_id:
+            group = self._ready.get(queue.node_id)
+            if group is not None and queue in group:
+                del group[queue]
+                self._ready.setdefault(node_id, {})[queue] = None
+            queue.node_id = node_id
+
+    def _enqueue(self, queue: PartitionQueue, batch: ProducerBatch) -> None:
+        queue.batches.append(batch)
+        self._filled[queue] = None
+        self.incomplete[batch] = None
+
+    def _everything_is_due(self) -> bool:
+        return bool(self.memory.waiters or self._flushing or self._closed)
+
+    def _is_due(self, queue: PartitionQueue) -> bool:
+        first = queue.batches[0]
+        return first.state is BatchState.CLOSED or first.is_due or self._everything_is_due()
+
+    def _make_ready(self, queue: PartitionQueue) -> None:
+        group = self._ready.get(queue.node_id)
+        if group is None:
+            group = self._ready[queue.node_id] = {}
+        if queue not in group:
+            group[queue] = None
+
+    def _close(self, batch: ProducerBatch) -> None:
+        queue = batch.queue
+        if batch is queue.tail:
+            queue.tail = None
+        surplus = batch.close()
+        if batch.withdrawn:
+            batch.rebuild()
+        queue.size_hint = max(batch.size - HEADER_SIZE, SMALLEST_BATCH)
+        if surplus:
+            self.memory.give(surplus)
+            if self._waiting:
+                self._serve_waiting()
+        self.packing.pack(batch)
+
+    def _packed(self, batch: ProducerBatch) -> None:
+        """A thread is done with a batch that waits to be sent."""
+        self._make_ready(batch.queue)
+        self._wake.set()
+
+    def _next_sticky(self, name: str, queues: list[PartitionQueue], sticky: UniformSticky, used: int) -> int:
+        available = self._available[name]
+        if len(available) == 1:
+            return available[0]
+        if self._config.partitioner_adaptive and name not in self._weighed:
+            self._weighed[name] = self._loop.time() + len(available) * PAUSE_OF_WEIGHING
+            chosen = [
+                number for number in available if self.availability.is_available(queues[number].node_id)
+            ]
+            sticky.update_load(
+                [len(queues[number].batches) for number in chosen], chosen, total=len(available)
+            )
+        if used:
+            sticky.used(max(used, sticky.sticky_batch_size), available)
+        return sticky.current(available)
+
+    def note_unsent(self, topic: str, errors: Iterable[BaseException]) -> None:
+        """Records were rejected before the buffer, and no caller has looked for it. May be called in any thread."""
+        for error in errors:
+            self.unretrieved.add(topic, error, 1)
+
+    def _note_unretrieved(self, batch: ProducerBatch) -> None:
+        topic = batch.queue.topic
+        if batch.error is not None:
+            self.unretrieved.add(topic, batch.error, batch.unretrieved)
+            return
+        for error in batch.unseen_errors[: batch.unretrieved]:  # the others of the batch are in the log
+            self.unretrieved.add(topic, error, 1)

@@ -1,0 +1,218 @@
+"""What became of the rows of one `send_many`."""
+
+from __future__ import annotations
+
+from asyncio import AbstractEventLoop
+from bisect import bisect_left
+from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import Any
+
+from aioproducer.errors import SendManyError
+from aioproducer.records._record_path import Batch, Delivery, Rows
+from aioproducer.records.batch import FlushWait, ProducerBatch
+from aioproducer.types import Outcome
+
+
+class Receipt:
+    """Of all rows of one `send_many`: `await` it until each has its result.
+
+        receipt = await producer.send_many("orders", values, keys=keys)
+        await receipt                  # raises SendManyError if a row failed; the others are in the log
+        receipt.offsets                # {0: [range(17, 4017)], 1: ...}
+        receipt.errors                 # {row: error}
+        await receipt.delivery(7)      # the RecordMetadata of row 7
+
+    Cancelling whoever awaits it has no effect on the rows. If a row failed and nobody has looked at `errors` or awaited
+    the receipt, that is logged, and shown by `close()`, as for the delivery of a single record.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        rows: Rows,
+        loop: AbstractEventLoop,
+        note_unsent: Callable[[str, Iterable[BaseException]], None],
+    ) -> None:
+        self.topic = topic
+        self._rows = rows
+        self._loop = loop
+        self._note_unsent = note_unsent
+        self._order: dict[int, memoryview] = {}
+        """By partition: its rows, in the order of their records."""
+        self._is_seen = False
+
+    def __len__(self) -> int:
+        """How many rows the call had."""
+        return self._rows.count
+
+    def __repr__(self) -> str:
+        what = "done" if self.done() else "pending"
+        return f"<Receipt {self.topic}: {len(self)} rows, {what}>"
+
+    def done(self) -> bool:
+        """Whether every row has its result."""
+        return not self._pending()
+
+    def __await__(self) -> Generator[Any, None, Receipt]:
+        """Wait for all rows.
+
+        Raises:
+            SendManyError: some failed.
+        """
+        yield from self.wait().__await__()
+        self.raise_errors()
+        return self
+
+    async def wait(self) -> Receipt:
+        """Wait for all rows, and leave it to the caller to look at `errors`."""
+        pending = self._pending()
+        if pending:
+            await FlushWait(self._loop, pending).future
+        return self
+
+    def raise_errors(self) -> None:
+        """Raise SendManyError if a row has failed so far."""
+        errors = self.errors
+        if not errors:
+            return
+        row, error = next(iter(errors.items()))
+        outcomes = {getattr(error, "outcome", Outcome.UNKNOWN) for error in errors.values()}
+        raise SendManyError(
+            f"{len(errors)} of {len(self)} rows for topic {self.topic} failed, the first of them row {row}: {error}",
+            errors=errors,
+            outcome=Outcome.UNKNOWN if Outcome.UNKNOWN in outcomes else Outcome.NOT_PERSISTED,
+            **{flag: any(getattr(error, flag, False) for error in errors.values()) for flag in _FLAGS},
+        )
+
+    @property
+    def offsets(self) -> dict[int, list[range]]:
+        """The offsets of the rows that are in the log so far, ascending, by partition. Where the broker does not tell
+        them (acks=0) there are none."""
+        found: dict[int, list[range]] = {}
+        for batch, first, count, _ in self._leaves():
+            if batch.is_done and batch.error is None and batch.base_offset >= 0:
+                ranges = found.setdefault(batch.queue.partition, [])
+                for start, end in _without(_failed(batch), first, first + count):
+                    offset = batch.base_offset + start - bisect_left(batch.withdrawn, start)
+                    _extend(ranges, range(offset, offset + end - start))
+        return found
+
+    @property
+    def errors(self) -> dict[int, BaseException]:
+        """By row: why it is not in the log, or (`outcome` UNKNOWN) may not be; as far as that is known."""
+        self._is_seen = True
+        errors = dict(self._rows.errors)
+        for batch, first, count, rank in self._leaves():
+            if not batch.is_done:
+                continue
+            failed = _failed(batch)
+            if batch.error is None and not failed:
+                continue
+            rows = self._rows_of(batch.queue.partition)
+            for index in range(first, first + count):
+                error = failed.get(index) or batch.error
+                if index in failed:
+                    batch.looked_at(index)
+                if error is not None:
+                    errors[rows[rank + index - first]] = error
+        return dict(sorted(errors.items()))
+
+    def partition(self, row: int) -> int | None:
+        """The partition that a row went to; None if it was not sent.
+
+        Raises:
+            IndexError: there is no such row.
+        """
+        number = self._rows.place(self._checked(row))
+        return None if number < 0 else number
+
+    def delivery(self, row: int) -> Delivery:
+        """The delivery of one row.
+
+        Raises:
+            IndexError: there is no such row.
+            InvalidRecordError and others of `send`: why the row was not sent.
+        """
+        error = self._rows.errors.get(self._checked(row))
+        if error is not None:
+            raise error
+        partition = self._rows.place(row)
+        left = bisect_left(self._rows_of(partition), row)
+        for span in self._rows.spans:
+            if span.batch.queue.partition == partition:
+                if left < span.count:
+                    return span.batch.delivery(span.first + left, self._rows.timestamp(row))
+                left -= span.count
+        raise IndexError(f"row {row} is not in the buffer yet")
+
+    def _checked(self, row: int) -> int:
+        if not 0 <= row < len(self):
+            raise IndexError(f"row {row} of {len(self)}")
+        return row
+
+    def _rows_of(self, partition: int) -> memoryview:
+        rows = self._order.get(partition)
+        if rows is None:
+            rows = self._order[partition] = self._rows.rows_of(partition)
+        return rows
+
+    def _leaves(self) -> Iterator[tuple[Batch, int, int, int]]:
+        """(batch, index of the first row's record, count of rows, how many rows of the partition come before them);
+        of a batch that was split, its parts."""
+        ranks: dict[int, int] = {}
+        for span in self._rows.spans:
+            partition = span.batch.queue.partition
+            rank = ranks.get(partition, 0)
+            ranks[partition] = rank + span.count
+            for batch, first, count in _parts_of(span.batch, span.first, span.count):
+                yield batch, first, count, rank
+                rank += count
+
+    def _pending(self) -> list[ProducerBatch]:
+        pending = {batch: None for batch, _, _, _ in self._leaves() if not batch.is_done}
+        return [batch for batch in pending if isinstance(batch, ProducerBatch)]
+
+    def __del__(self) -> None:
+        if self._is_seen:
+            return
+        for batch, _, count, _ in self._leaves():
+            batch.nobody_looked(count)
+        self._note_unsent(self.topic, self._rows.errors.values())
+
+
+_FLAGS = ("retriable", "requires_abort", "requires_reinit", "fatal")
+
+
+def _parts_of(batch: Batch, first: int, count: int) -> Iterator[tuple[Batch, int, int]]:
+    """Where the records from index `first` on are now."""
+    if batch.parts is None:
+        yield batch, first, count
+        return
+    starts = [start for start, _ in batch.parts]
+    for number, (start, part) in enumerate(batch.parts):
+        stop = starts[number + 1] if number + 1 < len(starts) else first + count
+        begin, end = max(first, start), min(first + count, stop)
+        if begin < end:
+            yield from _parts_of(part, begin - start, end - begin)
+
+
+def _failed(batch: Batch) -> dict[int, BaseException]:
+    return batch.record_errors or {}
+
+
+def _without(left_out: dict[int, BaseException], first: int, end: int) -> Iterator[tuple[int, int]]:
+    """The runs of indexes from `first` to before `end` that are not left out."""
+    for index in sorted(left_out):
+        if first <= index < end:
+            if first < index:
+                yield first, index
+            first = index + 1
+    if first < end:
+        yield first, end
+
+
+def _extend(ranges: list[range], more: range) -> None:
+    if ranges and ranges[-1].stop == more.start:
+        ranges[-1] = range(ranges[-1].start, more.stop)
+    else:
+        ranges.append(more)

@@ -1,0 +1,244 @@
+"""Proves to a broker who we are, by SASL, and proves it anew before a session ends (KIP-152, KIP-368).
+
+One Authentication per connection, which hands in how to ask; the machines of `sasl` know what to say. Nothing
+here keeps what was said."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
+
+from aioproducer.errors import (
+    AuthenticationError,
+    BrokerConnectionError,
+    BrokerError,
+    KafkaError,
+    UnsupportedSaslMechanismError,
+    UnsupportedVersionError,
+    escaped,
+)
+from aioproducer.protocol.api import ApiKey
+from aioproducer.protocol.error_codes import error_name
+from aioproducer.protocol.messages import (
+    SaslAuthenticateRequest,
+    SaslAuthenticateResponse,
+    SaslHandshakeRequest,
+    SaslHandshakeResponse,
+)
+from aioproducer.protocol.outcomes import Action, decide
+from aioproducer.protocol.schema import Message
+from aioproducer.security.sasl import Mechanism
+
+if TYPE_CHECKING:
+    from aioproducer.network.handshake import BrokerVersions
+    from aioproducer.security.login import Login
+
+logger = logging.getLogger(__name__)
+
+MAX_ROUNDS = 16
+"""Tokens that one authentication may take: SCRAM takes 2, GSSAPI some 4."""
+
+LONGEST_SESSION = 365 * 86400.0
+"""Seconds; what a broker says beyond that is as good as for ever, and no clock overflows."""
+
+SHORTEST_SESSION = 1.05
+"""Seconds from one authentication of a connection to the next at least: sooner, Kafka refuses (KafkaChannel)."""
+
+Ask: TypeAlias = Callable[[Message, int], Awaitable[Message]]
+"""Sends a request in a version and returns the answer."""
+Step: TypeAlias = Callable[[bytes | None], Awaitable[bytes | None]]
+"""A step of a machine, in a thread if it is slow."""
+
+
+class Authentication:
+    """One connection's. The session is what the broker grants; without an end it needs no further thought."""
+
+    def __init__(self, login: Login, who: object, *, host: str, timeout: float, renew_at: float) -> None:
+        """Nothing is asked for yet.
+
+        Args:
+            login: whose credentials.
+            who: the connection, for error texts.
+            host: the broker's name.
+            timeout: seconds for the user's credentials, and for a step of a machine.
+            renew_at: the share of a session's life after which to authenticate anew.
+        """
+        self._login = login
+        self._who = who
+        self._host = host
+        self._timeout = timeout
+        self._renew_at = renew_at
+        self._loop = asyncio.get_running_loop()
+        self._ends_at: float | None = None
+        self._due_at = 0.0
+
+    @property
+    def has_end(self) -> bool:
+        """The broker ends the session unless we authenticate anew."""
+        return self._ends_at is not None
+
+    async def credentials(self) -> Mechanism:
+        """A fresh machine. The user's function may hang, but no longer than any step may take.
+
+        Raises:
+            AuthenticationError: there are no credentials.
+            BrokerConnectionError: they take too long.
+        """
+        try:
+            async with asyncio.timeout(self._timeout):
+                return await self._login.mechanism(self._host)
+        except TimeoutError:
+            pass
+        except KafkaError:
+            raise
+        except Exception as error:
+            # Any other exception of the user's objects ends start() at once, but not a session that is still valid.
+            problem = f"{self._who}: no credentials: {type(error).__name__}"
+            raise AuthenticationError(problem) from error
+        raise BrokerConnectionError(f"{self._who}: no credentials within {self._timeout:g} s", written=False)
+
+    async def run(self, mechanism: Mechanism, ask: Ask, versions: BrokerVersions) -> None:
+        """Authenticate; afterwards a session has begun.
+
+        Raises:
+            AuthenticationError, UnsupportedSaslMechanismError, BrokerError: as `authenticate`.
+            BrokerConnectionError: the connection broke, or a step of the machine took too long.
+        """
+        began = self._loop.time()  # the broker's clock starts later, when it has answered
+        try:
+            length = await authenticate(ask, partial(self._step, mechanism), mechanism, versions, self._who)
+        except AuthenticationError:
+            self._login.refused()
+            raise
+        self._ends_at = None if length is None else began + length
+        self._due_at = began + max((length or 0.0) * self._renew_at, SHORTEST_SESSION)
+
+    async def _step(self, mechanism: Mechanism, challenge: bytes | None) -> bytes | None:
+        if not mechanism.is_slow:
+            return mechanism.step(challenge)
+        try:
+            async with asyncio.timeout(self._timeout):
+                return await self._login.step(mechanism, challenge)
+        except TimeoutError:
+            pass
+        message = f"{self._who}: {mechanism.name} takes longer than {self._timeout:g} s"
+        raise BrokerConnectionError(message, written=False)
+
+    async def renewal(self) -> Mechanism:
+        """Wait until it is time to authenticate anew, and return a machine with credentials.
+
+        They come before the first request, so that requests of records go on meanwhile. Failures are repeated
+        for as long as the session lasts.
+
+        Raises:
+            KafkaError: the session is over, and there are no credentials.
+        """
+        assert self._ends_at is not None
+        when = self._due_at
+        while True:
+            await asyncio.sleep(when - self._loop.time())
+            try:
+                return await self.credentials()
+            except KafkaError as error:
+                left = self._ends_at - self._loop.time()
+                if left <= 0:
+                    raise
+                logger.warning("%s; the session of %s lasts another %.3g s", error, self._who, left)
+                when = self._loop.time() + max(left / 2, SHORTEST_SESSION)
+
+
+async def authenticate(
+    ask: Ask, step: Step, mechanism: Mechanism, versions: BrokerVersions, who: object
+) -> float | None:
+    """Prove who we are, and let the broker prove it where the mechanism can (KIP-43, KIP-152).
+
+    Args:
+        ask: how to talk to the broker.
+        step: runs a step of the machine.
+        mechanism: the machine, a fresh one.
+        versions: what the broker speaks.
+        who: the connection, for error texts.
+
+    Returns:
+        Seconds that the session lasts from the last answer on (KIP-368); None for ever.
+
+    Raises:
+        AuthenticationError: the broker refuses us, or we refuse the broker.
+        UnsupportedSaslMechanismError: the broker does not take this mechanism.
+        BrokerError: the broker fails otherwise.
+    """
+    try:
+        await _agree_on(ask, mechanism.name, versions, who)
+        version = versions.of(ApiKey.SASL_AUTHENTICATE)
+    except UnsupportedVersionError as error:
+        raise AuthenticationError(
+            f"{who}: the broker is too old, or this listener knows no SASL: {error.message}"
+        ) from None
+    lifetime_ms = 0
+    challenge: bytes | None = None
+    for _ in range(MAX_ROUNDS):
+        # Messages don't show their bytes, so no traceback does.
+        request = await _next_token(step, challenge, who)
+        if request is None:
+            return _seconds(lifetime_ms)
+        answer = await ask(request, version)
+        assert isinstance(answer, SaslAuthenticateResponse)
+        _raise_for(answer, mechanism, who)
+        challenge, lifetime_ms = answer.auth_bytes, answer.session_lifetime_ms
+    raise AuthenticationError(f"{who}: {mechanism.name} does not end after {MAX_ROUNDS} tokens")
+
+
+async def _agree_on(ask: Ask, name: str, versions: BrokerVersions, who: object) -> None:
+    version = versions.of(ApiKey.SASL_HANDSHAKE)
+    if version < 1:
+        # Before KIP-152 tokens travelled without frames of Kafka's own.
+        raise UnsupportedVersionError("it speaks SaslHandshake in version 0 only")
+    answer = await ask(SaslHandshakeRequest(mechanism=name), version)
+    assert isinstance(answer, SaslHandshakeResponse)
+    action = decide(ApiKey.SASL_HANDSHAKE, answer.error_code).action
+    if action is Action.OTHER_MECHANISM:
+        offered = tuple(escaped(one, 64) for one in answer.mechanisms[:32])
+        raise UnsupportedSaslMechanismError(
+            f"{who}: the broker does not take {name}, only {', '.join(offered) or 'no mechanism at all'}; "
+            "set sasl_mechanism",
+            mechanism=name,
+            offered=offered,
+        )
+    if action is Action.NO_SASL:
+        raise AuthenticationError(
+            f"{who}: this listener knows no SASL; set security_protocol to PLAINTEXT or SSL, or use another port"
+        )
+    if action is not Action.SUCCEED:
+        code = error_name(answer.error_code)
+        raise BrokerError(
+            f"{who}: the broker refuses SASL: {code}", code=answer.error_code, name=code, retriable=True
+        )
+
+
+async def _next_token(step: Step, challenge: bytes | None, who: object) -> SaslAuthenticateRequest | None:
+    try:
+        reply = await step(challenge)
+    except AuthenticationError as error:
+        raise AuthenticationError(f"{who}: {error.message}") from None
+    return None if reply is None else SaslAuthenticateRequest(auth_bytes=reply)
+
+
+def _raise_for(answer: SaslAuthenticateResponse, mechanism: Mechanism, who: object) -> None:
+    action = decide(ApiKey.SASL_AUTHENTICATE, answer.error_code).action
+    if action is Action.SUCCEED:
+        return
+    name, code = mechanism.name, error_name(answer.error_code)
+    # Also in the answer: it stands in the tracebacks of what is raised here.
+    told = answer.error_message = escaped(mechanism.conceal(answer.error_message or ""))
+    if action is Action.FAIL:
+        raise AuthenticationError(f"{who}: the broker refuses us by {name}: {told or code}")
+    raise BrokerError(
+        f"{who}: {name} failed: {code} {told}".rstrip(), code=answer.error_code, name=code, retriable=True
+    )
+
+
+def _seconds(lifetime_ms: int) -> float | None:
+    return min(lifetime_ms / 1000, LONGEST_SESSION) if lifetime_ms > 0 else None

@@ -1,0 +1,118 @@
+"""GSSAPI (RFC 4752) with Kerberos: a machine like those of `sasl`, on the system's library. Extra: aioproducer[gssapi].
+
+Each step may ask the key distribution centre, so each of them runs in a thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from aioproducer.errors import AuthenticationError, ConfigError, escaped
+
+NO_LAYER = 1
+"""The bit for "authentication only": Kafka has no layer of its own behind it."""
+
+
+class Gssapi:
+    """One authentication. The ticket comes from the system's cache (kinit), or by a keytab."""
+
+    name = "GSSAPI"
+    is_slow = True
+
+    def __init__(
+        self, service: str, host: str, *, principal: str | None = None, keytab: str | None = None
+    ) -> None:
+        """Nothing is asked for yet.
+
+        Args:
+            service: of the brokers' principals, e.g. "kafka".
+            host: the broker's name in its principal, service/host@REALM.
+            principal: who we are; the cache's or the keytab's only one by default.
+            keytab: a file with our key.
+
+        Raises:
+            ConfigError: the library is missing.
+        """
+        self._gssapi = _library()
+        self._service = service
+        self._host = host
+        self._principal = principal
+        self._keytab = keytab
+        self._context: Any = None
+        self._next: Callable[[bytes], bytes | None] | None = self._begin
+
+    def step(self, challenge: bytes | None) -> bytes | None:
+        """See `aioproducer.security.sasl.Mechanism.step`. Blocks.
+
+        Raises:
+            AuthenticationError: there is no ticket, or the broker does not prove who it is.
+        """
+        take, self._next = self._next, None
+        if take is None:
+            raise AuthenticationError("GSSAPI: the broker goes on after the end")
+        try:
+            return take(challenge or b"")
+        except self._gssapi.exceptions.GSSError as error:
+            why = escaped(error.gen_message())
+        raise AuthenticationError(f"GSSAPI: {why}")
+
+    def conceal(self, text: str) -> str:
+        """See `aioproducer.security.sasl.Mechanism.conceal`: the broker is told no secret."""
+        return text
+
+    def _begin(self, challenge: bytes) -> bytes | None:
+        gssapi = self._gssapi
+        self._context = gssapi.SecurityContext(
+            name=gssapi.Name(f"{self._service}@{self._host}", gssapi.NameType.hostbased_service),
+            creds=self._credentials(),
+            flags=(gssapi.RequirementFlag.mutual_authentication, gssapi.RequirementFlag.integrity),
+            usage="initiate",
+        )
+        return self._negotiate(b"")
+
+    def _credentials(self) -> Any:
+        """None leaves the choice to the library: the cache that kinit has filled."""
+        gssapi = self._gssapi
+        if self._principal is None and self._keytab is None:
+            return None
+        name = None
+        if self._principal is not None:
+            name = gssapi.Name(self._principal, gssapi.NameType.kerberos_principal)
+        if self._keytab is None:
+            return gssapi.Credentials(name=name, usage="initiate")
+        # With a cache of its own: tickets of the same process for other principals stay apart.
+        cache = f"MEMORY:aioproducer {self._principal} {self._keytab}"
+        store = {"client_keytab": self._keytab, "ccache": cache}
+        return gssapi.Credentials(name=name, usage="initiate", store=store)
+
+    def _negotiate(self, challenge: bytes) -> bytes | None:
+        """Tokens go to and fro until both sides have proved who they are."""
+        token: bytes | None = self._context.step(challenge or None)
+        self._next = self._agree if self._context.complete else self._negotiate
+        return token or b""
+
+    def _agree(self, challenge: bytes) -> bytes | None:
+        """The broker offers security layers and a buffer size; we want no layer, so no buffer either."""
+        offer = self._context.unwrap(challenge).message
+        if len(offer) != 4 or not offer[0] & NO_LAYER:
+            raise AuthenticationError("GSSAPI: the broker demands a security layer; Kafka has TLS for that")
+        self._next = self._end
+        message: bytes = self._context.wrap(bytes([NO_LAYER, 0, 0, 0]), False).message
+        return message
+
+    def _end(self, challenge: bytes) -> bytes | None:
+        if challenge:
+            raise AuthenticationError("GSSAPI: the broker sends a challenge after the end")
+        return None
+
+
+def _library() -> Any:
+    try:
+        import gssapi
+    except ImportError:
+        raise ConfigError(
+            "GSSAPI needs the library gssapi and Kerberos' own: pip install 'aioproducer[gssapi]'",
+            setting="sasl_mechanism",
+            value="GSSAPI",
+        ) from None
+    return gssapi

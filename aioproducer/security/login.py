@@ -1,0 +1,245 @@
+"""Who this producer is to the brokers, and whom it trusts: a TLS context and credentials for each connection.
+
+One per producer, shared by its connections: certificates are read again when their files change, tokens are
+kept for as long as they are young. The user's callables are called here and nowhere else."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import secrets
+import ssl
+import time
+from collections.abc import Callable
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from aioproducer.concurrency.tasks import Threads
+from aioproducer.errors import AuthenticationError, ConfigError
+from aioproducer.security.kerberos import Gssapi
+from aioproducer.security.sasl import Mechanism, OAuthBearer, OAuthToken, Plain, Scram
+from aioproducer.security.tls import TlsContext
+from aioproducer.security.token_providers import OidcTokenProvider
+from aioproducer.types import Secret, qualified_name
+
+if TYPE_CHECKING:
+    from aioproducer.config import ProducerConfig
+
+logger = logging.getLogger(__name__)
+
+COMPUTING = 4
+"""Steps of machines that are computed at a time: SCRAM derives keys, Kerberos asks its servers."""
+
+
+class Login:
+    """Belongs to the event loop that it is first used on."""
+
+    def __init__(
+        self,
+        config: ProducerConfig,
+        *,
+        random: Random | None = None,
+        clock: Callable[[], float] = time.time,
+        make_nonce: Callable[[], str] = lambda: secrets.token_urlsafe(24),
+    ) -> None:
+        """Nothing is opened, called or asked for yet.
+
+        Args:
+            config: the settings ssl_* and sasl_*.
+            random: spreads the moments at which tokens are renewed.
+            clock: seconds since 1970, to read when a token expires.
+            make_nonce: for SCRAM; must not be foreseeable.
+        """
+        self._config = config
+        self._random = random or Random()
+        self._clock = clock
+        self._make_nonce = make_nonce
+        self.uses_tls = config.security_protocol in ("SSL", "SASL_SSL")
+        self.uses_sasl = config.security_protocol in ("SASL_PLAINTEXT", "SASL_SSL")
+        self._tls = TlsContext(config)
+        self._provider = _provider(config) if config.sasl_mechanism == "OAUTHBEARER" else None
+        self._reading, self._asking = Threads(), Threads()
+        """For files, and for the user's functions: one call at a time of each."""
+        self._computing = Threads(COMPUTING)
+        self._fetching = asyncio.Lock()
+        """Connections that need a token at the same time fetch one."""
+        self._token: OAuthToken | None = None
+        self._token_until = 0.0
+        """Loop time at which the token is no longer young."""
+
+    async def tls_context(self) -> ssl.SSLContext:
+        """The context for a new connection; files are read in a thread.
+
+        Raises:
+            ConfigError: a file can't be read or makes no sense.
+        """
+        return await self._reading.call(self._tls.current)
+
+    async def mechanism(self, host: str) -> Mechanism:
+        """A machine for one authentication with the broker of that name, with the credentials of this moment.
+
+        Raises:
+            AuthenticationError: the user's callable failed, or what it returned can't be sent.
+            ConfigError: a library is missing.
+        """
+        config = self._config
+        name = config.sasl_mechanism
+        if name == "OAUTHBEARER":
+            token = await self._young_token()
+            return OAuthBearer(token.value, {**dict(config.sasl_oauthbearer_extensions), **token.extensions})
+        if name == "GSSAPI":
+            return Gssapi(
+                config.sasl_kerberos_service_name,
+                config.sasl_kerberos_domain_name or host,
+                principal=config.sasl_kerberos_principal,
+                keytab=config.sasl_kerberos_keytab,
+            )
+        username, password = await self._credentials()
+        if name == "PLAIN":
+            return Plain(username, password)
+        return Scram(
+            str(name), username, password, nonce=self._make_nonce(), token_auth=config.sasl_scram_token_auth
+        )
+
+    async def step(self, mechanism: Mechanism, challenge: bytes | None) -> bytes | None:
+        """A step of a machine that is slow, in a thread. Raises what the step raises."""
+        return await self._computing.call(mechanism.step, challenge)
+
+    def refused(self) -> None:
+        """A broker did not believe us: the next authentication asks for a new token."""
+        self._token = None
+
+    async def _ask(self, setting: str, function: Callable[[], Any]) -> Any:
+        return await _call(self._asking, setting, function)
+
+    # User and password
+
+    async def _credentials(self) -> tuple[str, Secret]:
+        ask = self._config.sasl_credentials
+        if ask is None:
+            username, password = self._config.sasl_plain_username, self._config.sasl_plain_password
+            assert username is not None  # the settings were checked
+            assert password is not None
+            return username, password
+        found = _as_pair(await self._ask("sasl_credentials", ask))
+        if isinstance(found, str):
+            raise AuthenticationError(
+                f"sasl_credentials ({qualified_name(ask)}) returned {found}; it must return a pair of str, "
+                "(user name, password)"
+            )
+        return found
+
+    # Tokens
+
+    async def _young_token(self) -> OAuthToken:
+        loop = asyncio.get_running_loop()
+        async with self._fetching:
+            token = self._token
+            if token is not None and loop.time() < self._token_until:
+                return token
+            assert self._provider is not None  # the settings were checked
+            began = loop.time()
+            found = _as_token(await self._ask("sasl_oauth_token_provider", self._provider), self._clock())
+            if isinstance(found, str):
+                raise AuthenticationError(
+                    f"sasl_oauth_token_provider ({qualified_name(self._provider)}) returned {found}; it must return "
+                    "a str, an OAuthToken, or a pair (str, seconds since 1970)"
+                )
+            token = found
+            extensions = getattr(self._config.sasl_oauth_token_provider, "extensions", None)
+            if callable(extensions) and not token.extensions:  # aiokafka's interface
+                token = token.with_extensions(await self._ask("extensions", extensions))
+            self._token, self._token_until = token, began + self._youth(token)
+            return token
+
+    def _youth(self, token: OAuthToken) -> float:
+        """Seconds for which a token is used again, as Java's ExpiringCredentialRefreshingLogin has it.
+
+        0 if nobody knows when it expires: then each authentication asks for another one.
+        """
+        life = token.lifetime
+        if life is None:
+            return 0.0
+        config = self._config
+        share = config.sasl_login_refresh_window_factor
+        share += config.sasl_login_refresh_window_jitter * self._random.random()
+        youth = life * share
+        shortest, buffer = config.sasl_login_refresh_min_period, config.sasl_login_refresh_buffer
+        if shortest + buffer < life:  # else the token is too short-lived for either
+            youth = max(min(youth, life - buffer), shortest)
+        return max(youth, 0.0)
+
+
+def _provider(config: ProducerConfig) -> Callable[[], Any]:
+    """What to call for a token: the user's callable, its method `token`, or the token endpoint."""
+    given = config.sasl_oauth_token_provider
+    if given is None:
+        assert config.sasl_oauthbearer_token_endpoint_url is not None  # the settings were checked
+        return OidcTokenProvider(
+            config.sasl_oauthbearer_token_endpoint_url,
+            str(config.sasl_oauthbearer_client_credentials_client_id),
+            config.sasl_oauthbearer_client_credentials_client_secret or Secret(""),
+            scope=config.sasl_oauthbearer_scope,
+            url_encode=config.sasl_oauthbearer_header_urlencode,
+            connect_timeout=config.sasl_login_connect_timeout,
+            read_timeout=config.sasl_login_read_timeout,
+            retry_backoff=config.sasl_login_retry_backoff,
+            retry_backoff_max=config.sasl_login_retry_backoff_max,
+        )
+    method = getattr(given, "token", None)
+    found: Callable[[], Any] = method if callable(method) else given
+    return found
+
+
+def _as_pair(value: object) -> tuple[str, Secret] | str:
+    """User name and password; or what was returned instead."""
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        return _shown(value)
+    username, password = value
+    if isinstance(password, str):
+        password = Secret(password)
+    return (
+        (username, password) if isinstance(username, str) and isinstance(password, Secret) else _shown(value)
+    )
+
+
+def _as_token(value: object, now: float) -> OAuthToken | str:
+    """The token; or what was returned instead."""
+    returned = _shown(value)
+    try:
+        token = OAuthToken.of(value, now)
+    finally:
+        del value  # an error's traceback shows the locals of this frame
+    return returned if token is None else token
+
+
+def _shown(returned: object) -> str:
+    """Types alone: what the user's function returned may hold a password."""
+    if not isinstance(returned, tuple | list):
+        return type(returned).__name__
+    types = ", ".join(type(part).__name__ for part in returned[:5])
+    return f"{type(returned).__name__} ({types}{', ...' if len(returned) > 5 else ''})"
+
+
+async def _call(threads: Threads, setting: str, function: Callable[[], Any]) -> Any:
+    """Call the user's function: on the loop if it is async, else in a thread, since it may ask the network.
+
+    Raises:
+        AuthenticationError: it raised; its error is the cause.
+    """
+    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004  # an object whose __call__ is async
+    )
+    try:
+        if is_async:
+            return await function()
+        result = await threads.call(function)
+        return await result if inspect.isawaitable(result) else result
+    except (AuthenticationError, ConfigError):
+        raise
+    except Exception as error:
+        # Its text is not repeated: what the user's function says may hold what it was asked for.
+        raise AuthenticationError(
+            f"{setting} ({qualified_name(function)}) raised {type(error).__name__}"
+        ) from error

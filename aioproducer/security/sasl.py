@@ -1,0 +1,395 @@
+"""SASL mechanisms as machines: `step(challenge)` gives the reply. No socket, no task, no clock.
+
+The connection carries the bytes. A machine serves one authentication and raises AuthenticationError, nothing
+else, whatever a peer sends; no error shows a password, a token or a proof."""
+
+from __future__ import annotations
+
+import binascii
+import hashlib
+import hmac
+import json
+import math
+import re
+from base64 import urlsafe_b64decode
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
+from typing import Any, Protocol, TypeAlias
+
+from aioproducer.errors import AuthenticationError, ConfigError, escaped
+from aioproducer.types import Secret
+
+__all__ = ["OAuthToken"]
+
+MIN_ITERATIONS = 4096
+"""Fewer would let whoever sees the proof guess the password cheaply (RFC 7677, 4; also Kafka's minimum)."""
+
+MAX_ITERATIONS = 1_000_000
+"""More would only burn processor time: about a second in a thread."""
+
+_HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
+
+_Step: TypeAlias = Callable[[bytes], bytes | None]
+
+
+class Mechanism(Protocol):
+    """One authentication by one mechanism."""
+
+    name: str
+    """As Kafka calls it."""
+    is_slow: bool
+    """The next step computes for long, or asks the network: run it in a thread."""
+
+    def step(self, challenge: bytes | None) -> bytes | None:
+        """Answer the broker's challenge; None begins. None is returned once there is nothing left to say.
+
+        Raises:
+            AuthenticationError: the broker does not prove who it is, or its challenge makes no sense.
+        """
+
+    def conceal(self, text: str) -> str:
+        """A text of the broker's without the secret that it was told."""
+
+
+class _Machine:
+    """The steps of a mechanism in their order; each names the next one."""
+
+    name: str
+    is_slow = False
+
+    def __init__(self) -> None:
+        self._next: _Step | None = self._begin
+
+    def step(self, challenge: bytes | None) -> bytes | None:
+        """See `Mechanism.step`."""
+        take, self._next = self._next, None  # a machine that raised has no next step
+        if take is None:
+            raise AuthenticationError(f"{self.name}: the broker goes on after the end")
+        return take(challenge or b"")
+
+    def conceal(self, text: str) -> str:
+        """See `Mechanism.conceal`. Most mechanisms don't tell the broker anything that is secret."""
+        return text
+
+    def _begin(self, challenge: bytes) -> bytes | None:
+        raise NotImplementedError
+
+    def _end(self, challenge: bytes) -> None:
+        """The broker has taken the only message: it has nothing to say."""
+        if challenge:
+            raise AuthenticationError(
+                f"{self.name}: the broker sends a challenge that the mechanism doesn't know"
+            )
+
+
+class Plain(_Machine):
+    """PLAIN (RFC 4616): user and password as they are, so on an encrypted connection only."""
+
+    name = "PLAIN"
+
+    def __init__(self, username: str, password: Secret) -> None:
+        """Raises AuthenticationError if user or password can't be sent."""
+        super().__init__()
+        _check(self.name, username, password)
+        self._username = username
+        self._password = password
+
+    def _begin(self, challenge: bytes) -> bytes:
+        self._next = self._end
+        return f"\0{self._username}\0{self._password.reveal()}".encode()
+
+    def conceal(self, text: str) -> str:
+        return text.replace(self._password.reveal(), "<hidden>")
+
+
+class Scram(_Machine):
+    """SCRAM-SHA-256 and SCRAM-SHA-512 (RFC 5802, 7677), without channel binding, which Kafka does not have.
+
+    Names and passwords are taken as they are: Kafka derives its keys without SASLprep (`ScramFormatter`).
+    """
+
+    def __init__(
+        self, mechanism: str, username: str, password: Secret, *, nonce: str, token_auth: bool = False
+    ) -> None:
+        """Prepare one exchange.
+
+        Args:
+            mechanism: "SCRAM-SHA-256" or "SCRAM-SHA-512".
+            username: as it was created; or the id of a delegation token.
+            password: or the token's HMAC.
+            nonce: printable characters without a comma, never used before and not to be guessed.
+            token_auth: user and password are a delegation token (KIP-48).
+
+        Raises:
+            AuthenticationError: user name or password can't be sent.
+        """
+        super().__init__()
+        _check(mechanism, username, password)
+        self.name = mechanism
+        self._hash = _HASHES[mechanism]
+        self._password = password
+        self._nonce = nonce
+        name = username.replace("=", "=3D").replace(",", "=2C")
+        self._first_bare = f"n={name},r={nonce}{',tokenauth=true' if token_auth else ''}"
+        self._server_signature = b""
+
+    def _begin(self, challenge: bytes) -> bytes:
+        self._next = self._prove
+        self.is_slow = True
+        return f"n,,{self._first_bare}".encode()
+
+    def _prove(self, challenge: bytes) -> bytes:
+        """Check what the server says of salt and iterations, and answer with the proof."""
+        self.is_slow = False
+        server_first = self._text(challenge)
+        nonce, salt, iterations = self._server_first(server_first)
+        without_proof = f"c=biws,r={nonce}"
+        signed = f"{self._first_bare},{server_first},{without_proof}".encode()
+        proof, self._server_signature = _scram_proof(self._hash, self._password, salt, iterations, signed)
+        self._next = self._verify
+        return f"{without_proof},p={proof}".encode()
+
+    def _server_first(self, text: str) -> tuple[str, bytes, int]:
+        if text.startswith("m="):
+            raise AuthenticationError(f"{self.name}: the broker demands an extension that nobody defined")
+        self._refuse_error(text)
+        parts = re.fullmatch(
+            r"r=([!-+\--~]+),s=([A-Za-z0-9+/]+=*),i=([1-9][0-9]{0,15})(?:,[A-Za-z]=.*)?", text
+        )
+        salt = _base64(parts[2]) if parts else None
+        if parts is None or not salt:
+            raise AuthenticationError(f"{self.name}: the broker's first message makes no sense")
+        nonce, iterations = parts[1], int(parts[3])
+        if not nonce.startswith(self._nonce) or len(nonce) == len(self._nonce):
+            raise AuthenticationError(f"{self.name}: the broker's nonce is forged: it does not extend ours")
+        if not MIN_ITERATIONS <= iterations <= MAX_ITERATIONS:
+            raise AuthenticationError(
+                f"{self.name}: the broker asks for {iterations} iterations; {MIN_ITERATIONS} to "
+                f"{MAX_ITERATIONS} are allowed"
+            )
+        return nonce, salt, iterations
+
+    def _verify(self, challenge: bytes) -> None:
+        """Only who knows the keys of this password can have signed the exchange."""
+        text = self._text(challenge)
+        self._refuse_error(text)
+        parts = re.fullmatch(r"v=([A-Za-z0-9+/]+=*)(?:,[A-Za-z]=.*)?", text)
+        signature = _base64(parts[1]) if parts else None
+        if signature is None or not hmac.compare_digest(signature, self._server_signature):
+            raise AuthenticationError(
+                f"{self.name}: the broker's signature is wrong: it does not know this user's keys"
+            )
+
+    def _refuse_error(self, text: str) -> None:
+        if text.startswith("e="):
+            raise AuthenticationError(f"{self.name}: the broker refuses: {escaped(text[2:])}")
+
+    def _text(self, challenge: bytes) -> str:
+        try:
+            return challenge.decode()
+        except UnicodeDecodeError:
+            raise AuthenticationError(f"{self.name}: the broker's message is not UTF-8") from None
+
+
+class OAuthBearer(_Machine):
+    """OAUTHBEARER (RFC 7628, KIP-255) with the extensions of KIP-342."""
+
+    name = "OAUTHBEARER"
+
+    def __init__(self, token: Secret, extensions: Mapping[str, str] | Sequence[tuple[str, str]] = ()) -> None:
+        """Raises AuthenticationError if token or extensions can't be sent."""
+        super().__init__()
+        _refuse_lost(self.name, token)
+        if not re.fullmatch(r"[!-~]+", token.reveal()):
+            raise AuthenticationError(
+                "OAUTHBEARER: the token must be printable ASCII without blanks, and not empty"
+            )
+        self._extensions = dict(extensions)
+        for name, value in self._extensions.items():
+            if (
+                not re.fullmatch(r"[A-Za-z]+", name)
+                or name == "auth"
+                or not re.fullmatch(r"[ -~\t\r\n]*", value)
+            ):
+                raise AuthenticationError(
+                    f"OAUTHBEARER: extension {escaped(name, 40)!r} can't be sent: names are letters but not 'auth', "
+                    "values printable ASCII"
+                )
+        self._token = token
+        self._refusal = ""
+
+    def _begin(self, challenge: bytes) -> bytes:
+        self._next = self._answered
+        extensions = "".join(f"{name}={value}\x01" for name, value in self._extensions.items())
+        return f"n,,\x01auth=Bearer {self._token.reveal()}\x01{extensions}\x01".encode()
+
+    def conceal(self, text: str) -> str:
+        return text.replace(self._token.reveal(), "<hidden>")
+
+    def _answered(self, challenge: bytes) -> bytes | None:
+        """An empty answer is a success. Else it says why not, and wants a last word before it fails us."""
+        if not challenge:
+            return None
+        self._next = self._refused
+        try:
+            told = json.loads(challenge)
+            self._refusal = escaped(self.conceal(str(told["status"])), 200)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            self._refusal = "it does not say why"
+        return b"\x01"
+
+    def _refused(self, challenge: bytes) -> bytes | None:
+        raise AuthenticationError(f"OAUTHBEARER: the broker refuses the token: {self._refusal}")
+
+
+class OAuthToken:
+    """A token, how long it will be valid, and the SASL extensions that go with it (KIP-342)."""
+
+    __slots__ = ("extensions", "lifetime", "value")
+
+    def __init__(
+        self,
+        value: str | Secret,
+        lifetime: float | None = None,
+        extensions: Mapping[str, str] | None = None,
+    ) -> None:
+        """Keep them.
+
+        Args:
+            value: what stands behind "Bearer".
+            lifetime: seconds from now on; None if nobody knows. It is used again for the first 80 % of them.
+            extensions: names and values for the broker, e.g. {"logicalCluster": "lkc-1"}.
+
+        Raises:
+            ConfigError: one of them is of another type, or the token is empty.
+        """
+        self.lifetime: float | None = None
+        if problem := _token_problem(value, lifetime, extensions):
+            del value, lifetime, extensions  # a traceback that shows locals must not show the token
+            raise ConfigError(f"OAuthToken: {problem}", setting="sasl_oauth_token_provider", value=None)
+        self.value = value if isinstance(value, Secret) else Secret(value)
+        self.lifetime = lifetime
+        self.extensions = dict(extensions or {})
+
+    def __repr__(self) -> str:
+        return f"OAuthToken(<hidden>, lifetime={self.lifetime})"
+
+    def with_extensions(self, extensions: Mapping[str, str]) -> OAuthToken:
+        """The same token with these extensions."""
+        return OAuthToken(self.value, self.lifetime, extensions)
+
+    @classmethod
+    def of(cls, returned: object, now: float) -> OAuthToken | None:
+        """A token made of what a token provider returned; None if that is not a token.
+
+        Args:
+            returned: an OAuthToken, a text (of a JWT the lifetime is read), or a tuple (text, expiry in seconds
+                since 1970, principal, extensions) whose end may be left out.
+            now: seconds since 1970.
+
+        Raises:
+            ConfigError: as the constructor.
+        """
+        if isinstance(returned, cls):
+            return returned
+        parts = _parts_of(returned)
+        del returned  # a traceback that shows locals must not show it
+        if parts is None:
+            return None
+        value, expires, extensions = parts
+        return cls(value, None if expires is None else max(expires - now, 0.0), extensions)
+
+
+def _token_problem(value: object, lifetime: object, extensions: object) -> str:
+    """The reason why these do not make a token; empty if they do."""
+    if not isinstance(value, str | Secret):
+        return f"the token must be a str or a Secret, not {type(value).__name__}"
+    if not value:
+        return "the token is empty"
+    if lifetime is not None and (isinstance(lifetime, bool) or not isinstance(lifetime, Real)):
+        return f"lifetime must be a number of seconds or None, not {type(lifetime).__name__}"
+    if lifetime is not None and math.isnan(lifetime):
+        return "lifetime must be a number of seconds or None, not NaN"
+    if extensions and (
+        not isinstance(extensions, Mapping)
+        or not all(isinstance(text, str) for pair in extensions.items() for text in pair)
+    ):
+        return "extensions must be a mapping of str to str"
+    return ""
+
+
+def _parts_of(returned: object) -> tuple[Secret, float | None, Any] | None:
+    """Token, expiry in seconds since 1970, and extensions; None if a provider must not return this."""
+    if isinstance(returned, str | Secret):
+        value = Secret(returned) if isinstance(returned, str) else returned
+        return value, _jwt_expiry(value), None
+    if not isinstance(returned, tuple | list) or not 2 <= len(returned) <= 4:
+        return None
+    text, expires, *rest = returned
+    is_number = isinstance(expires, int | float) and not isinstance(expires, bool) and expires == expires
+    if not isinstance(text, str | Secret) or not is_number:
+        return None
+    return Secret(text) if isinstance(text, str) else text, expires, rest[1] if len(rest) == 2 else None
+
+
+def _jwt_expiry(token: Secret) -> float | None:
+    """When a JSON web token expires, in seconds since 1970. Nothing is verified: that is the broker's business."""
+    if token.is_lost:
+        return None
+    parts = token.reveal().split(".")
+    if len(parts) != 3:
+        return None
+    try:
+        claims = json.loads(urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
+        expiry = float(claims["exp"])
+    except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
+        return None
+    return expiry if math.isfinite(expiry) else None
+
+
+def _scram_proof(
+    name: str, password: Secret, salt: bytes, iterations: int, signed: bytes
+) -> tuple[str, bytes]:
+    """The client's proof in Base64 and the signature that the server has to send (RFC 5802, 3).
+
+    The names below are the RFC's. Nothing here raises, so no traceback shows them.
+    """
+    salted = hashlib.pbkdf2_hmac(name, password.reveal().encode(), salt, iterations)
+    client_key = hmac.digest(salted, b"Client Key", name)
+    client_signature = hmac.digest(hashlib.new(name, client_key).digest(), signed, name)
+    proof = bytes(a ^ b for a, b in zip(client_key, client_signature, strict=True))
+    server_key = hmac.digest(salted, b"Server Key", name)
+    return binascii.b2a_base64(proof, newline=False).decode(), hmac.digest(server_key, signed, name)
+
+
+def _base64(text: str) -> bytes | None:
+    try:
+        return binascii.a2b_base64(text, strict_mode=True)
+    except ValueError:
+        return None
+
+
+def _check(mechanism: str, username: str, password: Secret) -> None:
+    """Raises AuthenticationError if these can't be sent."""
+    _refuse_lost(mechanism, password)
+    if not username or not password.reveal():
+        raise AuthenticationError(f"{mechanism}: user name and password must not be empty")
+    if not _is_plain_text(username) or not _is_plain_text(password.reveal()):
+        raise AuthenticationError(
+            f"{mechanism}: user name and password must be valid Unicode without the character NUL"
+        )
+
+
+def _refuse_lost(mechanism: str, secret: Secret) -> None:
+    if secret.is_lost:
+        raise AuthenticationError(
+            f"{mechanism}: the secret came out of a pickle, which does not carry its text; make it in this process"
+        )
+
+
+def _is_plain_text(text: str) -> bool:
+    # No error leaves: that of the codec holds the text.
+    try:
+        return b"\0" not in text.encode()
+    except UnicodeEncodeError:
+        return False

@@ -1,0 +1,548 @@
+"""Settings -> ssl.SSLContext: whom to trust and what to show, read again when the files change.
+
+Opens files, so it is called in a thread. A context made here checks the broker's chain and host name and speaks
+TLS 1.2 or 1.3; only one that the user made by hand may do without the name."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import secrets
+import ssl
+import stat
+import tempfile
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from aioproducer.errors import ConfigError, TlsError, escaped
+from aioproducer.security.pem import (
+    CERTIFICATE,
+    CRL,
+    Source,
+    has_crl,
+    in_lines,
+    own_problem,
+    store_problem,
+    trusted_problem,
+)
+from aioproducer.types import Secret
+
+if TYPE_CHECKING:
+    from aioproducer.config import ProducerConfig
+
+logger = logging.getLogger(__name__)
+
+_VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
+_SUITE_NAME = re.compile(r"[A-Za-z0-9_+-]+")
+_TLS_13_SUITES = {
+    "TLS_AES_128_GCM_SHA256",
+    "TLS_AES_256_GCM_SHA384",
+    "TLS_CHACHA20_POLY1305_SHA256",
+    "TLS_AES_128_CCM_SHA256",
+    "TLS_AES_128_CCM_8_SHA256",
+}
+"""RFC 8446, B.4."""
+
+_UNSAFE_SUITES = ":!aNULL:!eNULL"
+"""Removes suites without a broker certificate or without encryption, also from groups such as HIGH and ALL."""
+
+_PLAINTEXT = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE")
+"""What OpenSSL says of a peer whose first bytes are no TLS."""
+
+_HINTS = {
+    "CERTIFICATE_REQUIRED": "the broker wants a client certificate: set ssl_keystore_location",
+    "HANDSHAKE_FAILURE": "the broker wants a client certificate, or no protocol version or cipher suite is common",
+    "PROTOCOL_VERSION": "the broker speaks neither TLS 1.2 nor 1.3 as ssl_enabled_protocols allows",
+    "UNSUPPORTED_PROTOCOL": "the broker speaks neither TLS 1.2 nor 1.3 as ssl_enabled_protocols allows",
+    "UNKNOWN_CA": "the broker does not trust who signed this client's certificate",
+    "BAD_CERTIFICATE": "the broker does not accept this client's certificate",
+    "CERTIFICATE_EXPIRED": "the broker says that this client's certificate has expired",
+    "CERTIFICATE_UNKNOWN": "the broker does not accept this client's certificate",
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": (
+        "the broker showed no certificate, which a cipher suite of ssl_context allows; add !aNULL to its ciphers"
+    ),
+}
+"""By the end of OpenSSL's name of an alert."""
+
+
+def check_settings(config: ProducerConfig) -> None:
+    """Refuse what only OpenSSL can judge, without opening a file. Called once, when the settings are checked.
+
+    Raises:
+        ConfigError: the context can't be used, or a cipher suite is unknown or of no protocol that is enabled.
+    """
+    if config.ssl_context is not None:
+        _check_context(config.ssl_context)
+    suites, protocols = config.ssl_cipher_suites, config.ssl_enabled_protocols
+    older = _openssl_ciphers(suites)
+    usable = {"TLSv1.2"} if older else set()
+    usable |= {"TLSv1.3"} if len(older) < len(suites) else set()
+    if suites and not usable & set(protocols):
+        raise ConfigError(
+            f"ssl_cipher_suites={','.join(suites)} are suites of {usable.pop()} alone, which "
+            f"ssl_enabled_protocols={','.join(protocols)} leaves out; name one of {protocols[0]}, too",
+            setting="ssl_cipher_suites",
+            value=suites,
+        )
+
+
+def _check_context(context: ssl.SSLContext) -> None:
+    if context.protocol is ssl.PROTOCOL_TLS_SERVER:
+        raise ConfigError(
+            "ssl_context is a server's; make it by ssl.create_default_context()",
+            setting="ssl_context",
+            value=context,
+        )
+    if context.minimum_version < ssl.TLSVersion.TLSv1_2 or context.maximum_version == ssl.TLSVersion.TLSv1_1:
+        raise ConfigError(
+            "ssl_context allows TLS below 1.2; set ssl_context.minimum_version = ssl.TLSVersion.TLSv1_2",
+            setting="ssl_context",
+            value=context,
+        )
+
+
+class TlsContext:
+    """The context of one producer. Files are looked at before each connection, and read when they changed."""
+
+    def __init__(self, config: ProducerConfig) -> None:
+        """Nothing is opened yet."""
+        self._config = config
+        self._context: ssl.SSLContext | None = None
+        self._seen: tuple[object, ...] = ()
+
+    def current(self) -> ssl.SSLContext:
+        """The context for a new connection. Blocks for as long as files are read.
+
+        Raises:
+            ConfigError: a file can't be read or makes no sense, and there is no context from before.
+        """
+        given: ssl.SSLContext | None = self._config.ssl_context
+        if given is not None:
+            if self._context is None and (not given.check_hostname or given.verify_mode != ssl.CERT_REQUIRED):
+                logger.warning(
+                    "ssl_context does not check %s: whoever is in between can read and change everything",
+                    "host names" if given.verify_mode == ssl.CERT_REQUIRED else "certificates",
+                )
+            self._context = given
+            return given
+        seen = tuple(map(_stamp, self._files()))
+        if self._context is None or seen != self._seen:
+            try:
+                self._context = make_context(self._config)
+            except ConfigError as error:
+                if self._context is None:
+                    raise
+                # A file that is just being written. The next connection looks again.
+                logger.warning("certificates can't be read again, the former ones stay: %s", error)
+            else:
+                self._seen = seen
+        return self._context
+
+    def _files(self) -> list[str]:
+        config = self._config
+        named = (
+            config.ssl_truststore_location,
+            config.ssl_keystore_location,
+            config.ssl_certificate_location,
+            config.ssl_key_location,
+            config.ssl_crl_location,
+        )
+        return [path for path in named if path is not None]
+
+
+def _stamp(path: str) -> object:
+    """Differs when a file was written or exchanged; symbolic links are followed, as Kubernetes needs it.
+
+    A directory has no other time when a file in it is written, so its files count.
+    """
+    try:
+        found = os.stat(path)
+        names = sorted(os.listdir(path)) if stat.S_ISDIR(found.st_mode) else []
+    except OSError as error:
+        return error.errno
+    inside = [(name, _stamp(os.path.join(path, name))) for name in names]
+    return found.st_mtime_ns, found.st_size, found.st_ino, found.st_dev, inside
+
+
+def make_context(config: ProducerConfig) -> ssl.SSLContext:
+    """Read all files and make a context of them.
+
+    Raises:
+        ConfigError: a file can't be read or makes no sense; it names the setting.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # checks chain and host name
+    versions = [_VERSIONS[name] for name in config.ssl_enabled_protocols]
+    context.minimum_version, context.maximum_version = min(versions), max(versions)
+    _set_ciphers(context, config.ssl_cipher_suites)
+    _load_trusted(context, config)
+    _load_own(context, config)
+    if config.ssl_crl_location is not None:
+        with _explained("ssl_crl_location", config.ssl_crl_location):
+            _load_crl(context, config.ssl_crl_location)
+        context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
+    return context
+
+
+def _set_ciphers(context: ssl.SSLContext, suites: tuple[str, ...]) -> None:
+    """Those of TLS 1.3 can't be chosen one by one: naming none of them leaves out TLS 1.3."""
+    if not suites:
+        return
+    older = _openssl_ciphers(suites)
+    if not older:
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        return
+    if len(older) == len(suites):
+        context.maximum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers(":".join(older) + _UNSAFE_SUITES)
+
+
+def _openssl_ciphers(suites: tuple[str, ...]) -> list[str]:
+    """The suites below TLS 1.3 by OpenSSL's names; Java writes TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256.
+
+    Raises:
+        ConfigError: OpenSSL knows no suite of the name, or only suites without a certificate or without encryption.
+    """
+    names = []
+    for suite in suites:
+        if suite in _TLS_13_SUITES:
+            continue
+        if not _SUITE_NAME.fullmatch(suite):
+            raise ConfigError(
+                f"ssl_cipher_suites: {suite!r} is not the name of a cipher suite, which consists of letters, digits, "
+                "'-', '_' and '+'; leave out directives such as !NAME and @SECLEVEL=0",
+                setting="ssl_cipher_suites",
+                value=suites,
+            )
+        name = suite
+        if suite.startswith("TLS_") and "_WITH_" in suite:
+            exchange, _, rest = suite[4:].partition("_WITH_")
+            cipher = re.sub(r"^AES_(\d+)_", r"AES\1_", rest).replace("_CBC", "")
+            name = "-".join([*exchange.split("_"), *cipher.split("_")]).removeprefix("RSA-")
+            name = name.removesuffix("-SHA256") if "CHACHA20" in name else name
+        if not _names_suites(name):
+            raise ConfigError(
+                f"ssl_cipher_suites: {suite!r} is unknown to {ssl.OPENSSL_VERSION}, or not allowed by it",
+                setting="ssl_cipher_suites",
+                value=suites,
+            )
+        if not _names_suites(name + _UNSAFE_SUITES):
+            raise ConfigError(
+                f"ssl_cipher_suites: {suite!r} contains only suites without encryption or without a broker "
+                "certificate; name other suites",
+                setting="ssl_cipher_suites",
+                value=suites,
+            )
+        names.append(name)
+    return names
+
+
+def _names_suites(ciphers: str) -> bool:
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).set_ciphers(ciphers)
+    except ssl.SSLError:
+        return False
+    return True
+
+
+# Whom to trust
+
+
+def _load_crl(context: ssl.SSLContext, path: str) -> None:
+    with _named_problem(path, CRL):
+        context.load_verify_locations(path)
+    if os.path.isfile(path) and not has_crl(_bytes_of(path)):  # certificates alone, which OpenSSL takes here
+        raise ValueError(trusted_problem(_bytes_of(path), CRL))
+
+
+def _load_trusted(context: ssl.SSLContext, config: ProducerConfig) -> None:
+    text, path = config.ssl_truststore_certificates, config.ssl_truststore_location
+    if text is None and path is None:
+        context.load_default_certs(ssl.Purpose.SERVER_AUTH)
+        return
+    # As in Java, whatever stands in the store is trusted, also a broker's own certificate.
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    if text is not None:
+        with _explained("ssl_truststore_certificates", "the text"):
+            try:
+                # Only what stands around the blocks may be something else.
+                context.load_verify_locations(cadata=in_lines(text).encode("ascii", "replace").decode())
+            except ssl.SSLError:
+                raise ValueError(trusted_problem(text.encode(), CERTIFICATE)) from None
+        return
+    assert path is not None
+    with _explained("ssl_truststore_location", path):
+        if os.path.isdir(path):
+            context.load_verify_locations(capath=path)
+        elif _kind("ssl_truststore", path, config.ssl_truststore_type) == "PEM":
+            with _named_problem(path, CERTIFICATE):
+                context.load_verify_locations(cafile=path)
+        else:
+            stored = _pkcs12("ssl_truststore", path, config.ssl_truststore_password)
+            found = [stored.cert, *stored.additional_certs]
+            encoding = _cryptography("ssl_truststore").serialization.Encoding.DER
+            ders = [one.certificate.public_bytes(encoding) for one in found if one is not None]
+            if not ders:
+                raise ValueError("it contains no certificate")
+            context.load_verify_locations(cadata=b"".join(ders))
+
+
+# What to show
+
+
+def _load_own(context: ssl.SSLContext, config: ProducerConfig) -> None:
+    """This client's certificate and key (mTLS), if there are any."""
+    chain, key = config.ssl_keystore_certificate_chain, config.ssl_keystore_key
+    chain_path, key_path = config.ssl_certificate_location, config.ssl_key_location
+    password = _Password(config.ssl_key_password)
+    if chain is not None or key is not None:
+        certificate = _read(
+            _source("ssl_keystore_certificate_chain", chain, "ssl_certificate_location", chain_path)
+        )
+        own = _read(_source("ssl_keystore_key", key, "ssl_key_location", key_path))
+        assert own.text is not None
+        assert certificate.text is not None
+        with _explained_own(certificate, own, password):
+            _load_pem_text(context, own.text, certificate.text.reveal(), password)
+    elif chain_path is not None:
+        certificate = Source("ssl_certificate_location", chain_path, None)
+        own = certificate if key_path is None else Source("ssl_key_location", key_path, None)
+        with _explained_own(certificate, own, password):
+            context.load_cert_chain(chain_path, key_path, password=password)
+    elif config.ssl_keystore_location is not None:
+        path = config.ssl_keystore_location
+        with _explained("ssl_keystore_location", path):
+            is_pem = _kind("ssl_keystore", path, config.ssl_keystore_type) == "PEM"
+            if not is_pem:
+                _load_pkcs12(context, path, config.ssl_keystore_password)
+        if is_pem:
+            certificate = Source("ssl_keystore_location", path, None)
+            if config.ssl_key_password is None:
+                password = _Password(config.ssl_keystore_password, "ssl_keystore_password")
+            with _explained_own(certificate, certificate, password):
+                context.load_cert_chain(path, password=password)
+
+
+def _source(setting: str, text: str | Secret | None, path_setting: str, path: str | None) -> Source:
+    """The text that was given, or else that in the file."""
+    if text is not None:
+        return Source(setting, "the text", text if isinstance(text, Secret) else Secret(text))
+    assert path is not None  # settings/security.py refuses a key or a certificate without the other
+    return Source(path_setting, path, None)
+
+
+def _read(source: Source) -> Source:
+    """The same with its text."""
+    if source.text is not None:
+        return source
+    with _explained(source.setting, source.name):
+        return source._replace(text=Secret(_pem_of(source.name)))
+
+
+class _Password:
+    """Called by OpenSSL for an encrypted key; without it, it would ask on the terminal."""
+
+    def __init__(self, password: Secret | None, setting: str = "ssl_key_password") -> None:
+        self._password = password
+        self._setting = setting
+        self.used = ""
+        """The setting whose password OpenSSL was given; empty if it did not ask."""
+
+    def __call__(self) -> str:
+        if self._password is None:
+            raise ValueError("the private key is encrypted; set ssl_key_password")
+        self.used = self._setting
+        return self._password.reveal()
+
+
+def _load_pkcs12(context: ssl.SSLContext, path: str, password: Secret | None) -> None:
+    crypto = _cryptography("ssl_keystore")
+    pem = crypto.serialization.Encoding.PEM
+    stored = _pkcs12("ssl_keystore", path, password)
+    if stored.key is None or stored.cert is None:
+        raise ValueError("it contains no private key with its certificate")
+    passing = Secret(secrets.token_hex(32))
+    key = stored.key.private_bytes(
+        pem,
+        crypto.serialization.PrivateFormat.PKCS8,
+        crypto.serialization.BestAvailableEncryption(passing.reveal().encode()),
+    )
+    chain = [stored.cert, *stored.additional_certs]
+    certificates = b"".join(one.certificate.public_bytes(pem) for one in chain)
+    _load_pem_text(context, Secret(key.decode()), certificates.decode(), _Password(passing))
+
+
+def _load_pem_text(context: ssl.SSLContext, key: Secret, chain: str, password: _Password) -> None:
+    """OpenSSL takes a chain from files only: one without a name where the system has such, else a private one."""
+    with contextlib.ExitStack() as stack:
+        if hasattr(os, "memfd_create"):
+            descriptor = os.memfd_create("pem")
+            path = f"/proc/self/fd/{descriptor}"
+        else:
+            descriptor, path = tempfile.mkstemp(suffix=".pem")  # readable for this user alone
+            stack.callback(os.unlink, path)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(f"{in_lines(key.reveal())}\n{in_lines(chain)}\n")
+            file.flush()
+            context.load_cert_chain(path, password=password)
+
+
+def _pem_of(path: str) -> str:
+    with open(
+        path, encoding="ascii", errors="replace"
+    ) as file:  # only what stands around the blocks is no ASCII
+        return file.read()
+
+
+# Files
+
+
+def _bytes_of(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def _kind(prefix: str, path: str, named: str | None) -> str:
+    """PEM or PKCS12: as it is named, else as the file begins."""
+    with open(path, "rb") as file:
+        start = file.read(64 * 1024)
+    if start[:4] in (b"\xfe\xed\xfe\xed", b"\xce\xce\xce\xce"):
+        raise ValueError(
+            f"it is a Java key store (JKS), which only Java reads; convert it with keytool -importkeystore "
+            f"-srckeystore {path} -destkeystore {path}.p12 -deststoretype PKCS12 and set {prefix}_type='PKCS12'"
+        )
+    if named is not None:
+        return named
+    return "PEM" if b"-----BEGIN " in start else "PKCS12"
+
+
+def _pkcs12(prefix: str, path: str, password: Secret | None) -> Any:
+    pkcs12 = _cryptography(prefix).pkcs12
+    data = _bytes_of(path)
+    try:
+        return pkcs12.load_pkcs12(data, None if password is None else password.reveal().encode())
+    except ValueError:
+        pass
+    raise ValueError(store_problem(data, prefix, password is not None))
+
+
+def _cryptography(prefix: str) -> Any:
+    """The modules of the library that reads PKCS12."""
+    try:
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.serialization import pkcs12
+    except ImportError:
+        raise ConfigError(
+            f"{prefix}_location: PKCS12 needs the library cryptography: pip install 'aioproducer[pkcs12]'; PEM "
+            "needs none",
+            setting=f"{prefix}_location",
+            value=None,
+        ) from None
+    return _Crypto(serialization, pkcs12)
+
+
+class _Crypto:
+    def __init__(self, serialization: Any, pkcs12: Any) -> None:
+        self.serialization = serialization
+        self.pkcs12 = pkcs12
+
+
+@contextlib.contextmanager
+def _explained(setting: str, source: str) -> Iterator[None]:
+    """Errors of files and of OpenSSL as a ConfigError that names the setting. No content is shown."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except ssl.SSLError as error:
+        why = f"OpenSSL can't use it ({error.reason or error})"
+    except OSError as error:
+        why = error.strerror or type(error).__name__
+    except ValueError as error:
+        why = str(error)
+    else:
+        return
+    raise ConfigError(f"{setting}: {source}: {why}", setting=setting, value=None)
+
+
+@contextlib.contextmanager
+def _named_problem(path: str, what: str) -> Iterator[None]:
+    """What is wrong with a file of certificates or revocation lists, for OpenSSL does not say it."""
+    try:
+        yield
+    except ssl.SSLError:
+        if not os.path.isfile(path):
+            raise
+        raise ValueError(trusted_problem(_bytes_of(path), what)) from None
+
+
+@contextlib.contextmanager
+def _explained_own(certificate: Source, key: Source, password: _Password) -> Iterator[None]:
+    """What is wrong with this client's certificate or key; the error names the setting of the one to blame."""
+    guilty = key
+    sources = (certificate, key)
+    try:
+        yield
+    except ssl.SSLError as error:
+        if all(source.text is not None or os.path.isfile(source.name) for source in sources):
+            guilty, why = own_problem(_read(certificate), _read(key), error.reason, password.used)
+        else:  # a pipe has nothing more to say
+            why = f"OpenSSL can't use it ({error.reason or error})"
+    except OSError as error:
+        why = error.strerror or type(error).__name__
+        unread = (source for source in sources if source.text is None)
+        guilty = next((source for source in unread if not _is_readable(source.name)), certificate)
+    except ValueError as error:
+        why = str(error)
+    else:
+        return
+    raise ConfigError(f"{guilty.setting}: {guilty.name}: {why}", setting=guilty.setting, value=None)
+
+
+def _is_readable(path: str) -> bool:
+    return os.path.isfile(path) and os.access(path, os.R_OK)
+
+
+def certificate_name(host: str) -> str:
+    """The name that the certificate of a broker has to have: without the scope of an address or the root's dot."""
+    return host.partition("%")[0].rstrip(".")
+
+
+# What went wrong
+
+
+_UNKNOWN_ISSUER = (
+    "set ssl_truststore_location (or ssl_truststore_certificates) to the authority that signed it"
+)
+_OTHER_NAME = (
+    "the name that the client connects to must be in the certificate: change bootstrap_servers, the broker's "
+    "advertised.listeners, or the certificate"
+)
+_CERTIFICATE_HINTS = {
+    2: _UNKNOWN_ISSUER,
+    9: "compare the clocks of this machine and of the broker",
+    10: "the broker needs a new one",
+    18: _UNKNOWN_ISSUER,
+    19: _UNKNOWN_ISSUER,
+    20: _UNKNOWN_ISSUER,
+    21: _UNKNOWN_ISSUER,
+    62: _OTHER_NAME,
+    64: _OTHER_NAME,
+}
+"""What to do about a certificate that was refused, by OpenSSL's code (X509_V_ERR_... in x509_vfy.h)."""
+
+
+def handshake_error(who: object, error: ssl.SSLError) -> TlsError:
+    """What a failed handshake means to the user."""
+    reason = (error.reason or "").upper()
+    if isinstance(error, ssl.SSLCertVerificationError):
+        why = f"the broker's certificate is refused: {escaped(error.verify_message)}"
+        if hint := _CERTIFICATE_HINTS.get(error.verify_code):
+            why = f"{why}; {hint}"
+    elif reason in _PLAINTEXT:
+        why = "the peer does not speak TLS: is this a listener of PLAINTEXT or SASL_PLAINTEXT, or no Kafka broker?"
+    else:
+        hint = next((hint for end, hint in _HINTS.items() if reason.endswith(end)), "")
+        why = f"the TLS handshake failed: {hint or 'OpenSSL says'} ({reason or escaped(str(error))})"
+    return TlsError(f"{who}: {why}")

@@ -1,0 +1,1 @@
+"""The sender and what it makes of the brokers' answers."""

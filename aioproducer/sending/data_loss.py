@@ -1,0 +1,156 @@
+"""Notices that a broker has lost records it acknowledged: a log that became shorter, or a topic that was re-created.
+
+The sender reports acknowledgements, refused sequences and new metadata; each event is logged and counted once, in
+`_report`. A log's start says nothing here: retention moves it, and replicas may differ in it."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import NamedTuple
+from uuid import UUID
+
+from aioproducer.cluster import Cluster, TopicInfo
+from aioproducer.config import ProducerConfig
+from aioproducer.metrics import Metrics
+from aioproducer.records._record_path import PartitionQueue
+from aioproducer.records.batch import ProducerBatch
+
+logger = logging.getLogger(__name__)
+
+_NOTHING = (-1, (-1, 0))
+"""The end of a partition in which nothing was acknowledged."""
+MOST_NAMED = 10
+"""Partitions of a topic that was re-created whose offsets are in the log line."""
+
+
+class DataLoss(NamedTuple):
+    """One event."""
+
+    topic: str
+    partitions: dict[int, int]
+    """The last acknowledged offset of each partition concerned, by partition."""
+    is_certain: bool
+    reason: str
+
+
+class LossWatch:
+    """What was acknowledged last, by partition. Touched only by the sender task."""
+
+    def __init__(self, config: ProducerConfig, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._metadata_max_age = config.metadata_max_age
+        self._is_ordered = config.enable_idempotence or config.max_in_flight_per_partition == 1
+        """Otherwise two leaders may have answers under way, and a later one may have the lower offset."""
+        self._ends: dict[PartitionQueue, tuple[int, tuple[int, int]]] = {}
+        """The offset behind the last acknowledged record, and the order of its batch."""
+        self._infos: dict[str, TopicInfo] = {}
+        self._former_ids: set[UUID] = set()
+        """Ids of topics that were re-created: metadata that is late may still name them."""
+        # What makes an acknowledgement worth a second look; all empty in undisturbed operation.
+        self._suspects: dict[PartitionQueue, str] = {}
+        """Partitions whose leader did not know our last batch, and its words."""
+        self._of_former_topic: dict[PartitionQueue, tuple[int, int]] = {}
+        """The order of the last batch that was in flight when the partition's topic was re-created."""
+        self._reported: dict[PartitionQueue, tuple[int, float]] = {}
+        """Where logs that became shorter ended before, and when that was noticed (loop time). Until they are as long
+        again they are not reported again."""
+
+    def acknowledged(self, batch: ProducerBatch, base_offset: int, now: float) -> None:
+        """Records were acknowledged from this offset on."""
+        before = self._ends.get(batch.queue, _NOTHING)
+        if base_offset < before[0] or self._suspects or self._of_former_topic:
+            self._look_closer(batch, base_offset, before, now)
+        else:
+            self._ends[batch.queue] = base_offset + batch.record_count, batch.order
+
+    def _look_closer(
+        self, batch: ProducerBatch, base_offset: int, last_end: tuple[int, tuple[int, int]], now: float
+    ) -> None:
+        before, order = last_end
+        queue = batch.queue
+        last = self._of_former_topic.get(queue)
+        if last is not None:
+            if batch.order <= last:
+                return  # acknowledged by the log that is gone
+            del self._of_former_topic[queue]
+        if batch.order < order:
+            return  # an earlier batch, which was in the log before
+        suspicion = self._suspects.pop(queue, None)
+        end = base_offset + batch.record_count, batch.order
+        if base_offset >= before:
+            self._ends[queue] = end
+            if suspicion is not None:
+                self._report(_possible_loss(queue, before, suspicion))
+        elif self._is_ordered:
+            self._ends[queue] = end
+            if before > self._reported.get(queue, (-1, now))[0]:
+                self._reported[queue] = before, now
+                self._report(_shorter_log(queue, batch.broker, base_offset, before))
+
+    def lost_track(self, batch: ProducerBatch, refusal: str) -> None:
+        """A broker no longer knows the batch before this one, which it acknowledged."""
+        sequence = batch.queue.sequence
+        if (
+            sequence is not None
+            and not sequence.has_gap
+            and sequence.confirmed_on is not None
+            and sequence.confirmed_on[0] == batch.identity
+            and batch.queue in self._ends
+        ):
+            # The next acknowledgement says whether the log became shorter.
+            self._suspects[batch.queue] = refusal
+
+    def look_at(self, cluster: Cluster, now: float) -> None:
+        """Compare the topics of new metadata with those that were acknowledged from."""
+        for name, info in cluster.topics.items():
+            known = self._infos.get(name)
+            if known is info or not info.topic_id.int or info.topic_id in self._former_ids:
+                continue
+            self._infos[name] = info
+            if known is not None and known.topic_id != info.topic_id:
+                self._former_ids.add(known.topic_id)
+                self._recreated(info, known.topic_id, now)
+
+    def _recreated(self, info: TopicInfo, former_id: UUID, now: float) -> None:
+        last_offsets = {}
+        for queue in [queue for queue in self._ends if queue.topic == info.name]:
+            end, _ = self._ends.pop(queue)
+            self._suspects.pop(queue, None)
+            if queue.in_flight:
+                self._of_former_topic[queue] = max(batch.order for batch in queue.in_flight)
+            _, reported_at = self._reported.pop(queue, (-1, -math.inf))
+            # Metadata may be so old. Until they came, the log of the new topic was taken for a shorter one.
+            if now - reported_at > 2 * self._metadata_max_age:
+                last_offsets[queue.partition] = end - 1
+        if last_offsets:
+            reason = f"the topic was re-created: its id is {info.topic_id}, it was {former_id}"
+            self._report(DataLoss(info.name, last_offsets, True, reason))
+
+    def _report(self, loss: DataLoss) -> None:
+        """Every event comes through here, once."""
+        self._metrics.data_losses += 1
+        named = sorted(loss.partitions.items())
+        where = ", ".join(
+            f"{loss.topic}-{partition} up to offset {last}" for partition, last in named[:MOST_NAMED]
+        )
+        more = f", and {len(named) - MOST_NAMED} other partitions" if len(named) > MOST_NAMED else ""
+        level = logging.ERROR if loss.is_certain else logging.WARNING
+        may = "were lost" if loss.is_certain else "may be lost"
+        logger.log(level, "acknowledged records %s (%s%s): %s", may, where, more, loss.reason)
+
+
+def _shorter_log(queue: PartitionQueue, broker: int | None, base_offset: int, before: int) -> DataLoss:
+    reason = (
+        f"broker {broker} gave new records the offset {base_offset}, so the offsets {base_offset} to {before - 1} were "
+        "truncated (an unclean leader election, acks=1 and a leader that failed, or the topic was re-created)"
+    )
+    return DataLoss(queue.topic, {queue.partition: before - 1}, True, reason)
+
+
+def _possible_loss(queue: PartitionQueue, before: int, refusal: str) -> DataLoss:
+    reason = (
+        f"{refusal}: it no longer knew the last batch of this producer, which it had acknowledged (an unclean leader "
+        "election, or producer.id.expiration.ms has passed)"
+    )
+    return DataLoss(queue.topic, {queue.partition: before - 1}, False, reason)

@@ -1,0 +1,466 @@
+"""What an answer to a Produce request means, or that there is none, for each batch in it.
+
+The row of outcomes.py says what to do; here it is done: complete, send again, split, give up. The sender hands the
+answers over; nothing here awaits, and nothing goes to a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from random import Random
+
+from aioproducer.config import ProducerConfig
+from aioproducer.errors import (
+    BrokerError,
+    DeliveryError,
+    DeliveryTimeoutError,
+    ForeignPartitionError,
+    MissingPartitionError,
+    ProtocolError,
+    escaped,
+)
+from aioproducer.metrics import Metrics
+from aioproducer.network.brokers import Brokers, backoff
+from aioproducer.network.metadata import Metadata
+from aioproducer.protocol.api import ApiKey
+from aioproducer.protocol.error_codes import ErrorCode, error_name
+from aioproducer.protocol.messages import ProduceResponse
+from aioproducer.protocol.outcomes import (
+    SENDS_AGAIN,
+    Action,
+    Condition,
+    Moment,
+    decide,
+    decide_failure,
+    decide_moment,
+    depends_on,
+    doubts_the_log,
+    failure_of,
+    reinit_error,
+)
+from aioproducer.protocol.produce import Appended
+from aioproducer.records.accumulator import NO_NODE, Accumulator
+from aioproducer.records.batch import NAMED, BatchState, ProducerBatch
+from aioproducer.records.idempotence import Idempotence, sequence_after
+from aioproducer.sending.data_loss import LossWatch
+from aioproducer.sending.refusals import error_of, message_of, reason_of, refusal_of
+from aioproducer.transactions.state import Transaction, TransactionState, abortable, reinit
+from aioproducer.types import Outcome
+
+logger = logging.getLogger(__name__)
+
+SOON, LATEST = 0.02, 1.0
+"""Seconds between tries while the broker finds out whether a partition belongs to the transaction, jittered in full:
+it asks for one partition of a transactional id at a time (AddPartitionsToTxnManager)."""
+SUCCESS = int(ErrorCode.NONE)
+"""Of each batch of an answer that says nothing else."""
+NOT_VERIFIED = "Unable to verify the partition has been added to the transaction"
+"""How the message of NOT_ENOUGH_REPLICAS begins that has nothing to do with replicas."""
+
+
+class Answers:
+    """Ends batches, or puts them back. Touched only by the sender."""
+
+    def __init__(
+        self,
+        config: ProducerConfig,
+        loop: asyncio.AbstractEventLoop,
+        accumulator: Accumulator,
+        brokers: Brokers,
+        metadata: Metadata,
+        idempotence: Idempotence,
+        transaction: Transaction,
+        metrics: Metrics,
+        random: Random,
+    ) -> None:
+        self._config = config
+        self._loop = loop
+        self._accumulator = accumulator
+        self._brokers = brokers
+        self._metadata = metadata
+        self._idempotence = idempotence
+        self._transaction = transaction
+        self._metrics = metrics
+        self._random = random
+        self.losses = LossWatch(config, metrics)
+        self._is_ending_behind = False
+
+    def appended(self, batches: list[ProducerBatch], response: Appended, now: float) -> None:
+        """The broker says success for each batch of a request, and nothing else."""
+        is_plain = (
+            self._transaction.state is not TransactionState.PARTICIPANT
+            and decide(ApiKey.PRODUCE, SUCCESS).action is Action.SUCCEED
+        )
+        for number, base_offset, log_append_time, log_start_offset in response.places:
+            batch = batches[number]
+            if is_plain:
+                self.complete(batch, now, base_offset, log_append_time, log_start_offset)
+                continue
+            answer = ProduceResponse.PartitionProduceResponse(
+                index=batch.queue.partition,
+                base_offset=base_offset,
+                log_append_time_ms=log_append_time,
+                log_start_offset=log_start_offset,
+            )
+            self._partition_answered(batch, answer, ProduceResponse(), now, NAMED)
+
+    def read(
+        self,
+        node_id: int,
+        batches: list[ProducerBatch],
+        names: dict[int, str],
+        addressed: dict[str, int],
+        response: ProduceResponse,
+        now: float,
+    ) -> None:
+        """The broker has answered; each partition that was asked must be in it, and no other.
+
+        Args:
+            node_id: the broker.
+            batches: what the request held.
+            names: the topics' names by their ids.
+            addressed: the ids that the request addressed the topics by, by name; NAMED without one.
+            response: the answer.
+            now: the loop's time.
+        """
+        expected = {(batch.queue.topic, batch.queue.partition): batch for batch in batches}
+        violation: ProtocolError | None = None
+        for topic in response.responses:
+            name = topic.name or names.get(topic.topic_id.int, "")
+            for partition in topic.partition_responses:
+                batch = expected.pop((name, partition.index), None)
+                if batch is None:
+                    violation = ForeignPartitionError(
+                        f"broker {node_id} answered for partition {escaped(name)}-{partition.index}, "
+                        "which was not asked"
+                    )
+                else:
+                    self._partition_answered(batch, partition, response, now, addressed[name])
+        if expected:
+            violation = MissingPartitionError(
+                f"broker {node_id} left out {len(expected)} partitions in its answer"
+            )
+        if violation is not None:
+            self._brokers.disconnect(node_id, violation)
+            for batch in expected.values():
+                self.broken(batch, violation, now, addressed[batch.queue.topic])
+
+    def _partition_answered(
+        self,
+        batch: ProducerBatch,
+        answer: ProduceResponse.PartitionProduceResponse,
+        response: ProduceResponse,
+        now: float,
+        topic_id: int,
+    ) -> None:
+        is_plain = not answer.error_code and self._transaction.state is not TransactionState.PARTICIPANT
+        conditions = () if is_plain else partial(self._conditions, batch, answer)
+        row = decide(ApiKey.PRODUCE, answer.error_code, conditions)
+        if row.action in (Action.SUCCEED, Action.DUPLICATE):
+            offset = answer.base_offset if row.action is Action.SUCCEED else -1
+            self.complete(batch, now, offset, answer.log_append_time_ms, answer.log_start_offset)
+            return
+        name = error_name(answer.error_code)
+        self._metrics.count_error(name)
+        batch.last_error = BrokerError(f"{name}{message_of(answer)}", code=answer.error_code, name=name)
+        batch.was_refused(answer.error_code)
+        if batch.state is BatchState.DONE:
+            return  # it expired meanwhile
+        refusal = refusal_of(batch, answer, row.action)
+        if row.outcome is Outcome.UNKNOWN:
+            batch.doubt(topic_id)
+        if row.action is not Action.HOLD and doubts_the_log(answer.error_code):
+            self.losses.lost_track(batch, refusal)
+        if row.action not in SENDS_AGAIN:
+            batch.record_errors = {**(batch.record_errors or {}), **self._named(batch, answer)} or None
+            self.give_up(batch, refusal, requires_reinit=row.action is Action.REINIT, code=answer.error_code)
+        elif not self._ends_now(batch):
+            self._send_again(batch, row.action, answer, response, refusal, now)
+
+    def _send_again(
+        self,
+        batch: ProducerBatch,
+        action: Action,
+        answer: ProduceResponse.PartitionProduceResponse,
+        response: ProduceResponse,
+        refusal: str,
+        now: float,
+    ) -> None:
+        """Do what the table says about a batch whose records go once more."""
+        if action is Action.REFRESH:
+            self._retry(batch, now, at_once=self._has_moved(batch, answer, response))
+        elif action is Action.RETRY:
+            self._retry(batch, now)
+        elif action is Action.RENEGOTIATE:
+            logger.warning("%s; it is asked for its versions again", refusal)
+            self._brokers.renegotiate(NO_NODE if batch.broker is None else batch.broker)
+            self._retry(batch, now)
+        elif action is Action.RETRY_SOON:
+            batch.returned()
+            longest = min(SOON * 2.0 ** min(batch.attempts - 1, 16), LATEST)
+            self._accumulator.requeue(batch, now + self._random.uniform(0, longest))
+        elif action is Action.HOLD:
+            batch.returned()
+            self._accumulator.requeue(batch, now)
+        elif action is Action.RENUMBER:
+            logger.warning(
+                "%s; a new epoch begins for %s-%d", refusal, batch.queue.topic, batch.queue.partition
+            )
+            self._lose_numbers(batch)
+            self._retry(batch, now)
+        elif action is Action.NEW_PRODUCER_ID:
+            logger.warning("%s: another producer uses the same producer id; a new one is asked for", refusal)
+            if batch.identity is not None:
+                self._idempotence.discard(batch.identity)
+            self._lose_numbers(batch)
+            self._retry(batch, now)
+        elif action is Action.SPLIT:
+            self._split(batch, now)
+        else:
+            assert action is Action.RESEND_INNOCENT
+            self._resend_innocent(batch, answer, refusal, now)
+
+    def _conditions(
+        self, batch: ProducerBatch, answer: ProduceResponse.PartitionProduceResponse
+    ) -> set[Condition]:
+        """What the table may want to know of a batch, for an answer that is no plain success."""
+        queue = batch.queue
+        identity = batch.identity
+        earlier = [*queue.in_flight, *queue.batches]
+        is_follower = any(other.is_numbered and other.order < batch.order for other in earlier)
+        in_transaction = identity is not None and identity.is_transactional
+        earlier_refusals = batch.refusals.get(answer.error_code, 0)
+        holds = {
+            Condition.NOT_IDEMPOTENT: identity is None,
+            Condition.FOLLOWER: is_follower,
+            Condition.IN_DOUBT: batch.maybe_persisted,
+            Condition.STALE: identity is not None and identity != self._idempotence.identity,
+            Condition.GAPLESS: self._config.enable_gapless_order,
+            Condition.DAMAGED: depends_on(ApiKey.PRODUCE, answer.error_code, Condition.DAMAGED)
+            and not batch.is_intact(),
+            Condition.SECOND_TIME: earlier_refusals >= 1,
+            Condition.THIRD_TIME: earlier_refusals >= 2,
+            Condition.SEVERAL_RECORDS: batch.record_count > 1,
+            Condition.RECORD_ERRORS: 0 < len(self._named(batch, answer)) < batch.record_count,
+            Condition.VERIFICATION: (answer.error_message or "").startswith(NOT_VERIFIED),
+            Condition.REPETITION: self._is_repetition(batch, answer),
+            Condition.TRANSACTION: in_transaction,
+            Condition.V1: in_transaction and not self._transaction.is_v2,
+            Condition.V2: in_transaction and self._transaction.is_v2,
+        }
+        return {condition for condition, is_so in holds.items() if is_so}
+
+    def _is_repetition(self, batch: ProducerBatch, answer: ProduceResponse.PartitionProduceResponse) -> bool:
+        """Whether a participant's first batch met another one's. Its own, sent twice, is not told from that."""
+        sequence = batch.queue.sequence
+        if self._transaction.state is not TransactionState.PARTICIPANT or sequence is None:
+            return False
+        is_first = sequence.confirmed_on is None or sequence.confirmed_on[0] != batch.identity
+        has_time = self._transaction.tells_repetitions and answer.log_append_time_ms >= 0
+        return is_first and (has_time or bool(answer.error_code))
+
+    def _has_moved(
+        self,
+        batch: ProducerBatch,
+        answer: ProduceResponse.PartitionProduceResponse,
+        response: ProduceResponse,
+    ) -> bool:
+        """Whether the partition is known to have another leader by now; the answer may say so itself (KIP-951)."""
+        queue = batch.queue
+        leader = answer.current_leader
+        if leader.leader_id >= 0:
+            self._metadata.apply_leader_hint(
+                queue.topic, queue.partition, leader.leader_id, leader.leader_epoch, response.node_endpoints
+            )
+        known = self._metadata.cluster.partition(queue.topic, queue.partition)
+        has_moved = known is not None and known.leader not in (NO_NODE, batch.broker)
+        if not has_moved:
+            self._metadata.doubt_leader(queue.topic, queue.partition)
+        return has_moved
+
+    def broken(self, batch: ProducerBatch, error: BaseException, now: float, topic_id: int) -> None:
+        """No answer to a request for this topic: the connection broke, timed out, or made no sense."""
+        self._metrics.count_error(type(error).__name__)
+        batch.last_error = error
+        if batch.state is BatchState.DONE:
+            return
+        failure = failure_of(error)
+        row = decide_failure(failure, {Condition.ACKS_0} if self._config.acks == 0 else ())
+        if row.outcome is Outcome.UNKNOWN:
+            batch.doubt(topic_id)
+            self._transaction.epoch_is_spent = True  # with v1 a late copy could meet the next transaction
+        if row.action is Action.FAIL:
+            # Without acknowledgements nobody will ever tell, and a second copy would be our doing.
+            self.give_up(batch, f"{failure.value}: {error}")
+            return
+        self._metadata.request_update()
+        if not self._ends_now(batch):
+            self._retry(batch, now)
+
+    # ------------------------------------------------------------------------------------ without an answer
+
+    def end_at(self, batch: ProducerBatch, moment: Moment, why: str = "", *, in_flight: bool) -> bool:
+        """End a batch because of something that has passed; False if the table keeps it."""
+        holds = {
+            Condition.IN_FLIGHT: in_flight,
+            Condition.IN_DOUBT: batch.maybe_persisted,
+            Condition.ENDLESS: self._config.enable_endless_retries,
+        }
+        row = decide_moment(moment, {condition for condition, is_so in holds.items() if is_so})
+        if row.action is Action.KEEP:
+            batch.moments = tuple({*batch.moments, moment})
+            return False
+        batch.maybe_persisted |= row.outcome is Outcome.UNKNOWN
+        if not in_flight:
+            self._accumulator.forget(batch)
+        kind = DeliveryTimeoutError if moment is Moment.EXPIRED else DeliveryError
+        self.give_up(batch, why or reason_of(batch, moment), kind)
+        return True
+
+    def _ends_now(self, batch: ProducerBatch) -> bool:
+        """End a batch that would be sent again, if something has passed while it was in flight."""
+        moments, batch.moments = batch.moments, ()
+        return any(self.end_at(batch, moment, in_flight=False) for moment in moments)
+
+    def _end_behind(self, failed: ProducerBatch) -> None:
+        """A batch has failed: in gapless order those behind it fail, too, before any of their results is seen."""
+        if not self._config.enable_gapless_order or self._is_ending_behind:
+            return
+        self._is_ending_behind = True
+        try:
+            for batch in self._accumulator.behind(failed):
+                self.end_at(batch, Moment.BEHIND, in_flight=batch.state is BatchState.IN_FLIGHT)
+        finally:
+            self._is_ending_behind = False
+
+    # --------------------------------------------------------------------------------- what becomes of a batch
+
+    def complete(
+        self,
+        batch: ProducerBatch,
+        now: float,
+        base_offset: int = -1,
+        log_append_time: int = -1,
+        log_start_offset: int = -1,
+    ) -> None:
+        """The records are in the log, or (acks=0, no answer) on their way to it."""
+        queue = batch.queue
+        if batch.identity is not None and queue.sequence is not None:
+            self._idempotence.acknowledged(queue.sequence, batch.identity, batch.broker or 0)
+        if base_offset >= 0:
+            self.losses.acknowledged(batch, base_offset, now)
+        if batch.state is BatchState.DONE:
+            return  # it expired meanwhile; its outcome was given as unknown
+        self._metrics.records_acked += batch.record_count
+        self._metrics.time_to_ack.add(now - batch.created, batch.record_count)
+        batch.succeed(base_offset, log_append_time, log_start_offset)
+        self._accumulator.release(batch)
+
+    def _retry(self, batch: ProducerBatch, now: float, *, at_once: bool = False) -> None:
+        batch.returned()
+        self._accumulator.requeue(batch, now if at_once else now + self._backoff(batch))
+
+    def _backoff(self, batch: ProducerBatch) -> float:
+        config = self._config
+        return backoff(config.retry_backoff, config.retry_backoff_max, batch.attempts - 1, self._random)
+
+    def _lose_numbers(self, batch: ProducerBatch) -> None:
+        """The batch is provably not in the log, and its numbers are void: those behind it leave a gap."""
+        if batch.identity is not None and batch.queue.sequence is not None:
+            self._idempotence.given_up(batch.queue.sequence, batch.identity)
+            batch.number(None, -1)
+
+    def _split(self, batch: ProducerBatch, now: float) -> None:
+        """KIP-126: too large for the broker, so two halves share its numbers. They go one at a time."""
+        middle = batch.original_index(batch.record_count // 2)
+        end = batch.record_count + len(batch.withdrawn)
+        first, second = batch.part(self._loop, 0, middle, {}), batch.part(self._loop, middle, end, {})
+        if batch.identity is not None:
+            first.number(batch.identity, batch.first_sequence)
+            second.number(batch.identity, sequence_after(batch.first_sequence, first.record_count))
+        logger.info(
+            "a batch of %d bytes is too large for broker %s and is sent in two halves (%s-%d)",
+            batch.wire_size,
+            batch.broker,
+            batch.queue.topic,
+            batch.queue.partition,
+        )
+        self._metrics.splits += 1
+        self._accumulator.replace(batch, [(0, first), (middle, second)], now)
+
+    def _resend_innocent(
+        self,
+        batch: ProducerBatch,
+        answer: ProduceResponse.PartitionProduceResponse,
+        refusal: str,
+        now: float,
+    ) -> None:
+        """KIP-467: the broker named the culprits. The others were refused with them, and go again without them."""
+        culprits = self._named(batch, answer)
+        logger.warning("%s: %d of %d; the others are sent again", refusal, len(culprits), batch.record_count)
+        self._metrics.records_failed += len(culprits)
+        self._lose_numbers(batch)
+        rest = batch.part(self._loop, 0, batch.record_count + len(batch.withdrawn), dict(culprits))
+        self._accumulator.replace(batch, [(0, rest)], now)
+
+    def _named(
+        self, batch: ProducerBatch, answer: ProduceResponse.PartitionProduceResponse
+    ) -> dict[int, BaseException]:
+        """The errors of the records that the broker named, by their index in the batch."""
+        errors: dict[int, BaseException] = {}
+        for entry in answer.record_errors or ():
+            if 0 <= entry.batch_index < batch.record_count:
+                text = escaped(entry.batch_index_error_message or answer.error_message)
+                name = error_name(answer.error_code)
+                errors.setdefault(
+                    batch.original_index(entry.batch_index),
+                    self._error(batch, f"the broker refused this record with {name}: {text}", count=1),
+                )
+        return errors
+
+    def give_up(
+        self,
+        batch: ProducerBatch,
+        reason: str,
+        kind: type[DeliveryError] = DeliveryError,
+        *,
+        requires_reinit: bool = False,
+        code: int = 0,
+    ) -> None:
+        """The records fail; a transaction that they belong to can't be committed any more."""
+        if batch.identity is not None and batch.queue.sequence is not None:
+            self._idempotence.given_up(batch.queue.sequence, batch.identity)
+            self._transaction.epoch_is_spent = True
+        error = self._error(batch, reason, kind, requires_reinit=requires_reinit)
+        if error.outcome is Outcome.UNKNOWN:
+            self._metrics.records_unknown += batch.live_count
+        else:
+            self._metrics.records_failed += batch.live_count
+        if self._transaction.is_used and batch.identity in (None, self._idempotence.identity):
+            if requires_reinit:
+                self._transaction.must_reinit(reinit(self._transaction, reinit_error(code), reason))
+            else:
+                self._transaction.must_abort(abortable(self._transaction, error))
+        batch.give_up(error)
+        self._accumulator.release(batch)
+        self._end_behind(batch)
+
+    def _error(
+        self,
+        batch: ProducerBatch,
+        reason: str,
+        kind: type[DeliveryError] = DeliveryError,
+        *,
+        count: int | None = None,
+        requires_reinit: bool = False,
+    ) -> DeliveryError:
+        return error_of(
+            batch,
+            reason,
+            kind,
+            elapsed=self._loop.time() - batch.created,
+            count=batch.live_count if count is None else count,
+            requires_abort=self._transaction.is_used and not requires_reinit,
+            requires_reinit=requires_reinit,
+        )

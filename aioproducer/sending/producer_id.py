@@ -1,0 +1,117 @@
+"""Gets a producer id for idempotence: one task that asks any broker until one gives it.
+
+The sender says when one is needed, and looks here for it, or for why there is none."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from random import Random
+
+from aioproducer.concurrency.tasks import new_task
+from aioproducer.concurrency.wakeup import WakeUp
+from aioproducer.config import ProducerConfig
+from aioproducer.errors import BrokerError, KafkaError, ProtocolError
+from aioproducer.metrics import Metrics
+from aioproducer.network.brokers import Brokers, backoff
+from aioproducer.protocol.api import ApiKey
+from aioproducer.protocol.error_codes import error_name
+from aioproducer.protocol.messages import InitProducerIdRequest, InitProducerIdResponse
+from aioproducer.protocol.outcomes import Action, advice, decide, decide_failure, failure_of
+from aioproducer.records.idempotence import Idempotence, ProducerIdentity
+
+logger = logging.getLogger(__name__)
+
+NO_TRANSACTION_TIMEOUT_MS = 2**31 - 1
+
+
+class ProducerIdSource:
+    """Fills `Idempotence.identity`. Touched only by the sender task, besides its own."""
+
+    def __init__(
+        self,
+        config: ProducerConfig,
+        idempotence: Idempotence,
+        brokers: Brokers,
+        wake: WakeUp,
+        metrics: Metrics,
+        random: Random,
+    ) -> None:
+        self._config = config
+        self._idempotence = idempotence
+        self._brokers = brokers
+        self._wake = wake
+        self._metrics = metrics
+        self._random = random
+        self._task: asyncio.Task[None] | None = None
+        self.last_error: KafkaError | None = None
+        """Why there is none yet."""
+        self.refused: KafkaError | None = None
+        """Why there will be none; the sender takes it away when it has told those who wait."""
+
+    @property
+    def was_asked(self) -> bool:
+        return self._task is not None
+
+    def ask(self) -> None:
+        """Get an id in the background, unless that is under way. Sets the wake-up event when it ends."""
+        if self._task is None or self._task.done():
+            loop = asyncio.get_running_loop()
+            self._task = new_task(loop, self._obtain(), "aioproducer-producer-id")
+
+    async def close(self) -> None:
+        """Leave no task."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _obtain(self) -> None:
+        failures = 0
+        while True:
+            try:
+                if await self._ask_once():
+                    self._wake.set()
+                    return
+            except KafkaError as error:
+                self._metrics.count_error(
+                    error.name if isinstance(error, BrokerError) else type(error).__name__
+                )
+                self.last_error = error
+                if not self._may_pass(error):
+                    self.refused = error
+                    self._wake.set()
+                    return
+                logger.debug("no producer id yet: %s", error)
+            config = self._config
+            await asyncio.sleep(
+                backoff(config.retry_backoff, config.retry_backoff_max, failures, self._random)
+            )
+            failures += 1
+
+    async def _ask_once(self) -> bool:
+        request = InitProducerIdRequest(
+            transactional_id=None,
+            transaction_timeout_ms=NO_TRANSACTION_TIMEOUT_MS,
+            producer_id=-1,
+            producer_epoch=-1,
+        )
+        response = await self._brokers.request_any(request, timeout=self._config.request_timeout)
+        assert isinstance(response, InitProducerIdResponse)
+        code = response.error_code
+        if decide(ApiKey.INIT_PRODUCER_ID, code).action is not Action.SUCCEED:
+            name = error_name(code)
+            raise BrokerError(
+                f"a broker refused a producer id with {name}{advice(code)}", code=code, name=name
+            )
+        if response.producer_id < 0 or response.producer_epoch < 0:
+            raise ProtocolError(f"a broker gave the producer id {response.producer_id}, which is none")
+        self._idempotence.identity = ProducerIdentity(response.producer_id, response.producer_epoch)
+        self.last_error = None
+        return True
+
+    @staticmethod
+    def _may_pass(error: KafkaError) -> bool:
+        """Whether another try may go better."""
+        if isinstance(error, BrokerError):
+            return decide(ApiKey.INIT_PRODUCER_ID, error.code).action in (Action.RETRY, Action.COORDINATOR)
+        return decide_failure(failure_of(error)).action is not Action.FAIL

@@ -1,0 +1,229 @@
+"""One real broker on paper: its ports, its files, its settings. Starts nothing."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from aioproducer.testing.apache.listeners import CONTROLLER, INTERNAL, Listener, Setting, protocol_map
+
+HOST = "127.0.0.1"
+_MOST_CONTROLLERS = 5
+
+# What an error text shows of a log.
+_ERRORS = 3
+_LINES_OF_AN_ERROR = 6
+_LINES_BEHIND_ERRORS = 5
+_LINES_WITHOUT_ERRORS = 30
+
+
+class PortReservation:
+    """Ports of 127.0.0.1 that nobody else is given while it lives, also while their broker is down.
+
+    On Linux, two sockets may share a port if both allow it and neither listens yet. So a bound socket keeps a
+    port from being handed out (and, as the source of a client's connection, from connecting to itself), and
+    the broker can listen on it all the same. Elsewhere it holds them only until the brokers start.
+    """
+
+    def __init__(self) -> None:
+        self._sockets: list[socket.socket] = []
+
+    def reserve(self, port: int = 0) -> int:
+        """Reserve `port`, or any free one. Raises OSError if it is in use."""
+        holder = socket.socket()
+        try:
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            holder.bind((HOST, port))
+        except OSError as error:
+            holder.close()
+            raise OSError(error.errno, f"port {port} of {HOST} is not free") from error
+        self._sockets.append(holder)
+        return int(holder.getsockname()[1])
+
+    def before_listening(self) -> None:
+        """The brokers are about to listen: let go where a reservation would stop them."""
+        if sys.platform != "linux":
+            self.release()
+
+    def release(self) -> None:
+        for holder in self._sockets:
+            holder.close()
+        self._sockets.clear()
+
+
+@dataclass(eq=False)
+class Broker:
+    """Fixed addresses and files of one broker, and the process that comes and goes."""
+
+    id: int
+    directory: Path
+    ports: Mapping[str, int]
+    """By the name of the listener: CLIENT, INTERNAL, CONTROLLER and those of the user."""
+    advertised: Mapping[str, tuple[str, int]]
+    """What clients of a listener are told, where that is not its own address."""
+    process: subprocess.Popen[bytes] | None = None
+    is_paused: bool = False
+    logged_before: int = 0
+    """Bytes of the log that are of earlier processes."""
+
+    @property
+    def internal_port(self) -> int:
+        return self.ports[INTERNAL]
+
+    def address(self, listener: str) -> tuple[str, int]:
+        """Where clients of this listener are told to connect to."""
+        return self.advertised.get(listener, (HOST, self.ports[listener]))
+
+    @property
+    def properties(self) -> Path:
+        return self.directory / "server.properties"
+
+    @property
+    def log(self) -> Path:
+        return self.directory / "server.log"
+
+    @property
+    def data(self) -> Path:
+        return self.directory / "data"
+
+    @property
+    def scratch(self) -> Path:
+        """What the JVM unpacks, which would otherwise stay behind in the system's temporary directory."""
+        return self.directory / "tmp"
+
+    @property
+    def is_formatted(self) -> bool:
+        return (self.data / "meta.properties").exists()
+
+    @property
+    def running(self) -> subprocess.Popen[bytes] | None:
+        """The process, if there is one and it has not ended."""
+        return self.process if self.process is not None and self.process.poll() is None else None
+
+    def before_start(self) -> None:
+        """A new process is about to run: what is logged from here on is its own."""
+        self.logged_before = self.log.stat().st_size if self.log.exists() else 0
+        self.is_paused = False
+
+    def what_went_wrong(self) -> str:
+        """What the last process logged of errors, and at its end."""
+        return what_went_wrong(self.log, self.logged_before)
+
+    def write_files(
+        self,
+        voters: Sequence[Broker],
+        brokers: int,
+        listeners: tuple[Listener, ...],
+        config: Mapping[str, Setting],
+    ) -> None:
+        """Make the broker's directory and its server.properties."""
+        self.scratch.mkdir(parents=True, exist_ok=True)
+        settings = {**self._own_settings(voters, listeners), **_shared_settings(brokers)}
+        for listener in listeners:
+            settings |= listener.broker_settings()
+        settings |= config
+        lines = (f"{key}={_escaped(as_text(value))}\n" for key, value in settings.items())
+        self.properties.write_text("".join(lines), encoding="ascii")
+
+    def _own_settings(self, voters: Sequence[Broker], listeners: tuple[Listener, ...]) -> dict[str, Setting]:
+        names = [*(listener.name for listener in listeners), INTERNAL]
+        is_voter = self in voters
+        bound = [*names, CONTROLLER] if is_voter else names
+        return {
+            "node.id": self.id,
+            "process.roles": "broker,controller" if is_voter else "broker",
+            "listeners": ",".join(f"{name}://{HOST}:{self.ports[name]}" for name in bound),
+            "advertised.listeners": ",".join(
+                f"{name}://{host}:{port}" for name in names for host, port in [self.address(name)]
+            ),
+            "listener.security.protocol.map": protocol_map(listeners),
+            "controller.quorum.voters": ",".join(f"{v.id}@{HOST}:{v.ports[CONTROLLER]}" for v in voters),
+            "log.dirs": str(self.data),
+        }
+
+    def discard_data(self) -> None:
+        """Remove all but configuration and logs."""
+        for directory in (self.data, self.scratch):
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def what_went_wrong(log: Path, since: int = 0) -> str:
+    """The first errors in a broker's log, each with the lines behind it, and the last lines.
+
+    A broker logs the shutdown of all its parts: what ended it stands a hundred lines above its end. What
+    stands before byte `since` is left out.
+    """
+    try:
+        lines = log.read_bytes()[since:].decode(errors="replace").splitlines()
+    except OSError as error:
+        return f"({error})"
+    errors = [at for at, line in enumerate(lines) if re.search(r"\] (ERROR|FATAL) ", line)][:_ERRORS]
+    shown = {at for error in errors for at in range(error, error + _LINES_OF_AN_ERROR)}
+    last = _LINES_BEHIND_ERRORS if errors else _LINES_WITHOUT_ERRORS
+    shown |= set(range(max(0, len(lines) - last), len(lines)))
+    excerpt: list[str] = []
+    before = -1
+    for at in sorted(at for at in shown if at < len(lines)):
+        if at != before + 1:
+            excerpt.append("...")
+        excerpt.append(lines[at])
+        before = at
+    return "\n".join(excerpt)
+
+
+def controller_count(brokers: int) -> int:
+    """How many of the brokers are controllers too. An even number would survive no more failures."""
+    most = min(brokers, _MOST_CONTROLLERS)
+    return most if most % 2 else most - 1
+
+
+def _shared_settings(brokers: int) -> dict[str, Setting]:
+    replicas = min(brokers, 3)
+    return {
+        "inter.broker.listener.name": INTERNAL,
+        "controller.listener.names": CONTROLLER,
+        "default.replication.factor": replicas,
+        # Small internal topics: Kafka's 50 partitions each take seconds on a laptop.
+        "offsets.topic.replication.factor": replicas,
+        "offsets.topic.num.partitions": 4,
+        "transaction.state.log.replication.factor": replicas,
+        "transaction.state.log.min.isr": min(replicas, 2),
+        "transaction.state.log.num.partitions": 4,
+        "share.coordinator.state.topic.replication.factor": replicas,
+        "share.coordinator.state.topic.min.isr": min(replicas, 2),
+        "share.coordinator.state.topic.num.partitions": 4,
+        "group.initial.rebalance.delay.ms": 0,
+        # Kafka goes by the records' own time: some minutes after they were sent, those of last year would be deleted.
+        "log.retention.ms": -1,
+        # A dead broker's leaderships move after this time instead of 9 s.
+        "broker.session.timeout.ms": 4000,
+        "broker.heartbeat.interval.ms": 500,
+        # Threads and memory for a machine that runs tests too.
+        "num.network.threads": 2,
+        "num.io.threads": 4,
+        "log.cleaner.dedupe.buffer.size": 4 * 1024 * 1024,
+    }
+
+
+def as_text(value: Setting) -> str:
+    """A setting as Kafka reads it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _escaped(value: str) -> str:
+    """A value as java.util.Properties reads it: ASCII, with the end of a line, as in PEM, escaped."""
+    escaped = value.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
+    if escaped.startswith((" ", "\t")):
+        escaped = "\\" + escaped  # would be trimmed
+    return re.sub(r"[^\x00-\x7f]", _utf16_escaped, escaped)
+
+
+def _utf16_escaped(character: re.Match[str]) -> str:
+    units = character[0].encode("utf-16-be")
+    return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))

@@ -1,0 +1,74 @@
+"""What one real Kafka must give back, whatever happens: processes, ports, a directory."""
+
+from __future__ import annotations
+
+import base64
+import shutil
+import tempfile
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+from aioproducer.testing.apache.broker import Broker, PortReservation
+from aioproducer.testing.apache.process import ChildProcesses
+
+
+class Holdings:
+    """Held from start to stop. Giving back awaits nothing, so that no cancellation can get in between."""
+
+    def __init__(self, chosen_directory: Path | None) -> None:
+        self._is_temporary = chosen_directory is None
+        self.directory = chosen_directory or Path(tempfile.mkdtemp(prefix="aioproducer-kafka-"))
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self.children = ChildProcesses(scratch=self.directory if self._is_temporary else None)
+        except BaseException:
+            self._discard_directory()
+            raise
+        self.ports = PortReservation()
+        self._is_released = False
+        self._count = 0
+
+    def next_number(self) -> int:
+        """1, 2, ...: for names that must differ."""
+        self._count += 1
+        return self._count
+
+    def cluster_id(self) -> str:
+        """One id for all brokers that ever have their data in this directory."""
+        file = self.directory / "cluster-id"
+        if not file.exists():
+            file.write_text(base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("="))
+        return file.read_text()
+
+    def release(self) -> None:
+        """Give all back."""
+        if self._end():
+            self._discard_directory()
+
+    def release_but_logs(self, brokers: Sequence[Broker]) -> str | None:
+        """Give all back but configuration and logs; return a sentence that says where they are, if any."""
+        if self._end():
+            for broker in brokers if self._is_temporary else ():
+                broker.discard_data()
+            if not self._has_logs():
+                self._discard_directory()
+        return f"Kafka's logs are kept in {self.directory}" if self._has_logs() else None
+
+    def _has_logs(self) -> bool:
+        return next(self.directory.glob("**/*.log"), None) is not None
+
+    def _end(self) -> bool:
+        """End the processes; False if that has been done, or is the business of another process."""
+        if self._is_released or not self.children.are_ours:
+            return False
+        self._is_released = True
+        try:
+            self.children.end()
+        finally:
+            self.ports.release()
+        return True
+
+    def _discard_directory(self) -> None:
+        if self._is_temporary:
+            shutil.rmtree(self.directory, ignore_errors=True)

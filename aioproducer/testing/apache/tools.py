@@ -1,0 +1,41 @@
+"""Kafka's own command-line tools: Java classes, run to their end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from aioproducer.testing.apache.holdings import Holdings
+from aioproducer.testing.apache.jars import ApacheKafkaError, JavaRuntime, tail
+
+LEAN_JVM = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+"""For a JVM that has little to do and shall start soon."""
+_UTF8 = ("-Dstdout.encoding=UTF-8", "-Dfile.encoding=UTF-8")
+"""What is printed, whatever the machine's language; the second is for Java 17."""
+
+
+async def run_tool(
+    java: JavaRuntime, held: Holdings, main_class: str, arguments: Sequence[str], timeout: float
+) -> str:
+    """What the tool printed to stdout. See ApacheKafka.run_tool."""
+    number = held.next_number()
+    output, errors = (held.directory / f"tool-{number}.{kind}" for kind in ("out", "log"))
+    scratch = held.directory / "tmp"
+    scratch.mkdir(exist_ok=True)
+    command = java.command(main_class, *arguments, scratch=scratch, options=LEAN_JVM + _UTF8)
+    process = held.children.spawn(command, directory=held.directory, log=errors, output=output)
+    try:
+        async with asyncio.timeout(timeout):
+            exit_code = await held.children.wait(process)
+    except TimeoutError:
+        exit_code = None
+    finally:
+        held.children.kill(process)  # no more than a matter of form if it has ended
+    if exit_code != 0:
+        how = f"did not end in {timeout:g} s" if exit_code is None else f"exited with {exit_code}"
+        # What is wrong stands above the usage, which is long.
+        raise ApacheKafkaError(f"{main_class} {how}:\n{tail(output)}\n{tail(errors, lines=100)}")
+    printed = output.read_text("utf-8", errors="replace")
+    output.unlink()
+    errors.unlink()
+    return printed

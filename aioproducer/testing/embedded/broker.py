@@ -1,0 +1,341 @@
+"""One broker: a listening socket, and for each connection a task that serves one request after the other.
+
+The next request is read when the answer to the last has left, so pipelined requests are served in order.
+Owned by EmbeddedCluster. What a request means stands in handlers; here is what can happen to a connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import ssl
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from aioproducer.errors import ProtocolError, UnsupportedVersionError
+from aioproducer.protocol.api import (
+    ApiKey,
+    RequestHeader,
+    decode_request,
+    decode_request_header,
+    encode_response,
+)
+from aioproducer.protocol.error_codes import ErrorCode
+from aioproducer.protocol.frame import PREFIX_SIZE, decode_size
+from aioproducer.protocol.messages import ApiVersionsResponse
+from aioproducer.protocol.schema import Message
+from aioproducer.testing.embedded import mishaps
+from aioproducer.testing.embedded.call import Call, CloseConnection, Session
+from aioproducer.testing.embedded.directory import refused_api_versions
+from aioproducer.testing.embedded.faults import Fault, ImpossibleFaultError
+from aioproducer.testing.embedded.handlers import HANDLERS, targets
+from aioproducer.testing.embedded.quotas import Timed
+from aioproducer.testing.embedded.releases import Release
+from aioproducer.testing.embedded.tls_streams import Reader, Writer, secured
+from aioproducer.types import Node
+
+if TYPE_CHECKING:
+    from aioproducer.testing.embedded.cluster import EmbeddedCluster
+
+logger = logging.getLogger(__name__)
+
+SOCKET_REQUEST_MAX_BYTES = 100 * 1024 * 1024
+"""Kafka's default for the largest request."""
+
+_READ_LIMIT = 1024 * 1024  # bytes that are read ahead of the request being served
+_ANOTHERS = 1_000_000  # from one correlation id to that of a request which nobody has made lately
+
+
+class BrokerState(Enum):
+    """What a broker does with its connections; metadata names it while it is running or frozen."""
+
+    STOPPED = "stopped"
+    STARTING = "starting"
+    RUNNING = "running"
+    FROZEN = "frozen"
+
+
+TRANSITIONS: dict[BrokerState, frozenset[BrokerState]] = {
+    BrokerState.STOPPED: frozenset({BrokerState.STARTING}),
+    BrokerState.STARTING: frozenset({BrokerState.RUNNING, BrokerState.STOPPED}),
+    BrokerState.RUNNING: frozenset({BrokerState.FROZEN, BrokerState.STOPPED}),
+    BrokerState.FROZEN: frozenset({BrokerState.RUNNING, BrokerState.STOPPED}),
+}
+
+
+class Broker:
+    """One broker of an EmbeddedCluster."""
+
+    def __init__(
+        self,
+        cluster: EmbeddedCluster,
+        node_id: int,
+        host: str,
+        port: int,
+        release: Release,
+    ) -> None:
+        self.node_id = node_id
+        self.host = host
+        self.port = port
+        """0 until the broker was started once, if the system shall choose."""
+        self.release = release
+        self.is_fenced = False
+        """The controller has given it up; it thaws as a member again."""
+        self._cluster = cluster
+        self._state = BrokerState.STOPPED
+        self._server: asyncio.Server | None = None
+        self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self._thawed = asyncio.Event()
+        # What happens to a frozen broker later; none of it once it has thawed.
+        self._timers: list[asyncio.TimerHandle] = []
+
+    @property
+    def state(self) -> BrokerState:
+        """What it does now."""
+        return self._state
+
+    @property
+    def _tls(self) -> ssl.SSLContext | None:
+        return self._cluster.security.tls if self._cluster.security is not None else None
+
+    @property
+    def is_frozen(self) -> bool:
+        """It reads and answers nothing."""
+        return self._state is BrokerState.FROZEN
+
+    @property
+    def node(self) -> Node:
+        """Its address, as metadata names it."""
+        return Node(self.node_id, self.host, self.port)
+
+    @property
+    def connection_count(self) -> int:
+        """Connections that are open now."""
+        return len(self._connections)
+
+    def _move(self, to: BrokerState) -> None:
+        if to not in TRANSITIONS[self._state]:
+            raise self._impossible(to)
+        self._state = to
+
+    def _impossible(self, to: BrokerState) -> RuntimeError:
+        return RuntimeError(f"broker {self.node_id} is {self._state.value}, so it can't become {to.value}")
+
+    async def start(self) -> None:
+        """Listen. A broker that was stopped takes its old port again. Raises OSError if it is taken."""
+        if self._state is BrokerState.STOPPED:
+            await self.wait_stopped()
+        self._move(BrokerState.STARTING)
+        self._thawed = asyncio.Event()  # It may be another loop than the last time.
+        self._thawed.set()
+        try:
+            # In two steps: cancelled while it begins to serve, start_server would lose its socket.
+            self._server = await asyncio.start_server(
+                self._accept, self.host, self.port, limit=_READ_LIMIT, start_serving=False
+            )
+            self.port = self._server.sockets[0].getsockname()[1]
+            self._move(BrokerState.RUNNING)
+            await self._server.start_serving()
+        except BaseException:
+            if self._state is not BrokerState.STOPPED:
+                self.halt()
+            elif self._server is not None:
+                self._server.close()  # made after somebody had stopped this broker
+            raise
+
+    def halt(self) -> None:
+        """Close the port and cut every connection, whatever is under way on it. `wait_stopped` comes next."""
+        self._move(BrokerState.STOPPED)
+        self._cancel_timers()
+        self.is_fenced = False
+        if self._server is not None:
+            self._server.close()
+        self._cut_connections()
+        self._thawed.set()
+
+    async def wait_stopped(self) -> None:
+        """After `halt`: wait until no task and no socket is left."""
+        if self._server is None:
+            return
+        # A socket that the loop had accepted by now needs a few rounds to reach _accept(), which refuses it.
+        for _ in range(3):
+            await asyncio.sleep(0)
+        await asyncio.gather(*self._connections, return_exceptions=True)
+        await self._server.wait_closed()
+        self._server = None
+
+    async def close_connections(self) -> None:
+        """Cut every connection; the broker goes on listening."""
+        await asyncio.gather(*self._cut_connections(), return_exceptions=True)
+
+    def _cut_connections(self) -> list[asyncio.Task[None]]:
+        for task, writer in self._connections.items():
+            writer.transport.abort()
+            task.cancel()
+        return list(self._connections)
+
+    def freeze(self, for_seconds: float = math.inf) -> None:
+        """Keep all connections and take new ones, but read nothing and answer nothing, as after SIGSTOP."""
+        self._move(BrokerState.FROZEN)
+        self._thawed.clear()
+        self.while_frozen(for_seconds, self.thaw)
+        for writer in self._connections.values():
+            if not writer.transport.is_closing():
+                writer.transport.pause_reading()  # type: ignore[attr-defined]  # it reads as well as writes
+
+    def while_frozen(self, seconds: float, callback: Callable[..., object], *arguments: object) -> None:
+        """Call back after so many seconds, unless it thaws or stops before; after math.inf never."""
+        if math.isfinite(seconds):
+            loop = asyncio.get_running_loop()
+            self._timers.append(loop.call_later(seconds, callback, *arguments))
+
+    def _cancel_timers(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+
+    @property
+    def is_running(self) -> bool:
+        """It is neither stopped nor frozen."""
+        return self._state is BrokerState.RUNNING
+
+    async def thawed(self) -> None:
+        """Wait until it is not frozen any more, be it because it has stopped."""
+        await self._thawed.wait()
+
+    def thaw(self) -> None:
+        """Go on where `freeze` stopped."""
+        if not self.is_frozen:
+            raise self._impossible(BrokerState.RUNNING)
+        self._move(BrokerState.RUNNING)
+        self._cancel_timers()
+        self.is_fenced = False
+        self._cluster.transactions.wake()
+        for writer in self._connections.values():
+            if not writer.transport.is_closing():
+                writer.transport.resume_reading()  # type: ignore[attr-defined]  # it reads as well as writes
+        self._thawed.set()
+
+    # One connection
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._state is BrokerState.STOPPED:
+            writer.transport.abort()
+            return
+        if self._state is BrokerState.FROZEN:
+            writer.transport.pause_reading()  # type: ignore[attr-defined]  # it reads as well as writes
+        peer = writer.get_extra_info("peername")
+        task = asyncio.create_task(self._serve(reader, writer), name=f"broker {self.node_id} serves {peer}")
+        self._connections[task] = writer
+        task.add_done_callback(self._connections.pop)
+
+    async def _serve(self, reader: Reader, writer: Writer) -> None:
+        try:
+            security = self._cluster.security
+            if self._tls is not None:
+                # Here and not in the server, so that a connection is known, and can be cut, from its start.
+                await self._thawed.wait()
+                assert isinstance(reader, asyncio.StreamReader)
+                assert isinstance(writer, asyncio.StreamWriter)
+                reader, writer = await secured(self._tls, reader, writer)
+            session = security.begin(writer.get_extra_info("peercert")) if security is not None else Session()
+            while True:
+                await self._serve_one(session, reader, writer)
+        except (asyncio.IncompleteReadError, ConnectionError, ssl.SSLError):
+            pass  # The client has gone.
+        except CloseConnection as reason:
+            logger.debug("broker %d closes a connection: %s", self.node_id, reason)
+        except (ProtocolError, UnsupportedVersionError) as error:
+            logger.warning("broker %d closes a connection: %s", self.node_id, error)
+        except ImpossibleFaultError as error:
+            logger.error("broker %d closes a connection: %s", self.node_id, error)
+            self._cluster.failures.append(error)
+        except Exception as error:
+            logger.exception("broker %d: a bug of the embedded broker", self.node_id)
+            self._cluster.failures.append(error)
+        finally:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+    async def _serve_one(self, session: Session, reader: Reader, writer: Writer) -> None:
+        """Read a request, do it, answer it. What the script wants happens on the way or in the handler."""
+        frame = await self._read_frame(reader)
+        size = len(frame)
+        header, message = self._decode(frame)
+        del frame  # The message refers to it until its records are appended.
+        if message is None:
+            refusal = refused_api_versions(ErrorCode.UNSUPPORTED_VERSION, self.release.versions)
+            writer.writelines(encode_response(refusal, 0, header.correlation_id))
+            return
+        cluster = self._cluster
+        seen = cluster.note_request(self.node_id, header, message)
+        if cluster.security is not None:
+            cluster.security.check(session, header.api_key)
+        meant = targets(cluster, message)
+        faults = cluster.faults.take(ApiKey(header.api_key), self.node_id, meant)
+        mishaps.strike(cluster, self.node_id, faults, meant, late=False)
+        await self._thawed.wait()
+        if any(fault.drop_before for fault in faults):
+            mishaps.forget_records(message)
+            raise CloseConnection("so says the script, before the request was served")
+        await mishaps.hold_back(faults)
+        clock = asyncio.get_running_loop().time
+        handling = Timed(
+            HANDLERS[header.api_key](Call(cluster, self.node_id, seen, faults, session), message), clock
+        )
+        response = await handling
+        mishaps.strike(cluster, self.node_id, faults, meant, late=True)
+        await mishaps.delay(faults)
+        await self._thawed.wait()
+        throttle = cluster.quotas.throttle(
+            self.node_id,
+            header.client_id or "",
+            size=size if header.api_key == ApiKey.PRODUCE else 0,
+            seconds=handling.seconds + sum(fault.delay for fault in faults),
+            now=clock(),
+        )
+        throttle_ms = max(round(throttle * 1000), *(fault.throttle_ms for fault in faults), 0)
+        if response is not None:
+            await self._write(writer, header, response, faults, throttle_ms)
+        if throttle_ms:
+            # KIP-219: the answer comes at once, then the broker is deaf for that long.
+            await asyncio.sleep(throttle_ms / 1000)
+
+    async def _read_frame(self, reader: Reader) -> bytes:
+        size = decode_size(await reader.readexactly(PREFIX_SIZE), SOCKET_REQUEST_MAX_BYTES)
+        frame = await reader.readexactly(size)
+        await self._thawed.wait()
+        return frame
+
+    def _decode(self, frame: bytes) -> tuple[RequestHeader, Message | None]:
+        """The request; None for an ApiVersions request that is newer than this broker."""
+        header = decode_request_header(frame)
+        served = self.release.versions.get(header.api_key)  # type: ignore[call-overload]  # maybe no ApiKey
+        if served is not None and served.min <= header.version <= served.max:
+            return decode_request(frame, ignore_rest=True)
+        if header.api_key == ApiKey.API_VERSIONS and self.release.refuses_newer_api_versions:
+            return header, None
+        raise UnsupportedVersionError(
+            f"request of API key {header.api_key} version {header.version}, served are {served or 'none'}"
+        )
+
+    async def _write(
+        self,
+        writer: Writer,
+        header: RequestHeader,
+        response: Message,
+        faults: Sequence[Fault],
+        throttle_ms: int,
+    ) -> None:
+        if throttle_ms and hasattr(response, "throttle_time_ms"):
+            response.throttle_time_ms = throttle_ms
+        wrong_id = _ANOTHERS if any(fault.wrong_correlation_id for fault in faults) else 0
+        version = header.version
+        if isinstance(response, ApiVersionsResponse) and response.error_code == ErrorCode.UNSUPPORTED_VERSION:
+            version = 0  # KIP-511: a refusal must be readable for whoever asked.
+        segments = encode_response(response, version, header.correlation_id + wrong_id)
+        await mishaps.write(writer, segments, faults)

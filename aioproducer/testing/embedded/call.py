@@ -1,0 +1,98 @@
+"""One request on its way through a broker: what Broker hands to the handlers.
+
+Call knows the script's wishes for this request, so that a handler asks one question for each partition.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from aioproducer.protocol.api import RequestHeader
+from aioproducer.protocol.error_codes import ErrorCode
+from aioproducer.protocol.recordbatch import BatchHeader
+from aioproducer.protocol.schema import Message
+from aioproducer.testing.embedded.authorizer import ANONYMOUS, Operation, ResourceType
+from aioproducer.testing.embedded.faults import Fault
+from aioproducer.testing.embedded.releases import Release
+
+if TYPE_CHECKING:
+    from aioproducer.testing.embedded.cluster import EmbeddedCluster
+
+
+class CloseConnection(Exception):
+    """The broker says nothing more on this connection."""
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """What a broker knows of the client at the other end of one connection."""
+
+    principal: str = ANONYMOUS
+    """Whose requests these are, as ACLs name them: "User:alice"."""
+
+
+@dataclass(slots=True, eq=False)
+class SeenRequest:
+    """A request that a broker has read; kept for tests, without the record bytes."""
+
+    node: int
+    header: RequestHeader
+    message: Message
+    at: float
+    """The loop's time, in seconds."""
+    batches: dict[tuple[str, int], BatchHeader] = field(default_factory=dict)
+    """Of a Produce request: the headers of the batches that passed validation."""
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One request on its way through a broker: who asks whom, and what shall go wrong."""
+
+    cluster: EmbeddedCluster
+    node: int
+    seen: SeenRequest
+    faults: list[Fault]
+    session: Session = field(default_factory=Session)
+
+    @property
+    def version(self) -> int:
+        """The version of request and response."""
+        return self.seen.header.version
+
+    @property
+    def release(self) -> Release:
+        """What the broker behaves like."""
+        return self.cluster.broker(self.node).release
+
+    def denied(self, operation: Operation, resource_type: ResourceType, name: str) -> ErrorCode | None:
+        """The error if this client may not do that; see `Authorizer`."""
+        return self.cluster.authorizer.refusal(self.session.principal, operation, resource_type, name)
+
+    def refusal(self, topic: str | None = None, partition: int | None = None) -> ErrorCode | None:
+        """The error that the script wants instead of what was asked."""
+        return self._scripted(False, topic, partition)
+
+    def late_error(self, topic: str | None = None, partition: int | None = None) -> ErrorCode | None:
+        """The error that the script wants after what was asked has been done."""
+        return self._scripted(True, topic, partition)
+
+    def omits(self, topic: str, partition: int | None = None) -> bool:
+        """The script wants this left out of the answer."""
+        return any(
+            fault.omit_partitions and fault.concerns(topic, partition) and _as_narrow(fault, topic, partition)
+            for fault in self.faults
+        )
+
+    def _scripted(self, late: bool, topic: str | None, partition: int | None) -> ErrorCode | None:
+        for fault in self.faults:
+            if fault.error is None or fault.after_append is not late or not fault.concerns(topic, partition):
+                continue
+            if _as_narrow(fault, topic, partition):
+                return fault.error
+        return None
+
+
+def _as_narrow(fault: Fault, topic: str | None, partition: int | None) -> bool:
+    """A fault of one topic does not speak for a whole request, nor one of a partition for a whole topic."""
+    return (fault.topic is None or topic is not None) and (fault.partition is None or partition is not None)

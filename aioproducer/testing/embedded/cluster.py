@@ -1,0 +1,498 @@
+"""A Kafka cluster inside the test's own event loop: real sockets, real batches, a real log per partition.
+
+    async with EmbeddedCluster(brokers=3, topics={"flights": 12}) as cluster:
+        producer = Producer(bootstrap_servers=cluster.bootstrap_servers)
+        ...
+        assert len(cluster.records("flights")) == 1000
+
+What the brokers know together (topics, leaders, producer ids) lives here, each broker's sockets in Broker,
+what tests look at in Inspection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random as random_module
+import time
+from base64 import urlsafe_b64encode
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from uuid import UUID
+
+from aioproducer.testing.embedded.authorizer import Authorizer
+from aioproducer.testing.embedded.broker import Broker, BrokerState
+from aioproducer.testing.embedded.faults import FaultScript
+from aioproducer.testing.embedded.groups import GroupCoordinator
+from aioproducer.testing.embedded.inspection import Inspection
+from aioproducer.testing.embedded.log_config import LogConfig
+from aioproducer.testing.embedded.offset_log import TOPIC as OFFSETS_TOPIC
+from aioproducer.testing.embedded.quotas import Quota, Quotas
+from aioproducer.testing.embedded.releases import release_named
+from aioproducer.testing.embedded.security import Security
+from aioproducer.testing.embedded.topics import NO_LEADER, Partition, Topic, is_valid_name
+from aioproducer.testing.embedded.transaction_log import TOPIC as TRANSACTIONS_TOPIC
+from aioproducer.testing.embedded.transactions import TransactionCoordinator
+from aioproducer.types import Node
+
+_FIRST_PRODUCER_ID = 1000
+
+
+class EmbeddedCluster(Inspection):
+    """Brokers for tests and demonstrations, in this process and on this event loop.
+
+    Everything is kept in memory: no Kafka for production. What it does, it does as Kafka does: versions,
+    error codes, idempotence, leader epochs, acks, the high watermark.
+    """
+
+    def __init__(
+        self,
+        brokers: int = 1,
+        *,
+        port: int = 0,
+        topics: Mapping[str, int] | None = None,
+        auto_create: bool = True,
+        default_partitions: int = 1,
+        replication_factor: int | None = None,
+        min_insync_replicas: int = 1,
+        max_message_bytes: int = 1_048_588,
+        versions: str = "4.1",
+        transaction_version: int = 2,
+        host: str = "127.0.0.1",
+        clock: Callable[[], float] = time.time,
+        random: random_module.Random | None = None,
+        security: Security | None = None,
+    ) -> None:
+        """Describe a cluster; `start()` or `async with` brings it up.
+
+        Args:
+            brokers: How many; their node ids count from 0.
+            port: The first broker's port, the others follow it; 0 lets the system choose each.
+            topics: Topics to create at the first start, with their numbers of partitions.
+            auto_create: Create a topic when a client asks for its metadata and allows it.
+            default_partitions: Of topics for which nobody says how many.
+            replication_factor: Replicas of a partition; None: 3, or as many as there are brokers.
+            min_insync_replicas: acks=all needs at least so many replicas in sync.
+            max_message_bytes: The largest batch, in bytes.
+            versions: Behave like this Kafka release, from "0.11" to "4.3", or like "azure-event-hubs".
+            transaction_version: The finalized level of the feature transaction.version: 2 for transactions v2
+                (KIP-890), 1 or 0 for v1. Releases before 4.0 don't have the feature, which is as 0.
+            host: Where to listen, and what clients are told.
+            clock: Seconds since 1970, for LogAppendTime.
+            random: Where topic ids come from.
+            security: TLS, SASL and sessions; None for PLAINTEXT.
+
+        Raises:
+            ValueError: a number or the release makes no sense.
+        """
+        if brokers < 1 or default_partitions < 1:
+            raise ValueError("a cluster needs at least one broker, a topic at least one partition")
+        if replication_factor is not None and not 1 <= replication_factor <= brokers:
+            raise ValueError(f"replication_factor={replication_factor} does not fit {brokers} brokers")
+        if not 0 <= port <= 65536 - brokers:
+            raise ValueError(f"port={port} is no first port for {brokers} brokers; 0 takes free ones")
+        if transaction_version not in (0, 1, 2):
+            raise ValueError(f"transaction_version={transaction_version} is not known: 0, 1 or 2")
+        super().__init__()
+        self.auto_create = auto_create
+        self.default_partitions = default_partitions
+        self.default_replication_factor = replication_factor or min(3, brokers)
+        self.faults = FaultScript(brokers)
+        """What shall go wrong; see `FaultScript.add`."""
+        self.authorizer = Authorizer()
+        """Who may not do what; see `Authorizer.deny`."""
+        self.quotas = Quotas()
+        """How much clients may do; see `set_quota`."""
+        self.failures: list[Exception] = []
+        """Bugs of the embedded brokers, and scripted faults that could not be carried out; leaving `async with`
+        raises the first."""
+        self.security = security
+        self._random = random or random_module.Random()
+        self._clock = clock
+        release = release_named(versions)
+        self._config = LogConfig.of_broker(
+            is_before_4=release.is_before_4,
+            max_message_bytes=max_message_bytes,
+            min_insync_replicas=min_insync_replicas,
+        )
+        self._first_topics = dict(topics or {})
+        self._producer_id = _FIRST_PRODUCER_ID
+        # Brokers that a fault has taken down and that come back by themselves.
+        self._restarts: dict[asyncio.Task[None], None] = {}
+        self._brokers = [
+            Broker(self, node_id, host, port and port + node_id, release) for node_id in range(brokers)
+        ]
+        self.transactions = TransactionCoordinator(
+            self, min(transaction_version, release.transaction_version)
+        )
+        """What is known of transactional ids, and what shall go wrong with their transactions."""
+        self.groups = GroupCoordinator(self)
+        """The offsets of consumer groups."""
+        self.cluster_id = urlsafe_b64encode(self._uuid().bytes).decode().rstrip("=")
+
+    # Life
+
+    async def start(self) -> None:
+        """Start all brokers and create the topics.
+
+        After `stop()`, the same cluster starts again: ports, topics, records, leaders, transactions and group
+        offsets are as they were, as if all brokers of a real cluster had been restarted. Topics that were
+        deleted stay deleted.
+
+        Raises:
+            RuntimeError: a broker is not stopped; it goes on.
+            OSError: a port is taken. Nothing is left running.
+            ValueError: a topic can't be made. Nothing is left running.
+        """
+        for broker in self._brokers:
+            if broker.state is not BrokerState.STOPPED:
+                raise RuntimeError(
+                    f"the cluster can't start: broker {broker.node_id} is {broker.state.value}; call stop() first,"
+                    " or start a single broker with start_broker()"
+                )
+        self._seen = asyncio.Event()  # Belongs to the loop of its first waiter, as all events do.
+        try:
+            for broker in self._brokers:
+                await self.start_broker(broker.node_id)
+            while self._first_topics:
+                name, partitions = next(iter(self._first_topics.items()))
+                self.create_topic(name, partitions)
+                del self._first_topics[name]
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """Stop all brokers. No task and no socket is left; the logs can still be read, and `start` goes on with them.
+
+        Cancelling it changes nothing about that: the cancellation is raised when all have stopped."""
+        for restart in self._restarts:
+            restart.cancel()
+        self.transactions.halt()
+        for broker in self._brokers:
+            if broker.state is not BrokerState.STOPPED:
+                broker.halt()
+        # Nothing goes on from here; what ends takes a few rounds of the loop.
+        waiting = asyncio.create_task(self._wait_stopped(), name="embedded cluster stops")
+        cancelled = None
+        while not waiting.done():
+            try:
+                await asyncio.shield(waiting)
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
+
+    async def _wait_stopped(self) -> None:
+        await asyncio.gather(*self._restarts, return_exceptions=True)
+        await self.transactions.wait_stopped()
+        for broker in self._brokers:
+            await broker.wait_stopped()
+
+    async def __aenter__(self) -> EmbeddedCluster:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.stop()
+        if self.failures and error is None:
+            raise self.failures[0]
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """All brokers' addresses, "host:port,host:port"."""
+        return ",".join(f"{broker.host}:{broker.port}" for broker in self._brokers)
+
+    # Brokers
+
+    @property
+    def nodes(self) -> list[Node]:
+        """All brokers, also those that are stopped."""
+        return [broker.node for broker in self._brokers]
+
+    def alive(self) -> list[Node]:
+        """The brokers that metadata tells of: a frozen one until it is fenced, a stopped one not."""
+        return [
+            broker.node
+            for broker in self._brokers
+            if (broker.is_running or broker.is_frozen) and not broker.is_fenced
+        ]
+
+    def broker(self, node: int) -> Broker:
+        """The broker with this node id. Raises ValueError if there is none."""
+        if not 0 <= node < len(self._brokers):
+            raise ValueError(f"there is no broker {node}; the node ids are 0 to {len(self._brokers) - 1}")
+        return self._brokers[node]
+
+    async def stop_broker(self, node: int) -> None:
+        """Stop a broker as a crash would: its connections break, its partitions get other leaders at once."""
+        self.crash_broker(node)
+        await self.broker(node).wait_stopped()
+
+    def crash_broker(self, node: int, down_for: float = math.inf) -> None:
+        """As `stop_broker`, but not waiting for the end of its connections, and only for so many seconds."""
+        self.broker(node).halt()
+        self._replace(node)
+        if math.isfinite(down_for):
+            restart = asyncio.create_task(
+                self._start_again(node, down_for), name=f"embedded broker {node} comes back"
+            )
+            self._restarts[restart] = None
+            restart.add_done_callback(self._restarts.pop)
+
+    async def _start_again(self, node: int, after: float) -> None:
+        await asyncio.sleep(after)
+        try:
+            if self.broker(node).state is BrokerState.STOPPED:
+                await self.start_broker(node)
+        except OSError as error:
+            self.failures.append(error)
+
+    async def start_broker(self, node: int, *, versions: str | None = None) -> None:
+        """Start a stopped broker at its old address, with another release if one is named.
+
+        Raises:
+            OSError: its port is taken.
+        """
+        broker = self.broker(node)
+        if versions is not None:
+            broker.release = release_named(versions)
+        await broker.start()
+        for partition in self._partitions():
+            partition.broker_started(node)
+        self.transactions.resume()
+
+    def freeze_broker(self, node: int, *, fenced_after: float | None = None) -> None:
+        """A broker keeps its connections and takes new ones, but reads and answers nothing.
+
+        Args:
+            node: Which one.
+            fenced_after: None: nobody notices. It goes on leading, and its replicas count as up to date, so
+                that the partitions of other brokers serve on. A number: its replicas stop fetching, so that
+                acks=all waits for them; after so many seconds (broker.session.timeout.ms) the controller
+                fences it, and it leaves the ISRs and hands over what it leads until it thaws.
+        """
+        self.broker(node).freeze()
+        if fenced_after is not None:
+            for partition in self._partitions():
+                partition.stop_fetching(node)
+            self.broker(node).while_frozen(fenced_after, self._fence, node)
+
+    def _fence(self, node: int) -> None:
+        self.broker(node).is_fenced = True
+        self._replace(node)
+
+    def _replace(self, node: int) -> None:
+        """The controller's work: whatever a broker led or followed goes on without it."""
+        alive = {other.node_id for other in self.alive()}
+        for partition in self._partitions():
+            partition.broker_stopped(node, alive)
+
+    def thaw_broker(self, node: int) -> None:
+        """A frozen broker goes on; it serves what has arrived meanwhile, and catches up if it was fenced."""
+        was_fenced = self.broker(node).is_fenced
+        self.broker(node).thaw()
+        for partition in self._partitions():
+            if was_fenced:
+                partition.broker_started(
+                    node
+                )  # Also where it never stopped fetching: made while it was fenced.
+            else:
+                partition.start_fetching(node)
+
+    async def close_connections(self, node: int) -> None:
+        """Cut all connections of a broker that goes on running."""
+        await self.broker(node).close_connections()
+
+    # Topics
+
+    def create_topic(
+        self,
+        name: str,
+        partitions: int | None = None,
+        *,
+        replication_factor: int | None = None,
+        config: Mapping[str, str | None] | None = None,
+    ) -> Topic:
+        """Create a topic; clients can use it at once.
+
+        Args:
+            name: By Kafka's rules.
+            partitions: How many; None: the cluster's default.
+            replication_factor: Replicas of each partition; None: the cluster's default.
+            config: By Kafka's names: max.message.bytes, message.timestamp.type, min.insync.replicas.
+
+        Raises:
+            ValueError: the topic exists, its name collides with another's, or its name, a number or its config
+                makes no sense.
+        """
+        count = self.default_partitions if partitions is None else partitions
+        replicas = self.default_replication_factor if replication_factor is None else replication_factor
+        if name in self.topics:
+            raise ValueError(f"topic {name} exists")
+        if not is_valid_name(name):
+            raise ValueError(
+                f"topic {name!r} can't be made: a name has 1 to 249 of a-z, A-Z, 0-9, '.', '_', '-'"
+            )
+        if (other := self.colliding_topic(name)) is not None:
+            raise ValueError(f"topic {name!r} can't be made: it collides with topic {other!r}")
+        if count < 1 or not 1 <= replicas <= len(self._brokers):
+            raise ValueError(f"topic {name!r} with {count} partitions and {replicas} replicas can't be made")
+        settings = self.check_config(config or {})
+        alive = {node.node_id for node in self.alive()}
+        topic = Topic(
+            name,
+            self._uuid(),
+            [
+                _new_partition(name, index, self._replicas(index, replicas), settings, alive)
+                for index in range(count)
+            ],
+            settings,
+        )
+        self.topics[name] = self._topics_by_id[topic.topic_id] = topic
+        return topic
+
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic with all its records. A new one of the same name has another id. Raises KeyError."""
+        topic = self.topics.pop(name)
+        del self._topics_by_id[topic.topic_id]
+        for partition in topic.partitions:
+            partition.delete()
+        self.groups.forget_topic(name)
+
+    def add_partitions(self, name: str, count: int) -> None:
+        """Let a topic have `count` partitions in all. Raises ValueError if it has as many or more."""
+        topic = self.topics[name]
+        have = len(topic.partitions)
+        if count <= have:
+            raise ValueError(f"topic {name} has {have} partitions; it can't have {count}")
+        alive = {node.node_id for node in self.alive()}
+        replicas = len(topic.partitions[0].replicas)
+        topic.partitions += tuple(
+            _new_partition(name, index, self._replicas(index, replicas), topic.config, alive)
+            for index in range(have, count)
+        )
+
+    def check_config(self, settings: Mapping[str, str | None]) -> LogConfig:
+        """A topic's config. Raises ValueError."""
+        return self._config.changed(settings)
+
+    def leader(self, topic: str, partition: int) -> int:
+        """The node id of the leader; -1 if no replica in sync is alive."""
+        return self.partition(topic, partition).leader
+
+    def move_leader(self, topic: str, partition: int, to_node: int) -> None:
+        """Let another broker lead, in a new leader epoch. Records above the high watermark are lost.
+
+        Raises:
+            ValueError: the broker is stopped, or holds no replica.
+        """
+        moved = self.partition(topic, partition)
+        state = self.broker(to_node).state
+        if to_node not in moved.replicas:
+            raise ValueError(
+                f"broker {to_node} can't lead {topic}-{partition}: it has no replica of it; "
+                f"its replicas are on {_listed(moved.replicas)}"
+            )
+        if state is BrokerState.STOPPED:
+            raise ValueError(
+                f"broker {to_node} can't lead {topic}-{partition}: it is {state.value}; "
+                f"call start_broker({to_node}) first"
+            )
+        moved.move_leader(to_node)
+
+    def hold_replication(self, topic: str, partition: int) -> None:
+        """The partition's followers stop fetching: while one is in sync, acks=all waits, consumers see nothing new."""
+        self.partition(topic, partition).hold_replication()
+
+    def release_replication(self, topic: str, partition: int) -> None:
+        """The partition's followers catch up."""
+        self.partition(topic, partition).release_replication()
+
+    def set_isr(self, topic: str, partition: int, nodes: Sequence[int]) -> None:
+        """Say which replicas are in sync; the leader always is."""
+        self.partition(topic, partition).set_isr(nodes)
+
+    # Clients
+
+    def set_quota(
+        self,
+        client_id: str | None = None,
+        *,
+        producer_byte_rate: float | None = None,
+        request_percentage: float | None = None,
+    ) -> None:
+        """Limit what a client may do on each broker: above it, its connections are muted for a while.
+
+        The answer comes at once and tells for how long (KIP-219). Rates are means over eleven seconds, as
+        in Kafka, so that ten seconds' worth may come at once.
+
+        Args:
+            client_id: Whose; None: of each client id that has no quota of its own.
+            producer_byte_rate: Bytes of Produce requests per second; None: no limit.
+            request_percentage: How much of a request thread's time its requests may take, in percent; a
+                fault's `delay` counts, what a request waits for does not. None: no limit.
+
+        Raises:
+            ValueError: a limit is not above 0.
+        """
+        self.quotas.set(client_id, Quota(producer_byte_rate, request_percentage))
+
+    # For brokers and handlers
+
+    def auto_create_topic(self, name: str) -> None:
+        """Create a topic that a client has asked for; an internal one as its coordinators need it."""
+        if name == OFFSETS_TOPIC:
+            self.groups.create_topic()
+        elif name == TRANSACTIONS_TOPIC:
+            self.transactions.create_topic()
+        else:
+            self.create_topic(name)
+
+    def colliding_topic(self, name: str) -> str | None:
+        """The topic whose name differs from this one in '.' and '_' only: their metrics would have one name."""
+        unified = name.replace(".", "_")
+        if "_" not in unified:
+            return None
+        return next((other for other in self.topics if other.replace(".", "_") == unified), None)
+
+    def coordinator(self, key: str, *, of_transactions: bool = False) -> Node | None:
+        """The broker that coordinates a group or a transactional id; None if there is none now."""
+        node = self.transactions.node(key) if of_transactions else self.groups.node(key)
+        return None if node == NO_LEADER else self.broker(node).node
+
+    def next_producer_id(self) -> int:
+        """A producer id that nobody had before."""
+        self._producer_id += 1
+        return self._producer_id - 1
+
+    def now_ms(self) -> int:
+        """The wall clock, in milliseconds since 1970."""
+        return int(self._clock() * 1000)
+
+    def _partitions(self) -> list[Partition]:
+        return [partition for topic in self.topics.values() for partition in topic.partitions]
+
+    def _replicas(self, index: int, count: int) -> list[int]:
+        """Leaders go round the brokers, followers sit next to them."""
+        return [(index + step) % len(self._brokers) for step in range(count)]
+
+    def _uuid(self) -> UUID:
+        return UUID(int=self._random.getrandbits(128), version=4)
+
+
+def _listed(nodes: Sequence[int]) -> str:
+    noun = "broker" if len(nodes) == 1 else "brokers"
+    return f"{noun} {', '.join(str(node) for node in nodes)}"
+
+
+def _new_partition(
+    topic: str, index: int, replicas: Sequence[int], config: LogConfig, alive: set[int]
+) -> Partition:
+    """A partition as the controller makes it: brokers that are down are neither leader nor in sync."""
+    partition = Partition(topic, index, replicas, config)
+    partition.isr = [node for node in replicas if node in alive] or [replicas[0]]
+    partition.leader = partition.isr[0] if partition.isr[0] in alive else NO_LEADER
+    return partition

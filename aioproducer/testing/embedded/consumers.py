@@ -1,0 +1,170 @@
+"""What a broker answers to consumers: Fetch and ListOffsets.
+
+Enough for consumers that assign themselves partitions; there are no groups here.
+"""
+
+from __future__ import annotations
+
+from aioproducer.protocol.error_codes import ErrorCode
+from aioproducer.protocol.messages import (
+    FetchRequest,
+    FetchResponse,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+)
+from aioproducer.protocol.recordbatch import Record
+from aioproducer.testing.embedded.authorizer import Operation, ResourceType
+from aioproducer.testing.embedded.call import Call
+from aioproducer.testing.embedded.topics import NO_EPOCH, NO_OFFSET, Partition, wait_until
+
+LATEST_TIMESTAMP = -1
+EARLIEST_TIMESTAMP = -2
+MAX_TIMESTAMP = -3
+
+READ_COMMITTED = 1
+"""The isolation level of consumers that want to see no open and no aborted transaction."""
+
+
+async def fetch(call: Call, request: FetchRequest) -> FetchResponse:
+    """4: isolation level. 5: log start offset. 7: sessions, which are never granted, so that every request is
+    a full one. 9: leader epochs. 12: the last version with topic names.
+
+    Waits up to max_wait_ms for min_bytes; woken by appends, never by a clock of its own.
+    """
+    reading = _Reading(call, request)
+    await wait_until(reading.partitions(), reading.suffices, request.max_wait_ms / 1000)
+    return reading.response
+
+
+class _Reading:
+    """One Fetch request, answered as often as something changes, until there is enough to answer."""
+
+    def __init__(self, call: Call, request: FetchRequest) -> None:
+        self.call = call
+        self.request = request
+        self.response = FetchResponse()
+        self.size = 0
+
+    def partitions(self) -> list[Partition]:
+        """Where to wait."""
+        found = [
+            self.call.cluster.find_partition(topic.topic, wanted.partition)
+            for topic in self.request.topics
+            for wanted in topic.partitions
+        ]
+        return [partition for partition in found if partition is not None]
+
+    def suffices(self) -> bool:
+        """Read everything that is wanted; say whether to answer at once."""
+        self.response = FetchResponse()
+        self.size = 0
+        failed = False
+        for topic in self.request.topics:
+            answers = []
+            for wanted in topic.partitions:
+                if not self.call.omits(topic.topic, wanted.partition):
+                    answer = self._read(topic.topic, wanted)
+                    failed = failed or answer.error_code != ErrorCode.NONE
+                    answers.append(answer)
+            self.response.responses.append(
+                FetchResponse.FetchableTopicResponse(topic=topic.topic, partitions=answers)
+            )
+        return failed or self.size >= self.request.min_bytes or not self.response.responses
+
+    def _read(self, topic: str, wanted: FetchRequest.FetchPartition) -> FetchResponse.PartitionData:
+        answer = FetchResponse.PartitionData(
+            partition_index=wanted.partition, high_watermark=NO_OFFSET, records=b""
+        )
+        partition = self.call.cluster.find_partition(topic, wanted.partition)
+        error = _not_readable(self.call, Operation.READ, topic, wanted.partition, wanted.current_leader_epoch)
+        if error is not None or partition is None:
+            answer.error_code = error or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            return answer
+        log = partition.log
+        if not log.start_offset <= wanted.fetch_offset <= log.end_offset:
+            answer.error_code = ErrorCode.OFFSET_OUT_OF_RANGE
+            return answer
+        stable = partition.last_stable_offset
+        is_committed = self.request.isolation_level == READ_COMMITTED
+        batches = log.read(
+            wanted.fetch_offset,
+            min(wanted.partition_max_bytes, self.request.max_bytes - self.size),
+            before=stable if is_committed else partition.high_watermark,
+            at_least_one=self.size == 0,
+        )
+        self.size += sum(map(len, batches))
+        answer.high_watermark = partition.high_watermark
+        answer.last_stable_offset = stable
+        answer.log_start_offset = log.start_offset
+        answer.aborted_transactions = None
+        if is_committed:
+            answer.aborted_transactions = [
+                FetchResponse.AbortedTransaction(producer_id=one.producer_id, first_offset=one.first_offset)
+                for one in log.transactions.aborted_between(wanted.fetch_offset, stable)
+            ]
+        answer.records = batches or b""
+        return answer
+
+
+def _not_readable(
+    call: Call, operation: Operation, topic: str, index: int, leader_epoch: int
+) -> ErrorCode | None:
+    """Why this broker can't tell a client about the partition; None if it can."""
+    error = call.refusal(topic, index) or call.denied(operation, ResourceType.TOPIC, topic)
+    partition = call.cluster.find_partition(topic, index)
+    if error is not None:
+        return error
+    if partition is None:
+        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    if partition.leader != call.node:
+        return ErrorCode.NOT_LEADER_OR_FOLLOWER
+    if NO_EPOCH < leader_epoch < partition.leader_epoch:
+        return ErrorCode.FENCED_LEADER_EPOCH
+    if leader_epoch > partition.leader_epoch:
+        return ErrorCode.UNKNOWN_LEADER_EPOCH
+    return None
+
+
+async def list_offsets(call: Call, request: ListOffsetsRequest) -> ListOffsetsResponse:
+    """1: one offset, with its timestamp. 2: isolation level. 4: leader epochs. 7: -3 for the newest record
+    (KIP-734)."""
+    response = ListOffsetsResponse()
+    for topic in request.topics:
+        answers = []
+        for wanted in topic.partitions:
+            answer = ListOffsetsResponse.ListOffsetsPartitionResponse(partition_index=wanted.partition_index)
+            error = _not_readable(
+                call, Operation.DESCRIBE, topic.name, wanted.partition_index, wanted.current_leader_epoch
+            )
+            partition = call.cluster.find_partition(topic.name, wanted.partition_index)
+            if error is not None or partition is None:
+                answer.error_code = error or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            else:
+                is_committed = request.isolation_level == READ_COMMITTED
+                before = partition.last_stable_offset if is_committed else partition.high_watermark
+                answer.offset, answer.timestamp = _offset_at(partition, wanted.timestamp, before)
+                if call.version >= 4 and answer.offset != NO_OFFSET:
+                    epoch = partition.log.epoch_at(answer.offset)
+                    answer.leader_epoch = partition.leader_epoch if epoch is None else epoch
+            if not call.omits(topic.name, wanted.partition_index):
+                answers.append(answer)
+        response.topics.append(
+            ListOffsetsResponse.ListOffsetsTopicResponse(name=topic.name, partitions=answers)
+        )
+    return response
+
+
+def _offset_at(partition: Partition, timestamp: int, before: int) -> tuple[int, int]:
+    """Offset and timestamp of what a ListOffsets request asks for; -1 and -1 if there is no such record."""
+    if timestamp == LATEST_TIMESTAMP:
+        return before, -1
+    if timestamp == EARLIEST_TIMESTAMP:
+        return partition.log.start_offset, -1
+    record: Record | None
+    if timestamp == MAX_TIMESTAMP:
+        record = partition.log.newest()
+    else:
+        record = partition.log.first_since(timestamp)
+    if record is None or record.offset >= before:
+        return NO_OFFSET, -1
+    return record.offset, record.timestamp

@@ -1,0 +1,360 @@
+"""What a transaction coordinator decides: the states of one transactional id and what leads from one to another.
+
+Pure: a request is judged here and the state that it would lead to is returned, to be written to the log before
+it counts. Nothing here awaits, sends or knows of sockets; TransactionCoordinator carries out what this decides.
+The rules are those of Kafka 4.3's TransactionCoordinator and TransactionMetadata.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import NamedTuple
+
+from aioproducer.protocol.error_codes import ErrorCode
+from aioproducer.protocol.recordbatch import NO_PRODUCER_EPOCH, NO_PRODUCER_ID
+from aioproducer.types import TopicPartition
+
+MAX_EPOCH = 2**15 - 1
+LAST_EPOCH = MAX_EPOCH - 1
+"""The last epoch that a producer is given; the one above it is kept for fencing and for markers."""
+
+NO_TIMESTAMP = -1
+
+
+class TransactionState(IntEnum):
+    """The states of a transactional id, by the numbers that they have in the log."""
+
+    EMPTY = 0
+    ONGOING = 1
+    PREPARE_COMMIT = 2
+    PREPARE_ABORT = 3
+    COMPLETE_COMMIT = 4
+    COMPLETE_ABORT = 5
+    DEAD = 6
+    PREPARE_EPOCH_FENCE = 7
+
+
+_S = TransactionState
+
+TRANSITIONS: dict[TransactionState, frozenset[TransactionState]] = {
+    _S.EMPTY: frozenset({_S.EMPTY, _S.ONGOING, _S.PREPARE_ABORT, _S.DEAD}),
+    _S.ONGOING: frozenset({_S.ONGOING, _S.PREPARE_COMMIT, _S.PREPARE_ABORT, _S.PREPARE_EPOCH_FENCE}),
+    _S.PREPARE_COMMIT: frozenset({_S.COMPLETE_COMMIT}),
+    _S.PREPARE_ABORT: frozenset({_S.COMPLETE_ABORT}),
+    _S.COMPLETE_COMMIT: frozenset({_S.EMPTY, _S.ONGOING, _S.PREPARE_ABORT, _S.DEAD}),
+    _S.COMPLETE_ABORT: frozenset({_S.EMPTY, _S.ONGOING, _S.PREPARE_ABORT, _S.DEAD}),
+    _S.DEAD: frozenset(),
+    _S.PREPARE_EPOCH_FENCE: frozenset({_S.PREPARE_ABORT}),
+}
+"""What may follow what. An abort may follow EMPTY and COMPLETE_* since transactions v2 (KIP-890)."""
+
+PREPARED = (_S.PREPARE_COMMIT, _S.PREPARE_ABORT)
+COMPLETED = (_S.COMPLETE_COMMIT, _S.COMPLETE_ABORT)
+
+
+class Refused(Exception):
+    """The coordinator answers this code and changes nothing. NONE: what is asked for is so already."""
+
+    def __init__(self, code: ErrorCode) -> None:
+        super().__init__(code.name)
+        self.code = code
+
+
+class ProducerIdAndEpoch(NamedTuple):
+    """Who a producer is."""
+
+    producer_id: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionMetadata:
+    """All that is known of a transactional id at one moment: a record of the log."""
+
+    transactional_id: str
+    producer_id: int
+    timeout_ms: int
+    state: TransactionState = TransactionState.EMPTY
+    producer_epoch: int = NO_PRODUCER_EPOCH
+    last_producer_epoch: int = NO_PRODUCER_EPOCH
+    """The epoch before the last bump that the producer itself asked for (KIP-360). Not in the log."""
+    previous_producer_id: int = NO_PRODUCER_ID
+    next_producer_id: int = NO_PRODUCER_ID
+    """What the producer will be called when the markers are written, because its epochs are used up."""
+    partitions: tuple[TopicPartition, ...] = ()
+    """In the order in which they were added."""
+    started_ms: int = NO_TIMESTAMP
+    updated_ms: int = NO_TIMESTAMP
+    client_version: int = 0
+    """The transaction.version that the client's requests speak."""
+
+    @property
+    def is_epoch_exhausted(self) -> bool:
+        """The next epoch needs another producer id."""
+        return self.producer_epoch >= LAST_EPOCH
+
+    @property
+    def identity(self) -> ProducerIdAndEpoch:
+        """Producer id and epoch."""
+        return ProducerIdAndEpoch(self.producer_id, self.producer_epoch)
+
+
+class Transaction:
+    """One transactional id: what it is, and what is being written to the log about it."""
+
+    def __init__(self, metadata: TransactionMetadata) -> None:
+        self.metadata = metadata
+        self.pending: TransactionMetadata | None = None
+        """Where it is going; while this is set, requests are told to come back (CONCURRENT_TRANSACTIONS)."""
+
+    @property
+    def state(self) -> TransactionState:
+        """Where it is."""
+        return self.metadata.state
+
+    def settle(self) -> None:
+        """What was pending is in the log. From here on it is true."""
+        assert self.pending is not None
+        self.metadata, self.pending = self.pending, None
+
+    def give_up(self) -> None:
+        """What was pending could not be written."""
+        self.pending = None
+
+    # Every change of state goes through _move(); the table above is the whole truth.
+    def _move(
+        self, to: TransactionMetadata, *, through: tuple[TransactionState, ...] = ()
+    ) -> TransactionMetadata:
+        for before, after in itertools.pairwise((self.state, *through, to.state)):
+            if after not in TRANSITIONS[before]:
+                raise RuntimeError(
+                    f"transactional id {to.transactional_id} is {before.name}, so it can't become {after.name}"
+                )
+        self.pending = to
+        return to
+
+    # What requests ask for. Each returns what is to be written, or raises Refused.
+
+    def init_producer_id(
+        self,
+        expected: ProducerIdAndEpoch | None,
+        *,
+        timeout_ms: int,
+        now_ms: int,
+        server_version: int,
+        new_producer_id: Callable[[], int],
+    ) -> TransactionMetadata:
+        """A new epoch, or the abort of the open transaction that has to come first (state PREPARE_ABORT)."""
+        if self.pending is not None:
+            raise Refused(ErrorCode.CONCURRENT_TRANSACTIONS)
+        now = self.metadata
+        if expected is not None and not self._may_ask(expected):
+            raise Refused(ErrorCode.PRODUCER_FENCED)
+        if self.state in PREPARED:
+            raise Refused(ErrorCode.CONCURRENT_TRANSACTIONS)
+        if self.state is TransactionState.ONGOING:
+            # The expected epoch is not looked at: a zombie's call aborts its successor's transaction.
+            return self.fence(server_version=server_version, now_ms=now_ms)
+        fresh = replace(
+            now,
+            state=TransactionState.EMPTY,
+            timeout_ms=timeout_ms,
+            previous_producer_id=now.producer_id,
+            next_producer_id=NO_PRODUCER_ID,
+            partitions=(),
+            started_ms=NO_TIMESTAMP,
+            updated_ms=now_ms,
+        )
+        if now.is_epoch_exhausted and (expected is None or expected.epoch == now.producer_epoch):
+            last = NO_PRODUCER_EPOCH if expected is None else now.producer_epoch
+            fresh = replace(fresh, producer_id=new_producer_id(), producer_epoch=0, last_producer_epoch=last)
+        else:
+            epoch, last = self._next_epochs(expected)
+            fresh = replace(fresh, producer_epoch=epoch, last_producer_epoch=last)
+        return self._move(fresh)
+
+    def _may_ask(self, expected: ProducerIdAndEpoch) -> bool:
+        """Whether a producer of that id may ask for a new epoch; the epoch itself is judged later."""
+        now = self.metadata
+        return (
+            now.producer_epoch == NO_PRODUCER_EPOCH  # made just now, for this request
+            or expected.producer_id == now.producer_id
+            # A retry after its epochs were used up, of which it never saw the answer.
+            or (expected.producer_id == now.previous_producer_id and expected.epoch >= LAST_EPOCH)
+        )
+
+    def _next_epochs(self, expected: ProducerIdAndEpoch | None) -> tuple[int, int]:
+        """The epoch to answer, and the one before it if that producer may ask again."""
+        now = self.metadata
+        if expected is None:
+            return now.producer_epoch + 1, NO_PRODUCER_EPOCH
+        if now.producer_epoch == NO_PRODUCER_EPOCH or expected.epoch == now.producer_epoch:
+            return now.producer_epoch + 1, now.producer_epoch
+        if expected.epoch == now.last_producer_epoch:
+            return now.producer_epoch, now.last_producer_epoch  # a retry of a call that succeeded
+        raise Refused(ErrorCode.PRODUCER_FENCED)
+
+    def check_producer(self, producer_id: int, epoch: int) -> None:
+        """Refuse a producer that is not the one of this transactional id, and anybody while markers are due."""
+        if self.metadata.producer_id != producer_id:
+            raise Refused(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
+        if self.metadata.producer_epoch != epoch:
+            raise Refused(ErrorCode.PRODUCER_FENCED)
+        if self.state in PREPARED:
+            raise Refused(ErrorCode.CONCURRENT_TRANSACTIONS)
+
+    def add_partitions(
+        self,
+        producer_id: int,
+        epoch: int,
+        partitions: Iterable[TopicPartition],
+        *,
+        client_version: int,
+        now_ms: int,
+    ) -> TransactionMetadata:
+        """Open the transaction if it is not open, and let it write to these partitions."""
+        if self.pending is not None:
+            # First of all: with transactions v2 the producer may have an id already that is only pending here.
+            raise Refused(ErrorCode.CONCURRENT_TRANSACTIONS)
+        self.check_producer(producer_id, epoch)
+        now = self.metadata
+        is_open = self.state is TransactionState.ONGOING
+        have = now.partitions if is_open else ()
+        together = tuple(dict.fromkeys((*have, *partitions)))
+        if is_open and together == have:
+            raise Refused(ErrorCode.NONE)
+        return self._move(
+            replace(
+                now,
+                state=TransactionState.ONGOING,
+                previous_producer_id=now.producer_id,
+                partitions=together,
+                started_ms=now.started_ms if is_open else now_ms,
+                updated_ms=now_ms,
+                client_version=client_version,
+            )
+        )
+
+    def fence(self, *, server_version: int, now_ms: int) -> TransactionMetadata:
+        """Abort the open transaction under an epoch that its producer does not have.
+
+        With transactions v2 that producer may learn the new epoch: the old one is remembered."""
+        now = self.metadata
+        return self._move(
+            replace(
+                now,
+                state=TransactionState.PREPARE_ABORT,
+                producer_epoch=now.producer_epoch + 1,
+                last_producer_epoch=now.producer_epoch if server_version >= 2 else NO_PRODUCER_EPOCH,
+                previous_producer_id=now.producer_id,
+                updated_ms=now_ms,
+                client_version=server_version,
+            ),
+            through=(TransactionState.PREPARE_EPOCH_FENCE,),
+        )
+
+    def end(self, producer_id: int, epoch: int, *, commit: bool, now_ms: int) -> TransactionMetadata:
+        """EndTxn up to version 4: the producer keeps its epoch."""
+        if self.metadata.producer_id != producer_id:
+            raise Refused(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
+        if self.metadata.producer_epoch != epoch:
+            raise Refused(ErrorCode.PRODUCER_FENCED)
+        if self.pending is not None:
+            raise Refused(ErrorCode.CONCURRENT_TRANSACTIONS)
+        prepared, completed = _ending(commit)
+        if self.state is completed:
+            raise Refused(ErrorCode.NONE)
+        if self.state is prepared:
+            raise Refused(ErrorCode.CONCURRENT_TRANSACTIONS)
+        if self.state is not TransactionState.ONGOING:
+            raise Refused(ErrorCode.INVALID_TXN_STATE)
+        now = self.metadata
+        return self._move(
+            replace(
+                now,
+                state=prepared,
+                previous_producer_id=now.producer_id,
+                updated_ms=now_ms,
+                client_version=0,
+            )
+        )
+
+    def end_and_bump(
+        self, producer_id: int, epoch: int, *, commit: bool, now_ms: int, new_producer_id: Callable[[], int]
+    ) -> TransactionMetadata:
+        """EndTxn from version 5 on: each transaction ends with a new epoch (KIP-890)."""
+        if self.pending is not None:
+            raise Refused(ErrorCode.CONCURRENT_TRANSACTIONS)
+        now = self.metadata
+        has_rotated = (
+            now.previous_producer_id == producer_id and epoch == LAST_EPOCH and now.producer_epoch == 0
+        )
+        has_bumped = now.producer_epoch == epoch + 1
+        if now.producer_id != producer_id and not has_rotated:
+            raise Refused(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
+        if not self._is_valid_to_end(epoch, has_bumped, has_rotated):
+            raise Refused(ErrorCode.PRODUCER_FENCED)
+        is_retry = has_bumped or has_rotated
+        prepared, completed = _ending(commit)
+        if is_retry and self.state is completed:
+            raise Refused(ErrorCode.NONE)
+        if self.state is prepared:
+            raise Refused(ErrorCode.CONCURRENT_TRANSACTIONS)
+        is_empty = self.state is TransactionState.EMPTY or self.state in COMPLETED
+        if self.state is not TransactionState.ONGOING and not (is_empty and not commit and not is_retry):
+            raise Refused(ErrorCode.INVALID_TXN_STATE)
+        return self._move(
+            replace(
+                now,
+                state=prepared,
+                producer_epoch=now.producer_epoch + 1,
+                last_producer_epoch=now.producer_epoch,
+                previous_producer_id=now.producer_id,
+                next_producer_id=new_producer_id() if now.is_epoch_exhausted else NO_PRODUCER_ID,
+                started_ms=now_ms if is_empty else now.started_ms,
+                updated_ms=now_ms,
+                client_version=2,
+            )
+        )
+
+    def _is_valid_to_end(self, epoch: int, has_bumped: bool, has_rotated: bool) -> bool:
+        """With a new epoch for each transaction the epoch tells a retry from the end of the next one."""
+        is_current = epoch == self.metadata.producer_epoch
+        if self.state in PREPARED:
+            return has_bumped
+        if self.state in COMPLETED:
+            return is_current or has_bumped or has_rotated
+        return is_current
+
+    def complete(self, *, now_ms: int) -> TransactionMetadata:
+        """What is to be written once all markers are; from now on it is pending."""
+        now = self.metadata
+        is_commit = self.state is TransactionState.PREPARE_COMMIT
+        rotates = now.next_producer_id != NO_PRODUCER_ID
+        return self._move(
+            replace(
+                now,
+                state=_ending(is_commit)[1],
+                producer_id=now.next_producer_id if rotates else now.producer_id,
+                producer_epoch=0 if rotates else now.producer_epoch,
+                previous_producer_id=now.producer_id,
+                next_producer_id=NO_PRODUCER_ID,
+                partitions=(),
+                updated_ms=now_ms,
+            )
+        )
+
+    def expire(self) -> None:
+        """The transactional id was not used for so long that it is forgotten. Raises Refused if it is in use."""
+        if self.pending is not None or TransactionState.DEAD not in TRANSITIONS[self.state]:
+            raise Refused(ErrorCode.CONCURRENT_TRANSACTIONS)
+        self._move(replace(self.metadata, state=TransactionState.DEAD))
+
+
+def _ending(commit: bool) -> tuple[TransactionState, TransactionState]:
+    if commit:
+        return TransactionState.PREPARE_COMMIT, TransactionState.COMPLETE_COMMIT
+    return TransactionState.PREPARE_ABORT, TransactionState.COMPLETE_ABORT

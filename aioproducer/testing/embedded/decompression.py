@@ -1,0 +1,245 @@
+"""Decompression of a batch's records, for the embedded broker and for tests.
+
+`decompress` takes what a producer should write and nothing else; `decompress_as_broker` is as lenient as
+Kafka's own readers are. Every claim of a length is checked against the cap before anything is allocated for
+it, and frames that Kafka refuses (lz4 blocks that depend on each other) are refused by both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import cramjam
+import lz4.frame
+import zstandard
+from isal import isal_zlib
+
+from aioproducer.errors import ProtocolError
+from aioproducer.protocol.compression import XERIAL_HEADER, Bytes, Codec
+
+MAX_SIZE = 128 * 1024 * 1024
+"""The default cap on what one batch may unpack to, in bytes."""
+
+_XERIAL_MAGIC = XERIAL_HEADER[:8]
+_GZIP_CONTAINER = 31
+_GZIP_MAGIC = b"\x1f\x8b"
+_LZ4_MAGIC = b"\x04\x22\x4d\x18"
+_LZ4_BLOCK_INDEPENDENCE = 0x20
+_ZSTD_STEP = 256
+
+_Unpack: TypeAlias = Callable[[memoryview, int], bytes]
+
+# What the libraries raise; lz4.frame a plain RuntimeError.
+_MALFORMED: tuple[type[Exception], ...] = (
+    isal_zlib.error,  # type: ignore[assignment]  # the stub declares an instance
+    cramjam.DecompressionError,
+    zstandard.ZstdError,
+    RuntimeError,
+    EOFError,
+)
+
+
+def decompress(codec: Codec, payload: Bytes, max_size: int = MAX_SIZE) -> bytes:
+    """What `payload`, all bytes behind a batch's header, unpacks to.
+
+    Args:
+        codec: the batch's codec.
+        payload: the compressed records.
+        max_size: cap on the result, in bytes.
+
+    Raises:
+        ProtocolError: the payload is malformed or cut off, bytes follow its end, or the result exceeds
+            `max_size`.
+    """
+    return _unpacked(_UNPACK[codec], codec, payload, max_size)
+
+
+def decompress_as_broker(codec: Codec, payload: Bytes, max_size: int = MAX_SIZE) -> bytes:
+    """What a broker gets out of a payload: as `decompress`, but what stands behind its end may be ignored.
+
+    Readers of gzip, snappy and zstd go on with a further member or frame; those of gzip and lz4 ignore
+    other bytes, that of snappy up to three of them.
+
+    Raises:
+        ProtocolError: the payload is malformed or cut off, or the result exceeds `max_size`.
+    """
+    return _unpacked(_READ[codec], codec, payload, max_size)
+
+
+def _unpacked(unpack: _Unpack, codec: Codec, payload: Bytes, max_size: int) -> bytes:
+    try:
+        return unpack(memoryview(payload).cast("B"), max_size)
+    except ProtocolError as error:
+        raise ProtocolError(f"{codec.name.lower()}: {error}") from None
+    except _MALFORMED as error:
+        raise ProtocolError(f"{codec.name.lower()}: malformed ({error})") from None
+
+
+def _none(payload: memoryview, max_size: int) -> bytes:
+    return bytes(_fitting(payload, max_size))
+
+
+def _gzip(payload: memoryview, max_size: int) -> bytes:
+    member = isal_zlib.decompressobj(_GZIP_CONTAINER)
+    unpacked = member.decompress(payload, max_size + 1)
+    _fitting(unpacked, max_size)
+    return _whole(unpacked, member.eof, len(member.unused_data))
+
+
+def _snappy(payload: memoryview, max_size: int) -> bytes:
+    if payload[:8] != _XERIAL_MAGIC:
+        # librdkafka writes snappy without xerial's framing; Java's reader takes both.
+        return _snappy_block(payload, max_size)
+    if len(payload) < len(XERIAL_HEADER):
+        raise ProtocolError("cut off in xerial's header")
+    oldest_reader = int.from_bytes(payload[12:16], "big", signed=True)
+    if oldest_reader > 1:
+        raise ProtocolError(f"xerial framing of version {oldest_reader}")
+    blocks = []
+    size = 0
+    at = len(XERIAL_HEADER)
+    while at < len(payload):
+        length = int.from_bytes(payload[at : at + 4], "big", signed=True)
+        at += 4
+        if not 0 <= length <= len(payload) - at:
+            raise ProtocolError(f"a block of {length} bytes with {len(payload) - at} left")
+        blocks.append(_snappy_block(payload[at : at + length], max_size - size))
+        size += len(blocks[-1])
+        at += length
+    return b"".join(blocks)
+
+
+def _snappy_block(block: memoryview, max_size: int) -> bytes:
+    claimed = cramjam.snappy.decompress_raw_len(block)
+    if claimed > max_size:
+        raise ProtocolError(f"unpacks to {claimed} bytes, more than the {max_size} allowed")
+    return bytes(cramjam.snappy.decompress_raw(block))
+
+
+def _lz4(payload: memoryview, max_size: int) -> bytes:
+    unpacked, behind = _lz4_frame(payload, max_size)
+    return _whole(unpacked, True, behind)
+
+
+def _lz4_frame(payload: memoryview, max_size: int) -> tuple[bytes, int]:
+    """What the first frame unpacks to, and how many bytes follow it."""
+    if len(payload) < 7 or payload[:4] != _LZ4_MAGIC:
+        raise ProtocolError("no lz4 frame")
+    if not payload[4] & _LZ4_BLOCK_INDEPENDENCE:
+        raise ProtocolError("blocks that depend on each other, which Kafka refuses")
+    frame = lz4.frame.LZ4FrameDecompressor()
+    unpacked: bytes = frame.decompress(payload, max_length=max_size + 1)
+    _fitting(unpacked, max_size)
+    return _whole(unpacked, frame.eof, 0), len(frame.unused_data or b"")
+
+
+def _zstd(payload: memoryview, max_size: int) -> bytes:
+    claimed = zstandard.frame_content_size(payload)
+    if claimed > max_size:
+        raise ProtocolError(f"unpacks to {claimed} bytes, more than the {max_size} allowed")
+    if claimed >= 0:
+        return zstandard.ZstdDecompressor().decompress(payload, allow_extra_data=False)
+    # Java streams, so its frames do not say their size. The streaming reader has no cap: a few bytes at a
+    # time keep what it may unpack beyond `max_size` to some MiB (the shortest block, 4 bytes, unpacks to
+    # 128 KiB).
+    stream = zstandard.ZstdDecompressor().decompressobj()
+    blocks = []
+    size = at = 0
+    while at < len(payload) and not stream.eof:
+        blocks.append(stream.decompress(payload[at : at + _ZSTD_STEP]))
+        size += len(blocks[-1])
+        if size > max_size:
+            raise ProtocolError(f"unpacks to more than the {max_size} bytes allowed")
+        at += _ZSTD_STEP
+    return _whole(b"".join(blocks), stream.eof, max(0, len(payload) - at) + len(stream.unused_data))
+
+
+def _fitting(unpacked: bytes | memoryview, max_size: int) -> bytes | memoryview:
+    if len(unpacked) > max_size:
+        raise ProtocolError(f"unpacks to more than the {max_size} bytes allowed")
+    return unpacked
+
+
+def _whole(unpacked: bytes, at_end: bool, behind: int) -> bytes:
+    if not at_end:
+        raise ProtocolError("cut off")
+    if behind:
+        raise ProtocolError(f"{behind} bytes behind the end")
+    return unpacked
+
+
+# As a broker reads
+
+
+def _gzip_members(payload: memoryview, max_size: int) -> bytes:
+    members: list[bytes] = []
+    left = max_size
+    rest: Bytes = payload
+    while not members or rest[:2] == _GZIP_MAGIC:
+        member = isal_zlib.decompressobj(_GZIP_CONTAINER)
+        members.append(bytes(_fitting(member.decompress(rest, left + 1), left)))
+        left -= len(members[-1])
+        _whole(b"", member.eof, 0)
+        rest = member.unused_data
+    return b"".join(members)
+
+
+def _snappy_streams(payload: memoryview, max_size: int) -> bytes:
+    if payload[:8] != _XERIAL_MAGIC:
+        return _snappy(payload, max_size)
+    blocks = []
+    left = max_size
+    at = 0
+    while at + 4 <= len(payload):
+        if payload[at : at + 8] == _XERIAL_MAGIC:
+            at += len(XERIAL_HEADER)
+            continue
+        length = int.from_bytes(payload[at : at + 4], "big", signed=True)
+        at += 4
+        if not 0 <= length <= len(payload) - at:
+            raise ProtocolError(f"a block of {length} bytes with {len(payload) - at} left")
+        blocks.append(_snappy_block(payload[at : at + length], left))
+        left -= len(blocks[-1])
+        at += length
+    if not blocks:
+        raise ProtocolError("cut off")
+    return b"".join(blocks)
+
+
+def _first_lz4_frame(payload: memoryview, max_size: int) -> bytes:
+    return _lz4_frame(payload, max_size)[0]
+
+
+def _zstd_frames(payload: memoryview, max_size: int) -> bytes:
+    blocks: list[bytes] = []
+    left = max_size
+    at = 0
+    while at < len(payload):
+        frame = zstandard.ZstdDecompressor().decompressobj()
+        while at < len(payload) and not frame.eof:
+            blocks.append(frame.decompress(payload[at : at + _ZSTD_STEP]))
+            left -= len(blocks[-1])
+            if left < 0:
+                raise ProtocolError(f"unpacks to more than the {max_size} bytes allowed")
+            at += _ZSTD_STEP
+        _whole(b"", frame.eof, 0)
+        at = min(at, len(payload)) - len(frame.unused_data)
+    return b"".join(blocks)
+
+
+_UNPACK: dict[Codec, _Unpack] = {
+    Codec.NONE: _none,
+    Codec.GZIP: _gzip,
+    Codec.SNAPPY: _snappy,
+    Codec.LZ4: _lz4,
+    Codec.ZSTD: _zstd,
+}
+
+_READ: dict[Codec, _Unpack] = {
+    Codec.NONE: _none,
+    Codec.GZIP: _gzip_members,
+    Codec.SNAPPY: _snappy_streams,
+    Codec.LZ4: _first_lz4_frame,
+    Codec.ZSTD: _zstd_frames,
+}

@@ -1,0 +1,310 @@
+"""What a broker answers about the cluster: ApiVersions, Metadata, FindCoordinator and CreateTopics.
+
+Each function is headed by what the versions of its API changed. CreateTopics is the only one that changes
+anything, and Metadata if it may create a topic that is asked for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from aioproducer.protocol.api import ApiKey, VersionRange
+from aioproducer.protocol.error_codes import ErrorCode
+from aioproducer.protocol.messages import (
+    ApiVersionsRequest,
+    ApiVersionsResponse,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
+    MetadataRequest,
+    MetadataResponse,
+)
+from aioproducer.protocol.primitives import NIL_UUID
+from aioproducer.testing.embedded.authorizer import Operation, ResourceType, creation_refusal
+from aioproducer.testing.embedded.call import Call
+from aioproducer.testing.embedded.releases import advertised
+from aioproducer.testing.embedded.topics import INTERNAL_TOPICS, NO_LEADER, Partition, Topic, is_valid_name
+
+TRANSACTION_VERSION = "transaction.version"
+"""The feature that says which transactions the cluster speaks."""
+
+BROKER_DEFAULT = -1
+"""In CreateTopics: as many partitions or replicas as the broker thinks fit."""
+
+_COORDINATED = {0: ResourceType.GROUP, 1: ResourceType.TRANSACTIONAL_ID}
+"""By the key types of FindCoordinator."""
+
+_SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
+
+
+async def api_versions(call: Call, request: ApiVersionsRequest) -> ApiVersionsResponse:
+    """1: throttle time. 3: the client's name and version (KIP-511), features. 4: features from 0 on."""
+    served = call.release.versions
+    error = call.refusal()
+    if error is None and call.version >= 3:
+        names = request.client_software_name, request.client_software_version
+        if not all(_SOFTWARE.fullmatch(name) for name in names):
+            error = ErrorCode.INVALID_REQUEST
+    if error is not None:
+        return refused_api_versions(error, served)
+    response = ApiVersionsResponse(
+        api_keys=[
+            ApiVersionsResponse.ApiVersion(api_key=key, min_version=low, max_version=high)
+            for key, (low, high) in advertised(served).items()
+        ]
+    )
+    if call.version >= 3 and call.release.transaction_version:
+        _add_features(call, response)
+    return response
+
+
+def _add_features(call: Call, response: ApiVersionsResponse) -> None:
+    """KIP-584, KIP-890: the level of transaction.version, which decides between transactions v1 and v2."""
+    if call.version >= 4:
+        # It is supported from level 0 on, which older clients would not understand.
+        supported = ApiVersionsResponse.SupportedFeatureKey(
+            name=TRANSACTION_VERSION, min_version=0, max_version=call.release.transaction_version
+        )
+        response.supported_features.append(supported)
+    level = call.cluster.transactions.version
+    if level:
+        finalized = ApiVersionsResponse.FinalizedFeatureKey(
+            name=TRANSACTION_VERSION, min_version_level=level, max_version_level=level
+        )
+        response.finalized_features.append(finalized)
+    response.finalized_features_epoch = 0
+
+
+def refused_api_versions(error: ErrorCode, served: Mapping[ApiKey, VersionRange]) -> ApiVersionsResponse:
+    """KIP-511: whoever asked in too new a version is told which ones to ask in."""
+    response = ApiVersionsResponse(error_code=error)
+    if error is ErrorCode.UNSUPPORTED_VERSION:
+        key = ApiKey.API_VERSIONS
+        low, high = served[key]
+        response.api_keys = [ApiVersionsResponse.ApiVersion(api_key=key, min_version=low, max_version=high)]
+    return response
+
+
+# Metadata
+
+
+async def metadata(call: Call, request: MetadataRequest) -> MetadataResponse:
+    """0: an empty list asks for all topics, later None does. 4: allow_auto_topic_creation. 5: offline
+    replicas. 7: leader epochs. 10: topic ids. 12: topics by id. 13: an error of the whole answer."""
+    cluster = call.cluster
+    alive = cluster.alive()
+    response = MetadataResponse(
+        brokers=[
+            MetadataResponse.MetadataResponseBroker(node_id=node.node_id, host=node.host, port=node.port)
+            for node in alive
+        ],
+        cluster_id=cluster.cluster_id,
+        controller_id=min((node.node_id for node in alive), default=NO_LEADER),
+    )
+    error = call.refusal()
+    if error is not None and call.version >= 13:
+        response.error_code = error
+        return response
+    wanted = request.topics
+    if wanted is None or (call.version == 0 and not wanted):
+        # Whoever may not know of a topic does not learn that there is one.
+        described = [
+            _described(call, topic)
+            for topic in cluster.topics.values()
+            if call.denied(Operation.DESCRIBE, ResourceType.TOPIC, topic.name) is None
+        ]
+    else:
+        # Before version 4 the broker's setting alone decides.
+        may_create = request.allow_auto_topic_creation or call.version < 4
+        if call.version < 12 and any(topic.name is None for topic in wanted):
+            return _refused_metadata(wanted, ErrorCode.INVALID_REQUEST)
+        # With a single id among them, Kafka looks at the ids only. Nobody is told of a topic twice.
+        by_id = any(topic.topic_id != NIL_UUID for topic in wanted)
+        unique = {topic.topic_id if by_id else topic.name: topic for topic in reversed(wanted)}
+        described = [_looked_up(call, topic, by_id, may_create) for topic in reversed(unique.values())]
+    response.topics = [topic for topic in described if not call.omits(topic.name or "")]
+    return response
+
+
+def _refused_metadata(
+    wanted: Sequence[MetadataRequest.MetadataRequestTopic], error: ErrorCode
+) -> MetadataResponse:
+    """An answer that tells of nothing but the error."""
+    topics = [
+        MetadataResponse.MetadataResponseTopic(
+            error_code=error, name=topic.name or "", topic_id=topic.topic_id
+        )
+        for topic in wanted
+    ]
+    return MetadataResponse(topics=topics)
+
+
+def _looked_up(
+    call: Call, wanted: MetadataRequest.MetadataRequestTopic, by_id: bool, may_create: bool
+) -> MetadataResponse.MetadataResponseTopic:
+    cluster = call.cluster
+    if by_id:
+        wanted = MetadataRequest.MetadataRequestTopic(name=None, topic_id=wanted.topic_id)
+    topic = cluster.find_topic(wanted.name, wanted.topic_id)
+    name = topic.name if topic else wanted.name
+    denied = call.denied(Operation.DESCRIBE, ResourceType.TOPIC, name) if name else None
+    if denied is not None:
+        # Says neither whether there is such a topic nor, to who knows the id alone, what it is called.
+        return MetadataResponse.MetadataResponseTopic(
+            error_code=denied, name=wanted.name, topic_id=wanted.topic_id
+        )
+    if topic is not None:
+        return _described(call, topic)
+    if wanted.name is None:
+        error = ErrorCode.UNKNOWN_TOPIC_ID
+    elif not is_valid_name(wanted.name):
+        error = ErrorCode.INVALID_TOPIC_EXCEPTION
+    elif (refusal := call.refusal(wanted.name)) is not None:
+        error = refusal
+    elif may_create and cluster.auto_create:
+        # Made, the topic is there when the client asks again. (With ZooKeeper, Kafka said
+        # LEADER_NOT_AVAILABLE.)
+        error = creation_refusal(call, wanted.name) or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        # Of a collision the controller alone knows, and the broker does not wait for its answer.
+        if error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and cluster.colliding_topic(wanted.name) is None:
+            cluster.auto_create_topic(wanted.name)
+    else:
+        error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    return MetadataResponse.MetadataResponseTopic(
+        error_code=error,
+        name=wanted.name,
+        topic_id=wanted.topic_id,
+        is_internal=wanted.name in INTERNAL_TOPICS,
+    )
+
+
+def _described(call: Call, topic: Topic) -> MetadataResponse.MetadataResponseTopic:
+    error = call.refusal(topic.name)
+    described = MetadataResponse.MetadataResponseTopic(
+        error_code=error or ErrorCode.NONE,
+        name=topic.name,
+        topic_id=topic.topic_id,
+        is_internal=topic.is_internal,
+    )
+    if error is None:
+        alive = {node.node_id for node in call.cluster.alive()}
+        described.partitions = [
+            _described_partition(call, partition, alive)
+            for partition in topic.partitions
+            if not call.omits(topic.name, partition.index)
+        ]
+    return described
+
+
+def _described_partition(
+    call: Call, partition: Partition, alive: set[int]
+) -> MetadataResponse.MetadataResponsePartition:
+    error = call.refusal(partition.topic, partition.index)
+    if error is None and partition.leader == NO_LEADER:
+        error = ErrorCode.LEADER_NOT_AVAILABLE
+    return MetadataResponse.MetadataResponsePartition(
+        error_code=error or ErrorCode.NONE,
+        partition_index=partition.index,
+        leader_id=partition.leader if error is None else NO_LEADER,
+        leader_epoch=partition.leader_epoch,
+        replica_nodes=list(partition.replicas),
+        isr_nodes=list(partition.isr),
+        offline_replicas=[node for node in partition.replicas if node not in alive],
+    )
+
+
+# Coordinators and topics
+
+
+async def find_coordinator(call: Call, request: FindCoordinatorRequest) -> FindCoordinatorResponse:
+    """1: key types. 4: several keys at once (KIP-699). 6: share groups."""
+    keys = request.coordinator_keys if call.version >= 4 else [request.key]
+    found = []
+    resource_type = _COORDINATED.get(request.key_type)
+    for key in keys:
+        error = call.refusal()
+        if error is None and resource_type is None:
+            error = ErrorCode.INVALID_REQUEST
+        elif error is None and resource_type is not None:
+            error = call.denied(Operation.DESCRIBE, resource_type, key)
+        coordinator = FindCoordinatorResponse.Coordinator(
+            key=key, node_id=NO_LEADER, host="", port=-1, error_message=None
+        )
+        of_transactions = resource_type is ResourceType.TRANSACTIONAL_ID
+        node = None if error else call.cluster.coordinator(key, of_transactions=of_transactions)
+        if node is not None:
+            coordinator.node_id, coordinator.host, coordinator.port = node.node_id, node.host, node.port
+        else:
+            coordinator.error_code = error or ErrorCode.COORDINATOR_NOT_AVAILABLE
+        found.append(coordinator)
+    if call.version >= 4:
+        return FindCoordinatorResponse(coordinators=found)
+    only = found[0]
+    return FindCoordinatorResponse(
+        error_code=only.error_code, node_id=only.node_id, host=only.host, port=only.port
+    )
+
+
+async def create_topics(call: Call, request: CreateTopicsRequest) -> CreateTopicsResponse:
+    """4: -1 stands for the broker's default (KIP-464). 5: answers what was made. 7: topic ids."""
+    names = [wanted.name for wanted in request.topics]
+    twice = {name for name in names if names.count(name) > 1}
+    results = [
+        _created(call, wanted, request.validate_only) for wanted in request.topics if wanted.name not in twice
+    ]
+    results += [
+        CreateTopicsResponse.CreatableTopicResult(
+            name=name,
+            error_code=ErrorCode.INVALID_REQUEST,
+            error_message="the topic stands twice in the request",
+        )
+        for name in dict.fromkeys(names)
+        if name in twice
+    ]
+    return CreateTopicsResponse(topics=results)
+
+
+def _created(
+    call: Call, wanted: CreateTopicsRequest.CreatableTopic, validate_only: bool
+) -> CreateTopicsResponse.CreatableTopicResult:
+    cluster = call.cluster
+    result = CreateTopicsResponse.CreatableTopicResult(
+        name=wanted.name, error_message=None, configs=None if call.version < 5 else []
+    )
+    partitions = None if wanted.num_partitions == BROKER_DEFAULT else wanted.num_partitions
+    replicas = None if wanted.replication_factor == BROKER_DEFAULT else wanted.replication_factor
+    refusal = call.refusal(wanted.name) or creation_refusal(call, wanted.name)
+    if refusal is not None:
+        result.error_code = refusal
+    elif wanted.name in cluster.topics:
+        result.error_code = ErrorCode.TOPIC_ALREADY_EXISTS
+    elif not is_valid_name(wanted.name):
+        result.error_code = ErrorCode.INVALID_TOPIC_EXCEPTION
+    elif (other := cluster.colliding_topic(wanted.name)) is not None:
+        result.error_code = ErrorCode.INVALID_TOPIC_EXCEPTION
+        result.error_message = f"Topic '{wanted.name}' collides with existing topic: {other}"
+    elif wanted.assignments:
+        result.error_code = ErrorCode.INVALID_REPLICA_ASSIGNMENT
+        result.error_message = "the embedded cluster assigns replicas itself"
+    elif partitions is not None and partitions < 1:
+        result.error_code = ErrorCode.INVALID_PARTITIONS
+    elif replicas is not None and not 1 <= replicas <= len(cluster.alive()):
+        result.error_code = ErrorCode.INVALID_REPLICATION_FACTOR
+    else:
+        settings = {config.name: config.value for config in wanted.configs}
+        try:
+            cluster.check_config(settings)
+        except ValueError as error:
+            result.error_code = ErrorCode.INVALID_CONFIG
+            result.error_message = str(error)
+            return result
+        result.num_partitions = partitions or cluster.default_partitions
+        result.replication_factor = replicas or cluster.default_replication_factor
+        if not validate_only:
+            topic = cluster.create_topic(
+                wanted.name, partitions, replication_factor=replicas, config=settings
+            )
+            result.topic_id = topic.topic_id
+    return result

@@ -1,0 +1,184 @@
+"""The group coordinator of an embedded cluster: offsets that transactions commit, and who may commit them.
+
+There is no joining of groups here: consumers assign themselves partitions, and a test says which members a group
+has. Offsets live in `__consumer_offsets` and nowhere else, so whoever coordinates next knows them, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from aioproducer.protocol.error_codes import ErrorCode
+from aioproducer.protocol.recordbatch import TRANSACTIONAL
+from aioproducer.testing.embedded.batches import encode_batch
+from aioproducer.testing.embedded.coordinator import ProducerIdAndEpoch, Refused
+from aioproducer.testing.embedded.offset_log import (
+    PARTITIONS,
+    TOPIC,
+    CommittedOffset,
+    GroupOffsets,
+    encoded_offset,
+)
+from aioproducer.testing.embedded.state_topic import StateTopic
+from aioproducer.testing.embedded.topics import Partition, wait_until
+from aioproducer.types import TopicPartition
+
+if TYPE_CHECKING:
+    from aioproducer.testing.embedded.cluster import EmbeddedCluster
+
+COMMIT_TIMEOUT = 5.0
+"""Seconds until offsets that are not replicated are answered with COORDINATOR_NOT_AVAILABLE; Kafka's default
+(offsets.commit.timeout.ms)."""
+
+UNKNOWN_MEMBER = ""
+NO_GENERATION = -1
+
+
+@dataclass(slots=True)
+class _Membership:
+    """Who is in a group."""
+
+    generation: int = NO_GENERATION
+    members: dict[str, str | None] = field(default_factory=dict)
+    """Member ids with their group.instance.id."""
+
+
+class GroupCoordinator:
+    """All group coordinators of a cluster together; which broker is asked is a parameter."""
+
+    def __init__(self, cluster: EmbeddedCluster) -> None:
+        """Nothing is created before somebody asks for a coordinator."""
+        self._cluster = cluster
+        self._states: StateTopic[GroupOffsets] = StateTopic(
+            cluster, TOPIC, PARTITIONS, lambda partition: GroupOffsets()
+        )
+        self._memberships: dict[str, _Membership] = {}
+
+    # For tests
+
+    def node(self, group: str) -> int:
+        """The node id of the coordinator; -1 if there is none now."""
+        return self._states.leader(group)
+
+    def move(self, group: str, to_node: int) -> None:
+        """Let another broker coordinate. It reads the log first. Raises ValueError if it can't."""
+        self._cluster.move_leader(TOPIC, self.partition_of(group).index, to_node)
+
+    def hold_loading(self) -> None:
+        """From now on, a new coordinator takes long to read its log: COORDINATOR_LOAD_IN_PROGRESS."""
+        self._states.hold_loading()
+
+    def release_loading(self) -> None:
+        """Coordinators have read their logs."""
+        self._states.release_loading()
+
+    def offsets(self, group: str) -> dict[TopicPartition, int]:
+        """The committed offsets of a group, without those of transactions that have not ended."""
+        partition = self.partition_of(group)
+        state = self._states.loaded(partition)
+        if state is None:
+            return {}
+        committed = state.catch_up(partition.log, partition.high_watermark).committed(group)
+        return {target: one.offset for target, one in committed.items()}
+
+    def set_members(self, group: str, generation: int, members: Mapping[str, str | None]) -> None:
+        """Say who is in a group, as after a rebalance.
+
+        Offsets of other members, or of another generation, are refused from now on, with UNKNOWN_MEMBER_ID,
+        ILLEGAL_GENERATION or FENCED_INSTANCE_ID.
+
+        Args:
+            group: The group id.
+            generation: Its generation.
+            members: The member ids, each with its group.instance.id or None.
+        """
+        self._memberships[group] = _Membership(generation, dict(members))
+
+    # For the cluster
+
+    def create_topic(self) -> None:
+        """Make `__consumer_offsets`, if it is not there."""
+        self._states.partitions()
+
+    # For handlers
+
+    def partition_of(self, group: str) -> Partition:
+        """The partition of `__consumer_offsets` that holds a group."""
+        return self._states.partition_of(group)
+
+    def offsets_at(self, node: int, group: str) -> GroupOffsets:
+        """What broker `node` knows of the group's partition.
+
+        Raises:
+            Refused: the broker is not the coordinator, or is still reading the log.
+        """
+        state = self._states.state_at(node, group)
+        partition = self.partition_of(group)
+        return state.catch_up(partition.log, partition.high_watermark)
+
+    def check_member(self, node: int, group: str, generation: int, member: str, instance: str | None) -> None:
+        """Whether this member may commit offsets in a transaction (ClassicGroup.validateOffsetCommit).
+
+        Raises:
+            Refused: it may not.
+        """
+        membership = self._memberships.get(group)
+        if membership is None and not self.offsets_at(node, group).knows(group):
+            if generation >= 0:
+                raise Refused(ErrorCode.ILLEGAL_GENERATION)
+            return
+        membership = membership or _Membership()
+        if generation < 0 and not membership.members:
+            return
+        if generation < 0 and member == UNKNOWN_MEMBER and instance is None:
+            return
+        if instance is not None:
+            owner = next((id for id, its in membership.members.items() if its == instance), None)
+            if owner is not None and owner != member:
+                raise Refused(ErrorCode.FENCED_INSTANCE_ID)
+        if member not in membership.members:
+            raise Refused(ErrorCode.UNKNOWN_MEMBER_ID)
+        if generation != membership.generation:
+            raise Refused(ErrorCode.ILLEGAL_GENERATION)
+
+    async def commit(
+        self, group: str, producer: ProducerIdAndEpoch, offsets: Mapping[TopicPartition, CommittedOffset]
+    ) -> None:
+        """Write the offsets of a transaction and wait until they are replicated.
+
+        Raises:
+            Refused: the log does not take them, or they are not replicated in time.
+        """
+        partition = self.partition_of(group)
+        now_ms = self._cluster.now_ms()
+        batch = encode_batch(
+            [encoded_offset(group, target, committed, now_ms) for target, committed in offsets.items()],
+            now_ms,
+            producer_id=producer.producer_id,
+            producer_epoch=producer.epoch,
+            base_sequence=0,  # Of every batch: nobody checks the sequences of coordinators.
+            attributes=TRANSACTIONAL,
+        )
+        offset = self._states.append(partition, batch)
+        leader_epoch = partition.leader_epoch
+        if not await wait_until(
+            [partition],
+            lambda: partition.high_watermark > offset or partition.leader_epoch != leader_epoch,
+            COMMIT_TIMEOUT,
+        ):
+            raise Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        if partition.leader_epoch != leader_epoch:
+            raise Refused(ErrorCode.NOT_COORDINATOR)
+
+    def forget_topic(self, topic: str) -> None:
+        """A topic is deleted, and with it every group's offsets in it, but for those that can't be written to."""
+        now_ms = self._cluster.now_ms()
+        for partition, state in self._states.all_loaded():
+            found = state.catch_up(partition.log, partition.high_watermark).concerning(topic)
+            if found:
+                records = [encoded_offset(group, target, None, now_ms) for group, target in found]
+                with suppress(Refused):  # The topic is gone whatever becomes of its offsets.
+                    self._states.append(partition, encode_batch(records, now_ms))

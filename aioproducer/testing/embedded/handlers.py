@@ -1,0 +1,92 @@
+"""Which function answers which API, and what a request speaks of.
+
+They stand in `produce`, `directory` (what there is), `consumers` (what is read), `transaction_requests` and
+`security`. Called by Broker for one request of a connection at a time. A handler changes the cluster's topics
+and returns the answer, or None where the protocol knows no answer; it never sees a socket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from aioproducer.protocol.api import ApiKey
+from aioproducer.protocol.messages import (
+    AddPartitionsToTxnRequest,
+    CreateTopicsRequest,
+    FetchRequest,
+    ListOffsetsRequest,
+    MetadataRequest,
+    OffsetFetchRequest,
+    ProduceRequest,
+    TxnOffsetCommitRequest,
+)
+from aioproducer.protocol.schema import Message
+from aioproducer.testing.embedded.call import Call
+from aioproducer.testing.embedded.consumers import fetch, list_offsets
+from aioproducer.testing.embedded.directory import api_versions, create_topics, find_coordinator, metadata
+from aioproducer.testing.embedded.faults import Target
+from aioproducer.testing.embedded.offset_requests import offset_fetch, txn_offset_commit
+from aioproducer.testing.embedded.produce import produce
+from aioproducer.testing.embedded.security import sasl_authenticate, sasl_handshake
+from aioproducer.testing.embedded.transaction_requests import (
+    add_offsets_to_txn,
+    add_partitions_to_txn,
+    end_txn,
+    init_producer_id,
+)
+
+if TYPE_CHECKING:
+    from aioproducer.testing.embedded.cluster import EmbeddedCluster
+
+Handler: TypeAlias = Callable[[Call, Any], Coroutine[Any, Any, Message | None]]
+
+
+HANDLERS: dict[int, Handler] = {
+    ApiKey.API_VERSIONS: api_versions,
+    ApiKey.METADATA: metadata,
+    ApiKey.PRODUCE: produce,
+    ApiKey.INIT_PRODUCER_ID: init_producer_id,
+    ApiKey.FETCH: fetch,
+    ApiKey.LIST_OFFSETS: list_offsets,
+    ApiKey.FIND_COORDINATOR: find_coordinator,
+    ApiKey.CREATE_TOPICS: create_topics,
+    ApiKey.ADD_PARTITIONS_TO_TXN: add_partitions_to_txn,
+    ApiKey.ADD_OFFSETS_TO_TXN: add_offsets_to_txn,
+    ApiKey.END_TXN: end_txn,
+    ApiKey.TXN_OFFSET_COMMIT: txn_offset_commit,
+    ApiKey.OFFSET_FETCH: offset_fetch,
+    ApiKey.SASL_HANDSHAKE: sasl_handshake,
+    ApiKey.SASL_AUTHENTICATE: sasl_authenticate,
+}
+
+
+def targets(cluster: EmbeddedCluster, message: Message) -> list[Target]:
+    """The topics and partitions that a request speaks of."""
+    if isinstance(message, ProduceRequest):
+        found = [(cluster.find_topic(topic.name, topic.topic_id), topic) for topic in message.topic_data]
+        return [
+            (topic.name if topic else asked.name, data.index)
+            for topic, asked in found
+            for data in asked.partition_data
+        ]
+    if isinstance(message, FetchRequest):
+        return [(topic.topic, part.partition) for topic in message.topics for part in topic.partitions]
+    if isinstance(message, ListOffsetsRequest):
+        return [(topic.name, part.partition_index) for topic in message.topics for part in topic.partitions]
+    if isinstance(message, MetadataRequest):
+        names = cluster.topics if message.topics is None else [topic.name or "" for topic in message.topics]
+        return [(name, None) for name in names]
+    if isinstance(message, CreateTopicsRequest):
+        return [(topic.name, None) for topic in message.topics]
+    if isinstance(message, AddPartitionsToTxnRequest):
+        return [(topic.name, index) for topic in message.v3_and_below_topics for index in topic.partitions]
+    if isinstance(message, TxnOffsetCommitRequest):
+        return [(topic.name, part.partition_index) for topic in message.topics for part in topic.partitions]
+    if isinstance(message, OffsetFetchRequest):
+        topics = [
+            *(message.topics or ()),
+            *(topic for group in message.groups for topic in group.topics or ()),
+        ]
+        return [(topic.name, index) for topic in topics for index in topic.partition_indexes]
+    return []

@@ -1,0 +1,100 @@
+"""Transaction markers on their way from a coordinator to the leaders of the partitions (WriteTxnMarkers).
+
+TransactionCoordinator calls `write` for each prepared transaction whenever something has changed, until all of its
+markers are in the logs and replicated. Kafka does this in TransactionMarkerChannelManager.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from aioproducer.testing.embedded.batches import Marker
+from aioproducer.testing.embedded.coordinator import TransactionMetadata, TransactionState
+from aioproducer.testing.embedded.log import AppendError
+from aioproducer.testing.embedded.topics import NO_LEADER, Partition
+from aioproducer.types import TopicPartition
+
+if TYPE_CHECKING:
+    from aioproducer.testing.embedded.cluster import EmbeddedCluster
+
+
+class _Appended(NamedTuple):
+    """A marker in a log; it counts once it is replicated, and is lost with its leader if it never is."""
+
+    leader_epoch: int
+    offset: int
+
+
+class Markers:
+    """Which markers are written, and which are waited for."""
+
+    def __init__(self, cluster: EmbeddedCluster) -> None:
+        self._cluster = cluster
+        self._held: list[tuple[str | None, int | None]] = []
+        # By the transaction, as (transactional id, producer id, epoch), and the partition.
+        self._appended: dict[tuple[str, int, int], dict[TopicPartition, _Appended]] = {}
+        self._waiting: dict[Partition, None] = {}
+
+    def hold(self, topic: str | None, partition: int | None) -> None:
+        """Write no marker to these partitions; None stands for all."""
+        self._held.append((topic, partition))
+
+    def release(self) -> None:
+        """Write to all of them again."""
+        self._held.clear()
+
+    def targets(self) -> list[Partition]:
+        """Where something has to change before the next marker can be written or counts."""
+        return list(self._waiting)
+
+    def write(self, metadata: TransactionMetadata, coordinator_epoch: int) -> bool:
+        """Write the markers of a prepared transaction that can be written now.
+
+        Returns:
+            All of them are written and replicated.
+        """
+        key = metadata.transactional_id, *metadata.identity
+        appended = self._appended.setdefault(key, {})
+        marker = Marker(metadata.state is TransactionState.PREPARE_COMMIT, coordinator_epoch)
+        # A list, since every partition is to be looked at.
+        if not all([self._write_one(metadata, marker, target, appended) for target in metadata.partitions]):
+            return False
+        del self._appended[key]
+        return True
+
+    def _write_one(
+        self,
+        metadata: TransactionMetadata,
+        marker: Marker,
+        target: TopicPartition,
+        appended: dict[TopicPartition, _Appended],
+    ) -> bool:
+        partition = self._cluster.find_partition(*target)
+        if partition is None:
+            return True  # The topic is deleted, and with it the transaction's records.
+        self._waiting.pop(partition, None)
+        written = appended.get(target)
+        if written is None or written.leader_epoch != partition.leader_epoch:
+            if not self._can_write(partition):
+                self._waiting[partition] = None
+                return False
+            try:
+                offset = partition.append_marker(
+                    *metadata.identity, marker, self._cluster.now_ms()
+                ).last_offset
+            except AppendError:
+                return True  # A newer epoch or coordinator has been here: what it ended need not end again.
+            written = appended[target] = _Appended(partition.leader_epoch, offset)
+        if partition.high_watermark > written.offset:
+            return True
+        self._waiting[partition] = None
+        return False
+
+    def _can_write(self, partition: Partition) -> bool:
+        is_held = any(
+            topic in (None, partition.topic) and index in (None, partition.index)
+            for topic, index in self._held
+        )
+        if is_held or partition.leader == NO_LEADER:
+            return False
+        return self._cluster.broker(partition.leader).is_running

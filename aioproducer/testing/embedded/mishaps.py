@@ -1,0 +1,116 @@
+"""How a scripted fault is carried out: what befalls the brokers, and what befalls an answer on its way.
+
+Called by Broker for the faults that FaultScript found for a request. Errors and partitions that are left
+out are the handlers' business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from aioproducer.protocol.messages import ProduceRequest
+from aioproducer.protocol.schema import Message
+from aioproducer.testing.embedded.call import CloseConnection
+from aioproducer.testing.embedded.faults import Fault, ImpossibleFaultError, Target
+from aioproducer.testing.embedded.tls_streams import Writer
+
+if TYPE_CHECKING:
+    from aioproducer.testing.embedded.cluster import EmbeddedCluster
+
+
+def strike(
+    cluster: EmbeddedCluster, node: int, faults: Sequence[Fault], targets: Sequence[Target], *, late: bool
+) -> None:
+    """Move leaders, freeze the broker or take it down.
+
+    Args:
+        cluster: Where.
+        node: The broker that has read the request.
+        faults: Those that the request has met.
+        targets: What the request speaks of.
+        late: Whether the request has been served.
+
+    Raises:
+        CloseConnection: the broker is down.
+        ImpossibleFaultError: a leader can't move as scripted.
+    """
+    for fault in faults:
+        if fault.after_append is not late:
+            continue
+        if fault.move_leader_to is not None:
+            _move_leaders(cluster, fault, targets)
+        if fault.freeze_for is not None and not cluster.broker(node).is_frozen:
+            cluster.broker(node).freeze(fault.freeze_for)
+        if fault.down_for is not None:
+            cluster.crash_broker(node, fault.down_for)
+            raise CloseConnection("so says the script, which takes the broker down")
+
+
+def _move_leaders(cluster: EmbeddedCluster, fault: Fault, targets: Sequence[Target]) -> None:
+    assert fault.move_leader_to is not None
+    for name, index in targets:
+        topic = cluster.topics.get(name)
+        for partition in topic.partitions if topic is not None else ():
+            if index in (None, partition.index) and fault.concerns(name, partition.index):
+                try:
+                    cluster.move_leader(name, partition.index, fault.move_leader_to)
+                except ValueError as error:
+                    raise ImpossibleFaultError(
+                        f"the fault that was scripted for {fault.api_key.name} (move_leader_to="
+                        f"{fault.move_leader_to}) can't be carried out: {error}"
+                    ) from error
+
+
+async def hold_back(faults: Sequence[Fault]) -> None:
+    """Wait before serving a request. The connection is not read meanwhile, so its end goes unnoticed."""
+    for fault in faults:
+        if fault.hold_before is not None:
+            await fault.hold_before.wait()
+
+
+async def delay(faults: Sequence[Fault]) -> None:
+    """What comes between serving a request and answering it.
+
+    Raises:
+        CloseConnection: there shall be no answer.
+    """
+    for fault in faults:
+        if fault.delay:
+            await asyncio.sleep(fault.delay)
+        if fault.hold is not None:
+            await fault.hold.wait()
+    if any(fault.drop_after_append for fault in faults):
+        raise CloseConnection("so says the script, after the request was served")
+
+
+async def write(writer: Writer, segments: Sequence[bytes | memoryview], faults: Sequence[Fault]) -> None:
+    """Send an answer whole, in pieces or cut off.
+
+    Raises:
+        CloseConnection: it was cut off.
+    """
+    ends = [fault.truncate for fault in faults if fault.truncate is not None]
+    trickle = next((fault for fault in faults if fault.trickle is not None), None)
+    if not ends and trickle is None:
+        writer.writelines(segments)
+        await writer.drain()
+        return
+    data = b"".join(segments)[: min(ends, default=None)]
+    size = len(data) if trickle is None or trickle.trickle is None else trickle.trickle
+    for start in range(0, len(data), max(size, 1)):
+        if start and trickle is not None:
+            await asyncio.sleep(trickle.trickle_pause)
+        writer.write(data[start : start + size])
+        await writer.drain()
+    if ends:
+        raise CloseConnection(f"so says the script, after {len(data)} bytes of the answer")
+
+
+def forget_records(message: Message) -> None:
+    """A dropped request stays in the list of those seen; its records need not."""
+    if isinstance(message, ProduceRequest):
+        for topic in message.topic_data:
+            for data in topic.partition_data:
+                data.records = None

@@ -1,0 +1,236 @@
+"""What a broker answers about the offsets of groups: TxnOffsetCommit and OffsetFetch.
+
+Each function is headed by what the versions of its API changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from aioproducer.protocol.error_codes import ErrorCode
+from aioproducer.protocol.messages import (
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitResponse,
+)
+from aioproducer.protocol.recordbatch import NO_SEQUENCE
+from aioproducer.testing.embedded.authorizer import Operation, ResourceType
+from aioproducer.testing.embedded.call import Call
+from aioproducer.testing.embedded.coordinator import ProducerIdAndEpoch, Refused
+from aioproducer.testing.embedded.offset_log import CommittedOffset
+from aioproducer.testing.embedded.topics import NO_OFFSET
+from aioproducer.testing.embedded.verification import Question, Support, verify
+from aioproducer.types import TopicPartition
+
+MAX_METADATA = 4096
+"""Characters of Java, two for whatever is beyond the basic plane; Kafka's default
+(offset.metadata.max.bytes)."""
+
+_PASSED_ON_AS = {
+    # Old clients don't expect to hear of the connection between two brokers.
+    ErrorCode.NETWORK_EXCEPTION: ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+}
+
+
+async def txn_offset_commit(call: Call, request: TxnOffsetCommitRequest) -> TxnOffsetCommitResponse:
+    """2: leader epochs. 3: member and generation (KIP-447). 4: TRANSACTION_ABORTABLE. 5: adds the group's
+    partition to the transaction by itself (KIP-890)."""
+    asked = {
+        TopicPartition(topic.name, part.partition_index): part
+        for topic in request.topics
+        for part in topic.partitions
+    }
+    codes = _refused(call, request, asked)
+    rest = {target: part for target, part in asked.items() if target not in codes}
+    if rest:
+        try:
+            codes.update(await _committed(call, request, rest))
+        except Refused as refused:
+            codes.update(dict.fromkeys(rest, _PASSED_ON_AS.get(refused.code, refused.code)))
+    response = TxnOffsetCommitResponse()
+    for topic in request.topics:
+        answers = [
+            TxnOffsetCommitResponse.TxnOffsetCommitResponsePartition(
+                partition_index=part.partition_index,
+                error_code=codes.get(TopicPartition(topic.name, part.partition_index))
+                or call.late_error(topic.name, part.partition_index)
+                or ErrorCode.NONE,
+            )
+            for part in topic.partitions
+            if not call.omits(topic.name, part.partition_index)
+        ]
+        response.topics.append(
+            TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic(name=topic.name, partitions=answers)
+        )
+    return response
+
+
+def _refused(
+    call: Call, request: TxnOffsetCommitRequest, targets: Iterable[TopicPartition]
+) -> dict[TopicPartition, ErrorCode]:
+    """What is wrong with the request before any coordinator looks at it."""
+    denied = call.denied(
+        Operation.WRITE, ResourceType.TRANSACTIONAL_ID, request.transactional_id
+    ) or call.denied(Operation.READ, ResourceType.GROUP, request.group_id)
+    if denied is not None:
+        return dict.fromkeys(targets, denied)
+    found = {}
+    for target in targets:
+        error = call.refusal(*target) or call.denied(Operation.READ, ResourceType.TOPIC, target.topic)
+        if error is None and call.cluster.find_partition(*target) is None:
+            error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        if error is not None:
+            found[target] = error
+    return found
+
+
+async def _committed(
+    call: Call,
+    request: TxnOffsetCommitRequest,
+    parts: Mapping[TopicPartition, TxnOffsetCommitRequest.TxnOffsetCommitRequestPartition],
+) -> dict[TopicPartition, ErrorCode]:
+    """Commit what can be committed; the codes of the rest. Raises Refused."""
+    groups = call.cluster.groups
+    if not request.group_id:
+        raise Refused(ErrorCode.INVALID_GROUP_ID)
+    groups.offsets_at(call.node, request.group_id)
+    producer = ProducerIdAndEpoch(request.producer_id, request.producer_epoch)
+    if call.release.verifies_transactions:
+        await _check_transaction(call, request, producer)
+    groups.check_member(
+        call.node,
+        request.group_id,
+        request.generation_id,
+        request.member_id,
+        request.group_instance_id,
+    )
+    codes = {}
+    offsets = {}
+    for target, part in parts.items():
+        text = part.committed_metadata or ""
+        if len(text.encode("utf-16-be")) // 2 > MAX_METADATA:
+            codes[target] = ErrorCode.OFFSET_METADATA_TOO_LARGE
+        else:
+            offsets[target] = CommittedOffset(part.committed_offset, part.committed_leader_epoch, text)
+    if offsets:
+        await groups.commit(request.group_id, producer, offsets)
+    return codes
+
+
+async def _check_transaction(
+    call: Call, request: TxnOffsetCommitRequest, producer: ProducerIdAndEpoch
+) -> None:
+    """Ask the transaction coordinator, as the leader of any partition does. Raises Refused."""
+    partition = call.cluster.groups.partition_of(request.group_id)
+    target = TopicPartition(partition.topic, partition.index)
+    answers = await verify(
+        call.cluster,
+        request.transactional_id,
+        producer,
+        {target: Question(partition, NO_SEQUENCE)},
+        Support.of(call.version, 4),
+    )
+    if target in answers and answers[target].code is not ErrorCode.NONE:
+        raise Refused(answers[target].code)
+
+
+async def offset_fetch(call: Call, request: OffsetFetchRequest) -> OffsetFetchResponse:
+    """2: all of a group; an error of the group. 5: leader epochs. 7: require_stable (KIP-447). 8: several
+    groups (KIP-709)."""
+    if call.version >= 8:
+        groups = [
+            _described_group(call, asked.group_id, _named(asked.topics), request.require_stable)
+            for asked in request.groups
+        ]
+        return OffsetFetchResponse(groups=groups)
+    named = _named(request.topics)
+    group = _described_group(call, request.group_id, named, request.require_stable)
+    return _as_one_group(group, named or {}, call.version)
+
+
+def _named(
+    topics: Iterable[OffsetFetchRequest.OffsetFetchRequestTopic | OffsetFetchRequest.OffsetFetchRequestTopics]
+    | None,
+) -> dict[str, list[int]] | None:
+    """The partitions that are asked for; None: all."""
+    return None if topics is None else {topic.name: topic.partition_indexes for topic in topics}
+
+
+def _described_group(
+    call: Call, group: str, wanted: Mapping[str, list[int]] | None, require_stable: bool
+) -> OffsetFetchResponse.OffsetFetchResponseGroup:
+    response = OffsetFetchResponse.OffsetFetchResponseGroup(group_id=group)
+    error = call.refusal() or call.denied(Operation.DESCRIBE, ResourceType.GROUP, group)
+    if error is None:
+        try:
+            offsets = call.cluster.groups.offsets_at(call.node, group)
+        except Refused as refused:
+            error = refused.code
+    if error is not None:
+        response.error_code = error
+        return response
+    committed = offsets.committed(group)
+    if wanted is None:
+        wanted = {}
+        for target in committed:
+            if call.denied(Operation.DESCRIBE, ResourceType.TOPIC, target.topic) is None:
+                wanted.setdefault(target.topic, []).append(target.partition)
+    for topic, indexes in wanted.items():
+        answers = []
+        for index in indexes:
+            target = TopicPartition(topic, index)
+            one = committed.get(target, CommittedOffset(NO_OFFSET))
+            error = call.refusal(topic, index) or call.denied(Operation.DESCRIBE, ResourceType.TOPIC, topic)
+            if error is None and require_stable and offsets.is_pending(group, target):
+                error = ErrorCode.UNSTABLE_OFFSET_COMMIT
+            answers.append(_described_offset(index, one if error is None else None, error))
+        response.topics.append(OffsetFetchResponse.OffsetFetchResponseTopics(name=topic, partitions=answers))
+    return response
+
+
+def _described_offset(
+    index: int, committed: CommittedOffset | None, error: ErrorCode | None
+) -> OffsetFetchResponse.OffsetFetchResponsePartitions:
+    found = committed or CommittedOffset(NO_OFFSET)
+    return OffsetFetchResponse.OffsetFetchResponsePartitions(
+        partition_index=index,
+        committed_offset=found.offset,
+        committed_leader_epoch=found.leader_epoch,
+        metadata=found.metadata,
+        error_code=error or ErrorCode.NONE,
+    )
+
+
+def _as_one_group(
+    group: OffsetFetchResponse.OffsetFetchResponseGroup, wanted: Mapping[str, list[int]], version: int
+) -> OffsetFetchResponse:
+    """The answer of versions up to 7; version 1 tells an error of the group for each partition."""
+    topics = group.topics
+    if group.error_code and version < 2:
+        topics = [
+            OffsetFetchResponse.OffsetFetchResponseTopics(
+                name=topic,
+                partitions=[_described_offset(index, None, ErrorCode(group.error_code)) for index in indexes],
+            )
+            for topic, indexes in wanted.items()
+        ]
+    return OffsetFetchResponse(
+        error_code=group.error_code,
+        topics=[
+            OffsetFetchResponse.OffsetFetchResponseTopic(
+                name=topic.name,
+                partitions=[
+                    OffsetFetchResponse.OffsetFetchResponsePartition(
+                        partition_index=part.partition_index,
+                        committed_offset=part.committed_offset,
+                        committed_leader_epoch=part.committed_leader_epoch,
+                        metadata=part.metadata,
+                        error_code=part.error_code,
+                    )
+                    for part in topic.partitions
+                ],
+            )
+            for topic in topics
+        ],
+    )

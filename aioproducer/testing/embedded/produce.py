@@ -1,0 +1,278 @@
+"""What a broker answers to Produce: where each batch goes, who checks it, and when it is acknowledged.
+
+The order of the checks is that of Kafka's KafkaApis and ReplicaManager. What one partition refuses does not
+concern the others; a batch itself is looked at in `validation`, its producer's sequences in the log.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+from uuid import UUID
+
+from aioproducer.errors import ProtocolError
+from aioproducer.protocol.error_codes import ErrorCode
+from aioproducer.protocol.messages import ProduceRequest, ProduceResponse
+from aioproducer.protocol.recordbatch import NO_PRODUCER_ID, read_header
+from aioproducer.testing.embedded.authorizer import CLUSTER_NAME, Operation, ResourceType
+from aioproducer.testing.embedded.call import Call, CloseConnection
+from aioproducer.testing.embedded.log import Appended, AppendError, VerificationGuard
+from aioproducer.testing.embedded.topics import NO_OFFSET, Partition, Topic, wait_until
+from aioproducer.testing.embedded.validation import RequestError, check_can_be_read, only_batch, validate
+from aioproducer.testing.embedded.verification import verified_batches
+from aioproducer.types import TopicPartition
+
+logger = logging.getLogger(__name__)
+
+_Answer: TypeAlias = ProduceResponse.PartitionProduceResponse
+_TopicKey: TypeAlias = tuple[str, UUID]
+_Target: TypeAlias = tuple[str, UUID, int]
+
+
+class _Wanted(NamedTuple):
+    """A batch that is on its way to a partition that exists."""
+
+    topic: Topic
+    partition: Partition
+    batch: memoryview
+    guard: VerificationGuard | None
+
+
+class _Written(NamedTuple):
+    """A batch in the leader's log, and where to answer for it."""
+
+    partition: Partition
+    appended: Appended
+    leader_epoch: int
+    answer: _Answer
+
+
+async def produce(call: Call, request: ProduceRequest) -> ProduceResponse | None:
+    """3: record batch v2. 5: log start offset. 7: zstd. 8: errors of records. 10: the new leader with
+    NOT_LEADER_OR_FOLLOWER (KIP-951). 13: topic ids (KIP-516). 11 and 12 concern transactions only.
+    """
+    answers: dict[_TopicKey, dict[int, _Answer]] = {}
+    written: list[_Written] = []
+    try:
+        wanted, refused = await _sorted_out(call, request, answers)
+        check_can_be_read(one.batch for one in wanted.values())
+    except RequestError as error:
+        logger.debug("a Produce request is refused: %s", error)
+        wanted, refused = {}, _all_refused(request)
+        answers = {target[:2]: {} for target in refused}
+    for target in list(wanted):
+        answers[target[:2]][target[2]] = _append(call, request, wanted.pop(target), target[2], written)
+    # Of a partition that stands twice in a request, Kafka takes the last batch and answers once: for a batch
+    # that it could not take to the log at all, if there is one.
+    for target, answer in refused.items():
+        answers[target[:2]][target[2]] = answer
+    if request.acks == -1:
+        await _await_replication(call, written, request.timeout_ms / 1000)
+    for partition, _, _, answer in written:
+        late = call.late_error(partition.topic, partition.index)
+        if late is not None:
+            answer.error_code = late
+    response = _put_together(call, answers)
+    if request.acks == 0 and not call.release.answers_acks_0:
+        # Nobody waits for an answer; closing is the only way to say that something went wrong.
+        if any(answer.error_code for topic in response.responses for answer in topic.partition_responses):
+            raise CloseConnection("a Produce request with acks=0 failed")
+        return None
+    if call.version >= 10:
+        _add_leaders(call, response)
+    return response
+
+
+async def _sorted_out(
+    call: Call, request: ProduceRequest, answers: dict[_TopicKey, dict[int, _Answer]]
+) -> tuple[dict[_Target, _Wanted], dict[_Target, _Answer]]:
+    """The batches that a partition may get, and those that none gets (KafkaApis.handleProduceRequest).
+
+    From here on the request holds no record bytes. `answers` gets its topics and partitions in order.
+    """
+    wanted: dict[_Target, _Wanted] = {}
+    refused: dict[_Target, _Answer] = {}
+    verified = await verified_batches(call, request)
+    for topic_data in request.topic_data:
+        topic = call.cluster.find_topic(topic_data.name, topic_data.topic_id)
+        name = topic.name if topic else topic_data.name
+        for data in topic_data.partition_data:
+            target = topic_data.name, topic_data.topic_id, data.index
+            answers.setdefault(target[:2], {}).setdefault(data.index, _Answer(index=data.index))
+            records, data.records = data.records, None
+            assert records is None or isinstance(records, memoryview)
+            guard, refusal = verified.get(TopicPartition(name, data.index), (None, None))
+            if refusal is not None:
+                refused[target] = _refusal(data.index, refusal)
+                continue
+            try:
+                found, partition = _found(call, topic, name, data.index)
+                wanted[target] = _Wanted(found, partition, only_batch(records, call.version), guard)
+            except AppendError as error:
+                refused[target] = _refusal(data.index, error)
+    return wanted, refused
+
+
+def _found(call: Call, topic: Topic | None, name: str, index: int) -> tuple[Topic, Partition]:
+    """The topic and partition, if this client may write there. Raises AppendError."""
+    scripted = call.refusal(topic.name, index) if topic else None
+    if scripted is not None:
+        raise AppendError(scripted, "so says the script")
+    denied = call.denied(Operation.WRITE, ResourceType.TOPIC, name) if name else None
+    if denied is not None:
+        raise AppendError(denied, f"{call.session.principal} may not write to {name}")
+    if topic is None and call.version >= 13:
+        raise AppendError(ErrorCode.UNKNOWN_TOPIC_ID, "no topic has this id")
+    partition = topic.partition(index) if topic else None
+    if topic is None or partition is None:
+        raise AppendError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "no such topic or partition")
+    return topic, partition
+
+
+def _append(
+    call: Call, request: ProduceRequest, wanted: _Wanted, index: int, written: list[_Written]
+) -> _Answer:
+    """Append the batch of one partition, or say why not."""
+    partition = wanted.partition
+    answer = _Answer(index=index)
+    try:
+        _check_partition(call, request, wanted)
+        _check_release(call, wanted.batch)
+        valid = validate(wanted.batch, partition.config, call.cluster.now_ms())
+        call.seen.batches[partition.topic, partition.index] = valid.header
+        appended = partition.append(valid.data, valid.header, wanted.guard)
+    except AppendError as error:
+        answer = _refusal(index, error)
+        if error.tells_log_start:
+            answer.log_start_offset = partition.log.start_offset
+        return answer
+    answer.base_offset = appended.base_offset
+    answer.log_append_time_ms = appended.log_append_time
+    answer.log_start_offset = partition.log.start_offset
+    written.append(_Written(partition, appended, partition.leader_epoch, answer))
+    return answer
+
+
+def _check_partition(call: Call, request: ProduceRequest, wanted: _Wanted) -> None:
+    """Whether this broker may append to the partition at all. Raises AppendError."""
+    topic, partition = wanted.topic, wanted.partition
+    if request.acks not in (-1, 0, 1):
+        raise AppendError(ErrorCode.INVALID_REQUIRED_ACKS, f"acks={request.acks} is not one of -1, 0, 1")
+    if topic.is_internal:
+        raise AppendError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{topic.name} is written by brokers only")
+    if partition.leader != call.node:
+        raise AppendError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"broker {call.node} does not lead the partition")
+    if request.acks == -1 and len(partition.isr) < partition.effective_min_isr:
+        raise AppendError(
+            ErrorCode.NOT_ENOUGH_REPLICAS,
+            f"{len(partition.isr)} replicas are in sync, "
+            f"min.insync.replicas is {partition.config.min_insync_replicas}",
+        )
+
+
+def _check_release(call: Call, batch: memoryview) -> None:
+    """What not every release takes. Raises AppendError."""
+    try:
+        header = read_header(batch)
+        codec = header.codec
+    except ProtocolError:
+        return  # Validation says what is wrong with it.
+    if codec not in call.release.codecs:
+        raise AppendError(ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT, f"no {codec.name} here")
+    if header.producer_id != NO_PRODUCER_ID and call.release.idempotence_needs_cluster_acl:
+        denied = call.denied(Operation.IDEMPOTENT_WRITE, ResourceType.CLUSTER, CLUSTER_NAME)
+        if denied is not None:
+            raise AppendError(denied, f"{call.session.principal} may not write idempotently")
+
+
+# Answers
+
+
+def _all_refused(request: ProduceRequest) -> dict[_Target, _Answer]:
+    """The answer to a request that fails as a whole (ProduceRequest.getErrorResponse)."""
+    code = ErrorCode.UNKNOWN_SERVER_ERROR
+    return {
+        (topic.name, topic.topic_id, data.index): _Answer(
+            index=data.index, error_code=code, base_offset=NO_OFFSET
+        )
+        for topic in request.topic_data
+        for data in topic.partition_data
+    }
+
+
+def _refusal(index: int, error: AppendError) -> _Answer:
+    """Kafka tells a text only where it adds something to the code."""
+    logger.debug("partition %d of a Produce request is refused: %s", index, error)
+    return _Answer(
+        index=index,
+        error_code=error.code,
+        base_offset=NO_OFFSET,
+        record_errors=[
+            ProduceResponse.BatchIndexAndErrorMessage(batch_index=at, batch_index_error_message=text)
+            for at, text in error.record_errors.items()
+        ],
+        error_message=error.message if error.is_told else None,
+    )
+
+
+def _put_together(call: Call, answers: dict[_TopicKey, dict[int, _Answer]]) -> ProduceResponse:
+    response = ProduceResponse()
+    for (name, topic_id), by_index in answers.items():
+        topic = call.cluster.find_topic(name, topic_id)
+        told = [
+            answer
+            for index, answer in by_index.items()
+            if not call.omits(topic.name if topic else name, index)
+        ]
+        if told:
+            response.responses.append(
+                ProduceResponse.TopicProduceResponse(name=name, topic_id=topic_id, partition_responses=told)
+            )
+    return response
+
+
+async def _await_replication(call: Call, written: Sequence[_Written], timeout: float) -> None:
+    """acks=all: wait until the followers have everything, or it is clear that they won't (DelayedProduce)."""
+    waiting = list(written)
+
+    def is_settled() -> bool:
+        waiting[:] = [one for one in waiting if not _settle(call, one)]
+        return not waiting
+
+    await wait_until([one.partition for one in waiting], is_settled, timeout)
+    for one in waiting:
+        one.answer.error_code = ErrorCode.REQUEST_TIMED_OUT
+
+
+def _settle(call: Call, written: _Written) -> bool:
+    """Whether it is known what became of a batch. The leader has appended it, whatever error is answered."""
+    partition, appended, leader_epoch, answer = written
+    if partition.is_deleted:
+        answer.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    elif partition.leader != call.node or partition.leader_epoch != leader_epoch:
+        answer.error_code = ErrorCode.NOT_LEADER_OR_FOLLOWER
+    elif partition.high_watermark <= appended.last_offset:
+        return False
+    elif len(partition.isr) < partition.effective_min_isr:
+        answer.error_code = ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
+    return True
+
+
+def _add_leaders(call: Call, response: ProduceResponse) -> None:
+    """KIP-951: who leads now, and where to find it."""
+    leaders: set[int] = set()
+    for topic_response in response.responses:
+        topic = call.cluster.find_topic(topic_response.name, topic_response.topic_id)
+        for answer in topic_response.partition_responses:
+            partition = topic.partition(answer.index) if topic else None
+            if answer.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER and partition is not None:
+                answer.current_leader = ProduceResponse.LeaderIdAndEpoch(
+                    leader_id=partition.leader, leader_epoch=partition.leader_epoch
+                )
+                leaders.add(partition.leader)
+    response.node_endpoints = [
+        ProduceResponse.NodeEndpoint(node_id=node.node_id, host=node.host, port=node.port)
+        for node in call.cluster.alive()
+        if node.node_id in leaders
+    ]

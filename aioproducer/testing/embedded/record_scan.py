@@ -1,0 +1,122 @@
+"""One pass over a batch's records, as a leader makes it: are they well-formed, and what do they say of themselves?
+
+Keys, values and headers are stepped over, not read. It is the embedded cluster's only work for each record,
+so it is written as one loop.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from aioproducer.errors import ProtocolError
+from aioproducer.protocol.compression import Bytes
+from aioproducer.protocol.recordbatch import BatchHeader
+
+_VARINT_BYTES = 5
+_VARLONG_BYTES = 10
+
+
+class UnreadableLengthError(ProtocolError):
+    """The length of a record is written in too many bytes. Kafka's reader has no error of its own for that."""
+
+
+class ScannedRecords(NamedTuple):
+    """What a batch's records say of themselves, a list entry for each."""
+
+    payload: bytes
+    """All of them, unpacked."""
+    timestamps: list[int]
+    """In ms since 1970."""
+    keyless: list[int]
+    """The indexes of those without a key."""
+    bodies: list[tuple[int, int]]
+    """Where in the payload the key's length stands, and where the record ends."""
+    are_numbered: bool
+    """Their offset deltas are 0, 1, 2 and so on."""
+
+
+def scan_records(payload: Bytes, header: BatchHeader) -> ScannedRecords:
+    """Step through the records behind a header.
+
+    Args:
+        payload: All that stands behind the header, unpacked.
+        header: Its record count is at least 1.
+
+    Raises:
+        UnreadableLengthError: a record's length can't be read.
+        ProtocolError: a record is malformed, or they are fewer or more than the header's count.
+    """
+    data = bytes(payload)
+    timestamps: list[int] = []
+    keyless: list[int] = []
+    bodies: list[tuple[int, int]] = []
+    are_numbered = True
+    at = 0
+    for index in range(header.record_count):
+        try:
+            length, at = _varint(data, at, UnreadableLengthError)
+            end = at + length
+            if length < 0 or end > len(data):
+                raise ProtocolError(f"length {length} with {len(data) - at} bytes left")
+            at += 1  # attributes, which mean nothing
+            timestamp_delta, at = _varint(data, at, ProtocolError, _VARLONG_BYTES)
+            offset_delta, at = _varint(data, at)
+            bodies.append((at, end))
+            key, at = _varint(data, at)
+            if key < 0:
+                keyless.append(index)
+            else:
+                at += key
+            at = _skipped(data, at)
+            at = _skip_headers(data, at, end) if data[at] else at + 1
+        except IndexError:
+            raise ProtocolError(f"record {index} of {header.record_count}: cut off") from None
+        if at != end:
+            raise ProtocolError(
+                f"record {index} of {header.record_count}: its length does not match its fields"
+            )
+        timestamps.append(timestamp_delta)
+        if offset_delta != index:
+            are_numbered = False
+    if at != len(data):
+        raise ProtocolError(f"{len(data) - at} bytes behind the last of {header.record_count} records")
+    if header.log_append_time:
+        timestamps = [header.max_timestamp] * len(timestamps)
+    else:
+        base = header.base_timestamp
+        timestamps = [base + delta for delta in timestamps]
+    return ScannedRecords(data, timestamps, keyless, bodies, are_numbered)
+
+
+def _skip_headers(data: bytes, at: int, end: int) -> int:
+    count, at = _varint(data, at)
+    if not 0 <= count <= end - at:
+        raise ProtocolError(f"{count} headers with {end - at} bytes left")
+    for _ in range(count):
+        name, at = _varint(data, at)
+        if name < 0:
+            raise ProtocolError("a header without a name")
+        at = _skipped(data, at + name)
+    return at
+
+
+def _skipped(data: bytes, at: int) -> int:
+    """Where the bytes end that stand at `at` behind their length; any negative length is null."""
+    length, at = _varint(data, at)
+    return at + length if length > 0 else at
+
+
+def _varint(
+    data: bytes, at: int, error: type[ProtocolError] = ProtocolError, most: int = _VARINT_BYTES
+) -> tuple[int, int]:
+    """A zigzag varint of at most so many bytes, and where it ends."""
+    raw = data[at]
+    if raw < 0x80:  # most are one byte long
+        return (raw >> 1) ^ -(raw & 1), at + 1
+    raw &= 0x7F
+    for step in range(1, most):
+        byte = data[at + step]
+        raw |= (byte & 0x7F) << (7 * step)
+        if byte < 0x80:
+            return (raw >> 1) ^ -(raw & 1), at + step + 1
+    raise error(f"a number of more than {most} bytes")

@@ -1,0 +1,172 @@
+"""Which versions of each API a Kafka release speaks: the ceilings behind `EmbeddedCluster(versions=...)`.
+
+One more service is imitated beside Kafka's releases: Azure Event Hubs, which speaks Kafka's protocol with
+limits of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from aioproducer.protocol.api import ApiKey, VersionRange
+from aioproducer.protocol.compression import Codec
+
+EVENT_HUBS = "azure-event-hubs"
+
+RELEASES = tuple(
+    "0.11 1.0 1.1 2.0 2.1 2.2 2.3 2.4 2.5 2.6 2.7 2.8 "
+    "3.0 3.1 3.2 3.3 3.4 3.5 3.6 3.7 3.8 3.9 4.0 4.1 4.2 4.3".split()
+)
+"""Kafka's releases, in order."""
+
+# "2.1:7" says that Kafka 2.1 is the first release with version 7. Releases before the first lack the API.
+_SINCE: dict[ApiKey, str] = {
+    # 7: zstd (KIP-110). 8: errors per record (KIP-467). 10: the new leader in the answer (KIP-951).
+    # 12: transactions v2 (KIP-890). 13: topic ids (KIP-516).
+    ApiKey.PRODUCE: "0.11:3 1.0:5 2.0:6 2.1:7 2.4:8 2.8:9 3.7:10 3.8:11 4.0:12 4.1:13",
+    # 13: topic ids (KIP-516).
+    ApiKey.FETCH: "0.11:5 1.0:6 1.1:7 2.0:8 2.1:10 2.3:11 2.7:12 3.1:13 3.5:15 3.7:16 3.9:17 4.1:18",
+    ApiKey.LIST_OFFSETS: "0.11:2 2.0:3 2.1:4 2.2:5 2.8:6 3.0:7 3.5:8 3.9:9 4.0:10 4.2:11",
+    # 10: topic ids (KIP-516). 13: an error of the whole answer (KIP-1102).
+    ApiKey.METADATA: "0.11:4 1.0:5 2.0:6 2.1:7 2.3:8 2.4:9 2.8:11 3.1:12 4.0:13",
+    ApiKey.OFFSET_FETCH: "0.11:3 2.0:4 2.1:5 2.4:6 2.5:7 3.0:8 3.7:9 4.2:10",
+    # 4: several keys at once (KIP-699).
+    ApiKey.FIND_COORDINATOR: "0.11:1 2.0:2 2.4:3 3.0:4 3.8:5 3.9:6",
+    ApiKey.SASL_HANDSHAKE: "0.11:0 1.0:1",
+    # 3: the client's name and version (KIP-511).
+    ApiKey.API_VERSIONS: "0.11:1 2.0:2 2.4:3 3.9:4",
+    ApiKey.CREATE_TOPICS: "0.11:2 2.0:3 2.4:5 2.7:6 2.8:7",
+    # 3: with the old epoch (KIP-360). 4: PRODUCER_FENCED (KIP-588).
+    ApiKey.INIT_PRODUCER_ID: "0.11:0 2.0:1 2.4:2 2.5:3 2.7:4 3.8:5",
+    # 4: for brokers among themselves (KIP-890).
+    ApiKey.ADD_PARTITIONS_TO_TXN: "0.11:0 2.0:1 2.7:2 2.8:3 3.6:4 3.8:5",
+    ApiKey.ADD_OFFSETS_TO_TXN: "0.11:0 2.0:1 2.7:2 2.8:3 3.8:4",
+    # 5: bumps the epoch (KIP-890).
+    ApiKey.END_TXN: "0.11:0 2.0:1 2.7:2 2.8:3 3.8:4 4.0:5",
+    # 5: adds the group to the transaction (KIP-890).
+    ApiKey.TXN_OFFSET_COMMIT: "0.11:0 2.0:1 2.1:2 2.5:3 3.8:4 4.0:5",
+    # 1: how long the session lasts (KIP-368).
+    ApiKey.SASL_AUTHENTICATE: "1.0:0 2.2:1 2.5:2",
+}
+
+_EVENT_HUBS_CEILINGS: dict[ApiKey, int] = {
+    # Clients report Metadata without topic ids (9) and OffsetFetch 8, and one of them guards against Produce
+    # with topic ids (13) beside it. The rest is what a Kafka of that age has.
+    ApiKey.PRODUCE: 13,
+    ApiKey.FETCH: 12,
+    ApiKey.LIST_OFFSETS: 8,
+    ApiKey.METADATA: 9,
+    ApiKey.OFFSET_FETCH: 8,
+    ApiKey.FIND_COORDINATOR: 4,
+    ApiKey.SASL_HANDSHAKE: 1,
+    ApiKey.API_VERSIONS: 3,
+    ApiKey.CREATE_TOPICS: 5,
+    ApiKey.INIT_PRODUCER_ID: 4,
+    ApiKey.ADD_PARTITIONS_TO_TXN: 3,
+    ApiKey.ADD_OFFSETS_TO_TXN: 3,
+    ApiKey.END_TXN: 3,
+    ApiKey.TXN_OFFSET_COMMIT: 3,
+    ApiKey.SASL_AUTHENTICATE: 1,
+}
+
+_SERVED: dict[ApiKey, VersionRange] = {
+    ApiKey.PRODUCE: VersionRange(3, 13),
+    ApiKey.FETCH: VersionRange(4, 12),
+    ApiKey.LIST_OFFSETS: VersionRange(1, 7),
+    ApiKey.METADATA: VersionRange(0, 13),
+    ApiKey.FIND_COORDINATOR: VersionRange(0, 6),
+    ApiKey.API_VERSIONS: VersionRange(0, 4),
+    ApiKey.CREATE_TOPICS: VersionRange(2, 7),
+    ApiKey.INIT_PRODUCER_ID: VersionRange(0, 5),
+    ApiKey.ADD_PARTITIONS_TO_TXN: VersionRange(0, 3),
+    ApiKey.ADD_OFFSETS_TO_TXN: VersionRange(0, 4),
+    ApiKey.END_TXN: VersionRange(0, 5),
+    ApiKey.TXN_OFFSET_COMMIT: VersionRange(0, 5),
+    ApiKey.OFFSET_FETCH: VersionRange(1, 8),
+    ApiKey.SASL_HANDSHAKE: VersionRange(0, 1),
+    ApiKey.SASL_AUTHENTICATE: VersionRange(0, 2),
+}
+"""What the handlers can do at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """What a broker of one release does otherwise than one of another."""
+
+    name: str
+    versions: Mapping[ApiKey, VersionRange]
+    """The versions that are served."""
+    refuses_newer_api_versions: bool = True
+    """An ApiVersions request that is too new is told which ones are served (KIP-511), else it is cut off."""
+    codecs: frozenset[Codec] = frozenset(Codec)
+    """What a batch may be compressed with."""
+    answers_acks_0: bool = False
+    """A Produce request with acks=0 is answered all the same."""
+    idempotence_needs_cluster_acl: bool = False
+    """Idempotent writes need IDEMPOTENT_WRITE on the cluster; later, WRITE on a topic is enough (KIP-679)."""
+    verifies_transactions: bool = False
+    """A leader asks the coordinator before it appends the first batch of a transaction (KIP-890)."""
+    transaction_version: int = 0
+    """The highest level of the feature transaction.version; 0: the release does not have it."""
+    is_before_4: bool = True
+    """Topics have the settings, and the defaults, that they had before Kafka 4.0 (KIP-724, KIP-937, KIP-1030)."""
+
+
+def release_named(name: str) -> Release:
+    """A Kafka release by its number, "2.1" or "4.1", or "azure-event-hubs".
+
+    What is known of Event Hubs stands in reports of its clients: Metadata without topic ids, at times beside
+    Produce with them; a connection that is reset by ApiVersions 4; UNSUPPORTED_FOR_MESSAGE_FORMAT for every
+    codec but gzip; answers to acks=0.
+
+    Raises:
+        ValueError: there is no such release.
+    """
+    if name == EVENT_HUBS:
+        return Release(
+            name,
+            _served(_EVENT_HUBS_CEILINGS),
+            refuses_newer_api_versions=False,
+            codecs=frozenset({Codec.NONE, Codec.GZIP}),
+            answers_acks_0=True,
+        )
+    if name not in RELEASES:
+        raise ValueError(f"versions={name!r} is not one of {', '.join(RELEASES)}, {EVENT_HUBS}")
+    place = RELEASES.index(name)
+    return Release(
+        name,
+        _served(_ceilings(name)),
+        idempotence_needs_cluster_acl=place < RELEASES.index("2.8"),
+        verifies_transactions=place >= RELEASES.index("3.6"),
+        transaction_version=2 if place >= RELEASES.index("4.0") else 0,
+        is_before_4=place < RELEASES.index("4.0"),
+    )
+
+
+def _ceilings(release: str) -> dict[ApiKey, int]:
+    """The highest version of each API that the release has."""
+    ceilings = {}
+    for api_key, row in _SINCE.items():
+        for step in row.split():
+            since, _, version = step.partition(":")
+            if RELEASES.index(since) <= RELEASES.index(release):
+                ceilings[api_key] = int(version)
+    return ceilings
+
+
+def _served(ceilings: Mapping[ApiKey, int]) -> dict[ApiKey, VersionRange]:
+    return {
+        api_key: VersionRange(served.min, min(served.max, ceilings[api_key]))
+        for api_key, served in _SERVED.items()
+        if api_key in ceilings and served.min <= ceilings[api_key]
+    }
+
+
+def advertised(served: Mapping[ApiKey, VersionRange]) -> dict[ApiKey, VersionRange]:
+    """What ApiVersions answers.
+
+    Kafka 4 serves Produce from version 3 on but claims to know 0, else older librdkafka would not compress
+    (KAFKA-18659)."""
+    produce = served[ApiKey.PRODUCE]
+    return {**served, ApiKey.PRODUCE: VersionRange(0, produce.max)}

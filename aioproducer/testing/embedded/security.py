@@ -1,0 +1,360 @@
+"""Who gets in: TLS, SASL and the end of sessions, as Kafka's brokers have them.
+
+    security = Security(mechanisms=["SCRAM-SHA-256"], users={"alice": "secret"}, session_lifetime=5.0)
+    async with EmbeddedCluster(security=security) as cluster: ...
+
+The mechanisms are written anew here, from the broker's side, and share nothing with the producer's."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import re
+import ssl
+import time
+from base64 import b64decode, b64encode, urlsafe_b64decode
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Protocol
+
+from aioproducer.protocol.api_keys import ApiKey
+from aioproducer.protocol.error_codes import ErrorCode
+from aioproducer.protocol.messages import (
+    SaslAuthenticateRequest,
+    SaslAuthenticateResponse,
+    SaslHandshakeRequest,
+    SaslHandshakeResponse,
+)
+from aioproducer.testing.embedded.call import Call, CloseConnection, Session
+
+_BEFORE_AUTHENTICATION = {ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE}
+_HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
+
+PAUSE_BETWEEN_AUTHENTICATIONS = 1.0
+"""Seconds; a connection that authenticates anew sooner is refused (KafkaChannel)."""
+
+LATEST = 2.0**53
+"""Seconds since 1970; an "exp" beyond it, such as Infinity, makes a token invalid."""
+
+
+class Refused(Exception):
+    """The client does not prove who it is; the text is what it is told."""
+
+
+class Security:
+    """How clients get in. Anything may be changed while the cluster runs; new connections see it."""
+
+    def __init__(
+        self,
+        *,
+        tls: ssl.SSLContext | None = None,
+        mechanisms: Sequence[str] = (),
+        users: Mapping[str, str] | None = None,
+        delegation_tokens: Mapping[str, tuple[str, str]] | None = None,
+        keytab: str | None = None,
+        session_lifetime: float = 0.0,
+        session_slack: float = 0.0,
+        iterations: int = 4096,
+        tamper: Callable[[int, bytes], bytes] | None = None,
+        clock: Callable[[], float] = time.time,
+        random: Random | None = None,
+    ) -> None:
+        """Say what is wanted.
+
+        Args:
+            tls: A server's context; None for a listener without TLS. One that wants certificates makes mTLS.
+            mechanisms: Of PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER and GSSAPI; none of them: no SASL.
+            users: Passwords by user name, for PLAIN and SCRAM.
+            delegation_tokens: By token id its owner and its HMAC (KIP-48).
+            keytab: The brokers' key, for GSSAPI, which needs the library gssapi.
+            session_lifetime: Seconds after which a connection must have authenticated anew (KIP-368); 0: never.
+                A token of OAUTHBEARER ends a session, too.
+            session_slack: Seconds beyond that which a slow machine is granted before its connection is closed.
+            iterations: What SCRAM asks for.
+            tamper: Gets the number of each SASL answer, from 0 on, and its bytes; returns what is sent instead.
+            clock: Seconds since 1970, to see whether a token has expired.
+            random: Where salts and nonces come from.
+        """
+        self.tls = tls
+        self.mechanisms = list(mechanisms)
+        self.users = dict(users or {})
+        self.delegation_tokens = dict(delegation_tokens or {})
+        self.keytab = keytab
+        self.session_lifetime = session_lifetime
+        self.session_slack = session_slack
+        self.iterations = iterations
+        self.tamper = tamper
+        self.clock = clock
+        self.random = random or Random()
+        self.authentications: list[tuple[str, str]] = []
+        """Principal and mechanism of each that succeeded, those on open connections among them."""
+        self.failures = 0
+        """Authentications that failed."""
+
+    def begin(self, certificate: Mapping[str, object] | None) -> SecuredSession:
+        """A new connection; with mTLS its certificate names the principal."""
+        session = SecuredSession()
+        if certificate:
+            subject = [pair for part in certificate["subject"] for pair in part]  # type: ignore[attr-defined]
+            short = {"commonName": "CN", "organizationName": "O", "organizationalUnitName": "OU"}
+            session.principal = "User:" + ",".join(
+                f"{short.get(name, name)}={value}" for name, value in reversed(subject)
+            )
+        return session
+
+    def check(self, session: Session, api_key: int) -> None:
+        """Refuse what may not be asked now.
+
+        Raises:
+            CloseConnection: the client has not authenticated, its session is over, or it is authenticating anew.
+        """
+        if not self.mechanisms or not isinstance(session, SecuredSession):
+            return
+        now = asyncio.get_running_loop().time()
+        if session.exchange is not None and api_key != ApiKey.SASL_AUTHENTICATE:
+            raise CloseConnection("a request came between SaslHandshake and the end of SaslAuthenticate")
+        if not session.is_authenticated and api_key not in _BEFORE_AUTHENTICATION:
+            raise CloseConnection("a request came before the client had authenticated")
+        if now > session.ends_at and api_key not in (ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE):
+            raise CloseConnection("a request came after the session had ended")
+
+    def exchange(self, mechanism: str) -> Exchange:
+        """The broker's side of one authentication."""
+        if mechanism == "PLAIN":
+            return _Plain(self)
+        if mechanism == "OAUTHBEARER":
+            return _OAuthBearer(self)
+        if mechanism == "GSSAPI":
+            return _Gssapi(self)
+        return _Scram(self, _HASHES[mechanism])
+
+
+@dataclass(slots=True, eq=False)
+class SecuredSession(Session):
+    """What a broker knows of a client that has to authenticate."""
+
+    is_authenticated: bool = False
+    mechanism: str = ""
+    exchange: Exchange | None = None
+    """The authentication that is under way."""
+    answers: int = 0
+    began_at: float = float("-inf")
+    ends_at: float = float("inf")
+    """Loop time."""
+
+
+async def sasl_handshake(call: Call, request: SaslHandshakeRequest) -> SaslHandshakeResponse:
+    """1: the tokens follow in SaslAuthenticate (KIP-152)."""
+    security, session = call.cluster.security, call.session
+    if security is None or not security.mechanisms or not isinstance(session, SecuredSession):
+        return SaslHandshakeResponse(error_code=ErrorCode.ILLEGAL_SASL_STATE)
+    error = call.refusal()
+    now = asyncio.get_running_loop().time()
+    if session.is_authenticated and (
+        session.ends_at == float("inf") or now - session.began_at < PAUSE_BETWEEN_AUTHENTICATIONS
+    ):
+        error = ErrorCode.ILLEGAL_SASL_STATE
+    if error is None and request.mechanism not in security.mechanisms:
+        error = ErrorCode.UNSUPPORTED_SASL_MECHANISM
+    if error is None and session.is_authenticated and request.mechanism != session.mechanism:
+        error = ErrorCode.ILLEGAL_SASL_STATE
+    if error is None:
+        session.mechanism, session.began_at = request.mechanism, now
+        session.exchange, session.answers = security.exchange(request.mechanism), 0
+    return SaslHandshakeResponse(error_code=error or ErrorCode.NONE, mechanisms=list(security.mechanisms))
+
+
+async def sasl_authenticate(call: Call, request: SaslAuthenticateRequest) -> SaslAuthenticateResponse:
+    """1: how long the session lasts (KIP-368); from then on the broker ends it."""
+    security, session = call.cluster.security, call.session
+    if security is None or not isinstance(session, SecuredSession) or session.exchange is None:
+        return SaslAuthenticateResponse(
+            error_code=ErrorCode.ILLEGAL_SASL_STATE, error_message="SaslAuthenticate before SaslHandshake"
+        )
+    exchange = session.exchange
+    error, told, answer = call.refusal(), "so says the script", b""
+    if error is None:
+        try:
+            answer = exchange.step(request.auth_bytes)
+            if session.is_authenticated and exchange.principal not in ("", session.principal):
+                raise Refused("Cannot change principals during re-authentication")
+        except Refused as refusal:
+            error, told = ErrorCode.SASL_AUTHENTICATION_FAILED, str(refusal)
+    if error is not None:
+        security.failures += 1
+        session.is_authenticated, session.exchange = False, None
+        return SaslAuthenticateResponse(error_code=error, error_message=told)
+    if security.tamper is not None:
+        answer = security.tamper(session.answers, answer)
+    session.answers += 1
+    response = SaslAuthenticateResponse(auth_bytes=answer)
+    if exchange.principal:
+        response.session_lifetime_ms = _authenticated(call, security, session, exchange)
+    return response
+
+
+def _authenticated(call: Call, security: Security, session: SecuredSession, exchange: Exchange) -> int:
+    """The client is in; how many milliseconds its session lasts."""
+    session.is_authenticated, session.exchange, session.principal = True, None, exchange.principal
+    security.authentications.append((exchange.principal, session.mechanism))
+    lives = [life for life in (security.session_lifetime, exchange.lifetime) if life > 0]
+    if not security.session_lifetime or not lives or call.version < 1:
+        session.ends_at = float("inf")
+        return 0
+    session.ends_at = asyncio.get_running_loop().time() + min(lives) + security.session_slack
+    return max(int(min(lives) * 1000), 1)
+
+
+# The mechanisms, from the broker's side
+
+
+class Exchange(Protocol):
+    """One authentication."""
+
+    principal: str
+    """Empty until it has succeeded."""
+    lifetime: float
+    """Seconds that the credentials are good for; 0: for ever."""
+
+    def step(self, message: bytes) -> bytes:
+        """Answer the client. Raises Refused."""
+
+
+class _Plain:
+    def __init__(self, security: Security) -> None:
+        self.principal = ""
+        self.lifetime = 0.0
+        self._security = security
+
+    def step(self, message: bytes) -> bytes:
+        parts = message.decode("utf-8", "replace").split("\0")
+        if len(parts) != 3 or parts[0] not in ("", parts[1]):
+            raise Refused("Invalid SASL/PLAIN response: expected 3 tokens")
+        if self._security.users.get(parts[1]) != parts[2]:
+            raise Refused("Authentication failed: Invalid username or password")
+        self.principal = f"User:{parts[1]}"
+        return b""
+
+
+class _OAuthBearer:
+    """Unsecured tokens, as Kafka's OAuthBearerUnsecuredValidator takes them."""
+
+    def __init__(self, security: Security) -> None:
+        self.principal = ""
+        self.lifetime = 0.0
+        self._security = security
+        self._refused = False
+        self.extensions: dict[str, str] = {}
+
+    def step(self, message: bytes) -> bytes:
+        if self._refused:
+            raise Refused(
+                "Authentication failed: the token is invalid" if message == b"\x01" else "expected %x01"
+            )
+        head, *pairs = message.decode("utf-8", "replace").split("\x01")
+        fields = dict(pair.partition("=")[::2] for pair in pairs if pair)
+        if not head.startswith("n,") or not fields.get("auth", "").lower().startswith("bearer "):
+            raise Refused("Invalid OAUTHBEARER client first message")
+        claims = self._claims(fields.pop("auth")[7:])
+        expires, subject = claims.get("exp"), claims.get("sub")
+        left = 0.0
+        if isinstance(expires, int | float) and expires < LATEST:
+            left = expires - self._security.clock()
+        if not isinstance(subject, str) or not subject or not left > 0:
+            self._refused = True
+            return b'{"status":"invalid_token"}'
+        self.extensions = fields
+        self.lifetime = left
+        self.principal = f"User:{subject}"
+        return b""
+
+    def _claims(self, token: str) -> dict[str, object]:
+        try:
+            part = token.split(".")[1]
+            claims = json.loads(urlsafe_b64decode(part + "=" * (-len(part) % 4)))
+        except (IndexError, ValueError, RecursionError):
+            return {}
+        return claims if isinstance(claims, dict) else {}
+
+
+class _Gssapi:
+    def __init__(self, security: Security) -> None:
+        import gssapi
+
+        self.principal = ""
+        self.lifetime = 0.0
+        self._gssapi: Any = gssapi
+        credentials = gssapi.Credentials(usage="accept", store={"keytab": security.keytab or ""})
+        self._context = gssapi.SecurityContext(usage="accept", creds=credentials)
+        self._has_offered = False
+
+    def step(self, message: bytes) -> bytes:
+        try:
+            return self._step(message)
+        except self._gssapi.exceptions.GSSError as error:
+            raise Refused(f"GSS initiate failed: {error.gen_message()}") from error
+
+    def _step(self, message: bytes) -> bytes:
+        if not self._context.complete:
+            answer: bytes | None = self._context.step(message)
+            return answer or b""
+        if not self._has_offered:
+            self._has_offered = True
+            offer: bytes = self._context.wrap(b"\x01\x00\x00\x00", False).message
+            return offer
+        if self._context.unwrap(message).message[:1] != b"\x01":
+            raise Refused("a security layer was chosen that was not offered")
+        self.principal = f"User:{str(self._context.initiator_name).partition('@')[0].partition('/')[0]}"
+        return b""
+
+
+class _Scram:
+    def __init__(self, security: Security, hash_name: str) -> None:
+        self.principal = ""
+        self.lifetime = 0.0
+        self._security = security
+        self._hash = hash_name
+        self._first_bare = self._server_first = self._nonce = self._user = ""
+        self._salted = b""
+
+    def step(self, message: bytes) -> bytes:
+        text = message.decode("utf-8", "replace")
+        return self._verify(text) if self._server_first else self._begin(text)
+
+    def _begin(self, text: str) -> bytes:
+        found = re.fullmatch(r"n,(?:a=[^,]*)?,(n=([^,]+),r=([^,]+)(,tokenauth=true)?)", text)
+        if found is None:
+            raise Refused("Invalid SCRAM client first message format")
+        name = found[2].replace("=2C", ",").replace("=3D", "=")
+        if found[4]:
+            self._user, password = self._security.delegation_tokens.get(name, ("", ""))
+        else:
+            self._user, password = name, self._security.users.get(name, "")
+        if not password:
+            raise Refused("Authentication failed during authentication due to invalid credentials")
+        security = self._security
+        salt, extra = security.random.randbytes(16), security.random.randbytes(12).hex()
+        self._salted = hashlib.pbkdf2_hmac(self._hash, password.encode(), salt, security.iterations)
+        self._first_bare, self._nonce = found[1], found[3] + extra
+        self._server_first = f"r={self._nonce},s={b64encode(salt).decode()},i={security.iterations}"
+        return self._server_first.encode()
+
+    def _verify(self, text: str) -> bytes:
+        without_proof, _, proof = text.rpartition(",p=")
+        if without_proof != f"c=biws,r={self._nonce}":
+            raise Refused("Invalid client nonce or channel binding in the final client message")
+        signed = f"{self._first_bare},{self._server_first},{without_proof}".encode()
+        stored = hashlib.new(self._hash, self._hmac(self._salted, b"Client Key")).digest()
+        signature = self._hmac(stored, signed)
+        key = bytes(a ^ b for a, b in zip(b64decode(proof), signature, strict=False))
+        if hashlib.new(self._hash, key).digest() != stored:
+            raise Refused("Authentication failed during authentication due to invalid credentials")
+        self.principal = f"User:{self._user}"
+        server_signature = self._hmac(self._hmac(self._salted, b"Server Key"), signed)
+        return f"v={b64encode(server_signature).decode()}".encode()
+
+    def _hmac(self, key: bytes, message: bytes) -> bytes:
+        return hmac.digest(key, message, self._hash)

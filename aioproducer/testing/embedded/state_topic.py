@@ -1,0 +1,153 @@
+"""An internal topic whose partitions' leaders are coordinators: of transactions, or of groups.
+
+Which broker coordinates a key follows from the key's partition. A new leader knows what the partition's log
+says; until it has read it, requests are told to come back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from aioproducer.protocol.error_codes import ErrorCode
+from aioproducer.testing.embedded.coordinator import Refused
+from aioproducer.testing.embedded.log import AppendError
+from aioproducer.testing.embedded.topics import NO_LEADER, Partition
+
+if TYPE_CHECKING:
+    from aioproducer.testing.embedded.cluster import EmbeddedCluster
+
+State = TypeVar("State")
+
+_REPLICAS = 3
+"""Kafka's default for both topics, as far as there are brokers."""
+
+
+class _Shard(Generic[State]):
+    """What the leader of one partition knows, in one leader epoch."""
+
+    def __init__(self, leader_epoch: int, state: State) -> None:
+        self.leader_epoch = leader_epoch
+        self.state = state
+
+
+class StateTopic(Generic[State]):
+    """One internal topic; it is created when somebody first asks for a coordinator."""
+
+    def __init__(
+        self,
+        cluster: EmbeddedCluster,
+        name: str,
+        partitions: int,
+        load: Callable[[Partition], State],
+        *,
+        min_insync_replicas: int | None = None,
+    ) -> None:
+        """Describe the topic.
+
+        Args:
+            cluster: Where it is.
+            name: Of the topic.
+            partitions: How many.
+            load: Reads a partition's log.
+            min_insync_replicas: How many have to be in sync for a write, where there are three replicas; None:
+                as for other topics.
+        """
+        self.name = name
+        self._cluster = cluster
+        self._partitions = partitions
+        self._min_insync_replicas = min_insync_replicas
+        self._load = load
+        self._shards: dict[int, _Shard[State]] = {}
+        self._is_loading_held = False
+
+    def partition_of(self, key: str) -> Partition:
+        """The partition that holds all records about `key`."""
+        return self.partitions()[partition_for(key, self._partitions)]
+
+    def partitions(self) -> tuple[Partition, ...]:
+        """All of them; made now, if they are not there."""
+        topic = self._cluster.topics.get(self.name)
+        if topic is None:
+            replicas = min(_REPLICAS, len(self._cluster.nodes))
+            config = {}
+            if self._min_insync_replicas is not None and replicas == _REPLICAS:
+                config["min.insync.replicas"] = str(self._min_insync_replicas)
+            topic = self._cluster.create_topic(
+                self.name, self._partitions, replication_factor=replicas, config=config
+            )
+        return topic.partitions
+
+    @property
+    def exists(self) -> bool:
+        """Somebody has asked for a coordinator."""
+        return self.name in self._cluster.topics
+
+    def leader(self, key: str) -> int:
+        """The node id of the coordinator of `key`; -1 if there is none now."""
+        return self.partition_of(key).leader
+
+    def state_at(self, node: int, key: str) -> State:
+        """What broker `node` knows of the partition of `key`.
+
+        Raises:
+            Refused: the broker is not the coordinator, or is still reading the log.
+        """
+        partition = self.partition_of(key)
+        if partition.leader != node:
+            raise Refused(ErrorCode.NOT_COORDINATOR)
+        state = self.loaded(partition)
+        if state is None:
+            raise Refused(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+        return state
+
+    def loaded(self, partition: Partition) -> State | None:
+        """What the leader of a partition knows; None if there is no leader, or it is still reading the log."""
+        shard = self._shards.get(partition.index)
+        if shard is not None and shard.leader_epoch == partition.leader_epoch:
+            return shard.state if partition.leader != NO_LEADER else None
+        self._shards.pop(partition.index, None)
+        if partition.leader == NO_LEADER or self._is_loading_held:
+            return None
+        shard = self._shards[partition.index] = _Shard(partition.leader_epoch, self._load(partition))
+        return shard.state
+
+    def all_loaded(self) -> Iterator[tuple[Partition, State]]:
+        """Every partition with a leader that has read its log."""
+        if self.exists:
+            for partition in self.partitions():
+                state = self.loaded(partition)
+                if state is not None:
+                    yield partition, state
+
+    def hold_loading(self) -> None:
+        """From now on, new leaders take long to read the log: COORDINATOR_LOAD_IN_PROGRESS."""
+        self._is_loading_held = True
+
+    def release_loading(self) -> None:
+        """They are done."""
+        self._is_loading_held = False
+
+    def append(self, partition: Partition, data: bytes) -> int:
+        """Write a batch; returns the last offset, which counts once it is replicated.
+
+        Raises:
+            Refused: too few replicas are in sync, or the log refuses it.
+        """
+        if len(partition.isr) < partition.effective_min_isr:
+            raise Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        try:
+            return partition.append_by_broker(data).last_offset
+        except AppendError as error:
+            raise Refused(error.code) from None
+
+
+def partition_for(key: str, partitions: int) -> int:
+    """As Kafka does it: the hash code of a Java string, without its sign."""
+    code = 0
+    encoded = key.encode("utf-16-be")
+    for at in range(0, len(encoded), 2):
+        code = (31 * code + int.from_bytes(encoded[at : at + 2], "big")) & 0xFFFFFFFF
+    # Utils.abs() takes the smallest int for 0; anything else loses its sign.
+    signed = code - (1 << 32) if code >> 31 else code
+    return (0 if signed == -(1 << 31) else abs(signed)) % partitions

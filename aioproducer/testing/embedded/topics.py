@@ -1,0 +1,220 @@
+"""Topics and their partitions as the cluster's brokers see them together: leader, ISR, high watermark, log.
+
+All replicas of a partition share one log. A follower is up to date at once, unless `hold_replication` or
+`stop_fetching` keeps the high watermark where it is; what lies above it is lost when the leader moves. A follower
+that is not in the ISR holds up nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from uuid import UUID
+
+from aioproducer.protocol.compression import Bytes
+from aioproducer.protocol.recordbatch import BatchHeader, Record
+from aioproducer.testing.embedded.batches import Marker
+from aioproducer.testing.embedded.log import Appended, PartitionLog, VerificationGuard
+from aioproducer.testing.embedded.log_config import LogConfig
+
+NO_LEADER = -1
+NO_EPOCH = -1
+NO_OFFSET = -1
+INTERNAL_TOPICS = ("__consumer_offsets", "__transaction_state")
+
+_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+
+
+def is_valid_name(topic: str) -> bool:
+    """Kafka's rule for topic names."""
+    return _NAME.fullmatch(topic) is not None and topic not in (".", "..")
+
+
+class Topic:
+    """A topic: an id that no other topic of that name ever had, and its partitions."""
+
+    def __init__(self, name: str, topic_id: UUID, partitions: Sequence[Partition], config: LogConfig) -> None:
+        self.name = name
+        self.topic_id = topic_id
+        self.partitions = tuple(partitions)
+        self.config = config
+
+    @property
+    def is_internal(self) -> bool:
+        """Written by the brokers only."""
+        return self.name in INTERNAL_TOPICS
+
+    def partition(self, index: int) -> Partition | None:
+        """The partition, or None if there is none of that number."""
+        return self.partitions[index] if 0 <= index < len(self.partitions) else None
+
+
+class Partition:
+    """One partition: who leads it, who is in sync, up to where it is replicated."""
+
+    def __init__(self, topic: str, index: int, replicas: Sequence[int], config: LogConfig) -> None:
+        self.topic = topic
+        self.index = index
+        self.config = config
+        self.replicas = tuple(replicas)
+        self.isr = list(replicas)
+        self.leader = self.replicas[0]
+        self.leader_epoch = 0
+        self.log = PartitionLog(config)
+        self.high_watermark = 0
+        """Consumers and acks=all see records below it only."""
+        self.is_deleted = False
+        self._replicates = True
+        # Replicas that have stopped fetching; only asked about, never iterated.
+        self._returned: dict[int, None] = {}
+        """Brokers that were started again and not stopped since."""
+        self._lagging: set[int] = set()
+        # One event for each request that waits for something to happen here; in order of their arrival.
+        self._watchers: dict[asyncio.Event, None] = {}
+
+    @property
+    def last_stable_offset(self) -> int:
+        """Consumers with read_committed see records below it only."""
+        return self.log.transactions.last_stable_offset(self.high_watermark)
+
+    @property
+    def effective_min_isr(self) -> int:
+        """How many replicas acks=all needs in sync: never more than there are (Kafka's Partition.effectiveMinIsr)."""
+        return min(self.config.min_insync_replicas, len(self.replicas))
+
+    def records(self, *, committed: bool = False) -> list[Record]:
+        """All records, or those that consumers with read_committed see."""
+        return self.log.committed_records(self.high_watermark) if committed else self.log.records()
+
+    def append(self, data: Bytes, header: BatchHeader, guard: VerificationGuard | None = None) -> Appended:
+        """Append a batch as the leader does. Raises AppendError."""
+        appended = self.log.append(data, header, leader_epoch=self.leader_epoch, guard=guard)
+        self._replicate()
+        return appended
+
+    def append_by_broker(self, data: bytes) -> Appended:
+        """Append what a coordinator has written, as the leader does. Raises AppendError."""
+        appended = self.log.append_by_broker(data, leader_epoch=self.leader_epoch)
+        self._replicate()
+        return appended
+
+    def append_marker(self, producer_id: int, producer_epoch: int, marker: Marker, now_ms: int) -> Appended:
+        """End a producer's transaction here, as the leader does (WriteTxnMarkers). Raises AppendError."""
+        appended = self.log.append_marker(
+            producer_id, producer_epoch, marker, leader_epoch=self.leader_epoch, now_ms=now_ms
+        )
+        self._replicate()
+        return appended
+
+    def hold_replication(self) -> None:
+        """Followers stop fetching: while one is in the ISR, the high watermark stays and acks=all waits."""
+        self._replicates = False
+
+    def release_replication(self) -> None:
+        """Followers catch up."""
+        self._replicates = True
+        self._replicate()
+
+    def move_leader(self, leader: int) -> None:
+        """Elect a replica, or nobody, in a new leader epoch. What was not replicated is gone."""
+        if self.log.end_offset > self.high_watermark:
+            self.log.truncate(self.high_watermark)
+        self.leader = leader
+        self.leader_epoch += 1
+        if leader != NO_LEADER and leader not in self.isr:
+            self.isr.append(leader)
+        self._changed()
+
+    def set_isr(self, nodes: Sequence[int]) -> None:
+        """Say who is in sync. The leader always is."""
+        self.isr = [node for node in self.replicas if node in nodes or node == self.leader]
+        self._replicate()
+
+    def broker_stopped(self, node: int, alive: Collection[int]) -> None:
+        """Leave the ISR, unless it is the last one in it; a leader hands over to the next in sync."""
+        self._returned.pop(node, None)
+        if node in self.isr and len(self.isr) > 1:
+            self.isr.remove(node)
+        if node == self.leader:
+            self.move_leader(next((replica for replica in self.isr if replica in alive), NO_LEADER))
+        else:
+            self._replicate()
+
+    def broker_started(self, node: int) -> None:
+        """Lead if nobody does and it is in sync; else catch up and join the ISR."""
+        self._lagging.discard(node)
+        self._returned[node] = None
+        if self.leader == NO_LEADER:
+            if node in self.isr:
+                self.move_leader(node)
+                # Those that came back before it can catch up now.
+                self.isr += [
+                    other for other in self._returned if other in self.replicas and other not in self.isr
+                ]
+        elif node in self.replicas and node not in self.isr:
+            self.isr.append(node)
+        self._replicate()
+
+    def stop_fetching(self, node: int) -> None:
+        """A replica gets no further: while it is in the ISR of another leader, the high watermark stays."""
+        if node in self.replicas:
+            self._lagging.add(node)
+
+    def start_fetching(self, node: int) -> None:
+        """A replica that had stopped catches up."""
+        if node in self._lagging:
+            self.broker_started(node)
+
+    def delete(self) -> None:
+        """Whoever waits for this partition learns that it is gone."""
+        self.is_deleted = True
+        self._changed()
+
+    def _replicate(self) -> None:
+        # Followers outside of the ISR hold up nothing (Partition.maybeIncrementLeaderHW).
+        followers = [node for node in self.isr if node != self.leader]
+        if not followers or (self._replicates and self._lagging.isdisjoint(followers)):
+            self.high_watermark = self.log.end_offset
+        self._changed()
+
+    def _changed(self) -> None:
+        for event in self._watchers:
+            event.set()
+
+    @contextmanager
+    def watched(self, event: asyncio.Event) -> Iterator[None]:
+        """Set `event` at every append and every change of leader, watermark or ISR."""
+        self._watchers[event] = None
+        try:
+            yield
+        finally:
+            del self._watchers[event]
+
+
+async def wait_until(partitions: Iterable[Partition], is_true: Callable[[], bool], timeout: float) -> bool:
+    """Wait until `is_true()`, asked at once and then after every change of one of these partitions.
+
+    Args:
+        partitions: Where something may change.
+        is_true: What to wait for.
+        timeout: In seconds.
+
+    Returns:
+        False if the time ran out.
+    """
+    if is_true():
+        return True
+    changed = asyncio.Event()
+    with ExitStack() as watches:
+        for partition in dict.fromkeys(partitions):
+            watches.enter_context(partition.watched(changed))
+        try:
+            async with asyncio.timeout(timeout):
+                while not is_true():
+                    await changed.wait()
+                    changed.clear()
+        except TimeoutError:
+            return False
+    return True

@@ -1,0 +1,75 @@
+"""What a log knows of transactions: which are open, which were aborted, up to where the rest is stable.
+
+Owned by PartitionLog, which tells of every batch that it appends. Kafka keeps this in ProducerStateManager and in
+a segment's TransactionIndex.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from aioproducer.protocol.recordbatch import BatchHeader
+
+
+class AbortedTransaction(NamedTuple):
+    """The records of one producer between these offsets are not to be read with read_committed."""
+
+    producer_id: int
+    first_offset: int
+    last_offset: int
+    """Of the marker."""
+
+
+class _Ended(NamedTuple):
+    first_offset: int
+    last_offset: int
+
+
+class TransactionIndex:
+    """The transactions of one log."""
+
+    def __init__(self) -> None:
+        self.aborted: list[AbortedTransaction] = []
+        """In the order of their markers."""
+        self._open: dict[int, int] = {}
+        """The first offset of each open transaction, by producer id."""
+        self._ended: list[_Ended] = []
+        """Those of which the marker may not be replicated yet."""
+
+    def first_offset(self, producer_id: int) -> int | None:
+        """Where the producer's open transaction begins, None if it has none here."""
+        return self._open.get(producer_id)
+
+    def begin(self, producer_id: int, offset: int) -> None:
+        """A transactional batch was appended at `offset`; the first one opens the transaction."""
+        self._open.setdefault(producer_id, offset)
+
+    def end(self, producer_id: int, offset: int, *, commit: bool) -> None:
+        """A marker was appended at `offset`. One without records before it changes nothing."""
+        first = self._open.pop(producer_id, None)
+        if first is None:
+            return
+        self._ended.append(_Ended(first, offset))
+        if not commit:
+            self.aborted.append(AbortedTransaction(producer_id, first, offset))
+
+    def last_stable_offset(self, high_watermark: int) -> int:
+        """Below it every transaction has ended, and its marker is replicated."""
+        self._ended = [ended for ended in self._ended if ended.last_offset >= high_watermark]
+        firsts = [*self._open.values(), *(ended.first_offset for ended in self._ended)]
+        return min([high_watermark, *firsts])
+
+    def aborted_between(self, start: int, end: int) -> list[AbortedTransaction]:
+        """Those that whoever reads the records from `start` up to `end` has to know of."""
+        return [one for one in self.aborted if one.last_offset >= start and one.first_offset < end]
+
+    def is_aborted(self, header: BatchHeader) -> bool:
+        """Whether a transactional batch belongs to a transaction that was aborted."""
+        return any(
+            one.producer_id == header.producer_id and one.first_offset <= header.base_offset < one.last_offset
+            for one in self.aborted
+        )
+
+    def forget_before(self, offset: int) -> None:
+        """The records below `offset` are deleted."""
+        self.aborted = [one for one in self.aborted if one.last_offset >= offset]

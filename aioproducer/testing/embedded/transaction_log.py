@@ -1,0 +1,153 @@
+"""The records of `__transaction_state`: one for each state that a transactional id has been in.
+
+A coordinator writes a record before it answers, and whoever coordinates next knows what the log says, nothing
+else. The formats are Kafka's (TransactionLogKey, TransactionLogValue).
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from aioproducer.protocol import codec
+from aioproducer.protocol.api_keys import ApiKey
+from aioproducer.protocol.primitives import Writer
+from aioproducer.protocol.schema import NEVER, Message, Struct, array, int8, int16, int32, int64, string
+from aioproducer.testing.embedded.coordinator import TransactionMetadata, TransactionState
+from aioproducer.testing.embedded.log import PartitionLog
+from aioproducer.types import TopicPartition
+
+TOPIC = "__transaction_state"
+PARTITIONS = 50
+"""Kafka's default (transaction.state.log.num.partitions)."""
+
+M = TypeVar("M", bound=Message)
+
+_VERSION = 2  # bytes before a key or a value that say in which version it is written
+
+
+# Records have no API key of their own; the one here is that of the request which they come from.
+
+
+class TransactionLogKey(Message, api_key=ApiKey.INIT_PRODUCER_ID, versions=(0, 0), flexible_from=NEVER):
+    """Whose state it is."""
+
+    transactional_id: str = string()
+
+
+class TransactionLogValue(Message, api_key=ApiKey.INIT_PRODUCER_ID, versions=(0, 1), flexible_from=1):
+    """The state. 1: producer ids before and after a change of id, and what the client speaks (KIP-890)."""
+
+    class PartitionsSchema(Struct):
+        topic: str = string()
+        partition_ids: list[int] = array("int32")
+
+    producer_id: int = int64()
+    previous_producer_id: int = int64("1+", default=-1, tag=0, ignorable=True)
+    next_producer_id: int = int64("1+", default=-1, tag=1, ignorable=True)
+    producer_epoch: int = int16()
+    transaction_timeout_ms: int = int32()
+    transaction_status: int = int8()
+    transaction_partitions: list[TransactionLogValue.PartitionsSchema] | None = array(
+        "PartitionsSchema", nullable="0+"
+    )
+    transaction_last_update_timestamp_ms: int = int64()
+    transaction_start_timestamp_ms: int = int64()
+    client_transaction_version: int = int16("1+", tag=2, ignorable=True)
+
+
+def encoded_key(transactional_id: str) -> bytes:
+    """The key of a transactional id's records."""
+    return versioned(TransactionLogKey(transactional_id=transactional_id), 0)
+
+
+def encoded_value(metadata: TransactionMetadata, version: int) -> bytes | None:
+    """A state as a record's value; None, a tombstone, for a transactional id that is forgotten.
+
+    Args:
+        metadata: The state.
+        version: 0, or 1 where transaction.version is 1 or more.
+    """
+    if metadata.state is TransactionState.DEAD:
+        return None
+    topics: dict[str, list[int]] = {}
+    for topic, partition in metadata.partitions:
+        topics.setdefault(topic, []).append(partition)
+    partitions = [
+        TransactionLogValue.PartitionsSchema(topic=topic, partition_ids=ids) for topic, ids in topics.items()
+    ]
+    value = TransactionLogValue(
+        producer_id=metadata.producer_id,
+        previous_producer_id=metadata.previous_producer_id,
+        next_producer_id=metadata.next_producer_id,
+        producer_epoch=metadata.producer_epoch,
+        transaction_timeout_ms=metadata.timeout_ms,
+        transaction_status=metadata.state,
+        transaction_partitions=None if metadata.state is TransactionState.EMPTY else partitions,
+        transaction_last_update_timestamp_ms=metadata.updated_ms,
+        transaction_start_timestamp_ms=metadata.started_ms,
+        client_transaction_version=metadata.client_version,
+    )
+    return versioned(value, version)
+
+
+def decoded(key: bytes, value: bytes) -> TransactionMetadata:
+    """The state that a record describes.
+
+    Raises:
+        ProtocolError: it is none.
+    """
+    named = read_versioned(TransactionLogKey, key)
+    state = read_versioned(TransactionLogValue, value)
+    return TransactionMetadata(
+        transactional_id=named.transactional_id,
+        producer_id=state.producer_id,
+        timeout_ms=state.transaction_timeout_ms,
+        state=TransactionState(state.transaction_status),
+        producer_epoch=state.producer_epoch,
+        previous_producer_id=state.previous_producer_id,
+        next_producer_id=state.next_producer_id,
+        partitions=tuple(
+            TopicPartition(topic.topic, partition)
+            for topic in state.transaction_partitions or ()
+            for partition in topic.partition_ids
+        ),
+        started_ms=state.transaction_start_timestamp_ms,
+        updated_ms=state.transaction_last_update_timestamp_ms,
+        client_version=state.client_transaction_version,
+    )
+
+
+def read_states(log: PartitionLog) -> dict[str, TransactionMetadata]:
+    """The last state of each transactional id in a partition, in the order in which they first appeared."""
+    found: dict[str, TransactionMetadata] = {}
+    for record in log.records():
+        assert record.key is not None
+        if record.value is None:
+            found.pop(read_versioned(TransactionLogKey, record.key).transactional_id, None)
+        else:
+            metadata = decoded(record.key, record.value)
+            found[metadata.transactional_id] = metadata
+    return found
+
+
+# Keys and values of internal topics stand behind their version.
+
+
+def versioned(message: Message, version: int) -> bytes:
+    """A key or a value as an internal topic holds it."""
+    writer = Writer()
+    writer.out += version.to_bytes(_VERSION, "big")
+    codec.encode(message, version, writer)
+    return bytes(writer.out)
+
+
+def read_versioned(message_type: type[M], data: bytes) -> M:
+    """What `versioned` has written.
+
+    Raises:
+        UnsupportedVersionError: it is of another version.
+        ProtocolError: it is malformed.
+    """
+    version = int.from_bytes(data[:_VERSION], "big")
+    message, _ = codec.decode(message_type, version, data, _VERSION)
+    return message

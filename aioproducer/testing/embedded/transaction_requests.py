@@ -1,0 +1,180 @@
+"""What a broker answers to transactional producers: InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn, EndTxn.
+
+Each function is headed by what the versions of its API changed. What is decided stands in `coordinator`, what
+is written and waited for in `transactions`; here are the checks before and the codes of old versions after.
+"""
+
+from __future__ import annotations
+
+from aioproducer.protocol.error_codes import ErrorCode
+from aioproducer.protocol.messages import (
+    AddOffsetsToTxnRequest,
+    AddOffsetsToTxnResponse,
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    EndTxnRequest,
+    EndTxnResponse,
+    InitProducerIdRequest,
+    InitProducerIdResponse,
+)
+from aioproducer.protocol.recordbatch import NO_PRODUCER_EPOCH, NO_PRODUCER_ID
+from aioproducer.testing.embedded.authorizer import (
+    Operation,
+    ResourceType,
+    added_partition_refusals,
+    producer_id_refusal,
+)
+from aioproducer.testing.embedded.call import Call
+from aioproducer.testing.embedded.coordinator import ProducerIdAndEpoch, Refused
+from aioproducer.testing.embedded.topics import INTERNAL_TOPICS
+from aioproducer.types import TopicPartition
+
+_NOBODY = ProducerIdAndEpoch(NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
+
+
+async def init_producer_id(call: Call, request: InitProducerIdRequest) -> InitProducerIdResponse:
+    """3: the producer's id and epoch so far (KIP-360), which count for transactions only. 4: PRODUCER_FENCED.
+
+    Without a transactional id every request gets a new producer id."""
+    producer = _NOBODY
+    error = call.refusal() or producer_id_refusal(call, request.transactional_id)
+    if error is None:
+        try:
+            producer = await _new_identity(call, request)
+        except Refused as refused:
+            error = _as_old(refused.code, call.version, 4)
+    return InitProducerIdResponse(
+        error_code=error or call.late_error() or ErrorCode.NONE,
+        producer_id=producer.producer_id,
+        producer_epoch=producer.epoch,
+    )
+
+
+async def _new_identity(call: Call, request: InitProducerIdRequest) -> ProducerIdAndEpoch:
+    cluster = call.cluster
+    asked = ProducerIdAndEpoch(request.producer_id, request.producer_epoch)
+    if (asked.producer_id == NO_PRODUCER_ID) is not (asked.epoch == NO_PRODUCER_EPOCH):
+        raise Refused(ErrorCode.INVALID_REQUEST)
+    if request.transactional_id is None:
+        return ProducerIdAndEpoch(cluster.next_producer_id(), 0)
+    return await cluster.transactions.init_producer_id(
+        call.node,
+        request.transactional_id,
+        request.transaction_timeout_ms,
+        None if asked == _NOBODY else asked,
+    )
+
+
+async def add_partitions_to_txn(call: Call, request: AddPartitionsToTxnRequest) -> AddPartitionsToTxnResponse:
+    """2: PRODUCER_FENCED (KIP-588). If one partition can't be added, none is."""
+    wanted = {topic.name: topic.partitions for topic in request.v3_and_below_topics}
+    errors = await _added(call, request, wanted)
+    response = AddPartitionsToTxnResponse()
+    for topic, partitions in wanted.items():
+        results = [
+            AddPartitionsToTxnResponse.AddPartitionsToTxnPartitionResult(
+                partition_index=index,
+                partition_error_code=errors[topic, index] or call.late_error(topic, index) or ErrorCode.NONE,
+            )
+            for index in partitions
+            if not call.omits(topic, index)
+        ]
+        response.results_by_topic_v3_and_below.append(
+            AddPartitionsToTxnResponse.AddPartitionsToTxnTopicResult(name=topic, results_by_partition=results)
+        )
+    return response
+
+
+async def _added(
+    call: Call, request: AddPartitionsToTxnRequest, wanted: dict[str, list[int]]
+) -> dict[tuple[str, int], ErrorCode]:
+    """Add the partitions, or say for each of them why not."""
+    targets = [TopicPartition(topic, index) for topic, partitions in wanted.items() for index in partitions]
+    transactional_id = request.v3_and_below_transactional_id
+    scripted = {target: call.refusal(*target) for target in targets}
+    if any(scripted.values()):
+        return {target: error or ErrorCode.OPERATION_NOT_ATTEMPTED for target, error in scripted.items()}
+    denied = call.denied(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, transactional_id)
+    if denied is not None:
+        return dict.fromkeys(targets, denied)
+    refusals = _refused_partitions(call, wanted)
+    if refusals:
+        return refusals
+    producer = ProducerIdAndEpoch(request.v3_and_below_producer_id, request.v3_and_below_producer_epoch)
+    try:
+        await call.cluster.transactions.add_partitions(call.node, transactional_id, producer, targets)
+    except Refused as refused:
+        return dict.fromkeys(targets, _as_old(refused.code, call.version, 2))
+    return dict.fromkeys(targets, ErrorCode.NONE)
+
+
+def _refused_partitions(call: Call, wanted: dict[str, list[int]]) -> dict[tuple[str, int], ErrorCode]:
+    """As `added_partition_refusals`; internal topics are nobody's to write to."""
+    internal = {
+        (topic, index): ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        for topic, partitions in wanted.items()
+        if topic in INTERNAL_TOPICS
+        for index in partitions
+    }
+    refusals = added_partition_refusals(call, wanted)
+    if not internal:
+        return refusals
+    rest = {
+        (topic, index): ErrorCode.OPERATION_NOT_ATTEMPTED
+        for topic, partitions in wanted.items()
+        for index in partitions
+    }
+    return {**rest, **refusals, **internal}
+
+
+async def add_offsets_to_txn(call: Call, request: AddOffsetsToTxnRequest) -> AddOffsetsToTxnResponse:
+    """2: PRODUCER_FENCED (KIP-588). Adds the partition of `__consumer_offsets` that holds the group."""
+    error = (
+        call.refusal()
+        or call.denied(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, request.transactional_id)
+        or call.denied(Operation.READ, ResourceType.GROUP, request.group_id)
+    )
+    if error is None:
+        partition = call.cluster.groups.partition_of(request.group_id)
+        try:
+            await call.cluster.transactions.add_partitions(
+                call.node,
+                request.transactional_id,
+                ProducerIdAndEpoch(request.producer_id, request.producer_epoch),
+                [TopicPartition(partition.topic, partition.index)],
+            )
+        except Refused as refused:
+            error = _as_old(refused.code, call.version, 2)
+    return AddOffsetsToTxnResponse(error_code=error or call.late_error() or ErrorCode.NONE)
+
+
+async def end_txn(call: Call, request: EndTxnRequest) -> EndTxnResponse:
+    """2: PRODUCER_FENCED (KIP-588). 5: the next transaction's producer id and epoch (KIP-890).
+
+    Answered when the decision is in the log; the markers are written later."""
+    response = EndTxnResponse()
+    error = call.refusal() or call.denied(
+        Operation.WRITE, ResourceType.TRANSACTIONAL_ID, request.transactional_id
+    )
+    if error is None:
+        try:
+            producer = await call.cluster.transactions.end(
+                call.node,
+                request.transactional_id,
+                ProducerIdAndEpoch(request.producer_id, request.producer_epoch),
+                commit=request.committed,
+                bump=call.version >= 5,
+            )
+            response.producer_id, response.producer_epoch = producer
+            error = call.late_error()
+        except Refused as refused:
+            error = _as_old(refused.code, call.version, 2)
+    response.error_code = error or ErrorCode.NONE
+    return response
+
+
+def _as_old(code: ErrorCode, version: int, since: int) -> ErrorCode:
+    """KIP-588: versions below `since` know no PRODUCER_FENCED."""
+    if code is ErrorCode.PRODUCER_FENCED and version < since:
+        return ErrorCode.INVALID_PRODUCER_EPOCH
+    return code

@@ -1,0 +1,460 @@
+"""The transaction coordinator of an embedded cluster: what its brokers know and do about transactional ids.
+
+Handlers ask; coordinator.Transaction decides; each decision is written to `__transaction_state` before it is
+answered. One background task, TransactionCoordinator._run, does what no request waits for: it loads logs
+after elections, writes markers and aborts what takes too long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from aioproducer.protocol.error_codes import ErrorCode
+from aioproducer.testing.embedded.batches import encode_batch
+from aioproducer.testing.embedded.coordinator import (
+    PREPARED,
+    ProducerIdAndEpoch,
+    Refused,
+    Transaction,
+    TransactionMetadata,
+    TransactionState,
+)
+from aioproducer.testing.embedded.markers import Markers
+from aioproducer.testing.embedded.state_topic import StateTopic
+from aioproducer.testing.embedded.topics import Partition
+from aioproducer.testing.embedded.transaction_log import (
+    PARTITIONS,
+    TOPIC,
+    encoded_key,
+    encoded_value,
+    read_states,
+)
+from aioproducer.testing.embedded.verification import VerificationFaults
+from aioproducer.types import TopicPartition
+
+if TYPE_CHECKING:
+    from aioproducer.testing.embedded.cluster import EmbeddedCluster
+
+logger = logging.getLogger(__name__)
+
+MAX_TIMEOUT_MS = 15 * 60 * 1000
+"""Kafka's default for transaction.max.timeout.ms."""
+
+SWEEP_INTERVAL = 10.0
+"""Seconds between two looks for transactions that take too long; Kafka's default
+(transaction.abort.timed.out.transaction.cleanup.interval.ms)."""
+
+WRITE_TIMEOUT = 30.0
+"""Seconds until a state that is not replicated is answered with COORDINATOR_NOT_AVAILABLE."""
+
+
+class _Writing(NamedTuple):
+    """A state in the log that counts once it is replicated."""
+
+    partition: Partition
+    leader_epoch: int
+    offset: int
+    transaction: Transaction
+    done: asyncio.Future[None]
+
+
+class TransactionCoordinator:
+    """All coordinators of a cluster together; which broker is asked is a parameter."""
+
+    def __init__(self, cluster: EmbeddedCluster, version: int) -> None:
+        """Nothing is created before somebody asks for a coordinator.
+
+        Args:
+            cluster: Whose coordinators these are.
+            version: The finalized level of transaction.version.
+        """
+        self.version = version
+        self.sweep_interval = SWEEP_INTERVAL
+        """Seconds between two looks for transactions that take too long."""
+        self.marker_delay = 0.0
+        """Seconds between the answer to EndTxn and the first marker. Some milliseconds in Kafka."""
+        self._cluster = cluster
+        self._states: StateTopic[dict[str, Transaction]] = StateTopic(
+            cluster,
+            TOPIC,
+            PARTITIONS,
+            self._read,
+            min_insync_replicas=2,
+        )
+        self._markers = Markers(cluster)
+        self._writing: list[_Writing] = []
+        self.verification_faults = VerificationFaults()
+        """Questions of leaders that go wrong; see `refuse_verification`."""
+        self._due: dict[Transaction, float] = {}
+        self._settled = asyncio.Event()
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    # For tests: what shall happen
+
+    def node(self, transactional_id: str) -> int:
+        """The node id of the coordinator; -1 if there is none now."""
+        return self._states.leader(transactional_id)
+
+    def move(self, transactional_id: str, to_node: int) -> None:
+        """Let another broker coordinate. It reads the log first. Raises ValueError if it can't."""
+        partition = self._states.partition_of(transactional_id)
+        self._cluster.move_leader(TOPIC, partition.index, to_node)
+
+    def describe(self, transactional_id: str) -> TransactionMetadata | None:
+        """What the coordinator knows of a transactional id, markers included that are due."""
+        state = self._states.loaded(self._states.partition_of(transactional_id))
+        transaction = None if state is None else state.get(transactional_id)
+        return None if transaction is None else transaction.metadata
+
+    async def wait_ended(self, transactional_id: str) -> TransactionMetadata:
+        """Wait until a transaction that is being committed or aborted is so everywhere.
+
+        Put a time-out around it. Returns at once if there is nothing to wait for.
+
+        Returns:
+            What the coordinator knows then.
+
+        Raises:
+            KeyError: it knows nothing of this transactional id.
+        """
+        while True:
+            state = self._states.loaded(self._states.partition_of(transactional_id))
+            if state is not None:
+                metadata = state[transactional_id].metadata
+                if metadata.state not in PREPARED:
+                    return metadata
+            self._settled.clear()
+            await self._settled.wait()
+
+    def hold_markers(self, topic: str | None = None, partition: int | None = None) -> None:
+        """From now on no marker is written: to any partition, or to those of one topic, or to one.
+
+        Transactions stay prepared, and what their producers ask is answered with CONCURRENT_TRANSACTIONS."""
+        self._markers.hold(topic, partition)
+
+    def release_markers(self) -> None:
+        """Markers are written again, those that were held back first."""
+        self._markers.release()
+        self.wake()
+
+    def hold_loading(self) -> None:
+        """From now on, a new coordinator takes long to read its log: COORDINATOR_LOAD_IN_PROGRESS."""
+        self._states.hold_loading()
+
+    def release_loading(self) -> None:
+        """Coordinators have read their logs."""
+        self._states.release_loading()
+        self.wake()
+
+    def abort_timed_out(self) -> list[str]:
+        """Abort every transaction that is open for longer than its time-out, by the cluster's clock.
+
+        Happens by itself each `sweep_interval` seconds.
+
+        Returns:
+            The transactional ids.
+        """
+        now_ms = self._cluster.now_ms()
+        found = []
+        for _, state in self._states.all_loaded():
+            for transactional_id, transaction in state.items():
+                metadata = transaction.metadata
+                if (
+                    transaction.state is TransactionState.ONGOING
+                    and transaction.pending is None
+                    and metadata.started_ms + metadata.timeout_ms < now_ms
+                ):
+                    transaction.fence(server_version=self.version, now_ms=now_ms)
+                    with suppress(Refused):
+                        self._write(transaction)
+                        found.append(transactional_id)
+        return found
+
+    def refuse_verification(
+        self,
+        error: int = ErrorCode.NETWORK_EXCEPTION,
+        *,
+        topic: str | None = None,
+        partition: int | None = None,
+        count: int = 1,
+    ) -> None:
+        """Let the next `count` questions of leaders whether a batch belongs to a transaction go wrong.
+
+        A client sees NOT_ENOUGH_REPLICAS with a text that names `error`, if that is one that keeps a leader
+        from an answer; any other error is passed on.
+
+        Args:
+            error: What the leader learns instead of an answer.
+            topic: Only questions that concern this topic.
+            partition: Only those that concern this partition.
+            count: How many.
+        """
+        self.verification_faults.add(ErrorCode(error), topic, partition, count)
+
+    def expire(self, transactional_id: str) -> None:
+        """Forget a transactional id, as Kafka does after seven days without use.
+
+        Raises:
+            KeyError: nothing is known of it.
+            Refused: it is in use.
+        """
+        state = self._states.loaded(self._states.partition_of(transactional_id))
+        transaction = (state or {})[transactional_id]
+        transaction.expire()
+        self._write(transaction)
+
+    # For the cluster
+
+    def create_topic(self) -> None:
+        """Make `__transaction_state`, if it is not there."""
+        self._states.partitions()
+
+    # For handlers: every one raises Refused with the code to answer
+
+    async def init_producer_id(
+        self, node: int, transactional_id: str, timeout_ms: int, expected: ProducerIdAndEpoch | None
+    ) -> ProducerIdAndEpoch:
+        """The producer id and the epoch with which the client may begin a transaction."""
+        if not transactional_id:
+            raise Refused(ErrorCode.INVALID_REQUEST)
+        if not 0 < timeout_ms <= MAX_TIMEOUT_MS:
+            raise Refused(ErrorCode.INVALID_TRANSACTION_TIMEOUT)
+        state = self._states.state_at(node, transactional_id)
+        transaction = state.get(transactional_id)
+        if transaction is None:
+            producer_id = self._cluster.next_producer_id()
+            fresh = TransactionMetadata(transactional_id, producer_id, timeout_ms)
+            transaction = state[transactional_id] = Transaction(fresh)
+        to = transaction.init_producer_id(
+            expected,
+            timeout_ms=timeout_ms,
+            now_ms=self._cluster.now_ms(),
+            server_version=self.version,
+            new_producer_id=self._cluster.next_producer_id,
+        )
+        await self._written(transaction)
+        if to.state is TransactionState.PREPARE_ABORT:
+            raise Refused(ErrorCode.CONCURRENT_TRANSACTIONS)
+        return to.identity
+
+    async def add_partitions(
+        self,
+        node: int,
+        transactional_id: str,
+        producer: ProducerIdAndEpoch,
+        partitions: Iterable[TopicPartition],
+        *,
+        client_version: int = 0,
+    ) -> None:
+        """The transaction is about to write to these partitions."""
+        transaction = self._known(node, transactional_id)
+        try:
+            transaction.add_partitions(
+                *producer, partitions, client_version=client_version, now_ms=self._cluster.now_ms()
+            )
+        except Refused as refused:
+            if refused.code is ErrorCode.NONE:
+                return
+            raise
+        await self._written(transaction)
+
+    def verify(
+        self, node: int, transactional_id: str, producer: ProducerIdAndEpoch
+    ) -> tuple[TopicPartition, ...]:
+        """The partitions of the producer's transaction."""
+        transaction = self._known(node, transactional_id)
+        transaction.check_producer(*producer)
+        return transaction.metadata.partitions
+
+    async def end(
+        self, node: int, transactional_id: str, producer: ProducerIdAndEpoch, *, commit: bool, bump: bool
+    ) -> ProducerIdAndEpoch:
+        """Prepare to commit or to abort; the markers are written later.
+
+        Returns:
+            The producer id and the epoch of the next transaction.
+        """
+        transaction = self._known(node, transactional_id)
+        now_ms = self._cluster.now_ms()
+        try:
+            if bump:
+                transaction.end_and_bump(
+                    *producer,
+                    commit=commit,
+                    now_ms=now_ms,
+                    new_producer_id=self._cluster.next_producer_id,
+                )
+            else:
+                transaction.end(*producer, commit=commit, now_ms=now_ms)
+        except Refused as refused:
+            if refused.code is ErrorCode.NONE:
+                return transaction.metadata.identity
+            raise
+        await self._written(transaction)
+        return (transaction.pending or transaction.metadata).identity
+
+    def _known(self, node: int, transactional_id: str) -> Transaction:
+        if not transactional_id:
+            raise Refused(ErrorCode.INVALID_REQUEST)
+        transaction = self._states.state_at(node, transactional_id).get(transactional_id)
+        if transaction is None:
+            raise Refused(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
+        return transaction
+
+    # The log
+
+    def _read(self, partition: Partition) -> dict[str, Transaction]:
+        """What a new leader finds in the log; transactions that were prepared go on to their markers."""
+        found = {key: Transaction(metadata) for key, metadata in read_states(partition.log).items()}
+        for transaction in found.values():
+            if transaction.state in PREPARED:
+                transaction.complete(now_ms=self._cluster.now_ms())
+        return found
+
+    async def _written(self, transaction: Transaction) -> None:
+        """Write what is pending and wait until it counts."""
+        done = self._write(transaction)
+        if not done.done():
+            try:
+                async with asyncio.timeout(WRITE_TIMEOUT):
+                    await asyncio.shield(done)
+            except TimeoutError:
+                raise Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE) from None
+        done.result()
+
+    def _write(self, transaction: Transaction) -> asyncio.Future[None]:
+        """Write what is pending. It counts at once if the followers keep up, else _run sees to it."""
+        assert transaction.pending is not None
+        to = transaction.pending
+        partition = self._states.partition_of(to.transactional_id)
+        value = encoded_value(to, 1 if self.version else 0)
+        batch = encode_batch([(encoded_key(to.transactional_id), value)], self._cluster.now_ms())
+        try:
+            offset = self._states.append(partition, batch)
+        except Refused:
+            transaction.give_up()
+            raise
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._writing.append(_Writing(partition, partition.leader_epoch, offset, transaction, done))
+        self._settle_replicated()
+        self._keep_running()
+        return done
+
+    def _settle_replicated(self) -> None:
+        """States that are replicated count; those whose leader lost its office never will, here."""
+        still = []
+        for writing in self._writing:
+            partition, leader_epoch, offset, transaction, done = writing
+            if partition.leader_epoch != leader_epoch:
+                transaction.give_up()
+                if not done.done():
+                    done.set_exception(Refused(ErrorCode.NOT_COORDINATOR))
+                    done.exception()  # nobody may wait for it any more
+            elif partition.high_watermark > offset:
+                self._settle(partition, transaction)
+                if not done.done():
+                    done.set_result(None)
+            else:
+                still.append(writing)
+        self._writing = still
+
+    def _settle(self, partition: Partition, transaction: Transaction) -> None:
+        transaction.settle()
+        self._settled.set()
+        if transaction.state in PREPARED:
+            transaction.complete(now_ms=self._cluster.now_ms())
+            self._due[transaction] = asyncio.get_running_loop().time() + self.marker_delay
+        elif transaction.state is TransactionState.DEAD:
+            state = self._states.loaded(partition)
+            assert state is not None
+            del state[transaction.metadata.transactional_id]
+
+    # What no request waits for
+
+    def wake(self) -> None:
+        """Something has changed that may let a marker be written, or a coordinator load its log."""
+        self._wake.set()
+
+    def resume(self) -> None:
+        """Go on with the background work after a stop, perhaps on another event loop; if there was any."""
+        if self._task is None and self._states.exists:
+            self._settled, self._wake = asyncio.Event(), asyncio.Event()
+            self._keep_running()
+
+    def halt(self) -> None:
+        """Stop all background work; `wait_stopped` comes next."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def wait_stopped(self) -> None:
+        """Wait until the background task is gone."""
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    def _keep_running(self) -> None:
+        self._wake.set()
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name="transaction coordinator")
+            self._task.add_done_callback(self._note_failure)
+
+    def _note_failure(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("the transaction coordinator: a bug of the embedded cluster", exc_info=error)
+            assert isinstance(error, Exception)
+            self._cluster.failures.append(error)
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        next_sweep = loop.time() + self.sweep_interval
+        with ExitStack() as watches:
+            for partition in self._states.partitions():
+                watches.enter_context(partition.watched(self._wake))
+            while True:
+                self._wake.clear()
+                self._settle_replicated()
+                if loop.time() >= next_sweep:
+                    next_sweep = loop.time() + self.sweep_interval
+                    self.abort_timed_out()
+                self._send_markers()
+                deadline = min(
+                    [*self._due.values(), *([next_sweep] if self._has_ongoing() else [])], default=None
+                )
+                with ExitStack() as targets, suppress(TimeoutError):
+                    for partition in self._markers.targets():
+                        targets.enter_context(partition.watched(self._wake))
+                    async with asyncio.timeout_at(deadline):
+                        await self._wake.wait()
+
+    def _has_ongoing(self) -> bool:
+        return any(
+            transaction.state is TransactionState.ONGOING
+            for _, state in self._states.all_loaded()
+            for transaction in state.values()
+        )
+
+    def _send_markers(self) -> None:
+        now = asyncio.get_running_loop().time()
+        self._due = {transaction: due for transaction, due in self._due.items() if due > now}
+        for partition, state in self._states.all_loaded():
+            if not self._cluster.broker(partition.leader).is_running:
+                continue  # a frozen coordinator sends nothing
+            for transaction in state.values():
+                if (
+                    transaction.state in PREPARED
+                    and transaction not in self._due
+                    and not self._is_being_written(transaction)
+                    and self._markers.write(transaction.metadata, partition.leader_epoch)
+                ):
+                    if transaction.pending is None:  # It could not be written the last time.
+                        transaction.complete(now_ms=self._cluster.now_ms())
+                    with suppress(Refused):
+                        self._write(transaction)
+
+    def _is_being_written(self, transaction: Transaction) -> bool:
+        return any(writing.transaction is transaction for writing in self._writing)

@@ -1,0 +1,325 @@
+"""What a leader checks of a batch before it appends it: the batch alone, then its records.
+
+The order is Kafka's, since a batch with two faults is refused for the first that is found: ProduceRequest
+(`only_batch`), then UnifiedLog and LogValidator (`validate`). What a producer's sequences say is checked by
+the log itself, later.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import crc32c
+
+from aioproducer.errors import ProtocolError
+from aioproducer.protocol.compression import Bytes, Codec, compressor
+from aioproducer.protocol.error_codes import ErrorCode
+from aioproducer.protocol.recordbatch import (
+    ATTRIBUTES_AT,
+    CODEC_MASK,
+    CONTROL,
+    CRC_AT,
+    HEADER_SIZE,
+    LENGTH_AT,
+    LOG_APPEND_TIME,
+    LOG_OVERHEAD,
+    MAGIC,
+    MAGIC_AT,
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    TRANSACTIONAL,
+    BatchHeader,
+    check_crc,
+    read_header,
+)
+from aioproducer.testing.embedded.batches import write_varint
+from aioproducer.testing.embedded.decompression import decompress_as_broker
+from aioproducer.testing.embedded.log import NO_TIMESTAMP, AppendError
+from aioproducer.testing.embedded.log_config import LogConfig
+from aioproducer.testing.embedded.record_scan import ScannedRecords, UnreadableLengthError, scan_records
+
+_KNOWN_CODECS = frozenset(Codec)
+
+_PRODUCER_ID_END = 51
+"""Where the producer id ends, which Kafka reads of each batch before it looks at the length of the header."""
+
+_SMALLEST_BATCH = 14
+"""Bytes behind the length; what a batch of format v0 has (LegacyRecord.RECORD_OVERHEAD_V0)."""
+
+_ZSTD_SINCE = 7
+"""The first Produce version that may carry zstd (KIP-110)."""
+
+_MAX_UNCOMPRESSED = 1 << 30  # bytes
+_JAVA_INT_MAX = 2**31 - 1
+
+_INT64 = struct.Struct(">q")
+_INT32 = struct.Struct(">i")
+_INT16 = struct.Struct(">h")
+_CRC = struct.Struct(">I")
+_HEADER = struct.Struct(">qiibIhiqqqhii")
+
+_KEPT_ATTRIBUTES = CODEC_MASK | TRANSACTIONAL | CONTROL
+"""What is left of the attributes when the broker writes them anew."""
+
+
+class ValidBatch(NamedTuple):
+    """A batch that may be appended; still without its base offset and leader epoch."""
+
+    header: BatchHeader
+    data: Bytes
+
+
+class RequestError(Exception):
+    """Kafka's reader stumbles over a batch where that fails the whole request, with UNKNOWN_SERVER_ERROR."""
+
+
+def check_can_be_read(batches: Iterable[memoryview]) -> None:
+    """What Kafka's ReplicaManager reads of all batches of a request before it appends the first.
+
+    Raises:
+        RequestError: one of them ends before the end of its producer id.
+    """
+    for batch in batches:
+        if len(batch) < _PRODUCER_ID_END:
+            raise RequestError(f"a record batch of {len(batch)} bytes")
+
+
+def only_batch(records: memoryview | None, version: int) -> memoryview:
+    """The bytes of the one batch that a Produce request brings for a partition, without what stands behind.
+
+    Args:
+        records: The partition's `records` field.
+        version: Of the request.
+
+    Raises:
+        AppendError: there is no whole batch, or more than one, or one that this version can't carry.
+        RequestError: the codec does not exist, in a version for which Kafka looks at it here.
+    """
+    view = memoryview(records or b"")
+    end = _end_of_batch(view, 0)
+    if end is None:
+        raise AppendError(ErrorCode.INVALID_RECORD, "no complete record batch")
+    if view[MAGIC_AT] != MAGIC:
+        raise AppendError(ErrorCode.INVALID_RECORD, f"message format v{view[MAGIC_AT]}, not v{MAGIC}")
+    if version < _ZSTD_SINCE and end > ATTRIBUTES_AT + 1:
+        codec = _INT16.unpack_from(view, ATTRIBUTES_AT)[0] & CODEC_MASK
+        if codec not in _KNOWN_CODECS:
+            raise RequestError(f"there is no codec {codec}")
+        if codec == Codec.ZSTD:
+            raise AppendError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, "zstd needs Produce version 7")
+    if _end_of_batch(view, end) is not None:
+        raise AppendError(ErrorCode.INVALID_RECORD, "more than one record batch")
+    return view[:end]
+
+
+def _end_of_batch(view: memoryview, at: int) -> int | None:
+    """Where the batch at `at` ends; None if it is not all there (Kafka's ByteBufferLogInputStream)."""
+    left = len(view) - at
+    if left < LOG_OVERHEAD:
+        return None
+    length: int = _INT32.unpack_from(view, at + LENGTH_AT)[0]
+    if length < _SMALLEST_BATCH:
+        raise AppendError(ErrorCode.CORRUPT_MESSAGE, f"a record batch of length {length}")
+    if left <= MAGIC_AT:
+        return None
+    if view[at + MAGIC_AT] > MAGIC:
+        raise AppendError(ErrorCode.CORRUPT_MESSAGE, f"message format v{view[at + MAGIC_AT]}")
+    if length > _JAVA_INT_MAX - LOG_OVERHEAD:
+        # Java's sum becomes negative and then fits anywhere.
+        raise AppendError(ErrorCode.UNKNOWN_SERVER_ERROR, f"a record batch of length {length}")
+    return at + LOG_OVERHEAD + length if left >= LOG_OVERHEAD + length else None
+
+
+def validate(batch: memoryview, config: LogConfig, now_ms: int) -> ValidBatch:
+    """The batch as a log with these settings will keep it.
+
+    Args:
+        batch: What `only_batch` returned.
+        config: Of the topic.
+        now_ms: The broker's wall clock, in milliseconds.
+
+    Raises:
+        AppendError: Kafka would refuse it, whatever the log holds.
+    """
+    header = _whole_batch(batch, config)
+    _check_header(header)
+    records = _read_records(batch, header)
+    _check_records(records, header, config, now_ms)
+    max_timestamp = now_ms if config.uses_log_append_time else max(records.timestamps)
+    codec = header.codec if config.codec is None else config.codec
+    if codec is not header.codec:
+        valid = _packed_anew(records, header, codec, max_timestamp, config.uses_log_append_time)
+        _check_size(valid.header.size, config)
+    elif codec is Codec.NONE or records.are_numbered:
+        valid = _stamped(batch, header, max_timestamp, config.uses_log_append_time)
+    else:
+        # Kafka sets out to number them anew, and fails: it has stepped over the keys and values.
+        raise _server_error("compressed records whose offset deltas are not 0, 1, 2 and so on")
+    if valid.header.size > config.segment_bytes:
+        raise AppendError(
+            ErrorCode.RECORD_LIST_TOO_LARGE,
+            f"the batch has {valid.header.size} bytes, segment.bytes is {config.segment_bytes}",
+        )
+    return valid
+
+
+# The batch
+
+
+def _whole_batch(batch: memoryview, config: LogConfig) -> BatchHeader:
+    """UnifiedLog.analyzeAndValidateRecords."""
+    (base_offset,) = _INT64.unpack_from(batch)
+    if base_offset != 0:
+        raise _invalid(f"the base offset should be 0, not {base_offset}")
+    _check_size(len(batch), config)
+    try:
+        header = read_header(batch)
+        check_crc(batch)
+    except ProtocolError as error:
+        raise AppendError(ErrorCode.CORRUPT_MESSAGE, str(error)) from error
+    try:
+        _ = header.codec
+    except ProtocolError as error:
+        raise _server_error(str(error)) from error
+    return header
+
+
+def _check_header(header: BatchHeader) -> None:
+    """LogValidator.validateBatch."""
+    if header.record_count < 1:
+        raise _invalid(f"{header.record_count} records")
+    if header.record_count != header.last_offset_delta + 1:
+        raise _invalid(
+            f"{header.record_count} records, but the last offset delta is {header.last_offset_delta}"
+        )
+    if header.is_control:
+        raise _invalid("clients may not write control records")
+    if header.producer_id > NO_PRODUCER_ID and header.base_sequence < 0:
+        raise _invalid(f"producer {header.producer_id} with sequence {header.base_sequence}")
+
+
+def _check_size(size: int, config: LogConfig) -> None:
+    if size > config.max_message_bytes:
+        raise AppendError(
+            ErrorCode.MESSAGE_TOO_LARGE,
+            f"the batch has {size} bytes, max.message.bytes is {config.max_message_bytes}",
+        )
+
+
+# Its records
+
+
+def _read_records(batch: memoryview, header: BatchHeader) -> ScannedRecords:
+    payload: Bytes = batch[HEADER_SIZE:]
+    if header.codec is not Codec.NONE:
+        try:
+            payload = decompress_as_broker(header.codec, payload, _MAX_UNCOMPRESSED)
+        except ProtocolError as error:
+            raise _server_error(str(error)) from error
+    try:
+        return scan_records(payload, header)
+    except UnreadableLengthError as error:
+        raise _server_error(str(error)) from error
+    except ProtocolError as error:
+        raise _invalid(str(error)) from error
+
+
+def _check_records(records: ScannedRecords, header: BatchHeader, config: LogConfig, now_ms: int) -> None:
+    """LogValidator.validateRecord: all records are looked at, and all that are to blame are named (KIP-467)."""
+    errors: dict[int, str] = {}
+    if config.is_compacted:
+        errors.update((index, "a compacted topic takes no record without a key") for index in records.keyless)
+    oldest = now_ms - config.message_timestamp_before_max_ms
+    newest = now_ms + config.message_timestamp_after_max_ms
+    code = ErrorCode.INVALID_RECORD
+    for index, timestamp in enumerate(records.timestamps):
+        has_time = not config.uses_log_append_time and timestamp != NO_TIMESTAMP
+        is_wrong = not oldest <= timestamp <= newest if has_time else header.log_append_time
+        if is_wrong and index not in errors:
+            code = ErrorCode.INVALID_TIMESTAMP
+            errors[index] = f"timestamp {timestamp} is not within {oldest} to {newest}"
+            if not has_time:
+                errors[index] = "LogAppendTime is for brokers to write"
+    if errors:
+        raise AppendError(
+            code,
+            f"{len(errors)} of {len(records.timestamps)} records are refused",
+            tells_log_start=True,
+            is_told=True,
+            record_errors=dict(sorted(errors.items())),
+        )
+
+
+def _stamped(batch: memoryview, header: BatchHeader, max_timestamp: int, log_append_time: bool) -> ValidBatch:
+    """The batch with the right largest timestamp and its type (DefaultRecordBatch.setMaxTimestamp)."""
+    if header.max_timestamp == max_timestamp and header.log_append_time is log_append_time:
+        return ValidBatch(header, batch)
+    attributes = header.attributes & _KEPT_ATTRIBUTES | (LOG_APPEND_TIME if log_append_time else 0)
+    return _sealed(header._replace(attributes=attributes, max_timestamp=max_timestamp), batch[HEADER_SIZE:])
+
+
+def _packed_anew(
+    records: ScannedRecords, header: BatchHeader, codec: Codec, max_timestamp: int, log_append_time: bool
+) -> ValidBatch:
+    """The records in a batch of another codec, numbered without gaps (MemoryRecordsBuilder).
+
+    Raises:
+        AppendError: a time or the producer's state is one that Kafka's builder refuses.
+    """
+    if any(timestamp < 0 and timestamp != NO_TIMESTAMP for timestamp in records.timestamps):
+        raise _server_error("a negative timestamp")
+    if header.producer_id != NO_PRODUCER_ID:
+        if header.producer_epoch == NO_PRODUCER_EPOCH or header.base_sequence < 0:
+            raise _server_error(
+                f"producer {header.producer_id} with epoch {header.producer_epoch} and sequence {header.base_sequence}"
+            )
+    payload = _encoded(records)
+    if codec is not Codec.NONE:
+        payload = compressor(codec, None)(payload)
+    attributes = codec | header.attributes & TRANSACTIONAL | (LOG_APPEND_TIME if log_append_time else 0)
+    return _sealed(
+        header._replace(
+            length=HEADER_SIZE - LOG_OVERHEAD + len(payload),
+            attributes=attributes,
+            base_timestamp=records.timestamps[0],
+            max_timestamp=max_timestamp,
+        ),
+        payload,
+    )
+
+
+def _encoded(records: ScannedRecords) -> bytes:
+    """The records behind each other, with new deltas."""
+    payload = bytearray()
+    base_timestamp = records.timestamps[0]
+    for index, (timestamp, (start, end)) in enumerate(zip(records.timestamps, records.bodies, strict=True)):
+        record = bytearray(1)  # attributes
+        write_varint(record, timestamp - base_timestamp)
+        write_varint(record, index)
+        record += memoryview(records.payload)[start:end]
+        write_varint(payload, len(record))
+        payload += record
+    return bytes(payload)
+
+
+def _sealed(header: BatchHeader, payload: Bytes) -> ValidBatch:
+    """Header and payload in one, with a new checksum."""
+    data = bytearray(_HEADER.pack(*header))
+    data += payload
+    crc = crc32c.crc32c(memoryview(data)[ATTRIBUTES_AT:])
+    _CRC.pack_into(data, CRC_AT, crc)
+    return ValidBatch(header._replace(crc=crc), data)
+
+
+# Refusals. Of those that are not everyday ones, Kafka tells where the log starts.
+
+
+def _invalid(message: str) -> AppendError:
+    return AppendError(ErrorCode.INVALID_RECORD, message, tells_log_start=True)
+
+
+def _server_error(message: str) -> AppendError:
+    """What Kafka's reader stumbles over without an error of its own for it."""
+    return AppendError(ErrorCode.UNKNOWN_SERVER_ERROR, message, tells_log_start=True)

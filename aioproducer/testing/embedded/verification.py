@@ -1,0 +1,288 @@
+"""Before a transactional batch is appended, the leader asks the coordinator whether it belongs to a transaction.
+
+Brokers do so since Kafka 3.6 (KIP-890, AddPartitionsToTxnManager); from Produce version 12 and TxnOffsetCommit
+version 5 on, the same question adds the partition. Whatever keeps the leader from an answer is told to old
+clients as NOT_ENOUGH_REPLICAS, since that makes them send the same batch again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple
+
+from aioproducer.errors import ProtocolError
+from aioproducer.protocol.error_codes import ErrorCode
+from aioproducer.protocol.messages import ProduceRequest
+from aioproducer.protocol.recordbatch import NO_PRODUCER_ID, BatchHeader, read_header
+from aioproducer.testing.embedded.authorizer import Operation, ResourceType
+from aioproducer.testing.embedded.call import Call
+from aioproducer.testing.embedded.coordinator import ProducerIdAndEpoch, Refused
+from aioproducer.testing.embedded.log import UNVERIFIED, AppendError, VerificationGuard
+from aioproducer.testing.embedded.topics import NO_LEADER, Partition
+from aioproducer.types import TopicPartition
+
+if TYPE_CHECKING:
+    from aioproducer.testing.embedded.cluster import EmbeddedCluster
+
+RETRY_BACKOFF = 0.02
+"""Seconds; Kafka's add.partitions.to.txn.retry.backoff.ms."""
+
+RETRY_LIMIT = 0.1
+"""Seconds for which a leader itself asks again; Kafka's add.partitions.to.txn.retry.backoff.max.ms."""
+
+COORDINATOR_TIMEOUT = 30.0
+"""Seconds until a leader takes a coordinator that does not answer for lost."""
+
+_PASSED_ON = frozenset({ErrorCode.CONCURRENT_TRANSACTIONS})
+_UNREACHABLE = frozenset(
+    {
+        ErrorCode.CONCURRENT_TRANSACTIONS,
+        ErrorCode.NETWORK_EXCEPTION,
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.NOT_COORDINATOR,
+    }
+)
+
+
+class Support(Enum):
+    """What the client of a request knows of verification (Kafka's TransactionSupportedOperation)."""
+
+    NOTHING = "INVALID_TXN_STATE if the partition was not added"
+    ABORTABLE = "TRANSACTION_ABORTABLE instead"
+    ADDS = "the partition is added now"
+
+    @classmethod
+    def of(cls, version: int, abortable_since: int) -> Support:
+        """By the version of a request; the version after `abortable_since` adds partitions."""
+        if version > abortable_since:
+            return cls.ADDS
+        return cls.ABORTABLE if version == abortable_since else cls.NOTHING
+
+
+@dataclass(slots=True)
+class _Fault:
+    error: ErrorCode
+    topic: str | None
+    partition: int | None
+    left: int
+
+    def concerns(self, target: TopicPartition) -> bool:
+        return self.topic in (None, target.topic) and self.partition in (None, target.partition)
+
+
+class VerificationFaults:
+    """Questions that go wrong by script, in the order in which they were added."""
+
+    def __init__(self) -> None:
+        self._faults: list[_Fault] = []
+
+    def add(self, error: ErrorCode, topic: str | None, partition: int | None, count: int) -> None:
+        """Let the next `count` questions that concern the topic and the partition go wrong; None is any."""
+        self._faults.append(_Fault(error, topic, partition, count))
+
+    def take(self, targets: Sequence[TopicPartition]) -> ErrorCode | None:
+        """What the leader learns instead of an answer; None lets it ask."""
+        for fault in self._faults:
+            if fault.left and any(fault.concerns(target) for target in targets):
+                fault.left -= 1
+                return fault.error
+        return None
+
+
+class Question(NamedTuple):
+    """May a batch with this sequence be appended?"""
+
+    partition: Partition
+    sequence: int
+
+
+class Verified(NamedTuple):
+    """What is known of one partition before a batch is appended."""
+
+    guard: VerificationGuard
+    code: ErrorCode
+    """The coordinator's answer; NONE if the batch belongs to a transaction."""
+
+
+class Checked(NamedTuple):
+    """What a Produce request may do to one partition."""
+
+    guard: VerificationGuard | None = None
+    error: AppendError | None = None
+
+
+async def verified_batches(call: Call, request: ProduceRequest) -> Mapping[TopicPartition, Checked]:
+    """Ask the coordinator about the transactional batches of a Produce request.
+
+    Returns:
+        For each partition that the request concerns what to know before the append. Those that no
+        transaction concerns are missing.
+    """
+    batches = list(_batches(call, request))
+    if not any(header.is_transactional for _, _, header in batches):
+        return {}
+    everywhere = [target for target, _, _ in batches]
+    denied = request.transactional_id is None or call.denied(
+        Operation.WRITE, ResourceType.TRANSACTIONAL_ID, request.transactional_id
+    )
+    if denied:
+        code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+        error = AppendError(code, "transactional batches without a transactional id that may be written with")
+        return dict.fromkeys(everywhere, Checked(error=error))
+    # A batch without a producer id is no part of any transaction, whatever its bit says.
+    batches = [one for one in batches if one[2].is_transactional and one[2].producer_id != NO_PRODUCER_ID]
+    producers = {
+        ProducerIdAndEpoch(header.producer_id, header.producer_epoch): None for _, _, header in batches
+    }
+    if not producers:
+        return {}
+    if len(producers) > 1:
+        code = ErrorCode.INVALID_PRODUCER_ID_MAPPING
+        error = AppendError(code, "Transactional records contained more than one producer ID", is_told=True)
+        return dict.fromkeys(everywhere, Checked(error=error))
+    if not call.release.verifies_transactions:
+        return {target: Checked(guard=UNVERIFIED) for target, _, _ in batches}
+    (producer,) = producers
+    asked = {
+        target: Question(partition, header.base_sequence)
+        for target, partition, header in batches
+        if partition is not None
+        and partition.leader == call.node
+        and call.refusal(*target) is None
+        and call.denied(Operation.WRITE, ResourceType.TOPIC, target.topic) is None
+    }
+    assert request.transactional_id is not None
+    support = Support.of(call.version, 11)
+    answers = await _verify_patiently(call.cluster, request.transactional_id, producer, asked, support)
+    return {
+        target: Checked(guard, _as_append_error(code, support)) for target, (guard, code) in answers.items()
+    }
+
+
+def _batches(
+    call: Call, request: ProduceRequest
+) -> Iterable[tuple[TopicPartition, Partition | None, BatchHeader]]:
+    """The batches of a request as far as they can be read."""
+    for topic_data in request.topic_data:
+        topic = call.cluster.find_topic(topic_data.name, topic_data.topic_id)
+        name = topic.name if topic else topic_data.name
+        for data in topic_data.partition_data:
+            try:
+                assert data.records is None or isinstance(data.records, memoryview)
+                header = read_header(data.records or b"")
+            except ProtocolError:
+                continue  # The append will say what is wrong with it.
+            yield TopicPartition(name, data.index), topic.partition(data.index) if topic else None, header
+
+
+async def _verify_patiently(
+    cluster: EmbeddedCluster,
+    transactional_id: str,
+    producer: ProducerIdAndEpoch,
+    questions: Mapping[TopicPartition, Question],
+    support: Support,
+) -> dict[TopicPartition, Verified]:
+    """As `verify`. To add a partition, a leader asks again while the markers of the last transaction are due."""
+    loop = asyncio.get_running_loop()
+    give_up = loop.time() + RETRY_LIMIT
+    while True:
+        answers = await verify(cluster, transactional_id, producer, questions, support)
+        is_busy = any(answer.code is ErrorCode.CONCURRENT_TRANSACTIONS for answer in answers.values())
+        if not is_busy or support is not Support.ADDS or loop.time() >= give_up:
+            return answers
+        await asyncio.sleep(RETRY_BACKOFF)
+
+
+async def verify(
+    cluster: EmbeddedCluster,
+    transactional_id: str,
+    producer: ProducerIdAndEpoch,
+    questions: Mapping[TopicPartition, Question],
+    support: Support,
+) -> dict[TopicPartition, Verified]:
+    """Ask the coordinator about those partitions where the transaction has not written yet."""
+    # The guards come first: a marker that is written meanwhile makes them void.
+    guards = {
+        target: partition.log.start_verification(
+            *producer, sequence, is_new_producer_refused=support is Support.ADDS
+        )
+        for target, (partition, sequence) in questions.items()
+        if not partition.log.has_open_transaction(*producer)
+    }
+    if not guards:
+        return {}
+    try:
+        codes = await _ask(cluster, transactional_id, producer, list(guards), support)
+    except Refused as refused:
+        codes = dict.fromkeys(guards, refused.code)
+    return {target: Verified(guard, _as_known(codes[target], support)) for target, guard in guards.items()}
+
+
+async def _ask(
+    cluster: EmbeddedCluster,
+    transactional_id: str,
+    producer: ProducerIdAndEpoch,
+    targets: list[TopicPartition],
+    support: Support,
+) -> dict[TopicPartition, ErrorCode]:
+    """One request from a leader to the coordinator (AddPartitionsToTxn version 4 and up). Raises Refused."""
+    coordinator = cluster.transactions
+    scripted = coordinator.verification_faults.take(targets)
+    if scripted is not None:
+        raise Refused(scripted)
+    if not transactional_id:
+        raise Refused(ErrorCode.INVALID_REQUEST)
+    node = coordinator.node(transactional_id)
+    if node == NO_LEADER:
+        raise Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+    await _reach(cluster, node)
+    if support is Support.ADDS:
+        await coordinator.add_partitions(node, transactional_id, producer, targets, client_version=2)
+        return dict.fromkeys(targets, ErrorCode.NONE)
+    known = coordinator.verify(node, transactional_id, producer)
+    return {
+        target: ErrorCode.NONE if target in known else ErrorCode.TRANSACTION_ABORTABLE for target in targets
+    }
+
+
+async def _reach(cluster: EmbeddedCluster, node: int) -> None:
+    """Wait for a coordinator that is frozen. Raises Refused."""
+    broker = cluster.broker(node)
+    if broker.is_running:
+        return
+    try:
+        async with asyncio.timeout(COORDINATOR_TIMEOUT):
+            await broker.thawed()
+    except TimeoutError:
+        raise Refused(ErrorCode.NETWORK_EXCEPTION) from None
+    if not broker.is_running:
+        raise Refused(ErrorCode.NETWORK_EXCEPTION)
+
+
+def _as_known(code: ErrorCode, support: Support) -> ErrorCode:
+    """The coordinator's answer in the words that a leader uses, and that the client knows."""
+    if code is ErrorCode.PRODUCER_FENCED:
+        return ErrorCode.INVALID_PRODUCER_EPOCH
+    if code is ErrorCode.TRANSACTION_ABORTABLE and support is Support.NOTHING:
+        return ErrorCode.INVALID_TXN_STATE
+    return code
+
+
+def _as_append_error(code: ErrorCode, support: Support) -> AppendError | None:
+    """What a Produce request is answered; Kafka's texts, since clients tell the meanings of 19 apart by them."""
+    if code is ErrorCode.NONE:
+        return None
+    if code is ErrorCode.INVALID_TXN_STATE:
+        return AppendError(code, "Partition was not added to the transaction", is_told=True)
+    if code in _UNREACHABLE and not (code in _PASSED_ON and support is Support.ADDS):
+        return AppendError(
+            ErrorCode.NOT_ENOUGH_REPLICAS,
+            "Unable to verify the partition has been added to the transaction. "
+            f"Underlying error: {code.name}",
+            is_told=True,
+        )
+    return AppendError(code, "the transaction coordinator refuses the partition")

@@ -1,0 +1,1 @@
+"""A network and an event loop in virtual time."""

@@ -1,0 +1,192 @@
+"""An event loop with virtual time and a network in memory: the same seed gives the same run, byte for byte.
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        async with EmbeddedCluster(3, clock=loop.wall_time, random=Random(1)) as cluster: ...
+
+    simulate(main, seed=1)
+
+Nothing waits for a real clock, a real socket or a thread: when nothing is left to do at one moment, the clock jumps
+to the next. Code runs here unmodified if it takes its time from `loop.time()`, its randomness from a seeded
+`random.Random`, and never iterates over a set."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Coroutine
+from random import Random
+from typing import Any, TypeVar
+
+from aioproducer.testing.simulation.network import SimulatedNetwork, SimulatedServer
+from aioproducer.testing.simulation.transport import SimulatedTransport
+
+T = TypeVar("T")
+
+BEGIN = 1_000.0
+"""Loop time at the start, in seconds. Not 0: a clock that begins there hides code that takes 0.0 for "never"."""
+
+WALL_BEGIN = 1_700_000_000.0 - BEGIN
+"""What `SimulatedLoop.wall_time` adds to the loop's time, in seconds since 1970."""
+
+TURNS_AT_ONE_MOMENT = 100_000
+"""Rounds of the loop at one moment of virtual time from which on it is taken for a loop that never ends."""
+
+
+GRACE = 3600.0
+"""Virtual seconds that tasks get to end once a run has stalled and they are cancelled."""
+
+
+class SimulationStalled(AssertionError):
+    """Nothing will ever happen again, or virtual time does not go on; it names the tasks that wait."""
+
+
+class SimulatedLoop(asyncio.BaseEventLoop):
+    """An event loop whose clock jumps to the next timer, with connections between its own tasks only."""
+
+    def __init__(
+        self, seed: int = 0, *, network: SimulatedNetwork | None = None, time_limit: float = 1e6
+    ) -> None:
+        """A loop that is not running.
+
+        Args:
+            seed: decides every latency and every piece in which bytes arrive.
+            network: how connections behave; by default a network of loopback-like latencies.
+            time_limit: virtual seconds after which the run is taken for stuck.
+        """
+        super().__init__()
+        self.random = Random(seed)
+        """Where the network's chances come from; others may take theirs from here too."""
+        self.network = network or SimulatedNetwork()
+        self.network.attach(self, self.random)
+        self.thread_delay = (0.0, 0.0005)
+        """Seconds that a call in an executor takes: between the two."""
+        self._now = BEGIN
+        self._end = BEGIN + time_limit
+        self._turns = 0
+        self._selector = self  # BaseEventLoop asks it for events; the clock is all that there is
+        self._clock_resolution = 1e-9
+
+    # The clock
+
+    def time(self) -> float:
+        """Virtual seconds."""
+        return self._now
+
+    def wall_time(self) -> float:
+        """Virtual seconds since 1970, for `EmbeddedCluster(clock=...)`."""
+        return WALL_BEGIN + self._now
+
+    def select(self, timeout: float | None) -> list[Any]:
+        """Called by the base class when no callback is ready before `timeout`: let time pass."""
+        if timeout is None:
+            raise self._stalled("nothing will ever happen again")
+        if timeout > 0:
+            self._now += timeout
+            self._turns = 0
+            if self._now > self._end:
+                raise self._stalled(f"not at an end after {self._now - BEGIN:g} s")
+        else:
+            self._turns += 1
+            if self._turns > TURNS_AT_ONE_MOMENT:
+                raise self._stalled("busy for ever at one moment")
+        return []
+
+    def _stalled(self, what: str) -> SimulationStalled:
+        # Whoever catches it cancels the tasks, which takes some more turns.
+        self._turns = 0
+        self._end = self._now + GRACE
+        names = sorted(task.get_name() for task in asyncio.all_tasks(self))
+        return SimulationStalled(f"{what}; tasks: {', '.join(names) or 'none'}")
+
+    def _process_events(self, event_list: list[Any]) -> None:
+        """There are none."""
+
+    def _write_to_self(self) -> None:
+        """Nothing sleeps that would have to be woken."""
+
+    # What code asks of a loop
+
+    async def getaddrinfo(  # type: ignore[override]  # fewer kinds of arguments than the real one takes
+        self, host: str, port: int, *, family: int = 0, type: int = 0, proto: int = 0, flags: int = 0
+    ) -> list[tuple[Any, ...]]:
+        """What the network's name server says."""
+        addresses = await self.network.resolve(host)
+        return [
+            (
+                socket.AF_INET6 if ":" in address else socket.AF_INET,
+                socket.SOCK_STREAM,
+                6,
+                "",
+                (address, port),
+            )
+            for address in addresses
+        ]
+
+    def run_in_executor(  # type: ignore[override]  # the base class declares it with TypeVarTuple
+        self, executor: Any, func: Callable[..., T], *args: Any
+    ) -> asyncio.Future[T]:
+        """Call it at once, in this thread; its result comes a little later, as from another thread."""
+        future: asyncio.Future[T] = self.create_future()
+        try:
+            result = func(*args)
+        except Exception as error:
+            self.call_later(self.random.uniform(*self.thread_delay), _end, future, None, error)
+        else:
+            self.call_later(self.random.uniform(*self.thread_delay), _end, future, result, None)
+        return future
+
+    async def create_connection(  # type: ignore[override]  # only what aioproducer uses
+        self, protocol_factory: Callable[[], asyncio.BaseProtocol], host: str, port: int
+    ) -> tuple[SimulatedTransport, asyncio.BaseProtocol]:
+        """A connection to a server of this loop. Raises OSError if nobody listens there."""
+        return await self.network.connect(protocol_factory, host, port)
+
+    async def create_server(  # type: ignore[override]  # only what aioproducer uses
+        self,
+        protocol_factory: Callable[[], asyncio.BaseProtocol],
+        host: str,
+        port: int,
+        *,
+        start_serving: bool = True,
+        ssl: None = None,
+    ) -> SimulatedServer:
+        """A server for connections of this loop. Raises OSError if the port is taken."""
+        assert ssl is None, "there is no TLS in a simulation"
+        server = self.network.listen(protocol_factory, host, port)
+        if start_serving:
+            await server.start_serving()
+        return server
+
+
+def _end(future: asyncio.Future[Any], result: object, error: Exception | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)
+
+
+def simulate(
+    main: Callable[[], Coroutine[Any, Any, T]],
+    *,
+    seed: int = 0,
+    network: SimulatedNetwork | None = None,
+    time_limit: float = 1e6,
+) -> T:
+    """Run a coroutine to its end in virtual time.
+
+    Args:
+        main: makes the coroutine; `asyncio.get_running_loop()` is the SimulatedLoop in it.
+        seed: the same seed gives the same run.
+        network: as SimulatedLoop takes it.
+        time_limit: virtual seconds.
+
+    Raises:
+        SimulationStalled: nothing would ever happen again, or the time limit has passed.
+    """
+    with asyncio.Runner(
+        loop_factory=lambda: SimulatedLoop(seed, network=network, time_limit=time_limit), debug=False
+    ) as runner:
+        return runner.run(main())

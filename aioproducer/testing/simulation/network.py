@@ -1,0 +1,267 @@
+"""The network of a SimulatedLoop: listeners, connections, name lookups, and what can go wrong with them.
+
+A connection is two queues of bytes on their way, each with an order, a latency and a bounded window, as TCP has them:
+what does not fit stays with the sender's transport, which says so. Nothing here knows what the bytes mean."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import hashlib
+import socket
+import struct
+from collections.abc import Callable, Iterable
+from random import Random
+from typing import TYPE_CHECKING, NamedTuple
+
+from aioproducer.testing.simulation.transport import Address, SimulatedTransport
+
+if TYPE_CHECKING:
+    from aioproducer.testing.simulation.loop import SimulatedLoop
+
+
+RETRANSMISSION = 0.2
+"""Seconds until an attempt to connect that was not answered is made again by TCP itself."""
+
+_FIRST_PORT = 9092
+_FIRST_CLIENT_PORT = 40_000
+_TRACED = struct.Struct(">dIBI")
+
+
+class Latency(NamedTuple):
+    """Seconds that something takes: at least `least`, at most `most`."""
+
+    least: float = 0.0001
+    most: float = 0.0005
+
+
+class _Socket(NamedTuple):
+    """What a server tells of its socket."""
+
+    address: Address
+
+    def getsockname(self) -> Address:
+        return self.address
+
+
+class SimulatedNetwork:
+    """All connections of one simulation."""
+
+    def __init__(
+        self,
+        *,
+        latency: Latency = Latency(),  # noqa: B008  # immutable
+        window: int = 65536,
+        pieces: float = 0.05,
+        reset: float = 0.5,
+    ) -> None:
+        """Describe a network.
+
+        Args:
+            latency: of each piece of bytes, one way.
+            window: bytes of one direction that are on their way or unread; more stay with the sender.
+            pieces: how probable it is that bytes arrive in two pieces.
+            reset: how probable it is that a dropped connection loses what was on its way.
+        """
+        self.latency = latency
+        self.window = window
+        self.names: dict[str, tuple[str, ...]] = {}
+        """What names mean; each other name is its own address, an empty tuple is a name that does not exist."""
+        self.lookup_delay = 0.0
+        """Seconds until a name is resolved."""
+        self._pieces = pieces
+        self._reset = reset
+        self._loop: SimulatedLoop
+        self._random: Random
+        self._listeners: dict[Address, SimulatedServer] = {}
+        self._ports = _FIRST_PORT
+        self._client_ports = _FIRST_CLIENT_PORT
+        self._count = 0
+        self._open: dict[int, tuple[SimulatedTransport, SimulatedTransport]] = {}
+        """(client's end, server's end) of each connection of which one end at least is open."""
+        self._held: dict[tuple[int, bool], None] = {}
+        """(port, towards the server): what is on its way stays there."""
+        self._trace = hashlib.sha256()
+
+    def attach(self, loop: SimulatedLoop, random: Random) -> None:
+        """Called by the loop: this is its network."""
+        self._loop = loop
+        self._random = random
+
+    # For tests: what is there
+
+    @property
+    def digest(self) -> str:
+        """A SHA-256 over every byte that was sent so far, and when, and on which connection."""
+        return self._trace.hexdigest()
+
+    @property
+    def open_clients(self) -> list[SimulatedTransport]:
+        """The clients' ends that are not closed."""
+        return [client for client, _ in self._open.values() if not client.is_closing()]
+
+    # For tests: what shall happen
+
+    def cut(self, port: int) -> int:
+        """Reset all connections to a port; what is on its way is lost in part. Returns how many there were."""
+        found = [ends for ends in self._open.values() if ends[1].port == port]
+        for client, server in found:
+            client.break_off()
+            if self.loses():
+                server.break_off()  # else it learns of it after what was on its way
+        return len(found)
+
+    def hold(self, port: int, *, requests: bool = True, answers: bool = True) -> None:
+        """What is sent to a port, or from it, stays on its way, new connections included; nobody is told."""
+        if requests:
+            self._held[port, True] = None
+        if answers:
+            self._held[port, False] = None
+
+    def release(self, port: int | None = None) -> None:
+        """What was held arrives, as after a retransmission. None: of all ports."""
+        for held in [held for held in self._held if port in (None, held[0])]:
+            del self._held[held]
+        for ends in list(self._open.values()):
+            for end in ends:
+                end.go_on()
+
+    def is_held(self, port: int, *, to_server: bool) -> bool:
+        """Whether nothing arrives in this direction now."""
+        return (port, to_server) in self._held
+
+    def _is_silent(self, port: int) -> bool:
+        return self.is_held(port, to_server=True) or self.is_held(port, to_server=False)
+
+    # For the loop
+
+    async def resolve(self, host: str) -> tuple[str, ...]:
+        """The addresses of a name. Raises socket.gaierror, an OSError, if there are none."""
+        addresses = self.names.get(host, (host,))
+        if self.lookup_delay:
+            await asyncio.sleep(self.lookup_delay)
+        if not addresses:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return addresses
+
+    def listen(self, factory: Callable[[], asyncio.BaseProtocol], host: str, port: int) -> SimulatedServer:
+        """A server that does not serve yet."""
+        if port == 0:
+            port = self._ports
+            self._ports += 1
+        if (host, port) in self._listeners:
+            raise OSError(errno.EADDRINUSE, f"port {port} is taken")
+        return SimulatedServer(self, self._loop, factory, (host, port))
+
+    def bind(self, server: SimulatedServer, address: Address) -> None:
+        """A server takes connections from now on."""
+        self._listeners[address] = server
+
+    def unbind(self, address: Address) -> None:
+        """It takes none any more."""
+        self._listeners.pop(address, None)
+
+    def serves(self, address: Address) -> bool:
+        """Whether somebody takes connections there."""
+        return address in self._listeners
+
+    async def connect(
+        self, factory: Callable[[], asyncio.BaseProtocol], host: str, port: int
+    ) -> tuple[SimulatedTransport, asyncio.BaseProtocol]:
+        """As `create_connection`: one round trip. Raises OSError if nobody listens."""
+        while self._is_silent(port):  # noqa: ASYNC110  # nobody tells TCP either
+            await asyncio.sleep(RETRANSMISSION)
+        await asyncio.sleep(self.delay())
+        server = self._listeners.get((host, port))
+        if server is None:
+            await asyncio.sleep(self.delay())
+            raise ConnectionRefusedError(errno.ECONNREFUSED, f"Connect call failed ('{host}', {port})")
+        self._count += 1
+        self._client_ports += 1
+        here, there = (host, self._client_ports), (host, port)
+        client = SimulatedTransport(self, self._loop, self._count, here, there, is_client=True)
+        other = SimulatedTransport(self, self._loop, self._count, there, here, is_client=False)
+        client.peer, other.peer = other, client
+        self._open[self._count] = client, other
+        other.begin(server.factory())
+        try:
+            await asyncio.sleep(self.delay())
+        except asyncio.CancelledError:
+            client.abort()
+            raise
+        protocol = factory()
+        client.begin(protocol)
+        return client, protocol
+
+    # For transports
+
+    def delay(self) -> float:
+        """Seconds until the next thing arrives."""
+        return self._random.uniform(*self.latency)
+
+    def cuts(self, size: int) -> Iterable[int]:
+        """Into which sizes bytes fall on their way."""
+        if size > 1 and self._random.random() < self._pieces:
+            first = self._random.randrange(1, size)
+            return (first, size - first)
+        return (size,)
+
+    def loses(self) -> bool:
+        """Whether a connection that is dropped loses what is on its way."""
+        return self._random.random() < self._reset
+
+    def keeps(self, count: int) -> int:
+        """How many of the things on their way still arrive."""
+        return self._random.randint(0, count)
+
+    def note(self, number: int, is_client: bool, data: bytes | bytearray | memoryview) -> None:
+        """Take down what is sent."""
+        self._trace.update(_TRACED.pack(self._loop.time(), number, is_client, len(data)))
+        self._trace.update(data)
+
+    def forget(self, number: int) -> None:
+        """A connection's end is closed; of both, the connection is."""
+        ends = self._open.get(number)
+        if ends is not None and all(end.is_closed for end in ends):
+            del self._open[number]
+
+
+class SimulatedServer(asyncio.AbstractServer):
+    """What `create_server` returns."""
+
+    def __init__(
+        self,
+        network: SimulatedNetwork,
+        loop: SimulatedLoop,
+        factory: Callable[[], asyncio.BaseProtocol],
+        address: Address,
+    ) -> None:
+        self.factory = factory
+        self.sockets = (_Socket(address),)
+        self._network = network
+        self._server_loop = loop
+        self._address = address
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        """The loop that it belongs to."""
+        return self._server_loop
+
+    async def start_serving(self) -> None:
+        """Take connections from now on."""
+        self._network.bind(self, self._address)
+
+    def close(self) -> None:
+        """Take no more connections; those that are open stay so."""
+        self._network.unbind(self._address)
+
+    async def wait_closed(self) -> None:
+        """At once."""
+
+    def is_serving(self) -> bool:
+        """Whether it takes connections."""
+        return self._network.serves(self._address)
+
+    async def serve_forever(self) -> None:
+        """Until it is cancelled."""
+        await self.start_serving()
+        await self._server_loop.create_future()

@@ -1,0 +1,1 @@
+"""The state of a transaction, its coordinator, and the calls of a transactional producer."""

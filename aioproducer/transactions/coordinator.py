@@ -1,0 +1,781 @@
+"""Carries a transaction's requests to its coordinator and brings the answers back, one request at a time.
+
+state.py decides what to ask for, outcomes.py what an answer means. Each of the user's calls is a task of
+its own here: a caller that is cancelled leaves it running, and the same call made again joins it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from functools import partial
+from random import Random
+from typing import Any
+
+from aioproducer.concurrency.tasks import new_task
+from aioproducer.concurrency.wakeup import WakeUp
+from aioproducer.config import ProducerConfig
+from aioproducer.errors import (
+    CommitOutcomeUnknownError,
+    IllegalStateError,
+    KafkaError,
+    MissingPartitionError,
+    ProducerClosed,
+    ProtocolError,
+    TransactionError,
+    TransactionReinitError,
+    TransactionTimeoutError,
+)
+from aioproducer.metrics import Metrics
+from aioproducer.network.brokers import Brokers
+from aioproducer.protocol.api import ApiKey
+from aioproducer.protocol.messages import (
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    EndTxnRequest,
+    InitProducerIdRequest,
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitResponse,
+)
+from aioproducer.protocol.outcomes import (
+    Action,
+    decide,
+)
+from aioproducer.protocol.schema import Message
+from aioproducer.records.accumulator import Accumulator
+from aioproducer.records.idempotence import Idempotence, ProducerIdentity
+from aioproducer.transactions.requests import CoordinatorRequests
+from aioproducer.transactions.state import Transaction, TransactionState, abortable, reinit
+from aioproducer.types import (
+    ConsumerGroupMetadata,
+    OffsetAndMetadata,
+    TopicPartition,
+    TransactionHandle,
+)
+
+logger = logging.getLogger(__name__)
+
+FEATURE = "transaction.version"
+_ENDINGS = ("commit", "abort", "fence", "initialize")
+"""The calls that end a transaction, by which a result kept for an earlier call is out of date."""
+LONGEST_OPEN = 0.8
+"""Of transaction_timeout_ms: how long a transaction stays open without a commit. The rest is for the abort."""
+Offsets = Mapping[TopicPartition, OffsetAndMetadata]
+
+
+class Coordinator:
+    """The remote half of a producer's transactions. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        config: ProducerConfig,
+        transaction: Transaction,
+        idempotence: Idempotence,
+        accumulator: Accumulator,
+        brokers: Brokers,
+        wake: WakeUp,
+        metrics: Metrics,
+        random: Random,
+    ) -> None:
+        self._config = config
+        self._transaction = transaction
+        self._idempotence = idempotence
+        self._accumulator = accumulator
+        self._brokers = brokers
+        self._wake = wake
+        self._metrics = metrics
+        self._random = random
+        self._requests = CoordinatorRequests(config, transaction, brokers, metrics, random)
+        self._questions = CoordinatorRequests(config, transaction, brokers, metrics, random)
+        """What waits for the end of a transaction must not keep that end waiting."""
+        self._calls: dict[str, asyncio.Task[None]] = {}
+        """The user's calls that are at work, by name."""
+        self._abandoned: set[str] = set()
+        """Those of them that a caller has left by a cancellation."""
+        self._unseen: tuple[str, int] | None = None
+        """The call that ended the transaction of this number with success, while no caller was left to see it."""
+        self._is_closing = False
+        """No call begins any more."""
+        self._offset_calls = itertools.count()
+        self._offsets_turn = asyncio.Lock()
+        """Offsets are sent one call at a time: whether the call before was in doubt has to be known."""
+
+    # ------------------------------------------------------------------------------------------ the user's calls
+
+    async def initialize(self) -> None:
+        """Get a producer id and epoch for the transactional id, and so end what an older producer left open."""
+        transaction = self._transaction
+        if self._running("initialize") is None:
+            transaction.check(
+                "init_transactions",
+                TransactionState.UNINITIALIZED,
+                TransactionState.READY,
+                TransactionState.OUTCOME_UNKNOWN,
+                TransactionState.REINIT_REQUIRED,
+            )
+            before = transaction.state
+            if not transaction.refuses_records:
+                transaction.move(TransactionState.INITIALIZING)
+            await self._call("initialize", lambda: self._initialize(before))
+        else:
+            await self._call("initialize", self._never)
+
+    async def commit(self) -> None:
+        """Send what is buffered and commit, or raise: then nothing is committed, unless the error says UNKNOWN."""
+        if self._has_succeeded_unseen("commit"):
+            return
+        if self._running("commit") is None:
+            self._transaction.check(
+                "commit_transaction", TransactionState.IN_TRANSACTION, TransactionState.OUTCOME_UNKNOWN
+            )
+            self._transaction.move(TransactionState.COMMITTING)
+        await self._call("commit", self._commit)
+
+    async def abort(self) -> None:
+        """Throw away what is buffered, wait for what is in flight, and abort."""
+        transaction = self._transaction
+        if self._has_succeeded_unseen("abort"):
+            return
+        if self._running("abort") is None:
+            if transaction.state is not TransactionState.ABORT_REQUIRED:
+                again = () if self._running("fence") else (TransactionState.ABORTING,)
+                transaction.check(
+                    "abort_transaction", TransactionState.IN_TRANSACTION, TransactionState.RELEASING, *again
+                )
+            if transaction.state is not TransactionState.ABORTING:
+                transaction.move(TransactionState.ABORTING)
+        await self._call("abort", self._abort)
+
+    async def fence(self) -> None:
+        """Abort by a new epoch: whoever still writes under the old one, participants included, is shut out."""
+        transaction = self._transaction
+        if self._has_succeeded_unseen("fence"):
+            return
+        if self._running("fence") is None:
+            aborting = self._running("abort")
+            if aborting is not None:
+                number = transaction.number
+                await asyncio.wait([aborting])
+                if transaction.number != number:
+                    return  # it was aborted, and another one has begun
+                if transaction.state is TransactionState.READY or self._running("initialize"):
+                    await self.initialize()  # a second fence joins it
+                    return
+            if transaction.state is not TransactionState.ABORT_REQUIRED:
+                transaction.check(
+                    "fence_transaction",
+                    TransactionState.IN_TRANSACTION,
+                    TransactionState.RELEASING,
+                    TransactionState.ABORTING,
+                )
+            if transaction.state is not TransactionState.ABORTING:
+                transaction.move(TransactionState.ABORTING)
+        await self._call("fence", self._fence)
+
+    async def export(self, partitions: Iterable[TopicPartition]) -> TransactionHandle:
+        """The open transaction as a value; with v1 the partitions join it first."""
+        transaction = self._transaction
+        transaction.check("export", TransactionState.IN_TRANSACTION)
+        partitions = list(partitions)
+        await self._epoch_settled("export")
+        self._check_has_no_writer(partitions)
+        if not transaction.numbered.keys().isdisjoint(partitions):
+            self._check_may_change_epoch(partitions)
+            await self._call("epoch", self._change_epoch)
+            transaction.check("export", TransactionState.IN_TRANSACTION)
+            self._check_has_no_writer(partitions)  # it may have one by now
+        self._has_begun()
+        transaction.epoch_is_spent = True
+        if not transaction.is_v2:
+            for place in partitions:
+                if place not in transaction.partitions:
+                    transaction.wanted[place] = None
+            while transaction.has_to_join:
+                await self._call("partitions", self._add_partitions)
+            transaction.check("export", TransactionState.IN_TRANSACTION)
+            self._check_has_no_writer(partitions)  # it may have one by now
+        transaction.exported.update(dict.fromkeys(partitions))
+        return self._handle()
+
+    def _check_has_no_writer(self, partitions: Iterable[TopicPartition]) -> None:
+        transaction = self._transaction
+        taken = [
+            place
+            for place in partitions
+            if place in transaction.written
+            or place in transaction.exported
+            or self._accumulator.holds(*place)
+        ]
+        if taken:
+            raise IllegalStateError(
+                f"export: {taken[0].topic}-{taken[0].partition} was written to or exported already; in a transaction "
+                "each partition has one writer"
+            )
+
+    def _check_may_change_epoch(self, partitions: Iterable[TopicPartition]) -> None:
+        """Raise if the transaction has begun at the coordinator, where a new epoch would abort it."""
+        transaction = self._transaction
+        if transaction.may_have_started or transaction.wanted:
+            place = next(place for place in partitions if place in transaction.numbered)
+            raise IllegalStateError(
+                f"export: {place.topic}-{place.partition} was written to in an earlier transaction of the same "
+                "producer epoch, so a participant's first records would count as duplicates; call export_transaction() "
+                "before the first send() or send_offsets_to_transaction() of the transaction: it takes a new epoch then"
+            )
+
+    async def _change_epoch(self) -> None:
+        """Take a new epoch inside a transaction of which the coordinator knows nothing yet."""
+        transaction = self._transaction
+        transaction.changes_epoch = True
+        try:
+            await self._next_epoch()
+        except KafkaError as error:
+            self._not_reinitialized(error)
+            raise transaction.error or error from error
+        finally:
+            transaction.changes_epoch = False
+
+    async def _epoch_settled(self, call: str) -> None:
+        """No request of the transaction may name the old epoch while a new one is being taken."""
+        change = self._running("epoch")
+        if change is not None:
+            await asyncio.wait([change])
+            self._transaction.check(call, TransactionState.IN_TRANSACTION)
+
+    def _has_begun(self) -> None:
+        """A request is about to tell the coordinator of the transaction; its time is watched from now on."""
+        self._transaction.may_have_started = True
+        self._wake.set()
+
+    def _handle(self) -> TransactionHandle:
+        transaction, identity = self._transaction, self._identity
+        return TransactionHandle(
+            transaction.transactional_id, identity.producer_id, identity.epoch, transaction.is_v2
+        )
+
+    async def send_offsets(self, offsets: Offsets, group: ConsumerGroupMetadata) -> None:
+        """Let a consumer group's offsets become part of the transaction."""
+        self._transaction.check("send_offsets_to_transaction", TransactionState.IN_TRANSACTION)
+        if offsets:
+            await self._epoch_settled("send_offsets_to_transaction")
+            await self._call(
+                f"offsets {next(self._offset_calls)}", lambda: self._send_offsets(offsets, group)
+            )
+
+    def add_partitions(self) -> None:
+        """With v1: let the wanted partitions join, in the background. Sets the wake-up event when they have."""
+        if self._running("partitions") is None and not self._is_closing:
+            self._start("partitions", self._add_partitions())
+
+    async def release(self) -> TransactionHandle:
+        """Give the open transaction away: whoever resumes it ends it."""
+        transaction = self._transaction
+        transaction.check("release_transaction", TransactionState.IN_TRANSACTION)
+        transaction.move(TransactionState.RELEASING)  # what comes now would not be acknowledged in time
+        try:
+            await self._settled()
+        except BaseException:
+            if transaction.state is TransactionState.RELEASING:
+                transaction.move(TransactionState.IN_TRANSACTION)
+                self._wake.set()  # its time may have run out meanwhile
+            raise
+        transaction.check("release_transaction", TransactionState.RELEASING)
+        transaction.move(TransactionState.UNINITIALIZED)
+        return self._handle()
+
+    def resume(self, handle: TransactionHandle) -> None:
+        """Own the transaction that another producer has released."""
+        self.attach(handle)
+        self._transaction.resume(handle)
+
+    async def committed(
+        self, group_id: str, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
+        """What a group has committed, once no open transaction can change it."""
+        places = list(dict.fromkeys(partitions))
+        topics: dict[str, list[int]] = {}
+        for topic, partition in places:
+            topics.setdefault(topic, []).append(partition)
+        request = OffsetFetchRequest(
+            group_id=group_id,
+            # Named: asked for all, a group whose first offset is pending is said to have none.
+            topics=[
+                OffsetFetchRequest.OffsetFetchRequestTopic(name=topic, partition_indexes=numbers)
+                for topic, numbers in topics.items()
+            ],
+            require_stable=True,
+        )
+        answer = await self._questions.ask(request, partial(_worst_of_fetched, places), group=group_id)
+        return {
+            TopicPartition(topic.name, partition.partition_index): (
+                None
+                if partition.committed_offset < 0
+                else OffsetAndMetadata(
+                    partition.committed_offset, partition.metadata or "", partition.committed_leader_epoch
+                )
+            )
+            for topic in answer.topics
+            for partition in topic.partitions
+        }
+
+    def attach(self, handle: TransactionHandle) -> None:
+        """Number records as the transaction's owner would."""
+        self._adopt(ProducerIdentity(handle.producer_id, handle.epoch, True))
+
+    def watch(self, now: float) -> float | None:
+        """Abort an open transaction that comes near to its time-out; returns when to look again.
+
+        The brokers would abort it, and with v1 fence its producer; readers of the partitions wait until then."""
+        transaction = self._transaction
+        if not transaction.may_have_started or transaction.has_expired:
+            return None
+        if transaction.began is None:
+            transaction.began = now
+        if transaction.state not in (TransactionState.IN_TRANSACTION, TransactionState.ABORT_REQUIRED):
+            return None
+        limit = self._config.transaction_timeout
+        due = transaction.began + LONGEST_OPEN * limit
+        if now < due:
+            return due
+        if self._is_closing:
+            return None
+        transaction.has_expired = True
+        cause = KafkaError(
+            f"it was open for {now - transaction.began:.1f} s, more than {LONGEST_OPEN:.0%} of "
+            f"transaction_timeout_ms={limit * 1000:g}; commit sooner, or raise transaction_timeout_ms"
+        )
+        logger.warning("the transaction of %r is aborted: %s", transaction.transactional_id, cause)
+        transaction.must_abort(abortable(transaction, cause))
+        self._wake.set()  # the sender gives up what was not sent
+        self._start("expiry", self._expire())
+        return None
+
+    async def ended(self) -> None:
+        """Wait for the calls that are at work, whatever comes of them."""
+        await asyncio.gather(*self._calls.values(), return_exceptions=True)
+
+    async def close(self) -> None:
+        """Leave no task."""
+        self._is_closing = True
+        calls = list(self._calls.values())
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+
+    async def _call(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        call = self._running(name)
+        if call is None:
+            if self._is_closing:
+                raise ProducerClosed("the producer was closed during a transactional call")
+            call = self._start(name, work())
+        self._abandoned.discard(name)
+        try:
+            await asyncio.shield(call)
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if not call.cancelled() or (caller is not None and caller.cancelling()):
+                self._leave(name, call)
+                raise  # the caller was cancelled; the call goes on
+            # close() has ended it. Whoever waits was not cancelled, and has to hear of it.
+            error = self._transaction.error
+            if isinstance(error, CommitOutcomeUnknownError):
+                raise error from None
+            raise ProducerClosed("the producer was closed during a transactional call") from None
+
+    def _start(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        if name in _ENDINGS:
+            self._unseen = None
+        call = new_task(asyncio.get_running_loop(), work, f"aioproducer-transaction-{name}")
+        self._calls[name] = call
+        call.add_done_callback(lambda done: self._ended(name, done))
+        return call
+
+    def _running(self, name: str) -> asyncio.Task[None] | None:
+        """The call of that name that has not ended; one that has just done so is nothing to be joined."""
+        call = self._calls.get(name)
+        return call if call is not None and not call.done() else None
+
+    def _ended(self, name: str, call: asyncio.Task[None]) -> None:
+        if self._calls.get(name) is call:
+            self._settle(name, call)
+            del self._calls[name]
+        self._wake.set()
+        if not call.cancelled():
+            call.exception()  # whoever called has it; if nobody waits any more, the state says it too
+
+    def _settle(self, name: str, call: asyncio.Task[None]) -> None:
+        """Note how a call ended that no caller waits for any more."""
+        if name in self._abandoned:
+            self._abandoned.remove(name)
+            self._leave(name, call)
+
+    def _leave(self, name: str, call: asyncio.Task[None]) -> None:
+        """No caller waits for this call any more: keep its success for the same call made again."""
+        if not call.done():
+            self._abandoned.add(name)
+        elif name in _ENDINGS and not call.cancelled() and call.exception() is None:
+            self._unseen = name, self._transaction.number
+
+    def _has_succeeded_unseen(self, name: str) -> bool:
+        """The call has succeeded after its caller was cancelled. True once: it is seen now."""
+        call = self._calls.get(name)
+        if call is not None and call.done():
+            self._settle(name, call)  # it has just ended, and its callback comes in the next turn of the loop
+        if self._unseen != (name, self._transaction.number):
+            return False
+        self._unseen = None
+        return True
+
+    # ------------------------------------------------------------------------------------------ what they consist of
+
+    async def _never(self) -> None:
+        raise AssertionError("a call that is at work is joined, not begun")
+
+    async def _initialize(self, before: TransactionState) -> None:
+        transaction = self._transaction
+        if transaction.state is not TransactionState.INITIALIZING:
+            # What is in flight belongs to the old epoch: its answers must not meet the new one.
+            self._wake.set()
+            await self._settled()
+            transaction.move(TransactionState.INITIALIZING)
+        try:
+            await self._new_epoch(None)
+        except TransactionReinitError as error:
+            transaction.must_reinit(error)
+            raise
+        except BaseException as error:
+            if before is TransactionState.UNINITIALIZED:
+                transaction.move(TransactionState.UNINITIALIZED)
+            elif before is TransactionState.READY:
+                transaction.must_reinit(reinit(transaction, TransactionReinitError, str(error)))
+            else:  # it was needed already, and the error says why
+                transaction.move(TransactionState.REINIT_REQUIRED)
+            raise
+        transaction.move(TransactionState.READY)
+
+    async def _new_epoch(self, known: ProducerIdentity | None, deadline: float | None = None) -> None:
+        """InitProducerId. With `known`, the epoch after that one; only `_next_epoch` and `_abort` may ask so."""
+        request = InitProducerIdRequest(
+            transactional_id=self._transaction.transactional_id,
+            transaction_timeout_ms=round(self._config.transaction_timeout * 1000),
+            producer_id=known.producer_id if known else -1,
+            producer_epoch=known.epoch if known else -1,
+        )
+        response = await self._ask(request, lambda answer: answer.error_code, deadline=deadline)
+        if response.producer_id < 0 or response.producer_epoch < 0:
+            raise ProtocolError(
+                f"the coordinator gave the producer id {response.producer_id} and epoch {response.producer_epoch}"
+            )
+        self._adopt(ProducerIdentity(response.producer_id, response.producer_epoch, True))
+
+    def _adopt(self, identity: ProducerIdentity) -> None:
+        self._idempotence.identity = identity
+        self._transaction.epoch_changed()
+
+    async def _add_partitions(self) -> None:
+        transaction = self._transaction
+        try:
+            while transaction.has_to_join:
+                places = sorted(transaction.wanted)
+                topics: dict[str, list[int]] = {}
+                for topic, partition in places:
+                    topics.setdefault(topic, []).append(partition)
+                self._has_begun()
+                await self._ask(
+                    AddPartitionsToTxnRequest(
+                        v3_and_below_transactional_id=transaction.transactional_id,
+                        v3_and_below_producer_id=self._identity.producer_id,
+                        v3_and_below_producer_epoch=self._identity.epoch,
+                        v3_and_below_topics=[
+                            AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(
+                                name=topic, partitions=partitions
+                            )
+                            for topic, partitions in topics.items()
+                        ],
+                    ),
+                    partial(_worst_of_partitions, places),
+                )
+                transaction.joined(places)
+                self._wake.set()
+        except KafkaError as error:
+            self._failed(error)
+        except Exception as error:  # a bug of ours; without an end the sender would ask again and again
+            logger.exception("partitions could not join the transaction of %r", transaction.transactional_id)
+            self._failed(KafkaError(f"partitions could not join the transaction: {error!r}"))
+
+    async def _send_offsets(self, offsets: Offsets, group: ConsumerGroupMetadata) -> None:
+        async with self._offsets_turn:
+            await self._send_offsets_in_turn(offsets, group)
+
+    async def _send_offsets_in_turn(self, offsets: Offsets, group: ConsumerGroupMetadata) -> None:
+        transaction = self._transaction
+        doubtful = transaction.doubtful_offsets.setdefault(group.group_id, {})
+        try:
+            self._check_is_not_overtaken(offsets, group.group_id, doubtful)
+            self._has_begun()
+            if not transaction.is_v2 and group.group_id not in transaction.groups:
+                await self._ask(
+                    AddOffsetsToTxnRequest(
+                        transactional_id=transaction.transactional_id,
+                        producer_id=self._identity.producer_id,
+                        producer_epoch=self._identity.epoch,
+                        group_id=group.group_id,
+                    ),
+                    lambda answer: answer.error_code,
+                )
+                transaction.groups[group.group_id] = None
+            await self._ask(
+                self._offset_commit(offsets, group), partial(_worst_of_offsets, offsets), group=group.group_id
+            )
+            if self._requests.was_in_doubt:
+                doubtful.update(offsets)
+        except KafkaError as error:
+            self._failed(error)
+            raise transaction.error or error from error
+
+    @staticmethod
+    def _check_is_not_overtaken(offsets: Offsets, group_id: str, doubtful: Offsets) -> None:
+        """Raise if a late copy of an earlier request of the same transaction could overwrite one of these offsets."""
+        for (topic, partition), offset in offsets.items():
+            before = doubtful.get(TopicPartition(topic, partition), offset)
+            if before != offset:
+                raise KafkaError(
+                    f"the offset {before.offset} of {topic}-{partition} was sent more than once for group "
+                    f"{group_id!r}, as an answer was lost; a late copy could replace the offset {offset.offset}"
+                )
+
+    def _offset_commit(self, offsets: Offsets, group: ConsumerGroupMetadata) -> TxnOffsetCommitRequest:
+        topics: dict[str, TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic] = {}
+        for (topic, partition), offset in sorted(offsets.items()):
+            if topic not in topics:
+                topics[topic] = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic(name=topic)
+            topics[topic].partitions.append(
+                TxnOffsetCommitRequest.TxnOffsetCommitRequestPartition(
+                    partition_index=partition,
+                    committed_offset=offset.offset,
+                    committed_leader_epoch=offset.leader_epoch,
+                    committed_metadata=offset.metadata,
+                )
+            )
+        return TxnOffsetCommitRequest(
+            transactional_id=self._transaction.transactional_id,
+            group_id=group.group_id,
+            producer_id=self._identity.producer_id,
+            producer_epoch=self._identity.epoch,
+            generation_id=group.generation_id,
+            member_id=group.member_id,
+            group_instance_id=group.group_instance_id,
+            topics=list(topics.values()),
+        )
+
+    async def _commit(self) -> None:
+        transaction = self._transaction
+        await self._settled()
+        if transaction.state is not TransactionState.COMMITTING:
+            assert transaction.error is not None  # a record has failed
+            raise transaction.error
+        try:
+            if transaction.may_have_started:  # else the coordinator knows of no transaction
+                await self._end(commit=True)
+        except asyncio.CancelledError:
+            # Only close() cancels this task.
+            if self._requests.written or transaction.commit_is_in_doubt:
+                transaction.must_reinit(
+                    self._requests.outcome_unknown("the producer was closed before the answer came")
+                )
+            raise
+        except KafkaError as error:
+            self._failed(error)
+            raise transaction.error or error from error
+        if transaction.is_resumed:
+            transaction.move(TransactionState.UNINITIALIZED)
+            return
+        if transaction.needs_epoch:
+            transaction.move(TransactionState.INITIALIZING)
+            try:
+                await self._next_epoch()
+            except KafkaError as error:
+                # What was to be committed is; the next transaction will hear of this.
+                self._not_reinitialized(error)
+            except asyncio.CancelledError:  # by close(): there is no next transaction
+                self._not_reinitialized(KafkaError("the producer was closed before it had a new epoch"))
+        if not transaction.refuses_records:
+            transaction.move(TransactionState.READY)
+
+    async def _next_epoch(self) -> None:
+        """The epoch after this one, with no transaction open.
+
+        InitProducerId with (producer id, epoch) aborts whatever is open, before the coordinator compares epochs: from
+        a producer that was fenced without knowing it, it would abort its successor's transaction. So an abort comes
+        first. There is nothing to abort, but the coordinator compares the epoch, and a fenced producer stops here."""
+        deadline = asyncio.get_running_loop().time() + self._config.max_block
+        await self._end(commit=False, deadline=deadline)
+        if not self._transaction.is_v2:  # else the abort brought the next epoch
+            await self._new_epoch(self._identity, deadline=deadline)
+
+    def _not_reinitialized(self, error: KafkaError) -> None:
+        if not isinstance(error, TransactionReinitError):
+            error = reinit(self._transaction, TransactionReinitError, str(error))
+        self._transaction.must_reinit(error)
+
+    async def _abort(self) -> None:
+        transaction = self._transaction
+        await self._end_what_is_buffered()
+        try:
+            if transaction.may_have_started or transaction.needs_epoch:
+                await self._end(commit=False)
+            if transaction.needs_epoch and not transaction.is_resumed:
+                transaction.move(TransactionState.INITIALIZING)
+                await self._new_epoch(self._identity)  # right after an answered abort, as in _next_epoch
+        except KafkaError as error:
+            if isinstance(error, TransactionTimeoutError) and transaction.state is TransactionState.ABORTING:
+                raise  # it can be called again
+            self._not_reinitialized(error)
+            raise transaction.error or error from error
+        if transaction.is_resumed:
+            transaction.move(TransactionState.UNINITIALIZED)
+        elif transaction.state is not TransactionState.REINIT_REQUIRED:
+            transaction.move(TransactionState.READY)
+
+    async def _expire(self) -> None:
+        """End a transaction at the coordinator; for its user it goes on until abort_transaction()."""
+        transaction = self._transaction
+        await self._settled()
+        if transaction.state is not TransactionState.ABORT_REQUIRED:
+            return  # the user's abort was first
+        try:
+            await self._end(commit=False)
+        except TransactionReinitError as error:
+            transaction.must_reinit(error)
+        except KafkaError as error:
+            logger.warning(
+                "the transaction of %r was not aborted yet: %s", transaction.transactional_id, error
+            )
+        else:
+            transaction.may_have_started = False  # nothing is left to be ended
+
+    async def _fence(self) -> None:
+        transaction = self._transaction
+        await self._end_what_is_buffered()
+        transaction.move(TransactionState.INITIALIZING)
+        try:
+            await self._new_epoch(None)
+        except KafkaError as error:
+            self._not_reinitialized(error)
+            raise transaction.error or error from error
+        transaction.move(TransactionState.READY)
+
+    async def _settled(self) -> None:
+        """Nothing of the transaction is on its way any more: no records, no partitions, no offsets."""
+        await self._accumulator.flush()
+        calls = [
+            call
+            for name, call in self._calls.items()
+            if name.startswith(("epoch", "partitions", "offsets", "expiry"))
+            and not call.done()
+            and call is not asyncio.current_task()
+        ]
+        if calls:
+            await asyncio.wait(calls)
+
+    async def _end_what_is_buffered(self) -> None:
+        """Before an abort: the sender gives up what was not sent, and the rest is waited for."""
+        self._wake.set()
+        await self._settled()
+        if self._transaction.state is not TransactionState.ABORTING:  # a record was fenced meanwhile
+            assert self._transaction.error is not None
+            raise self._transaction.error
+
+    async def _end(self, *, commit: bool, deadline: float | None = None) -> None:
+        """EndTxn, always the same one until it is answered."""
+        transaction = self._transaction
+        request = EndTxnRequest(
+            transactional_id=transaction.transactional_id,
+            producer_id=self._identity.producer_id,
+            producer_epoch=self._identity.epoch,
+            committed=commit,
+        )
+        response = await self._ask(
+            request,
+            lambda answer: answer.error_code,
+            is_repetition=commit and transaction.commit_is_in_doubt,
+            deadline=deadline,
+        )
+        if transaction.is_v2:
+            if response.producer_id < 0 or response.producer_epoch < 0:
+                # It has ended, as was asked; what is missing is the next one's.
+                self._not_reinitialized(
+                    ProtocolError("the coordinator ended the transaction and gave no new epoch")
+                )
+                return
+            self._adopt(ProducerIdentity(response.producer_id, response.producer_epoch, True))
+
+    async def _ask(self, request: Message, code_of: Callable[[Any], int], **options: Any) -> Any:
+        """`CoordinatorRequests.ask` of the requests that change the transaction."""
+        return await self._requests.ask(request, code_of, **options)
+
+    @property
+    def _identity(self) -> ProducerIdentity:
+        identity = self._idempotence.identity
+        assert identity is not None  # initialize() gave it, and only another one takes its place
+        return identity
+
+    def _failed(self, error: KafkaError) -> None:
+        """What a refused request means for the transaction."""
+        if isinstance(error, TransactionReinitError):
+            self._transaction.must_reinit(error)
+        else:
+            self._transaction.must_abort(
+                error
+                if isinstance(error, TransactionError) and error.requires_abort
+                else abortable(self._transaction, error)
+            )
+
+
+def _worst_of_partitions(asked: Iterable[TopicPartition], response: AddPartitionsToTxnResponse) -> int:
+    codes = {
+        TopicPartition(topic.name, partition.partition_index): partition.partition_error_code
+        for topic in response.results_by_topic_v3_and_below
+        for partition in topic.results_by_partition
+    }
+    return _worst(ApiKey.ADD_PARTITIONS_TO_TXN, asked, codes)
+
+
+def _worst_of_offsets(asked: Iterable[TopicPartition], response: TxnOffsetCommitResponse) -> int:
+    codes = {
+        TopicPartition(topic.name, partition.partition_index): partition.error_code
+        for topic in response.topics
+        for partition in topic.partitions
+    }
+    return _worst(ApiKey.TXN_OFFSET_COMMIT, asked, codes)
+
+
+def _worst_of_fetched(asked: Iterable[TopicPartition], response: OffsetFetchResponse) -> int:
+    if response.error_code:
+        return response.error_code
+    codes = {
+        TopicPartition(topic.name, partition.partition_index): partition.error_code
+        for topic in response.topics
+        for partition in topic.partitions
+    }
+    return _worst(ApiKey.OFFSET_FETCH, asked, codes)
+
+
+_SEVERITY = (Action.SUCCEED, Action.RETRY, Action.COORDINATOR, Action.ABORT, Action.FAIL, Action.REINIT)
+
+
+def _worst(api: ApiKey, asked: Iterable[TopicPartition], codes: Mapping[TopicPartition, int]) -> int:
+    """The code that decides: OPERATION_NOT_ATTEMPTED, for one, only says that another partition was refused.
+
+    Raises:
+        MissingPartitionError: the answer leaves out one of those that were asked.
+    """
+    missing = [place for place in asked if place not in codes]
+    if missing:
+        topic, partition = missing[0]
+        raise MissingPartitionError(f"the coordinator left {topic}-{partition} out of its answer")
+    return max(codes.values(), key=lambda code: _SEVERITY.index(decide(api, code).action), default=0)

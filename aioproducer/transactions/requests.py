@@ -1,0 +1,275 @@
+"""One transactional request on its way: find the coordinator, ask until it is answered for good, say what that means.
+
+What an answer means is said in outcomes.py. One request at a time is under way for a transactional id."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from aioproducer.config import ProducerConfig
+from aioproducer.errors import (
+    BrokerConnectionError,
+    BrokerError,
+    CommitOutcomeUnknownError,
+    KafkaError,
+    TransactionError,
+    TransactionReinitError,
+    TransactionTimeoutError,
+    escaped,
+)
+from aioproducer.metrics import Metrics
+from aioproducer.network.brokers import Brokers
+from aioproducer.protocol.api import ApiKey
+from aioproducer.protocol.error_codes import error_name
+from aioproducer.protocol.messages import (
+    EndTxnRequest,
+    FindCoordinatorRequest,
+    InitProducerIdRequest,
+    OffsetFetchRequest,
+)
+from aioproducer.protocol.outcomes import (
+    Action,
+    Condition,
+    Row,
+    advice,
+    decide,
+    decide_failure,
+    failure_of,
+    reinit_error,
+)
+from aioproducer.protocol.schema import Message
+from aioproducer.transactions.state import Transaction, TransactionState, abortable, reinit
+from aioproducer.types import Outcome
+
+logger = logging.getLogger(__name__)
+
+SOON, LATEST = 0.02, 1.0
+"""Seconds between tries while another transaction of the same id is being ended, doubled, jittered: markers take
+milliseconds, but as long as a leader is down."""
+
+A_FAIR_TRY = 1.0
+"""Seconds that an answer has at least, also if that is beyond max_block_ms: a commit that is sent with a moment left
+has an unknown outcome where it could have had none."""
+
+CEILINGS_V1: dict[ApiKey, int] = {ApiKey.END_TXN: 4, ApiKey.TXN_OFFSET_COMMIT: 4}
+"""With v1, whatever the broker offers: it decides by the version, and with a newer one ends the epoch, or lets a
+partition join unasked (KIP-890)."""
+
+ONE_KEY = 3
+"""The last version of FindCoordinator that asks for one key; later ones ask for several at once (KIP-699)."""
+
+ONE_GROUP = 7
+"""The last version of OffsetFetch that asks for one group; later ones ask for several at once (KIP-709)."""
+
+IN_DOUBT = {Condition.COMMIT, Condition.UNANSWERED}
+"""What holds of a commit that may have been carried out."""
+
+Key = tuple[int, str]
+"""What a coordinator is asked for: a group (0) or a transactional id (1), and its name."""
+
+
+class _CoordinatorRefusedError(KafkaError):
+    """FindCoordinator was refused for good."""
+
+    code: int
+
+
+class CoordinatorRequests:
+    """Asks the coordinators of a transactional id and of groups. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        config: ProducerConfig,
+        transaction: Transaction,
+        brokers: Brokers,
+        metrics: Metrics,
+        random: Random,
+    ) -> None:
+        self._config = config
+        self._transaction = transaction
+        self._brokers = brokers
+        self._metrics = metrics
+        self._random = random
+        self._nodes: dict[Key, int] = {}
+        """Where each coordinator was found."""
+        self._turn = asyncio.Lock()
+        """One request at a time."""
+        self.written = 0
+        """Attempts of the current request that have left, or are about to."""
+        self.was_in_doubt = False
+        """An attempt of the last request was not answered: it may be carried out late, after what was sent since."""
+
+    async def ask(
+        self,
+        request: Message,
+        code_of: Callable[[Any], int],
+        *,
+        group: str | None = None,
+        is_repetition: bool = False,
+        deadline: float | None = None,
+    ) -> Any:
+        """Send a request until it is answered for good; the answer, if that is a success.
+
+        Args:
+            request: what to ask.
+            code_of: the error code of an answer.
+            group: the group whose coordinator is asked; None for that of the transactional id.
+            is_repetition: an earlier call has sent the same request, and given it up without an answer.
+            deadline: when to give up, by loop.time(); None: after max_block_ms.
+
+        Raises:
+            TransactionError: it was refused, or there was no answer within max_block_ms.
+        """
+        key: Key = (1, self._transaction.transactional_id) if group is None else (0, group)
+        loop = asyncio.get_running_loop()
+        if deadline is None:
+            deadline = loop.time() + self._config.max_block
+        conditions = {Condition.V2 if self._transaction.is_v2 else Condition.V1}
+        if isinstance(request, EndTxnRequest) and request.committed:
+            conditions.add(Condition.COMMIT)
+        if is_repetition:
+            conditions.add(Condition.UNANSWERED)
+        last: KafkaError | None = None
+        failures = 0
+        async with self._turn:
+            self.written = 0
+            self.was_in_doubt = False
+            while loop.time() < deadline:
+                if self._transaction.state is TransactionState.ABORTING and not isinstance(
+                    request, EndTxnRequest | InitProducerIdRequest | OffsetFetchRequest
+                ):
+                    raise abortable(self._transaction, KafkaError("the transaction is aborted meanwhile"))
+                written = self.written
+                try:
+                    node_id = await self._node(key, deadline)
+                    response = await self._brokers.request_node(
+                        node_id,
+                        request,
+                        min(self._config.request_timeout, max(deadline - loop.time(), A_FAIR_TRY)),
+                        version_ceiling=self._ceiling(request.api_key),
+                        about_to_write=self._about_to_write,
+                    )
+                except _CoordinatorRefusedError as error:
+                    if isinstance(request, OffsetFetchRequest):
+                        raise BrokerError(str(error), code=error.code, name=error_name(error.code)) from error
+                    row = decide(ApiKey.FIND_COORDINATOR, error.code)
+                    raise self._unasked(row, str(error), reinit_error(error.code), conditions) from error
+                except KafkaError as error:
+                    row = decide_failure(failure_of(error), conditions)
+                    if row.action is Action.FAIL:
+                        if isinstance(request, OffsetFetchRequest):
+                            raise
+                        raise self._unasked(row, str(error), TransactionReinitError, conditions) from error
+                    if row.outcome is Outcome.UNKNOWN and self.written > written:
+                        self._doubt(conditions)
+                    self._nodes.pop(key, None)
+                    last = error
+                else:
+                    code = code_of(response)
+                    row = decide(request.api_key, code, conditions)
+                    if row.action is Action.SUCCEED:
+                        return response
+                    if row.outcome is Outcome.UNKNOWN:
+                        self._doubt(conditions)
+                    name = error_name(code)
+                    self._metrics.count_error(name)
+                    last = BrokerError(f"the coordinator answered {name}", code=code, name=name)
+                    if row.action is Action.COORDINATOR:
+                        self._nodes.pop(key, None)
+                    elif row.action is not Action.RETRY:
+                        reason = f"{type(request).__name__} was refused with {name}{advice(code)}"
+                        if isinstance(request, OffsetFetchRequest):
+                            # A question: nothing of the transaction hangs on it.
+                            raise BrokerError(reason, code=code, name=name)
+                        raise self._refused(row, reason, reinit_error(code)) from last
+                logger.debug("%s: %s is sent again: %s", self._transaction.transactional_id, request, last)
+                await asyncio.sleep(self._pause(failures, deadline - loop.time()))
+                failures += 1
+        raise self._too_late(request, conditions, last)
+
+    def _doubt(self, conditions: set[Condition]) -> None:
+        """With v1 a late copy of a request could meet the next transaction of its epoch (KAFKA-17754: EndTxn)."""
+        conditions.add(Condition.UNANSWERED)
+        self.was_in_doubt = True
+        self._transaction.epoch_is_spent = True
+
+    def _pause(self, failures: int, left: float) -> float:
+        longest = min(SOON * 2.0 ** min(failures, 16), LATEST)
+        return max(min(self._random.uniform(longest / 2, longest), left), 0.0)
+
+    def _ceiling(self, api_key: ApiKey) -> int | None:
+        if api_key is ApiKey.OFFSET_FETCH:
+            return ONE_GROUP
+        return None if self._transaction.is_v2 else CEILINGS_V1.get(api_key)
+
+    def _refused(self, row: Row, reason: str, kind: type[TransactionReinitError]) -> TransactionError:
+        if row.action is Action.ABORT:
+            return abortable(self._transaction, KafkaError(reason))
+        if row.outcome is Outcome.UNKNOWN:
+            return self.outcome_unknown(reason)
+        return reinit(self._transaction, kind, reason)
+
+    def _unasked(
+        self, row: Row, reason: str, kind: type[TransactionReinitError], conditions: set[Condition]
+    ) -> TransactionError:
+        """Of a request that can't be sent, or not again: what an attempt before has done is not undone by that."""
+        if IN_DOUBT <= conditions:
+            return self.outcome_unknown(reason)
+        return self._refused(row, reason, kind)
+
+    def outcome_unknown(self, reason: str) -> TransactionError:
+        return reinit(
+            self._transaction,
+            CommitOutcomeUnknownError,
+            f"whether the transaction was committed is unknown: the commit was sent and not answered ({reason})",
+        )
+
+    def _too_late(
+        self, request: Message, conditions: set[Condition], last: KafkaError | None
+    ) -> TransactionError:
+        reason = f"no answer within {self._config.max_block:g} s (max_block_ms), the last error was: {last}"
+        if Condition.COMMIT in conditions:
+            if IN_DOUBT <= conditions:
+                return self.outcome_unknown(reason)
+            return abortable(self._transaction, KafkaError(f"the commit could not be sent: {reason}"))
+        return TransactionTimeoutError(
+            f"{type(request).__name__} for {self._transaction.transactional_id!r}: {reason}; "
+            "make the same call again to wait on",
+            transactional_id=self._transaction.transactional_id,
+        )
+
+    async def _node(self, key: Key, deadline: float) -> int:
+        """The node id of a coordinator."""
+        known = self._nodes.get(key)
+        if known is not None:
+            return known
+        kind, name = key
+        request = FindCoordinatorRequest(key=name, key_type=kind)
+        loop = asyncio.get_running_loop()
+        response = await self._brokers.request_any(
+            request,
+            min(self._config.request_timeout, max(deadline - loop.time(), A_FAIR_TRY)),
+            version_ceiling=ONE_KEY,
+        )
+        row = decide(ApiKey.FIND_COORDINATOR, response.error_code)
+        text = f"the coordinator of {name!r} was not found: {error_name(response.error_code)}"
+        if row.action is Action.RETRY:
+            raise BrokerConnectionError(text, written=False)
+        if row.action is not Action.SUCCEED:
+            raise _CoordinatorRefusedError(text + advice(response.error_code), code=response.error_code)
+        if response.node_id < 0 or not response.host or not 0 < response.port < 65536:
+            raise BrokerConnectionError(
+                f"the coordinator of {name!r} is said to be node {response.node_id} at "
+                f"{escaped(response.host)}:{response.port}",
+                written=False,
+            )
+        node_id: int = response.node_id
+        self._nodes[key] = node_id
+        return node_id
+
+    def _about_to_write(self) -> None:
+        self.written += 1
