@@ -27,8 +27,8 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python tests/docs_runner.py check
-	$(BIN)/python -m pytest -q -p no:cacheprovider tests/test_layering.py
+	$(BIN)/python -m tests.support.docs_runner check
+	$(BIN)/python -m pytest -q -p no:cacheprovider tests/project/test_layering.py
 
 # Every client in one run, some 25 minutes.   ARGS=--quick, ARGS="--sections 'closed loop,lag' --clients aioproducer,aiokafka"
 bench: setup
@@ -43,7 +43,7 @@ profile: setup
 
 # The calls of one record, from send to the result of its delivery.   ARGS=--calls prints each
 walk: setup
-	$(BIN)/python -m tests.walk $(ARGS)
+	$(BIN)/python -m tests.support.walk $(ARGS)
 
 # The wheel, built in isolation and imported in an environment that holds nothing else.
 wheel: setup
@@ -51,7 +51,7 @@ wheel: setup
 	$(BIN)/python -m build --outdir dist .
 	$(PYTHON) -m venv build/wheel-check
 	build/wheel-check/bin/pip install -q --only-binary :all: dist/aioproducer-*.whl
-	cd build && wheel-check/bin/python ../tests/wheel_check.py
+	cd build && wheel-check/bin/python ../tests/support/wheel_check.py
 
 # What the tests of GSSAPI need and pip does not bring; needs root on Debian. Without it they are skipped, and fail in CI.
 KERBEROS := krb5-kdc krb5-admin-server krb5-user libkrb5-dev
@@ -61,60 +61,61 @@ kerberos: setup
 	@test "$$(id -u)" = 0 && command -v apt-get > /dev/null || \
 		{ echo "make kerberos needs root and apt-get, to install $(KERBEROS), $(JAVA)" >&2; exit 1; }
 	$(APT) $(KERBEROS) > /dev/null
-	$(BIN)/python -c "from tests.kdc import java_with_kerberos as java; exit(java() is None)" || $(APT) $(JAVA) > /dev/null
+	$(BIN)/python -c "from tests.support.kdc import java_with_kerberos as java; exit(java() is None)" || $(APT) $(JAVA) > /dev/null
 	$(BIN)/python -m pip install -q "gssapi>=1.9,<2"
 
 # Random schedules of faults in virtual time; `make test` runs a few.   SCHEDULES=..., ARGS="--seed 7 --processes 2"
 SCHEDULES ?= 100000
 soak: setup
-	$(BIN)/python -m tests.simulation.soak --schedules $(SCHEDULES) $(ARGS)
+	$(BIN)/python -m tests.campaigns.simulation.soak --schedules $(SCHEDULES) $(ARGS)
 
 # Every simulated scenario of the fault catalogue with many seeds; `make test` plays two.   SEEDS=..., ARGS="--only T7"
 SEEDS ?= 30
 catalogue: setup
-	$(BIN)/python -m tests.simulation.play_catalogue --seeds $(SEEDS) $(ARGS)
+	$(BIN)/python -m tests.campaigns.simulation.play_catalogue --seeds $(SEEDS) $(ARGS)
 
 # Real brokers that are killed, frozen, restarted and cut off; `make test` plays a little of it.   ARGS="--seed 7"
 # Three days, MINUTES=4320, show that nothing grows; `make test` plays them in virtual time.
 MINUTES ?= 30
 chaos: setup
-	$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(ARGS)
+	$(BIN)/python -m tests.campaigns.chaos --minutes $(MINUTES) $(ARGS)
 
 # How soon records flow again after a fault, beside aiokafka and confluent-kafka: 20 half-open brokers and 5 times three
 # faults of leaders, some 40 minutes.   ARGS="--seed 7"
 availability: setup
-	$(BIN)/python -m tests.availability recovery --runs 20 $(ARGS)
-	$(BIN)/python -m tests.availability gaps --runs 5 $(ARGS)
-	$(BIN)/python -m tests.availability gaps --runs 5 --frozen 15 --request-timeout-ms 3000 $(ARGS)
+	$(BIN)/python -m tests.campaigns.availability recovery --runs 20 $(ARGS)
+	$(BIN)/python -m tests.campaigns.availability gaps --runs 5 $(ARGS)
+	$(BIN)/python -m tests.campaigns.availability gaps --runs 5 --frozen 15 --request-timeout-ms 3000 $(ARGS)
 
 # Spark's driver, workers and tasks, and brokers, killed at random points of random streams; `make test` plays some.
 # ARGS="--seed 7", ARGS="--kafka apache" for three real brokers, ARGS=--executors for two that are killed as well
 RUNS ?= 100
 chaos-spark: setup
-	$(BIN)/python -m tests.spark_chaos --runs $(RUNS) $(ARGS)
+	$(BIN)/python -m tests.campaigns.spark_chaos --runs $(RUNS) $(ARGS)
 
 # Mutated frames into every decoder; a million of them are part of `make test`.
 FRAMES ?= 100000000
 fuzz: setup
-	$(BIN)/python -m tests.fuzz --frames $(FRAMES) --processes 2 $(ARGS)
+	$(BIN)/python -m tests.campaigns.fuzz --frames $(FRAMES) --processes 2 $(ARGS)
 
 # Small changes to the modules that decide: do their tests notice?   ARGS="aioproducer/sending/sender.py --sample 10 --seed 2"
 mutants: setup
-	$(BIN)/python -m tests.mutants $(ARGS)
+	$(BIN)/python -m tests.campaigns.mutants $(ARGS)
 
 # The record path's tests under AddressSanitizer; first that it finds an overflow that was built in.
 asan: setup
-	$(BIN)/python -m tests.fuzz.asan --planted
-	$(BIN)/python -m tests.fuzz.asan
+	$(BIN)/python -m tests.campaigns.fuzz.asan --planted
+	$(BIN)/python -m tests.campaigns.fuzz.asan
 
 # The core of the tests in asyncio's debug mode, and on other interpreters, from 3.12 on, with eager tasks.
 # PYTHONS="python3.12 python3.13 python3.14t"
 # On a free-threaded one the GIL stays off whatever a module asks for (aiokafka's do), and what has no wheel for it is built.
 # On a busy machine its threads take 100 ms and more to meet, a hundred times what others take, hence the longer time-outs.
 PYTHONS ?=
-CORE    := $(wildcard $(addprefix tests/test_, $(addsuffix *.py, accumulator batch brokers connection delivery handshake \
-	interceptors metadata producer races record_path request_path send transaction wakeup wire blocking security recording \
-	threads many_loops)))
+CORE    := tests/test_producer.py $(addprefix tests/, records network security sending transactions concurrency blocking) \
+	$(addprefix tests/, protocol/test_request_path.py testing/test_recording.py) \
+	$(addprefix tests/end_to_end/test_, $(addsuffix .py, many_loops producer_calls producer_records races send_many \
+	send_semantics threads))
 matrix: setup
 	PYTHONASYNCIODEBUG=1 $(BIN)/python -m pytest -q -m "not apache" $(CORE) $(ARGS)
 	@set -e; for python in $(PYTHONS); do \

@@ -28,14 +28,14 @@ except ImportError:
 
 # Modules that are no tests, but assert.
 pytest.register_assert_rewrite(
-    "tests.apache_load",
-    "tests.apache_log",
-    "tests.offset_cells",
-    "tests.raw_transactions",
-    "tests.read_back",
-    "tests.spark_stage",
-    "tests.transaction_cells",
-    "tests.transaction_stage",
+    "tests.support.apache_load",
+    "tests.support.apache_log",
+    "tests.support.offset_cells",
+    "tests.support.raw_transactions",
+    "tests.support.read_back",
+    "tests.support.spark_stage",
+    "tests.support.transaction_cells",
+    "tests.support.transaction_stage",
 )
 
 MS = 0.001 * float(os.environ.get("AIOPRODUCER_TEST_SLOWNESS", "1"))
@@ -77,7 +77,7 @@ def _eager_loop() -> asyncio.AbstractEventLoop:
 def apache_kafka_39(request: pytest.FixtureRequest) -> Iterator[ApacheKafka]:
     """One real broker of the line before, shared like `apache_kafka`: give each test topics of its own."""
     from aioproducer.testing import ApacheKafka
-    from tests.apache_clusters import SHARED, running
+    from tests.support.apache_clusters import SHARED, running
 
     with running(ApacheKafka(version="3.9.2", jvm_args=SHARED), request=request) as kafka:
         yield kafka
@@ -86,7 +86,7 @@ def apache_kafka_39(request: pytest.FixtureRequest) -> Iterator[ApacheKafka]:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """One session for all tests: its start takes seconds."""
-    from tests.spark_stage import session
+    from tests.support.spark_stage import session
 
     running = session()
     yield running

@@ -11,7 +11,7 @@ from aioproducer.errors import ProtocolError
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.messages import MetadataResponse, ProduceResponse
 from aioproducer.types import Node
-from tests.merging import merged
+from tests.support.merging import merged
 
 OLD_ID, NEW_ID = UUID(int=1), UUID(int=2)
 Broker = MetadataResponse.MetadataResponseBroker

@@ -22,7 +22,7 @@ from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.testing import EmbeddedCluster
 from tests.conftest import MS
-from tests.producing import (
+from tests.support.producing import (
     FOUR_RECORDS_FILL_IT,
     LARGE,
     ONE_BATCH_PER_RECORD,

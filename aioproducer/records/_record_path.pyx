@@ -3,7 +3,7 @@
 """The compiled part of a record's path: `send` -> partition -> append, and from the answer back to the delivery.
 
 What stands here runs once per record; everything that runs once per batch or less is Python (producer.py,
-accumulator.py, batch.py). tests/oracle.py is the plain-Python encoder that this one is compared with.
+accumulator.py, batch.py). tests/support/oracle.py is the plain-Python encoder that this one is compared with.
 
     RecordPath    base of Producer: send, try_send, send_and_wait
     Topic         what a record needs to know of its topic: its queues, the sticky partition

@@ -1,0 +1,183 @@
+"""Judges a schedule by what confluent-kafka reads when all is over: whatever a producer told anybody must be so.
+
+The rules are those of the simulation (`../simulation/oracle.py`). One topic is deleted and created again, and a
+reader sees its last log only. What is claimed of it: a record that was sent when no broker knew the old topic any
+more, and was acknowledged, is in the new log, once, at its offset. Earlier ones may have gone with the old log. No
+record is twice in the new log, none is out of order, and none is there that is NOT_PERSISTED."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+
+from tests.campaigns.chaos.faults import FAULTS, Family
+from tests.campaigns.chaos.history import ChaosHistory
+from tests.campaigns.chaos.world import MADE_ANEW, STEADY
+from tests.campaigns.simulation import oracle
+from tests.campaigns.simulation.history import Sent, Told
+from tests.support.read_back import Log
+
+
+class ReadLogs:
+    """The logs of all topics in the shape in which the simulation's rules look at them."""
+
+    def __init__(self, everything: Mapping[str, Log], committed: Mapping[str, Log]) -> None:
+        self.by_partition = _numbers(everything)
+        self.committed = _numbers(committed)
+        self.starts: dict[tuple[str, int], list[int]] = defaultdict(list)
+        """Nothing is deleted from the beginning of a log."""
+        self.numbers = Counter(
+            number for logs in self.by_partition.values() for log in logs for number in log.values()
+        )
+
+    @property
+    def visible(self) -> Counter[int]:
+        """How often each number is visible with isolation.level=read_committed."""
+        return Counter(number for logs in self.committed.values() for log in logs for number in log.values())
+
+    def of(self, numbers: Collection[int]) -> ReadLogs:
+        """The same with these records only."""
+        some = copy.copy(self)
+        some.by_partition, some.committed = (
+            {
+                place: [{at: number for at, number in log.items() if number in numbers} for log in found]
+                for place, found in logs.items()
+            }
+            for logs in (self.by_partition, self.committed)
+        )
+        return some
+
+
+def _numbers(topics: Mapping[str, Log]) -> dict[tuple[str, int], list[oracle.Log]]:
+    found: dict[tuple[str, int], list[oracle.Log]] = defaultdict(list)
+    for topic, log in topics.items():
+        for partition, records in log.items():
+            found[topic, partition] = [{record.offset: oracle.number_of(record.value) for record in records}]
+    return found
+
+
+def verdict(history: ChaosHistory, logs: ReadLogs) -> list[str]:
+    """Every promise that was broken, in sentences."""
+    found = [f"while it ran: {problem}" for problem in history.problems]
+    for rule in RULES:
+        found += [f"{rule.__name__}: {sentence}" for sentence in rule(history, logs)]
+    for weaker, own in _weaker(history, logs):
+        for sent in weaker.sent:
+            history.lost[sent.producer] += sent.told is Told.ACKNOWLEDGED and not logs.numbers[sent.number]
+        for rule in WEAKER_RULES:
+            found += [f"{rule.__name__}: {sentence}" for sentence in rule(weaker, own)]
+    return found
+
+
+def claimed(history: ChaosHistory) -> list[Sent]:
+    """Without records that may have gone with the log of a topic that was deleted."""
+    return [sent for sent in history.sent if sent.topic != MADE_ANEW or sent.asked_at >= history.made_anew_at]
+
+
+def _of_all(history: ChaosHistory) -> list[Sent]:
+    """What was sent with acks=all."""
+    return [sent for sent in history.sent if sent.producer not in history.acks_of]
+
+
+def _weaker(history: ChaosHistory, logs: ReadLogs) -> Iterator[tuple[ChaosHistory, ReadLogs]]:
+    """What each producer that asks for less has sent, and what there is of it."""
+    for label, acks in history.acks_of.items():
+        sent = [one for one in claimed(history) if one.producer == label]
+        yield (
+            replace(history, sent=sent, acks=acks, is_idempotent=False),
+            logs.of({one.number for one in sent}),
+        )
+
+
+def every_acknowledged_record_is_in_the_log(history: ChaosHistory, logs: ReadLogs) -> Iterator[str]:
+    """But for those that went with the log of a topic that was deleted."""
+    own = [sent for sent in claimed(history) if sent.producer not in history.acks_of]
+    yield from oracle.every_acknowledged_record_is_in_the_log(replace(history, sent=own), logs)
+
+
+def nothing_is_there_twice(history: ChaosHistory, logs: ReadLogs) -> Iterator[str]:
+    yield from oracle.nothing_is_there_twice(history, logs.of({sent.number for sent in _of_all(history)}))
+
+
+def order_is_kept(history: ChaosHistory, logs: ReadLogs) -> Iterator[str]:
+    yield from oracle.order_is_kept(replace(history, sent=_of_all(history)), logs)
+
+
+def every_transaction_was_ended(history: ChaosHistory, logs: ReadLogs) -> Iterator[str]:
+    for transaction in history.transactions:
+        if transaction.ended is oracle.Ended.OPEN:
+            yield f"transaction {transaction.number} was never ended"
+
+
+def each_group_is_where_its_last_commit_left_it(history: ChaosHistory, logs: ReadLogs) -> Iterator[str]:
+    for label, position in history.positions.items():
+        may_be: set[int | None] = {None}
+        for transaction in history.transactions:
+            if history.owners[transaction.number] != label or transaction.offset is None:
+                continue
+            if transaction.ended is oracle.Ended.COMMITTED:
+                may_be = {transaction.offset}
+            elif transaction.ended is oracle.Ended.UNKNOWN:
+                may_be.add(transaction.offset)
+        if position not in may_be:
+            yield f"the position of {label} is {position}, not one of {sorted(map(str, may_be))}"
+
+
+def every_record_is_copied_once(history: ChaosHistory, logs: ReadLogs) -> Iterator[str]:
+    """Whatever became of the brokers and of who copied."""
+    if history.copies is None:
+        return
+    source = Counter(
+        number
+        for (topic, _), found in logs.committed.items()
+        if topic == STEADY
+        for log in found
+        for number in log.values()
+    )
+    for number in source.keys() | history.copies.keys():
+        if source[number] != history.copies[number]:
+            yield f"record {number} is {source[number]} times in the source and {history.copies[number]} times copied"
+
+
+# Of producers that ask for less than acks=all
+
+
+def with_acks_1_only_a_lost_leader_takes_records_along(
+    history: ChaosHistory, logs: ReadLogs
+) -> Iterator[str]:
+    """Such as it had acknowledged and no follower had. As long as none is lost, they are there, and in order."""
+    if history.acks == 1 and not LEADERS_LOST & history.fired.keys():
+        yield from oracle.every_acknowledged_record_is_in_the_log(history, logs)
+        yield from oracle.order_is_kept(history, logs)
+
+
+def with_acks_0_nothing_is_sent_twice(history: ChaosHistory, logs: ReadLogs) -> Iterator[str]:
+    """What may have left never leaves again. As long as no broker and no connection falls behind, order is kept."""
+    if history.acks != 0:
+        return
+    yield from oracle.nothing_is_there_twice(history, logs)
+    if not FALLS_BEHIND & history.fired.keys():
+        yield from oracle.order_is_kept(replace(history, acks="all", is_idempotent=True), logs)
+
+
+LEADERS_LOST = {fault.name for fault in FAULTS.values() if fault.family is Family.BROKERS}
+"""Faults after which another replica leads, which may not have had everything."""
+FALLS_BEHIND = {"frozen", "coordinator frozen in mid-commit", "throttled"}
+"""Faults after which a closed connection's requests may be read later than those of the next one."""
+WEAKER_RULES = (with_acks_1_only_a_lost_leader_takes_records_along, with_acks_0_nothing_is_sent_twice)
+
+
+RULES = (
+    every_acknowledged_record_is_in_the_log,
+    nothing_is_there_twice,
+    order_is_kept,
+    oracle.every_call_and_delivery_ends_in_time,
+    oracle.nothing_not_persisted_is_there,
+    oracle.nothing_is_there_that_nobody_sent,
+    oracle.transactions_are_visible_as_told,
+    every_transaction_was_ended,
+    each_group_is_where_its_last_commit_left_it,
+    every_record_is_copied_once,
+)

@@ -1,0 +1,120 @@
+"""As many mutated frames as you have time for; exit status 1 if one of them broke a promise.
+
+    python -m tests.campaigns.fuzz --frames 100000000 --seed 1 --processes 2
+
+Ctrl-C ends it with what was found so far. For each finding the command is printed that feeds that frame again."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+
+from tests.campaigns.fuzz.fuzzer import BLOCK, Fuzzer, Tally, drawn
+from tests.campaigns.fuzz.targets import TARGETS
+
+SHARE = 50 * BLOCK
+"""Frames that a process is given at a time: about a second's work."""
+ENOUGH = 20
+"""Findings."""
+
+
+def feed(seed: int, first: int, count: int) -> Tally:
+    """One share, in the process that this is."""
+    return Fuzzer(seed, most_findings=ENOUGH).feed(first, count)
+
+
+def _shares(frames: int) -> Iterator[tuple[int, int]]:
+    for first in range(0, frames, SHARE):
+        yield first, min(SHARE, frames - first)
+
+
+def feed_all(seed: int, frames: int, processes: int, seconds: float) -> tuple[Tally, float]:
+    """Feed them in several processes; what came of it, and the seconds that it took."""
+    began = time.perf_counter()
+    tally = Tally()
+    shares = _shares(frames)
+    pool = ProcessPoolExecutor(processes, initializer=_ignore_interrupt)
+    try:
+        running = [pool.submit(feed, seed, *share) for share in itertools.islice(shares, processes * 2)]
+        while running:
+            tally.add(running.pop(0).result())
+            took = time.perf_counter() - began
+            _show(tally, frames, took)
+            if took < seconds and len(tally.findings) < ENOUGH:
+                running += [pool.submit(feed, seed, *share) for share in itertools.islice(shares, 1)]
+    except KeyboardInterrupt:
+        sys.stderr.write("\nstopped\n")
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return tally, time.perf_counter() - began
+
+
+def _ignore_interrupt() -> None:
+    """Ctrl-C is for the process that prints; the others finish what they have begun."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _show(tally: Tally, frames: int, took: float) -> None:
+    if sys.stderr.isatty():
+        rate, found = tally.frames / max(took, 1e-9), len(tally.findings)
+        sys.stderr.write(f"\r{tally.frames} of {frames} frames, {rate:.0f} frames/s, {found} findings ")
+
+
+def report(tally: Tally, seed: int, took: float) -> str:
+    """All counts as text."""
+    lines = [
+        f"{tally.frames} frames of seed {seed} in {took:.1f} s ({tally.frames / max(took, 1e-9):.0f} frames/s); "
+        f"the memory of {tally.sampled} was measured",
+        *(
+            f"  {target.name:15s}{tally.refused[target.name]:10d} refused {tally.taken[target.name]:10d} taken"
+            for target in TARGETS
+        ),
+        f"findings: {len(tally.findings)}",
+        *(f"  {finding.text(seed)}" for finding in tally.findings),
+    ]
+    return "\n".join(lines)
+
+
+def replay(seed: int, number: int) -> int:
+    """Feed one frame again, with the traceback of what it raises."""
+    target, about, frame = drawn(seed, number)
+    sys.stdout.write(
+        f"frame {number} of seed {seed}: {target.name}, {about}, {len(frame)} bytes\n{frame.hex()}\n"
+    )
+    sys.stdout.flush()
+    tally = Fuzzer(seed).feed(number, 1)
+    if not any(finding.hangs for finding in tally.findings):
+        try:
+            sys.stdout.write(f"taken: {target.take(about, frame)!r}\n")
+        except Exception:
+            traceback.print_exc(file=sys.stdout)
+    sys.stdout.write(report(tally, seed, 0.0) + "\n")
+    return 1 if tally.findings else 0
+
+
+def main() -> int:
+    """The exit status: 0 if every frame was taken or refused as it should be."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.campaigns.fuzz", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("--frames", type=int, default=1_000_000, help="how many")
+    parser.add_argument("--seed", type=int, default=1, help="of all random choices")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin nothing new after so long")
+    parser.add_argument("--replay", type=int, metavar="NUMBER", help="feed only the frame of this number")
+    arguments = parser.parse_args()
+    if arguments.replay is not None:
+        return replay(arguments.seed, arguments.replay)
+    tally, took = feed_all(arguments.seed, arguments.frames, arguments.processes, arguments.seconds)
+    sys.stdout.write(report(tally, arguments.seed, took) + "\n")
+    return 1 if tally.findings else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""Frames that weigh as much as they can: full of the smallest elements there are.
+
+What a frame makes us allocate is bounded by its own bytes, since no count is believed beyond them; these frames
+show how much that is at most. A topic of 3 bytes, with neither name nor partitions, is an object with a list, 120
+bytes that no Python program can have for 12: so the elements of a long array must not be made unasked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from aioproducer.protocol.api import encode_response
+from aioproducer.protocol.schema import Field, Message, Struct, structs_of
+from tests.campaigns.fuzz.corpus import CORRELATION_ID, RESPONSES
+
+# None of them is a number that Python keeps only once.
+_GREATEST = {"int8": 127, "int16": 32767, "int32": 2**31 - 1, "int64": 2**63 - 1, "boolean": True}
+
+TIMES_THE_FRAME = 4
+"""What may be allocated for a response, in sizes of its frame."""
+ALWAYS = 8 * 1024
+"""Bytes that may be allocated beyond that, whatever the size of the frame: short arrays near its start, whose elements
+are made at once, or an error with its text and its traceback."""
+
+Heavy = tuple[type[Message], int, str, bytes]
+"""A response, its version, what is in it, and the frame."""
+Path = tuple[Field, ...]
+"""Arrays, each in an element of the one before; the last one is filled."""
+
+
+def heaviest(size: int) -> Iterator[Heavy]:
+    """For each response, version and array: a valid frame of about `size` bytes with that array filled as far as is
+    accepted."""
+    for message, version in RESPONSES:
+        for path in _arrays(message, message, version):
+            few, more = (_frame(message, version, path, count) for count in (100, 200))
+            count = 100 * (size - len(few)) // (len(more) - len(few)) + 100
+            name = ".".join(field.name for field in path)
+            count = min(count, path[-1].most or count)  # more are refused
+            yield message, version, name, _frame(message, version, path, max(count, 1))
+
+
+def bushy() -> Iterator[Heavy]:
+    """For each response and version: frames in which all arrays have some elements, and those of these as well."""
+    for message, version in RESPONSES:
+        for count in (1, 2, 3, 4, 7, 16):
+            answer = _bush(message, message, version, count)
+            frame = b"".join(encode_response(answer, version, CORRELATION_ID))[4:]
+            yield message, version, f"{count} of each", frame
+
+
+def _arrays(message: type[Message], part: type[Struct], version: int) -> Iterator[Path]:
+    structs = structs_of(message)
+    for field in part.FIELDS:
+        if field.kind == "array" and field.is_in(version):
+            yield (field,)
+            if field.of in structs:
+                for path in _arrays(message, structs[field.of], version):
+                    yield (field, *path)
+
+
+def _frame(message: type[Message], version: int, path: Path, count: int) -> bytes:
+    answer = _filled(message, message, version, path, count)
+    return b"".join(encode_response(answer, version, CORRELATION_ID))[4:]
+
+
+def _filled(message: type[Message], part: type[Struct], version: int, path: Path, count: int) -> Any:
+    values = _numbers(message, part, version)
+    if path:
+        field, rest = path[0], path[1:]
+        values[field.name] = _elements(message, field, version, rest, count)
+    return part(**values)
+
+
+def _numbers(message: type[Message], part: type[Struct], version: int) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        field.name: _GREATEST[field.kind]
+        for field in part.FIELDS
+        if field.kind in _GREATEST and field.is_in(version) and field.tag is None
+    }
+    if part is message and "error_code" in values:
+        values["error_code"] = 0  # no refusal of its own shape
+    return values
+
+
+def _elements(message: type[Message], field: Field, version: int, rest: Path, count: int) -> list[Any]:
+    structs = structs_of(message)
+    if rest:
+        return [_filled(message, structs[field.of], version, rest, count)]
+    if field.of in structs:
+        return [_filled(message, structs[field.of], version, (), 0) for _ in range(count)]
+    return [_GREATEST.get(field.of, "")] * count
+
+
+def _bush(message: type[Message], part: type[Struct], version: int, count: int) -> Any:
+    structs = structs_of(message)
+    values = _numbers(message, part, version)
+    for field in part.FIELDS:
+        if field.kind != "array" or not field.is_in(version):
+            continue
+        if field.of in structs:
+            values[field.name] = [_bush(message, structs[field.of], version, count)] * count
+        else:
+            values[field.name] = [_GREATEST.get(field.of, "")] * count
+    return part(**values)

@@ -1,0 +1,265 @@
+"""Judges a simulated run by its logs: whatever the producer told anybody must be so.
+
+Each rule is a function that yields sentences; a run without any is right."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+
+from aioproducer.errors import BufferFullError
+from tests.campaigns.simulation.history import Ended, History, Sent, SimulatedTransaction, Told
+
+SLACK = 0.002
+"""Seconds. The sender's timers are a millisecond late on purpose: loops count milliseconds."""
+
+Log = dict[int, int]
+"""Offset to the number of the record."""
+
+
+def number_of(value: bytes | None) -> int:
+    """The number that a record's value begins with."""
+    return int((value or b"-1").partition(b" ")[0])
+
+
+class Logs:
+    """What is in the logs at the end."""
+
+    def __init__(self, history: History) -> None:
+        self.by_partition: dict[tuple[str, int], list[Log]] = defaultdict(list)
+        """One log for each incarnation of the topic."""
+        self.committed: dict[tuple[str, int], list[Log]] = defaultdict(list)
+        self.starts: dict[tuple[str, int], list[int]] = defaultdict(list)
+        self.numbers: Counter[int] = Counter()
+        self.visible: Counter[int] = Counter()
+        """How often each number is there for those who read with read_committed."""
+        for topic in history.incarnations:
+            for partition in topic.partitions:
+                place = topic.name, partition.index
+                log = {record.offset: number_of(record.value) for record in partition.records()}
+                self.by_partition[place].append(log)
+                self.committed[place].append(
+                    {record.offset: number_of(record.value) for record in partition.records(committed=True)}
+                )
+                self.visible.update(self.committed[place][-1].values())
+                self.starts[place].append(partition.log.start_offset)
+                self.numbers.update(log.values())
+
+
+def verdict(history: History) -> list[str]:
+    """Every promise that was broken, in sentences."""
+    logs = Logs(history)
+    found = [f"while it ran: {problem}" for problem in history.problems]
+    for rule in RULES:
+        found += [f"{rule.__name__}: {sentence}" for sentence in rule(history, logs)]
+    return found
+
+
+def _name(sent: Sent) -> str:
+    return f"record {sent.number} for {sent.topic}-{sent.partition} of {sent.producer}"
+
+
+def every_acknowledged_record_is_in_the_log(history: History, logs: Logs) -> Iterator[str]:
+    """At the offset that was told, exactly once."""
+    if history.acks == 0:
+        return  # nobody says that it arrived
+    for sent in history.sent:
+        if sent.told is not Told.ACKNOWLEDGED:
+            continue
+        place = sent.topic, sent.partition or 0
+        if sent.number in history.truncated.get(place, ()) and history.acks == 1:
+            continue
+        if sent.offset is None:
+            if not any(sent.number in log.values() for log in logs.by_partition[place]):
+                yield f"{_name(sent)} was acknowledged and is not there"
+        elif any(log.get(sent.offset) == sent.number for log in logs.by_partition[place]):
+            pass
+        elif not any(sent.offset < start for start in logs.starts[place]):
+            found = [log.get(sent.offset) for log in logs.by_partition[place]]
+            yield f"{_name(sent)} was acknowledged at {sent.offset}, where there is {found}"
+
+
+def nothing_is_there_twice(history: History, logs: Logs) -> Iterator[str]:
+    """In one log; a topic that was made anew has another one."""
+    if not history.is_idempotent and history.acks != 0:
+        return
+    for place, incarnations in logs.by_partition.items():
+        for log in incarnations:
+            for number, count in Counter(log.values()).items():
+                if count > 1:
+                    yield f"record {number} is {count} times in {place[0]}-{place[1]}"
+
+
+def order_is_kept(history: History, logs: Logs) -> Iterator[str]:
+    """Of one task's records in one partition: of all that are there, or, without idempotence, of those acknowledged."""
+    if history.acks == 0:
+        return
+    by_task: dict[tuple[str, int, str, int], list[Sent]] = defaultdict(list)
+    for sent in history.sent:
+        if sent.partition is not None and sent.buffered_at is not None:
+            by_task[sent.topic, sent.partition, sent.producer, sent.task].append(sent)
+    for (topic, partition, _, _), group in by_task.items():
+        if history.is_idempotent:
+            for log in logs.by_partition[topic, partition]:
+                offsets = {number: offset for offset, number in log.items()}
+                yield from _out_of_order([(sent, offsets.get(sent.number)) for sent in group])
+        elif not history.truncated.get((topic, partition)) and len(logs.by_partition[topic, partition]) == 1:
+            acked = [sent for sent in group if sent.told is Told.ACKNOWLEDGED]
+            yield from _out_of_order([(sent, sent.offset) for sent in acked])
+
+
+def _out_of_order(group: list[tuple[Sent, int | None]]) -> Iterator[str]:
+    last: tuple[Sent, int] | None = None
+    for sent, offset in group:
+        if offset is None:
+            continue
+        if last is not None and offset < last[1]:
+            yield f"{_name(sent)} is at {offset}, record {last[0].number} of the same task before it at {last[1]}"
+        last = sent, offset
+
+
+def every_call_and_delivery_ends_in_time(history: History, logs: Logs) -> Iterator[str]:
+    """`send` within max_block_ms, a delivery within delivery_timeout_ms of its record's entry."""
+    for sent in history.sent:
+        if sent.buffered_at is not None and sent.buffered_at > sent.call_due + SLACK:
+            yield f"{_name(sent)}: send took {sent.buffered_at - sent.asked_at:.3f} s"
+        if sent.ended_at is None:
+            if sent.told is Told.NOTHING:
+                yield f"{_name(sent)} never ended"
+        elif sent.buffered_at is not None and sent.ended_at > sent.due + SLACK:
+            yield f"{_name(sent)} ended {sent.ended_at - sent.due:.3f} s too late ({sent.told.value})"
+
+
+def nothing_fails_for_no_reason(history: History, logs: Logs) -> Iterator[str]:
+    """Where nothing went wrong, every record is acknowledged, or belongs to a transaction that its user aborted."""
+    if history.is_disturbed:
+        return
+    for sent in history.sent:
+        ended = sent.transaction.ended if sent.transaction is not None else Ended.COMMITTED
+        if isinstance(sent.error, BufferFullError):
+            continue  # try_send does not wait, be it for the first metadata
+        is_needless = ended is not Ended.ABORTED or sent.told is Told.UNKNOWN
+        if sent.told is not Told.ACKNOWLEDGED and is_needless:
+            yield f"{_name(sent)}: {sent.told.value} ({sent.error!r})"
+
+
+def no_transaction_fails_for_no_reason(history: History, logs: Logs) -> Iterator[str]:
+    """Where nothing went wrong, every transaction ends as its user wished."""
+    if history.is_disturbed:
+        return
+    for transaction in history.transactions:
+        if transaction.error is not None or transaction.ended in (Ended.UNKNOWN, Ended.OPEN):
+            yield f"transaction {transaction.number}: {transaction.ended.value} ({transaction.error!r})"
+
+
+def nothing_not_persisted_is_there(history: History, logs: Logs) -> Iterator[str]:
+    for sent in history.sent:
+        if sent.told is Told.NOT_PERSISTED and logs.numbers[sent.number]:
+            yield f"{_name(sent)} is said not to be persisted ({sent.error!r}) and is in the log"
+
+
+def nothing_is_there_that_nobody_sent(history: History, logs: Logs) -> Iterator[str]:
+    known = {sent.number: sent for sent in history.sent}
+    for (topic, partition), incarnations in logs.by_partition.items():
+        for log in incarnations:
+            for number in log.values():
+                sent = known.get(number)
+                if sent is None or sent.topic != topic or sent.partition not in (partition, None):
+                    yield f"record {number} is in {topic}-{partition}, where nobody sent it"
+
+
+def transactions_are_visible_as_told(history: History, logs: Logs) -> Iterator[str]:
+    """With read_committed: all of a committed one, nothing of others, all or nothing of those in doubt."""
+    visible = logs.visible
+    deleted_from = {topic.name for topic in history.incarnations[:-1]}
+    by_transaction: dict[int, list[Sent]] = defaultdict(list)
+    for sent in history.sent:
+        if sent.transaction is not None and sent.buffered_at is not None:
+            by_transaction[sent.transaction.number].append(sent)
+    for transaction in history.transactions:
+        group = by_transaction[transaction.number]
+        seen = [sent for sent in group if visible[sent.number]]
+        if transaction.ended is Ended.COMMITTED:
+            for sent in group:
+                if sent.told in (Told.NOT_PERSISTED, Told.UNKNOWN):
+                    yield f"transaction {transaction.number} was committed without {_name(sent)}: {sent.error!r}"
+                elif not visible[sent.number] and sent.topic not in deleted_from:
+                    yield f"transaction {transaction.number} was committed and {_name(sent)} is not visible"
+        elif transaction.ended is Ended.UNKNOWN:
+            if seen and len(seen) != len(group) and not {sent.topic for sent in group} & deleted_from:
+                yield (
+                    f"transaction {transaction.number}, of unknown outcome, is visible in part: "
+                    f"{len(seen)} of {len(group)}"
+                )
+        elif seen:
+            yield (
+                f"transaction {transaction.number} was not committed ({transaction.ended.value}, "
+                f"{transaction.error!r}) and {_name(seen[0])} is visible"
+            )
+
+
+def the_group_is_where_the_last_commit_left_it(history: History, logs: Logs) -> Iterator[str]:
+    """In each partition: the position that the last committed transaction with one for it brought, whatever came with
+    those that were not committed. It may be lower than one before."""
+    places = {place for transaction in history.transactions for place in transaction.offsets}
+    for place in sorted(places | history.group_offsets.keys()):
+        may_be: set[int | None] = {None}
+        for transaction in history.transactions:
+            if place not in transaction.offsets:
+                continue
+            ended = _ended(transaction, history, logs)
+            if ended is Ended.COMMITTED:
+                # Of two producers nobody knows here who was the last.
+                may_be = {*(may_be if history.has_rivals else ()), transaction.offsets[place]}
+            elif ended is Ended.UNKNOWN:
+                may_be.add(transaction.offsets[place])
+        if place.topic in {topic.name for topic in history.incarnations[:-1]}:
+            may_be.add(None)  # a deleted topic takes the positions in it along
+        position = history.group_offsets.get(place)
+        if position not in may_be:
+            yield (
+                f"the group's position in {place.topic}-{place.partition} is {position}, "
+                f"not one of {sorted(map(str, may_be))}"
+            )
+
+
+def _ended(transaction: SimulatedTransaction, history: History, logs: Logs) -> Ended:
+    """How it ended. A commit of unknown outcome took place if its records are visible: offsets share their fate."""
+    if transaction.ended is not Ended.UNKNOWN or len(history.incarnations) != 1:
+        return transaction.ended
+    group = [
+        sent
+        for sent in history.sent
+        if sent.transaction is transaction and sent.told is Told.ACKNOWLEDGED and sent.offset is not None
+    ]
+    if not group:
+        return Ended.UNKNOWN
+    return Ended.COMMITTED if logs.visible[group[0].number] else Ended.ABORTED
+
+
+def nobody_waits_behind_an_open_transaction(history: History, logs: Logs) -> Iterator[str]:
+    """The last stable offset reaches the end, once the transaction time-out has passed."""
+    for topic in history.incarnations[-1:]:
+        for partition in topic.partitions:
+            if partition.last_stable_offset != partition.log.end_offset:
+                yield (
+                    f"{topic.name}-{partition.index} ends at {partition.log.end_offset}, but its last stable "
+                    f"offset is {partition.last_stable_offset}"
+                )
+
+
+Rule = Callable[[History, Logs], Iterator[str]]
+
+RULES: list[Rule] = [
+    every_acknowledged_record_is_in_the_log,
+    nothing_is_there_twice,
+    order_is_kept,
+    every_call_and_delivery_ends_in_time,
+    nothing_fails_for_no_reason,
+    no_transaction_fails_for_no_reason,
+    nothing_not_persisted_is_there,
+    nothing_is_there_that_nobody_sent,
+    transactions_are_visible_as_told,
+    the_group_is_where_the_last_commit_left_it,
+    nobody_waits_behind_an_open_transaction,
+]

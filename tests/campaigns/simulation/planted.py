@@ -1,0 +1,457 @@
+"""Bugs planted into the producer, to prove that the oracle convicts: each a patch that lasts for a `with` block.
+
+They are what other clients really had: numbers used again for other bytes, acknowledgements that were none, commits
+that nobody answered, outcomes that nobody could know. `unseen.py` lists the bugs that random schedules do not convict,
+with the reason and the test that does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+from aioproducer.errors import CommitOutcomeUnknownError, KafkaError, TransactionReinitError
+from aioproducer.network.brokers import Brokers
+from aioproducer.producer import Producer
+from aioproducer.protocol.outcomes import Action, Row
+from aioproducer.records.accumulator import Accumulator
+from aioproducer.records.batch import BatchState, ProducerBatch
+from aioproducer.records.idempotence import Idempotence
+from aioproducer.sending.produce_results import Answers
+from aioproducer.sending.sender import Sender
+from aioproducer.transactions.coordinator import Coordinator
+from aioproducer.transactions.requests import CoordinatorRequests
+from aioproducer.transactions.state import Transaction, TransactionState, abortable
+from aioproducer.types import Outcome
+from tests.campaigns.simulation.plan import IDEMPOTENT, V1, V2, plan
+from tests.campaigns.simulation.run import run
+
+
+@dataclass(frozen=True)
+class PlantedBug:
+    """A patch, the workload under which it shows, and how soon."""
+
+    name: str
+    plant: Callable[[], AbstractContextManager[Any]]
+    kind: str
+    seeds: int
+    """Seeds from 1 on, of which one at least convicts it."""
+    rule: str
+    """The oracle's rule that it breaks, among others perhaps."""
+    among: tuple[str, ...] = ()
+    """Under faults of these kinds only; empty: of any kind, as in every other run."""
+
+    def convicted_by(self) -> tuple[int, str] | None:
+        """The first seed that convicts it, and how."""
+        with self.plant():
+            for seed in range(1, self.seeds + 1):
+                for sentence in run(plan(self.kind, seed, self.among)).broken:
+                    if sentence.startswith(self.rule):
+                        return seed, sentence
+        return None
+
+
+BUGS: list[PlantedBug] = []
+
+
+def _bug(
+    name: str, kind: str, seeds: int, rule: str, *among: str
+) -> Callable[[Callable[[], Iterator[None]]], Callable[[], Any]]:
+    def register(plant: Callable[[], Iterator[None]]) -> Callable[[], Any]:
+        planted = contextmanager(plant)
+        BUGS.append(PlantedBug(name, planted, kind, seeds, rule, among))
+        return planted
+
+    return register
+
+
+@_bug("a batch in doubt is sent again under new numbers", IDEMPOTENT, 60, "nothing_is_there_twice")
+def renumbered() -> Iterator[None]:
+    """No use of the brokers' dedup window: the second copy is another batch to them."""
+
+    def returned(self: ProducerBatch) -> None:
+        self._move(BatchState.CLOSED)
+        if self.identity is not None and self.queue.sequence is not None and not self.queue.in_flight:
+            self.segments = ()
+            self.first_sequence = -1
+            self.identity = None
+            self.maybe_persisted = False
+
+    with mock.patch.object(ProducerBatch, "returned", returned):
+        yield
+
+
+@_bug(
+    "numbers are used again for other bytes",
+    IDEMPOTENT,
+    60,
+    "every_acknowledged_record_is_in_the_log",
+    "answer held",
+    "dropped after the append",
+)
+def reused() -> Iterator[None]:
+    """The numbers of a batch that was given up go to the next one, without a new epoch (franz-go 1217)."""
+
+    def given_up(self: Idempotence, sequence: Any, identity: Any) -> None:
+        pass
+
+    give_up = Answers.give_up
+
+    def giving_up(self: Answers, batch: ProducerBatch, *arguments: Any, **more: Any) -> None:
+        sequence = batch.queue.sequence
+        if batch.is_numbered and sequence is not None and sequence.identity == batch.identity:
+            sequence.next_sequence = batch.first_sequence
+        give_up(self, batch, *arguments, **more)
+
+    with (
+        mock.patch.object(Idempotence, "given_up", given_up),
+        mock.patch.object(Answers, "give_up", giving_up),
+    ):
+        yield
+
+
+@_bug("an acknowledgement is lost", IDEMPOTENT, 60, "every_call_and_delivery_ends_in_time")
+def lost() -> Iterator[None]:
+    """Every 7th batch that was acknowledged ends without a word to its deliveries."""
+    succeed = ProducerBatch.succeed
+    count = iter(range(1, 10**9))
+
+    def succeeding(self: ProducerBatch, *answer: int) -> None:
+        if next(count) % 7:
+            succeed(self, *answer)
+        else:
+            self._move(BatchState.DONE)
+
+    with mock.patch.object(ProducerBatch, "succeed", succeeding):
+        yield
+
+
+@_bug("an acknowledgement is not heard", IDEMPOTENT, 60, "nothing_fails_for_no_reason")
+def unheard() -> Iterator[None]:
+    """Every 7th batch that was acknowledged stays where it is, until its time is over."""
+    complete = Answers.complete
+    count = iter(range(1, 10**9))
+
+    def completing(self: Answers, batch: ProducerBatch, *arguments: Any, **more: Any) -> None:
+        if next(count) % 7:
+            complete(self, batch, *arguments, **more)
+
+    with mock.patch.object(Answers, "complete", completing):
+        yield
+
+
+@_bug(
+    "a commit is reported that nobody answered",
+    V2,
+    60,
+    "transactions_are_visible_as_told",
+    "dropped before the append",
+    "broker crashes first",
+)
+def unanswered() -> Iterator[None]:
+    """An EndTxn that found no answer counts as a success."""
+    end = Coordinator._end
+
+    async def ending(self: Coordinator, *, commit: bool) -> None:
+        try:
+            await end(self, commit=commit)
+        except Exception:
+            if not commit:
+                raise
+
+    with mock.patch.object(Coordinator, "_end", ending):
+        yield
+
+
+@_bug(
+    "what was cut off after it was written is called not persisted",
+    IDEMPOTENT,
+    60,
+    "nothing_not_persisted_is_there",
+)
+def cut() -> Iterator[None]:
+    def claims(failure: Any, conditions: Any = ()) -> Row:
+        return Row(Action.REFRESH, Outcome.NOT_PERSISTED)
+
+    with (
+        mock.patch("aioproducer.sending.produce_results.decide_failure", claims),
+        mock.patch.object(Sender, "_expire", _expire_without_doubt),
+    ):
+        yield
+
+
+def _expire_without_doubt(self: Sender, batch: ProducerBatch, now: float) -> None:
+    if batch.state is not BatchState.IN_FLIGHT:
+        self._accumulator.forget(batch)
+    self._answers.give_up(batch, "delivery timed out")
+
+
+@_bug("a batch is dropped", IDEMPOTENT, 60, "every_acknowledged_record_is_in_the_log")
+def dropped() -> Iterator[None]:
+    """Every 5th batch is acknowledged without being sent."""
+    drain = Accumulator.drain
+    count = iter(range(1, 10**9))
+
+    def draining(self: Accumulator, *arguments: Any) -> list[ProducerBatch]:
+        batches = drain(self, *arguments)
+        for batch in list(batches):
+            if not next(count) % 5 and batch.attempts == 0:
+                batches.remove(batch)
+                batch.succeed(0, -1, -1)
+                self.release(batch)
+        return batches
+
+    with mock.patch.object(Accumulator, "drain", draining):
+        yield
+
+
+@_bug(
+    "a retry goes behind its successors",
+    IDEMPOTENT,
+    100,
+    "order_is_kept",
+    "error instead",
+    "leader moves first",
+)
+def reordered() -> Iterator[None]:
+    """Numbers or not, a batch that comes back is put at the end of its queue and numbered anew."""
+
+    def requeue(self: Accumulator, batch: ProducerBatch, retry_at: float) -> None:
+        if not batch.maybe_persisted and not batch.queue.in_flight:
+            batch.number(None, -1)
+            if batch.queue.sequence is not None and batch.queue.sequence.identity is not None:
+                batch.queue.sequence.has_gap = True
+            batch.order = (next(self._orders), 0)
+        original(self, batch, retry_at)
+
+    original = Accumulator.requeue
+    with mock.patch.object(Accumulator, "requeue", requeue):
+        yield
+
+
+@_bug(
+    "the parts of a split batch have one place in the order",
+    IDEMPOTENT,
+    200,
+    "order_is_kept",
+    "max.message.bytes lowered",
+    "error instead",
+)
+def parts_in_one_place() -> Iterator[None]:
+    """They change places when several of them come back."""
+    part = ProducerBatch.part
+
+    def parted(self: ProducerBatch, *arguments: Any) -> ProducerBatch:
+        found = part(self, *arguments)
+        found.order = self.order
+        return found
+
+    with mock.patch.object(ProducerBatch, "part", parted):
+        yield
+
+
+@_bug("several in flight before the first acknowledgement", IDEMPOTENT, 100, "order_is_kept", "error instead")
+def too_early() -> Iterator[None]:
+    """A broker that knows nothing of a producer takes any first number (KAFKA-15591)."""
+
+    def may_be_in_flight(self: Idempotence, sequence: Any, leader: int, most: int) -> int:
+        return most
+
+    with mock.patch.object(Idempotence, "may_be_in_flight", may_be_in_flight):
+        yield
+
+
+@_bug(
+    "a batch in flight is forgotten when it expires",
+    IDEMPOTENT,
+    60,
+    "while it ran: a new epoch began too early",
+    "answer held",
+    "broker frozen",
+)
+def forgotten_in_flight() -> Iterator[None]:
+    """Its request is still under way, and the next batch of the partition begins a new epoch meanwhile."""
+    expire, answered = Sender._expire, Sender._answered
+
+    def expiring(self: Sender, batch: ProducerBatch, now: float) -> None:
+        expire(self, batch, now)
+        if batch in batch.queue.in_flight:
+            batch.queue.in_flight.remove(batch)
+
+    def answering(self: Sender, connection: Any, batches: list[ProducerBatch], *more: Any) -> None:
+        for batch in batches:
+            if batch not in batch.queue.in_flight:
+                batch.queue.in_flight.append(batch)
+        answered(self, connection, batches, *more)
+
+    with mock.patch.object(Sender, "_expire", expiring), mock.patch.object(Sender, "_answered", answering):
+        yield
+
+
+@_bug(
+    "a batch in doubt gets new numbers for a topic that was re-created",
+    IDEMPOTENT,
+    100,
+    "nothing_is_there_twice",
+    "topic recreated",
+    "dropped after the append",
+    "broker crashes after the append",
+)
+def renumbered_for_new_topic() -> Iterator[None]:
+    """Sent by name, the first copy may be in the log of the new topic already. Kafka 4 is asked by topic id."""
+
+    def may_be_in(self: ProducerBatch, topic_id: int) -> bool:
+        return False
+
+    with mock.patch.object(ProducerBatch, "may_be_in", may_be_in):
+        yield
+
+
+@_bug("with v1 an export does not spend the epoch", V1, 60, "every_acknowledged_record_is_in_the_log")
+def export_keeps_epoch() -> Iterator[None]:
+    """The owner goes on with numbers that a participant has used."""
+    export = Coordinator.export
+
+    async def exporting(self: Coordinator, partitions: Any) -> Any:
+        handle = await export(self, partitions)
+        self._transaction.epoch_is_spent = False
+        return handle
+
+    with mock.patch.object(Coordinator, "export", exporting):
+        yield
+
+
+@_bug("a release does not wait for what is in flight", V2, 60, "transactions_are_visible_as_told")
+def hasty_release() -> Iterator[None]:
+    """The heir commits a transaction without the records that fail afterwards."""
+    settled = Coordinator._settled
+
+    async def settling(self: Coordinator) -> None:
+        if self._transaction.state is not TransactionState.RELEASING:
+            await settled(self)
+
+    with mock.patch.object(Coordinator, "_settled", settling):
+        yield
+
+
+@_bug("a failed record does not keep its transaction from being committed", V2, 60, "while it ran")
+def committed_all_the_same() -> Iterator[None]:
+    with mock.patch.object(Transaction, "must_abort", return_value=None):
+        yield
+
+
+@_bug("a transaction is aborted for no reason", V2, 60, "no_transaction_fails_for_no_reason")
+def needless_abort() -> Iterator[None]:
+    """Every 5th commit finds a reason to abort where there is none."""
+    settled = Coordinator._settled
+    count = iter(range(1, 10**9))
+
+    async def settling(self: Coordinator) -> None:
+        await settled(self)
+        if not next(count) % 5:
+            self._transaction.must_abort(abortable(self._transaction, KafkaError("planted")))
+
+    with mock.patch.object(Coordinator, "_settled", settling):
+        yield
+
+
+@_bug("offsets go to the transaction's coordinator", V2, 60, "no_transaction_fails_for_no_reason")
+def wrong_coordinator() -> Iterator[None]:
+    """It refuses them, unless it happens to be the group's as well: with one broker nothing is noticed."""
+    ask = CoordinatorRequests.ask
+
+    async def asking(self: CoordinatorRequests, request: Any, code_of: Any, **options: Any) -> Any:
+        return await ask(self, request, code_of, **options | {"group": None})
+
+    with mock.patch.object(CoordinatorRequests, "ask", asking):
+        yield
+
+
+@_bug(
+    "positions come a second time, with the next transaction",
+    V1,
+    60,
+    "the_group_is_where_the_last_commit_left_it",
+)
+def repeated_positions() -> Iterator[None]:
+    """As a request does that was on its way for long: whether its own transaction was committed or not."""
+    send_offsets = Coordinator.send_offsets
+    kept: list[tuple[Any, Any]] = []
+
+    async def sending(self: Coordinator, offsets: Any, group: Any) -> None:
+        while kept:
+            await send_offsets(self, *kept.pop())
+        await send_offsets(self, offsets, group)
+        if self._transaction.number % 2:
+            kept.append((offsets, group))
+
+    with mock.patch.object(Coordinator, "send_offsets", sending):
+        yield
+
+
+@_bug("an abort commits", V1, 60, "transactions_are_visible_as_told")
+def aborted() -> Iterator[None]:
+    end = Coordinator._end
+
+    async def ending(self: Coordinator, *, commit: bool) -> None:
+        await end(self, commit=True)
+
+    with mock.patch.object(Coordinator, "_end", ending):
+        yield
+
+
+@_bug("close() forgets a connection", IDEMPOTENT, 60, "while it ran: close() has left")
+def left_open() -> Iterator[None]:
+    async def close(self: Brokers) -> None:
+        pass
+
+    with mock.patch.object(Brokers, "close", close):
+        yield
+
+
+@_bug("memory is not given back", IDEMPOTENT, 60, "while it ran: close() has left")
+def leaked() -> Iterator[None]:
+    give_up = ProducerBatch.give_up
+
+    def giving_up(self: ProducerBatch, error: BaseException) -> None:
+        self.take_reserved()
+        give_up(self, error)
+
+    with mock.patch.object(ProducerBatch, "give_up", giving_up):
+        yield
+
+
+@_bug("a delivery outlives its time-out", IDEMPOTENT, 60, "every_call_and_delivery_ends_in_time")
+def immortal() -> Iterator[None]:
+    expired = Accumulator.expired
+
+    def later(self: Accumulator, now: float) -> list[ProducerBatch]:
+        return expired(self, now - 0.5)
+
+    with mock.patch.object(Accumulator, "expired", later):
+        yield
+
+
+@_bug(
+    "a commit in doubt is called not committed",
+    V2,
+    100,
+    "transactions_are_visible_as_told",
+    "dropped after the append",
+    "answer held",
+)
+def forgotten_commit() -> Iterator[None]:
+    """The outcome of a commit without an answer is called known."""
+
+    commit = Producer.commit_transaction
+
+    async def committing(self: Producer) -> None:
+        try:
+            await commit(self)
+        except CommitOutcomeUnknownError as error:
+            raise TransactionReinitError(str(error), transactional_id=error.transactional_id) from error
+
+    with mock.patch.object(Producer, "commit_transaction", committing):
+        yield

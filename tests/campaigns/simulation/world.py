@@ -1,0 +1,184 @@
+"""The cluster, the producer and the faults of one run, and what the workload and the faults may do to them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from aioproducer import Producer, Receipt
+from aioproducer.testing import EmbeddedCluster, Operation
+from aioproducer.testing.embedded.broker import BrokerState
+from aioproducer.testing.embedded.faults import Fault
+from aioproducer.testing.embedded.topics import Partition, Topic
+from aioproducer.testing.simulation.loop import SimulatedLoop
+from aioproducer.testing.simulation.network import Latency
+from tests.campaigns.simulation import faults
+from tests.campaigns.simulation.faults import READ_FROM, TOPIC
+from tests.campaigns.simulation.history import History
+from tests.campaigns.simulation.oracle import number_of
+from tests.campaigns.simulation.plan import V1, Plan
+
+QUIET = Latency()
+GROUP_PARTITIONS = 3
+"""Of the topic that the consumer group reads."""
+
+
+class _Cluster(EmbeddedCluster):
+    """Faults that come too late for what they want do nothing."""
+
+    def move_leader(self, topic: str, partition: int, to_node: int) -> None:
+        with suppress(ValueError, KeyError):
+            super().move_leader(topic, partition, to_node)
+
+
+class World:
+    """One run while it is under way."""
+
+    def __init__(self, plan: Plan, history: History, loop: SimulatedLoop) -> None:
+        self.plan = plan
+        self.history = history
+        self.loop = loop
+        self.scripted: list[tuple[str, Fault]] = []
+        self.receipts: list[Receipt] = []
+        """Of each send_many; its errors are looked at when all is over."""
+        self._wall_skew = 0.0
+        self._timers: list[asyncio.TimerHandle] = []
+        self.cluster = _Cluster(
+            plan.brokers,
+            min_insync_replicas=plan.min_insync_replicas,
+            versions=plan.versions,
+            transaction_version=1 if plan.kind == V1 else 2,
+            clock=self.wall_time,
+            random=plan.random("cluster"),
+            auto_create=False,
+        )
+
+    def wall_time(self) -> float:
+        return self.loop.wall_time() + self._wall_skew
+
+    def skip_wall_time(self, seconds: float) -> None:
+        """The brokers' clock goes ahead."""
+        self._wall_skew += seconds
+
+    def producer(self, label: str = "producer", **settings: Any) -> Producer:
+        """A producer that is not started; all its chances come from the plan."""
+        producer = Producer(**self.settings(**settings))
+        producer._random.seed(f"{self.plan.kind}/{self.plan.seed}/{label}")
+        return producer
+
+    def settings(self, **settings: Any) -> dict[str, Any]:
+        """Those of the plan's producers; None leaves one out."""
+        known = {"bootstrap_servers": self.cluster.bootstrap_servers, **self.plan.settings, **settings}
+        return {name: value for name, value in known.items() if value is not None}
+
+    # Topics
+
+    def create_topic(self) -> None:
+        """The topic that everybody writes to, also after it was deleted; with transactions, one to read from."""
+        if TOPIC not in self.cluster.topics:
+            self.watch(self.cluster.create_topic(TOPIC, self.plan.partitions, config=self._topic_config))
+            self.history.incarnations.append(self.cluster.topics[TOPIC])
+        if self.plan.is_transactional and READ_FROM not in self.cluster.topics:
+            self.cluster.create_topic(READ_FROM, GROUP_PARTITIONS)
+
+    @property
+    def _topic_config(self) -> dict[str, str | None]:
+        return {"message.timestamp.type": "LogAppendTime"} if self.plan.log_append_time else {}
+
+    def watch(self, topic: Topic) -> None:
+        """Note what leader changes cut off."""
+        for partition in topic.partitions:
+            if "truncate" not in vars(partition.log):
+                vars(partition.log)["truncate"] = self._noting(partition)
+
+    def _noting(self, partition: Partition) -> Callable[[int], None]:
+        truncate = partition.log.truncate
+
+        def noting(offset: int) -> None:
+            lost = [number_of(record.value) for record in partition.records() if record.offset >= offset]
+            self.history.truncated.setdefault((TOPIC, partition.index), []).extend(lost)
+            truncate(offset)
+
+        return noting
+
+    def partitions(self) -> list[Partition]:
+        """Those of the topic, if it is there."""
+        topic = self.cluster.topics.get(TOPIC)
+        return list(topic.partitions if topic is not None else self.history.incarnations[-1].partitions)
+
+    # Faults
+
+    def schedule_faults(self) -> None:
+        random = self.plan.random("faults")
+        for at, name in self.plan.faults:
+            self.later(at, lambda name=name: faults.strike(name, self, random))
+
+    def later(self, seconds: float, strike: Callable[[], object]) -> None:
+        """Unless everything is healed before."""
+        self._timers.append(self.loop.call_later(seconds, strike))
+
+    def fired(self, name: str) -> None:
+        self.history.fired[name] += 1
+
+    def running(self) -> list[int]:
+        """The brokers that work."""
+        return [node.node_id for node in self.cluster.nodes if self.cluster.broker(node.node_id).is_running]
+
+    def thaw(self, node: int) -> None:
+        if self.cluster.broker(node).is_frozen:
+            self.cluster.thaw_broker(node)
+
+    def elect(self, partition: Partition) -> None:
+        """Give a partition a leader again, from its ISR as a controller does."""
+        if partition.leader < 0 and not partition.is_deleted:
+            alive = [node for node in partition.isr or partition.replicas if node in self.running()]
+            if alive:
+                partition.move_leader(alive[0])
+
+    def restore_limits(self) -> None:
+        for partition in self.partitions():
+            partition.config = partition.config.changed({"max.message.bytes": "1048588"})
+
+    def restore_latency(self) -> None:
+        self.loop.network.latency = QUIET
+
+    def deny(self, seconds: float) -> None:
+        """Nobody may write to the topic for a while."""
+        denial = self.cluster.authorizer.deny(Operation.WRITE, topic=TOPIC)
+
+        def withdraw() -> None:
+            with suppress(ValueError):
+                self.cluster.authorizer.withdraw(denial)
+
+        self.later(seconds, withdraw)
+
+    async def heal(self) -> None:
+        """Nothing is wrong any more, and nothing will go wrong."""
+        for timer in self._timers:
+            timer.cancel()
+        cluster = self.cluster
+        cluster.faults.clear()
+        cluster.authorizer.clear()
+        self.loop.network.release()
+        self.restore_latency()
+        for node in cluster.nodes:
+            self.thaw(node.node_id)
+            if cluster.broker(node.node_id).state is BrokerState.STOPPED:
+                await cluster.start_broker(node.node_id)
+        self.create_topic()
+        self.restore_limits()
+        for topic in list(cluster.topics.values()):
+            for partition in topic.partitions:
+                partition.release_replication()
+                self.elect(partition)
+                partition.set_isr(self.running())
+        for name, fault in self.scripted:
+            self.history.fired[name] += fault.hits
+            for held in (fault.hold, fault.hold_before):
+                if held is not None:
+                    held.set()
+        if self.plan.is_transactional:
+            cluster.transactions.release_loading()
+            cluster.transactions.release_markers()

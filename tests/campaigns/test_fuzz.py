@@ -1,0 +1,149 @@
+"""A million mutated frames, and the proof that the fuzzer would find a decoder that breaks its promise."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import tracemalloc
+from collections import Counter
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+from aioproducer.protocol.api import decode_response, encode_response
+from aioproducer.protocol.messages import SaslAuthenticateResponse
+from aioproducer.protocol.primitives import MAX_STRING
+from aioproducer.protocol.schema import Message
+from tests.campaigns.fuzz.corpus import CORRELATION_ID, RESPONSES, responses
+from tests.campaigns.fuzz.fuzzer import Fuzzer, drawn
+from tests.campaigns.fuzz.heaviest import ALWAYS, TIMES_THE_FRAME, bushy, heaviest
+from tests.campaigns.fuzz.planted import BUGS
+from tests.campaigns.fuzz.targets import TARGETS
+
+ROOT = Path(__file__).parent.parent.parent
+FRAMES = 1_000_000
+SEED = 1
+PARTS = 4
+"""Tests that share the frames: none of them comes near the time limit of a test."""
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_of_a_million_mutated_frames_each_is_taken_or_refused_as_a_protocol_error(part):
+    share = FRAMES // PARTS
+
+    tally = Fuzzer(SEED).feed(part * share, share)
+
+    assert not tally.findings, "\n".join(finding.text(SEED) for finding in tally.findings)
+    assert tally.frames == share
+    assert tally.sampled >= share // 64
+    for target in TARGETS:
+        # Neither are all frames so broken that nothing is looked at, nor are they valid.
+        assert tally.taken[target.name] > share * target.share / 100 * 0.05, target.name
+        assert tally.refused[target.name] > share * target.share / 100 * 0.3, target.name
+
+
+def test_each_response_is_fed_in_each_of_its_versions():
+    fed = Counter()
+    for block in range(20):
+        about = drawn(SEED, block * 1000 + 999)
+        assert about == drawn(SEED, block * 1000 + 999), "a frame is made again from its number"
+    fuzzed = {(valid.message, valid.version) for valid in responses()}
+    assert fuzzed == set(RESPONSES)
+    source = random.Random(SEED)
+    for _ in range(20_000):
+        (message, version), _frame = TARGETS[0].draw(source)
+        fed[message, version] += 1
+    assert set(fed) == set(RESPONSES)
+    assert min(fed.values()) > 20
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+def test_the_fuzzer_finds_a_planted_bug(bug):
+    finding = bug.convicted_by(SEED)
+
+    assert finding is not None, f"not within {bug.frames} frames"
+    assert finding.what.startswith(bug.what)
+    assert finding.number < bug.frames
+
+
+def test_an_answer_takes_at_most_four_times_its_frame():
+    """Beside 8 KiB: what is made of short arrays at its start, and the message itself."""
+    for message, version, what, frame in chain(heaviest(100), heaviest(8 * 1024), bushy()):
+        peak, _ = taken(message, version, frame)
+
+        assert peak < ALWAYS + TIMES_THE_FRAME * len(frame), f"{message.__name__} {version}, {what}: {peak}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a" * 32767,
+        "é" * 16000,
+        "a" * 32000 + "\N{GRINNING FACE}",
+        "a" * 32000 + "\N{CJK RADICAL REPEAT}\N{GRINNING FACE}",
+    ],
+    ids=["narrow", "two bytes", "wide at its end", "wider and wider"],
+)
+def test_a_text_takes_four_times_its_bytes_and_while_it_is_decoded_three_times_more(text):
+    """Python keeps all characters as wide as the widest, and both texts while it finds a wider one. The longest text
+    has 32,767 bytes, so this is a constant."""
+    answer = SaslAuthenticateResponse(error_message=text)
+    frame = b"".join(encode_response(answer, 2, CORRELATION_ID))[4:]
+
+    peak, kept = taken(SaslAuthenticateResponse, 2, frame)
+
+    assert kept < ALWAYS + TIMES_THE_FRAME * len(frame)
+    assert peak < ALWAYS + TIMES_THE_FRAME * len(frame) + 3 * MAX_STRING
+
+
+def taken(message: type[Message], version: int, frame: bytes) -> tuple[int, int]:
+    """The bytes that are allocated at most while the frame is decoded, and those that are kept."""
+    decode_response(message, version, frame, CORRELATION_ID)  # what is allocated once is not to be measured
+    tracemalloc.start()
+    try:
+        answer = decode_response(message, version, frame, CORRELATION_ID)
+        kept, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert isinstance(answer, message)
+    return peak, kept
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tests.campaigns.fuzz", *arguments],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONHASHSEED": "7"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_the_command_counts_what_it_fed():
+    ran = run("--frames", "3000", "--seed", "5", "--processes", "2")
+
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith("3000 frames of seed 5 in ")
+    assert "findings: 0" in ran.stdout
+    expected = Fuzzer(5).feed(0, 3000)
+    counted = [line.split() for line in ran.stdout.splitlines() if " refused " in line]
+    assert [(int(line[-4]), int(line[-2])) for line in counted] == [
+        (expected.refused[target.name], expected.taken[target.name]) for target in TARGETS
+    ]
+
+
+def test_the_command_that_is_printed_feeds_the_frame_again():
+    bug = next(bug for bug in BUGS if "UTF-8" in bug.name)
+    finding = bug.convicted_by(SEED)
+
+    command = finding.text(SEED).splitlines()[-1].split("python -m tests.campaigns.fuzz ")[1]
+    ran = run(*command.split())
+
+    assert ran.returncode == 0, ran.stderr
+    assert finding.frame.hex() in ran.stdout
+    assert "is not UTF-8" in ran.stdout

@@ -1,0 +1,151 @@
+"""Random faults against random workloads in virtual time, judged by the oracle; and bugs that it has to find.
+
+A failure names the command that plays it again; `make soak` runs as many as you like."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from aioproducer import TopicPartition
+from tests.campaigns.simulation import faults
+from tests.campaigns.simulation.history import Ended, History, Sent, SimulatedTransaction, Told
+from tests.campaigns.simulation.oracle import RULES, verdict
+from tests.campaigns.simulation.plan import ACKS_0, ACKS_1, IDEMPOTENT, KINDS, V1, V2, plan
+from tests.campaigns.simulation.planted import BUGS
+from tests.campaigns.simulation.run import Result, run
+from tests.campaigns.simulation.soak import Tally, play, report
+from tests.campaigns.simulation.unseen import UNSEEN
+
+SEEDS = 12
+"""Of each workload, at each run of the tests."""
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.mark.parametrize("seed", range(1, SEEDS + 1))
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_promise_is_kept_under_random_faults(kind, seed):
+    result = run(plan(kind, seed))
+
+    assert not result.broken, str(result)
+
+
+@pytest.mark.parametrize("name", faults.KINDS)
+def test_every_promise_is_kept_under_one_kind_of_fault(name):
+    fired = 0
+    for kind in V1, V2, IDEMPOTENT, ACKS_1, ACKS_0:
+        if kind not in (V1, V2) and name in faults.TRANSACTIONAL:
+            continue
+        result = run(plan(kind, 1, (name,)))
+        assert not result.broken, f"{result} (of {name} alone)"
+        fired += result.history.fired[name]
+
+    assert fired, "a kind of fault that never strikes tests nothing"
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+def test_the_oracle_convicts(bug):
+    convicted = bug.convicted_by()
+
+    assert convicted is not None, f"{bug.seeds} seeds, and nothing was noticed"
+
+
+def test_one_run_in_seven_is_undisturbed():
+    """What fails there fails for no reason."""
+    for kind in KINDS:
+        undisturbed = [seed for seed in range(1, 501) if not plan(kind, seed).is_disturbed]
+
+        assert len(undisturbed) / 500 > 0.13, kind
+
+
+@pytest.mark.parametrize("bug", UNSEEN)
+def test_what_random_schedules_do_not_see_has_a_test(bug):
+    _, module, test = UNSEEN[bug]
+    source = (ROOT / "tests" / f"{module}.py").read_text()
+
+    assert re.search(rf"def {test}\(", source), f"{bug}: {module} has no {test}"
+    assert bug not in {planted.name for planted in BUGS}
+
+
+def test_every_rule_is_needed():
+    """Each says something of its own about a made-up run."""
+    assert len({rule.__name__ for rule in RULES}) == len(RULES)
+    history = History("idempotent", 0)
+    transaction = SimulatedTransaction(0, Ended.COMMITTED, offsets={TopicPartition("in", 0): 7})
+    history.transactions += [transaction, SimulatedTransaction(1, Ended.UNKNOWN)]
+    history.sent = [
+        Sent(0, "p", 0, "t", 0, None, 0, 1, 2, buffered_at=0, ended_at=1, told=Told.ACKNOWLEDGED, offset=3),
+        Sent(1, "p", 0, "t", 0, transaction, 0, 1, 2, buffered_at=5, ended_at=9, told=Told.UNKNOWN),
+        Sent(2, "p", 0, "t", 0, None, 0, 1, 2, buffered_at=0),
+    ]
+    history.is_disturbed = False
+
+    rules = {sentence.partition(":")[0] for sentence in verdict(history)}
+
+    assert rules == {
+        "every_acknowledged_record_is_in_the_log",
+        "every_call_and_delivery_ends_in_time",
+        "nothing_fails_for_no_reason",
+        "no_transaction_fails_for_no_reason",
+        "transactions_are_visible_as_told",
+        "the_group_is_where_the_last_commit_left_it",
+    }
+
+
+def test_a_failure_tells_how_to_play_it_again():
+    result = Result(plan("idempotent", 7), History("idempotent", 7), ["something was broken"])
+
+    assert "python -m tests.campaigns.simulation.run 'idempotent' 7" in str(result)
+    assert "something was broken" in str(result)
+    assert "faults:" in str(result)
+
+
+def test_one_command_plays_a_seed_again():
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.campaigns.simulation.run", "idempotent", "7"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert run(plan("idempotent", 7)).history.digest in done.stdout
+
+
+def test_a_soak_counts_what_happened_and_names_what_never_did():
+    tally = play(("idempotent",), range(1, 6))
+
+    text = report(tally, 1.0)
+
+    assert tally.schedules == 5
+    assert f"{tally.told['acknowledged']} acknowledged" in text
+    assert "never fired: " in text
+    assert "coordinator moved" in text.partition("never fired: ")[2]
+    assert "findings: 0" in text
+    other = Tally()
+    other.add(tally)
+    assert report(other, 1.0) == text
+
+
+def test_a_soak_reports_when_it_is_interrupted():
+    soak = subprocess.Popen(
+        [sys.executable, "-m", "tests.campaigns.simulation.soak", "--schedules", "1000000"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert soak.stderr is not None
+    assert soak.stderr.readline(), "it says how far it is"
+    soak.send_signal(signal.SIGINT)
+    out, error = soak.communicate(timeout=60)
+
+    assert "schedules a minute" in out
+    assert "findings:" in out
+    assert "Traceback" not in error

@@ -1,0 +1,132 @@
+"""Calls that may hang: in threads of their own, few of them, which nothing else waits for."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from aioproducer.concurrency.tasks import Threads
+from tests.conftest import MS
+from tests.support.scripted_broker import LONG, until
+
+BRIEF = 20 * MS
+
+
+class NoExecutor(ThreadPoolExecutor):
+    """The loop's default executor of a test that must not use it."""
+
+    def submit(self, *_: object, **__: object) -> None:
+        raise AssertionError("the default executor belongs to the application")
+
+
+class Hanging:
+    """A function that hangs until it is let go."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.go_on = threading.Event()
+
+    def __call__(self) -> int:
+        self.calls += 1
+        assert self.go_on.wait(30)
+        return self.calls
+
+
+@pytest.fixture
+def hanging() -> Iterator[Hanging]:
+    found = Hanging()
+    yield found
+    found.go_on.set()
+
+
+async def test_a_call_runs_in_a_thread_of_its_own_and_its_error_comes_back():
+    def fail() -> None:
+        raise RuntimeError("its own")
+
+    threads = Threads()
+
+    assert await threads.call(threading.get_ident) != threading.get_ident()
+    assert await threads.call(divmod, 7, 2) == (3, 1)
+    with pytest.raises(RuntimeError, match="its own"):
+        await threads.call(fail)
+    with pytest.raises(RuntimeError, match="raised StopIteration"):
+        await asyncio.wait_for(threads.call(lambda: next(iter(()))), LONG)
+
+
+async def test_when_no_thread_can_be_started_the_call_is_made_in_the_loop(monkeypatch):
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    threads = Threads()
+
+    assert await threads.call(threading.get_ident) == threading.get_ident()
+    assert await threads.call(divmod, 7, 2) == (3, 1)
+
+
+@pytest.mark.parametrize("most", [1, 3])
+async def test_calls_that_hang_keep_their_places_when_their_callers_have_given_up(hanging, most):
+    asyncio.get_running_loop().set_default_executor(NoExecutor())
+    threads = Threads(most)
+
+    for _ in range(2):
+        gone = [asyncio.ensure_future(threads.call(hanging)) for _ in range(most + 2)]
+        await until(lambda: hanging.calls >= most)
+        await asyncio.wait(gone, timeout=BRIEF)
+        for one in gone:
+            one.cancel()
+        await asyncio.wait(gone)
+    assert hanging.calls == most
+
+    hanging.go_on.set()
+    assert await asyncio.wait_for(threads.call(hanging), LONG) == most + 1
+
+
+async def test_a_loop_that_is_closed_while_a_call_hangs_is_no_error(hanging, capfd):
+    def run() -> None:
+        async def give_up() -> None:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(Threads().call(hanging), BRIEF)
+
+        asyncio.run(give_up())
+
+    before = set(threading.enumerate())
+    await asyncio.to_thread(run)
+    calls = [one for one in set(threading.enumerate()) - before if one.name == "aioproducer call"]
+    assert len(calls) == 1
+    hanging.go_on.set()
+
+    await until(lambda: not calls[0].is_alive())
+    assert capfd.readouterr().err == ""
+
+
+HANGS_FOR_EVER = """
+import asyncio, threading
+from aioproducer.concurrency.tasks import Threads
+
+async def main():
+    try:
+        await asyncio.wait_for(Threads().call(threading.Event().wait), 0.05)
+    except TimeoutError:
+        print("given up")
+
+asyncio.run(main())
+"""
+
+
+def test_a_call_that_hangs_does_not_hold_up_the_end_of_the_interpreter():
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", HANGS_FOR_EVER],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30_000 * MS,
+    )
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "given up\n", "")

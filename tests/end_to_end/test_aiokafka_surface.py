@@ -1,0 +1,155 @@
+"""What aiokafka's documentation does with its producer, done with aiokafka and with ours: only the import differs.
+
+Each usage runs against a cluster of its own; what it saw and what is in the log have to be the same."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import aiokafka
+import aiokafka.errors
+import pytest
+
+import aioproducer
+import aioproducer.errors
+from aioproducer.settings.table import SecuritySettings
+from aioproducer.testing import EmbeddedCluster
+from tests.support.aiokafka_usages import NOON, USAGES, Usage
+from tests.support.producing import within
+
+PARTITIONS = 10
+AIOKAFKA = SimpleNamespace(
+    AIOKafkaProducer=aiokafka.AIOKafkaProducer,
+    TopicPartition=aiokafka.TopicPartition,
+    KafkaError=aiokafka.errors.KafkaError,
+    ProducerClosed=aiokafka.errors.ProducerClosed,
+    IllegalOperation=aiokafka.errors.IllegalOperation,
+)
+"""from aiokafka import AIOKafkaProducer, TopicPartition; from aiokafka.errors import ..."""
+
+OURS = SimpleNamespace(
+    AIOKafkaProducer=aioproducer.Producer,
+    TopicPartition=aioproducer.TopicPartition,
+    KafkaError=aioproducer.errors.KafkaError,
+    ProducerClosed=aioproducer.errors.ProducerClosed,
+    IllegalOperation=aioproducer.errors.IllegalStateError,
+)
+"""from aioproducer import Producer as AIOKafkaProducer, TopicPartition; from aioproducer.errors import ..."""
+
+
+class Logged(NamedTuple):
+    """A record in the log."""
+
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+    timestamp: int | None
+    """None if the clock gave it."""
+
+
+# ------------------------------------------------------------------------------------------------ both run them
+
+
+async def run(usage: Usage, imported: SimpleNamespace) -> tuple[Any, list[Logged], set[str]]:
+    """What the usage saw, what is in the log, and the codecs of the batches there."""
+    began = NOON + 1_000_000  # what a usage sets is before, what the clock sets after
+    async with EmbeddedCluster(topics={"numbers": PARTITIONS}) as cluster:
+        seen = await within(30, usage(imported, cluster.bootstrap_servers))
+        log, codecs = [], set()
+        for partition in range(PARTITIONS):
+            codecs |= {batch.header.codec.name for batch in cluster.batches("numbers", partition)}
+            log += [
+                Logged(
+                    partition,
+                    record.offset,
+                    record.key,
+                    record.value,
+                    tuple(record.headers),
+                    record.timestamp if record.timestamp < began else None,
+                )
+                for record in cluster.records("numbers", partition)
+            ]
+        return seen, log, codecs
+
+
+@pytest.mark.parametrize("usage", USAGES, ids=lambda function: function.__name__)
+async def test_aiokafkas_usage_does_the_same_with_the_import_changed(usage):
+    theirs = await run(usage, AIOKAFKA)
+    ours = await run(usage, OURS)
+
+    assert ours == theirs
+
+
+def test_every_usage_that_sends_leaves_something_in_the_log_to_compare():
+    silent = {"partitions_for", "settings_that_make_no_sense_are_value_errors"}
+
+    for function in USAGES:
+        _, log, _ = asyncio.run(run(function, OURS))
+        assert bool(log) is (function.__name__ not in silent), function.__name__
+
+
+# ----------------------------------------------------------------------------------------------- signatures
+
+ELSEWHERE = {
+    "loop": "deprecated; the producer belongs to the loop in which it is started",
+    "api_version": "deprecated and without effect; versions are negotiated with each broker",
+}
+"""aiokafka's settings that ours refuses, and why."""
+
+
+def parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    found = inspect.signature(function).parameters.values()
+    return {parameter.name: parameter for parameter in found if parameter.name != "self"}
+
+
+METHODS = ["send", "send_and_wait", "send_batch", "create_batch", "partitions_for", "start"]
+METHODS += ["transaction", "begin_transaction", "commit_transaction", "abort_transaction"]
+METHODS += ["send_offsets_to_transaction"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_methods_take_aiokafkas_arguments_in_aiokafkas_order(method):
+    theirs = parameters(getattr(aiokafka.AIOKafkaProducer, method))
+    ours = parameters(getattr(aioproducer.Producer, method))
+
+    shared = [name for name in ours if name in theirs]
+    assert shared == list(theirs)
+    for name, parameter in theirs.items():
+        assert ours[name].default == parameter.default
+        assert ours[name].kind == parameter.kind
+    # What is ours alone comes after, and by name.
+    assert all(ours[name].kind is inspect.Parameter.KEYWORD_ONLY for name in ours.keys() - theirs.keys())
+
+
+def test_every_public_method_of_aiokafkas_producer_is_there():
+    public = {name for name in dir(aiokafka.AIOKafkaProducer) if not name.startswith("_")}
+
+    missing = {name for name in public if not hasattr(aioproducer.Producer, name)}
+
+    assert missing == set()
+
+
+def test_every_setting_of_aiokafkas_producer_is_there_or_its_absence_has_a_reason():
+    theirs = set(parameters(aiokafka.AIOKafkaProducer))
+    ours = {*parameters(aioproducer.Producer), *SecuritySettings.__annotations__}
+
+    assert theirs - ours == set(ELSEWHERE)
+
+
+def test_metadata_has_aiokafkas_fields():
+    fields = aiokafka.structs.RecordMetadata._fields
+
+    assert [name for name in fields if not hasattr(aioproducer.RecordMetadata, name)] == []
+
+
+def test_the_batch_builder_has_aiokafkas_methods():
+    theirs = aiokafka.producer.message_accumulator.BatchBuilder
+    public = {name for name in dir(theirs) if not name.startswith("_")}
+
+    assert {name for name in public if not hasattr(aioproducer.BatchBuilder, name)} == set()

@@ -1,0 +1,204 @@
+"""The same keys land where the Java client, librdkafka and aiokafka put them: each produces, the logs are compared."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections import defaultdict
+from pathlib import Path
+
+import aiokafka
+import confluent_kafka
+import pytest
+from aiokafka.partitioner import DefaultPartitioner as AiokafkaPartitioner
+
+from aioproducer.partitioner import Hashed, RoundRobin, murmur2_partition
+from aioproducer.testing import EmbeddedCluster
+from aioproducer.testing.apache.jars import class_path, java_executable
+from aioproducer.testing.apache.process import ChildProcesses
+from tests.conftest import MS
+from tests.support.producing import quick_producer, results, within
+
+WAIT = 30_000 * MS
+"""Seconds; more than any of this takes."""
+
+PARTITIONS = 11
+# Text without line ends, because one of the clients is fed from a pipe.
+KEYS = [
+    b"",
+    b"21",
+    b"foobar",
+    "ключ 名前 🛫".encode(),
+    *(b"k" * length for length in range(1, 30)),
+    *(b"order-%d" % number for number in range(160)),
+]
+BINARY_KEYS = [random.Random(3).randbytes(length) for length in range(1, 60)]
+
+Placed = dict[bytes | None, set[int]]
+
+
+def placed(cluster: EmbeddedCluster, topic: str) -> Placed:
+    """In which partitions of the log each key is."""
+    found: Placed = defaultdict(set)
+    for partition in range(PARTITIONS):
+        for record in cluster.records(topic, partition):
+            found[record.key].add(partition)
+    return dict(found)
+
+
+async def placed_by_us(keys: list[bytes | None], **settings: object) -> Placed:
+    async with EmbeddedCluster(topics={"t": PARTITIONS}) as cluster:
+        async with quick_producer(cluster, **settings) as producer:
+            await results([await producer.send("t", b"v", key) for key in keys])
+        return placed(cluster, "t")
+
+
+# --------------------------------------------------------------------------------------------------- aiokafka
+
+
+async def placed_by_aiokafka(keys: list[bytes]) -> Placed:
+    async with EmbeddedCluster(topics={"t": PARTITIONS}) as cluster:
+        producer = aiokafka.AIOKafkaProducer(bootstrap_servers=cluster.bootstrap_servers)
+        await producer.start()
+        try:
+            futures = [await producer.send("t", b"v", key) for key in keys]
+            await within(WAIT, asyncio.gather(*futures))
+        finally:
+            await producer.stop()
+        return placed(cluster, "t")
+
+
+async def test_keys_go_where_aiokafka_puts_them():
+    keys = KEYS + BINARY_KEYS
+
+    assert await placed_by_us(keys) == await placed_by_aiokafka(keys)
+
+
+async def test_aiokafkas_own_partitioner_can_be_plugged_in_and_agrees():
+    keys = KEYS + BINARY_KEYS
+
+    assert await placed_by_us(keys, partitioner=AiokafkaPartitioner()) == await placed_by_us(keys)
+
+
+# ------------------------------------------------------------------------------------------------- librdkafka
+
+
+def produce_with_librdkafka(servers: str, partitioner: str, keys: list[bytes | None]) -> None:
+    producer = confluent_kafka.Producer(
+        {
+            "bootstrap.servers": servers,
+            "partitioner": partitioner,
+            "linger.ms": 1,
+            "sticky.partitioning.linger.ms": 0,  # each record without a key is placed anew
+        }
+    )
+    for key in keys:
+        producer.produce("t", b"v", key)
+    assert producer.flush(WAIT) == 0
+
+
+async def placed_by_librdkafka(keys: list[bytes | None], partitioner: str) -> Placed:
+    async with EmbeddedCluster(topics={"t": PARTITIONS}) as cluster:
+        await asyncio.to_thread(produce_with_librdkafka, cluster.bootstrap_servers, partitioner, keys)
+        return placed(cluster, "t")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["murmur2", "murmur2_random", "consistent", "consistent_random", "fnv1a", "fnv1a_random"],
+)
+async def test_keys_go_where_librdkafkas_partitioner_of_the_same_name_puts_them(name):
+    keys = [key for key in KEYS + BINARY_KEYS if key]  # the empty key and none at all: below
+
+    assert await placed_by_us(keys, partitioner=name) == await placed_by_librdkafka(keys, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "empty_is_one", "none_is_one"),
+    [
+        ("random", False, False),
+        ("consistent", True, True),
+        ("consistent_random", False, False),
+        ("murmur2_random", True, False),
+        ("fnv1a", True, True),
+        ("fnv1a_random", True, False),
+    ],
+)
+async def test_records_without_key_and_with_an_empty_one_are_treated_as_librdkafka_does(
+    name, empty_is_one, none_is_one
+):
+    keys: list[bytes | None] = [b"", None] * 60
+    # A batch takes one record, so that where ours is sticky it moves on with each.
+    ours = await placed_by_us(keys, partitioner=name, batch_size=1)
+    theirs = await placed_by_librdkafka(keys, name)
+
+    for key, is_one in ((b"", empty_is_one), (None, none_is_one)):
+        if is_one:
+            assert ours[key] == theirs[key]
+            assert len(ours[key]) == 1
+        else:
+            assert len(ours[key]) > 1
+            assert len(theirs[key]) > 1
+
+
+async def test_the_name_murmur2_spreads_records_without_a_key_as_java_does_and_librdkafka_does_not():
+    keys: list[bytes | None] = [None] * 60
+
+    assert len((await placed_by_us(keys, partitioner="murmur2", batch_size=1))[None]) > 1
+    theirs = await placed_by_librdkafka(keys, "murmur2")
+    assert len(theirs[None]) == 1
+    # The exact twin of librdkafka's is a callable.
+    assert await placed_by_us(keys, partitioner=Hashed(murmur2_partition)) == theirs
+
+
+async def test_the_partitioners_that_have_names_can_be_given_as_callables_too():
+    keys = [b"one key"] * (2 * PARTITIONS)
+
+    assert (await placed_by_us(keys, partitioner=RoundRobin()))[b"one key"] == set(range(PARTITIONS))
+
+
+# -------------------------------------------------------------------------------------------- the Java client
+
+
+async def produce_with_java(version: str, servers: str, keys: list[bytes], directory: Path) -> str:
+    """Feed the keys to Kafka's console producer that runs on this version's client; returns what it logged."""
+    children = ChildProcesses()
+    try:
+        client = await class_path(version, children, directory / "jars.log")
+        tool = await class_path(
+            "3.9.2", children, directory / "jars.log"
+        )  # its jars have the console producer
+    finally:
+        children.end()
+    (client_jar,) = [jar for jar in client.split(os.pathsep) if Path(jar).name.startswith("kafka-clients-")]
+    java = await asyncio.create_subprocess_exec(
+        *(java_executable(), "-Xmx128m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"),
+        *("-cp", os.pathsep.join([client_jar, tool]), "kafka.tools.ConsoleProducer"),
+        *("--bootstrap-server", servers, "--topic", "t"),
+        *("--property", "parse.key=true", "--property", "key.separator=|"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    try:
+        lines = b"".join(key + b"|v\n" for key in keys)
+        log, _ = await within(WAIT, java.communicate(lines))
+    finally:
+        if java.returncode is None:
+            java.kill()
+            await java.wait()
+    assert java.returncode == 0, log.decode()
+    return log.decode()
+
+
+@pytest.mark.apache
+@pytest.mark.parametrize("version", ["4.3.1", "3.9.2"])
+async def test_keys_go_where_the_java_client_puts_them(version, tmp_path):
+    async with EmbeddedCluster(topics={"t": PARTITIONS}) as cluster:
+        log = await produce_with_java(version, cluster.bootstrap_servers, KEYS, tmp_path)
+        by_java = placed(cluster, "t")
+
+    assert f"Kafka version: {version}" in log
+    assert len(by_java) == len(set(KEYS))
+    assert by_java == await placed_by_us(KEYS)

@@ -1,0 +1,1126 @@
+"""send_many: columns of records, as lists or as Arrow, into the same batches as `send`, and the receipt of them."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import gc
+import itertools
+import logging
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aioproducer import (
+    Interceptor,
+    InvalidRecordError,
+    Outcome,
+    Producer,
+    ProducerClosed,
+    RecordTooLargeError,
+    SendManyError,
+    TopicPartition,
+    TransactionAbortedError,
+)
+from aioproducer.errors import (
+    BufferTimeoutError,
+    DeliveryTimeoutError,
+    InvalidTopicError,
+    SerializationError,
+    UnknownPartitionError,
+)
+from aioproducer.protocol.error_codes import ErrorCode
+from aioproducer.records._record_path import ALL_APPENDED, NO_ROOM, OTHERS_TURN, Rows, murmur2
+from aioproducer.testing import EmbeddedCluster, RecordingProducer
+from tests.conftest import MS
+from tests.support.compiled_path import NOW, NoLoop, OpensBatches, bound, sealed
+from tests.support.oracle import OracleRecord, encode_batch
+from tests.support.producing import (
+    FOUR_RECORDS_FILL_IT,
+    LARGE,
+    METADATA,
+    PRODUCE,
+    QUICK,
+    error_of,
+    produce_count,
+    producing,
+    until,
+    values,
+    within,
+)
+
+BYTES_TYPES = {
+    "binary": pa.binary(),
+    "large binary": pa.large_binary(),
+    "binary view": pa.binary_view(),
+    "dictionary": pa.dictionary(pa.int8(), pa.binary()),
+    "dictionary of views": pa.dictionary(pa.uint32(), pa.binary_view()),
+    "dictionary of large": pa.dictionary(pa.int64(), pa.large_binary()),
+}
+TEXT_TYPES = {
+    "string": pa.string(),
+    "large string": pa.large_string(),
+    "string view": pa.string_view(),
+    "dictionary of strings": pa.dictionary(pa.int16(), pa.string()),
+}
+PAIR = pa.struct([("key", pa.string()), ("value", pa.binary())])
+HEADERS_TYPES = {
+    "list": pa.list_(PAIR),
+    "large list": pa.large_list(PAIR),
+    "map": pa.map_(pa.string(), pa.binary()),
+    "list with views": pa.list_(pa.struct([("k", pa.string_view()), ("v", pa.large_binary())])),
+}
+
+
+def array_of(data, kind):
+    """pyarrow makes no dictionary of views from Python objects by itself."""
+    if pa.types.is_dictionary(kind):
+        found = sorted({value for value in data if value is not None})
+        numbers = pa.array([None if value is None else found.index(value) for value in data], kind.index_type)
+        return pa.DictionaryArray.from_arrays(numbers, pa.array(found, kind.value_type))
+    return pa.array(data, kind)
+
+
+# ------------------------------------------------------------------------------------------------- encoding
+
+
+def encoded(rows):
+    """What the rows become, in one batch."""
+    accumulator = OpensBatches(NoLoop())
+    path = bound(accumulator)
+    while path._append_rows(accumulator.topics["orders"], rows, None, False) == OTHERS_TURN:
+        pass
+    assert rows.is_complete
+    assert rows.errors == {}
+    return sealed(accumulator.tail)
+
+
+some_bytes = st.none() | st.binary(max_size=30)
+names = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
+some_headers = st.none() | st.lists(st.tuples(names, st.none() | st.binary(max_size=20)), max_size=3)
+records = st.lists(
+    st.tuples(some_bytes, some_bytes, some_headers, st.none() | st.integers(0, 2**62)),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    given=records,
+    value_type=st.sampled_from(sorted(BYTES_TYPES)),
+    key_type=st.sampled_from(sorted(BYTES_TYPES)),
+    headers_type=st.sampled_from(sorted(HEADERS_TYPES)),
+    before=st.integers(0, 9),
+    cuts=st.lists(st.integers(0, 12), max_size=3),
+)
+def test_columns_become_the_bytes_that_the_oracle_writes(
+    given, value_type, key_type, headers_type, before, cuts
+):
+    expected = encode_batch(
+        [
+            OracleRecord(NOW if timestamp is None else timestamp, key, value, tuple(headers or ()))
+            for value, key, headers, timestamp in given
+        ]
+    )
+    columns = [list(column) for column in zip(*given, strict=True)]
+    lists = Rows(columns[0], columns[1], columns[2], columns[3], None)
+    types = [BYTES_TYPES[value_type], BYTES_TYPES[key_type], HEADERS_TYPES[headers_type], pa.int64()]
+
+    assert encoded(lists) == expected
+
+    arrays = [
+        # Slices begin anywhere; what lies before must not be seen.
+        array_of([column[0]] * before + column, kind).slice(before)
+        for column, kind in zip(columns, types, strict=True)
+    ]
+    assert encoded(Rows(*arrays, None)) == expected
+
+    edges = sorted({0, *(cut for cut in cuts if cut < len(given)), len(given)})
+    chunked = [
+        pa.chunked_array([array[a:b] for a, b in itertools.pairwise(edges)], array.type) for array in arrays
+    ]
+    assert encoded(Rows(chunked[0], arrays[1], chunked[2], columns[3], None)) == expected
+
+    names = ["value", "key", "headers", "timestamp"]
+    batch = pa.RecordBatch.from_arrays(arrays, names)
+    assert encoded(Rows(batch, None, None, None, None)) == expected
+    assert encoded(Rows(pa.table(chunked, names), None, None, None, None)) == expected
+    struct = pa.StructArray.from_arrays(
+        [pa.concat_arrays([array, array]) for array in arrays if not pa.types.is_dictionary(array.type)],
+        [name for name, array in zip(names, arrays, strict=True) if not pa.types.is_dictionary(array.type)],
+    ).slice(len(given))
+    rest = {
+        f"{name}s": array
+        for name, array in zip(names, arrays, strict=True)
+        if pa.types.is_dictionary(array.type)
+    }
+    if "values" not in rest:
+        assert encoded(Rows(struct, rest.get("keys"), None, None, None)) == expected
+
+
+@pytest.mark.parametrize("kind", sorted(TEXT_TYPES))
+def test_text_is_sent_as_utf_8(kind):
+    words = ["a", None, "größer als zwölf Bytes", "", "z"]
+    expected = [OracleRecord(NOW, None, None if word is None else word.encode()) for word in words]
+
+    assert encoded(Rows(array_of(words, TEXT_TYPES[kind]), None, None, None, None)) == encode_batch(expected)
+
+
+def test_other_columns_of_arrow():
+    fixed = pa.array([b"abc", None, b"xyz"], pa.binary(3))
+    nothing = pa.nulls(3)
+    expected = [OracleRecord(NOW, None, b"abc"), OracleRecord(NOW), OracleRecord(NOW, None, b"xyz")]
+    assert encoded(Rows(fixed, nothing, nothing, nothing, nothing)) == encode_batch(expected)
+
+
+def test_a_null_pair_outside_of_a_slice_is_not_looked_at():
+    pairs = pa.array([[None], [("a", b"1")], [None]], pa.list_(PAIR))
+    batch = pa.StructArray.from_arrays([pa.array([b"0", b"1", b"2"]), pairs], ["value", "headers"])
+    expected = encode_batch([OracleRecord(NOW, None, b"1", (("a", b"1"),))])
+
+    assert encoded(Rows([b"1"], None, pairs.slice(1, 1), None, None)) == expected
+    assert encoded(Rows(batch.slice(1, 1), None, None, None, None)) == expected
+    with pytest.raises(InvalidRecordError, match="a null among the pairs"):
+        Rows([b"1", b"2"], None, pairs.slice(1), None, None)
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_timestamps_become_milliseconds(unit):
+    moments = [datetime.datetime(2013, 1, 1, 5, 15, tzinfo=datetime.UTC), None]
+    column = pa.array(moments, pa.timestamp(unit, "UTC"))
+    expected = [OracleRecord(1357017300000, None, b"v"), OracleRecord(NOW, None, b"v")]
+
+    assert encoded(Rows([b"v"] * 2, None, None, column, None)) == encode_batch(expected)
+    date = pa.array([datetime.date(2013, 1, 1), None], pa.date64())
+    expected[0] = OracleRecord(1356998400000, None, b"v")
+    assert encoded(Rows([b"v"] * 2, None, None, date, None)) == encode_batch(expected)
+
+
+@pytest.mark.parametrize("kind", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"])
+async def test_rows_go_to_the_partitions_that_they_name(kind):
+    asked = [2, 0, None, 1]
+    async with producing(topics={"t": 3}) as (_, producer):
+        for partitions in (asked, pa.array(asked, kind)):
+            receipt = await producer.send_many(
+                "t", [b"0", b"1", b"2", b"3"], keys=[None, None, b"key", None], partitions=partitions
+            )
+            await receipt
+            by_key = (await producer.send_and_wait("t", b"", b"key")).partition
+            assert [receipt.partition(row) for row in range(4)] == [2, 0, by_key, 1]
+        one = await producer.send_many("t", [b"x", b"y"], keys=[b"a", b"b"], partitions=1)
+        await one
+        assert [one.partition(row) for row in range(2)] == [1, 1]
+
+
+@pytest.mark.parametrize("kind", ["int8", "int16", "int32", "int64"])
+async def test_a_partition_or_a_time_below_zero_is_refused_whatever_its_width(kind):
+    below = pa.array([-1, 0], kind)
+    async with producing(topics={"t": 300}) as (_, producer):  # 255 is the number of a partition
+        for columns in ({"partitions": below}, {"timestamps": below}):
+            receipt = await producer.send_many("t", [b"0", b"1"], **columns)
+            with pytest.raises(SendManyError, match="0 or more, not -1"):
+                await receipt
+
+
+@pytest.mark.parametrize("as_arrow", [False, True])
+async def test_keys_go_where_send_puts_them(as_arrow):
+    keys = [b"k%d" % number for number in range(200)]
+    async with producing(topics={"t": 7}) as (_, producer):
+        single = [(await producer.send_and_wait("t", b"v", key)).partition for key in keys]
+        receipt = await producer.send_many(
+            "t", [b"v"] * 200, keys=pa.array(keys).dictionary_encode() if as_arrow else keys
+        )
+        await receipt
+
+        assert [receipt.partition(row) for row in range(200)] == single
+        assert [(await receipt.delivery(row)).partition for row in range(200)] == single
+
+
+async def test_records_of_send_and_send_many_share_batches_and_keep_their_order():
+    async with producing(linger_ms=20, topics={"t": 1}) as (cluster, producer):
+        await producer.partitions_for("t")
+        first = await producer.send("t", b"0")
+        receipt = await producer.send_many("t", [b"1", b"2"])
+        last = await producer.send("t", b"3")
+        await receipt
+
+        assert values(cluster) == [b"0", b"1", b"2", b"3"]
+        assert [(await first).offset, (await last).offset] == [0, 3]
+        assert receipt.offsets == {0: [range(1, 3)]}
+        assert produce_count(cluster) == 1
+
+
+async def test_records_without_a_key_fill_one_batch_after_the_other():
+    async with producing(topics={"t": 4}, batch_size=2048, linger_ms=5) as (cluster, producer):
+        receipt = await (await producer.send_many("t", [bytes(90)] * 400))
+
+        assert sum(len(found) for ranges in receipt.offsets.values() for found in ranges) == 400
+        assert produce_count(cluster) <= 25
+        assert len(receipt.offsets) > 1
+
+
+# --------------------------------------------------------------------------------------------------- receipt
+
+
+async def test_the_receipt_says_where_each_row_is():
+    async with producing(topics={"t": 3}) as (cluster, producer):
+        rows = [b"%d" % number for number in range(3000)]
+        receipt = await producer.send_many("t", rows, keys=rows)
+        assert len(receipt) == 3000
+        assert await receipt is receipt
+        assert receipt.done()
+        assert receipt.errors == {}
+        assert repr(receipt) == "<Receipt t: 3000 rows, done>"
+
+        log = {(r.partition, r.offset): r.value for r in all_records(cluster, "t", 3)}
+        assert sum(len(found) for ranges in receipt.offsets.values() for found in ranges) == 3000
+        for row in range(0, 3000, 7):
+            metadata = await receipt.delivery(row)
+            assert metadata.partition == receipt.partition(row)
+            assert log[metadata.partition, metadata.offset] == rows[row]
+        for row in (-1, 3000):
+            with pytest.raises(IndexError):
+                receipt.partition(row)
+
+
+@pytest.mark.parametrize("serializer", [None, bytes])
+async def test_the_delivery_of_a_row_has_the_time_of_its_record(serializer):
+    async with producing(linger_ms=20, value_serializer=serializer) as (cluster, producer):
+        await producer.send("t", b"0", timestamp_ms=7)
+        named = await producer.send_many("t", [b"1", b"2", b"3"], timestamps=[1000, None, 3000])
+        given = await producer.send_many("t", [b"4", b"5"], timestamps=pa.array([2000, 1], pa.timestamp("s")))
+        now = await producer.send_many("t", [b"6", b"7"])
+        found = [
+            await receipt.delivery(row) for receipt in (named, given, now) for row in range(len(receipt))
+        ]
+
+        log = cluster.records("t")
+        assert len(cluster.batches("t", 0)) == 1
+        assert [metadata.timestamp for metadata in found] == [record.timestamp for record in log[1:]]
+        assert [metadata.timestamp for metadata in found[3:5]] == [2_000_000, 1000]
+        assert {metadata.timestamp_type for metadata in found} == {0}
+
+
+def test_each_slice_of_a_call_has_a_time_of_its_own():
+    times = iter([NOW, NOW + 3, NOW + 3, NOW + 9])
+    accumulator = OpensBatches(NoLoop())
+    path = bound(accumulator, wall_clock=lambda: next(times))
+    rows = Rows([b"0", "1", b"2", "3", b"4"], None, None, None, None)
+
+    path._append_rows(accumulator.topics["orders"], rows, None, False)
+
+    assert [rows.timestamp(row) for row in (0, 2, 4)] == [NOW, NOW + 3, NOW + 3]
+
+
+class _At:
+    def __init__(self, partition, record):
+        self.partition, self.offset, self.value = partition, record.offset, record.value
+
+
+def all_records(cluster, topic, partitions):
+    return [
+        _At(partition, record)
+        for partition in range(partitions)
+        for record in cluster.records(topic, partition)
+    ]
+
+
+async def test_rows_that_can_not_be_sent_keep_no_other_from_being_sent():
+    async with producing(topics={"t": 2}, max_request_size=10_000, max_block_ms=50_000 * MS) as (
+        cluster,
+        producer,
+    ):
+        receipt = await producer.send_many(
+            "t",
+            [b"0", "1", b"2", bytes(20_000), b"4", b"5", b"6", b"7"],
+            headers=[None, None, [("h", "text")], None, None, None, [], [("h", b"x")]],
+            timestamps=[None, None, None, None, -1, None, 7, 8],
+            partitions=[0, 0, 0, 0, 0, 9, 0, 0],
+        )
+        error = await error_of(receipt, 1)
+
+        assert type(error) is SendManyError
+        assert {row: type(found) for row, found in error.errors.items()} == {
+            1: InvalidRecordError,
+            2: InvalidRecordError,
+            3: RecordTooLargeError,
+            4: InvalidRecordError,
+            5: UnknownPartitionError,
+        }
+        assert "5 of 8 rows for topic t failed, the first of them row 1" in str(error)
+        assert error.outcome is Outcome.NOT_PERSISTED
+        assert error.errors == receipt.errors
+        assert values(cluster) == [b"0", b"6", b"7"]
+        assert receipt.offsets == {0: [range(3)]}
+        assert receipt.partition(3) is None
+        with pytest.raises(RecordTooLargeError):
+            receipt.delivery(3)
+        assert (await receipt.delivery(6)).offset == 1
+
+
+async def test_arrow_rows_that_can_not_be_sent():
+    table = pa.table(
+        {
+            "value": ["0", "1", "2", "3"],
+            "partition": pa.array([0, -1, 2**40, 0], pa.int64()),
+            "timestamp": pa.array([0, 1, 2, -5], pa.int64()),
+        }
+    )
+    async with producing(max_block_ms=50_000 * MS) as (cluster, producer):
+        receipt = await producer.send_many("t", table)
+        error = await error_of(receipt, 1)
+
+        assert sorted(error.errors) == [1, 2, 3]
+        assert {type(found) for found in error.errors.values()} == {InvalidRecordError}
+        assert values(cluster) == [b"0"]
+        overflow = pa.array([2**60], pa.timestamp("s"))
+        refused = await producer.send_many("t", [b"v"], timestamps=overflow)
+        assert type(refused.errors[0]) is InvalidRecordError
+        bytes_pair = pa.struct([("key", pa.dictionary(pa.int8(), pa.binary())), ("value", pa.binary())])
+        binary = pa.array([[("\xe9".encode(), b"x")], [(b"\xe9", b"x")]], pa.list_(bytes_pair))
+        refused = await producer.send_many("t", [b"v", b"w"], headers=binary)
+        assert {row: str(error) for row, error in refused.errors.items()} == {
+            1: "the name of a header can't be encoded as UTF-8"
+        }
+        nameless = pa.array([[{"key": None, "value": b"x"}]], pa.list_(PAIR))
+        refused = await producer.send_many("t", [b"v"], headers=nameless)
+        assert "has a null as its name" in str(refused.errors[0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "argument", "told"),
+    [
+        ({"values": b"bytes"}, "values", "must be a list, or Arrow data"),
+        ({"values": None}, "values", "not NoneType"),
+        ({"values": [b"1"], "keys": [b"1", b"2"]}, None, "the columns differ in length: 1 values, 2 keys"),
+        ({"values": pa.array([1, 2])}, "values", "format 'l' is not what send_many takes there"),
+        ({"values": pa.array([[b"x"]])}, "values", "cast it"),
+        ({"values": [b"1"], "headers": pa.array([b"x"])}, "headers", "list<struct"),
+        ({"values": [b"1"], "headers": pa.array([[b"x"]])}, "headers", "list<struct"),
+        ({"values": [b"1"], "timestamps": pa.array([1.5])}, "timestamps", "timestamp or integer (ms)"),
+        ({"values": [b"1"], "timestamps": pa.array([1], pa.date32())}, "timestamps", "timestamp or integer"),
+        ({"values": [b"1"], "partitions": pa.array(["0"])}, "partitions", "integer"),
+        ({"values": [b"1"], "partitions": -1}, "partitions", "0 or more"),
+        ({"values": [b"1"], "partitions": 2**40}, "partitions", "0 or more"),
+        ({"values": pa.table({"val": [b"x"]})}, "values", "a column 'val'"),
+        (
+            {"values": pa.Table.from_arrays([pa.array([b"x"]), pa.array([b"y"])], ["value", "value"])},
+            "values",
+            "two columns 'value'",
+        ),
+        ({"values": pa.table({"partition": [0]})}, "values", "neither a column value nor a column key"),
+        ({"values": pa.table({"value": [b"x"]}), "keys": [b"k"]}, None, None),
+        (
+            {"values": pa.table({"value": [b"x"], "key": [b"k"]}), "keys": [b"k"]},
+            "keys",
+            "is given twice, also as the column",
+        ),
+        (
+            {"values": pa.array([{"value": b"x"}, None], pa.struct([("value", pa.binary())]))},
+            "values",
+            "a null among the rows",
+        ),
+    ],
+)
+async def test_columns_that_make_no_sense_are_refused_before_anything_is_sent(arguments, argument, told):
+    async with producing() as (cluster, producer):
+        if told is None:
+            await (await producer.send_many("t", **arguments))
+            return
+        error = await error_of(producer.send_many("t", **arguments), 1)
+
+        assert type(error) is InvalidRecordError
+        assert told in str(error)
+        assert argument in (None, error.argument)
+        assert produce_count(cluster) == 0
+
+
+async def test_a_stream_that_fails_is_told():
+    def batches():
+        yield pa.record_batch({"value": [b"x"]})
+        raise RuntimeError("the disk is gone")
+
+    stream = pa.RecordBatchReader.from_batches(pa.schema([("value", pa.binary())]), batches())
+    async with producing() as (cluster, producer):
+        error = await error_of(producer.send_many("t", stream), 1)
+
+        assert type(error) is InvalidRecordError
+        assert "the disk is gone" in str(error)
+        assert produce_count(cluster) == 0
+
+
+async def test_no_rows_are_no_records():
+    async with producing() as (cluster, producer):
+        for nothing in ([], pa.array([], pa.binary()), pa.chunked_array([], pa.binary())):
+            receipt = await producer.send_many("t", nothing)
+            assert await receipt is receipt
+            assert (len(receipt), receipt.offsets, receipt.errors) == (0, {}, {})
+        assert produce_count(cluster) == 0
+
+
+async def test_a_bad_topic_is_refused():
+    async with producing() as (_, producer):
+        assert type(await error_of(producer.send_many("no topic!", [b"v"]), 1)) is InvalidTopicError
+    assert type(await error_of(producer.send_many("t", [b"v"]), 1)) is ProducerClosed
+
+
+async def test_the_memory_of_columns_is_given_back_when_they_are_in_the_buffer():
+    pool = pa.system_memory_pool()
+    before = pool.bytes_allocated()
+    column = pa.array([bytes(100)] * 1000, memory_pool=pool)
+    assert pool.bytes_allocated() > before
+    async with producing() as (_, producer):
+        receipt = await producer.send_many("t", pa.chunked_array([column, column]))
+        del column
+        gc.collect()
+        assert pool.bytes_allocated() == before
+        await receipt
+
+
+# ---------------------------------------------------------------------------------------- room, time, turns
+
+
+async def test_rows_wait_for_room_as_often_as_it_takes():
+    async with producing(**FOUR_RECORDS_FILL_IT) as (cluster, producer):
+        given = [b"%03d" % number + bytes(LARGE) for number in range(100)]
+        receipt = await within(10, producer.send_many("t", given))
+        await receipt
+
+        assert values(cluster) == given
+
+
+async def test_rows_without_room_in_time_are_told_and_the_first_ones_are_sent():
+    async with producing(**FOUR_RECORDS_FILL_IT, max_block_ms=50_000 * MS) as (cluster, producer):
+        await producer.partitions_for("t")
+        cluster.freeze_broker(0)
+        receipt = await within(2, producer.send_many("t", [bytes(LARGE)] * 6))
+        assert sorted(receipt.errors) == [4, 5]
+        assert {type(error) for error in receipt.errors.values()} == {BufferTimeoutError}
+        assert type(await error_of(producer.send_many("t", [b"v" * LARGE]), 2)) is BufferTimeoutError
+        cluster.thaw_broker(0)
+        error = await error_of(receipt, 5)
+
+        assert sorted(error.errors) == [4, 5]
+        assert error.retriable
+        assert len(values(cluster)) == 4
+
+
+async def test_those_who_wait_for_room_have_it_in_turns():
+    """A large call keeps nobody waiting for its end, and a newcomer does not overtake the row that waits."""
+    async with producing(**FOUR_RECORDS_FILL_IT) as (cluster, producer):
+        await producer.partitions_for("t")
+        cluster.freeze_broker(0)
+        many = asyncio.ensure_future(producer.send_many("t", [b"%d" % n + bytes(LARGE) for n in range(8)]))
+        await until(lambda: producer.metrics().buffer_waiters == 1)
+        single = asyncio.ensure_future(producer.send("t", b"8"))
+        await asyncio.sleep(5 * MS)
+        cluster.thaw_broker(0)
+        await within(5, many)
+        await (await within(5, single))
+        await producer.flush()
+
+        found = [int(value[:1]) for value in values(cluster)]
+        assert [number for number in found if number != 8] == list(range(8))
+        assert 4 < found.index(8) < 8
+
+
+async def test_cancelling_it_leaves_the_first_rows():
+    async with producing(**FOUR_RECORDS_FILL_IT) as (cluster, producer):
+        await producer.partitions_for("t")
+        cluster.freeze_broker(0)
+        many = asyncio.ensure_future(producer.send_many("t", [b"%d" % n + bytes(LARGE) for n in range(8)]))
+        await until(lambda: producer.metrics().buffer_waiters == 1)
+        many.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await many
+        cluster.thaw_broker(0)
+        await producer.send_and_wait("t", b"last")
+
+        assert [value[:1] for value in values(cluster)] == [b"0", b"1", b"2", b"3", b"l"]
+        assert producer.metrics().buffer_waiters == 0
+
+
+async def test_cancelling_who_awaits_the_receipt_changes_nothing():
+    async with producing() as (cluster, producer):
+        await producer.partitions_for("t")
+        cluster.freeze_broker(0)
+        receipt = await producer.send_many("t", [b"0", b"1"])
+        waiting = asyncio.ensure_future(receipt.wait())
+        await asyncio.sleep(MS)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert not receipt.done()
+        assert receipt.offsets == {}
+        cluster.thaw_broker(0)
+        await within(2, asyncio.gather(receipt.wait(), receipt.wait()))
+
+        assert receipt.offsets == {0: [range(2)]}
+
+
+async def test_others_run_between_the_slices_of_a_large_call():
+    turns = 0
+
+    async def count():
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async with producing(topics={"t": 1}) as (_, producer):
+        await producer.partitions_for("t")
+        counting = asyncio.ensure_future(count())
+        await asyncio.sleep(0)
+        turns = 0
+        await producer.send_many("t", pa.array([bytes(100)] * 100_000))
+        counting.cancel()
+        assert turns >= 8
+
+
+async def test_a_slice_ends_when_its_turn_has_compressed_what_one_may():
+    accumulator = OpensBatches(NoLoop(), limit=10_000)
+    path = bound(accumulator)
+    rows = Rows([bytes(1000)] * 100, None, None, None, None)
+    accumulator.packing.turn_is_full = True
+
+    assert path._append_rows(accumulator.topics["orders"], rows, None, False) == OTHERS_TURN
+    assert rows.next == 1, "that of the batch that was opened"
+
+
+async def test_a_slice_ends_by_the_work_that_it_did():
+    accumulator = OpensBatches(NoLoop())
+    path = bound(accumulator)
+    topic = accumulator.topics["orders"]
+    rows = Rows([bytes(1000)] * 5000, None, None, None, None)
+
+    assert path._append_rows(topic, rows, None, False) == OTHERS_TURN
+    assert 1500 < rows.next < 2500
+    accumulator.is_full = True
+    topic.queues[0].tail = None
+    before = rows.next
+    assert path._append_rows(topic, rows, None, False) == NO_ROOM
+    assert rows.next == before
+    accumulator.is_full = False
+    while path._append_rows(topic, rows, None, False) != ALL_APPENDED:
+        pass
+    assert rows.is_complete
+
+
+@pytest.mark.parametrize("refused", ["its value", "by its partition"])
+async def test_a_slice_of_refused_rows_ends_as_soon(refused):
+    accumulator = OpensBatches(NoLoop())
+    values_, refusals = (
+        (["x"], None) if refused == "its value" else ([b"x"], [InvalidRecordError("not yours")])
+    )
+    rows = Rows(values_ * 5000, None, None, None, 0)
+
+    paused = bound(accumulator)._append_rows(accumulator.topics["orders"], rows, refusals, False)
+
+    assert paused == OTHERS_TURN
+    assert 50 < rows.next < 500
+
+
+@pytest.mark.parametrize("serializer", [None, lambda value: value])
+async def test_others_run_between_rows_that_are_refused(serializer):
+    turns = 0
+
+    async def count():
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async with producing(value_serializer=serializer) as (_, producer):
+        await producer.partitions_for("t")
+        counting = asyncio.ensure_future(count())
+        await asyncio.sleep(0)
+        turns = 0
+        receipt = await producer.send_many("t", ["x"] * 2000)
+        counting.cancel()
+        assert len(receipt.errors) == 2000
+        assert turns >= 8
+
+
+async def test_closing_ends_the_rows_that_wait():
+    async with producing(**FOUR_RECORDS_FILL_IT) as (cluster, producer):
+        await producer.partitions_for("t")
+        cluster.freeze_broker(0)
+        many = asyncio.ensure_future(producer.send_many("t", [bytes(LARGE)] * 6))
+        await until(lambda: producer.metrics().buffer_waiters == 1)
+        report = await producer.close(timeout=0)
+        receipt = await within(1, many)
+
+        assert {type(receipt.errors[row]) for row in (4, 5)} == {ProducerClosed}
+        assert {receipt.errors[row].outcome for row in range(4)} <= {Outcome.UNKNOWN, Outcome.NOT_PERSISTED}
+        assert sorted(receipt.errors) == list(range(6))
+        assert report.failed + report.unknown == 4
+
+
+# --------------------------------------------------------------------------------------------- what fails later
+
+
+async def test_rows_that_are_not_acknowledged_have_their_outcome():
+    settings = {"request_timeout_ms": 40_000 * MS, "delivery_timeout_ms": 100_000 * MS}
+    async with producing(**settings) as (cluster, producer):
+        await producer.send_and_wait("t", b"0")
+        cluster.freeze_broker(0)
+        receipt = await producer.send_many("t", [b"1", b"2"])
+        error = await error_of(receipt, 2)
+
+        assert {type(found) for found in receipt.errors.values()} == {DeliveryTimeoutError}
+        assert sorted(receipt.errors) == [0, 1]
+        assert error.outcome is Outcome.UNKNOWN
+        assert error.retriable
+        cluster.thaw_broker(0)
+
+
+async def test_rows_of_batches_that_are_split_keep_their_numbers():
+    async with producing(topics={"t": 2}, linger_ms=20) as (cluster, producer):
+        await producer.partitions_for("t")
+        for partition in range(2):
+            cluster.partition("t", partition).config = cluster.check_config({"max.message.bytes": "3000"})
+        given = [b"%04d" % number + bytes(4000 if number == 30 else 90) for number in range(200)]
+        receipt = await producer.send_many("t", given, keys=[b"%d" % (number % 7) for number in range(200)])
+        error = await error_of(receipt, 5)
+
+        assert list(error.errors) == [30]
+        assert error.errors[30].outcome is Outcome.NOT_PERSISTED
+        log = {(r.partition, r.offset): r.value for r in all_records(cluster, "t", 2)}
+        assert len(log) == 199
+        for row, value in enumerate(given):
+            if row != 30:
+                metadata = await receipt.delivery(row)
+                assert log[metadata.partition, metadata.offset] == value
+        found = {
+            (partition, offset)
+            for partition, ranges in receipt.offsets.items()
+            for numbers in ranges
+            for offset in numbers
+        }
+        assert found == set(log)
+
+
+async def test_a_record_that_the_broker_refuses_fails_alone():
+    """KIP-467: the broker names the culprit."""
+    async with producing(topics={}, linger_ms=20) as (cluster, producer):
+        cluster.create_topic("t", 1, config={"cleanup.policy": "compact"})
+        await producer.partitions_for("t")
+        receipt = await producer.send_many(
+            "t", [b"0", b"1", b"2", b"3"], keys=[b"a", None, b"c", b"d"], partitions=0
+        )
+        error = await error_of(receipt, 2)
+
+        assert list(error.errors) == [1]
+        assert values(cluster) == [b"0", b"2", b"3"]
+        assert receipt.offsets == {0: [range(3)]}
+        assert [(await receipt.delivery(row)).offset for row in (0, 2, 3)] == [0, 1, 2]
+
+
+async def test_a_failed_row_that_nobody_looks_at_is_logged_and_reported(caplog):
+    async with producing() as (cluster, producer):
+        cluster.faults.add(PRODUCE, error=ErrorCode.INVALID_RECORD, count=2)
+        receipt = await producer.send_many("t", [b"0", b"1", b"2"])
+        del receipt
+        await producer.flush()
+        looked_at = await producer.send_many("t", [b"3"])
+        await looked_at.wait()
+        assert looked_at.errors.keys() == {0}
+        del looked_at
+        gc.collect()
+        report = await producer.close()
+
+        assert report.failed == 4
+        assert sum(report.unretrieved.values()) == 3
+    errors = [entry for entry in caplog.records if entry.levelno == logging.ERROR]
+    assert len(errors) == 1
+    assert "3 records for topic t were not delivered, and no caller has looked" in errors[0].message
+
+
+@pytest.mark.parametrize("looked_at", [[], [0, 2], [1, 2], [0, 1, 2]])
+@pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.parametrize("watched", [False, True])
+async def test_a_record_that_the_broker_names_and_nobody_looks_at_is_logged_and_reported(
+    watched, at_once, looked_at, caplog
+):
+    """KIP-467: those that it does not name are in the log."""
+    interceptors = [Stamps()] if watched else []
+    async with producing(topics={}, linger_ms=20, interceptors=interceptors) as (cluster, producer):
+        cluster.create_topic("t", 1, config={"cleanup.policy": "compact"})
+        await producer.partitions_for("t")
+        keys = [None, b"b", None]
+        if at_once:
+            receipt = await producer.send_many("t", [b"0"] * 3, keys=keys, partitions=0)
+            deliveries = [receipt.delivery(row) for row in looked_at]
+            del receipt
+        else:
+            sent = [await producer.send("t", b"0", key=key, partition=0) for key in keys]
+            deliveries = [sent[row] for row in looked_at]
+            del sent
+        await asyncio.gather(*deliveries, return_exceptions=True)
+        await producer.flush()
+        deliveries.clear()
+        gc.collect()
+        report = await producer.close()
+
+        unseen = len({0, 2} - set(looked_at))
+        assert report.failed == 2
+        assert report.unretrieved == ({("t", "DeliveryError"): unseen} if unseen else {})
+    errors = [entry.message for entry in caplog.records if entry.levelno == logging.ERROR]
+    assert len(errors) == (unseen > 0)
+
+
+async def test_a_record_that_the_broker_names_is_looked_at_by_way_of_the_receipt():
+    async with producing(topics={}, linger_ms=20) as (cluster, producer):
+        cluster.create_topic("t", 1, config={"cleanup.policy": "compact"})
+        await producer.partitions_for("t")
+        await producer.send("t", b"0", key=b"a", partition=0)
+        receipt = await producer.send_many("t", [b"1", b"2"], keys=[None, b"c"], partitions=0)
+        await receipt.wait()
+        assert receipt.errors.keys() == {0}
+        del receipt
+        gc.collect()
+
+        assert (await producer.close()).unretrieved == {}
+
+
+async def test_a_row_that_was_not_sent_and_nobody_looks_at_is_logged_and_reported_too(caplog):
+    async with producing() as (_, producer):
+        await producer.send_many("t", [b"0", "1", b"2", "3"])
+        await producer.flush()
+        gc.collect()
+        report = await producer.close()
+
+        assert report.unretrieved == {("t", "InvalidRecordError"): 2}
+    errors = [entry.message for entry in caplog.records if entry.levelno == logging.ERROR]
+    assert len(errors) == 1
+    assert "no caller has looked at the result: the value must be bytes" in errors[0]
+
+
+def even(value):
+    if int(value) % 2:
+        raise ValueError("odd")
+    return value
+
+
+async def even_later(value):
+    await asyncio.sleep(0)
+    return even(value)
+
+
+@pytest.mark.parametrize("serializer", [even, even_later])
+async def test_rows_that_a_serializer_refused_are_told_without_a_collector(serializer):
+    async with producing(value_serializer=serializer) as (_, producer):
+        gc.disable()
+        try:
+            receipt = await producer.send_many("t", [b"0", b"1", b"2", b"3"])
+            del receipt
+            await producer.flush()
+
+            assert producer._accumulator.unretrieved.counts == {("t", "SerializationError"): 2}
+        finally:
+            gc.enable()
+
+
+async def test_rows_without_room_are_told_without_a_collector():
+    async with producing(**FOUR_RECORDS_FILL_IT, max_block_ms=50_000 * MS) as (cluster, producer):
+        await producer.partitions_for("t")
+        cluster.freeze_broker(0)
+        gc.disable()
+        try:
+            receipt = await within(2, producer.send_many("t", [bytes(LARGE)] * 6))
+            del receipt
+            cluster.thaw_broker(0)
+            await producer.flush()
+
+            assert producer._accumulator.unretrieved.counts == {("t", "BufferTimeoutError"): 2}
+        finally:
+            gc.enable()
+
+
+async def test_what_the_caller_is_handling_keeps_its_traceback():
+    async with producing(value_serializer=even) as (_, producer):
+        try:
+            int("none")
+        except ValueError as error:
+            handled = error
+            receipt = await producer.send_many("t", [b"1"])
+
+        assert handled.__traceback__ is not None
+        refused = receipt.errors[0]
+        assert type(refused.__cause__) is ValueError
+        assert str(refused.__cause__) == "odd"
+
+
+# ------------------------------------------------------------------------- what sees each record: the slow way
+
+
+class Stamps(Interceptor):
+    def __init__(self):
+        self.acknowledged = 0
+
+    def on_send(self, record):
+        return record._replace(headers=[*(record.headers or ()), ("stamp", b"1")])
+
+    def on_acknowledgement(self, result):
+        self.acknowledged += 1
+
+
+@pytest.mark.parametrize("as_arrow", [False, True])
+async def test_interceptors_serializers_and_partitioners_see_each_row(as_arrow):
+    stamps = Stamps()
+    chosen = []
+
+    def partitioner(key, every, available):
+        chosen.append(key)
+        return int(key) % len(every)
+
+    columns = [[b"v0", b"v1", None], [b"0", b"1", b"2"], [[("h", b"x")], None, []], [5, 6, 7]]
+    types = [pa.binary(), pa.string_view(), HEADERS_TYPES["map"], pa.timestamp("ms")]
+    if as_arrow:
+        columns[1] = ["0", "1", "2"]
+        columns = [pa.array(column, kind) for column, kind in zip(columns, types, strict=True)]
+    async with producing(
+        topics={"t": 2},
+        interceptors=[stamps],
+        value_serializer=lambda value: b"none" if value is None else value.upper(),
+        partitioner=partitioner,
+    ) as (cluster, producer):
+        values_, keys, headers, timestamps = columns
+        receipt = await producer.send_many("t", values_, keys=keys, headers=headers, timestamps=timestamps)
+        await receipt
+
+        assert chosen == [b"0", b"1", b"2"]
+        assert [record.value for record in cluster.records("t", 0)] == [b"V0", b"none"]
+        assert [record.timestamp for record in cluster.records("t", 0)] == [5, 7]
+        assert cluster.records("t", 0)[0].headers == (("h", b"x"), ("stamp", b"1"))
+        assert receipt.offsets == {0: [range(2)], 1: [range(1)]}
+        assert [receipt.partition(row) for row in range(3)] == [0, 1, 0]
+        await until(lambda: stamps.acknowledged == 3)
+
+
+async def test_a_row_that_a_serializer_refuses_keeps_no_other_from_being_sent():
+    async with producing(value_serializer=lambda text: text.encode()) as (cluster, producer):
+        receipt = await producer.send_many("t", ["0", 1, "2"])
+        error = await error_of(receipt, 1)
+
+        assert {row: type(found) for row, found in error.errors.items()} == {1: SerializationError}
+        assert values(cluster) == [b"0", b"2"]
+
+
+async def test_a_row_that_the_partitioner_refuses_keeps_no_other_from_being_sent():
+    def by_first_byte(key, every, available):
+        return every[key[0] % len(every)]
+
+    async with producing(topics={"t": 3}, partitioner=by_first_byte) as (cluster, producer):
+        receipt = await producer.send_many("t", [b"0", b"1", b"2"], keys=[b"a", None, b"d"])
+        error = await error_of(receipt, 1)
+
+        assert {row: type(found) for row, found in error.errors.items()} == {1: InvalidRecordError}
+        assert values(cluster, "t", 1) == [b"0", b"2"]
+
+
+async def test_rows_for_partitions_that_are_not_there_wait_once_whichever_way_they_go():
+    async with producing(value_serializer=bytes, max_block_ms=50_000 * MS) as (_, producer):
+        began = asyncio.get_running_loop().time()
+        receipt = await producer.send_many("t", [b"v"] * 20, partitions=[7, 0, 5, 9] * 5)
+        took = asyncio.get_running_loop().time() - began
+
+        assert {type(error) for error in receipt.errors.values()} == {UnknownPartitionError}
+        assert len(receipt.errors) == 15
+        assert {error.partition for error in receipt.errors.values()} == {5, 7, 9}
+        assert took < 4 * 50 * MS
+
+
+async def test_each_row_meets_the_interceptors_also_behind_one_whose_partition_is_not_there():
+    class Rerouting:
+        def on_send(self, record):
+            return record._replace(partition=0) if record.value == b"x" else record
+
+    async with producing(interceptors=[Rerouting()], max_block_ms=50_000 * MS) as (cluster, producer):
+        receipt = await producer.send_many("t", [b"y", b"x", b"y"], partitions=9)
+
+        assert {row: type(error) for row, error in (await error_of(receipt, 1)).errors.items()} == {
+            0: UnknownPartitionError,
+            2: UnknownPartitionError,
+        }
+        assert values(cluster) == [b"x"]
+
+
+@pytest.mark.parametrize("serializer", [None, bytes])
+async def test_a_time_too_far_away_is_refused_whichever_way_a_row_goes(serializer):
+    times = pa.array([2**60, 7], pa.timestamp("s"))
+    async with producing(value_serializer=serializer) as (cluster, producer):
+        receipt = await producer.send_many("t", pa.array([b"0", b"1"]), timestamps=times)
+        await receipt.wait()
+
+        assert {row: type(found) for row, found in receipt.errors.items()} == {0: InvalidRecordError}
+        assert [record.timestamp for record in cluster.records("t")] == [7000]
+
+
+async def test_a_recording_producer_takes_many_too():
+    async with RecordingProducer() as producer:
+        producer.set_partitions("t", 3)
+        receipt = await producer.send_many("t", pa.array(["a", "b"]), keys=[b"1", b"2"], timestamps=[1, 2])
+        await receipt
+
+        assert [(sent.value, sent.key, sent.timestamp) for sent in producer.sent] == [
+            (b"a", b"1", 1),
+            (b"b", b"2", 2),
+        ]
+        assert sum(len(found) for ranges in receipt.offsets.values() for found in ranges) == 2
+
+
+# ---------------------------------------------------------------------------------------------- transactions
+
+
+@pytest.mark.parametrize("version", [1, 2])
+async def test_rows_belong_to_the_transaction(version):
+    async with producing(
+        topics={"t": 3}, cluster={"transaction_version": version}, transactional_id="tx"
+    ) as (cluster, producer):
+        async with producer.transaction():
+            committed = await producer.send_many("t", [b"%d" % number for number in range(50)])
+        await producer.begin_transaction()
+        aborted = await producer.send_many("t", [b"no"] * 50)
+        await producer.abort_transaction()
+        await committed
+        await aborted.wait()
+
+        # What was on its way already may be in the log; nobody will read it.
+        assert {type(error) for error in aborted.errors.values()} <= {TransactionAbortedError}
+        found = [r.value for p in range(3) for r in cluster.records("t", p, committed=True)]
+        assert sorted(found, key=int) == [b"%d" % number for number in range(50)]
+
+
+async def test_rows_that_wait_while_their_transaction_ends_are_not_put_into_the_next_one():
+    async with producing(transactional_id="tx", **FOUR_RECORDS_FILL_IT) as (cluster, producer):
+        await producer.partitions_for("t")
+        await producer.begin_transaction()
+        cluster.faults.add(PRODUCE, delay=50_000 * MS / 1000)
+        many = asyncio.ensure_future(producer.send_many("t", [bytes(LARGE)] * 6))
+        await until(lambda: producer.metrics().buffer_waiters == 1)
+        await producer.abort_transaction()
+        await producer.begin_transaction()
+        receipt = await within(2, many)
+        await producer.send("t", b"next")
+        await producer.commit_transaction()
+
+        assert {4, 5} <= receipt.errors.keys()
+        assert [record.value for record in cluster.records("t", committed=True)] == [b"next"]
+
+
+async def test_rows_that_wait_for_metadata_while_their_transaction_ends_are_not_put_into_the_next_one():
+    topics = {"t": 1, "others": 1}
+    async with producing(topics=topics, transactional_id="tx", **FOUR_RECORDS_FILL_IT) as (cluster, producer):
+        await producer.partitions_for("t")
+        await producer.begin_transaction()
+        full = cluster.faults.add(PRODUCE, error=ErrorCode.NOT_ENOUGH_REPLICAS, count=1_000_000)
+        await producer.send_many("others", [bytes(LARGE)] * 4)
+        many = asyncio.ensure_future(producer.send_many("t", [bytes(LARGE)] * 12))
+        await until(lambda: producer.metrics().buffer_waiters == 1)
+        unknown = cluster.faults.add(
+            METADATA, topic="t", error=ErrorCode.LEADER_NOT_AVAILABLE, count=1_000_000
+        )
+        producer._metadata.request_update()
+        await until(lambda: producer._metadata.topic("t") is None)
+        full.count = 0
+        await until(lambda: "t" in producer._metadata._waiters)
+        await producer.abort_transaction()
+        await producer.begin_transaction()
+        unknown.count = 0
+        receipt = await within(2, many)
+        await (await producer.send("t", b"next"))
+        await producer.commit_transaction()
+
+        assert receipt.errors.keys() == set(range(12))
+        assert [record.value for record in cluster.records("t", committed=True)] == [b"next"]
+
+
+async def test_a_participant_takes_rows_for_its_own_partitions():
+    async with (
+        EmbeddedCluster(topics={"t": 4}) as cluster,
+        Producer(cluster.bootstrap_servers, transactional_id="tx", **QUICK) as owner,
+    ):
+        await owner.begin_transaction()
+        own = [TopicPartition("t", 1), TopicPartition("t", 2)]
+        handle = await owner.export_transaction([TopicPartition("t", number) for number in range(4)])
+        async with Producer.attach(
+            handle, partitions=own, bootstrap_servers=cluster.bootstrap_servers, **QUICK
+        ) as other:
+            receipt = await other.send_many(
+                "t", pa.array([b"0", b"1", b"2", b"3"]), partitions=pa.array([0, 1, 2, None])
+            )
+            error = await error_of(receipt, 2)
+            assert sorted(error.errors) == [0, 3]
+            assert "was not given to Producer.attach" in str(error.errors[0])
+            assert "needs partitions=, or keys" in str(error.errors[3])
+            assert receipt.offsets == {1: [range(1)], 2: [range(1)]}
+        await owner.commit_transaction()
+        found = [r.value for p in range(4) for r in cluster.records("t", p, committed=True)]
+        assert found == [b"1", b"2"]
+
+
+async def test_a_participant_that_waits_for_room_while_its_topic_grows_writes_to_its_own_partitions_only():
+    own = [TopicPartition("t", 0)]
+    async with (
+        EmbeddedCluster(topics={"t": 1}) as cluster,
+        Producer(cluster.bootstrap_servers, transactional_id="tx", **QUICK) as owner,
+    ):
+        await owner.begin_transaction()
+        handle = await owner.export_transaction(own)
+        settings = {**QUICK, **FOUR_RECORDS_FILL_IT, "bootstrap_servers": cluster.bootstrap_servers}
+        async with Producer.attach(handle, partitions=own, **settings) as other:
+            await other.partitions_for("t")
+            full = cluster.faults.add(PRODUCE, error=ErrorCode.NOT_ENOUGH_REPLICAS, count=1_000_000)
+            keys = [b"%d" % number for number in range(2000)]
+            many = asyncio.ensure_future(other.send_many("t", [bytes(LARGE)] * 2000, keys=keys))
+            await until(lambda: other.metrics().buffer_waiters == 1)
+            cluster.add_partitions("t", 400)
+            other._metadata.request_update()
+            await until(lambda: len(other._metadata.topic("t").partitions) == 400)
+            full.count = 0
+            receipt = await within(10, many)
+            await receipt.wait()
+
+            assert {type(error) for error in receipt.errors.values()} == {InvalidRecordError}
+            assert receipt.offsets.keys() == {0}
+            assert len(receipt.errors) + len(cluster.records("t", 0)) == 2000
+
+
+def test_a_list_of_refusals_that_is_shorter_than_the_topic_is_not_read_beyond_its_end():
+    accumulator = OpensBatches(NoLoop(), partitions=500)
+    rows = Rows([b"v"], [b"k"], None, None, None)
+
+    with pytest.raises(AssertionError):
+        bound(accumulator)._append_rows(accumulator.topics["orders"], rows, [None], True)
+
+
+@pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
+async def test_compressed_rows_arrive(codec):
+    async with producing(topics={"t": 3}, compression_type=codec) as (cluster, producer):
+        given = [b"%06d" % number * 20 for number in range(5000)]
+        await (await producer.send_many("t", pa.array(given), keys=pa.array(given)))
+
+        assert sorted(r.value for p in range(3) for r in cluster.records("t", p)) == given
+
+
+async def test_without_acknowledgements_there_are_no_offsets():
+    async with producing(acks=0, enable_idempotence=False) as (cluster, producer):
+        receipt = await (await producer.send_many("t", [b"0", b"1"]))
+
+        assert (receipt.offsets, receipt.errors) == ({}, {})
+        await until(lambda: len(values(cluster)) == 2)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 12, 100, 997, 1024, 10_000])
+def test_the_remainder_is_that_of_a_division(count):
+    accumulator = OpensBatches(NoLoop(), partitions=count)
+    path = bound(accumulator)
+    keys = [b"%d" % number for number in range(2000)]
+    rows = Rows(pa.array(keys), keys, None, None, None)
+    assert path._append_rows(accumulator.topics["orders"], rows, None, False) == ALL_APPENDED
+
+    assert [rows.place(row) for row in range(2000)] == [(murmur2(key) & 0x7FFFFFFF) % count for key in keys]

@@ -1,0 +1,401 @@
+"""benchmarks/: the acknowledging broker, the real one that is read back, every kind of measurement, and its plan."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import bench
+import plan
+import programs
+import real_kafka
+import runner
+import tls
+from aioproducer.protocol.api_keys import ApiKey
+from aioproducer.protocol.messages import ApiVersionsRequest
+from aioproducer.testing.embedded.releases import release_named
+from broker import AckBroker
+from figures import Figures
+from job import LINES, Job, lines
+from plan import AIOKAFKA, BARE_STREAM, CALLBACK, CLIENTS, OURS, REAL, Cell
+from programs import FRANZ_GO, JAVA
+from tests.support.producing import quick_producer, results, send_numbers, within
+from tests.support.raw_client import RawClient
+
+# ------------------------------------------------------------------------------------ the acknowledging broker
+
+
+async def test_the_acknowledging_broker_counts_the_records_of_each_partition():
+    with AckBroker("--topic", "t:3", "--topic", "u:1") as broker:
+        async with quick_producer(broker.bootstrap) as producer:
+            deliveries = await send_numbers(producer, range(30), partition=2)
+            deliveries += await send_numbers(producer, range(500), topic="u", key=b"k")
+            found = await results(deliveries)
+        counts = broker.counts()
+
+    assert [metadata.offset for metadata in found] == [*range(30), *range(500)]
+    assert {name: topic["records"] for name, topic in counts["topics"].items()} == {
+        "t": [0, 0, 30],
+        "u": [500],
+    }
+
+
+async def test_the_acknowledging_broker_answers_after_the_delay_that_is_asked_for():
+    with AckBroker("--topic", "t:1", "--delay-ms", "30") as broker:
+        async with quick_producer(broker.bootstrap, delivery_timeout_ms=400_000) as producer:
+            await producer.partitions_for("t")
+            began = time.perf_counter()  # uvloop's own clock counts milliseconds
+            await within(2, producer.send_and_wait("t", b"v"))
+
+            assert time.perf_counter() - began >= 0.03
+
+
+async def test_the_acknowledging_broker_speaks_the_versions_of_a_real_one():
+    with AckBroker() as broker:
+        async with RawClient(broker.bootstrap) as client:
+            answer = await client.ask(ApiVersionsRequest(), 4)
+
+    newest = {entry.api_key: entry.max_version for entry in answer.api_keys}
+    real = release_named("4.3").versions
+    for api_key in (ApiKey.PRODUCE, ApiKey.METADATA, ApiKey.API_VERSIONS, ApiKey.INIT_PRODUCER_ID):
+        assert newest[api_key] == real[api_key].max
+
+
+# --------------------------------------------------------------------------------------------- the measurements
+
+
+def run(cell: Cell) -> dict:
+    with runner.Targets() as targets:
+        return runner.run(cell, targets)
+
+
+SMALL_JOBS = {
+    "throughput": ("pipelined", {"cpu_us", "records_per_s"}),
+    "closed loop": ("closed_loop", {"p50_ms", "p99_ms", "cpu_us"}),
+    "memory": ("memory", {"bytes_per_record"}),
+    "lag": ("lag", {"lag_p99_ms", "lag_max_ms", "above_p99_ms", "above_max_ms"}),
+}
+
+
+@pytest.mark.parametrize("section", SMALL_JOBS)
+def test_each_kind_of_measurement_gives_its_figures_and_is_counted(section):
+    kind, figures = SMALL_JOBS[section]
+    job = Job(kind, OURS, records=20_000, warm_up=10_000, seconds=0.1, tasks=10, partitions=3)
+
+    result = run(Cell(section, "small", OURS, job, 1, silent=kind == "memory"))
+
+    assert figures <= result.keys()
+    assert all(result[name] > 0 for name in figures if not name.startswith("above_"))
+
+
+WITHOUT_UVLOOP = """
+import sys
+sys.modules["uvloop"] = None
+import asyncio, measure, plan, tls
+from job import Job, new_event_loop
+from plan import OURS
+assert new_event_loop is asyncio.new_event_loop
+assert {cell.job.loop for cell in plan.throughput(False)} == {"asyncio"}
+cells = [cell for cell in plan.throughput(False) if cell.job.client == OURS]
+assert len(cells) == len({(cell.column, cell.row) for cell in cells}) == 8, cells
+sys.argv[1:] = [Job("idle", OURS, seconds=0.05).as_argument()]
+measure.main()
+"""
+
+
+def test_without_uvloop_the_clients_run_on_asyncios_loop():
+    found = subprocess.run(
+        [sys.executable, "-c", WITHOUT_UVLOOP],
+        cwd=Path(bench.__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert found.returncode == 0, found.stderr
+    assert "lag_p99_ms" in json.loads(found.stdout)
+
+
+@pytest.mark.parametrize("arrow", [False, True])
+def test_columns_are_measured_with_a_broker_and_without(arrow):
+    for kind in ("columns", "encoding"):
+        job = Job(kind, OURS, records=100_000, warm_up=100_000, arrow=arrow, keyed=True)
+        result = run(Cell("columns", "small", kind, job, 1))
+
+        assert result["cpu_us"] > 0
+        assert result["sent"] == (200_000 if kind == "columns" else 0)
+
+
+def test_the_bare_stream_writes_the_bytes_of_so_many_records():
+    counted = []
+
+    class CountingBroker(AckBroker):
+        def counts(self) -> dict:
+            counted.append(super().counts())
+            return counted[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "AckBroker", CountingBroker)
+        job = Job("stream", BARE_STREAM, value_size=100, records=200_000, warm_up=100_000)
+        result = run(Cell("wire", "small", BARE_STREAM, job, 1))
+
+    assert result["records_per_s"] > 0
+    assert counted[0]["record_bytes"] == 300_000 * 100
+
+
+@pytest.mark.parametrize("client", [client for client in CLIENTS if client not in (FRANZ_GO, JAVA)])
+def test_every_client_in_python_is_measured_on_the_acknowledging_broker(client):
+    job = Job("pipelined", client, records=10_000, warm_up=10_000)
+
+    result = run(Cell("throughput", "small", client, job, 1))
+
+    assert result["cpu_us"] > 0
+    assert result["sent"] == 20_000
+
+
+def test_a_peer_whose_compiler_is_not_there_is_missing_and_says_why(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+
+    assert programs.prepare(FRANZ_GO) == "there is no go on PATH"
+    assert programs.prepare(JAVA) == "there is no java and javac on PATH"
+    assert programs.prepare(AIOKAFKA) is None
+
+
+def test_a_peer_that_can_not_be_built_is_missing_and_says_why(tmp_path, monkeypatch):
+    for name in ("go", "java", "javac"):
+        (tmp_path / name).write_text("#!/bin/sh\nexit 3\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(programs, "BUILD", tmp_path / "build")
+    monkeypatch.setattr(programs, "jars", lambda: "kafka-clients.jar")
+
+    for client in (FRANZ_GO, JAVA):
+        assert "returned non-zero exit status 3" in programs.prepare(client)
+
+
+@pytest.mark.parametrize(
+    ("section", "kind", "figure"),
+    [
+        ("distance", "pipelined", "cpu_us"),
+        ("distance", "closed_loop", "p99_ms"),
+        ("memory", "memory", "bytes_per_record"),
+    ],
+)
+@pytest.mark.parametrize("client", [FRANZ_GO, JAVA])
+def test_peers_that_are_compiled_are_measured_where_they_can_be_and_else_left_out(
+    client, section, kind, figure
+):
+    reason = programs.prepare(client)
+    options = bench.parse(["--quick", "--sections", section, "--clients", client])
+
+    def small(cell: Cell, targets: runner.Targets) -> dict:
+        job = Job(kind, client, records=20_000, warm_up=2000, tasks=1000, partitions=cell.job.partitions)
+        return runner.run(replace(cell, job=job), targets)
+
+    result = bench.measure(options, small)
+
+    assert result["missing"] == ({} if reason is None else {client: reason})
+    assert len(result["cells"]) == (reason is None)
+    for cell in result["cells"]:
+        assert cell["failures"] == []
+        assert cell["results"][0][figure] > 0
+
+
+def test_a_measurement_that_the_broker_did_not_count_fails(monkeypatch):
+    monkeypatch.setattr(runner, "result_of", lambda process: process.communicate() and {"sent": 5})
+    job = Job("closed_loop", OURS, records=10, partitions=1)
+
+    with pytest.raises(runner.MeasurementError, match="counted 10 records of 5 sent"):
+        run(Cell("closed loop", "small", OURS, job, 1))
+
+
+def test_a_measurement_that_fails_says_why_and_ends_no_other():
+    jobs = [Job("nonsense", OURS), Job("encoding", OURS, records=100_000)]
+    figures: dict[Cell, Figures] = {}
+    cells = [Cell("throughput", job.kind, OURS, job, 1) for job in jobs]
+
+    runner.measure_all(cells, figures, run)
+
+    assert figures[cells[0]].failures == ["KeyError: 'nonsense'"]
+    assert figures[cells[1]].counts
+
+
+def test_ctrl_c_keeps_what_was_measured():
+    done = []
+
+    def until_interrupted(cell: Cell, targets: runner.Targets) -> dict:
+        if len(done) == 3:
+            raise KeyboardInterrupt
+        done.append(cell)
+        return {"cpu_us": 1.0, "records_per_s": 1e6, "records_per_batch": 10.0}
+
+    options = bench.parse(["--quick", "--sections", "throughput", "--clients", f"{OURS},{AIOKAFKA}"])
+    result = bench.measure(options, until_interrupted)
+
+    assert result["interrupted"]
+    assert [cell["cell"]["row"] for cell in result["cells"]] == [cell.row for cell in done]
+    assert not bench.is_whole(result)
+
+
+def test_no_process_outlives_a_measurement_that_is_interrupted():
+    with pytest.raises(KeyboardInterrupt), runner.started(Job("idle", "", seconds=60)) as process:
+        raise KeyboardInterrupt
+
+    assert process.poll() is not None
+
+
+# ---------------------------------------------------------------------------------------------- read back
+
+
+@pytest.mark.apache
+def test_a_real_kafka_is_read_back_and_counted():
+    job = Job("pipelined", OURS, records=20_000, warm_up=10_000, compression="lz4", partitions=3)
+    cell = Cell("codecs", "lz4", OURS, job, 1, target=REAL)
+
+    with runner.Targets() as targets:
+        assert runner.run(cell, targets)["cpu_us"] > 0
+        kafka = targets.real()
+        with kafka.topic(1) as topic, pytest.raises(real_kafka.ReadBackError, match="0 records of 5 sent"):
+            kafka.check(replace(job, partitions=1, topic=topic), 5)
+
+
+@pytest.mark.parametrize(
+    ("found", "problem"),
+    [
+        (dict.fromkeys(lines(100), 2), None),
+        ({**dict.fromkeys(lines(100), 2), b"another": 1}, "1 values were never sent"),
+        ({**dict.fromkeys(lines(100), 2), lines(100)[0]: 3, lines(100)[1]: 1}, "more often"),
+        (dict.fromkeys(lines(100)[1:], 2), "more often"),
+    ],
+)
+def test_what_is_read_back_has_every_value_as_often_as_it_was_sent(found, problem):
+    job = Job("pipelined", OURS)
+    if problem is None:
+        real_kafka.compare(Counter(found), job, 2 * LINES)
+    else:
+        with pytest.raises(real_kafka.ReadBackError, match=problem):
+            real_kafka.compare(Counter(found), job, 2 * LINES)
+
+
+# ------------------------------------------------------------------------------------------------- the plan
+
+
+def test_the_plan_compares_all_clients_in_every_case():
+    cells = bench.cells(False, list(plan.SECTIONS), list(CLIENTS))
+    clients = {
+        (section, column): {
+            cell.job.client for cell in cells if (cell.section, cell.column) == (section, column)
+        }
+        for section, column in {(cell.section, cell.column) for cell in cells}
+    }
+
+    for size, count in itertools.product((100, 1000), (1, 12)):
+        assert clients["throughput", f"{size} B, {count} partition{'s' if count > 1 else ''}"] == {*CLIENTS}
+    assert clients["throughput real", "100 B, 12 partitions"] == {*CLIENTS}
+    for column in ("1 task, linger 0 ms", "1,000 tasks, linger 0 ms", "1,000 tasks, its defaults"):
+        assert clients["closed loop", column] >= {OURS, FRANZ_GO, JAVA, AIOKAFKA}
+    for count in ("1", "100", "1,000", "10,000"):
+        assert clients["partitions", count] == {OURS, FRANZ_GO, JAVA, CALLBACK, AIOKAFKA}
+    for codec in ("none", "lz4", "zstd", "gzip", "snappy"):
+        assert clients["codecs", codec] == {OURS, FRANZ_GO, JAVA, CALLBACK, "AIOProducer", AIOKAFKA}
+        assert clients["lag", codec] == {OURS, AIOKAFKA}
+    assert clients["wire", "1000 B, 1 connection"] == {OURS, BARE_STREAM}
+    assert all(cell.job.loop == "uvloop" for cell in cells if "asyncio" not in cell.row)
+
+
+def test_cells_that_are_compared_have_the_same_settings():
+    for cell in bench.cells(False, ["throughput", "throughput real", "codecs", "distance"], list(CLIENTS)):
+        if plan.BY_DEFAULT in cell.row:
+            continue
+        assert (cell.job.linger_ms, cell.job.batch_size) == (5, 65536), cell.name
+    waiting = bench.cells(False, ["memory"], [OURS])[0]
+    assert waiting.job.records == 500_000
+    assert "--silent" in waiting.broker_options()
+    assert bench.cells(False, ["distance"], [OURS])[0].broker_options()[-2:] == ["--delay-ms", "20"]
+
+
+def test_pipelined_jobs_send_every_value_equally_often():
+    for cell in bench.cells(False, list(plan.SECTIONS), list(CLIENTS)):
+        if cell.job.kind in ("pipelined", "columns"):
+            assert cell.job.records % LINES == 0, cell.name
+            assert cell.job.warm_up % LINES == 0, cell.name
+
+
+def test_repeats_are_interleaved_section_by_section():
+    cells = bench.cells(False, ["throughput", "memory"], list(CLIENTS))
+    order = runner.in_order(cells)
+
+    assert Counter(order) == {cell: cell.repeats for cell in cells}
+    sections = [cell.section for cell in order]
+    assert sections == sorted(sections, key=["throughput", "memory"].index)
+    first_round = order[: sum(cell.section == "throughput" for cell in cells)]
+    assert len(set(first_round)) == len(first_round), "no cell is repeated before each had its turn"
+
+
+def test_a_quick_run_has_no_case_that_a_whole_one_has_not():
+    whole = {
+        (cell.section, cell.column, cell.row) for cell in bench.cells(False, list(plan.SECTIONS), [*CLIENTS])
+    }
+    quick = {
+        (cell.section, cell.column, cell.row) for cell in bench.cells(True, list(plan.SECTIONS), [*CLIENTS])
+    }
+
+    assert quick < whole
+    assert {section for section, _, _ in quick} == {*plan.SECTIONS}
+
+
+def test_the_programs_in_go_and_java_know_every_field_of_a_job_that_they_need():
+    fields = json.loads(Job("pipelined", JAVA).as_argument()).keys()
+    go, java = (programs.PEERS / name for name in ("franz.go", "JavaProducer.java"))
+
+    for name in set(json_names(go.read_text(), '`json:"')) | set(json_names(java.read_text(), 'job.get("')):
+        assert name in fields, name
+
+
+def json_names(source: str, before: str) -> list[str]:
+    return [part.partition('"')[0] for part in source.split(before)[1:]]
+
+
+# ---------------------------------------------------------------------------------------------------- TLS
+
+
+def test_the_comparison_over_tls_measures_each_client_in_turns_and_all_records_arrive(monkeypatch):
+    rows, arrived = [], []
+    measured = tls.measured
+
+    def measured_small(row: str, folder: Path, megabytes: int) -> float:
+        rows.append(row)
+        return measured(row, folder, 10)
+
+    class CountingBroker(AckBroker):
+        def __exit__(self, *exc: object) -> None:
+            arrived.append(sum(sum(topic["records"]) for topic in self.counts()["topics"].values()))
+            super().__exit__(*exc)
+
+    monkeypatch.setattr(tls, "measured", measured_small)
+    monkeypatch.setattr(tls, "AckBroker", CountingBroker)
+
+    figures = tls.compare(quick=True)
+
+    assert rows == ["stream", "SSL", "PLAINTEXT"] * 2
+    assert arrived == [0, 11_000, 11_000] * 2, "10 MB after 1 MB to warm up; the stream's are thrown away"
+    assert {row: len(found) for row, found in figures.items()} == dict.fromkeys(tls.ROWS, 2)
+    assert min(min(found) for found in figures.values()) > 0
+
+
+def test_the_table_of_the_comparison_over_tls_has_medians_and_what_they_are_to_the_bare_stream():
+    lines = tls.table({"stream": [1.0, 4.0, 2.0], "SSL": [5.0, 2.5, 3.0], "PLAINTEXT": [1.0]}).splitlines()
+
+    assert lines[-3:] == [
+        "| asyncio stream, TLS | **2.00** [1.00–4.00] | 1.00 |",
+        "| aioproducer, TLS | **3.00** [2.50–5.00] | 1.50 |",
+        "| aioproducer, without TLS | **1.00** [1.00–1.00] | 0.50 |",
+    ]

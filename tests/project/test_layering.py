@@ -1,0 +1,339 @@
+"""Imports point one way between the rooms of the package, and down within each room; asyncio stays in the modules that
+own tasks and sockets.
+
+The imports are read, not made: with ast from Python files, line by line from Cython ones.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent.parent / "aioproducer"
+
+FLOORS: dict[str, int] = {
+    name: floor
+    for floor, names in enumerate(
+        [
+            "types concurrency",
+            "errors",
+            "protocol partitioner",
+            "cluster metrics security settings",
+            "config sasl token_providers",
+            "configured network records",
+            "transactions",
+            "sending",
+            "producer",
+            "__init__",
+        ],
+        1,
+    )
+    for name in names.split()
+}
+"""The floor of each room, and of each module at the top of the package: imports go to lower floors only."""
+
+STEPS: dict[str, int] = {
+    f"{room}.{name}": step
+    for room, steps in {
+        "records": [
+            "_record_path idempotence serializers unretrieved",
+            "batch interceptors linger partition_choice",
+            "compressor receipt",
+            "accumulator",
+        ],
+        "network": [
+            "handshake large_answer wire",
+            "dialer",
+            "connection",
+            "connection_race",
+            "brokers",
+            "metadata",
+        ],
+        "security": ["addresses kerberos pem sasl", "authentication tls token_providers", "login"],
+        "transactions": ["offsets state", "requests", "coordinator", "calls"],
+        "sending": ["data_loss producer_id refusals", "produce_results", "sender"],
+    }.items()
+    for step, names in enumerate(steps, 1)
+    for name in names.split()
+}
+"""Within a room imports go to lower steps only; in a room without steps any module may import any other."""
+
+ROOMS_WITH_STEPS = {name.partition(".")[0] for name in STEPS}
+
+ONLY_THE_PUBLIC_NAMES = {"blocking", "spark", "cli"}
+"""Built on the package as users see it."""
+
+TESTING_MAY_IMPORT = {"errors", "types", "protocol", "cluster", "testing"}
+DOUBLES = {"testing.recording"}
+"""The producer itself without what stands behind its buffer. The clusters judge the producer, so they do not use it."""
+
+MAY_IMPORT_ASYNCIO = {
+    "blocking",
+    "concurrency",
+    "network",
+    "producer",
+    "records._record_path",
+    "records.accumulator",
+    "records.batch",
+    "records.compressor",
+    "records.receipt",
+    "records.unretrieved",
+    "security.authentication",
+    "security.login",
+    "security.token_providers",
+    "sending.produce_results",
+    "sending.producer_id",
+    "sending.sender",
+    "testing",
+    "transactions.calls",
+    "transactions.coordinator",
+    "transactions.requests",
+}
+FORBIDDEN_EVERYWHERE = {"aiokafka", "confluent_kafka", "kafka", "uvloop"}
+ONLY_IN_SPARK = {"pyspark", "py4j"}
+
+
+class Import(NamedTuple):
+    """`module` as it is written; `for_types` if only type checkers run it."""
+
+    line: int
+    module: str
+    for_types: bool
+
+
+def height_of(module: str) -> tuple[int, int]:
+    """The floor of `aioproducer.<module>` and its step in its room, 0 for a room as a whole."""
+    return FLOORS[module.partition(".")[0]], STEPS.get(module, 0)
+
+
+def imports_of(source: str, *, is_cython: bool = False) -> Iterator[Import]:
+    if is_cython:
+        yield from _imports_of_cython(source)
+        return
+    for node, for_types in _import_nodes(ast.parse(source), False):
+        if isinstance(node, ast.Import):
+            for name in node.names:
+                yield Import(node.lineno, name.name, for_types)
+        else:
+            assert node.level == 0, f"line {node.lineno}: a relative import"
+            for name in node.names:
+                yield Import(node.lineno, _module_named(str(node.module), name.name), for_types)
+
+
+def _module_named(source: str, name: str) -> str:
+    """The module that `from source import name` imports: `source`, or a module in that package."""
+    top, _, room = source.partition(".")
+    if top == "aioproducer" and (not room or f"{room}.{name}" in STEPS):
+        return f"{source}.{name}"
+    return source
+
+
+def _import_nodes(node: ast.AST, for_types: bool) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import | ast.ImportFrom):
+            yield child, for_types
+        elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            for inner in child.body:
+                yield from _import_nodes(ast.Module([inner], []), True)
+            for inner in child.orelse:
+                yield from _import_nodes(ast.Module([inner], []), for_types)
+        else:
+            yield from _import_nodes(child, for_types)
+
+
+def _imports_of_cython(source: str) -> Iterator[Import]:
+    for number, line in enumerate(source.splitlines(), 1):
+        found = re.match(r"\s*(?:from\s+([\w.]+)\s+c?import\s+\(?\s*(\w*)|c?import\s+([\w.]+))", line)
+        if found:
+            module = _module_named(found[1], found[2]) if found[1] else found[3]
+            yield Import(number, module, False)
+
+
+def violations(module: str, source: str, *, is_cython: bool = False) -> list[str]:
+    """What `source`, as the module `aioproducer.<module>`, imports and must not."""
+    found = []
+    for line, name, for_types in imports_of(source, is_cython=is_cython):
+        top, _, rest = name.partition(".")
+        problem = _outside(module, top) if top != "aioproducer" else _inside(module, rest, for_types)
+        if module in DOUBLES and top == "aioproducer":
+            problem = ""
+        if problem:
+            found.append(f"{module}:{line} {problem} {name}")
+    return found
+
+
+def _outside(own: str, top: str) -> str:
+    room = own.partition(".")[0]
+    if top == "asyncio" and not {own, room} & MAY_IMPORT_ASYNCIO:
+        return "must not know tasks and loops, but imports"
+    if top in FORBIDDEN_EVERYWHERE and room != "testing":
+        return "must not import"
+    if top in ONLY_IN_SPARK and room != "spark":
+        return "is not the Spark sink, but imports"
+    return ""
+
+
+def _inside(own: str, other: str, for_types: bool) -> str:
+    room, other_room = own.partition(".")[0], other.partition(".")[0]
+    if room == "testing":
+        return "" if other_room in TESTING_MAY_IMPORT else "must know the wire only, but imports"
+    if other_room == "testing":
+        return "must not depend on tests' tools, but imports"
+    if room in ONLY_THE_PUBLIC_NAMES:
+        return ""
+    if other_room in ONLY_THE_PUBLIC_NAMES:
+        return "must not know what is built on it, but imports"
+    if for_types or other == own or (room == other_room and room not in ROOMS_WITH_STEPS):
+        return ""
+    if other_room not in FLOORS:
+        # A public name: `from aioproducer import Producer` inside the package goes through the very top.
+        return "must import from the module itself, not"
+    if room == other_room:
+        if other not in STEPS:
+            return "must import from the module itself, not"
+        if STEPS[other] < STEPS[own]:
+            return ""
+        return f"is on step {STEPS[own]} of its room, but imports step {STEPS[other]}:"
+    if FLOORS[other_room] < FLOORS[room]:
+        return ""
+    return f"is on floor {FLOORS[room]}, but imports floor {FLOORS[other_room]}:"
+
+
+def modules() -> dict[str, Path]:
+    """Every source file of the package by its dotted name in it."""
+    return {
+        ".".join(path.relative_to(PACKAGE).with_suffix("").parts): path
+        for path in sorted(PACKAGE.rglob("*"))
+        if path.suffix in (".py", ".pyx") and "__pycache__" not in path.parts
+    }
+
+
+# -------------------------------------------------------------------------------------------------- the package
+
+
+@pytest.mark.parametrize("module", modules())
+def test_module_imports_what_its_layer_may(module):
+    path = modules()[module]
+
+    assert violations(module, path.read_text(), is_cython=path.suffix == ".pyx") == []
+
+
+def test_every_module_has_a_layer():
+    tops = {module.split(".")[0] for module in modules()}
+    in_rooms_with_steps = {
+        module
+        for module in modules()
+        if module.partition(".")[0] in ROOMS_WITH_STEPS and not module.endswith("__init__")
+    }
+
+    assert tops == set(FLOORS) | ({*ONLY_THE_PUBLIC_NAMES, "testing"} & tops)
+    assert in_rooms_with_steps == set(STEPS)
+
+
+def test_at_most_ten_modules_with_code_lie_at_the_top():
+    with_code = [path for path in PACKAGE.glob("*.py") if len(path.read_text().splitlines()) > 10]
+
+    assert 0 < len(with_code) <= 10
+
+
+def test_compiled_path_is_read_like_the_others():
+    compiled = (PACKAGE / "records" / "_record_path.pyx").read_text()
+    names = {found.module for found in imports_of(compiled, is_cython=True)}
+
+    assert {"aioproducer.errors", "aioproducer.types", "asyncio"} <= names
+
+
+# -------------------------------------------------------------------------------------------------- the checker
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "problem"),
+    [
+        ("cluster", "import asyncio", "must not know tasks"),
+        ("cluster", "from asyncio import Event", "must not know tasks"),
+        ("protocol.frame", "def late():\n    import asyncio.streams", "must not know tasks"),
+        ("transactions.state", "import asyncio", "must not know tasks"),
+        (
+            "config",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import asyncio",
+            "must not know tasks",
+        ),
+        ("errors", "from aioproducer.sending.sender import Sender", "floor 2, but imports floor 8"),
+        ("errors", "import aioproducer.sending.sender", "floor 2, but imports floor 8"),
+        ("errors", "from aioproducer import sending", "floor 2, but imports floor 8"),
+        ("errors", "from aioproducer.sending import sender", "floor 2, but imports floor 8"),
+        ("network.wire", "from aioproducer.records.batch import x", "floor 6, but imports floor 6"),
+        (
+            "records.batch",
+            "try:\n    from aioproducer.records.accumulator import x\nexcept ImportError:\n    pass",
+            "step 2 of its room, but imports step 4",
+        ),
+        ("records.batch", "from aioproducer.records import accumulator", "step 2"),
+        ("records.batch", "from aioproducer.records.linger import x", "imports step 2"),
+        ("records.batch", "from aioproducer.records import Batch", "from the module itself"),
+        ("sending.sender", "from aioproducer import Producer", "from the module itself"),
+        ("sending.sender", "from aioproducer.testing import EmbeddedCluster", "tests' tools"),
+        ("sending.sender", "if TYPE_CHECKING:\n    from aioproducer.testing import x", "tests' tools"),
+        ("producer", "from aioproducer.blocking import Producer", "built on it"),
+        ("producer", "import aiokafka", "must not import"),
+        ("producer", "import pyspark.sql", "not the Spark sink"),
+        ("testing.embedded.broker", "from aioproducer.records.accumulator import x", "the wire only"),
+        ("testing.embedded.broker", "from aioproducer import Producer", "the wire only"),
+    ],
+)
+def test_planted_violation_is_caught(module, source, problem):
+    found = violations(module, source)
+
+    assert len(found) == 1
+    assert problem in found[0]
+    assert found[0].startswith(f"{module}:{source.count(chr(10), 0, source.rindex('import')) + 1} ")
+
+
+@pytest.mark.parametrize(
+    ("source", "problem"),
+    [
+        ("from aioproducer.records.batch import ProducerBatch", "step 1 of its room, but imports step 2"),
+        ("from aioproducer.records cimport batch", "step 1 of its room, but imports step 2"),
+        ("cdef x():\n    from aioproducer.producer import Producer", "floor 9"),
+        ("from aioproducer cimport producer", "floor 9"),
+        ("import aioproducer.testing", "tests' tools"),
+    ],
+)
+def test_planted_violation_in_cython_is_caught(source, problem):
+    [found] = violations("records._record_path", source, is_cython=True)
+
+    assert problem in found
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        (
+            "sending.sender",
+            "import asyncio\nfrom aioproducer.records.accumulator import x\nfrom aioproducer import errors",
+        ),
+        ("records.batch", "if TYPE_CHECKING:\n    from aioproducer.records.accumulator import Accumulator"),
+        ("protocol.api", "from aioproducer.protocol.frame import PREFIX_SIZE"),
+        (
+            "testing.embedded.broker",
+            "import asyncio\nfrom aioproducer.protocol import api\nimport aioproducer.testing.embedded.log",
+        ),
+        ("testing.apache.kafka", "import confluent_kafka"),
+        ("testing.recording", "from aioproducer.producer import Producer"),
+        ("blocking", "import asyncio\nfrom aioproducer import Producer"),
+        ("spark.sink", "import pyspark\nfrom aioproducer.blocking import Producer"),
+        ("__init__", "from aioproducer.producer import Producer"),
+    ],
+)
+def test_what_is_allowed_is_let_through(module, source):
+    assert violations(module, source) == []
+
+
+def test_relative_import_is_refused():
+    with pytest.raises(AssertionError, match="line 2: a relative import"):
+        violations("sending.sender", "import asyncio\nfrom . import batch")

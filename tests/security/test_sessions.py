@@ -1,0 +1,637 @@
+"""Sessions that end: authenticated anew on the open connection, with nothing lost, reordered or written in between."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import threading
+from collections.abc import AsyncIterator
+
+import pytest
+
+from aioproducer import Producer
+from aioproducer.config import ProducerConfig
+from aioproducer.errors import AuthenticationError, BrokerConnectionError
+from aioproducer.network.connection import Connection, State
+from aioproducer.protocol.api import ApiKey
+from aioproducer.protocol.error_codes import ErrorCode
+from aioproducer.protocol.messages import (
+    MetadataRequest,
+    MetadataResponse,
+    SaslAuthenticateResponse,
+    SaslHandshakeResponse,
+)
+from aioproducer.security import authentication, sasl
+from aioproducer.security.authentication import Authentication
+from aioproducer.security.login import Login
+from aioproducer.security.sasl import OAuthToken
+from aioproducer.testing import EmbeddedCluster, Security
+from aioproducer.testing.embedded import security as broker_security
+from aioproducer.testing.simulation.loop import simulate
+from tests.conftest import MS
+from tests.support.certificates import authority_pem, server_context
+from tests.support.producing import QUICK
+from tests.support.scripted_broker import (
+    LONG,
+    Peer,
+    ScriptedBroker,
+    make_config,
+    make_connection,
+    silence,
+    until,
+)
+
+PLAIN = {
+    "security_protocol": "SASL_PLAINTEXT",
+    "sasl_mechanism": "PLAIN",
+    "sasl_plain_without_tls": True,
+    "sasl_plain_username": "alice",
+    "sasl_plain_password": "alice-secret",
+}
+USERS = {"alice": "alice-secret"}
+SASL = (ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE)
+
+
+@pytest.fixture
+def short_sessions(monkeypatch):
+    """Sessions of a tenth of a second, where Kafka wants a second between two authentications."""
+    monkeypatch.setattr(authentication, "SHORTEST_SESSION", 0.005)
+    monkeypatch.setattr(broker_security, "PAUSE_BETWEEN_AUTHENTICATIONS", 0.0)
+
+
+# ------------------------------------------------------------------------------------------------- under load
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "OAUTHBEARER"])
+@pytest.mark.usefixtures("short_sessions")
+async def test_under_load_nothing_is_lost_or_reordered_and_no_connection_breaks(mechanism):
+    life = 150 * MS
+    given = {
+        "PLAIN": PLAIN,
+        "SCRAM-SHA-256": {**PLAIN, "sasl_mechanism": "SCRAM-SHA-256"},
+        "OAUTHBEARER": {
+            "security_protocol": "SASL_PLAINTEXT",
+            "sasl_mechanism": "OAUTHBEARER",
+            "sasl_oauth_token_provider": lambda: OAuthToken(jws(), 3600.0),
+        },
+    }[mechanism]
+    if mechanism != "OAUTHBEARER":
+        given = {**given, "sasl_plain_without_tls": mechanism == "PLAIN"}
+    security = Security(mechanisms=[mechanism], users=USERS, session_lifetime=life, session_slack=LONG)
+    count = 0
+    async with EmbeddedCluster(brokers=2, topics={"t": 2}, security=security) as cluster:
+        settings = {
+            **QUICK,
+            "linger_ms": 1,
+            "batch_size": 2000,
+            "request_timeout_ms": 3_000_000 * MS,
+            **given,
+        }
+        async with Producer(cluster.bootstrap_servers, **settings) as producer:
+            end = asyncio.get_running_loop().time() + 8 * life
+            deliveries = []
+            while asyncio.get_running_loop().time() < end:
+                for _ in range(20):
+                    deliveries.append(await producer.send("t", b"%d" % count, partition=count % 2))
+                    count += 1
+                await asyncio.sleep(1 * MS)
+            await asyncio.wait_for(asyncio.gather(*deliveries), LONG)
+            nodes = producer.metrics().nodes
+
+        for partition in (0, 1):
+            values = [int(record.value) for record in cluster.records("t", partition)]
+            assert values == list(range(partition, count, 2))
+        # Two connections, each authenticated several times.
+        assert len(security.authentications) >= 2 * 3
+        assert security.failures == 0
+        assert sum(node.disconnects for node in nodes if node.node_id >= 0) == 0
+
+
+def jws() -> str:
+    from tests.security.test_mechanisms import jws
+
+    return jws()
+
+
+@pytest.mark.usefixtures("short_sessions")
+async def test_sessions_end_and_begin_through_tls_too():
+    security = Security(
+        tls=server_context(), mechanisms=["SCRAM-SHA-512"], users=USERS, session_lifetime=100 * MS
+    )
+    settings = {
+        **PLAIN,
+        "security_protocol": "SASL_SSL",
+        "sasl_mechanism": "SCRAM-SHA-512",
+        "ssl_truststore_certificates": authority_pem(),
+    }
+    async with EmbeddedCluster(topics={"t": 1}, security=security) as cluster:
+        settings = {**QUICK, **settings, "sasl_plain_without_tls": False}
+        async with Producer(cluster.bootstrap_servers, **settings) as producer:
+            while len(security.authentications) < 6:
+                await producer.send_and_wait("t", b"x")
+
+    assert security.failures == 0
+
+
+# -------------------------------------------------------------------------------------- one connection, step by step
+
+
+class Scripted:
+    """A broker that authenticates by PLAIN and then does what the test tells it."""
+
+    def __init__(self, lifetime_ms: int = 60) -> None:
+        self.lifetime_ms = lifetime_ms
+        self.seen: list[ApiKey] = []
+
+    async def authenticate(self, peer: Peer, *, error: int = 0, message: str | None = None) -> None:
+        """One SaslHandshake and one SaslAuthenticate."""
+        header, _ = await self.request(peer)
+        assert header.api_key == ApiKey.SASL_HANDSHAKE
+        peer.answer(header, SaslHandshakeResponse(mechanisms=["PLAIN"]))
+        header, _ = await self.request(peer)
+        assert header.api_key == ApiKey.SASL_AUTHENTICATE
+        peer.answer(
+            header,
+            SaslAuthenticateResponse(
+                error_code=error, error_message=message, session_lifetime_ms=self.lifetime_ms
+            ),
+        )
+
+    async def request(self, peer: Peer):
+        header, message = await peer.request()
+        self.seen.append(ApiKey(header.api_key))
+        return header, message
+
+
+@contextlib.asynccontextmanager
+async def connected(broker: ScriptedBroker, **settings: object) -> AsyncIterator[Connection]:
+    connection = make_connection(broker.port, **{**PLAIN, **settings})
+    await connection.connect()
+    try:
+        yield connection
+    finally:
+        await connection.close()
+        assert connection.is_gone
+
+
+def ask(connection: Connection) -> asyncio.Future:
+    return connection.request(MetadataRequest(topics=[]), timeout=LONG)
+
+
+@pytest.mark.usefixtures("short_sessions")
+async def test_answers_to_earlier_requests_keep_arriving_and_nothing_is_written_until_the_last_answer():
+    script = Scripted()
+    may_answer = asyncio.Event()
+
+    async def serve(peer: Peer) -> None:
+        await peer.handshake()
+        await script.authenticate(peer)
+        held = [await script.request(peer) for _ in range(3)]
+        header, _ = await script.request(peer)  # SaslHandshake, behind what is in flight
+        assert header.api_key == ApiKey.SASL_HANDSHAKE
+        await may_answer.wait()
+        for index, (earlier, _) in enumerate(held):
+            peer.answer(earlier, MetadataResponse(controller_id=index))
+        script.lifetime_ms = 0
+        peer.answer(header, SaslHandshakeResponse(mechanisms=["PLAIN"]))
+        header, _ = await script.request(peer)
+        peer.answer(header, SaslAuthenticateResponse())
+        header, _ = await script.request(peer)
+        peer.answer(header, MetadataResponse(controller_id=9))
+        await silence(peer)
+
+    async with ScriptedBroker(serve) as broker, connected(broker) as connection:
+        earlier = [ask(connection) for _ in range(3)]
+        await until(lambda: connection.state is State.REAUTHENTICATING)
+        assert not connection.can_send
+        refused = ask(connection)
+        with pytest.raises(BrokerConnectionError, match="is reauthenticating") as caught:
+            await refused
+        assert caught.value.written is False
+
+        may_answer.set()
+        answers = await asyncio.wait_for(asyncio.gather(*earlier), LONG)
+        assert [answer.controller_id for answer in answers] == [0, 1, 2]
+        await until(lambda: connection.state is State.READY)
+        assert connection.can_send
+        assert (await asyncio.wait_for(ask(connection), LONG)).controller_id == 9
+
+    assert script.seen == [*SASL, *[ApiKey.METADATA] * 3, *SASL, ApiKey.METADATA]
+
+
+@pytest.mark.usefixtures("short_sessions")
+async def test_the_token_is_fetched_before_the_first_request_and_requests_go_on_meanwhile():
+    script = Scripted()
+    fetching, fetched = asyncio.Event(), asyncio.Event()
+    calls = []
+
+    async def credentials() -> tuple[str, str]:
+        calls.append(1)
+        if len(calls) == 2:
+            fetching.set()
+            await fetched.wait()
+        return "alice", "alice-secret"
+
+    async def serve(peer: Peer) -> None:
+        await peer.handshake()
+        await script.authenticate(peer)
+        header, _ = await script.request(peer)
+        peer.answer(header, MetadataResponse(controller_id=5))
+        script.lifetime_ms = 0
+        await script.authenticate(peer)
+        await silence(peer)
+
+    settings = {"sasl_plain_username": None, "sasl_plain_password": None, "sasl_credentials": credentials}
+    async with ScriptedBroker(serve) as broker, connected(broker, **settings) as connection:
+        await asyncio.wait_for(fetching.wait(), LONG)
+        assert connection.state is State.READY
+        assert (await asyncio.wait_for(ask(connection), LONG)).controller_id == 5
+        fetched.set()
+        await until(lambda: script.seen == [*SASL, ApiKey.METADATA, *SASL])
+        await until(lambda: connection.state is State.READY)
+
+
+@pytest.mark.usefixtures("short_sessions")
+async def test_a_refused_renewal_ends_the_connection_and_what_is_in_flight_may_have_been_done():
+    script = Scripted()
+
+    async def serve(peer: Peer) -> None:
+        await peer.handshake()
+        await script.authenticate(peer)
+        await script.request(peer)
+        await script.authenticate(
+            peer, error=ErrorCode.SASL_AUTHENTICATION_FAILED, message="not you\x07 any more"
+        )
+
+    # The answer to what came first is left out on purpose: a broker that skips one breaks the rules of order.
+    async def serve_in_order(peer: Peer) -> None:
+        await peer.handshake()
+        await script.authenticate(peer)
+        await script.authenticate(
+            peer, error=ErrorCode.SASL_AUTHENTICATION_FAILED, message="not you\x07 any more"
+        )
+        await silence(peer)
+
+    async with ScriptedBroker(serve) as broker, connected(broker) as connection:
+        pending = ask(connection)
+        with pytest.raises(Exception, match=r"answer|correlation|closed") as caught:
+            await asyncio.wait_for(pending, LONG)
+        assert caught.value.written is True
+    async with ScriptedBroker(serve_in_order) as broker, connected(broker) as connection:
+        await until(lambda: connection.is_gone)
+        assert type(connection.error) is AuthenticationError
+        assert r"not you\x07 any more" in str(connection.error)
+
+
+def renewed_within_a_session_of_a_minute(settings: dict[str, object]) -> None:
+    """In virtual time: one connection, whose credentials fail twice when its session is due to be renewed."""
+    security = Security(mechanisms=[str(settings["sasl_mechanism"])], users=USERS, session_lifetime=60.0)
+
+    async def main() -> None:
+        async with EmbeddedCluster(security=security) as cluster:
+            connection = make_connection(cluster.broker(0).port, **settings)
+            await connection.connect()
+            await asyncio.sleep(59.0)
+            assert len(security.authentications) == 2
+            await asyncio.sleep(30.0)
+            assert (await ask(connection)).error_code == 0
+            assert connection.state is State.READY
+            await connection.close()
+
+    simulate(main)
+    assert security.failures == 0
+
+
+def test_failures_to_get_credentials_are_repeated_while_the_session_lasts(caplog):
+    calls = []
+
+    def credentials() -> tuple[str, str]:
+        calls.append(asyncio.get_event_loop().time())
+        if len(calls) in (2, 3):
+            raise LookupError("vault is sealed: alice-secret")
+        return "alice", "alice-secret"
+
+    nothing = {"sasl_plain_username": None, "sasl_plain_password": None}
+    renewed_within_a_session_of_a_minute({**PLAIN, **nothing, "sasl_credentials": credentials})
+
+    # After 85 % of the session, and then after half of what is left of it each time.
+    assert [when - calls[0] for when in calls[:4]] == pytest.approx([0.0, 51.0, 55.5, 57.75], abs=0.5)
+    assert re.search(r"sasl_credentials \(.+\) raised LookupError", caplog.text)
+    assert "alice-secret" not in caplog.text
+
+
+def changed_afterwards() -> OAuthToken:
+    token = OAuthToken("opaque", 3600)
+    token.lifetime = "3600"
+    return token
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        lambda: OAuthToken(None),
+        lambda: OAuthToken("opaque", "3600"),
+        changed_afterwards,
+        lambda: ("opaque", 2e9, "principal", "no mapping"),
+        lambda: None,
+        lambda: 5,
+    ],
+)
+def test_a_provider_that_returns_nonsense_at_a_renewal_costs_no_session_that_is_valid(nonsense, caplog):
+    calls = []
+
+    def provider() -> object:
+        calls.append(1)
+        return nonsense() if len(calls) in (2, 3) else OAuthToken(jws(), 0.0)
+
+    settings = {
+        "security_protocol": "SASL_PLAINTEXT",
+        "sasl_mechanism": "OAUTHBEARER",
+        "sasl_oauth_token_provider": provider,
+    }
+    renewed_within_a_session_of_a_minute(settings)
+
+    assert len(calls) == 4
+    assert caplog.text.count("lasts another") == 2
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+@pytest.mark.parametrize("way", ["close", "drain"])
+@pytest.mark.usefixtures("short_sessions")
+async def test_closing_and_draining_in_the_middle_of_a_renewal_leave_nothing(way):
+    script = Scripted()
+    may_answer = asyncio.Event()
+
+    async def serve(peer: Peer) -> None:
+        await peer.handshake()
+        await script.authenticate(peer)
+        header, _ = await script.request(peer)
+        await may_answer.wait()
+        peer.answer(header, SaslHandshakeResponse(mechanisms=["PLAIN"]))
+        await silence(peer)
+
+    async with ScriptedBroker(serve) as broker, connected(broker) as connection:
+        await until(lambda: connection.state is State.REAUTHENTICATING)
+        if way == "close":
+            await connection.close()
+        else:
+            connection.drain()
+            assert connection.state is State.DRAINING
+            may_answer.set()
+        await until(lambda: connection.is_gone)
+
+    assert script.seen == [*SASL, ApiKey.SASL_HANDSHAKE]
+
+
+@pytest.mark.usefixtures("short_sessions")
+async def test_a_bug_in_a_renewal_ends_the_connection(monkeypatch, caplog):
+    script = Scripted()
+
+    async def serve(peer: Peer) -> None:
+        await peer.handshake()
+        await script.authenticate(peer)
+        await script.authenticate(peer)
+
+    async with ScriptedBroker(serve) as broker, connected(broker) as connection:
+        monkeypatch.setattr(sasl.Plain, "step", lambda *_: 1 / 0)
+        await until(lambda: connection.is_gone)
+        assert "authenticating anew failed" in str(connection.error)
+
+    assert "ZeroDivisionError" in caplog.text
+
+
+async def test_a_machine_that_computes_for_too_long_is_given_up(monkeypatch):
+    may_end = threading.Event()
+
+    def slow(*_: object) -> tuple[str, bytes]:
+        may_end.wait(10)
+        return "", b""
+
+    monkeypatch.setattr(sasl, "_scram_proof", slow)
+    security = Security(mechanisms=["SCRAM-SHA-256"], users=USERS)
+    async with EmbeddedCluster(security=security) as cluster:
+        settings = {**PLAIN, "sasl_mechanism": "SCRAM-SHA-256", "sasl_plain_without_tls": False}
+        settings["socket_connection_setup_timeout_ms"] = 500
+        try:
+            with pytest.raises(BrokerConnectionError, match=r"SCRAM-SHA-256 takes longer than 0\.5 s"):
+                await make_connection(cluster.broker(0).port, **settings).connect()
+        finally:
+            may_end.set()
+
+
+@pytest.mark.usefixtures("short_sessions")
+async def test_a_broker_that_does_not_answer_a_renewal_is_given_up_after_the_request_time(monkeypatch):
+    script = Scripted()
+
+    async def serve(peer: Peer) -> None:
+        await peer.handshake()
+        await script.authenticate(peer)
+        await silence(peer)
+
+    settings = {
+        "request_timeout_ms": 500,
+        "socket_connection_setup_timeout_ms": 500,
+        "delivery_timeout_ms": 1000,
+    }
+    async with ScriptedBroker(serve) as broker, connected(broker, **settings) as connection:
+        await until(lambda: connection.is_gone)
+        assert "no answer to SASL_HANDSHAKE within 0.5 s" in str(connection.error)
+
+
+@pytest.mark.usefixtures("short_sessions")
+async def test_renewals_do_not_keep_an_idle_connection_open():
+    script = Scripted(lifetime_ms=40)
+
+    async def serve(peer: Peer) -> None:
+        await peer.handshake()
+        while True:
+            await script.authenticate(peer)
+
+    async with (
+        ScriptedBroker(serve) as broker,
+        connected(broker, connections_max_idle_ms=250 * MS * 1000) as connection,
+    ):
+        await until(lambda: connection.is_gone)
+        assert connection.error is None
+
+    assert len(script.seen) >= 6
+
+
+# ---------------------------------------------------------------------------------------------------- when it is time
+
+
+async def renewal_after(lifetime_ms: int, monkeypatch, renew_at: float = 0.85) -> float | None:
+    """Seconds until an authentication anew, or None for never."""
+    slept: list[float] = []
+
+    class Mechanism:
+        name, is_slow = "PLAIN", False
+
+        def step(self, challenge: bytes | None) -> bytes | None:
+            return b"token" if challenge is None else None
+
+        def conceal(self, text: str) -> str:
+            return text
+
+    async def answer(request, version):
+        is_handshake = request.api_key == ApiKey.SASL_HANDSHAKE
+        return (
+            SaslHandshakeResponse()
+            if is_handshake
+            else SaslAuthenticateResponse(session_lifetime_ms=lifetime_ms)
+        )
+
+    class Versions:
+        def of(self, api_key: ApiKey) -> int:
+            return 1
+
+    login = Login(make_config(**PLAIN))
+    one = Authentication(login, "broker", host="broker", timeout=1.0, renew_at=renew_at)
+    await one.run(Mechanism(), answer, Versions())
+    if not one.has_end:
+        return None
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    stand_in = type("asyncio", (), {"__getattr__": lambda _, name: getattr(asyncio, name)})()
+    stand_in.sleep = sleep
+    monkeypatch.setattr(authentication, "asyncio", stand_in)
+    await one.renewal()
+    return slept[0]
+
+
+@pytest.mark.parametrize(
+    ("lifetime_ms", "seconds"),
+    [
+        (0, None),
+        (-1, None),
+        (-(2**63), None),
+        (1, 1.05),  # sooner, Kafka refuses; and no loop turns hot
+        (1000, 1.05),
+        (5000, 4.25),
+        (3_600_000, 3060.0),
+        (2**63 - 1, 365 * 86400 * 0.85),
+    ],
+)
+async def test_a_session_is_renewed_before_its_end_but_neither_at_once_nor_in_a_million_years(
+    monkeypatch, lifetime_ms, seconds
+):
+    assert await renewal_after(lifetime_ms, monkeypatch) == (
+        seconds if seconds is None else pytest.approx(seconds, abs=0.1)
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------- tokens
+
+
+def login_of(provider, **settings: object) -> Login:
+    config: ProducerConfig = make_config(
+        security_protocol="SASL_PLAINTEXT",
+        sasl_mechanism="OAUTHBEARER",
+        sasl_oauth_token_provider=provider,
+        sasl_login_refresh_window_jitter=0.0,
+        **settings,
+    )
+    return Login(config, clock=lambda: 1000.0)
+
+
+@pytest.mark.parametrize(
+    ("lifetime", "young_for"),
+    [
+        (3600.0, 2880.0),  # 80 %
+        (1200.0, 900.0),  # or until 300 s before the end
+        (400.0, 100.0),
+        (350.0, 280.0),  # too short-lived for the 300 + 60 s: 80 %
+        (10.0, 8.0),
+        (None, 0.0),
+        (0.0, 0.0),
+    ],
+)
+async def test_a_token_is_used_again_for_80_percent_of_its_life(lifetime, young_for):
+    login = login_of(lambda: OAuthToken("token", lifetime))
+    began = asyncio.get_running_loop().time()
+    await login.mechanism("broker")
+
+    assert login._token_until - began == pytest.approx(young_for, abs=0.5)
+
+
+@pytest.mark.parametrize("lifetime", [3600.0, 350.0, 10.0])
+def test_a_provider_is_asked_again_after_80_percent_of_a_tokens_life_and_not_before(lifetime):
+    """In virtual time: each new connection authenticates, and none but the last of them needs a new token."""
+    asked = []
+    security = Security(mechanisms=["OAUTHBEARER"])
+
+    async def provider() -> OAuthToken:
+        asked.append(asyncio.get_running_loop().time())
+        return OAuthToken(jws(), lifetime)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        settings = {
+            "security_protocol": "SASL_PLAINTEXT",
+            "sasl_mechanism": "OAUTHBEARER",
+            "sasl_oauth_token_provider": provider,
+            "sasl_login_refresh_window_jitter": 0.0,
+        }
+        async with (
+            EmbeddedCluster(topics={"t": 1}, security=security) as cluster,
+            Producer(cluster.bootstrap_servers, **{**QUICK, **settings}) as producer,
+        ):
+
+            async def connect_anew(share: float) -> int:
+                await asyncio.sleep(asked[0] + share * lifetime - loop.time())
+                await cluster.close_connections(0)
+                before = len(security.authentications)
+                await producer.send_and_wait("t", b"x")
+                assert len(security.authentications) > before
+                return len(asked)
+
+            assert [await connect_anew(share) for share in (0.4, 0.79)] == [1, 1]
+            assert await connect_anew(0.81) == 2
+
+    simulate(main)
+
+
+async def test_connections_that_need_a_token_at_the_same_time_fetch_one():
+    calls = []
+
+    async def provider() -> OAuthToken:
+        calls.append(1)
+        await asyncio.sleep(5 * MS)
+        return OAuthToken("token", 3600.0)
+
+    login = login_of(provider)
+    await asyncio.gather(*(login.mechanism("broker") for _ in range(20)))
+
+    assert len(calls) == 1
+
+
+async def test_a_token_that_a_broker_refused_is_not_used_again():
+    calls = []
+    login = login_of(lambda: calls.append(1) or OAuthToken("token", 3600.0))
+    await login.mechanism("broker")
+    login.refused()
+    await login.mechanism("broker")
+
+    assert len(calls) == 2
+
+
+async def test_who_gives_up_fetching_leaves_it_to_the_next():
+    calls = []
+
+    async def provider() -> OAuthToken:
+        calls.append(1)
+        if len(calls) == 1:
+            await asyncio.Event().wait()
+        return OAuthToken("token", 3600.0)
+
+    login = login_of(provider)
+    first = asyncio.create_task(login.mechanism("broker"))
+    await asyncio.sleep(1 * MS)
+    second = asyncio.create_task(login.mechanism("broker"))
+    first.cancel()
+
+    assert (await asyncio.wait_for(second, LONG)).name == "OAUTHBEARER"
+    assert len(calls) == 2

@@ -1,0 +1,368 @@
+"""Tokens from an OIDC endpoint that the test runs, and from Amazon's signer with a clock that stands still."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import datetime
+import gzip
+import hashlib
+import hmac
+import json
+import math
+import ssl
+import sys
+import tracemalloc
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from urllib.parse import parse_qs, quote, urlsplit
+
+import pytest
+
+from aioproducer import Producer
+from aioproducer.errors import AuthenticationError, ConfigError
+from aioproducer.security.token_providers import MAX_ANSWER, MskIamTokenProvider, OidcTokenProvider
+from aioproducer.testing import EmbeddedCluster, Security
+from aioproducer.types import Secret
+from tests.conftest import MS
+from tests.security.test_mechanisms import jws
+from tests.support.certificates import authority_pem, server_context
+from tests.support.producing import QUICK
+from tests.support.scripted_broker import HOST
+
+# ----------------------------------------------------------------------------------------------------------- OIDC
+
+
+class Endpoint:
+    """An HTTP server of a few lines. `answers` are given in turns, the last one for ever."""
+
+    def __init__(self, *answers: tuple[int, object]) -> None:
+        self.answers = list(answers) or [(200, {"access_token": "opaque-token", "expires_in": 60})]
+        self.requests: list[tuple[str, dict[str, str], dict[str, list[str]]]] = []
+        self.url = ""
+        self.hangs = False
+        self.headers = ""
+        """Further lines of the answer, each with its end."""
+
+    @asynccontextmanager
+    async def running(self, context=None) -> AsyncIterator[Endpoint]:
+        tasks = []
+
+        async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            tasks.append(asyncio.current_task())
+            try:
+                await self._serve(reader, writer)
+            finally:
+                writer.close()
+
+        server = await asyncio.start_server(accept, HOST, 0, ssl=context)
+        scheme = "https" if context else "http"
+        self.url = f"{scheme}://{HOST}:{server.sockets[0].getsockname()[1]}/token"
+        try:
+            yield self
+        finally:
+            server.close()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await server.wait_closed()
+            await asyncio.sleep(5 * MS)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        first, *lines = head.strip().split("\r\n")
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        body = (await reader.readexactly(int(headers.get("content-length", 0)))).decode()
+        self.requests.append((first, headers, parse_qs(body)))
+        if self.hangs:
+            await reader.read()
+        status, answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        content = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+        extra = "Location: http://127.0.0.1:1/\r\n" if status == 302 else self.headers
+        writer.write(
+            f"HTTP/1.1 {status} X\r\nContent-Length: {len(content)}\r\n{extra}\r\n".encode() + content
+        )
+        await writer.drain()
+
+
+def provider_of(endpoint: Endpoint, **settings: object) -> OidcTokenProvider:
+    return OidcTokenProvider(endpoint.url, "client", Secret("cl:ent secret"), retry_backoff=0.001, **settings)
+
+
+async def test_client_credentials_become_a_token():
+    async with Endpoint().running() as endpoint:
+        token = await provider_of(endpoint, scope="kafka orders")()
+
+    assert (token.value.reveal(), token.lifetime) == ("opaque-token", 60.0)
+    [(first, headers, form)] = endpoint.requests
+    assert first == "POST /token HTTP/1.1"
+    assert form == {"grant_type": ["client_credentials"], "scope": ["kafka orders"]}
+    assert base64.b64decode(headers["authorization"].removeprefix("Basic ")) == b"client:cl:ent secret"
+
+
+async def test_id_and_secret_are_url_encoded_if_that_is_wanted():
+    async with Endpoint().running() as endpoint:
+        await provider_of(endpoint, url_encode=True)()
+
+    authorization = endpoint.requests[0][1]["authorization"]
+    assert base64.b64decode(authorization.removeprefix("Basic ")) == b"client:cl%3Aent+secret"
+
+
+async def test_the_endpoint_has_to_have_a_certificate_that_is_trusted():
+    trusting = ssl.create_default_context(cadata=authority_pem())
+    async with Endpoint().running(server_context()) as endpoint:
+        assert (await provider_of(endpoint, ssl_context=trusting)()).value.reveal() == "opaque-token"
+        with pytest.raises(AuthenticationError, match="gives no token: ConnectError"):
+            await provider_of(endpoint)()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://idp.example/token",
+        "file:///etc/passwd",
+        "https:///token",
+        "ftp://idp.example/",
+        "https://user:password@idp.example/token",
+        "idp.example/token",
+        "http://localhost.evil.example/",
+    ],
+)
+def test_an_endpoint_that_is_not_https_is_refused(url):
+    with pytest.raises(ConfigError, match="https:// URL without user and password") as caught:
+        OidcTokenProvider(url, "client", "secret")
+
+    assert "password@" not in str(caught.value)
+
+
+async def test_an_endpoint_that_is_out_of_order_is_asked_again_with_pauses():
+    answers = [(503, b"down"), (500, b""), (200, {"access_token": "late"})]
+    async with Endpoint(*answers).running() as endpoint:
+        token = await provider_of(endpoint)()
+
+    assert (token.value.reveal(), token.lifetime) == ("late", None)
+    assert len(endpoint.requests) == 3
+
+
+async def test_an_endpoint_that_stays_out_of_order_is_given_up():
+    async with Endpoint((503, b"down")).running() as endpoint:
+        with pytest.raises(AuthenticationError, match="gives no token: HTTP status 503"):
+            await provider_of(endpoint)()
+
+    assert len(endpoint.requests) == 3
+
+
+@pytest.mark.parametrize("status", [302, 400, 401, 403])
+async def test_a_refusal_is_final_redirects_are_not_followed_and_the_answer_is_not_repeated(status):
+    async with Endpoint((status, b"internal page, cl:ent secret")).running() as endpoint:
+        with pytest.raises(AuthenticationError, match=f"gives no token: HTTP status {status}") as caught:
+            await provider_of(endpoint)()
+
+    assert len(endpoint.requests) == 1
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"<html>",
+        b"{}",
+        b"[]",
+        b'"text"',
+        {"access_token": 5},
+        {"access_token": None},
+        {"access_token": ""},
+        {"access_token": "t", "expires_in": 10**400},
+        {"access_token": "t", "expires_in": math.nan},
+        {"access_token": "t", "expires_in": "soon"},
+        b"[" * 100_000,
+        b"\xff",
+    ],
+)
+async def test_an_answer_without_a_token_is_an_error(answer):
+    async with Endpoint((200, answer)).running() as endpoint:
+        with pytest.raises(AuthenticationError, match="its answer is not JSON with an access_token"):
+            await provider_of(endpoint)()
+
+
+async def test_no_proxy_of_the_environment_is_used(monkeypatch):
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+
+    async with Endpoint().running() as endpoint:
+        assert (await provider_of(endpoint, attempts=1)()).value.reveal() == "opaque-token"
+
+
+async def test_an_answer_of_any_size_is_not_read():
+    async with Endpoint((200, b" " * (MAX_ANSWER + 1))).running() as endpoint:
+        with pytest.raises(AuthenticationError, match="an answer of more than"):
+            await provider_of(endpoint)()
+
+
+@pytest.mark.parametrize("times", [1, 2])
+async def test_a_compressed_answer_is_not_unpacked(times):
+    bomb = b" " * 64 * 1024 * 1024
+    for _ in range(times):
+        bomb = gzip.compress(bomb, 9)
+    endpoint = Endpoint((200, bomb))
+    endpoint.headers = f"Content-Encoding: {', '.join(['gzip'] * times)}\r\n"
+    async with endpoint.running():
+        tracemalloc.start()
+        try:
+            with pytest.raises(AuthenticationError, match="gives no token: a compressed answer"):
+                await provider_of(endpoint)()
+            assert tracemalloc.get_traced_memory()[1] < 16 * 1024 * 1024
+        finally:
+            tracemalloc.stop()
+
+    [(_, headers, _)] = endpoint.requests
+    assert headers["accept-encoding"] == "identity"
+
+
+async def test_an_answer_that_says_that_it_is_not_compressed_is_taken():
+    endpoint = Endpoint()
+    endpoint.headers = "Content-Encoding: identity\r\n"
+    async with endpoint.running():
+        assert (await provider_of(endpoint)()).value.reveal() == "opaque-token"
+
+
+async def test_an_endpoint_that_hangs_is_given_up():
+    endpoint = Endpoint()
+    endpoint.hangs = True
+    async with endpoint.running():
+        with pytest.raises(AuthenticationError, match="ReadTimeout"):
+            await provider_of(endpoint, read_timeout=20 * MS, attempts=2)()
+
+    assert len(endpoint.requests) == 2
+
+
+async def test_settings_alone_make_a_provider_and_the_token_gets_through():
+    security = Security(mechanisms=["OAUTHBEARER"])
+    token = {"access_token": jws("svc"), "expires_in": 3600}
+    async with (
+        Endpoint((200, token)).running() as endpoint,
+        EmbeddedCluster(security=security, topics={"t": 1}) as cluster,
+        Producer(
+            cluster.bootstrap_servers,
+            **QUICK,
+            security_protocol="SASL_PLAINTEXT",
+            sasl_mechanism="OAUTHBEARER",
+            sasl_oauthbearer_token_endpoint_url=endpoint.url,
+            sasl_oauthbearer_client_credentials_client_id="svc",
+            sasl_oauthbearer_client_credentials_client_secret="svc-secret",
+        ) as producer,
+    ):
+        await producer.send_and_wait("t", b"x")
+
+    assert ("User:svc", "OAUTHBEARER") in security.authentications
+    assert len(endpoint.requests) == 1
+
+
+def test_a_provider_does_not_show_its_secret():
+    shown = repr(OidcTokenProvider("https://idp.example/t?x=1", "client", "secret"))
+
+    assert shown == "<OidcTokenProvider https://idp.example>"
+
+
+async def test_without_the_library_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "httpx", None)
+
+    with pytest.raises(ConfigError, match=r"pip install 'aioproducer\[oidc\]'"):
+        await OidcTokenProvider("https://idp.example", "client", "secret")()
+
+
+# -------------------------------------------------------------------------------------------------------- MSK IAM
+
+NOW = datetime.datetime(2026, 11, 1, 12, 30, 0, tzinfo=datetime.UTC)
+KEY_ID, SECRET_KEY, SESSION_TOKEN = (
+    "AKIAIOSFODNN7EXAMPLE",
+    "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",
+    "session+token",
+)
+
+
+def credentials_provider(token: str | None = None):
+    from botocore.credentials import CredentialProvider, Credentials
+
+    class Fixed(CredentialProvider):
+        def load(self) -> Credentials:
+            return Credentials(KEY_ID, SECRET_KEY, token)
+
+    return Fixed()
+
+
+@pytest.fixture
+def stopped_clock(monkeypatch):
+    from botocore import auth, compat
+
+    naive = NOW.replace(tzinfo=None)
+    monkeypatch.setattr(auth, "get_current_datetime", lambda *_, **__: naive, raising=False)
+    monkeypatch.setattr(compat, "get_current_datetime", lambda *_, **__: naive, raising=False)
+
+
+def signature(query: dict[str, str], session_token: str | None) -> str:
+    """AWS Signature Version 4 of the query, computed from its definition."""
+    signed = {name: value for name, value in query.items() if name not in ("X-Amz-Signature", "User-Agent")}
+    canonical_query = "&".join(
+        f"{quote(name, safe='-_.~')}={quote(value, safe='-_.~')}" for name, value in sorted(signed.items())
+    )
+    empty = hashlib.sha256(b"").hexdigest()
+    canonical = f"GET\n/\n{canonical_query}\nhost:kafka.eu-west-1.amazonaws.com\n\nhost\n{empty}"
+    scope = "20261101/eu-west-1/kafka-cluster/aws4_request"
+    to_sign = f"AWS4-HMAC-SHA256\n20261101T123000Z\n{scope}\n{hashlib.sha256(canonical.encode()).hexdigest()}"
+    key = f"AWS4{SECRET_KEY}".encode()
+    for part in scope.split("/"):
+        key = hmac.digest(key, part.encode(), "sha256")
+    return hmac.digest(key, to_sign.encode(), "sha256").hex()
+
+
+@pytest.mark.parametrize("session_token", [None, SESSION_TOKEN])
+@pytest.mark.usefixtures("stopped_clock")
+def test_a_token_for_msk_is_the_golden_one(session_token):
+    provider = MskIamTokenProvider(
+        "eu-west-1",
+        credentials_provider=credentials_provider(session_token),
+        clock=lambda: NOW.timestamp() + 10,
+    )
+    token = provider()
+
+    text = token.value.reveal()
+    url = urlsplit(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode())
+    query = {name: value for name, [value] in parse_qs(url.query).items()}
+    assert (url.scheme, url.netloc, url.path) == ("https", "kafka.eu-west-1.amazonaws.com", "/")
+    assert query.pop("User-Agent").startswith("aws-msk-iam-sasl-signer-python/")
+    assert query.pop("X-Amz-Signature") == signature(query, session_token)
+    assert query.pop("X-Amz-Security-Token", None) == session_token
+    assert query == {
+        "Action": "kafka-cluster:Connect",
+        "X-Amz-Algorithm": "AWS4-HMAC-SHA256",
+        "X-Amz-Credential": f"{KEY_ID}/20261101/eu-west-1/kafka-cluster/aws4_request",
+        "X-Amz-Date": "20261101T123000Z",
+        "X-Amz-Expires": "900",
+        "X-Amz-SignedHeaders": "host",
+    }
+    assert token.lifetime == 890.0
+
+
+async def test_a_token_for_msk_is_what_the_machine_takes():
+    from tests.security.test_sessions import login_of
+
+    login = login_of(MskIamTokenProvider("us-gov-west-1", credentials_provider=credentials_provider()))
+    machine = await login.mechanism("broker")
+
+    assert machine.step(None).startswith(b"n,,\x01auth=Bearer ")
+
+
+@pytest.mark.parametrize("region", ["", "eu", "eu-west", "eu-west-1/../x", "evil.example/#-1", "EU-WEST-1"])
+def test_what_is_no_region_is_refused(region):
+    with pytest.raises(ConfigError, match="is not an AWS region"):
+        MskIamTokenProvider(region)
+
+
+def test_without_amazons_signer_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "aws_msk_iam_sasl_signer", None)
+
+    with pytest.raises(ConfigError, match=r"pip install 'aioproducer\[msk\]'"):
+        MskIamTokenProvider("eu-west-1")()

@@ -1,0 +1,536 @@
+"""What the sender writes and when: retries, requests, sequence numbers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+
+from aioproducer import DeliveryError, Outcome
+from aioproducer.errors import (
+    BrokerConnectionError,
+)
+from aioproducer.network import connection
+from aioproducer.protocol.error_codes import ErrorCode
+from aioproducer.records.idempotence import LAST_EPOCH, LAST_SEQUENCE, ProducerIdentity
+from aioproducer.sending import sender
+from aioproducer.testing import EmbeddedCluster
+from tests.conftest import MS
+from tests.support.producing import (
+    FOUR_RECORDS_FILL_IT,
+    INIT_PRODUCER_ID,
+    LARGE,
+    ONE_BATCH_PER_RECORD,
+    PRODUCE,
+    RETRIABLE,
+    assert_nothing_left,
+    batch_headers,
+    by_name,
+    error_of,
+    numbers,
+    offsets,
+    partitions_of,
+    produce_count,
+    producing,
+    quick_producer,
+    results,
+    send_numbers,
+    until,
+    values,
+    within,
+)
+
+# ------------------------------------------------------------------------------------------ retriable errors
+
+
+@pytest.mark.parametrize("after_append", [False, True], ids=["before the append", "after the append"])
+@pytest.mark.parametrize("code", RETRIABLE, ids=by_name)
+async def test_a_retriable_error_with_five_in_flight_loses_repeats_and_reorders_nothing(code, after_append):
+    async with producing(**ONE_BATCH_PER_RECORD) as (cluster, producer):
+        await producer.send_and_wait("t", b"0")
+        cluster.faults.add(PRODUCE, error=code, after_append=after_append)
+
+        deliveries = await send_numbers(producer, range(1, 9))
+
+        assert await offsets(deliveries) == list(range(1, 9))
+        assert numbers(cluster) == list(range(9))
+        assert producer.metrics().retries >= 1
+        assert producer.metrics().errors[code.name] == 1
+
+
+@pytest.mark.parametrize("code", RETRIABLE[1:8], ids=by_name)
+async def test_many_retriable_errors_in_a_row_are_all_retried(code):
+    async with producing(topics={"t": 2}, **ONE_BATCH_PER_RECORD) as (cluster, producer):
+        cluster.faults.add(PRODUCE, error=code, partition=0, count=4)
+
+        first = await send_numbers(producer, range(6), partition=0)
+        other = await send_numbers(producer, range(6), partition=1)
+
+        assert await offsets(first) == await offsets(other) == list(range(6))
+        assert numbers(cluster, "t", 0) == numbers(cluster, "t", 1) == list(range(6))
+
+
+async def test_order_is_kept_without_idempotence_too():
+    async with producing(enable_idempotence=False, **ONE_BATCH_PER_RECORD) as (cluster, producer):
+        cluster.faults.add(PRODUCE, error=ErrorCode.NOT_ENOUGH_REPLICAS, count=2)
+        cluster.faults.add(PRODUCE, error=ErrorCode.LEADER_NOT_AVAILABLE, count=1)
+
+        deliveries = await send_numbers(producer, range(6))
+
+        assert await offsets(deliveries) == list(range(6))
+        assert numbers(cluster) == list(range(6))
+
+
+async def test_retries_back_off_exponentially_and_do_not_spin():
+    async with producing(retry_backoff_ms=20, retry_backoff_max_ms=60) as (cluster, producer):
+        await producer.partitions_for("t")
+        cluster.faults.add(PRODUCE, error=ErrorCode.NOT_ENOUGH_REPLICAS, count=4)
+
+        await within(2, producer.send_and_wait("t", b"v"))
+
+        times = [request.at for request in cluster.requests_of(PRODUCE)]
+        pauses = [after - before for before, after in pairwise(times)]
+        assert len(pauses) == 4
+        for pause, least in zip(pauses, (16, 32, 48, 48), strict=True):
+            assert pause >= (least - 2) / 1000
+
+
+async def test_the_sender_sleeps_between_retries_instead_of_turning():
+    async with producing(retry_backoff_ms=30, retry_backoff_max_ms=30) as (cluster, producer):
+        await producer.partitions_for("t")
+        passes = count_passes(producer)
+        cluster.faults.add(PRODUCE, error=ErrorCode.NOT_ENOUGH_REPLICAS, count=3)
+
+        await within(2, producer.send_and_wait("t", b"v"))
+
+        assert passes.total() < 30
+
+
+async def test_the_sender_sleeps_while_it_lingers_or_waits_for_an_answer():
+    async with producing(linger_ms=40) as (cluster, producer):
+        await producer.send_and_wait("t", b"0")
+        passes = count_passes(producer)
+        cluster.faults.add(PRODUCE, delay=0.04)
+
+        delivery = await producer.send("t", b"1")
+        await within(2, delivery)
+
+        assert passes.total() < 10
+
+
+async def test_the_sender_is_woken_for_batches_and_not_for_each_record():
+    async with producing(linger_ms=60_000, delivery_timeout_ms=120_000, batch_size=2000) as (
+        cluster,
+        producer,
+    ):
+        await producer.partitions_for("t")
+        passes = count_passes(producer)
+        for _ in range(300):
+            await producer.send("t", bytes(100))
+            await asyncio.sleep(0)  # lets the sender run, if it was woken
+
+        full = produce_count(cluster)
+        assert passes.total() < 90
+        await producer.flush()
+        assert len(values(cluster)) == 300
+        assert full < 300
+
+
+def count_passes(producer) -> Counter[str]:
+    """Counts how often the sender looks at everything."""
+    passes: Counter[str] = Counter()
+    original = producer._sender._pass
+
+    def counted(now: float) -> float | None:
+        passes["all"] += 1
+        return original(now)
+
+    producer._sender._pass = counted
+    return passes
+
+
+# ------------------------------------------------------------------------------------------ what is in a request
+
+
+async def test_a_full_batch_goes_without_lingering_and_the_open_one_stays():
+    settings = {"linger_ms": 60_000, "delivery_timeout_ms": 120_000, "batch_size": 500}
+    async with producing(**settings) as (_, producer):
+        deliveries = [await producer.send("t", bytes(100)) for _ in range(5)]
+
+        await within(1, deliveries[0])
+
+        assert deliveries[2].done()
+        assert not deliveries[4].done(), "the last, open batch lingers"
+        await within(1, producer.flush())
+        assert deliveries[4].done()
+
+
+async def test_a_batch_goes_when_it_has_lingered():
+    async with producing(linger_ms=30) as (cluster, producer):
+        await producer.partitions_for("t")
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+
+        deliveries = [await producer.send("t", b"v") for _ in range(3)]
+        await offsets(deliveries)
+
+        assert 0.028 <= loop.time() - began < 0.3 * 1000 * MS
+        assert produce_count(cluster) == 1
+
+
+async def test_everything_goes_while_somebody_waits_for_room():
+    settings = {"linger_ms": 60_000, "delivery_timeout_ms": 120_000}
+    async with producing(topics={"t": 4}, **settings, **FOUR_RECORDS_FILL_IT) as (cluster, producer):
+        await producer.partitions_for("t")
+        for partition in range(4):
+            await producer.send("t", bytes(LARGE), partition=partition)
+
+        late = await within(1, producer.send("t", bytes(LARGE), partition=0))
+
+        assert len(values(cluster)) >= 1
+        await within(1, producer.flush())
+        assert late.done()
+
+
+async def test_a_request_has_one_batch_of_each_partition_and_later_ones_go_on_in_turns():
+    async with producing(topics={"t": 3}, **ONE_BATCH_PER_RECORD) as (cluster, producer):
+        await producer.partitions_for("t")
+
+        deliveries = []
+        for number in range(4):
+            for partition in range(3):
+                deliveries += await send_numbers(producer, [number], partition=partition)
+        await offsets(deliveries)
+
+        for request in cluster.requests_of(PRODUCE):
+            assert len(partitions_of(request)) == len(set(partitions_of(request)))
+        assert [partitions_of(request) for request in cluster.requests_of(PRODUCE)] == [[0, 1, 2]] * 4
+
+
+@pytest.mark.parametrize(
+    ("many", "few", "expected"),
+    [
+        (0, 1, [(1, 5), (0, 5), (0, 10), (0, 10), (0, 10)]),
+        (1, 0, [(1, 10), (0, 5), (1, 5), (1, 10), (1, 10)]),
+    ],
+    ids=["the first has few", "the first has many"],
+)
+async def test_a_pass_sends_so_many_batches_and_the_next_one_begins_with_the_other_nodes(
+    monkeypatch, many, few, expected
+):
+    monkeypatch.setattr(sender, "MOST_IN_PASS", 10)
+    settings = {"linger_ms": 60_000, "delivery_timeout_ms": 120_000}
+    async with producing(brokers=2, topics={"t": 80}, **settings) as (_, producer):
+        by_node = {0: [], 1: []}
+        await producer.send_and_wait("t", b"", partition=79)
+        for queue in producer._accumulator.topics["t"].queues:
+            by_node[queue.node_id].append(queue.partition)
+        for partition in (by_node[1][0], by_node[0][0]):  # node 1 is the first that has anything
+            await producer.send_and_wait("t", b"", partition=partition)
+        sent = []
+        produce = producer._sender._produce
+
+        def noted(connection, node_id, batches, now):
+            sent.append((node_id, len(batches)))
+            produce(connection, node_id, batches, now)
+
+        monkeypatch.setattr(producer._sender, "_produce", noted)
+
+        chosen = by_node[many][:35] + by_node[few][:5]
+        deliveries = [await producer.send("t", b"v", partition=partition) for partition in chosen]
+        await within(5, producer.flush())
+
+        assert sent == expected
+        assert await offsets(deliveries) == [1] + [0] * 34 + [1] + [0] * 4
+
+
+async def test_an_answer_sends_what_has_another_leader_by_now_though_the_old_one_takes_no_more(monkeypatch):
+    monkeypatch.setattr(connection, "NEAR", 60.0)
+    settings = {"request_timeout_ms": 60_000, "delivery_timeout_ms": 120_000}
+    async with producing(brokers=2, topics={"t": 12}, **ONE_BATCH_PER_RECORD, **settings) as (
+        cluster,
+        producer,
+    ):
+        for partition in range(12):
+            await producer.send_and_wait("t", b"first", partition=partition)
+        queues = producer._accumulator.topics["t"].queues
+        here = [queue.partition for queue in queues if queue.node_id == 0]
+        moving, *others = here[:5]
+        may_answer, never = asyncio.Event(), asyncio.Event()
+        cluster.faults.add(PRODUCE, node=0, partition=moving, hold=may_answer)
+        for partition in others:
+            cluster.faults.add(PRODUCE, node=0, partition=partition, hold=never)
+        sent = []
+        for count, partition in enumerate([moving, *others], start=1):
+            sent += [await producer.send("t", b"second", partition=partition)]
+            await until(lambda count=count: producer._brokers.connection(0).in_flight == count)
+        assert not producer._brokers.ready(0)
+        last = await producer.send("t", b"third", partition=moving)
+
+        queue = queues[moving]
+        cluster.move_leader("t", moving, 1)
+        producer._metadata.request_update()
+        await until(lambda: queue.node_id == 1)
+        woken = []
+        sent[0].add_done_callback(lambda _: woken.append(producer._wake.is_set()))
+        may_answer.set()
+
+        await within(5, last)
+        assert woken == [True], "nothing but the answer tells that the other leader may have it"
+        never.set()
+        await results(sent)
+
+
+async def test_what_does_not_fit_into_a_request_is_first_in_the_next():
+    settings = {"max_request_size": 3000, "batch_size": 2000}
+    async with producing(topics={"t": 6}, **settings) as (cluster, producer):
+        await producer.partitions_for("t")
+
+        deliveries = [await producer.send("t", bytes(1000), partition=partition) for partition in range(6)]
+        await offsets(deliveries)
+
+        requests = [partitions_of(request) for request in cluster.requests_of(PRODUCE)]
+        assert requests == [[0, 1], [2, 3], [4, 5]]
+
+
+async def test_a_first_batch_above_max_request_size_goes_alone():
+    settings = {"max_request_size": 1100, "batch_size": 4000, "linger_ms": 20}
+    async with producing(topics={"t": 3}, **settings) as (cluster, producer):
+        await producer.partitions_for("t")
+        producer._accumulator.batch_limit = 4000  # by itself a batch is bounded by both settings
+
+        deliveries = []
+        for _ in range(3):
+            for partition in range(3):
+                deliveries.append(await producer.send("t", bytes(900), partition=partition))
+        assert await offsets(deliveries) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+
+        assert [partitions_of(request) for request in cluster.requests_of(PRODUCE)] == [[0], [1], [2]]
+
+
+async def test_a_blocked_partition_does_not_stop_its_neighbours():
+    settings = {"retry_backoff_ms": 200_000 * MS, "retry_backoff_max_ms": 200_000 * MS}
+    async with producing(topics={"t": 3}, **settings) as (cluster, producer):
+        await producer.partitions_for("t")
+        cluster.faults.add(PRODUCE, error=ErrorCode.NOT_ENOUGH_REPLICAS, partition=0)
+        blocked = await producer.send("t", b"0", partition=0)
+        await until(lambda: producer.metrics().errors)
+
+        for number in range(3):
+            for partition in (1, 2):
+                await within(0.15, producer.send_and_wait("t", b"%d" % number, partition=partition))
+        assert not blocked.done()
+        assert (await within(1, blocked)).offset == 0
+
+
+async def test_a_record_larger_than_a_batch_has_one_of_its_own():
+    async with producing(batch_size=500, linger_ms=20) as (cluster, producer):
+        await producer.partitions_for("t")
+        deliveries = [await producer.send("t", bytes(size)) for size in (10, 10, 2000, 10, 10)]
+
+        assert await offsets(deliveries) == [0, 1, 2, 3, 4]
+        assert [batch.header.record_count for batch in cluster.batches("t", 0)] == [2, 1, 2]
+
+
+async def test_deliveries_of_a_batch_complete_in_order_and_a_failing_callback_stops_no_other():
+    loop = asyncio.get_running_loop()
+    raised = []
+    loop.set_exception_handler(lambda _, context: raised.append(context["exception"]))
+    async with producing(linger_ms=10) as (_, producer):
+        await producer.partitions_for("t")
+        order = []
+
+        def callback(number: int):
+            def called(delivery) -> None:
+                order.append(number)
+                if number == 3:
+                    raise ZeroDivisionError
+
+            return called
+
+        deliveries = await send_numbers(producer, range(8))
+        for number in (5, 1, 0, 7, 3, 2, 6, 4):
+            deliveries[number].add_done_callback(callback(number))
+        await offsets(deliveries)
+        await asyncio.sleep(0)
+
+    assert order == list(range(8))
+    assert [type(error) for error in raised] == [ZeroDivisionError]
+
+
+@pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
+async def test_requests_are_packed_by_the_compressed_size(codec):
+    settings = {
+        "compression_type": codec,
+        "max_request_size": 40_000,
+        "batch_size": 30_000,
+        "linger_ms": 60_000,
+    }
+    settings |= {"max_in_flight_requests_per_connection": 1, "delivery_timeout_ms": 120_000}
+    async with producing(topics={"t": 11}, **settings) as (cluster, producer):
+        await producer.send_and_wait("t", b"", partition=10)
+        release = asyncio.Event()
+        held = cluster.faults.add(PRODUCE, hold=release)
+        held_back = asyncio.create_task(producer.send_and_wait("t", b"", partition=10))
+        await within(1, held.reached())
+
+        deliveries = []
+        for _ in range(2):  # the second of a partition closes its first batch
+            deliveries += [await producer.send("t", bytes(25_000), partition=number) for number in range(10)]
+        queues = [producer._accumulator._queues["t", number] for number in range(10)]
+        await until(lambda: not any(queue.batches[0].is_packing for queue in queues))
+        release.set()
+        await within(1, held_back)
+        await within(1, producer.flush())
+
+        assert await offsets(deliveries) == [0] * 10 + [1] * 10
+        assert [len(value) for value in values(cluster) if value] == [25_000] * 20
+        packed = partitions_of(cluster.requests_of(PRODUCE)[2])
+        assert packed == list(range(10)), "uncompressed, each would need a request of its own"
+
+
+@pytest.mark.parametrize("size", [100, 50_000])
+@pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
+async def test_compressed_batches_survive_faults_in_order(codec, size):
+    settings = {"compression_type": codec, "batch_size": 1, "max_request_size": 200_000}
+    async with producing(**settings) as (cluster, producer):
+        await producer.send_and_wait("t", b"0")
+        cluster.faults.add(PRODUCE, drop_after_append=True)
+        cluster.faults.add(PRODUCE, error=ErrorCode.NOT_ENOUGH_REPLICAS)
+        cluster.faults.add(PRODUCE, error=ErrorCode.INVALID_RECORD)
+
+        deliveries = [await producer.send("t", b"%d" % number * size) for number in range(1, 9)]
+        found = await results(deliveries)
+
+        failed = [number for number, end in enumerate(found, 1) if isinstance(end, BaseException)]
+        assert len(failed) == 1
+        log = [int(value[:1]) for value in values(cluster)]
+        assert log == [number for number in range(9) if number not in failed] or log == list(range(9))
+
+
+# --------------------------------------------------------------------------------------------- producer ids
+
+
+async def test_the_producer_id_is_asked_for_until_one_comes():
+    async with EmbeddedCluster(topics={"t": 1}) as cluster:
+        asked = cluster.faults.add(INIT_PRODUCER_ID, error=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, count=5)
+        cluster.faults.add(INIT_PRODUCER_ID, drop_before=True)
+        async with quick_producer(cluster) as producer:
+            deliveries = await send_numbers(producer, range(3))
+            assert await offsets(deliveries) == [0, 1, 2]
+            assert asked.is_used_up
+            assert numbers(cluster) == [0, 1, 2]
+
+
+async def test_a_refused_producer_id_fails_what_waits_and_is_asked_for_again():
+    async with EmbeddedCluster(topics={"t": 1}) as cluster:
+        cluster.faults.add(INIT_PRODUCER_ID, error=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+        async with quick_producer(cluster, linger_ms=20) as producer:
+            await producer.partitions_for("t")
+            found = await results(await send_numbers(producer, range(3)))
+            errors = [end for end in found if isinstance(end, BaseException)]
+            for error in errors:
+                assert error.outcome is Outcome.NOT_PERSISTED
+                assert "CLUSTER_AUTHORIZATION_FAILED" in str(error)
+
+            assert (await within(1, producer.send_and_wait("t", b"3"))).offset == len(found) - len(errors)
+        await assert_nothing_left(producer, cluster)
+
+
+async def test_a_producer_id_that_makes_no_sense_is_not_used(monkeypatch):
+    async with EmbeddedCluster(topics={"t": 1}) as cluster:
+        ids = iter([-1, -7, 4711])
+        monkeypatch.setattr(cluster, "next_producer_id", lambda: next(ids))
+        async with quick_producer(cluster) as producer:
+            await within(1, producer.send_and_wait("t", b"0"))
+
+            assert cluster.batches("t", 0)[0].header.producer_id == 4711
+
+
+async def test_sequences_wrap_from_their_last_number_to_zero():
+    async with producing(batch_size=400) as (cluster, producer):
+        await producer.send_and_wait("t", b"0")
+        queue = producer._accumulator._queues["t", 0]
+        queue.sequence.next_sequence = LAST_SEQUENCE - 6
+        cluster.log("t", 0).producers.clear()
+        cluster.faults.add(PRODUCE, drop_after_append=True)
+        cluster.faults.add(PRODUCE, error=ErrorCode.NOT_ENOUGH_REPLICAS)
+
+        deliveries = [await producer.send("t", b"%d" % number) for number in range(1, 30)]
+        assert await offsets(deliveries) == list(range(1, 30))
+
+        assert numbers(cluster) == list(range(30))
+        headers = batch_headers(cluster)
+        assert {header[0] for header in headers} == {0}
+        expected = LAST_SEQUENCE - 6
+        for _, first, count in headers[1:]:
+            assert first == expected
+            expected = (first + count) % (LAST_SEQUENCE + 1)
+        assert expected < 100
+
+
+async def test_after_the_last_epoch_comes_a_new_producer_id():
+    async with producing(**ONE_BATCH_PER_RECORD) as (cluster, producer):
+        await producer.partitions_for("t")
+        await until(lambda: producer._sender._idempotence.identity)
+        first = producer._sender._idempotence.identity.producer_id
+        producer._sender._idempotence.identity = ProducerIdentity(first, LAST_EPOCH)
+        await producer.send_and_wait("t", b"0")
+        cluster.faults.add(PRODUCE, error=ErrorCode.INVALID_RECORD)
+
+        found = await results(await send_numbers(producer, range(1, 6)))
+
+        assert isinstance(found[0], DeliveryError)
+        assert [metadata.offset for metadata in found[1:]] == [1, 2, 3, 4]
+        assert numbers(cluster) == [0, 2, 3, 4, 5]
+        header = cluster.batches("t", 0)[-1].header
+        assert header.producer_id != first
+        assert header.producer_epoch == 0
+
+
+async def test_a_late_failure_of_an_old_epoch_does_not_disturb_the_new_one():
+    """Two partitions: one bumps the epoch while the other still has a batch of the old one on its way."""
+    async with producing(topics={"t": 2}, brokers=2, **ONE_BATCH_PER_RECORD) as (cluster, producer):
+        for partition in (0, 1):
+            await producer.send_and_wait("t", b"0", partition=partition)
+        release = asyncio.Event()
+        held = cluster.faults.add(PRODUCE, partition=1, hold=release, error=ErrorCode.NOT_ENOUGH_REPLICAS)
+        slow = await send_numbers(producer, range(1, 4), partition=1)
+        await within(1, held.reached())
+        cluster.faults.add(PRODUCE, partition=0, error=ErrorCode.INVALID_RECORD)
+        assert isinstance(await error_of(producer.send_and_wait("t", b"1", partition=0)), DeliveryError)
+        await producer.send_and_wait("t", b"2", partition=0)
+        release.set()
+
+        assert await offsets(slow) == [1, 2, 3]
+        assert await offsets(await send_numbers(producer, range(4, 8), partition=1)) == [4, 5, 6, 7]
+        assert numbers(cluster, "t", 1) == list(range(8))
+        assert numbers(cluster, "t", 0) == [0, 2]
+
+
+async def test_the_same_bytes_are_sent_at_each_attempt():
+    async with producing(compression_type="gzip") as (cluster, producer):
+        cluster.faults.add(PRODUCE, drop_after_append=True, count=2)
+        cluster.faults.add(PRODUCE, error=ErrorCode.REQUEST_TIMED_OUT)
+
+        await within(2, producer.send_and_wait("t", b"v" * 2000))
+
+        headers = [request.batches["t", 0] for request in cluster.requests_of(PRODUCE) if request.batches]
+        assert len(headers) >= 3
+        assert len(set(headers)) == 1
+
+
+async def test_a_connection_error_says_whether_anything_was_written():
+    async with producing(request_timeout_ms=30_000 * MS, delivery_timeout_ms=60_000 * MS) as (
+        cluster,
+        producer,
+    ):
+        cluster.faults.add(PRODUCE, drop_before=True, count=1000)
+
+        error = await error_of(producer.send_and_wait("t", b"v"), 1)
+
+        assert isinstance(error.last_error, BrokerConnectionError)
+        assert error.outcome is Outcome.UNKNOWN
+        assert values(cluster) == []

@@ -1,0 +1,263 @@
+"""enable_gapless_order and enable_endless_retries: both off by default, and what they promise."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from aioproducer import DeliveryError, DeliveryTimeoutError, Outcome
+from aioproducer.config import ProducerConfig
+from aioproducer.errors import ConfigError
+from aioproducer.protocol.error_codes import ErrorCode
+from aioproducer.protocol.messages import ProduceResponse
+from tests.conftest import MS
+from tests.support.error_table.stage import altered
+from tests.support.producing import (
+    ONE_BATCH_PER_RECORD,
+    PRODUCE,
+    error_of,
+    numbers,
+    offsets,
+    producing,
+    results,
+    send_numbers,
+    until,
+    within,
+)
+
+GAPLESS = {"enable_gapless_order": True, **ONE_BATCH_PER_RECORD}
+ENDLESS = {
+    "enable_endless_retries": True,
+    "request_timeout_ms": 40_000 * MS,
+    "delivery_timeout_ms": 100_000 * MS,
+    **ONE_BATCH_PER_RECORD,
+}
+
+
+def outcomes_of(found):
+    return [getattr(end, "outcome", None) for end in found]
+
+
+# ---------------------------------------------------------------------------------------------------- settings
+
+
+def test_both_are_off_by_default():
+    config = ProducerConfig.of(bootstrap_servers="localhost:1")
+
+    assert (config.enable_gapless_order, config.enable_endless_retries) == (False, False)
+
+
+@pytest.mark.parametrize("name", ["enable_gapless_order", "enable_endless_retries"])
+@pytest.mark.parametrize("weaker", [{"acks": 1}, {"acks": 0}, {"enable_idempotence": False}], ids=str)
+def test_both_need_idempotence(name, weaker):
+    with pytest.raises(ConfigError, match=f"{name}=True needs enable_idempotence=True") as raised:
+        ProducerConfig.of(**{name: True, **weaker})
+
+    assert raised.value.setting == name
+    assert ProducerConfig.of(**{name: False, **weaker}).acks == weaker.get("acks", -1)
+
+
+def test_a_transaction_has_an_end_of_its_own():
+    with pytest.raises(ConfigError, match="enable_endless_retries=True contradicts transactional_id=tx"):
+        ProducerConfig.of(enable_endless_retries=True, transactional_id="tx")
+    assert ProducerConfig.of(enable_gapless_order=True, transactional_id="tx").enable_gapless_order
+
+
+# ------------------------------------------------------------------------------------------------ gapless order
+
+
+@pytest.mark.parametrize("in_flight", [1, 5])
+async def test_in_gapless_order_a_failed_record_fails_those_behind_it(in_flight):
+    settings = {**GAPLESS, "max_in_flight_requests_per_connection": in_flight}
+    async with producing(topics={"t": 2}, **settings) as (cluster, producer):
+        await offsets(await send_numbers(producer, [0, 1], partition=0))
+        cluster.faults.add(PRODUCE, error=ErrorCode.POLICY_VIOLATION, partition=0)
+
+        deliveries = await send_numbers(producer, range(2, 12), partition=0)
+        others = await send_numbers(producer, range(12), partition=1)
+        found = await results(deliveries)
+
+        assert "POLICY_VIOLATION" in str(found[0])
+        assert set(outcomes_of(found)) == {Outcome.NOT_PERSISTED}
+        assert all("a record before it, of the same partition, has failed" in str(end) for end in found[1:])
+        assert all(end.attempts == 0 for end in found[6:]), "they were never sent"
+        assert await offsets(others) == list(range(12)), "other partitions go on"
+        assert numbers(cluster, "t", 0) == [0, 1]
+        assert (await producer.send_and_wait("t", b"12", partition=0)).offset == 2, "what is sent afterwards"
+
+
+async def test_without_gapless_order_those_behind_a_failed_record_go_on():
+    async with producing(**ONE_BATCH_PER_RECORD) as (cluster, producer):
+        await producer.send_and_wait("t", b"0")
+        cluster.faults.add(PRODUCE, error=ErrorCode.POLICY_VIOLATION)
+
+        found = await results(await send_numbers(producer, range(1, 8)))
+
+        assert outcomes_of(found) == [Outcome.NOT_PERSISTED, *[None] * 6]
+        assert numbers(cluster) == [0, *range(2, 8)]
+
+
+async def test_in_gapless_order_an_expired_record_leaves_no_gap_whatever_is_in_flight():
+    settings = {"request_timeout_ms": 90_000 * MS, "delivery_timeout_ms": 100_000 * MS, **GAPLESS}
+    async with producing(**settings) as (cluster, producer):
+        await producer.send_and_wait("t", b"0")
+        lost = cluster.faults.add(PRODUCE, drop_before=True, count=1000)
+
+        found = await results(await send_numbers(producer, range(1, 9)))
+
+        assert isinstance(found[0], DeliveryTimeoutError)
+        assert found[0].outcome is Outcome.UNKNOWN
+        assert all(isinstance(end, DeliveryError) for end in found)
+        lost.count = 0
+        assert (await within(2, producer.send_and_wait("t", b"9"))).offset == 1
+        assert numbers(cluster) == [0, 9]
+
+
+async def test_in_gapless_order_a_follower_that_is_in_the_log_is_delivered():
+    """The record before it ended as unknown, and is in the log: there is no gap."""
+    settings = {"request_timeout_ms": 190, "delivery_timeout_ms": 200, **GAPLESS}
+    async with producing(**settings) as (cluster, producer):
+        await producer.send_and_wait("t", b"0")
+        cluster.faults.add(PRODUCE, throttle_ms=150)
+        await producer.send_and_wait("t", b"1")
+        release = asyncio.Event()
+        held = cluster.faults.add(PRODUCE, hold=release)
+        early = await producer.send("t", b"2")
+        await within(1, held.reached())
+        late = await producer.send("t", b"3")
+        await until(lambda: producer.metrics().in_flight == 2)
+
+        assert (await error_of(early)).outcome is Outcome.UNKNOWN
+        release.set()
+
+        assert (await within(1, late)).offset == 3
+        assert numbers(cluster) == [0, 1, 2, 3]
+
+
+async def test_in_gapless_order_the_innocent_are_not_sent_without_the_culprit():
+    def name_a_record(answer):
+        for topic in answer.responses:
+            for partition in topic.partition_responses:
+                if partition.error_code:
+                    partition.record_errors = [ProduceResponse.BatchIndexAndErrorMessage(batch_index=1)]
+
+    with altered(PRODUCE, name_a_record):
+        async with producing(enable_gapless_order=True, linger_ms=30) as (cluster, producer):
+            await producer.send_and_wait("t", b"0")
+            cluster.faults.add(PRODUCE, error=ErrorCode.INVALID_RECORD)
+
+            found = await results(await send_numbers(producer, range(1, 5)))
+
+            assert outcomes_of(found) == [Outcome.NOT_PERSISTED] * 4
+            assert numbers(cluster) == [0]
+
+
+async def test_in_gapless_order_a_record_is_not_left_out_by_its_own_timeout():
+    async with producing(enable_gapless_order=True, linger_ms=200) as (cluster, producer):
+        await producer.send_and_wait("t", b"0")
+        late = await producer.send("t", b"1", timeout=0.01)
+        behind = await producer.send("t", b"2")
+
+        error = await error_of(late)
+
+        assert isinstance(error, DeliveryTimeoutError)
+        assert error.outcome is Outcome.UNKNOWN
+        assert (await behind).offset == 2
+        assert numbers(cluster) == [0, 1, 2]
+
+
+async def test_in_gapless_order_thousands_fail_with_the_first_one_in_a_moment():
+    settings = {"request_timeout_ms": 50, "delivery_timeout_ms": 100, **GAPLESS}
+    async with producing(**settings) as (cluster, producer):
+        await producer.send_and_wait("t", b"0")
+        cluster.freeze_broker(0)
+        deliveries = await send_numbers(producer, range(1, 3000))
+
+        found = await results(deliveries)
+
+        assert isinstance(found[0], DeliveryTimeoutError)
+        assert {type(end) for end in found} <= {DeliveryError, DeliveryTimeoutError}
+        cluster.thaw_broker(0)
+
+
+# ----------------------------------------------------------------------------------------------- endless retries
+
+
+async def test_endless_retries_deliver_records_in_doubt_long_after_their_time():
+    async with producing(**ENDLESS) as (cluster, producer):
+        await producer.send_and_wait("t", b"0")
+        lost = cluster.faults.add(PRODUCE, drop_after_append=True, count=10_000)
+        deliveries = await send_numbers(producer, [1, 2, 3])
+        await asyncio.sleep(350_000 * MS / 1000)
+        assert not any(delivery.done() for delivery in deliveries)
+
+        lost.count = 0
+
+        assert await within(2, offsets(deliveries)) == [1, 2, 3]
+        assert numbers(cluster) == [0, 1, 2, 3]
+        assert producer.metrics().records_unknown == 0
+
+
+async def test_endless_retries_let_records_expire_that_are_in_no_doubt():
+    async with producing(**ENDLESS) as (cluster, producer):
+        await producer.send_and_wait("t", b"0")
+        cluster.faults.add(PRODUCE, error=ErrorCode.NOT_ENOUGH_REPLICAS, count=10_000)
+
+        found = await results(await send_numbers(producer, [1, 2]))
+
+        assert all(isinstance(end, DeliveryTimeoutError) for end in found)
+        assert outcomes_of(found) == [Outcome.NOT_PERSISTED] * 2
+        cluster.faults.clear()
+        assert (await producer.send_and_wait("t", b"3")).offset == 1
+
+
+async def test_endless_retries_end_a_batch_whose_answer_comes_late_and_says_that_it_is_not_there():
+    settings = {**ENDLESS, "request_timeout_ms": 190, "delivery_timeout_ms": 200}
+    async with producing(**settings) as (cluster, producer):
+        await producer.send_and_wait("t", b"0")
+        cluster.faults.add(PRODUCE, throttle_ms=150)
+        await producer.send_and_wait("t", b"1")
+        release = asyncio.Event()
+        held = cluster.faults.add(PRODUCE, error=ErrorCode.NOT_ENOUGH_REPLICAS, hold=release)
+        (delivery,) = await send_numbers(producer, [2])
+        await within(1, held.reached())
+        await until(lambda: asyncio.get_running_loop().time() > delivery.batch.created + 0.22)
+        assert not delivery.done()
+
+        release.set()
+        error = await error_of(delivery, 1)
+
+        assert isinstance(error, DeliveryTimeoutError)
+        assert error.outcome is Outcome.NOT_PERSISTED
+        assert "NOT_ENOUGH_REPLICAS" in str(error)
+
+
+async def test_close_ends_endless_retries_as_unknown():
+    async with producing(**ENDLESS) as (cluster, producer):
+        await producer.send_and_wait("t", b"0")
+        cluster.freeze_broker(0)
+        deliveries = await send_numbers(producer, [1, 2])
+        await asyncio.sleep(0.25)
+        assert not any(delivery.done() for delivery in deliveries)
+
+        report = await within(1, producer.close(timeout=0))
+
+        assert outcomes_of(await results(deliveries)) == [Outcome.UNKNOWN] * 2
+        assert report.unknown == 2
+        cluster.thaw_broker(0)
+
+
+async def test_records_behind_one_that_is_retried_without_end_expire_in_their_time():
+    settings = {**ENDLESS, "max_in_flight_requests_per_connection": 1}
+    async with producing(**settings) as (cluster, producer):
+        await producer.send_and_wait("t", b"0")
+        lost = cluster.faults.add(PRODUCE, drop_after_append=True, count=10_000)
+        deliveries = await send_numbers(producer, [1, 2, 3])
+
+        found = await results(deliveries[1:])
+
+        assert outcomes_of(found) == [Outcome.NOT_PERSISTED] * 2
+        assert not deliveries[0].done()
+        lost.count = 0
+        assert (await within(2, deliveries[0])).offset == 1

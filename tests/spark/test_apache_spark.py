@@ -1,0 +1,184 @@
+"""The Spark sink on a real Apache Kafka, v2 on 4.3.1 and v1 on 3.9.2, read back by confluent-kafka's read_committed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from uuid import uuid4
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PythonException
+
+from aioproducer import DeliveryError, Producer, TransactionAbortableError
+from aioproducer.spark import SinkError, exactly_once
+from aioproducer.spark.options import read_options
+from tests.campaigns.spark_chaos import (
+    AT_LEAST_ONCE,
+    DEATHS,
+    PARTITIONS,
+    REAL_DEATHS,
+    Run,
+    apache,
+    coordinator_of,
+    play,
+    three_brokers,
+)
+from tests.spark.test_sink import numbered, once, values
+from tests.support.read_back import read_back
+from tests.support.spark_driver import Driver
+from tests.support.spark_stage import write
+
+pytestmark = pytest.mark.apache
+
+
+@pytest.fixture(params=["v1", "v2"])
+def kafka(request):
+    """Kafka 3.9.2 has transactions v1 finalized, Kafka 4.3.1 v2."""
+    return request.getfixturevalue({"v1": "apache_kafka_39", "v2": "apache_kafka"}[request.param])
+
+
+@pytest.fixture
+def made(kafka):
+    """A topic of the test's own, with three partitions."""
+    name = f"spark-{uuid4().hex[:8]}"
+    asyncio.run(kafka.create_topic(name, PARTITIONS))
+    return name
+
+
+def committed(kafka, topic):
+    with apache(kafka) as place:
+        return place.committed(topic)
+
+
+class Servers:
+    """What `once` takes, as a stage."""
+
+    def __init__(self, kafka):
+        self.servers = kafka.bootstrap_servers
+
+
+def test_both_modes_write_what_consumers_read(spark, kafka, made):
+    write(numbered(spark, 1000), kafka.bootstrap_servers, made, kafka__compression_type="lz4")
+    for _ in range(2):
+        once(spark, Servers(kafka), made, count=300, txnAppId="app", txnVersion=1)
+
+    assert committed(kafka, made) == sorted(values(1000) + values(300))
+
+
+@pytest.fixture(scope="module")
+def driver():
+    """It is started again only when it was killed."""
+    with Driver() as running:
+        yield running
+
+
+DRIVERS = {"v1": ("F7", "F8", "F10"), "v2": ("F2", "F3", "F8", "F10")}
+"""Where the driver is killed; F1 comes before anything that concerns a broker."""
+
+
+@pytest.mark.timeout(400)
+def test_each_row_is_committed_once_wherever_processes_are_killed(request, kafka, driver, made, tmp_path):
+    killed = DRIVERS[request.node.callspec.params["kafka"]]
+    names = ("F3 worker", "F3 error", "F4", "F12", "F13", *killed)
+    with apache(kafka) as place:
+        run = Run(driver, place, made, tmp_path / "run")
+
+        assert play(run, [DEATHS[name] for name in names]) == 1 + len(killed)
+
+
+async def test_the_second_writer_of_a_partition_is_noticed(kafka, made):
+    """A real broker's answer to a repetition has the time of the first batch; other answers have none."""
+    servers = kafka.bootstrap_servers
+    async with Producer(servers, transactional_id=made) as owner:
+        await owner.begin_transaction()
+        handle = await owner.export_transaction([(made, 0), (made, 1)])
+        async with Producer.attach(handle, partitions=[(made, 0)], bootstrap_servers=servers) as one:
+            for value in (b"1", b"2"):
+                await one.send_and_wait(made, value, partition=0)
+        async with Producer.attach(handle, partitions=[(made, 0)], bootstrap_servers=servers) as two:
+            with pytest.raises(DeliveryError, match="another producer has written"):
+                await two.send_and_wait(made, b"3", partition=0)
+            with pytest.raises(TransactionAbortableError):
+                await two.send(made, b"4", partition=1)
+        await owner.commit_transaction()
+
+    log = await read_back(servers, made, committed_only=True)
+    assert [record.value for record in log[0]] == [b"1", b"2"]
+
+
+def test_a_topic_with_log_append_time_is_refused_until_the_option_says_it(kafka):
+    name = f"spark-{uuid4().hex[:8]}"
+    asyncio.run(kafka.create_topic(name, 1, config={"message.timestamp.type": "LogAppendTime"}))
+    told = {"kafka.bootstrap.servers": kafka.bootstrap_servers, "topic": name}
+    told |= {"delivery": "exactly_once", "transactionalid": name}
+
+    def write_a_row(**more):
+        options = read_options({**told, **more}, is_stream=False)
+        plan = exactly_once.plan(options)
+        rows = [pa.record_batch({"value": pa.array([b"v"])})]
+        report = exactly_once.write_exactly_once(
+            rows, options, plan, None, task=0, attempt=0, speculation=False
+        )
+        exactly_once.commit(options, plan, None, [report])
+
+    with pytest.raises(SinkError, match="the topic has LogAppendTime: option logAppendTime=true"):
+        write_a_row()
+    assert committed(kafka, name) == []
+
+    write_a_row(logappendtime="true")
+    assert committed(kafka, name) == [b"v"]
+
+
+@pytest.fixture(scope="module")
+def three(request):
+    with three_brokers(request=request) as place:
+        yield place
+
+
+@pytest.mark.timeout(400)
+def test_brokers_that_are_killed_in_mid_stream_and_in_mid_commit_and_answers_that_are_lost(
+    three, driver, tmp_path
+):
+    """F11: whoever takes over finishes what was decided. F6: the brokers give the transaction up."""
+    played = {"exactly_once": ("leader", "F11", "F5", "F9", "F6"), "at_least_once": AT_LEAST_ONCE}
+    for mode, names in played.items():
+        asyncio.run(three.kafka.create_topic(mode, PARTITIONS, replication_factor=3))
+        run = Run(driver, three, mode, tmp_path / mode, delivery=mode)
+
+        assert play(run, [REAL_DEATHS[name] for name in names]) == len({"leader", "F11"} & set(names))
+        outlived = [text for text in run.log if text.startswith("F6")]
+        assert all("was not committed: " in text for text in outlived)
+
+
+@pytest.mark.timeout(400)
+def test_a_coordinator_that_is_killed_while_a_batch_write_is_committed(spark, three):
+    name, kafka = "mid-commit", three.kafka
+    asyncio.run(kafka.create_topic(name, PARTITIONS, replication_factor=3))
+    once(spark, Servers(kafka), name, count=30, txnAppId="app", txnVersion=0)
+    victim = asyncio.run(coordinator_of(three.servers, f"tx-{name}"))
+    done = threading.Event()
+
+    def kill() -> None:
+        while not done.wait(0.05):
+            if len(asyncio.run(written(kafka, name))) >= 330:  # the rows are there, the commit is next
+                asyncio.run(kafka.kill(victim))
+                return
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        for version in (1, 1):  # the second one is what a restarted query would do
+            with contextlib.suppress(PythonException):  # the commit may have found nobody in time
+                once(spark, Servers(kafka), name, count=300, txnAppId="app", txnVersion=version)
+    finally:
+        done.set()
+        killer.join()
+    assert three.mend() == 1
+    assert committed(kafka, name) == sorted(values(30) + values(300))
+
+
+async def written(kafka, topic):
+    log = await read_back(kafka.bootstrap_servers, topic)
+    return [record for records in log.values() for record in records]

@@ -1,0 +1,211 @@
+"""Exactly once under fire: drivers, workers and brokers killed at each point of the protocol; embedded cluster.
+
+And executors, on real Kafka as well, since these tests share them. test_apache_spark.py has the others there."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+
+import pytest
+
+from aioproducer.blocking import Producer
+from tests.campaigns import spark_chaos
+from tests.campaigns.spark_chaos import (
+    AT_LEAST_ONCE,
+    DEATHS,
+    EXECUTOR,
+    EXECUTORS,
+    PARTITIONS,
+    Broken,
+    Crash,
+    Run,
+    apache,
+    embedded,
+    play,
+)
+from tests.support.spark_crashing import next_visit
+from tests.support.spark_driver import Driver, Ended
+
+
+@pytest.fixture(scope="module")
+def place():
+    with embedded() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def driver():
+    """It is started again only by the tests that kill it."""
+    with Driver() as running:
+        yield running
+
+
+def test_processes_that_come_to_a_place_at_the_same_time_count_each_visit_once(tmp_path):
+    """Else a crash that is ordered for the first visit befalls nobody: two tasks both saw the second one."""
+    together = multiprocessing.get_context("spawn").Barrier(2)
+    with ProcessPoolExecutor(
+        2, multiprocessing.get_context("spawn"), initializer=_meet, initargs=(together,)
+    ) as processes:
+        counts = list(processes.map(_visits, [tmp_path / "visits"] * 2, [5_000] * 2))
+
+    assert sorted(counts[0] + counts[1]) == list(range(1, 10_001))
+
+
+def _meet(together):
+    together.wait(60)
+
+
+def _visits(path, count):
+    return [next_visit(path) for _ in range(count)]
+
+
+class Idle:
+    """A driver that does nothing, or falls silent."""
+
+    def __init__(self, error=None):
+        self.error = error
+        self.killed = 0
+
+    def play(self, order):
+        if self.error is not None:
+            raise self.error
+        return Ended(0, "", order["visit"])
+
+    def kill(self):
+        self.killed += 1
+
+
+@pytest.mark.parametrize("error", [None, AssertionError("the driver is silent")])
+def test_a_fault_that_nobody_met_is_taken_back(place, tmp_path, error):
+    laid = []
+
+    @contextmanager
+    def seen(**told):
+        with place.fault(**told) as fault:
+            laid.append(fault)
+            yield fault
+
+    run = Run(Idle(error), replace(place, fault=seen), "idle", tmp_path / "run")
+
+    with pytest.raises(AssertionError, match="silent" if error else "F5 was not reached"):
+        run.drive(DEATHS["F5"])
+
+    with Producer(place.servers) as producer:
+        producer.send_and_wait("idle", b"v")
+    assert [fault.hits for fault in laid] == [0]
+
+
+def test_chaos_goes_on_with_another_driver_when_a_run_breaks(monkeypatch, capsys):
+    driver = Idle()
+    played = []
+
+    def play(run, crashes, *, shuffles):
+        played.append(run.topic)
+        if len(played) == 1:
+            raise AssertionError("the driver is silent")
+        return 1
+
+    monkeypatch.setattr("signal.signal", lambda *told: None)
+    monkeypatch.setattr(spark_chaos, "play", play)
+    monkeypatch.setattr(spark_chaos, "Driver", lambda: nullcontext(driver))
+
+    assert spark_chaos.main(["--runs", "3", "--seed", "7"]) == 1
+
+    assert (played, driver.killed) == (["chaos7", "chaos8", "chaos9"], 1)
+    said = capsys.readouterr().out
+    assert (
+        "seed 7: the driver is silent\n  again: python -m tests.campaigns.spark_chaos --runs 1 --seed 7 --crashes 2"
+        in said
+    )
+    assert "3 runs of 0 rows, 6 crashes, 2 processes killed, 1 runs broken" in said
+
+
+@pytest.mark.timeout(400)
+def test_each_row_is_committed_once_wherever_the_driver_is_killed(driver, place, tmp_path):
+    crashes = [DEATHS[name] for name in ("F1", "F2", "F3", "F7", "F8", "F10")]
+
+    # F14: what was written by two tasks is written again by three.
+    killed = play(Run(driver, place, "killed", tmp_path / "run"), crashes, shuffles=[2, 3, 1, 2, 3, 2, 1])
+
+    assert killed == len(crashes)
+
+
+@pytest.mark.timeout(400)
+def test_failing_tasks_zombies_and_a_commit_that_fails_after_it_was_made(driver, place, tmp_path):
+    names = ("F3 error", "F3 worker", "F4", "F6", "F12", "F13")
+    run = Run(driver, place, "failed", tmp_path / "run")
+
+    play(run, [DEATHS[name] for name in names])
+
+    assert [bool(text.partition("\n")[2]) for text in run.log] == [True] * len(
+        names
+    )  # each batch was given up
+
+
+@pytest.mark.timeout(400)
+def test_lost_answers_and_brokers_that_are_killed_in_mid_stream(driver, place, tmp_path):
+    crashes = [
+        DEATHS[name]._replace(visit=visit) for name in ("F5", "F9", "F11", "leader") for visit in (1, 2)
+    ]
+
+    play(Run(driver, place, "brokers", tmp_path / "one"), crashes)
+    play(
+        Run(driver, place, "brokers-at-least-once", tmp_path / "two", delivery="at_least_once"),
+        [DEATHS[name] for name in AT_LEAST_ONCE],
+    )
+
+
+@pytest.mark.timeout(400)
+def test_the_proof_convicts_at_least_once_and_a_sink_that_ignores_its_marker(driver, place, tmp_path):
+    run = Run(driver, place, "twice", tmp_path / "one", delivery="at_least_once")
+    run.add_files(2)
+    assert run.drive(Crash("F7", "any commit", "driver")) < 0
+    assert run.drive() == 0
+    with pytest.raises(Broken, match="more than once"):
+        run.check()
+
+    run = Run(driver, place, "forgetful", tmp_path / "two")
+    run.add_files(2)
+    assert run.drive(DEATHS["F10"]) < 0
+    assert run.drive(no_marker=True) == 0
+    with pytest.raises(Broken, match="more than once"):
+        run.check()
+
+
+@pytest.fixture(scope="module")
+def executors():
+    """A driver with two executors in processes of their own."""
+    with Driver(EXECUTORS) as running:
+        yield running
+
+
+@pytest.fixture(
+    params=["embedded", *(pytest.param(name, marks=pytest.mark.apache) for name in ("v2", "v1"))],
+)
+def anywhere(request, topic):
+    """The embedded cluster, or a real one with the test's topic: Kafka 4.3.1 has transactions v2, Kafka 3.9.2 v1."""
+    if request.param == "embedded":
+        yield request.getfixturevalue("place")
+        return
+    kafka = request.getfixturevalue({"v1": "apache_kafka_39", "v2": "apache_kafka"}[request.param])
+    asyncio.run(kafka.create_topic(topic, PARTITIONS))
+    with apache(kafka) as real:
+        yield real
+
+
+@pytest.mark.timeout(400)
+def test_an_executor_that_is_killed_takes_nothing_with_it_and_leaves_nothing_twice(
+    anywhere, executors, topic, tmp_path
+):
+    run = Run(executors, anywhere, topic, tmp_path / "run")
+
+    assert play(run, [EXECUTOR["F3 executor"], DEATHS["F3 error"]]) == 1
+
+    # The batch was given up: by a second attempt, or a second writer if Spark ran the stage again; and with the reason
+    # of a first one, which Spark does not repeat.
+    assert "SinkError: exactly_once: task " in run.log[0]
+    assert "SinkError: crash at row" in run.log[1]

@@ -1,0 +1,322 @@
+"""What users see who use the sink in a wrong way: columns, options, modes, triggers, SQL. In a real Spark."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from aioproducer import ConfigError
+from aioproducer.spark import KafkaSink, SinkError, partition_by_key
+from tests.campaigns.spark_chaos import write_files
+from tests.support.spark_stage import FORMAT, stage, write
+
+ONCE = {"delivery": "exactly_once", "transactionalId": "x"}
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with stage(1, default_partitions=3) as running:
+        yield running
+
+
+@pytest.fixture
+def table(spark):
+    """One that has the columns and no options which would reach the sink."""
+    spark.sql(f"CREATE TABLE rows (key string, value string) USING {FORMAT} OPTIONS (topic 'lost')")
+    yield "rows"
+    spark.sql("DROP TABLE rows")
+
+
+def wrong(df, cluster, **options):
+    with pytest.raises(Exception) as caught:  # noqa: PT011  # Spark's errors have many classes
+        write(df, cluster.servers, **options)
+    return str(caught.value)
+
+
+# ----------------------------------------------------------------------------------------------- columns and options
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "text"),
+    [
+        (
+            ["id AS value"],
+            {"topic": "t"},
+            "value attribute unsupported type bigint. value must be a(n) string or binary",
+        ),
+        (
+            ["'x' AS value", "id AS key"],
+            {"topic": "t"},
+            "key attribute unsupported type bigint. key must be a(n)",
+        ),
+        (["'x' AS value"], {}, "topic option required when no 'topic' attribute is present"),
+        (["'x' AS key"], {"topic": "t"}, "Required attribute 'value' not found"),
+        (["'x' AS value", "id"], {"topic": "t"}, "column id is not part of a Kafka record"),
+        (
+            ["'x' AS value", "array(id) AS headers"],
+            {"topic": "t"},
+            "headers must be a(n) array<struct<key:string",
+        ),
+        (["'x' AS value", "id AS partition"], {"topic": "t"}, "partition must be a(n) int"),
+        (["'x' AS value", "1.5 AS timestamp"], {"topic": "t"}, "timestamp must be a(n) timestamp or bigint"),
+        (["'x' AS value", "CAST(NULL AS string) AS topic"], {}, "null topic present in the data"),
+        (
+            ["'x' AS value"],
+            {"topic": "t", "delivery": "exactly_twice"},
+            "must be at_least_once or exactly_once",
+        ),
+        (["'x' AS value"], {"topic": "t", "topik": "x"}, "there is no option topik; did you mean topic?"),
+        (["'x' AS value"], {"topic": "t", "delivery": "exactly_once"}, "needs the option transactionalId"),
+        (["'x' AS value"], {"topic": "t", "transactionalId": "x"}, "needs delivery=exactly_once"),
+        (
+            ["'x' AS value", "'t' AS topic"],
+            {"delivery": "exactly_once", "transactionalId": "x"},
+            "set the option topic",
+        ),
+        (
+            ["'x' AS value"],
+            {"topic": "t", "delivery": "exactly_once", "transactionalId": "x", "txnAppId": "a"},
+            "belong together",
+        ),
+        (
+            ["'x' AS value"],
+            {"topic": "t", "delivery": "exactly_once", "transactionalId": "x", "kafka__acks": "1"},
+            "acks",
+        ),
+        (["'x' AS value"], {"topic": "t", "kafka__lingr_ms": "5"}, "did you mean linger.ms?"),
+        (
+            ["'x' AS value"],
+            {"topic": "t", "kafka__key_serializer": "x"},
+            "keys are serialized with ByteArraySerializer",
+        ),
+        (
+            ["'x' AS value", "-1 AS partition"],
+            {"topic": "t"},
+            "a partition must be a whole number, 0 or more, not -1",
+        ),
+        (
+            ["'x' AS value", "7 AS partition"],
+            {"topic": "t", "kafka__max_block_ms": "100"},
+            "topic t has 3 partitions, so none of number 7",
+        ),
+        (
+            ["'x' AS value", "array(struct(CAST(NULL AS string) AS key, X'31' AS value)) AS headers"],
+            {"topic": "t"},
+            "a header has a null as its name",
+        ),
+    ],
+    ids=lambda value: value[:40] if isinstance(value, str) else "",
+)
+def test_what_is_wrong_is_said(spark, cluster, columns, options, text):
+    assert text in wrong(spark.range(3).selectExpr(*columns), cluster, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"topic": ""}, "option topic='' must be the name of a topic"),
+        (
+            {"Delivery": "EXACTLY_ONCE"},
+            "option delivery='EXACTLY_ONCE' must be at_least_once or exactly_once",
+        ),
+        ({"txnAppId": "a"}, "option txnAppId needs delivery=exactly_once"),
+        ({"txnVersion": "1"}, "option txnVersion needs delivery=exactly_once"),
+        ({"onCheckpointReset": "accept"}, "option onCheckpointReset needs delivery=exactly_once"),
+        ({"logAppendTime": "true"}, "option logAppendTime needs delivery=exactly_once"),
+        ({**ONCE, "transactionalId": ""}, "needs the option transactionalId: a name of this query's own"),
+        ({**ONCE, "txnVersion": "1"}, "txnAppId and txnVersion "),  # belong together; a stream has none
+        ({**ONCE, "onCheckpointReset": "x"}, "option onCheckpointReset='x' must be fail or accept"),
+        ({**ONCE, "logAppendTime": "yes"}, "option logAppendTime='yes' must be false or true"),
+        ({**ONCE, "kafka.enable.idempotence": "false"}, "enable_idempotence"),
+        ({"kafka.transactional.id": "x"}, "is the option transactionalId here, with delivery exactly_once"),
+        ({"kafka.value.serializer": "x"}, "values are serialized with ByteArraySerializer"),
+        ({"kafka.interceptor.classes": "x.Y"}, "interceptor.classes='x.Y' names Java classes"),
+        ({"kafka.group.id": "x"}, "group.id can't be used: it belongs to consumers"),
+        ({"kafka.linger.ms": "soon"}, "linger.ms='soon' must be a number of milliseconds, 0 or more"),
+        ({"kafka.compression.type": "lzma"}, "'lzma' is not one of none, gzip, snappy, lz4, zstd"),
+        ({"bootstrap.servers": "a:1"}, "there is no option bootstrap.servers; did you mean kafka.bootstrap"),
+        ({"startingOffsets": "latest"}, "there is no option startingOffsets; a setting of the producer is"),
+    ],
+    ids=lambda value: value[:40] if isinstance(value, str) else "",
+)
+@pytest.mark.parametrize("kind", ["writer", "streamWriter"])
+def test_options_are_checked_before_anything_is_planned(options, text, kind):
+    sink = KafkaSink({"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "t", **options})
+
+    with pytest.raises(ConfigError) as caught:
+        getattr(sink, kind)(StructType([StructField("value", StringType())]), False)
+
+    assert text in str(caught.value)
+
+
+def test_columns_of_a_stream_are_checked_before_anything_is_planned():
+    sink = KafkaSink({"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "t", **ONCE})
+
+    with pytest.raises(SinkError, match=r"key attribute unsupported type bigint. key must be a\(n\) string"):
+        sink.streamWriter(
+            StructType([StructField("value", StringType()), StructField("key", LongType())]), False
+        )
+
+
+def test_what_is_wrong_before_any_task_runs(spark, cluster):
+    df = spark.range(3).selectExpr("'x' AS value")
+
+    with pytest.raises(Exception, match=r"bootstrap\.servers is not set"):
+        df.write.format(FORMAT).option("topic", "t").mode("append").save()
+
+
+def test_the_last_error_names_kafkas_reason(spark, cluster, topic):
+    df = spark.range(1).selectExpr("repeat('x', 2000000) AS value")
+
+    assert "max_request_size" in wrong(df, cluster, topic=topic)
+
+
+def test_where_nobody_listens(spark, topic):
+    df = spark.range(1).selectExpr("'x' AS value")
+
+    with pytest.raises(Exception, match=r"127\.0\.0\.1:1"):
+        write(df, "127.0.0.1:1", topic, kafka__max_block_ms="500")
+
+
+@pytest.mark.parametrize("options", [{}, {**ONCE}], ids=["at_least_once", "exactly_once"])
+def test_a_topic_that_is_not_there_is_named_with_what_kafka_says(spark, cluster, topic, options):
+    df = partition_by_key(spark.range(3).selectExpr("'k' AS key", "'x' AS value"), 3)
+
+    cluster.call(lambda: setattr(cluster.cluster, "auto_create", False))
+    try:
+        text = wrong(df, cluster, topic=topic, kafka__max_block_ms="300", **options)
+    finally:
+        cluster.call(lambda: setattr(cluster.cluster, "auto_create", True))
+
+    last = [line for line in text.splitlines() if line.strip() and "SQLSTATE" not in line][-1]
+    assert re.search(
+        rf"topic {topic} is not known after .* s: the cluster says UNKNOWN_TOPIC_OR_PARTITION$", last
+    )
+
+
+def test_where_spark_speculates_no_task_writes_exactly_once(spark, cluster, topic):
+    df = partition_by_key(spark.range(3).selectExpr("'k' AS key", "'x' AS value"), 3)
+
+    # Where the real setting arrives, too; it can't be changed while Spark runs.
+    spark.sparkContext.setLocalProperty("spark.speculation", "true")
+    try:
+        text = wrong(df, cluster, topic=topic, **ONCE)
+        write(df, cluster.servers, topic)
+    finally:
+        spark.sparkContext.setLocalProperty("spark.speculation", None)
+
+    assert "does not write, since spark.speculation is on" in text
+    assert len(cluster.committed(topic)) == 3
+
+
+# ------------------------------------------------------------------------------------------------- modes, SQL, reading
+
+
+@pytest.mark.parametrize(
+    ("mode", "text"),
+    [
+        (None, 'use either the "Append"'),
+        ("errorifexists", 'use either the "Append"'),
+        ("ignore", 'use either the "Append"'),
+        ("overwrite", 'use mode("append"), not mode("overwrite")'),
+    ],
+)
+def test_other_modes_than_append_are_refused(spark, cluster, topic, mode, text):
+    writer = spark.range(3).selectExpr("'x' AS value").write.format(FORMAT)
+    writer = writer.option("kafka.bootstrap.servers", cluster.servers).option("topic", topic)
+
+    with pytest.raises(Exception, match=r"Append|append") as caught:
+        (writer if mode is None else writer.mode(mode)).save()
+
+    assert text in str(caught.value)
+
+
+def test_sql_gives_the_options_with_the_insert_since_those_of_a_table_are_lost(spark, cluster, topic, table):
+    options = f"'kafka.bootstrap.servers' = '{cluster.servers}', 'topic' = '{topic}'"
+
+    with pytest.raises(Exception, match=r"write INSERT INTO \.\.\. WITH"):
+        spark.sql(f"INSERT INTO {table} VALUES ('k', 'lost')")
+    spark.sql(f"INSERT INTO {table} WITH ({options}) VALUES ('k', 'v0')")
+    df = spark.range(1, 3).selectExpr("'k' AS key", "concat('v', id) AS value")
+    df.writeTo(table).options(**{"kafka.bootstrap.servers": cluster.servers, "topic": topic}).append()
+
+    assert cluster.committed(topic) == [b"v0", b"v1", b"v2"]
+
+
+def test_reading_is_left_to_sparks_own_source(spark, table):
+    with pytest.raises(Exception, match="only writes; Spark reads Kafka by its own source"):
+        spark.read.format(FORMAT).load()
+    with pytest.raises(Exception, match="only writes; Spark reads Kafka by its own source"):
+        spark.sql(f"SELECT * FROM {table}").collect()
+
+
+# ------------------------------------------------------------------------------------- output modes and triggers
+
+
+def stream(df, cluster, topic, folder, mode="append", **trigger):
+    writer = df.writeStream.format(FORMAT).outputMode(mode).trigger(**trigger)
+    writer = writer.option("kafka.bootstrap.servers", cluster.servers).option("topic", topic)
+    return writer.option("checkpointLocation", str(folder / "checkpoint")).start()
+
+
+def counts(spark, folder):
+    rows = spark.readStream.schema("key string, value string").json(str(folder / "in"))
+    return rows.groupBy("key").count().selectExpr("key", "CAST(count AS string) AS value")
+
+
+def test_update_mode_is_refused_by_spark(spark, cluster, topic, tmp_path):
+    write_files(tmp_path / "in", 1)
+
+    with pytest.raises(Exception, match="does not support Update mode"):
+        stream(
+            counts(spark, tmp_path), cluster, topic, tmp_path, "update", availableNow=True
+        ).awaitTermination(60)
+
+
+def test_complete_mode_brings_the_whole_result_with_each_batch(spark, cluster, topic, tmp_path):
+    write_files(tmp_path / "in", 1, rows=5)
+    query = stream(counts(spark, tmp_path), cluster, topic, tmp_path, "complete", processingTime="0 seconds")
+    try:
+        query.processAllAvailable()
+        write_files(tmp_path / "in", 1, first=1, rows=5)
+        query.processAllAvailable()
+    finally:
+        query.stop()
+
+    assert len(cluster.committed(topic)) == 5 + 10
+
+
+def test_the_continuous_trigger_raises_instead_of_losing_rows():
+    """Spark calls no Python writer then, but the commit."""
+    sink = KafkaSink({"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "t"})
+    writer = sink.streamWriter(StructType([StructField("value", StringType())]), False)
+
+    with pytest.raises(SinkError, match="processingTime or availableNow"):
+        writer.commit([None, None], 0)
+
+
+@pytest.mark.parametrize("options", [{}, ONCE], ids=["at_least_once", "exactly_once"])
+def test_a_continuous_query_notes_nothing_as_written_and_ends(spark, cluster, topic, tmp_path, options):
+    """Spark only logs what the commit raises, and gives up when too many epochs wait; by default that is 10,000."""
+    rows = (
+        spark.readStream.format("rate").load().selectExpr("CAST(value AS string) AS value", "0 AS partition")
+    )
+    epochs = "spark.sql.streaming.continuous.epochBacklogQueueSize"
+    spark.conf.set(epochs, "2")
+    try:
+        query = (
+            rows.writeStream.format(FORMAT)
+            .options(**{"kafka.bootstrap.servers": cluster.servers, "topic": topic, **options})
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(continuous="100 milliseconds")
+            .start()
+        )
+        with pytest.raises(Exception, match="queue has exceeded its maximum"):
+            query.awaitTermination(60)
+    finally:
+        spark.conf.unset(epochs)
+
+    assert not list((tmp_path / "checkpoint" / "commits").iterdir())
+    assert topic not in cluster.call(lambda: set(cluster.cluster.topics)) or not cluster.records(topic)

@@ -1,0 +1,96 @@
+"""A Spark that starts in less than half the time: Python modules with their bytecode, Java classes from an archive.
+
+Spark's Python processes import from pyspark.zip, which has no bytecode: each compiles some 0.5 s. Without the archive
+they find the installed package. And Java maps the classes of an earlier run instead of reading them from 250 jars."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyspark
+
+ROOT = Path(__file__).parent.parent.parent
+PACKAGE = Path(pyspark.__file__).parent
+PATIENCE = 200
+"""Seconds for the run whose classes are kept."""
+
+
+@functools.cache
+def home() -> Path:
+    """A SPARK_HOME that is the package, without its archives of Python modules."""
+    made = ROOT / "build" / f"spark-home-{pyspark.__version__}"
+    made.mkdir(parents=True, exist_ok=True)
+    for entry in PACKAGE.iterdir():
+        link = made / entry.name
+        if entry.name != "python" and not link.is_symlink():
+            fresh = link.with_name(f".{entry.name}.{os.getpid()}")
+            fresh.symlink_to(entry)
+            fresh.rename(link)  # whoever else makes it
+    return made
+
+
+@functools.cache
+def java_options() -> str:
+    """Options for Java: few compilers, and the classes of an earlier run, which is made if there was none."""
+    kept = ROOT / "build" / f"spark-{pyspark.__version__}.jsa"
+    if not kept.exists() and DUMP not in os.environ:
+        fresh = kept.with_name(f"{kept.name}.{os.getpid()}")
+        subprocess.run(
+            [sys.executable, "-m", "tests.support.spark_home"],
+            cwd=ROOT,
+            env={**os.environ, DUMP: str(fresh), "PYTHONPATH": str(ROOT)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            check=True,
+            timeout=PATIENCE,
+        )
+        if fresh.exists():  # not every Java can
+            fresh.rename(kept)
+    told = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable"
+    if DUMP in os.environ:
+        return f"{told} -XX:ArchiveClassesAtExit={os.environ[DUMP]}"
+    return f"{told} -XX:SharedArchiveFile={kept}" if kept.exists() else told
+
+
+DUMP = "TEST_SPARK_CLASSES"
+"""The variable that names the file which this run's classes go to."""
+
+
+def main() -> None:
+    """A stream from a file to the sink: what all the others load, too."""
+    import tempfile
+
+    from pyspark import SparkContext
+
+    from aioproducer.spark import partition_by_key
+    from tests.support.spark_stage import session, stage
+
+    with stage(1, default_partitions=3) as cluster, tempfile.TemporaryDirectory() as folder:
+        spark = session()
+        (Path(folder) / "in").mkdir()
+        (Path(folder) / "in" / "rows.json").write_text('{"key": "k", "value": "v"}\n')
+        df = spark.readStream.schema("key string, value string").json(f"{folder}/in")
+        told = {"topic": "t", "delivery": "exactly_once", "transactionalId": "t"}
+        writer = partition_by_key(df, 3).writeStream.format("aioproducer").options(**told)
+        query = (
+            writer.option("kafka.bootstrap.servers", cluster.servers)
+            .option("checkpointLocation", f"{folder}/checkpoint")
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+        spark.stop()
+    gateway = SparkContext._gateway
+    assert gateway is not None
+    gateway.shutdown()
+    gateway.proc.stdin.close()  # Java ends, and writes what it has loaded
+    gateway.proc.wait()
+
+
+if __name__ == "__main__":
+    main()

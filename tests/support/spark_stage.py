@@ -1,0 +1,146 @@
+"""A Spark session, and an embedded cluster in a thread of its own: Spark's calls block."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from pyspark.sql import DataFrame, SparkSession
+
+from aioproducer import TopicPartition
+from aioproducer.testing import EmbeddedCluster
+from tests.support import spark_home
+
+T = TypeVar("T")
+
+ROOT = Path(__file__).parent.parent.parent
+FORMAT = "aioproducer"
+
+
+def session(master: str = "local[2]", **settings: Any) -> SparkSession:
+    """A session whose workers are this Python, and find the package and the tests."""
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(ROOT), *sys.path[1:]]))
+    java_options = spark_home.java_options()
+    builder = SparkSession.builder.master(master).appName("tests")
+    told = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.memory": "1g",
+        "spark.executor.memory": "512m",
+        "spark.driver.extraJavaOptions": java_options,
+        "spark.executor.extraJavaOptions": java_options,
+        "spark.sql.shuffle.partitions": "2",
+        "spark.log.level": "OFF",
+        **{name.replace("__", "."): value for name, value in settings.items()},
+    }
+    for name, value in told.items():
+        builder = builder.config(name, value)
+    os.environ["SPARK_HOME"] = str(spark_home.home())
+    try:
+        return builder.getOrCreate()
+    finally:
+        del os.environ["SPARK_HOME"]  # processes of another Spark have another one
+
+
+class Found(NamedTuple):
+    """A record and where it is."""
+
+    partition: int
+    key: bytes | None
+    value: bytes | None
+    headers: Any
+    timestamp_ms: int
+
+
+class Stage:
+    """An embedded cluster as code without an event loop sees it."""
+
+    def __init__(self, cluster: EmbeddedCluster, loop: asyncio.AbstractEventLoop) -> None:
+        self.cluster = cluster
+        self.loop = loop
+        self.servers = cluster.bootstrap_servers
+
+    def call(self, function: Callable[[], T]) -> T:
+        """The result of a call in the cluster's thread."""
+        return call_in(self.loop, function)
+
+    def records(self, topic: str, *, committed: bool = False) -> list[Found]:
+        """All records, or those that read_committed consumers see."""
+        return self.call(
+            lambda: [
+                Found(partition, record.key, record.value, record.headers, record.timestamp)
+                for partition in range(len(self.cluster.topics[topic].partitions))
+                for record in self.cluster.records(topic, partition, committed=committed)
+            ]
+        )
+
+    def committed(self, topic: str) -> list[bytes]:
+        """What read_committed consumers see: the values, sorted."""
+        return sorted(bytes(record.value or b"") for record in self.records(topic, committed=True))
+
+    def offset(self, group: str, topic: str) -> int | None:
+        """Of partition 0."""
+        return self.call(lambda: self.cluster.groups.offsets(group).get(TopicPartition(topic, 0)))
+
+
+@contextmanager
+def stage(brokers: int = 2, **settings: Any) -> Iterator[Stage]:
+    """A block with a cluster that runs in a thread of its own."""
+    with in_a_thread(lambda: EmbeddedCluster(brokers, **settings)) as (cluster, loop):
+        yield Stage(cluster, loop)
+
+
+@contextmanager
+def in_a_thread(
+    make: Callable[[], AbstractAsyncContextManager[T]],
+) -> Iterator[tuple[T, asyncio.AbstractEventLoop]]:
+    """A block around what `async with` enters in a thread of its own, and the loop that runs there."""
+    ready = threading.Event()
+    told: list[tuple[T, asyncio.AbstractEventLoop]] = []
+    end = asyncio.Event()
+
+    async def run() -> None:
+        async with make() as made:
+            told.append((made, asyncio.get_running_loop()))
+            ready.set()
+            await end.wait()
+
+    thread = threading.Thread(target=asyncio.run, args=(run(),), name="beside the test")
+    thread.start()
+    try:
+        assert ready.wait(30)
+        yield told[0]
+    finally:
+        if told:
+            told[0][1].call_soon_threadsafe(end.set)
+        thread.join(30)
+
+
+def call_in(loop: asyncio.AbstractEventLoop, function: Callable[[], T]) -> T:
+    """The result of a call in the thread of that loop."""
+
+    async def called() -> T:
+        return function()
+
+    return asyncio.run_coroutine_threadsafe(called(), loop).result(30)
+
+
+def write(df: DataFrame, servers: str, topic: str | None = None, **options: Any) -> None:
+    """Write a DataFrame as a user would; `kafka__linger_ms=5` is kafka.linger.ms."""
+    writer = df.write.format(FORMAT).option("kafka.bootstrap.servers", servers).mode("append")
+    if topic is not None:
+        writer = writer.option("topic", topic)
+    for name, value in options.items():
+        writer = writer.option(
+            name.replace("kafka__", "kafka.").replace("_", ".") if name.startswith("kafka") else name, value
+        )
+    writer.save()

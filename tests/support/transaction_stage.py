@@ -1,0 +1,106 @@
+"""The stage on which cells are played: a cell is one thing that a broker of Kafka 4.3 answers to transactions.
+
+It is named after what it shows and true for transactions v1 (transaction.version=1), for v2, or for both. It has
+a topic with three partitions, a transactional id and a group of its own, on whatever cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import pytest
+
+from aioproducer.protocol.error_codes import ErrorCode
+from tests.support.raw_client import RawClient
+from tests.support.raw_transactions import Identity, Transactions
+
+OK = ErrorCode.NONE
+FENCED = ErrorCode.PRODUCER_FENCED
+OLD_EPOCH = ErrorCode.INVALID_PRODUCER_EPOCH
+OTHER_PRODUCER = ErrorCode.INVALID_PRODUCER_ID_MAPPING
+INVALID_STATE = ErrorCode.INVALID_TXN_STATE
+ABORTABLE = ErrorCode.TRANSACTION_ABORTABLE
+BUSY = ErrorCode.CONCURRENT_TRANSACTIONS
+OUT_OF_ORDER = ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+
+class Stage(Transactions):
+    """Where a cell is played."""
+
+    def __init__(self, client: RawClient, tv: int, topic: str, name: str, group: str) -> None:
+        super().__init__(client, topic=topic, name=name, group=group)
+        self.tv = tv
+        """The finalized level of transaction.version."""
+        self.produce_version = 12 if tv == 2 else 11
+        self.end_version = 5 if tv == 2 else 4
+        self.commit_version = 5 if tv == 2 else 4
+
+    async def begin(self, *partitions: int) -> Identity:
+        """A producer with a transaction that has one record in each partition, or in partition 0."""
+        producer = await self.init()
+        await self.write_first(producer, *(partitions or (0,)))
+        return producer
+
+    async def write_first(self, producer: Identity, *partitions: int) -> None:
+        """Open a transaction with one record in each partition."""
+        if self.tv == 1:
+            await self.added(producer, *partitions)
+        for partition in partitions:
+            assert await self.write(producer, 0, b"first", partition=partition) == OK
+
+    async def write(self, producer: Identity, sequence: int, *values: bytes, partition: int = 0) -> int:
+        """Produce as clients of this transaction.version do."""
+        return await self.produce(
+            producer, sequence, *values, version=self.produce_version, partition=partition
+        )
+
+    async def commit(self, producer: Identity) -> Identity:
+        """Commit as clients of this transaction.version do; who the producer is from now on."""
+        return await self._ended(producer, True)
+
+    async def abort(self, producer: Identity) -> Identity:
+        """As `commit`."""
+        return await self._ended(producer, False)
+
+    async def _ended(self, producer: Identity, commit: bool) -> Identity:
+        after = await self.end(producer, commit=commit, version=self.end_version)
+        assert after.error == OK
+        # The same again is answered when the markers are written.
+        again = await self.end(producer, commit=commit, version=self.end_version)
+        assert again == after
+        return after if self.tv == 2 else producer
+
+
+Cell: TypeAlias = Callable[[Stage], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A cell and the levels of transaction.version that it is true for."""
+
+    play: Cell
+    levels: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        return self.play.__name__
+
+
+def collector(cells: list[Case]) -> Callable[..., Callable[[Cell], Cell]]:
+    """A decorator that collects cells: `@cell()`, or `@cell(2)` for what is so with v2 only."""
+
+    def cell(*levels: int) -> Callable[[Cell], Cell]:
+        def collect(play: Cell) -> Cell:
+            cells.append(Case(play, levels or (1, 2)))
+            return play
+
+        return collect
+
+    return cell
+
+
+def named(cells: list[Case]) -> list[object]:
+    """The cells with each level that they are true for, as parameters of a test."""
+    return [pytest.param(case, level, id=f"{case.name}-v{level}") for case in cells for level in case.levels]

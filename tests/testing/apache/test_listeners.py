@@ -1,0 +1,214 @@
+"""One real broker with all that a test may ask for: a proxy before it, passwords, features, Kafka's tools."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+from confluent_kafka import KafkaError, Producer
+
+import aioproducer
+from aioproducer.protocol.messages import ApiVersionsRequest
+from aioproducer.testing import ApacheKafka
+from aioproducer.testing.apache.jars import ApacheKafkaError
+from tests.support.apache_clusters import LEAN, running
+from tests.support.apache_processes import command_lines, until
+from tests.support.raw_client import RawClient
+from tests.support.read_back import read_back
+
+pytestmark = pytest.mark.apache
+
+MODULES = "org.apache.kafka.common.security"
+
+
+@pytest.fixture(scope="module")
+def proxy_socket() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield listening
+
+
+@pytest.fixture(scope="module")
+def kafka(request, proxy_socket) -> Iterator[ApacheKafka]:
+    secure = {
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256",
+        "plain.sasl.jaas.config": f'{MODULES}.plain.PlainLoginModule required user_alice="plain secret";',
+        "scram-sha-256.sasl.jaas.config": f"{MODULES}.scram.ScramLoginModule required;",
+    }
+    features = ("--feature", "transaction.version=1")
+    users = ("--add-scram", "SCRAM-SHA-256=[name=bob,password=scram-secret]")
+    kafka = ApacheKafka(
+        listeners={"SECURE": secure},
+        format_args=(*features, *users),
+        advertised={0: proxy_socket.getsockname()},
+        jvm_args=LEAN,
+    )
+    with running(kafka, request=request):
+        yield kafka
+
+
+async def test_clients_go_where_they_are_told(kafka, proxy_socket):
+    await kafka.create_topic("through-a-proxy")
+
+    async with proxy(proxy_socket, kafka.nodes[0].port) as passed:
+        assert kafka.bootstrap_servers == f"127.0.0.1:{proxy_socket.getsockname()[1]}"
+        # Asked directly, the broker names the proxy too.
+        own = f"127.0.0.1:{kafka.nodes[0].port}"
+        async with aioproducer.Producer(own) as producer:
+            await producer.send_and_wait("through-a-proxy", b"v")
+    log = await read_back(kafka.bootstrap_servers_of("INTERNAL"), "through-a-proxy")
+
+    assert passed
+    assert [record.value for record in log[0]] == [b"v"]
+
+
+async def test_each_of_several_brokers_is_reached_where_it_is_advertised():
+    with socket.create_server(("127.0.0.1", 0)) as proxy_socket:
+        told = {1: ("localhost", 0), 2: proxy_socket.getsockname()}
+        async with ApacheKafka(3, advertised=told, jvm_args=LEAN) as kafka:
+            ports = [node.port for node in kafka.nodes]
+            expected = {0: ("127.0.0.1", ports[0]), 1: ("localhost", ports[1]), 2: told[2]}
+            await kafka.create_topic("t", partitions=3)
+            leaders = {await kafka.leader("t", partition) for partition in range(3)}
+            for port in ports:
+                async with RawClient(f"127.0.0.1:{port}") as client:
+                    brokers = (await client.metadata()).brokers
+                assert {broker.node_id: (broker.host, broker.port) for broker in brokers} == expected
+
+            async with proxy(proxy_socket, ports[2]) as passed:
+                async with aioproducer.Producer(f"127.0.0.1:{ports[0]}") as producer:
+                    for partition in range(3):
+                        await producer.send_and_wait("t", b"%d" % partition, partition=partition)
+            log = await read_back(kafka.bootstrap_servers_of("INTERNAL"), "t")
+
+    assert kafka.bootstrap_servers == ",".join(f"{host}:{port}" for host, port in expected.values())
+    assert leaders == {0, 1, 2}
+    assert passed
+    assert [[record.value for record in log[partition]] for partition in range(3)] == [[b"0"], [b"1"], [b"2"]]
+
+
+@asynccontextmanager
+async def proxy(listening: socket.socket, port: int) -> AsyncIterator[list[object]]:
+    """A block in which that socket leads to this port; yields who has come."""
+    passed: list[object] = []
+
+    async def pass_on(reader, writer):
+        passed.append(writer.get_extra_info("peername"))
+        there, back = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.gather(pump(reader, back), pump(there, writer))
+
+    async with await asyncio.start_server(pass_on, sock=listening.dup()):
+        yield passed
+
+
+async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while data := await reader.read(65536):
+            writer.write(data)
+    except OSError:
+        pass
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "user", "password"),
+    [("PLAIN", "alice", "plain secret"), ("SCRAM-SHA-256", "bob", "scram-secret")],
+)
+async def test_another_listener_asks_for_a_password(kafka, mechanism, user, password):
+    topic = f"by-{user}"
+    await kafka.create_topic(topic)
+    settings = {
+        "bootstrap.servers": kafka.bootstrap_servers_of("SECURE"),
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": mechanism,
+        "sasl.username": user,
+        "log_level": 0,
+    }
+
+    refused = await asyncio.to_thread(first_error, {**settings, "sasl.password": "wrong"})
+    await asyncio.to_thread(produce, {**settings, "sasl.password": password}, topic, b"v")
+    log = await read_back(kafka.bootstrap_servers_of("INTERNAL"), topic)
+
+    assert refused == KafkaError._AUTHENTICATION
+    assert [record.value for record in log[0]] == [b"v"]
+
+
+def first_error(settings: dict[str, object]) -> int:
+    errors: list[KafkaError] = []
+    producer = Producer({**settings, "error_cb": errors.append})
+    for _ in range(600):
+        producer.poll(0.1)
+        if errors:
+            return errors[0].code()
+    raise AssertionError("no error within 60 s")
+
+
+def produce(settings: dict[str, object], topic: str, value: bytes) -> None:
+    delivered: list[object] = []
+    producer = Producer(settings)
+    producer.produce(topic, value, on_delivery=lambda error, _: delivered.append(error))
+    assert producer.flush(60) == 0
+    assert delivered == [None]
+
+
+async def test_features_are_those_of_the_format(kafka, apache_kafka):
+    assert await finalized(kafka, "transaction.version") == 1
+    assert await finalized(apache_kafka, "transaction.version") == 2
+
+
+async def finalized(kafka: ApacheKafka, feature: str) -> int:
+    async with RawClient(kafka.bootstrap_servers_of("INTERNAL")) as client:
+        request = ApiVersionsRequest(client_software_name="test", client_software_version="1")
+        answer = await client.ask(request, 3)
+    return next(found.max_version_level for found in answer.finalized_features if found.name == feature)
+
+
+async def test_kafkas_tools_run_and_tell(kafka):
+    await kafka.create_topic("told", partitions=2)
+
+    printed = await kafka.run_tool(
+        "org.apache.kafka.tools.TopicCommand",
+        "--bootstrap-server",
+        kafka.bootstrap_servers_of("INTERNAL"),
+        "--describe",
+        "--topic",
+        "told",
+    )
+
+    assert "PartitionCount: 2" in printed
+    assert not list(kafka.directory.glob("tool-*"))
+
+
+async def test_a_tool_that_fails_is_reported_with_what_it_printed(kafka):
+    with pytest.raises(
+        ApacheKafkaError, match=r"DumpLogSegments exited with 1:\n(?s:.*)This tool helps to parse a log file"
+    ):
+        await kafka.run_tool("org.apache.kafka.tools.DumpLogSegments")
+
+
+async def test_a_tool_that_does_not_end_is_ended(kafka, monkeypatch):
+    monkeypatch.setattr(kafka, "start_timeout", 0.02)
+
+    with pytest.raises(ApacheKafkaError, match=r"DumpLogSegments did not end in 0\.02 s"):
+        await kafka.run_tool("org.apache.kafka.tools.DumpLogSegments", "--help")
+
+    assert not of_tools(kafka)
+
+
+async def test_a_cancelled_tool_is_ended(kafka):
+    running = asyncio.create_task(kafka.run_tool("org.apache.kafka.tools.DumpLogSegments", "--help"))
+    await until(lambda: of_tools(kafka) or running.done())
+
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+    assert not of_tools(kafka)
+
+
+def of_tools(kafka: ApacheKafka) -> list[str]:
+    lines = command_lines(str(kafka.directory)).values()
+    return [line for line in lines if "DumpLogSegments" in line]

@@ -1,0 +1,239 @@
+"""Clients written by others take the embedded cluster for a Kafka."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import aiokafka
+import confluent_kafka
+import pytest
+from confluent_kafka import KafkaError
+
+from aioproducer import Producer
+from aioproducer.protocol.api import ApiKey
+from aioproducer.testing import EmbeddedCluster
+from aioproducer.types import ProducerRecord
+from tests.support.raw_client import NOW
+
+T = TypeVar("T")
+
+WAIT = 30.0  # seconds; more than any of this takes on a slow machine
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """librdkafka's calls block, and the brokers need the loop."""
+    return await asyncio.get_running_loop().run_in_executor(None, work)
+
+
+def librdkafka_produces(servers: str, values: list[bytes], **settings: object) -> list[int]:
+    """Produce to topic t, return the error codes of what failed."""
+    failed: list[int] = []
+
+    def on_delivery(error: KafkaError | None, _: object) -> None:
+        if error is not None:
+            failed.append(error.code())
+
+    producer = confluent_kafka.Producer({"bootstrap.servers": servers, **settings})
+    for value in values:
+        producer.produce("t", value, key=value, on_delivery=on_delivery)
+    assert producer.flush(WAIT) == 0
+    return failed
+
+
+def librdkafka_consumes(servers: str, partitions: int, count: int) -> list[confluent_kafka.Message]:
+    """Read topic t by assignment, from the beginning."""
+    consumer = confluent_kafka.Consumer(
+        {
+            "bootstrap.servers": servers,
+            "group.id": "readers",
+            "enable.auto.commit": False,
+            "fetch.wait.max.ms": 20,  # the watermarks are asked for behind it
+        }
+    )
+    try:
+        consumer.assign(
+            [
+                confluent_kafka.TopicPartition("t", partition, confluent_kafka.OFFSET_BEGINNING)
+                for partition in range(partitions)
+            ]
+        )
+        found: list[confluent_kafka.Message] = []
+        give_up = time.monotonic() + WAIT
+        while len(found) < count and time.monotonic() < give_up:
+            for message in consumer.consume(count - len(found), 0.2):
+                assert message.error() is None, message.error()
+                found.append(message)
+        for partition in range(partitions):
+            where = confluent_kafka.TopicPartition("t", partition)
+            low, high = consumer.get_watermark_offsets(where, timeout=WAIT)
+            assert high - low == sum(message.partition() == partition for message in found)
+        return found
+    finally:
+        consumer.close()
+
+
+async def aiokafka_consumes(servers: str, partitions: int, count: int) -> list[aiokafka.ConsumerRecord]:
+    """Read topic t without a group, from the beginning."""
+    consumer = aiokafka.AIOKafkaConsumer(
+        bootstrap_servers=servers, group_id=None, auto_offset_reset="earliest"
+    )
+    await consumer.start()
+    try:
+        consumer.assign([aiokafka.TopicPartition("t", partition) for partition in range(partitions)])
+        return [await asyncio.wait_for(anext(consumer), WAIT) for _ in range(count)]
+    finally:
+        await consumer.stop()
+
+
+@pytest.mark.parametrize(
+    ("versions", "codec"),
+    [("2.1", "zstd"), ("2.8", "lz4"), ("4.1", "none"), ("4.1", "gzip"), ("4.1", "snappy"), ("4.3", "zstd")],
+)
+async def test_librdkafka_produces_and_consumes(versions, codec):
+    values = [b"value %d" % number for number in range(500)]
+    async with EmbeddedCluster(3, topics={"t": 4}, versions=versions) as cluster:
+        servers = cluster.bootstrap_servers
+        settings = {"enable.idempotence": True, "compression.type": codec, "linger.ms": 5}
+        assert await in_thread(lambda: librdkafka_produces(servers, values, **settings)) == []
+
+        assert sorted(record.value for record in cluster.records("t")) == sorted(values)
+        assert {batch.header.codec.name.lower() for batch in cluster.batches("t", 0)} == {codec}
+        assert all(batch.header.producer_id >= 0 for batch in cluster.batches("t", 0))
+        found = await in_thread(lambda: librdkafka_consumes(servers, 4, len(values)))
+        assert sorted(message.value() for message in found) == sorted(values)
+
+
+async def test_librdkafka_loses_and_doubles_nothing_when_answers_get_lost():
+    values = [b"value %d" % number for number in range(300)]
+    async with EmbeddedCluster(3, topics={"t": 2}) as cluster:
+        cluster.faults.add(ApiKey.PRODUCE, drop_after_append=True, topic="t", partition=0)
+        cluster.faults.add(ApiKey.PRODUCE, error=6, topic="t", partition=1)
+        settings = {"enable.idempotence": True, "batch.num.messages": 20, "retry.backoff.ms": 10}
+        servers = cluster.bootstrap_servers
+        assert await in_thread(lambda: librdkafka_produces(servers, values, **settings)) == []
+
+        for partition in (0, 1):
+            read = [record.value for record in cluster.records("t", partition)]
+            assert read == [value for value in values if value in set(read)]
+        assert len(cluster.records("t")) == len(values)
+
+
+async def test_librdkafka_reports_what_the_broker_refuses():
+    async with EmbeddedCluster(topics={"t": 1}) as cluster:
+        cluster.faults.add(ApiKey.PRODUCE, error=10, count=1)
+        servers = cluster.bootstrap_servers
+        failed = await in_thread(lambda: librdkafka_produces(servers, [b"x"]))
+        assert failed == [KafkaError.MSG_SIZE_TOO_LARGE]
+
+
+@pytest.mark.parametrize(
+    ("versions", "codec"),
+    [("2.1", "zstd"), ("2.8", "lz4"), ("4.1", None), ("4.1", "gzip"), ("4.1", "snappy"), ("4.3", "zstd")],
+)
+async def test_aiokafka_produces_and_consumes(versions, codec):
+    values = [b"value %d" % number for number in range(300)]
+    async with EmbeddedCluster(3, topics={"t": 4}, versions=versions) as cluster:
+        producer = aiokafka.AIOKafkaProducer(
+            bootstrap_servers=cluster.bootstrap_servers, enable_idempotence=True, compression_type=codec
+        )
+        await producer.start()
+        try:
+            sent = [await producer.send("t", value, key=value) for value in values]
+            metadata = await asyncio.gather(*sent)
+        finally:
+            await producer.stop()
+
+        assert {(one.partition, one.offset) for one in metadata} == {
+            (partition, record.offset) for partition in range(4) for record in cluster.records("t", partition)
+        }
+        found = await aiokafka_consumes(cluster.bootstrap_servers, 4, len(values))
+        assert sorted(message.value for message in found) == sorted(values)
+
+
+async def test_aiokafka_creates_a_topic_on_demand_and_follows_its_leader():
+    async with EmbeddedCluster(3) as cluster:
+        producer = aiokafka.AIOKafkaProducer(bootstrap_servers=cluster.bootstrap_servers, retry_backoff_ms=5)
+        await producer.start()
+        try:
+            await asyncio.wait_for(producer.send_and_wait("new", b"1"), WAIT)
+            cluster.move_leader("new", 0, (cluster.leader("new", 0) + 1) % 3)
+            await asyncio.wait_for(producer.send_and_wait("new", b"2"), WAIT)
+            await cluster.stop_broker(cluster.leader("new", 0))
+            await asyncio.wait_for(producer.send_and_wait("new", b"3"), WAIT)
+        finally:
+            await producer.stop()
+
+        assert [record.value for record in cluster.records("new")] == [b"1", b"2", b"3"]
+
+
+# What our producer wrote
+
+
+def our_records() -> list[ProducerRecord]:
+    """Of every shape that may be lost on the way."""
+    some = [None, b"", b"plain", bytes(range(256))]
+    return [
+        ProducerRecord(
+            topic="t",
+            value=value,
+            key=key,
+            partition=partition,
+            timestamp_ms=NOW + partition,
+            headers=(("empty", b""), ("none", None), ("same", b"1"), ("same", b"2")) if value else (),
+        )
+        for partition in range(3)
+        for key in some
+        for value in some
+    ]
+
+
+async def write(servers: str, records: list[ProducerRecord], **settings: object) -> list[int]:
+    """Send them with our producer, return their offsets."""
+    async with Producer(servers, **settings) as producer:
+        deliveries = [
+            await producer.send(
+                "t",
+                record.value,
+                key=record.key,
+                partition=record.partition,
+                timestamp_ms=record.timestamp_ms,
+                headers=record.headers,
+            )
+            for record in records
+        ]
+        return [metadata.offset for metadata in await asyncio.gather(*deliveries)]
+
+
+@pytest.mark.parametrize(
+    ("versions", "codec"),
+    [("2.1", "zstd"), ("2.8", "lz4"), ("3.9", "snappy"), ("4.3", "none"), ("4.3", "gzip"), ("4.3", "zstd")],
+)
+async def test_librdkafka_and_aiokafka_read_back_what_our_producer_wrote(versions, codec):
+    records = our_records()
+    async with EmbeddedCluster(3, topics={"t": 3}, versions=versions) as cluster:
+        servers = cluster.bootstrap_servers
+        offsets = await write(servers, records, compression_type=codec)
+        wanted = sorted(
+            (record.partition, offset, record.timestamp_ms, record.key, record.value, tuple(record.headers))
+            for record, offset in zip(records, offsets, strict=True)
+        )
+        by_librdkafka = await in_thread(lambda: librdkafka_consumes(servers, 3, len(records)))
+        by_aiokafka = await aiokafka_consumes(servers, 3, len(records))
+
+    assert wanted == sorted(
+        (
+            one.partition(),
+            one.offset(),
+            one.timestamp()[1],
+            one.key(),
+            one.value(),
+            tuple(one.headers() or ()),
+        )
+        for one in by_librdkafka
+    )
+    assert wanted == sorted(
+        (one.partition, one.offset, one.timestamp, one.key, one.value, one.headers) for one in by_aiokafka
+    )

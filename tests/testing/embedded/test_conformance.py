@@ -1,0 +1,92 @@
+"""The embedded cluster and Apache Kafka are asked the same things, and what they say is asserted once."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import itertools
+import sys
+
+import pytest
+
+from aioproducer.testing import ApacheKafka, EmbeddedCluster
+from tests.support.conformance.suite import CASES, RELEASES, Case, Target, prepare
+
+CASE_MODULES = [
+    f"tests.support.conformance.{name}"
+    for name in (
+        "batches codecs records idempotence targets metadata producers new_topics reading connections".split()
+    )
+]
+# They are no test modules, but they assert.
+pytest.register_assert_rewrite(*(name for name in CASE_MODULES if name not in sys.modules))
+for name in CASE_MODULES:
+    importlib.import_module(name)  # fills CASES
+
+EMBEDDED, REAL = "embedded", "real"
+KAFKAS = {"apache_kafka": "4.3", "apache_kafka_39": "3.9"}
+"""The real brokers by their fixtures."""
+
+ran: set[tuple[str, str, str]] = set()
+"""Kind and release of a cluster, and the name of a case that has run on it to its end."""
+
+
+@pytest.fixture(scope="module")
+def apache(each_kafka: ApacheKafka) -> Target:
+    """A real broker with the topics of all cases."""
+    release = each_kafka.version.rpartition(".")[0]
+    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+        return runner.run(prepare(each_kafka.bootstrap_servers, release, CASES.values()))
+
+
+each_case = pytest.mark.parametrize("one", CASES.values(), ids=lambda one: one.name)
+
+
+@pytest.mark.apache
+@each_case
+async def test_a_real_kafka_answers_as_the_case_says(one: Case, apache: Target):
+    await apache.check(one)
+    ran.add((REAL, apache.release, one.name))
+
+
+@pytest.mark.parametrize("release", RELEASES)
+@each_case
+async def test_the_embedded_broker_answers_as_kafka_does(one: Case, release: str):
+    async with EmbeddedCluster(versions=release) as cluster:
+        target = await prepare(
+            cluster.bootstrap_servers,
+            release,
+            [one],
+            lambda client_id, rate: cluster.set_quota(client_id, producer_byte_rate=rate),
+        )
+        await target.check(one)
+    ran.add((EMBEDDED, release, one.name))
+
+
+def chosen(item: pytest.Item) -> tuple[str, str, str] | None:
+    """The cluster and the case of a test; None if it is of another kind."""
+    if isinstance(item, pytest.Function) and item.module.__name__.endswith("test_conformance"):
+        if hasattr(item, "callspec") and "one" in item.callspec.params:
+            params = item.callspec.params
+            if "release" in params:
+                return EMBEDDED, params["release"], params["one"].name
+            return REAL, KAFKAS[params["each_kafka"]], params["one"].name
+    return None
+
+
+def is_whole(request: pytest.FixtureRequest) -> bool:
+    """Whether no test of this module was left out: by -k or the like, or because others were named."""
+    reporter = request.config.pluginmanager.get_plugin("terminalreporter")
+    left_out = [item for item in reporter.stats.get("deselected", []) if item.path == request.path]
+    return not left_out and not any("::" in argument for argument in request.config.args)
+
+
+def test_at_least_60_cases_ran_on_every_cluster(request: pytest.FixtureRequest):
+    wanted = {found for found in map(chosen, request.session.items) if found is not None}
+    if any(kind == REAL for kind, _, _ in wanted):
+        request.getfixturevalue("apache_kafka")  # skips where it can't run; then nothing of it has run
+
+    assert len(CASES) >= 60
+    assert ran == wanted
+    if is_whole(request):
+        assert ran == set(itertools.product((EMBEDDED, REAL), RELEASES, CASES))

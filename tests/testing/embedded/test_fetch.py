@@ -1,0 +1,192 @@
+"""The embedded brokers and what consumers ask them, frame by frame."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from aioproducer.protocol.api import ApiKey
+from aioproducer.protocol.error_codes import ErrorCode
+from aioproducer.protocol.messages import (
+    FetchRequest,
+    FetchResponse,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+)
+from aioproducer.protocol.recordbatch import read_header, split_batches
+from aioproducer.testing import EmbeddedCluster
+from aioproducer.testing.embedded.consumers import _Reading
+from tests.conftest import MS
+from tests.support.raw_client import NOW, TIMEOUT, RawClient, address, batch_of
+
+
+def fetch_request(
+    *offsets: int,
+    max_wait_ms: int = 0,
+    min_bytes: int = 1,
+    max_bytes: int = 1 << 20,
+    partition_max_bytes: int = 1 << 20,
+    leader_epoch: int = -1,
+) -> FetchRequest:
+    """Partition 0, 1, ... of topic t from these offsets on."""
+    partitions = [
+        FetchRequest.FetchPartition(
+            partition=partition,
+            fetch_offset=offset,
+            partition_max_bytes=partition_max_bytes,
+            current_leader_epoch=leader_epoch,
+        )
+        for partition, offset in enumerate(offsets)
+    ]
+    return FetchRequest(
+        max_wait_ms=max_wait_ms,
+        min_bytes=min_bytes,
+        max_bytes=max_bytes,
+        topics=[FetchRequest.FetchTopic(topic="t", partitions=partitions)],
+    )
+
+
+async def fetch(
+    client: RawClient, request: FetchRequest, version: int = 12
+) -> list[FetchResponse.PartitionData]:
+    response = await client.ask(request, version)
+    assert isinstance(response, FetchResponse)
+    return response.responses[0].partitions
+
+
+def base_offsets(answer: FetchResponse.PartitionData) -> list[int]:
+    assert isinstance(answer.records, memoryview)
+    return [read_header(batch).base_offset for batch in split_batches(answer.records)]
+
+
+@pytest.mark.parametrize("version", range(4, 13))
+async def test_every_fetch_version_returns_whole_batches(version):
+    async with EmbeddedCluster(topics={"t": 1}) as cluster, RawClient(address(cluster)) as client:
+        for values in ((b"a", b"b"), (b"c",)):
+            await client.produce(batch_of(*values))
+        (answer,) = await fetch(client, fetch_request(1), version)
+
+        assert (answer.error_code, answer.high_watermark, answer.last_stable_offset) == (0, 3, 3)
+        assert base_offsets(answer) == [0, 2]
+
+
+async def test_sizes_are_respected_but_for_the_first_batch():
+    async with EmbeddedCluster(topics={"t": 2}) as cluster, RawClient(address(cluster)) as client:
+        for partition in (0, 0, 1):
+            await client.produce(batch_of(b"x" * 1000), partition=partition)
+
+        both = await fetch(client, fetch_request(0, 0))
+        assert [base_offsets(answer) for answer in both] == [[0, 1], [0]]
+        small = await fetch(client, fetch_request(0, 0, max_bytes=10))
+        assert [base_offsets(answer) for answer in small] == [[0], []]
+        each = await fetch(client, fetch_request(0, 0, partition_max_bytes=1100))
+        assert [len(answer.records or b"") for answer in each] == [1100, 1070]
+        # A consumer takes a batch that is cut off, with none before it, for one that it can never read.
+        tiny = await fetch(client, fetch_request(0, 0, partition_max_bytes=1000))
+        assert [base_offsets(answer) for answer in tiny] == [[0], []]
+        assert [len(answer.records or b"") for answer in tiny] == [1070, 0]
+
+
+async def test_a_fetch_waits_for_an_append_without_asking_again_and_again(monkeypatch):
+    reads = 0
+    read = _Reading._read
+
+    def counted(self, *arguments):
+        nonlocal reads
+        reads += 1
+        return read(self, *arguments)
+
+    monkeypatch.setattr(_Reading, "_read", counted)
+    async with EmbeddedCluster(topics={"t": 1}) as cluster:
+        async with RawClient(address(cluster)) as consumer, RawClient(address(cluster)) as producer:
+            answer = asyncio.ensure_future(fetch(consumer, fetch_request(0, max_wait_ms=60_000)))
+            await asyncio.wait_for(cluster.wait_for_requests(ApiKey.FETCH), TIMEOUT)
+            assert await asyncio.wait({answer}, timeout=20 * MS) == (set(), {answer})
+            assert reads <= 2
+            await producer.produce(batch_of(b"a"))
+
+            (found,) = await asyncio.wait_for(answer, TIMEOUT)
+            assert base_offsets(found) == [0]
+            assert reads <= 3
+
+
+async def test_a_fetch_waits_for_min_bytes_but_no_longer_than_max_wait():
+    async with EmbeddedCluster(topics={"t": 1}) as cluster, RawClient(address(cluster)) as client:
+        await client.produce(batch_of(b"a"))
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        (answer,) = await fetch(client, fetch_request(0, max_wait_ms=30, min_bytes=10_000))
+
+        assert loop.time() - started >= 0.029
+        assert base_offsets(answer) == [0]
+
+
+async def test_errors_are_answered_at_once():
+    async with EmbeddedCluster(2, topics={"t": 2}) as cluster, RawClient(address(cluster)) as client:
+        cluster.move_leader("t", 0, 1)
+        cluster.move_leader("t", 0, 0)
+        expected = {
+            (1, -1): ErrorCode.OFFSET_OUT_OF_RANGE,
+            (0, 1): ErrorCode.FENCED_LEADER_EPOCH,
+            (0, 3): ErrorCode.UNKNOWN_LEADER_EPOCH,
+        }
+        for (offset, epoch), error in expected.items():
+            request = fetch_request(offset, max_wait_ms=60_000, leader_epoch=epoch)
+            (answer,) = await fetch(client, request)
+            assert answer.error_code == error
+        first, other, unknown = await fetch(client, fetch_request(0, 0, 0, max_wait_ms=60_000))
+        assert first.error_code == 0
+        assert other.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        assert unknown.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        cluster.faults.add(ApiKey.FETCH, error=-1, partition=0)
+        (scripted,) = await fetch(client, fetch_request(0, max_wait_ms=60_000))
+        assert scripted.error_code == ErrorCode.UNKNOWN_SERVER_ERROR
+
+
+async def test_consumers_see_nothing_above_the_high_watermark():
+    async with EmbeddedCluster(2, topics={"t": 1}) as cluster, RawClient(address(cluster)) as client:
+        await client.produce(batch_of(b"a"))
+        cluster.hold_replication("t", 0)
+        await client.produce(batch_of(b"b"), acks=1)
+        (answer,) = await fetch(client, fetch_request(0))
+        assert (answer.high_watermark, base_offsets(answer)) == (1, [0])
+
+        cluster.release_replication("t", 0)
+        (answer,) = await fetch(client, fetch_request(0))
+        assert (answer.high_watermark, base_offsets(answer)) == (2, [0, 1])
+
+
+@pytest.mark.parametrize("version", range(1, 8))
+async def test_list_offsets(version):
+    async with EmbeddedCluster(topics={"t": 1}) as cluster, RawClient(address(cluster)) as client:
+        for values, timestamp in (((b"a", b"b"), NOW), ((b"c",), NOW + 100), ((b"d",), NOW + 50)):
+            await client.produce(batch_of(*values, timestamp=timestamp))
+        cluster.log("t", 0).delete_before(2)
+        asked = [-1, -2, NOW, NOW + 100, NOW + 101, *([-3] if version >= 7 else [])]
+        found = []
+        for timestamp in asked:
+            wanted = ListOffsetsRequest.ListOffsetsPartition(partition_index=0, timestamp=timestamp)
+            topic = ListOffsetsRequest.ListOffsetsTopic(name="t", partitions=[wanted])
+            response = await client.ask(ListOffsetsRequest(replica_id=-1, topics=[topic]), version)
+            assert isinstance(response, ListOffsetsResponse)
+            answer = response.topics[0].partitions[0]
+            assert answer.error_code == 0
+            assert answer.leader_epoch == (0 if version >= 4 and answer.offset >= 0 else -1)
+            found.append((answer.offset, answer.timestamp))
+
+        newest = [(2, NOW + 100)] if version >= 7 else []
+        assert found == [(4, -1), (2, -1), (2, NOW + 100), (2, NOW + 100), (-1, -1), *newest]
+
+
+async def test_list_offsets_of_a_partition_that_is_led_elsewhere():
+    async with EmbeddedCluster(2, topics={"t": 2}) as cluster, RawClient(address(cluster)) as client:
+        wanted = [
+            ListOffsetsRequest.ListOffsetsPartition(partition_index=index, timestamp=-1) for index in (1, 5)
+        ]
+        topic = ListOffsetsRequest.ListOffsetsTopic(name="t", partitions=wanted)
+        response = await client.ask(ListOffsetsRequest(replica_id=-1, topics=[topic]), 7)
+
+        assert isinstance(response, ListOffsetsResponse)
+        errors = [answer.error_code for answer in response.topics[0].partitions]
+        assert errors == [ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]

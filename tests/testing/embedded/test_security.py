@@ -1,0 +1,213 @@
+"""The embedded brokers' side of TLS, SASL and sessions: clients of others get in, and who breaks the rules gets out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from pathlib import Path
+
+import aiokafka
+import pytest
+from aiokafka.abc import AbstractTokenProvider
+
+from aioproducer.protocol.error_codes import ErrorCode
+from aioproducer.protocol.messages import MetadataRequest, SaslAuthenticateRequest, SaslHandshakeRequest
+from aioproducer.testing import EmbeddedCluster, Security
+from aioproducer.testing.embedded import security as security_module
+from tests.conftest import MS
+from tests.security.test_mechanisms import jws
+from tests.support.certificates import (
+    authority_pem,
+    chain_pem,
+    client_certificate,
+    key_pem,
+    server_context,
+    write,
+)
+from tests.support.raw_client import RawClient, address
+from tests.testing.embedded.test_clients import in_thread, librdkafka_produces
+
+USERS = {"alice": "alice-secret", "bob": "bob-secret"}
+VALUES = [b"%d" % number for number in range(20)]
+
+
+# -------------------------------------------------------------------------------------------------- others' clients
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
+@pytest.mark.parametrize("protocol", ["SASL_PLAINTEXT", "SASL_SSL"])
+async def test_librdkafka_gets_in_by_user_and_password(tmp_path: Path, protocol, mechanism):
+    security = Security(
+        tls=server_context() if protocol == "SASL_SSL" else None, mechanisms=[mechanism], users=USERS
+    )
+    settings = {
+        "security.protocol": protocol,
+        "sasl.mechanism": mechanism,
+        "sasl.username": "alice",
+        "sasl.password": "alice-secret",
+    }
+    if protocol == "SASL_SSL":
+        settings["ssl.ca.location"] = write(tmp_path / "ca.pem", authority_pem())
+    async with EmbeddedCluster(topics={"t": 1}, security=security) as cluster:
+        failed = await in_thread(lambda: librdkafka_produces(cluster.bootstrap_servers, VALUES, **settings))
+
+        assert failed == []
+        assert [record.value for record in cluster.records("t")] == VALUES
+    assert set(security.authentications) == {("User:alice", mechanism)}
+
+
+async def test_librdkafka_gets_in_by_a_certificate(tmp_path: Path):
+    leaf = client_certificate("alice")
+    settings = {
+        "security.protocol": "SSL",
+        "ssl.ca.location": write(tmp_path / "ca.pem", authority_pem()),
+        "ssl.certificate.location": write(tmp_path / "cert.pem", chain_pem(leaf)),
+        "ssl.key.location": write(tmp_path / "key.pem", key_pem(leaf)),
+    }
+    security = Security(tls=server_context(wants_certificate=True))
+    async with EmbeddedCluster(topics={"t": 1}, security=security) as cluster:
+        failed = await in_thread(lambda: librdkafka_produces(cluster.bootstrap_servers, VALUES, **settings))
+
+        assert failed == []
+
+
+async def test_a_client_without_a_certificate_hears_why_it_is_refused(tmp_path: Path):
+    """By the alert of TLS, which comes behind the client's own end of the handshake."""
+    context = ssl.create_default_context(cadata=authority_pem())
+    async with EmbeddedCluster(security=Security(tls=server_context(wants_certificate=True))) as cluster:
+        reader, writer = await asyncio.open_connection("127.0.0.1", cluster.broker(0).port, ssl=context)
+        with pytest.raises(ssl.SSLError, match="CERTIFICATE_REQUIRED"):
+            await reader.read(1)
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
+class Tokens(AbstractTokenProvider):
+    async def token(self) -> str:
+        return jws("carol")
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"])
+async def test_aiokafka_gets_in(mechanism):
+    security = Security(tls=server_context(), mechanisms=[mechanism], users=USERS)
+    who = {"sasl_plain_username": "alice", "sasl_plain_password": "alice-secret"}
+    if mechanism == "OAUTHBEARER":
+        who = {"sasl_oauth_token_provider": Tokens()}
+    async with EmbeddedCluster(topics={"t": 1}, security=security) as cluster:
+        producer = aiokafka.AIOKafkaProducer(
+            bootstrap_servers=cluster.bootstrap_servers,
+            security_protocol="SASL_SSL",
+            sasl_mechanism=mechanism,
+            ssl_context=ssl.create_default_context(cadata=authority_pem()),
+            **who,
+        )
+        await producer.start()
+        await producer.send_and_wait("t", b"x")
+        await producer.stop()
+
+        assert len(cluster.records("t")) == 1
+
+
+# ----------------------------------------------------------------------------------------------------------- the rules
+
+
+def plain(user: str = "alice", password: str | None = None) -> SaslAuthenticateRequest:
+    return SaslAuthenticateRequest(auth_bytes=f"\0{user}\0{password or USERS[user]}".encode())
+
+
+async def authenticated(client: RawClient, user: str = "alice") -> int:
+    """PLAIN; returns the life of the session in milliseconds."""
+    assert (await client.ask(SaslHandshakeRequest(mechanism="PLAIN"), 1)).error_code == 0
+    answer = await client.ask(plain(user), 2)
+    assert answer.error_code == 0
+    return answer.session_lifetime_ms
+
+
+def cluster_of(**settings: object) -> EmbeddedCluster:
+    return EmbeddedCluster(security=Security(mechanisms=["PLAIN", "SCRAM-SHA-256"], users=USERS, **settings))
+
+
+METADATA = MetadataRequest(topics=[])
+
+
+async def test_nothing_is_served_before_authentication():
+    async with cluster_of() as cluster, RawClient(address(cluster)) as client:
+        client.send(METADATA, 12)
+        assert await client.is_closed()
+
+
+async def test_nothing_is_served_between_the_handshake_and_the_end_of_authentication():
+    async with cluster_of() as cluster, RawClient(address(cluster)) as client:
+        await client.ask(SaslHandshakeRequest(mechanism="PLAIN"), 1)
+        client.send(METADATA, 12)
+        assert await client.is_closed()
+
+
+async def test_everything_is_served_after_authentication():
+    async with cluster_of() as cluster, RawClient(address(cluster)) as client:
+        assert await authenticated(client) == 0
+        await client.metadata("t")
+
+
+async def test_a_wrong_password_is_told_so_and_an_unknown_mechanism_gets_the_list():
+    async with cluster_of() as cluster, RawClient(address(cluster)) as client:
+        answer = await client.ask(SaslHandshakeRequest(mechanism="GSSAPI"), 1)
+        assert answer.error_code == ErrorCode.UNSUPPORTED_SASL_MECHANISM
+        assert answer.mechanisms == ["PLAIN", "SCRAM-SHA-256"]
+
+        await client.ask(SaslHandshakeRequest(mechanism="PLAIN"), 1)
+        answer = await client.ask(plain(password="wrong"), 2)
+        assert answer.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
+        assert answer.error_message == "Authentication failed: Invalid username or password"
+        assert cluster.security.failures == 1
+
+
+async def test_a_cluster_without_sasl_says_so():
+    async with EmbeddedCluster() as cluster, RawClient(address(cluster)) as client:
+        answer = await client.ask(SaslHandshakeRequest(mechanism="PLAIN"), 1)
+        assert answer.error_code == ErrorCode.ILLEGAL_SASL_STATE
+        answer = await client.ask(plain(), 2)
+        assert answer.error_code == ErrorCode.ILLEGAL_SASL_STATE
+
+
+async def test_a_session_that_is_over_serves_nothing_but_an_authentication_anew(monkeypatch):
+    monkeypatch.setattr(security_module, "PAUSE_BETWEEN_AUTHENTICATIONS", 0.0)
+    async with cluster_of(session_lifetime=30 * MS) as cluster:
+        async with RawClient(address(cluster)) as client:
+            assert await authenticated(client) == int(30 * MS * 1000)
+            await asyncio.sleep(60 * MS)
+            await authenticated(client)
+            await client.metadata("t")
+            await asyncio.sleep(60 * MS)
+            client.send(METADATA, 12)
+            assert await client.is_closed()
+
+
+async def test_an_authentication_anew_has_to_be_of_the_same_principal_and_mechanism(monkeypatch):
+    monkeypatch.setattr(security_module, "PAUSE_BETWEEN_AUTHENTICATIONS", 0.0)
+    async with cluster_of(session_lifetime=30.0) as cluster, RawClient(address(cluster)) as client:
+        await authenticated(client)
+        answer = await client.ask(SaslHandshakeRequest(mechanism="SCRAM-SHA-256"), 1)
+        assert answer.error_code == ErrorCode.ILLEGAL_SASL_STATE
+
+        await client.ask(SaslHandshakeRequest(mechanism="PLAIN"), 1)
+        answer = await client.ask(plain("bob"), 2)
+        assert answer.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
+        assert "Cannot change principals" in answer.error_message
+
+
+async def test_an_authentication_anew_within_a_second_is_refused():
+    async with cluster_of(session_lifetime=30.0) as cluster, RawClient(address(cluster)) as client:
+        await authenticated(client)
+        answer = await client.ask(SaslHandshakeRequest(mechanism="PLAIN"), 1)
+        assert answer.error_code == ErrorCode.ILLEGAL_SASL_STATE
+
+
+async def test_a_client_that_does_not_know_of_sessions_is_not_ended():
+    async with cluster_of(session_lifetime=10 * MS) as cluster, RawClient(address(cluster)) as client:
+        await client.ask(SaslHandshakeRequest(mechanism="PLAIN"), 1)
+        await client.ask(plain(), 0)
+        await asyncio.sleep(30 * MS)
+        await client.metadata("t")

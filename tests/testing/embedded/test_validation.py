@@ -1,0 +1,259 @@
+"""What the embedded leader checks of a batch. The conformance cases hold the same against a real Kafka."""
+
+from __future__ import annotations
+
+import struct
+
+import crc32c
+import pytest
+
+from aioproducer.errors import ProtocolError
+from aioproducer.protocol.compression import Codec, compressor
+from aioproducer.protocol.error_codes import ErrorCode
+from aioproducer.protocol.recordbatch import ATTRIBUTES_AT, CRC_AT, check_crc, read_header, read_records
+from aioproducer.testing import EmbeddedCluster
+from aioproducer.testing.embedded.decompression import decompress, decompress_as_broker
+from aioproducer.testing.embedded.log import AppendError
+from aioproducer.testing.embedded.log_config import HOUR_MS, LogConfig
+from aioproducer.testing.embedded.record_scan import scan_records
+from aioproducer.testing.embedded.validation import RequestError, ValidBatch, only_batch, validate
+from tests.support.conformance.crafted import batch_of_payload, crafted, record
+from tests.support.oracle import OracleRecord, encode_batch, encode_records
+from tests.support.raw_client import NOW, RawClient, address, batch_of, produce_request
+
+CONFIG = LogConfig()
+PACKED = (Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD)
+
+
+def validated(batch: bytes, config: LogConfig = CONFIG, now_ms: int = NOW) -> ValidBatch:
+    return validate(only_batch(memoryview(batch), 12), config, now_ms)
+
+
+def refusal(batch: bytes | None, config: LogConfig = CONFIG) -> AppendError:
+    with pytest.raises(AppendError) as caught:
+        validate(only_batch(None if batch is None else memoryview(batch), 12), config, NOW)
+    return caught.value
+
+
+def test_a_batch_that_needs_no_change_is_not_copied():
+    batch = batch_of(b"a", b"b")
+
+    valid = validated(batch)
+
+    assert isinstance(valid.data, memoryview)
+    assert valid.data.obj is batch
+    assert valid.header == read_header(batch)
+
+
+def test_what_stands_behind_the_batch_is_left_out():
+    batch = batch_of(b"a")
+
+    assert validated(batch + batch[:50]).data == batch
+
+
+def test_no_batch_is_refused():
+    for nothing in (None, b"", batch_of(b"x")[:-1]):
+        assert refusal(nothing).code is ErrorCode.INVALID_RECORD
+
+
+def changed(format: str, at: int, value: int, batch: bytes | None = None) -> bytes:
+    """A batch with another number in its header, and the right checksum."""
+    data = bytearray(batch_of(b"a", b"b") if batch is None else batch)
+    struct.pack_into(format, data, at, value)
+    struct.pack_into(">I", data, CRC_AT, crc32c.crc32c(bytes(data[ATTRIBUTES_AT:])))
+    return bytes(data)
+
+
+REPACKED = LogConfig(compression_type="gzip")
+REPACKED_LATER = LogConfig(compression_type="gzip", message_timestamp_type="LogAppendTime")
+
+
+@pytest.mark.parametrize("config", [REPACKED, REPACKED_LATER])
+@pytest.mark.parametrize(
+    "batch",
+    [
+        changed(">q", 27, -5),
+        batch_of(b"a", timestamp=-2),
+        changed(">q", 43, -2),
+        changed(">h", 51, 0, changed(">q", 43, -2)),
+        changed(">i", 53, 0, changed(">q", 43, -2)),
+    ],
+    ids=["base time", "time", "producer id", "producer id, epoch 0", "producer id, sequence 0"],
+)
+def test_kafka_refuses_to_pack_negative_times_and_half_a_producer_again(batch, config):
+    assert refusal(batch, config).code is ErrorCode.UNKNOWN_SERVER_ERROR
+    assert validated(batch).header.base_timestamp == read_header(batch).base_timestamp, "it is kept as it is"
+
+
+def test_a_negative_producer_id_with_epoch_and_sequence_is_packed_again():
+    batch = changed(">i", 53, 0, changed(">h", 51, 0, changed(">q", 43, -2)))
+
+    assert validated(batch, REPACKED).header.producer_id == -2
+
+
+@pytest.mark.parametrize("codec", [5, 6, 7])
+def test_an_unknown_codec_below_version_7_fails_the_request(codec):
+    batch = changed(">h", ATTRIBUTES_AT, codec)
+
+    with pytest.raises(RequestError, match=f"no codec {codec}"):
+        only_batch(memoryview(batch), 6)
+    assert only_batch(memoryview(batch), 7) == batch
+    assert refusal(batch).code is ErrorCode.UNKNOWN_SERVER_ERROR
+
+
+def short(length: int) -> bytes:
+    """A batch that is as long as it says, and shorter than a header."""
+    data = bytearray(batch_of(b"a")[: 12 + length])
+    struct.pack_into(">i", data, 8, length)
+    return bytes(data)
+
+
+@pytest.mark.parametrize("length", [14, 17, 38])
+@pytest.mark.parametrize("version", [3, 9])
+async def test_a_batch_without_a_whole_producer_id_fails_the_request(length, version):
+    async with EmbeddedCluster(topics={"t": 2}) as cluster, RawClient(address(cluster)) as client:
+        request = produce_request({("t", 0): short(length), ("t", 1): batch_of(b"a")})
+        response = await client.ask(request, version)
+
+        parts = response.responses[0].partition_responses
+        assert [(part.index, part.error_code, part.base_offset, part.log_start_offset) for part in parts] == [
+            (0, -1, -1, -1),
+            (1, -1, -1, -1),
+        ]
+        assert cluster.records("t") == []
+
+
+async def test_a_batch_with_a_producer_id_and_no_whole_header_concerns_its_partition_alone():
+    async with EmbeddedCluster(topics={"t": 2}) as cluster, RawClient(address(cluster)) as client:
+        request = produce_request({("t", 0): short(39), ("t", 1): batch_of(b"a")})
+        response = await client.ask(request, 9)
+
+        parts = response.responses[0].partition_responses
+        assert [part.error_code for part in parts] == [ErrorCode.CORRUPT_MESSAGE, 0]
+
+
+def test_log_append_time_is_written_with_a_new_checksum():
+    valid = validated(batch_of(b"a", b"b"), LogConfig(message_timestamp_type="LogAppendTime"), NOW + 1000)
+
+    check_crc(valid.data)
+    assert read_header(valid.data) == valid.header
+    assert (valid.header.log_append_time, valid.header.max_timestamp) == (True, NOW + 1000)
+
+
+@pytest.mark.parametrize("codec", PACKED)
+def test_a_topics_codec_packs_the_records_anew(codec: Codec):
+    records = [OracleRecord(NOW, b"k", b"v" * 100), OracleRecord(NOW - 5, None, None, (("h", b"1"),))]
+    batch = encode_batch(records, producer_id=7, producer_epoch=1, base_sequence=3)
+
+    valid = validated(batch, LogConfig(compression_type=codec.name.lower()))
+    back = validated(bytes(valid.data), LogConfig(compression_type="uncompressed"))
+
+    check_crc(valid.data)
+    assert read_header(valid.data) == valid.header
+    assert valid.header.codec is codec
+    assert bytes(back.data) == crafted(batch)
+
+
+def test_all_records_that_are_to_blame_are_named():
+    config = LogConfig(cleanup_policy="compact", message_timestamp_after_max_ms=HOUR_MS)
+    good, keyless = OracleRecord(NOW, b"k"), OracleRecord(NOW)
+    early = OracleRecord(NOW + HOUR_MS + 1, b"k")
+
+    error = refusal(encode_batch([good, keyless, early, keyless]), config)
+
+    assert error.code is ErrorCode.INVALID_TIMESTAMP
+    assert list(error.record_errors) == [1, 2, 3]
+    assert error.is_told
+    assert refusal(encode_batch([good, keyless]), config).code is ErrorCode.INVALID_RECORD
+
+
+def test_a_timestamp_may_be_as_far_away_as_the_topic_says():
+    config = LogConfig(message_timestamp_after_max_ms=10, message_timestamp_before_max_ms=20)
+
+    for allowed in (NOW + 10, NOW - 20, -1):
+        validated(encode_batch([OracleRecord(allowed)]), config)
+    for refused in (NOW + 11, NOW - 21, -2):
+        assert refusal(encode_batch([OracleRecord(refused)]), config).code is ErrorCode.INVALID_TIMESTAMP
+
+
+def test_records_are_stepped_over_as_they_are_read():
+    records = [
+        OracleRecord(NOW + index, bytes(index) or None, bytes(3 * index), (("h", None), ("i", bytes(index))))
+        for index in range(200)
+    ]
+    batch = encode_batch(records)
+
+    scanned = scan_records(batch[61:], read_header(batch))
+
+    read = list(read_records(batch[61:], read_header(batch)))
+    assert scanned.timestamps == [found.timestamp for found in read]
+    assert scanned.keyless == [index for index, found in enumerate(read) if found.key is None]
+    assert scanned.are_numbered
+    assert len(scanned.bodies) == 200
+
+
+def test_every_cut_and_every_flipped_byte_is_refused_or_read():
+    payload = record(b"value", key=b"key", headers=b"\x02\x02h\x02v")
+    header = read_header(batch_of_payload(payload))
+
+    for end in range(len(payload)):
+        with pytest.raises(ProtocolError):
+            scan_records(payload[:end], header)
+    for at in range(len(payload)):
+        for flip in (0x01, 0x80, 0xFF):
+            try:
+                scan_records(payload[:at] + bytes([payload[at] ^ flip]) + payload[at + 1 :], header)
+            except ProtocolError:
+                pass  # and nothing else
+
+
+@pytest.mark.parametrize("codec", PACKED)
+def test_a_broker_unpacks_what_a_producer_packs(codec: Codec):
+    unpacked = encode_records([OracleRecord(NOW, b"k", b"v" * 1000)])
+    packed = compressor(codec, None)(unpacked)
+
+    assert decompress_as_broker(codec, packed) == decompress(codec, packed) == unpacked
+    with pytest.raises(ProtocolError, match="more than the 100"):
+        decompress_as_broker(codec, packed, 100)
+
+
+@pytest.mark.parametrize("codec", [Codec.GZIP, Codec.SNAPPY, Codec.ZSTD])
+def test_a_broker_goes_on_with_a_second_part(codec: Codec):
+    pack = compressor(codec, None)
+
+    assert decompress_as_broker(codec, pack(b"a" * 2000) + pack(b"b")) == b"a" * 2000 + b"b"
+    with pytest.raises(ProtocolError, match="allowed"):
+        decompress_as_broker(codec, pack(b"a" * 2000) + pack(b"b"), 2000)
+
+
+# Settings
+
+
+def test_config_takes_kafkas_names_and_refuses_others():
+    config = CONFIG.changed({"max.message.bytes": "1000", "message.timestamp.type": "LogAppendTime"})
+
+    assert config == LogConfig(max_message_bytes=1000, message_timestamp_type="LogAppendTime")
+    assert CONFIG.changed({"retention.ms": "1"}) == CONFIG
+    assert CONFIG.changed({"cleanup.policy": "compact, delete"}).is_compacted
+    assert CONFIG.changed({"compression.type": "zstd"}).codec is Codec.ZSTD
+    assert CONFIG.changed({"compression.type": "producer"}).codec is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("retention", "1"),
+        ("max.message.bytes", "many"),
+        ("max.message.bytes", "-1"),
+        ("max.message.bytes", None),
+        ("min.insync.replicas", "0"),
+        ("message.timestamp.type", "x"),
+        ("cleanup.policy", "burn"),
+        ("compression.type", "zip"),
+        ("min.cleanable.dirty.ratio", "2"),
+        ("preallocate", "perhaps"),
+    ],
+)
+def test_a_setting_that_makes_no_sense_is_named(name: str, value: str | None):
+    with pytest.raises(ValueError, match=f"topic config {name}={value}"):
+        CONFIG.changed({name: value})

@@ -1,0 +1,196 @@
+"""`python -m aioproducer.testing`: a cluster in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+
+import pytest
+
+from aioproducer.protocol.messages import ApiVersionsRequest, MetadataRequest
+from aioproducer.testing import EmbeddedCluster
+from tests.support.raw_client import RawClient, batch_of
+
+WAIT = 30.0  # seconds; more than any of this takes on a slow machine
+COMMAND = ("-W", "error", "-m", "aioproducer.testing")
+
+
+@contextlib.asynccontextmanager
+async def command(*arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """The command as a child of this process; it is killed if it does not end by itself."""
+    child = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *COMMAND,
+        *arguments,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONDEVMODE": "1"},
+    )
+    try:
+        yield child
+    finally:
+        if child.returncode is None:
+            child.kill()
+        await child.communicate()
+
+
+async def listening(child: asyncio.subprocess.Process) -> list[str]:
+    """The addresses, once it is up."""
+    assert child.stdout is not None
+    line = (await asyncio.wait_for(child.stdout.readline(), WAIT)).decode()
+    assert line.startswith("listening on 127.0.0.1:")
+    return line.removeprefix("listening on ").strip().split(",")
+
+
+async def ended(child: asyncio.subprocess.Process) -> tuple[int | None, str, str]:
+    """Exit status, output and error output."""
+    out, errors = await asyncio.wait_for(child.communicate(), WAIT)
+    return child.returncode, out.decode(), errors.decode()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_the_command_serves_until_a_signal_and_leaves_with_0(number):
+    async with command("--brokers", "3", "--port", "0", "--topic", "t:4") as child:
+        servers = await listening(child)
+        async with RawClient(servers[0]) as client:
+            described = await client.metadata("t")
+            assert (await client.produce(batch_of(b"a"))).error_code == 0
+        child.send_signal(number)
+
+        assert await ended(child) == (0, "", "")
+        assert [f"127.0.0.1:{broker.port}" for broker in described.brokers] == servers
+        assert len(described.topics[0].partitions) == 4
+
+
+async def test_the_command_ends_although_clients_hang():
+    async with command("--port", "0") as child:
+        (server,) = await listening(child)
+        async with RawClient(server) as silent, RawClient(server) as halfway:
+            halfway.writer.write(b"\x00\x00\x01\x00half a request")
+            await halfway.writer.drain()
+            await silent.metadata()
+            child.terminate()
+
+            assert await ended(child) == (0, "", "")
+            assert await silent.is_closed()
+            assert await halfway.is_closed()
+
+
+def two_free_ports() -> int:
+    """The first of two free ports, one after the other."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port: int = first.getsockname()[1]
+            with contextlib.suppress(OSError, OverflowError):  # somebody has the second one, or there is none
+                second.bind(("127.0.0.1", port + 1))
+                return port
+
+
+async def test_the_command_takes_the_ports_from_the_first_one_on():
+    port = two_free_ports()
+    async with command("--brokers", "2", "--port", str(port)) as child:
+        assert await listening(child) == [f"127.0.0.1:{port}", f"127.0.0.1:{port + 1}"]
+
+
+async def test_the_command_behaves_like_the_release_that_is_named():
+    async with command("--port", "0", "--versions", "2.1", "--topic", "t") as child:
+        (server,) = await listening(child)
+        async with RawClient(server) as client:
+            assert (await client.metadata("t", version=7)).topics[0].error_code == 0
+        async with RawClient(server) as client:
+            client.send(MetadataRequest(topics=[]), 8)
+            assert await client.is_closed()
+
+
+@pytest.mark.parametrize("level", [1, 2])
+async def test_the_command_has_the_transactions_that_are_asked_for(level):
+    async with command("--port", "0", "--transaction-version", str(level)) as child:
+        (server,) = await listening(child)
+        async with RawClient(server) as client:
+            request = ApiVersionsRequest(client_software_name="test", client_software_version="1")
+            described = await client.ask(request, 3)
+
+        levels = {feature.name: feature.max_version_level for feature in described.finalized_features}
+        assert levels["transaction.version"] == level
+
+
+async def test_the_command_ends_with_its_standard_input_if_it_is_told_to():
+    async with command("--port", "0", "--stop-with-stdin") as child:
+        await listening(child)
+        assert child.stdin is not None
+        child.stdin.write(b"what is written there means nothing\n")
+        await child.stdin.drain()
+        child.stdin.close()
+
+        assert await ended(child) == (0, "", "")
+
+
+async def test_the_command_does_not_outlive_a_parent_that_is_killed():
+    parent = (
+        "import subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-m', 'aioproducer.testing', '--port', '0',"
+        " '--stop-with-stdin'], stdin=subprocess.PIPE)\n"
+        "time.sleep(600)\n"
+    )
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", parent, stdout=asyncio.subprocess.PIPE
+    )
+    await listening(process)
+    process.kill()
+
+    # The grandchild has the same standard output: it ends when both have gone.
+    assert process.stdout is not None
+    assert await asyncio.wait_for(process.stdout.read(), WAIT) == b""
+    await process.wait()
+
+
+async def test_the_command_names_a_port_that_is_taken_and_what_to_do():
+    async with EmbeddedCluster() as cluster:
+        port = cluster.nodes[0].port
+        async with command("--port", str(port)) as child:
+            status, out, errors = await ended(child)
+
+    assert (status, out) == (1, "")
+    assert str(port) in errors
+    assert "--port 0 takes free ones" in errors
+    assert len(errors.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--brokers", "0"], "argument --brokers: '0' is not a number from 1 on"),
+        (["--brokers", "three"], "argument --brokers: 'three' is not a number from 1 on"),
+        (["--port", "65536"], "argument --port: '65536' is not a port"),
+        (["--port", "65535", "--brokers", "2"], "--port 65535 --brokers 2 goes on to port 65536"),
+        (["--versions", "9.9"], "versions='9.9' is not one of 0.11"),
+        (["--topic", "a/b:1"], "topic 'a/b' can't be made: a name has"),
+        (["--topic", "a:0"], "argument --topic: '0' is not a number from 1 on"),
+        (["--topic", "a:1", "--topic", "a:2"], "--topic a is there twice"),
+        (["--partitions", "-1"], "argument --partitions: '-1' is not a number from 1 on"),
+        (["--broker", "1", "--nonsense"], "unrecognized arguments: --nonsense"),
+    ],
+)
+async def test_the_command_explains_arguments_that_make_no_sense(arguments, problem):
+    async with command("--port", "0", *arguments) as child:
+        status, out, errors = await ended(child)
+
+    assert (status, out) == (2, "")
+    assert errors.startswith(problem)
+    assert len(errors.splitlines()) == 1
+
+
+async def test_the_command_tells_what_it_can_do():
+    async with command("--help") as child:
+        status, out, errors = await ended(child)
+
+    assert (status, errors) == (0, "")
+    for name in ("--brokers", "--port", "--topic", "--versions", "--stop-with-stdin", "azure-", "SIGTERM"):
+        assert name in out

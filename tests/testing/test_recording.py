@@ -1,0 +1,525 @@
+"""RecordingProducer: takes and refuses what Producer does, and tells what it was given."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import itertools
+import pickle
+import threading
+
+import pytest
+
+from aioproducer import (
+    BufferFullError,
+    DeliveryError,
+    InvalidRecordError,
+    Outcome,
+    Producer,
+    ProducerClosed,
+    RecordMetadata,
+    TopicPartition,
+)
+from aioproducer.errors import (
+    BufferTimeoutError,
+    IllegalStateError,
+    InvalidTopicError,
+    MetadataTimeoutError,
+    ProducerNotStartedError,
+    TransactionAbortableError,
+    UnknownPartitionError,
+)
+from aioproducer.partitioner import murmur2_partition
+from aioproducer.testing import EmbeddedCluster, RecordingProducer, SentRecord
+from tests.conftest import MS
+
+
+def public_calls(cls):
+    return {
+        name: member
+        for name, member in inspect.getmembers(cls, callable)
+        if not name.startswith("_") or name in ("__init__", "__aenter__", "__aexit__")
+    }
+
+
+def test_every_call_of_the_producer_has_the_same_signature():
+    double = public_calls(RecordingProducer)
+
+    for name, call in public_calls(Producer).items():
+        try:
+            expected = inspect.signature(call)
+        except ValueError:  # compiled
+            assert double[name] is call or getattr(RecordingProducer, name) == call, name
+            continue
+        assert inspect.signature(double[name]) == expected, name
+
+
+def test_it_is_a_producer_for_those_who_ask():
+    assert isinstance(RecordingProducer(), Producer)
+    assert inspect.signature(RecordingProducer) == inspect.signature(Producer)
+
+
+async def test_what_is_sent_is_recorded_in_order():
+    async with RecordingProducer() as producer:
+        producer.set_partitions("orders", 3)
+        await producer.send("orders", b"1", b"key", 2, 1_700_000_000_000, [("trace", b"x"), ("none", None)])
+        await producer.send("orders", bytearray(b"2"), partition=2, timestamp_ms=5)
+        await producer.send("orders", None, memoryview(b"k"), partition=0, timestamp_ms=6)
+
+        assert producer.sent == [
+            SentRecord(
+                "orders",
+                2,
+                0,
+                b"key",
+                b"1",
+                (("trace", b"x"), ("none", None)),
+                1_700_000_000_000,
+            ),
+            SentRecord("orders", 2, 1, None, b"2", (), 5),
+            SentRecord("orders", 0, 0, b"k", None, (), 6),
+        ]
+
+
+async def test_a_record_of_many_mib_is_recorded_whole():
+    value = bytes(range(256)) * 20_000
+    async with RecordingProducer(max_request_size=6_000_000) as producer:
+        await producer.send("t", value)
+
+        assert producer.sent[0].value == value
+
+
+async def test_deliveries_have_plausible_metadata():
+    async with RecordingProducer() as producer:
+        first = await producer.send("orders", b"1", timestamp_ms=7)
+        second = await producer.send_and_wait("orders", b"2")
+        third = await producer.try_send("orders", b"3")
+
+    assert asyncio.isfuture(first)
+    assert await first == RecordMetadata("orders", 0, 0, 7, 0, 0)
+    assert (second.offset, third.offset) == (1, 2)
+    assert second.topic_partition == TopicPartition("orders", 0)
+    assert second.timestamp > 1_700_000_000_000
+
+
+async def test_without_acknowledgements_there_are_no_offsets():
+    async with RecordingProducer(acks=0, enable_idempotence=False) as producer:
+        metadata = await producer.send_and_wait("orders", b"1")
+
+    assert metadata.offset is None
+    assert producer.sent[0].offset == 0
+
+
+async def test_keys_go_where_the_producer_puts_them():
+    keys = [f"key-{number}".encode() for number in range(50)]
+    async with RecordingProducer() as producer:
+        producer.set_partitions("orders", 12)
+        for key in keys:
+            await producer.send("orders", b"", key=key)
+
+    assert [record.partition for record in producer.sent] == [murmur2_partition(key, 12) for key in keys]
+
+
+@pytest.mark.parametrize(
+    ("partitioner", "expected"),
+    [("round_robin", [0, 1, 2, 0, 1]), (lambda key, every, available: every[-1], [2, 2, 2, 2, 2])],
+)
+async def test_the_setting_partitioner_is_honoured(partitioner, expected):
+    async with RecordingProducer(partitioner=partitioner) as producer:
+        producer.default_partitions = 3
+        for _ in range(5):
+            await producer.send("orders", b"")
+
+    assert [record.partition for record in producer.sent] == expected
+
+
+async def test_records_without_a_key_stay_in_a_partition_for_a_batch():
+    async with RecordingProducer(batch_size=1000) as producer:
+        producer.set_partitions("orders", 100)
+        for _ in range(40):
+            await producer.send("orders", bytes(100))
+
+    chosen = [record.partition for record in producer.sent]
+    changes = sum(before != after for before, after in itertools.pairwise(chosen))
+    assert 2 <= changes <= 5
+
+
+async def test_serializers_and_interceptors_run_as_in_the_producer():
+    told = []
+
+    class Trace:
+        def on_send(self, record):
+            return record._replace(headers=[("trace", b"1")])
+
+        def on_acknowledgement(self, result):
+            told.append(result)
+
+    class Framed:
+        async def serialize(self, topic, value, headers):
+            return f"{topic}:{value}:{headers[0][0]}".encode()
+
+    settings = {"key_serializer": str.encode, "value_serializer": Framed(), "interceptors": [Trace()]}
+    async with RecordingProducer(**settings) as producer:
+        await producer.send("orders", 7, key="k")
+        producer.fail_next()
+        await producer.send("orders", 8, key="k")
+        await asyncio.sleep(0)
+        with pytest.raises(IllegalStateError, match=r"async value_serializer .*Framed"):
+            producer.try_send("orders", 9)
+
+    [record] = producer.sent
+    assert (record.key, record.value, record.headers) == (b"k", b"orders:7:trace", (("trace", b"1"),))
+    assert [type(result).__name__ for result in told] == [
+        "RecordMetadata",
+        "DeliveryError",
+        "IllegalStateError",
+    ]
+
+
+# ------------------------------------------------------------------------------------ as the producer does it
+
+BAD_RECORDS = [
+    {"topic": 7},
+    {"topic": ""},
+    {"topic": "no/slash"},
+    {"topic": ".."},
+    {"topic": "orders", "value": "text"},
+    {"topic": "orders", "key": 7},
+    {"topic": "orders", "partition": -1},
+    {"topic": "orders", "partition": "1"},
+    {"topic": "orders", "partition": True},
+    {"topic": "orders", "timestamp_ms": -1},
+    {"topic": "orders", "timestamp_ms": "now"},
+    {"topic": "orders", "headers": {"a": b"b"}},
+    {"topic": "orders", "headers": [("a", "b")]},
+    {"topic": "orders", "headers": [(b"a", b"b")]},
+    {"topic": "orders", "headers": [("a",)]},
+    {"topic": "orders", "value": bytes(2_000_000)},
+    {"topic": "orders", "value": b"", "timeout": -1},
+    {"topic": "orders", "value": b"", "timeout": "soon"},
+]
+
+
+async def refusal(producer, record):
+    with pytest.raises(Exception) as refused:  # noqa: PT011 - which one it is, the two producers have to agree on
+        await producer.send(**record)
+    return type(refused.value), str(refused.value)
+
+
+@pytest.mark.parametrize("record", BAD_RECORDS, ids=lambda record: repr(record)[:60])
+async def test_bad_input_is_refused_with_the_producers_words(record):
+    async with EmbeddedCluster(topics={"orders": 1}) as cluster:
+        async with Producer(cluster.bootstrap_servers) as producer:
+            expected = await refusal(producer, record)
+
+    async with RecordingProducer() as double:
+        told = await refusal(double, record)
+
+    assert told == expected
+    assert issubclass(told[0], InvalidRecordError)
+    assert double.sent == []
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda producer: producer.send("orders", b""),
+        lambda producer: producer.send_and_wait("orders", b""),
+        lambda producer: producer.partitions_for("orders"),
+        lambda producer: producer.flush(),
+    ],
+)
+async def test_it_can_be_used_between_start_and_close_only(call):
+    producer = RecordingProducer()
+
+    with pytest.raises(ProducerNotStartedError, match="not started"):
+        await call(producer)
+    with pytest.raises(ProducerNotStartedError, match="not started"):
+        producer.try_send("orders", b"")
+    await producer.start()
+    with pytest.raises(IllegalStateError, match="start\\(\\) works once"):
+        await producer.start()
+    await call(producer)
+    await producer.stop()
+    with pytest.raises(ProducerClosed, match="closed"):
+        await call(producer)
+    with pytest.raises(ProducerClosed, match="closed"):
+        producer.create_batch()
+
+
+async def test_records_of_a_transaction_are_sent_once_it_is_committed():
+    async with RecordingProducer(transactional_id="orders-1") as producer:
+        async with producer.transaction() as transaction:
+            await producer.send("orders", b"1")
+            await transaction.send_offsets({TopicPartition("in", 0): 17}, "group")
+            assert [record.value for record in producer.uncommitted] == [b"1"]
+            assert (producer.sent, producer.committed_offsets) == ([], {})
+        async with producer.transaction() as transaction:
+            await producer.send("orders", b"2")
+            await transaction.send_offsets({TopicPartition("in", 1): 5}, "group")
+
+    assert [record.value for record in producer.sent] == [b"1", b"2"]
+    assert producer.uncommitted == []
+    offsets = producer.committed_offsets["group"]
+    assert {place.partition: offset.offset for place, offset in offsets.items()} == {0: 17, 1: 5}
+
+
+async def test_records_of_a_transaction_that_is_aborted_are_forgotten():
+    async with RecordingProducer(transactional_id="orders-1") as producer:
+        await producer.begin_transaction()
+        await producer.send("orders", b"1")
+        await producer.send_offsets_to_transaction({TopicPartition("in", 0): 17}, "group")
+        await producer.abort_transaction()
+        await producer.begin_transaction()
+        await producer.send("orders", b"2")
+        await producer.commit_transaction()
+
+    assert [record.value for record in producer.sent] == [b"2"]
+    assert producer.committed_offsets == {}
+
+
+async def test_a_transaction_with_a_failed_record_can_not_be_committed():
+    async with RecordingProducer(transactional_id="orders-1") as producer:
+        producer.fail_next()
+        await producer.begin_transaction()
+        await producer.send("orders", b"1")
+        with pytest.raises(TransactionAbortableError):
+            await producer.send("orders", b"2")
+        with pytest.raises(TransactionAbortableError):
+            await producer.commit_transaction()
+        await producer.abort_transaction()
+        async with producer.transaction():
+            await producer.send("orders", b"3")
+
+    assert [record.value for record in producer.sent] == [b"3"]
+
+
+async def test_transactions_can_be_shared_and_fenced():
+    async with RecordingProducer(transactional_id="orders-1") as producer:
+        producer.set_partitions("orders", 2)
+        await producer.begin_transaction()
+        handle = await producer.export_transaction([("orders", 1)])
+        participant = RecordingProducer.attach(handle, partitions=[("orders", 1)])
+        participant.set_partitions("orders", 2)
+        async with participant:
+            await participant.send("orders", b"1", partition=1)
+        await producer.send("orders", b"2", partition=0)
+        await producer.fence_transaction()
+
+    assert [record.value for record in participant.uncommitted] == [b"1"]
+    assert participant.sent == []
+    assert (producer.sent, producer.uncommitted) == ([], [])
+
+
+async def test_transactions_are_refused_where_the_producer_refuses_them():
+    async with RecordingProducer() as producer:
+        with pytest.raises(IllegalStateError, match="needs a producer with a transactional_id"):
+            await producer.begin_transaction()
+    async with RecordingProducer(transactional_id="orders-1") as producer:
+        with pytest.raises(IllegalStateError, match="send does not fit"):
+            await producer.send("orders", b"1")
+        with pytest.raises(IllegalStateError, match="commit_transaction does not fit"):
+            await producer.commit_transaction()
+        await producer.begin_transaction()  # and left to close()
+
+    assert producer.sent == []
+
+
+async def test_try_send_learns_of_a_topic_by_being_refused_once():
+    async with RecordingProducer() as producer:
+        with pytest.raises(BufferFullError, match="not known yet"):
+            producer.try_send("orders", b"1")
+        await producer.send("others", b"2")
+        producer.try_send("orders", b"3")
+
+    assert [record.value for record in producer.sent] == [b"2", b"3"]
+
+
+async def test_batches_that_are_built_by_hand_are_recorded():
+    async with RecordingProducer(compression_type="zstd") as producer:
+        producer.set_partitions("orders", 2)
+        await producer.send("orders", b"0", partition=1)
+        for size in (10, 20_000):  # compressed at once, and in a thread
+            batch = producer.create_batch()
+            batch.append(key=b"a", value=bytes(size), timestamp=5)
+            batch.append(key=None, value=b"2", timestamp=6, headers=[("h", b"")])
+            metadata = await (await producer.send_batch(batch, "orders", partition=1))
+        producer.fail_next()
+        batch = producer.create_batch()
+        batch.append(key=None, value=b"lost")
+        failed = await producer.send_batch(batch, "orders", partition=0)
+
+        with pytest.raises(DeliveryError):
+            await failed
+        with pytest.raises(IllegalStateError, match="sent before"):
+            await producer.send_batch(batch, "orders", partition=1)
+
+    assert metadata.offset == 3
+    assert [record.offset for record in producer.sent] == [0, 1, 2, 3, 4]
+    assert producer.sent[2] == SentRecord("orders", 1, 2, None, b"2", (("h", b""),), 6)
+
+
+async def test_partitions_are_those_that_the_test_has_set():
+    producer = RecordingProducer()
+    producer.set_partitions("orders", 2)
+    async with producer:
+        assert await producer.partitions_for("orders") == {0, 1}
+        producer.set_partitions("orders", 4)
+        assert await producer.partitions_for("orders") == {0, 1, 2, 3}
+        assert await producer.partitions_for("others") == {0}
+        assert [info.leader for info in await producer.partition_info("others")] == [0]
+        await producer.send("orders", b"", partition=3)
+
+        with pytest.raises(UnknownPartitionError, match="4 partitions, so none of number 4"):
+            await producer.send("orders", b"", partition=4)
+        with pytest.raises(ValueError, match="4 is the least"):
+            producer.set_partitions("orders", 3)
+        with pytest.raises(ValueError, match="1 is the least"):
+            producer.set_partitions("new", 0)
+        with pytest.raises(InvalidTopicError):
+            producer.set_partitions("a b", 1)
+
+
+async def test_topic_that_was_sent_to_keeps_its_default_partitions():
+    async with RecordingProducer() as producer:
+        producer.default_partitions = 12
+        await producer.send("orders", b"")
+
+        with pytest.raises(ValueError, match="12 is the least"):
+            producer.set_partitions("orders", 3)
+        producer.set_partitions("others", 3)
+
+        assert len(await producer.partitions_for("orders")) == 12
+        assert len(await producer.partitions_for("others")) == 3
+
+
+async def test_topics_that_nobody_may_create_are_unknown_at_once():
+    producer = RecordingProducer(allow_auto_create_topics=False)
+    producer.set_partitions("orders", 1)
+    async with producer:
+        await producer.send("orders", b"")
+
+        with pytest.raises(MetadataTimeoutError, match=r"others .*set_partitions\(\) did not name it"):
+            await producer.send("others", b"")
+
+
+# ----------------------------------------------------------------------------------------- what is told to fail
+
+
+async def test_a_delivery_fails_as_told_and_the_next_does_not():
+    async with RecordingProducer() as producer:
+        producer.fail_next()
+        failed = await producer.send("orders", b"1")
+        await producer.send_and_wait("orders", b"2")
+
+        with pytest.raises(DeliveryError) as error:
+            await failed
+
+    facts = error.value
+    assert (facts.topic, facts.partition, facts.broker, facts.attempts) == ("orders", 0, 0, 1)
+    assert facts.outcome is Outcome.NOT_PERSISTED
+    assert pickle.loads(pickle.dumps(facts)).outcome is Outcome.NOT_PERSISTED
+    assert [(record.value, record.offset) for record in producer.sent] == [(b"2", 0)]
+
+
+async def test_failures_are_told_by_topic_count_error_and_outcome():
+    mine = DeliveryError("mine", outcome=Outcome.UNKNOWN)
+    async with RecordingProducer() as producer:
+        producer.fail_next(mine, topic="orders", count=2)
+        producer.fail_next(topic="orders", outcome=Outcome.UNKNOWN)
+        await producer.send_and_wait("others", b"1")
+
+        for _ in range(2):
+            with pytest.raises(DeliveryError) as error:
+                await producer.send_and_wait("orders", b"2")
+            assert str(error.value) == "mine"
+        with pytest.raises(DeliveryError) as error:
+            await producer.send_and_wait("orders", b"3")
+        assert error.value.outcome is Outcome.UNKNOWN
+        await producer.send_and_wait("orders", b"4")
+
+        report = await producer.close()
+
+    assert (report.delivered, report.failed, report.unknown) == (2, 0, 3)
+
+
+async def test_send_itself_is_refused_as_told_and_nothing_is_sent():
+    async with RecordingProducer() as producer:
+        await producer.partitions_for("orders")
+        producer.refuse_next(BufferTimeoutError("full"), topic="orders", count=2)
+        producer.refuse_next(BufferFullError("full"))
+
+        await_failed = producer.send("orders", b"1")
+        with pytest.raises(BufferTimeoutError):
+            await await_failed
+        batch = producer.create_batch()
+        batch.append(key=None, value=b"2")
+        with pytest.raises(BufferTimeoutError):
+            await producer.send_batch(batch, "orders", partition=0)
+        with pytest.raises(BufferFullError):
+            producer.try_send("orders", b"3")
+        await producer.send_batch(batch, "orders", partition=0)
+
+    assert [record.value for record in producer.sent] == [b"2"]
+
+
+async def test_a_record_that_is_refused_for_itself_uses_up_no_failure():
+    async with RecordingProducer() as producer:
+        producer.fail_next()
+        with pytest.raises(InvalidRecordError):
+            await producer.send("orders", "text")
+
+        with pytest.raises(DeliveryError):
+            await producer.send_and_wait("orders", b"1")
+
+
+@pytest.mark.parametrize("call", ["fail_next", "refuse_next"])
+def test_what_can_not_be_a_failure_is_refused(call):
+    producer = RecordingProducer()
+
+    with pytest.raises(TypeError, match="must be an exception, not <class"):
+        getattr(producer, call)(DeliveryError)
+    with pytest.raises(ValueError, match="count=0 must be 1 or more"):
+        getattr(producer, call)(DeliveryError(), count=0)
+
+
+# ------------------------------------------------------------------------------------------------ what is left
+
+
+async def test_it_leaves_no_task_thread_or_memory_behind():
+    threads = threading.active_count()
+    tasks = asyncio.all_tasks()
+    async with RecordingProducer() as producer:
+        for _ in range(1000):
+            await producer.send("orders", bytes(100))
+        await producer.flush()
+
+        accumulator = producer._accumulator
+        assert accumulator.memory.available == accumulator.memory.total
+        assert (len(accumulator._lingers), len(accumulator._filled), len(accumulator.incomplete)) == (
+            0,
+            0,
+            0,
+        )
+        assert asyncio.all_tasks() == tasks
+        assert threading.active_count() == threads
+
+    assert len(producer.sent) == 1000
+
+
+async def test_a_loop_of_sends_lets_other_tasks_run():
+    async with RecordingProducer() as producer:
+        ran = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_soon(ran.set_result, None)
+
+        async with asyncio.timeout(5000 * MS):
+            while not ran.done():
+                await producer.send("orders", bytes(1000))
+
+
+async def test_each_producer_has_its_own_records():
+    async with RecordingProducer() as one, RecordingProducer() as other:
+        await one.send("orders", b"1")
+
+    assert len(one.sent) == 1
+    assert other.sent == []

@@ -1,0 +1,173 @@
+"""A transaction that comes near to its time-out without a commit under way is aborted by its producer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from aioproducer import ProducerFencedError, TopicPartition, TransactionAbortableError
+from aioproducer.errors import TransactionAbortedError, TransactionTimeoutError
+from aioproducer.protocol.api import ApiKey
+from aioproducer.protocol.error_codes import ErrorCode
+from aioproducer.transactions.state import TransactionState
+from tests.conftest import MS
+from tests.support.producing import PRODUCE, error_of, until, within
+from tests.transactions.test_calls import committed, state_of, transactional
+
+END_TXN, INIT = ApiKey.END_TXN, ApiKey.INIT_PRODUCER_ID
+SHORT = {"transaction_timeout_ms": 500_000 * MS}
+TEXT = r"was open for [\d.]+ s, more than 80% of transaction_timeout_ms="
+FAR_OFF = 1e9
+"""A time of the loop at which any transaction is too old."""
+
+
+@pytest.fixture(params=[1, 2], ids=["v1", "v2"])
+def version(request):
+    return request.param
+
+
+async def expired(producer):
+    await until(lambda: state_of(producer) is TransactionState.ABORT_REQUIRED)
+
+
+async def test_an_open_transaction_is_aborted_before_the_brokers_would(version):
+    async with transactional(version, **SHORT) as (cluster, producer):
+        loop = asyncio.get_running_loop()
+        await producer.begin_transaction()
+        began = loop.time()
+        await producer.send_and_wait("t", b"1", partition=0)
+        await expired(producer)
+        took = loop.time() - began
+        await until(lambda: cluster.requests_of(END_TXN))
+
+        assert took >= 400 * MS
+        for call in (
+            lambda: producer.send("t", b"2", partition=0),
+            producer.commit_transaction,
+            lambda: producer.send_offsets_to_transaction({TopicPartition("t", 0): 1}, "g"),
+        ):
+            with pytest.raises(TransactionAbortableError, match=TEXT):
+                await call()
+        await producer.abort_transaction()
+        async with producer.transaction():
+            await producer.send("t", b"3", partition=0)
+        assert [request.message.committed for request in cluster.requests_of(END_TXN)] == [False, True]
+        assert committed(cluster) == [b"3"]
+
+
+async def test_a_block_that_takes_too_long_ends_in_the_error_that_names_the_setting(version):
+    async with transactional(version, **SHORT) as (cluster, producer):
+        with pytest.raises(TransactionAbortableError, match=TEXT):  # noqa: PT012  # the whole block is what is tested
+            async with producer.transaction() as transaction:
+                await transaction.send_offsets({TopicPartition("t", 0): 1}, "g")
+                await expired(producer)
+
+        assert state_of(producer) is TransactionState.READY
+        assert cluster.groups.offsets("g") == {}
+
+
+async def test_what_was_buffered_is_given_up_with_the_reason(version):
+    async with transactional(version, linger_ms=1_000_000 * MS) as (_, producer):
+        await producer.begin_transaction()
+        await producer.send_offsets_to_transaction({TopicPartition("t", 0): 1}, "g")
+        delivery = await producer.send("t", b"1", partition=0)
+        assert producer._coordinator.watch(FAR_OFF) is None
+        error = await within(2, error_of(delivery))
+
+        assert isinstance(error, TransactionAbortedError)
+        assert "transaction_timeout_ms" in str(error)
+        await producer.abort_transaction()
+
+
+async def test_the_time_counts_from_the_first_request_of_the_transaction(version):
+    """The coordinator knows nothing of it before, and an application may wait for its input."""
+    async with transactional(version) as (cluster, producer):
+        await producer.begin_transaction()
+        assert producer._coordinator.watch(FAR_OFF) is None
+        assert state_of(producer) is TransactionState.IN_TRANSACTION
+
+        await producer.send_and_wait("t", b"1", partition=0)
+        assert producer._transaction.began < FAR_OFF
+        await producer.commit_transaction()
+        assert committed(cluster) == [b"1"]
+
+
+async def test_a_commit_under_way_is_not_disturbed(version):
+    async with transactional(version) as (cluster, producer):
+        hold = asyncio.Event()
+        await producer.begin_transaction()
+        fault = cluster.faults.add(PRODUCE, hold=hold)
+        await producer.send("t", b"1", partition=0)
+        await within(2, fault.reached())
+        commit = asyncio.create_task(producer.commit_transaction())
+        await until(lambda: state_of(producer) is TransactionState.COMMITTING)
+        assert producer._coordinator.watch(FAR_OFF) is None
+        hold.set()
+        await within(2, commit)
+
+        assert committed(cluster) == [b"1"]
+
+
+async def test_an_abort_of_the_user_joins_that_of_the_producer(version):
+    async with transactional(version) as (cluster, producer):
+        hold = asyncio.Event()
+        await producer.begin_transaction()
+        await producer.send_and_wait("t", b"1", partition=0)
+        fault = cluster.faults.add(END_TXN, hold=hold)
+        producer._coordinator.watch(FAR_OFF)
+        await within(2, fault.reached())
+        abort = asyncio.create_task(producer.abort_transaction())
+        await until(lambda: state_of(producer) is TransactionState.ABORTING)
+        hold.set()
+        await within(2, abort)
+
+        assert len(cluster.requests_of(END_TXN)) == 1
+        async with producer.transaction():
+            await producer.send("t", b"2", partition=0)
+        assert committed(cluster) == [b"2"]
+
+
+async def test_with_v1_what_was_exported_gets_a_new_epoch_after_it(version):
+    async with transactional(version) as (cluster, producer):
+        await producer.begin_transaction()
+        await producer.export_transaction([TopicPartition("t", 0)])
+        await until(lambda: producer._transaction.began is not None)
+        producer._coordinator.watch(FAR_OFF)
+        await within(2, producer.abort_transaction())
+
+        assert len(cluster.requests_of(INIT)) == (2 if version == 1 else 1)
+        async with producer.transaction():
+            await producer.send("t", b"1", partition=0)
+        assert committed(cluster) == [b"1"]
+
+
+async def test_an_abort_of_the_producer_that_is_not_answered_is_repeated_by_the_users(version, caplog):
+    impatient = {"max_block_ms": 200_000 * MS, "request_timeout_ms": 100_000 * MS}
+    async with transactional(version, **impatient) as (cluster, producer):
+        await producer.begin_transaction()
+        await producer.send_and_wait("t", b"1", partition=0)
+        cluster.faults.add(END_TXN, drop_before=True, count=10_000)
+        with caplog.at_level(logging.WARNING):
+            producer._coordinator.watch(FAR_OFF)
+            await until(lambda: "was not aborted yet" in caplog.text)
+        with pytest.raises(TransactionTimeoutError):
+            await producer.abort_transaction()
+        cluster.faults.clear()
+        await producer.abort_transaction()
+
+        assert state_of(producer) is TransactionState.READY
+        assert committed(cluster) == []
+
+
+async def test_a_producer_that_was_fenced_meanwhile_learns_of_it(version):
+    async with transactional(version) as (cluster, producer):
+        await producer.begin_transaction()
+        await producer.send_and_wait("t", b"1", partition=0)
+        cluster.faults.add(END_TXN, error=ErrorCode.PRODUCER_FENCED)
+        producer._coordinator.watch(FAR_OFF)
+        await until(lambda: state_of(producer) is TransactionState.REINIT_REQUIRED)
+
+        with pytest.raises(ProducerFencedError):
+            await producer.commit_transaction()

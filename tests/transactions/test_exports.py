@@ -1,0 +1,295 @@
+"""A transaction that is handed to others: each partition has one writer, and no record is lost between two of them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from aioproducer import Producer, TopicPartition, TransactionAbortableError
+from aioproducer.errors import IllegalStateError, TransactionReinitError
+from aioproducer.protocol.api import ApiKey
+from aioproducer.protocol.error_codes import ErrorCode
+from aioproducer.transactions.state import TransactionState
+from tests.conftest import MS
+from tests.support.producing import PRODUCE, QUICK, error_of, offsets, within
+from tests.transactions.test_calls import committed, state_of, transactional
+
+
+@pytest.fixture(params=[1, 2], ids=["v1", "v2"])
+def version(request):
+    return request.param
+
+
+PLACES = [TopicPartition("t", partition) for partition in range(4)]
+
+
+def participant(cluster, handle, partition):
+    return Producer.attach(
+        handle, partitions=[("t", partition)], bootstrap_servers=cluster.bootstrap_servers, **QUICK
+    )
+
+
+async def test_a_partition_that_the_owner_has_written_to_can_not_be_exported(version):
+    """A participant would begin with the owner's first sequence number: its records would count as duplicates."""
+    async with transactional(version) as (cluster, owner):
+        await owner.begin_transaction()
+        await owner.send_and_wait("t", b"1", partition=0)
+        with pytest.raises(IllegalStateError, match="t-0 was written to or exported already"):
+            await owner.export_transaction([PLACES[1], PLACES[0]])
+        handle = await owner.export_transaction([PLACES[1]])
+        async with participant(cluster, handle, 1) as producer:
+            await producer.send("t", b"2", partition=1)
+        await owner.commit_transaction()
+
+        assert committed(cluster) == [b"1", b"2"]
+
+
+async def test_a_partition_that_the_owner_has_records_for_in_the_buffer_can_not_be_exported(version):
+    async with transactional(version, linger_ms=1_000_000 * MS) as (cluster, owner):
+        async with owner.transaction() as transaction:
+            await owner.send("t", b"1", partition=0)
+            with pytest.raises(IllegalStateError, match="t-0"):
+                await transaction.export([PLACES[0]])
+
+        assert committed(cluster) == [b"1"]
+
+
+async def test_a_record_of_the_owner_for_what_it_exported_fails_and_the_transaction_with_it(version):
+    async with transactional(version) as (cluster, owner):
+        await owner.begin_transaction()
+        await owner.send_and_wait("t", b"1", partition=1)
+        handle = await owner.export_transaction([PLACES[0]])
+        async with participant(cluster, handle, 0) as producer:
+            await producer.send("t", b"theirs", partition=0)
+        error = await error_of(await owner.send("t", b"mine", partition=0))
+
+        assert error.requires_abort
+        with pytest.raises(TransactionAbortableError, match="t-0 was exported"):
+            await owner.commit_transaction()
+        await owner.abort_transaction()
+        assert [record.value for record in cluster.records("t", 0)] == [b"theirs"]
+        async with owner.transaction():
+            await owner.send("t", b"2", partition=0)
+        assert committed(cluster) == [b"2"]
+
+
+async def test_an_export_that_was_cancelled_can_be_made_again():
+    async with transactional(1) as (cluster, owner):
+        answer = asyncio.Event()
+        async with owner.transaction() as transaction:
+            fault = cluster.faults.add(ApiKey.ADD_PARTITIONS_TO_TXN, hold=answer)
+            export = asyncio.create_task(transaction.export([PLACES[0]]))
+            await within(2, fault.reached())
+            export.cancel()
+            await asyncio.wait([export])
+            answer.set()
+            handle = await within(2, transaction.export([PLACES[0]]))
+            async with participant(cluster, handle, 0) as producer:
+                await producer.send("t", b"1", partition=0)
+
+        assert committed(cluster) == [b"1"]
+
+
+async def test_a_partition_is_exported_once_in_a_transaction(version):
+    async with transactional(version) as (_, owner):
+        for _ in range(2):
+            async with owner.transaction() as transaction:
+                await transaction.export([PLACES[0]])
+                with pytest.raises(IllegalStateError, match="each partition has one writer"):
+                    await transaction.export([PLACES[0]])
+                await owner.send("t", b"1", partition=1)
+
+
+async def test_of_two_exports_that_wait_for_the_same_partition_one_has_it():
+    async with transactional(1) as (cluster, owner):
+        answer = asyncio.Event()
+        await owner.begin_transaction()
+        fault = cluster.faults.add(ApiKey.ADD_PARTITIONS_TO_TXN, hold=answer)
+        exports = [asyncio.create_task(owner.export_transaction([PLACES[0]])) for _ in range(2)]
+        await within(2, fault.reached())
+        answer.set()
+        await within(2, asyncio.wait(exports))
+
+        assert exports[0].exception() is None
+        assert isinstance(exports[1].exception(), IllegalStateError)
+        assert "t-0 was written to or exported already" in str(exports[1].exception())
+
+
+async def test_a_partition_for_which_the_owner_has_a_record_by_the_time_it_has_joined_is_not_exported():
+    async with transactional(1) as (cluster, owner):
+        answer = asyncio.Event()
+        await owner.begin_transaction()
+        fault = cluster.faults.add(ApiKey.ADD_PARTITIONS_TO_TXN, hold=answer)
+        export = asyncio.create_task(owner.export_transaction([PLACES[0]]))
+        await within(2, fault.reached())
+        await owner.send("t", b"1", partition=0)
+        answer.set()
+
+        with pytest.raises(IllegalStateError, match="t-0 was written to"):
+            await within(2, export)
+        await owner.commit_transaction()
+        assert committed(cluster) == [b"1"]
+
+
+async def test_an_exported_transaction_of_v2_to_which_nobody_wrote_can_only_be_aborted():
+    """The coordinator knows of none, and answers as it does for one that has timed out."""
+    async with transactional(2) as (cluster, owner):
+        await owner.begin_transaction()
+        await owner.export_transaction(PLACES[:1])
+        with pytest.raises(TransactionAbortableError, match="INVALID_TXN_STATE"):
+            await owner.commit_transaction()
+        await owner.abort_transaction()
+
+        assert state_of(owner) is TransactionState.READY
+        async with owner.transaction():
+            await owner.send("t", b"1", partition=0)
+        assert committed(cluster) == [b"1"]
+
+
+async def test_an_exported_transaction_of_v1_to_which_nobody_wrote_is_committed():
+    """Its partitions have joined when it was exported."""
+    async with transactional(1) as (_, owner):
+        await owner.begin_transaction()
+        await owner.export_transaction(PLACES[:1])
+        await within(2, owner.commit_transaction())
+
+        assert state_of(owner) is TransactionState.READY
+
+
+async def test_participants_wait_out_errors_that_pass(version):
+    async with transactional(version, topics={"t": 4}) as (cluster, owner):
+        await owner.begin_transaction()
+        handle = await owner.export_transaction(PLACES)
+        for code in (
+            ErrorCode.NOT_LEADER_OR_FOLLOWER,
+            ErrorCode.CONCURRENT_TRANSACTIONS,
+            ErrorCode.NETWORK_EXCEPTION,
+        ):
+            cluster.faults.add(PRODUCE, error=code, count=2)
+        participants = [participant(cluster, handle, partition) for partition in range(4)]
+        for one in participants:
+            await one.start()
+        deliveries = [
+            await participants[number % 4].send("t", b"%d" % number, partition=number % 4)
+            for number in range(40)
+        ]
+        await offsets(deliveries)
+        for one in participants:
+            await one.close()
+        await owner.commit_transaction()
+
+        for partition in range(4):
+            assert [int(value) for value in committed(cluster, "t", partition)] == list(
+                range(partition, 40, 4)
+            )
+
+
+# ------------------------------------------------------------------------ partitions of earlier transactions
+
+
+@pytest.mark.parametrize("timestamps", ["CreateTime", "LogAppendTime"])
+async def test_a_partition_that_the_owner_wrote_to_in_an_earlier_transaction_is_exported_under_a_new_epoch(
+    version, timestamps
+):
+    """With v1 both transactions had one epoch: the broker took the participant's record for the owner's first one."""
+    async with transactional(version, topics={"other": 1}) as (cluster, owner):
+        cluster.create_topic("t", 1, config={"message.timestamp.type": timestamps})
+        async with owner.transaction():
+            await owner.send("t", b"1", partition=0)
+        async with owner.transaction() as transaction:
+            handle = await transaction.export(PLACES[:1])
+            async with Producer.attach(
+                handle,
+                partitions=PLACES[:1],
+                log_append_time=timestamps == "LogAppendTime",
+                bootstrap_servers=cluster.bootstrap_servers,
+                **QUICK,
+            ) as producer:
+                metadata = await producer.send_and_wait("t", b"2", partition=0)
+        async with owner.transaction():
+            await owner.send("t", b"3", partition=0)
+
+        assert committed(cluster) == [b"1", b"2", b"3"]
+        assert cluster.records("t")[1].offset == metadata.offset
+
+
+async def test_a_partition_of_an_earlier_transaction_is_not_exported_once_the_transaction_has_begun():
+    """A new epoch would abort the transaction."""
+    async with transactional(1) as (cluster, owner):
+        async with owner.transaction():
+            await owner.send("t", b"1", partition=0)
+        async with owner.transaction() as transaction:
+            await owner.send_and_wait("t", b"2", partition=1)
+            with pytest.raises(
+                IllegalStateError, match=r"t-0 .* earlier transaction .* before the first send"
+            ):
+                await transaction.export(PLACES[:1])
+            await transaction.export(PLACES[2:3])
+
+        assert committed(cluster) == [b"1", b"2"]
+
+
+async def test_a_transaction_of_v2_does_not_export_what_the_same_epoch_wrote_with_v1():
+    """The cluster was upgraded in between, and an end with v1 keeps the epoch."""
+    async with transactional(1, topics={"t": 1}) as (cluster, owner):
+        async with owner.transaction():
+            await owner.send("t", b"1", partition=0)
+        await owner.begin_transaction()
+        owner._transaction.is_v2 = True
+        handle = await owner.export_transaction(PLACES[:1])
+        async with participant(cluster, handle, 0) as producer:
+            await producer.send("t", b"2", partition=0)
+        await owner.commit_transaction()
+
+        assert committed(cluster) == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("end", ["commit", "abort"])
+async def test_what_is_sent_while_an_export_takes_a_new_epoch_waits_for_it(end):
+    async with transactional(1) as (cluster, owner):
+        async with owner.transaction():
+            await owner.send("t", b"1", partition=0)
+        answer = asyncio.Event()
+        await owner.begin_transaction()
+        fault = cluster.faults.add(ApiKey.INIT_PRODUCER_ID, hold=answer)
+        export = asyncio.create_task(owner.export_transaction(PLACES[:1]))
+        await within(2, fault.reached())
+        delivery = await owner.send("t", b"2", partition=1)
+        group = asyncio.create_task(owner.send_offsets_to_transaction({PLACES[0]: 7}, "g"))
+        again = asyncio.create_task(owner.export_transaction(PLACES[2:3]))
+        await asyncio.sleep(0)
+        ending = asyncio.create_task(owner.abort_transaction()) if end == "abort" else None
+        await asyncio.sleep(0)
+        answer.set()
+        await within(2, asyncio.wait([export, group, again]))
+
+        if ending is None:
+            assert export.exception() is group.exception() is again.exception() is None
+            await owner.commit_transaction()
+            await delivery
+            assert committed(cluster) == [b"1", b"2"]
+            assert cluster.groups.offsets("g") == {PLACES[0]: 7}
+        else:
+            await within(2, ending)
+            assert None not in (export.exception(), group.exception(), again.exception())
+            assert committed(cluster) == [b"1"]
+            assert cluster.groups.offsets("g") == {}
+        async with owner.transaction():
+            await owner.send("t", b"3", partition=0)
+        assert committed(cluster, "t", 0) == [b"1", b"3"]
+
+
+async def test_an_export_that_gets_no_new_epoch_asks_for_a_new_start():
+    async with transactional(1) as (cluster, owner):
+        async with owner.transaction():
+            await owner.send("t", b"1", partition=0)
+        await owner.begin_transaction()
+        cluster.faults.add(ApiKey.INIT_PRODUCER_ID, error=ErrorCode.INVALID_PRODUCER_ID_MAPPING)
+        with pytest.raises(TransactionReinitError, match="INVALID_PRODUCER_ID_MAPPING"):
+            await owner.export_transaction(PLACES[:1])
+        await owner.init_transactions()
+        async with owner.transaction():
+            await owner.send("t", b"2", partition=0)
+
+        assert committed(cluster) == [b"1", b"2"]

@@ -1,0 +1,133 @@
+"""A request that was given up arrives late, after the one that was sent instead: it changes no later transaction."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+
+from aioproducer import TopicPartition, TransactionAbortableError
+from aioproducer.protocol.api import ApiKey
+from aioproducer.protocol.error_codes import ErrorCode
+from aioproducer.testing.embedded.coordinator import TransactionState as Coordinated
+from tests.conftest import MS
+from tests.support.producing import PRODUCE, until, within
+from tests.transactions.test_calls import committed, transactional
+
+ADD_PARTITIONS, ADD_OFFSETS = ApiKey.ADD_PARTITIONS_TO_TXN, ApiKey.ADD_OFFSETS_TO_TXN
+COMMIT_OFFSETS, END_TXN, INIT = ApiKey.TXN_OFFSET_COMMIT, ApiKey.END_TXN, ApiKey.INIT_PRODUCER_ID
+IMPATIENT = {"request_timeout_ms": 100_000 * MS}
+PLACES = [TopicPartition("t", partition) for partition in range(3)]
+
+
+@pytest.fixture(params=[1, 2], ids=["v1", "v2"])
+def version(request):
+    return request.param
+
+
+class Late:
+    """The first request of an API, which a broker has read and does not carry out before `arrives()`."""
+
+    def __init__(self, cluster, api):
+        self._cluster = cluster
+        self._go = asyncio.Event()
+        self.fault = cluster.faults.add(api, hold_before=self._go)
+
+    async def arrives(self):
+        broker = self._cluster.broker(0)
+        before = broker.connection_count
+        self._go.set()
+        await until(lambda: broker.connection_count < before)  # its client has gone, so that was all
+
+
+@asynccontextmanager
+async def late(version, api, **settings):
+    async with transactional(version, **IMPATIENT, **settings) as (cluster, producer):
+        yield cluster, producer, Late(cluster, api)
+
+
+async def end(producer, how):
+    if how == "commit":
+        await producer.commit_transaction()
+    else:
+        await producer.abort_transaction()
+
+
+@pytest.mark.parametrize("how", ["commit", "abort"])
+async def test_late_offsets_of_one_transaction_are_not_committed_with_the_next(version, how):
+    async with late(version, COMMIT_OFFSETS) as (cluster, producer, copy):
+        await producer.begin_transaction()
+        await producer.send_offsets_to_transaction({PLACES[0]: 10}, "g")
+        await end(producer, how)
+        await producer.begin_transaction()
+        await producer.send_offsets_to_transaction({PLACES[1]: 7, PLACES[2]: 7}, "g")
+        if how == "commit":
+            await producer.send_offsets_to_transaction({PLACES[0]: 20}, "g")
+        await copy.arrives()
+        await producer.commit_transaction()
+
+        expected = {PLACES[1]: 7, PLACES[2]: 7} | ({PLACES[0]: 20} if how == "commit" else {})
+        assert cluster.groups.offsets("g") == expected
+
+
+@pytest.mark.parametrize("how", ["commit", "abort"])
+@pytest.mark.parametrize(
+    "api", [ADD_PARTITIONS, ADD_OFFSETS, COMMIT_OFFSETS, PRODUCE, END_TXN], ids=lambda api: api.name
+)
+async def test_with_v1_any_request_that_was_not_answered_is_followed_by_a_new_epoch(api, how):
+    """Otherwise the copy would begin a transaction that its producer does not know of, or change its next one."""
+    async with late(1, api) as (cluster, producer, copy):
+        await producer.begin_transaction()
+        await producer.send_and_wait("t", b"1", partition=0)
+        await producer.send_offsets_to_transaction({PLACES[0]: 10}, "g")
+        await end(producer, how)
+        assert copy.fault.hits == 1
+        assert len(cluster.requests_of(INIT)) == 2
+        await copy.arrives()
+
+        assert cluster.transactions.describe("tx").state is Coordinated.EMPTY
+        async with producer.transaction():
+            await producer.send("t", b"2", partition=0)
+        assert committed(cluster) == ([b"1", b"2"] if how == "commit" else [b"2"])
+
+
+async def test_with_v1_a_request_that_was_refused_after_all_is_followed_by_a_new_epoch():
+    """The attempt before it was not answered; the abort alone would keep the epoch."""
+    async with late(1, COMMIT_OFFSETS) as (cluster, producer, copy):
+        cluster.faults.add(COMMIT_OFFSETS, error=ErrorCode.ILLEGAL_GENERATION)
+        await producer.begin_transaction()
+        with pytest.raises(TransactionAbortableError, match="ILLEGAL_GENERATION"):
+            await producer.send_offsets_to_transaction({PLACES[0]: 10}, "g")
+        await producer.abort_transaction()
+        async with producer.transaction() as transaction:
+            await transaction.send_offsets({PLACES[1]: 7}, "g")
+            await copy.arrives()
+
+        assert cluster.groups.offsets("g") == {PLACES[1]: 7}
+
+
+async def test_with_v1_an_undisturbed_transaction_keeps_its_epoch():
+    async with transactional(1) as (cluster, producer):
+        for number in range(3):
+            async with producer.transaction() as transaction:
+                await producer.send("t", b"%d" % number, partition=0)
+                await transaction.send_offsets({PLACES[0]: number}, "g")
+
+        assert len(cluster.requests_of(INIT)) == 1
+
+
+async def test_late_offsets_do_not_replace_later_ones_of_the_same_transaction(version):
+    async with late(version, COMMIT_OFFSETS) as (cluster, producer, copy):
+        await producer.begin_transaction()
+        await producer.send_offsets_to_transaction({PLACES[0]: 10}, "g")
+        await producer.send_offsets_to_transaction({PLACES[0]: 10, PLACES[1]: 3}, "g")
+        await producer.send_offsets_to_transaction({PLACES[0]: 30}, "another")
+        with pytest.raises(TransactionAbortableError, match="the offset 10 of t-0 was sent more than once"):
+            await producer.send_offsets_to_transaction({PLACES[0]: 20}, "g")
+        await within(2, producer.abort_transaction())
+        async with producer.transaction() as transaction:
+            await transaction.send_offsets({PLACES[0]: 20}, "g")
+            await copy.arrives()
+
+        assert cluster.groups.offsets("g") == {PLACES[0]: 20}

@@ -1,0 +1,339 @@
+"""A transaction that one producer begins and another one ends; what a group has committed; who wrote first."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+
+import pytest
+
+from aioproducer import (
+    BrokerError,
+    OffsetAndMetadata,
+    Outcome,
+    Producer,
+    ProducerFencedError,
+    TopicPartition,
+    TransactionAbortableError,
+)
+from aioproducer.errors import (
+    DeliveryError,
+    IllegalStateError,
+    InvalidRecordError,
+    TransactionTimeoutError,
+    UnsupportedVersionError,
+)
+from aioproducer.protocol.api import ApiKey
+from aioproducer.protocol.error_codes import ErrorCode
+from aioproducer.testing import EmbeddedCluster
+from aioproducer.transactions.state import TransactionState
+from tests.support.producing import FOUR_RECORDS_FILL_IT, LARGE, QUICK, quick_producer, until, within
+
+PLACE = TopicPartition("t", 0)
+
+
+@pytest.fixture(params=[1, 2], ids=["v1", "v2"])
+def version(request):
+    return request.param
+
+
+def cluster_of(version):
+    return EmbeddedCluster(1, topics={"t": 3}, transaction_version=version)
+
+
+def settings_of(cluster):
+    return {"bootstrap_servers": cluster.bootstrap_servers, **QUICK}
+
+
+def values(cluster):
+    return sorted(bytes(record.value) for record in cluster.records("t", committed=True))
+
+
+async def begun_and_released(cluster):
+    """The handle of an open transaction in which a participant has written b"1"; nobody owns it."""
+    async with quick_producer(cluster, transactional_id="tx") as first:
+        await first.begin_transaction()
+        handle = await first.export_transaction([PLACE])
+        async with Producer.attach(handle, partitions=[PLACE], **settings_of(cluster)) as participant:
+            await participant.send_and_wait("t", b"1", partition=0)
+        assert await first.release_transaction() == handle
+    return pickle.loads(pickle.dumps(handle))
+
+
+async def test_another_producer_commits_with_offsets(version):
+    async with cluster_of(version) as cluster:
+        handle = await begun_and_released(cluster)
+        assert values(cluster) == []
+
+        async with Producer.resume(handle, **settings_of(cluster)) as second:
+            await second.send_offsets_to_transaction({PLACE: OffsetAndMetadata(7, "seven")}, "g")
+            await second.commit_transaction()
+
+        assert values(cluster) == [b"1"]
+        assert cluster.groups.offsets("g")[PLACE] == 7
+        assert len(cluster.requests_of(ApiKey.INIT_PRODUCER_ID)) == 1
+
+
+@pytest.mark.parametrize("end", ["abort_transaction", "fence_transaction", "close"])
+async def test_another_producer_aborts(version, end):
+    async with cluster_of(version) as cluster:
+        handle = await begun_and_released(cluster)
+        async with Producer.resume(handle, **settings_of(cluster)) as second:
+            await getattr(second, end)()
+
+        async with quick_producer(cluster, transactional_id="tx") as third, third.transaction():
+            await third.send("t", b"3", partition=0)
+        assert values(cluster) == [b"3"]
+
+
+async def test_what_a_resumed_producer_may_not(version):
+    async with cluster_of(version) as cluster:
+        handle = await begun_and_released(cluster)
+        async with Producer.resume(handle, **settings_of(cluster)) as second:
+            for attempt in (second.send("t", b"x"), second.send_many("t", [b"x"])):
+                with pytest.raises(IllegalStateError, match="can only end it"):
+                    await attempt
+            await second.commit_transaction()
+            with pytest.raises(IllegalStateError, match="init_transactions"):
+                await second.begin_transaction()
+            await second.init_transactions()
+            async with second.transaction():
+                await second.send("t", b"2", partition=0)
+        assert values(cluster) == [b"1", b"2"]
+
+
+async def test_who_has_released_may_take_the_id_back_and_so_aborts_it(version):
+    async with cluster_of(version) as cluster, quick_producer(cluster, transactional_id="tx") as first:
+        await first.begin_transaction()
+        delivery = await first.send("t", b"1", partition=0)
+        handle = await first.release_transaction()
+        assert delivery.done()  # what was sent is acknowledged before it is given away
+        with pytest.raises(IllegalStateError, match="init_transactions"):
+            await first.send("t", b"2", partition=0)
+
+        await first.init_transactions()
+        async with Producer.resume(handle, **settings_of(cluster)) as second:
+            with pytest.raises((ProducerFencedError, TransactionAbortableError)):
+                await second.commit_transaction()
+        assert values(cluster) == []
+
+
+async def test_a_transaction_with_a_failed_record_is_not_released(version):
+    async with cluster_of(version) as cluster, quick_producer(cluster, transactional_id="tx") as first:
+        cluster.faults.add(ApiKey.PRODUCE, error=ErrorCode.INVALID_RECORD)
+        await first.begin_transaction()
+        delivery = await first.send("t", b"1", partition=0)
+        with pytest.raises(TransactionAbortableError):
+            await first.release_transaction()
+        with pytest.raises(DeliveryError):
+            await delivery
+        await first.abort_transaction()
+
+
+async def test_what_comes_while_a_transaction_is_given_away_is_refused(version):
+    """It would be acknowledged after that, and belong to the next transaction of this producer."""
+    async with cluster_of(version) as cluster, quick_producer(cluster, transactional_id="tx") as first:
+        await first.begin_transaction()
+        first_record = await first.send("t", b"1", partition=0)
+        answer = asyncio.Event()
+        fault = cluster.faults.add(ApiKey.PRODUCE, hold=answer)
+        release = asyncio.create_task(first.release_transaction())
+        await within(2, fault.reached())
+        for late in (
+            first.send("t", b"late", partition=1),
+            first.send_offsets_to_transaction({PLACE: 1}, "g"),
+            first.export_transaction([TopicPartition("t", 2)]),
+            first.release_transaction(),
+        ):
+            with pytest.raises(IllegalStateError, match=r"wait for release_transaction\(\)"):
+                await late
+        answer.set()
+        handle = await within(2, release)
+
+        assert first_record.done()
+        async with Producer.resume(handle, **settings_of(cluster)) as second:
+            await second.commit_transaction()
+        assert values(cluster) == [b"1"]
+
+
+async def test_a_release_that_was_cancelled_leaves_the_transaction_open(version):
+    async with cluster_of(version) as cluster, quick_producer(cluster, transactional_id="tx") as first:
+        await first.begin_transaction()
+        answer = asyncio.Event()
+        fault = cluster.faults.add(ApiKey.PRODUCE, hold=answer)
+        await first.send("t", b"1", partition=0)
+        release = asyncio.create_task(first.release_transaction())
+        await within(2, fault.reached())
+        release.cancel()
+        await asyncio.wait([release])
+        answer.set()
+        await first.send("t", b"2", partition=0)
+        await first.commit_transaction()
+
+        assert release.cancelled()
+        assert values(cluster) == [b"1", b"2"]
+
+
+async def test_a_block_may_give_its_transaction_away(version):
+    async with cluster_of(version) as cluster, quick_producer(cluster, transactional_id="tx") as first:
+        async with first.transaction():
+            await first.send("t", b"1", partition=0)
+            handle = await first.release_transaction()
+        async with Producer.resume(handle, **settings_of(cluster)) as second:
+            await second.commit_transaction()
+        assert values(cluster) == [b"1"]
+
+
+async def test_a_transaction_that_lacks_a_row_is_not_given_away(version):
+    async with cluster_of(version) as cluster:
+        async with quick_producer(cluster, transactional_id="tx", **FOUR_RECORDS_FILL_IT) as first:
+            await first.begin_transaction()
+            answer = asyncio.Event()
+            cluster.faults.add(ApiKey.PRODUCE, hold=answer)
+            sending = asyncio.create_task(first.send_many("t", [bytes(LARGE)] * 12, partitions=0))
+            await until(lambda: first.metrics().buffer_waiters)
+            release = asyncio.create_task(first.release_transaction())
+            await until(lambda: first._transaction.state is TransactionState.RELEASING)
+            answer.set()
+            receipt = await within(2, sending)
+            with pytest.raises(TransactionAbortableError, match="release_transaction"):
+                await within(2, release)
+
+            assert receipt.errors
+            await first.abort_transaction()
+        assert values(cluster) == []
+
+
+async def test_a_release_meets_an_abort(version):
+    async with cluster_of(version) as cluster, quick_producer(cluster, transactional_id="tx") as first:
+        await first.begin_transaction()
+        answer = asyncio.Event()
+        fault = cluster.faults.add(ApiKey.PRODUCE, hold=answer)
+        await first.send("t", b"1", partition=0)
+        release = asyncio.create_task(first.release_transaction())
+        await within(2, fault.reached())
+        abort = asyncio.create_task(first.abort_transaction())
+        await asyncio.sleep(0)
+        answer.set()
+        await within(2, abort)
+
+        with pytest.raises(IllegalStateError):
+            await within(2, release)
+        async with first.transaction():
+            await first.send("t", b"2", partition=0)
+        assert values(cluster) == [b"2"]
+
+
+async def test_committed_offsets_wait_for_an_open_transaction(version):
+    async with cluster_of(version) as cluster, quick_producer(cluster, transactional_id="tx") as producer:
+        places = [PLACE, TopicPartition("t", 2)]
+        assert await producer.committed("g", places) == dict.fromkeys(places)
+
+        async with producer.transaction() as transaction:
+            await transaction.send_offsets({PLACE: (4, "four")}, "g")
+            asked = asyncio.ensure_future(producer.committed("g", places))
+            await until(lambda: len(cluster.requests_of(ApiKey.OFFSET_FETCH)) > 2)
+            assert not asked.done()
+
+        found = await within(5, asked)
+        assert found == {PLACE: OffsetAndMetadata(4, "four", -1), places[1]: None}
+
+
+async def test_committed_offsets_do_not_wait_for_ever():
+    async with (
+        cluster_of(2) as cluster,
+        quick_producer(cluster, transactional_id="tx") as other,
+        quick_producer(cluster, transactional_id="ty", max_block_ms=300) as producer,
+    ):
+        async with other.transaction() as transaction:
+            await transaction.send_offsets({PLACE: 4}, "g")
+            with pytest.raises(TransactionTimeoutError, match="UNSTABLE_OFFSET_COMMIT"):
+                await producer.committed("g", [PLACE])
+        async with producer.transaction():  # it has lost nothing by that
+            await producer.send("t", b"1", partition=0)
+
+
+async def test_committed_offsets_that_are_refused():
+    async with cluster_of(2) as cluster, quick_producer(cluster, transactional_id="tx") as producer:
+        cluster.faults.add(ApiKey.OFFSET_FETCH, error=ErrorCode.GROUP_AUTHORIZATION_FAILED)
+        with pytest.raises(BrokerError, match="GROUP_AUTHORIZATION_FAILED; grant READ on the group"):
+            await producer.committed("g", [PLACE])
+        with pytest.raises(InvalidRecordError, match="group_id"):
+            await producer.committed("", [PLACE])
+    async with cluster_of(2) as cluster, quick_producer(cluster) as producer:
+        with pytest.raises(IllegalStateError, match="transactional_id"):
+            await producer.committed("g", [PLACE])
+
+
+async def test_committed_offsets_of_a_group_whose_coordinator_is_not_told():
+    async with cluster_of(2) as cluster, quick_producer(cluster, transactional_id="tx") as producer:
+        cluster.faults.add(ApiKey.FIND_COORDINATOR, error=ErrorCode.GROUP_AUTHORIZATION_FAILED)
+        with pytest.raises(
+            BrokerError, match="GROUP_AUTHORIZATION_FAILED; grant READ on the group"
+        ) as caught:
+            await producer.committed("g", [PLACE])
+
+        assert (type(caught.value), caught.value.name) == (BrokerError, "GROUP_AUTHORIZATION_FAILED")
+        assert caught.value.code == ErrorCode.GROUP_AUTHORIZATION_FAILED
+
+
+async def test_committed_offsets_need_a_cluster_that_can_wait():
+    async with (
+        EmbeddedCluster(1, topics={"t": 1}, versions="2.4") as cluster,
+        quick_producer(cluster, transactional_id="tx") as producer,
+    ):
+        with pytest.raises(UnsupportedVersionError):
+            await producer.committed("g", [PLACE])
+
+
+async def test_the_second_writer_of_a_partition_is_noticed(version):
+    """The broker takes its batch for a repetition, answers success, and appends nothing."""
+    async with cluster_of(version) as cluster, quick_producer(cluster, transactional_id="tx") as owner:
+        await owner.begin_transaction()
+        handle = await owner.export_transaction([PLACE])
+        async with Producer.attach(handle, partitions=[PLACE], **settings_of(cluster)) as one:
+            await one.send_and_wait("t", b"1", partition=0)
+            async with Producer.attach(handle, partitions=[PLACE], **settings_of(cluster)) as two:
+                delivery = await two.send("t", b"2", partition=0)
+                with pytest.raises(DeliveryError, match="another producer has written to the partition"):
+                    await delivery
+                with pytest.raises(TransactionAbortableError):
+                    await two.send("t", b"3", partition=0)
+            await one.send_and_wait("t", b"4", partition=0)
+        await owner.abort_transaction()
+
+
+async def test_a_lost_answer_to_the_first_batch_of_a_participant_ends_the_transaction_and_says_so(version):
+    """Its repetition is answered as another producer's batch would be. Later batches are simply repeated."""
+    async with cluster_of(version) as cluster, quick_producer(cluster, transactional_id="tx") as owner:
+        await owner.begin_transaction()
+        handle = await owner.export_transaction([PLACE])
+        cluster.faults.add(ApiKey.PRODUCE, drop_after_append=True)
+        async with Producer.attach(handle, partitions=[PLACE], **settings_of(cluster)) as one:
+            with pytest.raises(DeliveryError, match="the answer to an earlier attempt was lost") as caught:
+                await one.send_and_wait("t", b"1", partition=0)
+        assert caught.value.requires_abort
+        assert caught.value.outcome is Outcome.UNKNOWN
+        assert "another producer has written" not in str(caught.value)
+        await owner.abort_transaction()
+
+        async with owner.transaction() as transaction:
+            handle = await transaction.export([PLACE])
+            async with Producer.attach(handle, partitions=[PLACE], **settings_of(cluster)) as one:
+                await one.send_and_wait("t", b"2", partition=0)
+                cluster.faults.add(ApiKey.PRODUCE, drop_after_append=True)
+                await one.send_and_wait("t", b"3", partition=0)
+        assert values(cluster) == [b"2", b"3"]
+
+
+async def test_a_second_writer_to_a_topic_with_times_of_its_own_is_not(version):
+    async with cluster_of(version) as cluster, quick_producer(cluster, transactional_id="tx") as owner:
+        await owner.begin_transaction()
+        handle = await owner.export_transaction([PLACE])
+        for value in (b"1", b"2"):
+            async with Producer.attach(
+                handle, partitions=[PLACE], log_append_time=True, **settings_of(cluster)
+            ) as participant:
+                await participant.send_and_wait("t", value, partition=0)
+        await owner.commit_transaction()
+        assert values(cluster) == [b"1"]  # and b"2" is lost, as attach() says

@@ -1,0 +1,457 @@
+"""The state table of transactions: every pair, every call in every state."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+
+from aioproducer.errors import (
+    CommitOutcomeUnknownError,
+    IllegalStateError,
+    InvalidRecordError,
+    KafkaError,
+    ProducerFencedError,
+    TransactionAbortableError,
+)
+from aioproducer.transactions.state import (
+    TRANSITIONS,
+    WAYS_OUT,
+    Transaction,
+    TransactionState,
+    abortable,
+    reinit,
+)
+from aioproducer.types import TopicPartition, TransactionHandle
+
+S = TransactionState
+
+
+WORDS = {
+    S.UNINITIALIZED: "start()",
+    S.INITIALIZING: "wait for init_transactions()",
+    S.READY: "begin_transaction()",
+    S.IN_TRANSACTION: "commit or abort",
+    S.COMMITTING: "wait for commit_transaction()",
+    S.RELEASING: "wait for release_transaction()",
+    S.ABORT_REQUIRED: "call abort_transaction()",
+    S.ABORTING: "wait for abort_transaction()",
+    S.OUTCOME_UNKNOWN: "find out",
+    S.REINIT_REQUIRED: "take the transactional id over",
+    S.PARTICIPANT: "only the producer that began",
+    S.FAILED_PARTICIPANT: "tell the producer that began",
+}
+"""What the way out of each state has to speak of."""
+
+OPEN = (S.IN_TRANSACTION, S.COMMITTING, S.RELEASING)
+"""Where what was buffered is still sent."""
+
+
+class Gate:
+    is_open = True
+
+
+def transaction_in(state, *, is_v2=True):
+    """A transaction that came to `state` by legal moves."""
+    transaction = Transaction(None if state is S.NONE else "tx", Gate())
+    paths = {S.NONE: [], S.UNINITIALIZED: []}
+    frontier = [S.UNINITIALIZED]
+    while frontier:
+        here = frontier.pop(0)
+        for to in TRANSITIONS[here]:
+            if to not in paths:
+                paths[to] = [*paths[here], to]
+                frontier.append(to)
+    for to in paths[state]:
+        if to is S.IN_TRANSACTION:
+            transaction.begin(is_v2=is_v2)
+        else:
+            transaction.move(to)
+    return transaction
+
+
+@pytest.mark.parametrize(("here", "to"), list(itertools.product(S, S)), ids=lambda state: state.name)
+def test_a_transaction_makes_the_moves_of_the_table_and_no_other(here, to):
+    transaction = transaction_in(here)
+
+    if to in TRANSITIONS[here]:
+        transaction.move(to)
+        assert transaction.state is to
+    else:
+        with pytest.raises(AssertionError, match="can't go from"):
+            transaction.move(to)
+        assert transaction.state is here
+
+
+def test_every_state_can_be_reached_and_each_but_two_can_be_left():
+    reached = {S.NONE, S.UNINITIALIZED, *itertools.chain.from_iterable(TRANSITIONS.values())}
+
+    assert reached == set(S)
+    assert [state for state in S if not TRANSITIONS[state]] == [S.NONE, S.FAILED_PARTICIPANT]
+    assert set(WAYS_OUT) == set(S) - {S.NONE}
+
+
+@pytest.mark.parametrize("state", S, ids=lambda state: state.name)
+def test_records_are_taken_in_a_transaction_only_and_always_without_transactions(state):
+    transaction = transaction_in(state)
+
+    if state in (S.NONE, S.IN_TRANSACTION, S.PARTICIPANT):
+        transaction.check_may_send()
+    else:
+        with pytest.raises(IllegalStateError, match="tx"):
+            transaction.check_may_send()
+    assert transaction._gate.is_open is (state in (S.NONE, S.IN_TRANSACTION, S.PARTICIPANT))
+
+
+@pytest.mark.parametrize("state", S, ids=lambda state: state.name)
+def test_a_call_that_does_not_fit_says_what_would(state):
+    transaction = transaction_in(state)
+
+    transaction_call = pytest.raises(IllegalStateError)
+    with transaction_call as caught:
+        transaction.check("commit_transaction")
+    if state is S.NONE:
+        assert "transactional_id" in str(caught.value)
+    else:
+        assert WAYS_OUT[state] in str(caught.value)
+        assert state.value in str(caught.value)
+
+
+@pytest.mark.parametrize("state", WORDS, ids=lambda state: state.name)
+def test_a_call_that_fits_passes_also_after_an_error(state):
+    transaction = transaction_in(state)
+    transaction.error = abortable(transaction, KafkaError("first"))
+
+    transaction.check("abort_transaction", S.READY, state)
+
+
+def test_a_producer_without_a_transactional_id_has_no_transactions():
+    assert [state for state in S if not transaction_in(state).is_used] == [S.NONE]
+
+
+@pytest.mark.parametrize("state", S, ids=lambda state: state.name)
+def test_records_are_refused_where_the_transaction_is_lost(state):
+    lost = {S.ABORT_REQUIRED, S.ABORTING, S.OUTCOME_UNKNOWN, S.REINIT_REQUIRED, S.FAILED_PARTICIPANT}
+
+    assert transaction_in(state).refuses_records is (state in lost)
+
+
+@pytest.mark.parametrize("state", WORDS, ids=lambda state: state.name)
+def test_way_out_of_a_state_is_its_own(state):
+    assert [other for other in WAYS_OUT if WORDS[state] in WAYS_OUT[other]] == [state]
+
+
+def test_error_of_the_last_transaction_is_not_that_of_a_call_before_the_next_one():
+    transaction = transaction_in(S.IN_TRANSACTION)
+    transaction.must_abort(abortable(transaction, KafkaError("first")))
+    transaction.move(S.ABORTING)
+    transaction.move(S.READY)
+
+    for call in (
+        transaction.check_may_send,
+        lambda: transaction.check("commit_transaction", S.IN_TRANSACTION),
+    ):
+        with pytest.raises(IllegalStateError, match="begin_transaction") as caught:
+            call()
+        assert type(caught.value) is IllegalStateError
+
+
+def test_record_belongs_to_the_transaction_that_was_open_when_send_was_called():
+    transaction = transaction_in(S.IN_TRANSACTION)
+    transaction.check_is_still(1)
+    transaction.move(S.ABORTING)
+    with pytest.raises(IllegalStateError, match="abort_transaction"):
+        transaction.check_is_still(1)
+    transaction.move(S.READY)
+    transaction.begin(is_v2=True)
+
+    with pytest.raises(IllegalStateError, match="nothing was buffered"):
+        transaction.check_is_still(1)
+
+    transaction.check_is_still(2)
+
+
+@pytest.mark.parametrize("state", S, ids=lambda state: state.name)
+def test_participant_is_kept_from_partitions_that_may_be_anothers(state):
+    transaction = transaction_in(state)
+    transaction.joined([TopicPartition("t", 0)])
+
+    transaction.check_is_own("t", 0)
+    if state is S.PARTICIPANT:
+        with pytest.raises(InvalidRecordError, match="partition 1 of topic t") as caught:
+            transaction.check_is_own("t", 1)
+        assert caught.value.argument == "partition"
+    else:
+        transaction.check_is_own("t", 1)
+
+
+@pytest.mark.parametrize("state", S, ids=lambda state: state.name)
+def test_refusals_are_those_of_each_partition_and_only_a_participant_has_any(state):
+    transaction = transaction_in(state)
+    transaction.joined([TopicPartition("t", 1)])
+
+    refusals = transaction.refusals("t", 3)
+
+    if state is S.PARTICIPANT:
+        assert [type(refusal) for refusal in refusals] == [InvalidRecordError, type(None), InvalidRecordError]
+        assert refusals[2].__traceback__ is None, "it would keep the frame alive"
+    else:
+        assert refusals is None
+
+
+@pytest.mark.parametrize("state", S, ids=lambda state: state.name)
+def test_batches_are_drained_while_the_transaction_is_open_or_committing(state):
+    transaction = transaction_in(state)
+
+    assert transaction.may_drain("t", 0) is (state in (S.NONE, *OPEN))
+
+
+def test_with_v2_a_partition_joins_by_being_written_to():
+    transaction = transaction_in(S.IN_TRANSACTION)
+    assert transaction.may_drain("t", 0)
+    assert not transaction.may_have_started
+
+    transaction.writes_to("t", 0)
+
+    assert transaction.may_have_started
+    assert list(transaction.partitions) == [TopicPartition("t", 0)]
+    assert not transaction.wanted
+
+
+def test_with_v1_a_partition_does_not_join_by_being_written_to():
+    transaction = transaction_in(S.IN_TRANSACTION, is_v2=False)
+
+    transaction.writes_to("t", 0)
+
+    assert list(transaction.written) == [TopicPartition("t", 0)]
+    assert not transaction.may_have_started
+    assert not transaction.partitions
+
+
+@pytest.mark.parametrize("state", S, ids=lambda state: state.name)
+def test_partitions_join_only_what_can_still_be_committed(state):
+    transaction = transaction_in(state, is_v2=False)
+    assert not transaction.has_to_join
+
+    transaction.wanted[TopicPartition("t", 0)] = None
+
+    assert transaction.has_to_join is (state in OPEN)
+
+
+def test_with_v1_a_partition_has_to_join_first():
+    transaction = transaction_in(S.IN_TRANSACTION, is_v2=False)
+
+    assert not transaction.may_drain("t", 0)
+    assert list(transaction.wanted) == [TopicPartition("t", 0)]
+    transaction.joined([TopicPartition("t", 0)])
+
+    assert transaction.may_drain("t", 0)
+    assert not transaction.wanted
+    assert not transaction.may_drain("t", 1)
+
+
+@pytest.mark.parametrize(
+    ("is_v2", "may_have_started", "epoch_is_spent", "needs_epoch"),
+    [
+        (is_v2, started, spent, spent and (not is_v2 or not started))
+        for is_v2, started, spent in itertools.product((False, True), repeat=3)
+    ],
+)
+def test_spent_epoch_has_to_be_replaced_unless_the_end_of_the_transaction_does_it(
+    is_v2, may_have_started, epoch_is_spent, needs_epoch
+):
+    transaction = transaction_in(S.IN_TRANSACTION, is_v2=is_v2)
+    transaction.may_have_started = may_have_started
+    transaction.epoch_is_spent = epoch_is_spent
+
+    assert transaction.needs_epoch is needs_epoch
+
+
+def test_nothing_is_known_before_the_first_transaction():
+    transaction = Transaction(None, Gate())
+
+    assert transaction.transactional_id == ""
+    assert transaction.number == 0
+    assert (transaction.is_v2, transaction.may_have_started, transaction.epoch_is_spent) == (False,) * 3
+    assert (transaction.is_resumed, transaction.tells_repetitions) == (False, False)
+
+
+@pytest.mark.parametrize("is_v2", [False, True])
+def test_a_resumed_transaction_can_only_be_ended(is_v2):
+    transaction = transaction_in(S.READY, is_v2=not is_v2)
+    number = transaction.number
+
+    transaction.resume(TransactionHandle("tx", 4711, 3, is_v2))
+
+    assert (transaction.state, transaction.is_v2, transaction.number) == (S.IN_TRANSACTION, is_v2, number + 1)
+    assert transaction.may_have_started
+    assert transaction.epoch_is_spent
+    assert not transaction._gate.is_open
+    with pytest.raises(IllegalStateError, match="'tx' has resumed a transaction, and can only end it"):
+        transaction.check_may_send()
+    transaction.move(S.COMMITTING)
+    with pytest.raises(IllegalStateError, match=re.escape(WAYS_OUT[S.COMMITTING])):
+        transaction.check_may_send()
+
+
+def test_after_a_resumed_transaction_the_next_one_takes_records():
+    transaction = transaction_in(S.READY)
+    transaction.resume(TransactionHandle("tx", 4711, 3, True))
+    transaction.move(S.COMMITTING)
+    transaction.move(S.READY)
+
+    transaction.begin(is_v2=True)
+
+    transaction.check_may_send()
+    assert transaction._gate.is_open
+
+
+def test_a_new_transaction_knows_nothing_of_the_last_one():
+    transaction = transaction_in(S.IN_TRANSACTION, is_v2=False)
+    assert not transaction.may_drain("t", 1)
+    transaction.writes_to("t", 0)
+    transaction.joined([TopicPartition("t", 0)])
+    transaction.exported[TopicPartition("t", 2)] = None
+    transaction.may_have_started = True
+    transaction.epoch_is_spent = True
+    transaction.groups["g"] = None
+    transaction.must_abort(abortable(transaction, KafkaError("first")))
+    transaction.move(S.ABORTING)
+    transaction.move(S.READY)
+
+    transaction.begin(is_v2=False)
+
+    assert (transaction.may_have_started, transaction.epoch_is_spent, transaction.error) == (
+        False,
+        False,
+        None,
+    )
+    assert (transaction.partitions, transaction.wanted, transaction.groups) == ({}, {}, {})
+    assert (transaction.written, transaction.exported) == ({}, {})
+    assert transaction.number == 2
+
+
+@pytest.mark.parametrize("state", OPEN, ids=lambda state: state.name)
+def test_the_first_cause_of_an_abort_is_kept(state):
+    transaction = transaction_in(state)
+
+    transaction.must_abort(abortable(transaction, KafkaError("first")))
+    transaction.must_abort(abortable(transaction, KafkaError("second")))
+
+    assert transaction.state is S.ABORT_REQUIRED
+    with pytest.raises(TransactionAbortableError, match="first"):
+        transaction.check_may_send()
+    with pytest.raises(TransactionAbortableError, match="first"):
+        transaction.check("commit_transaction", S.IN_TRANSACTION)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [S.INITIALIZING, *OPEN, S.ABORT_REQUIRED, S.ABORTING],
+    ids=lambda state: state.name,
+)
+def test_a_fenced_producer_needs_a_new_epoch_from_wherever_it_is(state):
+    transaction = transaction_in(state)
+
+    transaction.must_reinit(reinit(transaction, ProducerFencedError, "fenced"))
+
+    assert transaction.state is S.REINIT_REQUIRED
+    with pytest.raises(ProducerFencedError, match="init_transactions"):
+        transaction.check_may_send()
+
+
+def test_a_commit_without_an_answer_leaves_a_state_of_its_own():
+    transaction = transaction_in(S.COMMITTING)
+
+    transaction.must_reinit(reinit(transaction, CommitOutcomeUnknownError, "not answered"))
+
+    assert transaction.state is S.OUTCOME_UNKNOWN
+    assert transaction.commit_is_in_doubt
+    assert TRANSITIONS[S.OUTCOME_UNKNOWN] == (S.COMMITTING, S.INITIALIZING), "nothing else may follow"
+
+
+@pytest.mark.parametrize("is_v2", [False, True])
+def test_a_participant_writes_to_the_partitions_it_was_given(is_v2):
+    transaction = transaction_in(S.UNINITIALIZED)
+
+    transaction.attach(
+        TransactionHandle("tx", 4711, 3, is_v2), [TopicPartition("t", 0)], tells_repetitions=True
+    )
+
+    assert transaction.state is S.PARTICIPANT
+    assert transaction.is_v2 is is_v2
+    assert transaction.tells_repetitions
+    assert transaction.may_drain("t", 0)
+    assert not transaction.may_drain("t", 1)
+
+
+def test_a_partition_is_anothers_once_it_was_exported():
+    transaction = transaction_in(S.IN_TRANSACTION)
+    assert not transaction.is_anothers("t", 0)
+
+    transaction.exported[TopicPartition("t", 0)] = None
+
+    assert transaction.is_anothers("t", 0)
+    assert not transaction.is_anothers("t", 1)
+
+
+def test_a_participant_that_fails_can_only_tell_the_owner():
+    for fail, error in (
+        (Transaction.must_abort, lambda transaction: abortable(transaction, KafkaError("first"))),
+        (Transaction.must_reinit, lambda transaction: reinit(transaction, ProducerFencedError, "first")),
+    ):
+        transaction = transaction_in(S.PARTICIPANT)
+
+        fail(transaction, error(transaction))
+
+        assert transaction.state is S.FAILED_PARTICIPANT
+        with pytest.raises(KafkaError, match="first"):
+            transaction.check_may_send()
+
+
+@pytest.mark.parametrize(
+    "state", [S.REINIT_REQUIRED, S.OUTCOME_UNKNOWN, S.FAILED_PARTICIPANT], ids=lambda state: state.name
+)
+def test_where_a_new_epoch_is_needed_already_the_first_cause_is_kept(state):
+    transaction = transaction_in(state)
+    transaction.error = first = reinit(transaction, CommitOutcomeUnknownError, "first")
+
+    transaction.must_reinit(reinit(transaction, ProducerFencedError, "second"))
+
+    assert transaction.state is state
+    assert transaction.error is first
+
+
+def test_errors_say_whose_transaction_it_was_and_what_was_the_cause():
+    transaction, cause = transaction_in(S.IN_TRANSACTION), KafkaError("first")
+
+    assert abortable(transaction, cause).last_error is cause
+    assert abortable(transaction, cause).transactional_id == "tx"
+    assert reinit(transaction, ProducerFencedError, "fenced").transactional_id == "tx"
+
+
+@pytest.mark.parametrize("state", [S.READY, S.ABORTING, S.UNINITIALIZED], ids=lambda state: state.name)
+def test_a_late_failure_does_not_disturb_a_transaction_that_has_ended(state):
+    transaction = transaction_in(state)
+
+    transaction.must_abort(abortable(transaction, KafkaError("late")))
+
+    assert transaction.state is state
+
+
+def drawn() -> str:
+    """The table as DESIGN.md shows it."""
+    lines = [
+        f"{state.name:16} -> {', '.join(to.name for to in TRANSITIONS[state])}"
+        for state in S
+        if TRANSITIONS[state]
+    ]
+    return "\n".join(lines)
+
+
+def test_the_design_shows_the_table():
+    design = (Path(__file__).parent.parent.parent / "DESIGN.md").read_text()
+
+    assert f"```\n{drawn()}\n```" in design
