@@ -19,7 +19,6 @@ from typing import Any
 import goals
 import plots
 import programs
-import readme
 import report
 import tls
 from broker import AckBroker
@@ -29,7 +28,6 @@ from plan import CLIENTS, OURS, SECTIONS, Cell, cells
 from runner import Targets, in_order, measure_all, run
 
 HERE = Path(__file__).parent
-README = HERE.parent / "README.md"
 RESULTS = HERE / "results"
 PARTIAL = programs.BUILD / "partial"  # runs that are not whole leave the stored results alone
 TLS = "tls"
@@ -178,8 +176,6 @@ def main() -> int:
     directory = options.output or (RESULTS if is_whole(run) else PARTIAL)
     document = HERE / "RESULTS.md" if directory == RESULTS else directory / "RESULTS.md"
     print(write(run, directory, document))
-    if directory == RESULTS:
-        README.write_text(readme.renewed(README.read_text(), [Figures.from_json(f) for f in run["cells"]]))
     print(f"Written: {document}, {directory / 'results.json'}", file=sys.stderr)
     if run["interrupted"]:
         return 130

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import xml.etree.ElementTree
 from pathlib import Path
 
@@ -13,7 +12,6 @@ import bench
 import goals
 import plan
 import plots
-import readme
 import report
 from figures import Figures
 from goals import KEYED, MET, NOT_MEASURED, NOT_MET, Goal
@@ -309,33 +307,6 @@ def test_ratios_say_how_many_times_more_the_others_take():
 # ------------------------------------------------------------------------------------------- the command line
 
 
-IN_THE_README = (
-    "By hand.\n<!-- bench -->\n"
-    + "And this.\n\n| old |\n|---|\n\n" * 4
-    + "So is this.\n<!-- /bench -->\n| kept |\n"
-)
-
-
-def test_a_run_takes_the_place_of_the_figures_in_the_readme_and_of_nothing_else():
-    text = readme.renewed(IN_THE_README, good_run())
-
-    assert "| old |" not in text
-    assert re.sub(r"(^\|.*\n)+", "", text, flags=re.MULTILINE) == re.sub(
-        r"(^\|.*\n)+", "", IN_THE_README, flags=re.MULTILINE
-    )
-    assert text.endswith("<!-- /bench -->\n| kept |\n")
-    assert "| aioproducer | 180 B |" in text
-    assert "| zstd | 2.00 ms | 2.00 ms |" in text
-    assert readme.renewed(text, good_run()) == text
-
-
-def test_the_readme_shows_the_figures_of_the_stored_run():
-    stored = json.loads((bench.RESULTS / "results.json").read_text())
-    text = bench.README.read_text()
-
-    assert readme.renewed(text, [Figures.from_json(f) for f in stored["cells"]]) == text
-
-
 @pytest.fixture
 def no_plots(monkeypatch) -> None:
     """They take seconds, and have tests of their own."""
@@ -353,15 +324,12 @@ def test_only_a_whole_run_takes_the_place_of_the_stored_one(changes, whole, tmp_
     monkeypatch.setattr(bench, "HERE", tmp_path)
     monkeypatch.setattr(bench, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(bench, "PARTIAL", tmp_path / "partial")
-    monkeypatch.setattr(bench, "README", tmp_path / "README.md")
-    (tmp_path / "README.md").write_text(IN_THE_README)
 
     status = bench.main()
 
     assert status == (130 if "interrupted" in changes else 0)
     assert (tmp_path / "RESULTS.md").exists() == (tmp_path / "results").exists() == whole
     assert (tmp_path / "partial" / "RESULTS.md").exists() != whole
-    assert ((tmp_path / "README.md").read_text() != IN_THE_README) == whole
     assert "aioproducer beside its peers" in capsys.readouterr().out
 
 

@@ -284,16 +284,6 @@ def test_without_what_gssapi_needs_its_tests_are_skipped_or_fail(
     assert kdc.java_or_skip() == str(java)
 
 
-def test_the_readme_names_the_two_commands_and_how_to_install():
-    readme = (ROOT / "README.md").read_text()
-
-    assert re.search(r"^make demo .*\nmake test ", readme, re.MULTILINE)
-    assert "make demo KAFKA=host:port" in readme
-    assert "make demo KAFKA=apache" in readme
-    assert "pip install ." in readme
-    assert "make bench" in readme
-
-
 def test_the_changelog_begins_with_the_version_that_is_installed():
     (newest, *_) = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
 
