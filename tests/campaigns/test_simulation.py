@@ -85,12 +85,14 @@ def test_every_rule_is_needed():
         Sent(2, "p", 0, "t", 0, None, 0, 1, 2, buffered_at=0),
     ]
     history.is_disturbed = False
+    history.aborted_successors.append("of a made-up producer")
 
     rules = {sentence.partition(":")[0] for sentence in verdict(history)}
 
     assert rules == {
         "every_acknowledged_record_is_in_the_log",
         "every_call_and_delivery_ends_in_time",
+        "no_producer_aborts_its_successors_transaction",
         "nothing_fails_for_no_reason",
         "no_transaction_fails_for_no_reason",
         "transactions_are_visible_as_told",

@@ -18,6 +18,9 @@ from tests.support.producing import AFTER_APPEND, NOT_RETRIABLE, RETRIABLE
 if TYPE_CHECKING:
     from tests.campaigns.simulation.world import World
 
+NEEDS_RIVAL = "successor before the answer to an end"
+"""The kind of fault that asks for another producer with the same transactional id."""
+
 Strike = Callable[["World", Random], None]
 
 SCRIPTED: dict[str, Strike] = {}
@@ -379,6 +382,38 @@ def time_out(world: World, random: Random) -> None:
     world.skip_wall_time(world.plan.transaction_timeout_ms / 1000 + 1)
     world.cluster.transactions.abort_timed_out()
     world.fired("transaction timed out")
+
+
+@_kind(TRANSACTIONAL, "offsets arrive in the next transaction")
+def delay_offsets(world: World, random: Random) -> None:
+    """A broker has read a request of a group's offsets, and carries it out after those of the next transaction."""
+    api = random.choice([ApiKey.ADD_OFFSETS_TO_TXN, *[ApiKey.TXN_OFFSET_COMMIT] * 3])
+    arrival = asyncio.Event()
+    fault = world.cluster.faults.add(api, hold_before=arrival, skip=random.choice([0, 0, 1, 3]))
+    world.scripted.append(("offsets arrive in the next transaction", fault))
+
+    async def wait() -> None:
+        await fault.reached()
+        world.hold_until_next_offsets(arrival)
+
+    world.watching(wait())
+
+
+@_kind(TRANSACTIONAL, NEEDS_RIVAL)
+def let_successor_in(world: World, random: Random) -> None:
+    """An end is answered after another producer has taken over and begun a transaction, or after a while."""
+    answer = asyncio.Event()
+    fault = world.cluster.faults.add(ApiKey.END_TXN, hold=answer, skip=random.choice([0, 0, 1, 3]))
+    world.scripted.append((NEEDS_RIVAL, fault))
+    patience = _seconds(random)
+
+    async def wait() -> None:
+        await fault.reached()
+        world.later(patience, answer.set)
+        await world.successor_has_begun()
+        answer.set()
+
+    world.watching(wait())
 
 
 KINDS = [*SCRIPTED, *SUDDEN, *TRANSACTIONAL]

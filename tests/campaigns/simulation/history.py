@@ -112,6 +112,8 @@ class History:
     """Two producers used the same transactional id."""
     lost_receipts: bool = False
     """A call of send_many was cancelled: nobody can look at what becomes of its rows."""
+    aborted_successors: list[str] = field(default_factory=list)
+    """Open transactions that an InitProducerId of an older producer has aborted, where an abort before it was due."""
     is_disturbed: bool = True
     """Something went wrong, or its users were impatient."""
     fired: Counter[str] = field(default_factory=Counter)

@@ -11,8 +11,16 @@ from typing import Any
 from unittest import mock
 
 from aioproducer.network.connection import Connection
+from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.records.batch import ProducerBatch
 from aioproducer.sending.sender import Sender
+from aioproducer.testing.embedded.coordinator import (
+    ProducerIdAndEpoch,
+    Refused,
+    Transaction,
+    TransactionMetadata,
+    TransactionState,
+)
 from tests.campaigns.simulation.history import History
 
 NEW_EPOCH_TOO_EARLY = "a new epoch began too early"
@@ -52,5 +60,54 @@ def observing(history: History) -> Iterator[None]:
     with (
         mock.patch.object(Sender, "_produce", producing),
         mock.patch.object(Sender, "_answered", answering),
+        _observing_coordinators(history),
+    ):
+        yield
+
+
+@contextmanager
+def _observing_coordinators(history: History) -> Iterator[None]:
+    """Note the transactions that an older producer aborts by asking for the epoch after its own.
+
+    Kafka looks at that epoch only if no transaction is open (KIP-360). A producer that was fenced without knowing it
+    learns so by an abort before; one that is fenced after that abort can't be kept from it."""
+    has_aborted: set[ProducerIdAndEpoch] = set()
+    """Producers whose last end was an abort, carried out or with nothing to abort."""
+    init_producer_id, end = Transaction.init_producer_id, Transaction.end
+
+    def initializing(
+        self: Transaction, expected: ProducerIdAndEpoch | None, **more: Any
+    ) -> TransactionMetadata:
+        before = self.metadata
+        to = init_producer_id(self, expected, **more)
+        if (
+            before.state is TransactionState.ONGOING
+            and expected not in (None, before.identity)
+            and expected not in has_aborted
+        ):
+            history.aborted_successors.append(
+                f"InitProducerId of {expected} aborted the open transaction of {before.identity}"
+            )
+        return to
+
+    def ending(
+        self: Transaction, producer_id: int, epoch: int, *, commit: bool, **more: Any
+    ) -> TransactionMetadata:
+        producer = ProducerIdAndEpoch(producer_id, epoch)
+        try:
+            to = end(self, producer_id, epoch, commit=commit, **more)
+        except Refused as refused:
+            if not commit and refused.code in (ErrorCode.NONE, ErrorCode.INVALID_TXN_STATE):
+                has_aborted.add(producer)
+            raise
+        if commit:
+            has_aborted.discard(producer)
+        else:
+            has_aborted.add(producer)
+        return to
+
+    with (
+        mock.patch.object(Transaction, "init_producer_id", initializing),
+        mock.patch.object(Transaction, "end", ending),
     ):
         yield

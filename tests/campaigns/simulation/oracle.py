@@ -237,6 +237,11 @@ def _ended(transaction: SimulatedTransaction, history: History, logs: Logs) -> E
     return Ended.COMMITTED if logs.visible[group[0].number] else Ended.ABORTED
 
 
+def no_producer_aborts_its_successors_transaction(history: History, logs: Logs) -> Iterator[str]:
+    """InitProducerId with an expected epoch comes only after an abort, which a coordinator refuses to a fenced one."""
+    yield from history.aborted_successors
+
+
 def nobody_waits_behind_an_open_transaction(history: History, logs: Logs) -> Iterator[str]:
     """The last stable offset reaches the end, once the transaction time-out has passed."""
     for topic in history.incarnations[-1:]:
@@ -261,5 +266,6 @@ RULES: list[Rule] = [
     nothing_is_there_that_nobody_sent,
     transactions_are_visible_as_told,
     the_group_is_where_the_last_commit_left_it,
+    no_producer_aborts_its_successors_transaction,
     nobody_waits_behind_an_open_transaction,
 ]

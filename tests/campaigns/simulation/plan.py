@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
-from tests.campaigns.simulation.faults import SCRIPTED, SUDDEN, TRANSACTIONAL
+from tests.campaigns.simulation.faults import NEEDS_RIVAL, SCRIPTED, SUDDEN, TRANSACTIONAL
 
 IDEMPOTENT, ACKS_1, ACKS_0, V1, V2 = "idempotent", "acks=1", "acks=0", "transactions v1", "transactions v2"
 KINDS = (IDEMPOTENT, ACKS_1, ACKS_0, V1, V2)
@@ -128,6 +128,8 @@ def plan(kind: str, seed: int, among: Sequence[str] = ()) -> Plan:
     count = random.choice([0, 2, 4, 8, 16, 16])
     if among:
         kinds, count = list(among), 16
+    if NEEDS_RIVAL in kinds and rival_at is None:
+        rival_at = horizon
     haste = random.choice([0.0, 0.5, 2.0, 2.0])
     last = horizon if haste else 0.1
     faults = sorted(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -15,6 +16,7 @@ from unittest import mock
 from aioproducer.errors import CommitOutcomeUnknownError, KafkaError, TransactionReinitError
 from aioproducer.network.brokers import Brokers
 from aioproducer.producer import Producer
+from aioproducer.protocol.messages import AddOffsetsToTxnRequest, TxnOffsetCommitRequest
 from aioproducer.protocol.outcomes import Action, Row
 from aioproducer.records.accumulator import Accumulator
 from aioproducer.records.batch import BatchState, ProducerBatch
@@ -388,6 +390,52 @@ def repeated_positions() -> Iterator[None]:
             kept.append((offsets, group))
 
     with mock.patch.object(Coordinator, "send_offsets", sending):
+        yield
+
+
+@_bug(
+    "with v1 an offsets request in doubt does not spend the epoch",
+    V1,
+    100,
+    "the_group_is_where_the_last_commit_left_it",
+    "offsets arrive in the next transaction",
+)
+def offsets_keep_epoch() -> Iterator[None]:
+    """A late copy of TxnOffsetCommit meets the next transaction under the same epoch (as in Java)."""
+    ask, doubt = CoordinatorRequests.ask, CoordinatorRequests._doubt
+    asked: ContextVar[Any] = ContextVar("asked")
+
+    async def asking(self: CoordinatorRequests, request: Any, *arguments: Any, **options: Any) -> Any:
+        asked.set(request)
+        return await ask(self, request, *arguments, **options)
+
+    def doubting(self: CoordinatorRequests, conditions: Any) -> None:
+        before = self._transaction.epoch_is_spent
+        doubt(self, conditions)
+        if isinstance(asked.get(), AddOffsetsToTxnRequest | TxnOffsetCommitRequest):
+            self._transaction.epoch_is_spent = before
+
+    with (
+        mock.patch.object(CoordinatorRequests, "ask", asking),
+        mock.patch.object(CoordinatorRequests, "_doubt", doubting),
+    ):
+        yield
+
+
+@_bug(
+    "with v1 the next epoch is asked for right after a commit",
+    V1,
+    100,
+    "no_producer_aborts_its_successors_transaction",
+    "successor before the answer to an end",
+)
+def no_abort_before_next_epoch() -> Iterator[None]:
+    """A producer that was fenced meanwhile does not hear of it, and aborts its successor's transaction."""
+
+    async def next_epoch(self: Coordinator) -> None:
+        await self._new_epoch(self._identity)
+
+    with mock.patch.object(Coordinator, "_next_epoch", next_epoch):
         yield
 
 

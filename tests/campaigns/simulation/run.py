@@ -11,6 +11,7 @@ import logging
 import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -162,7 +163,8 @@ async def _rival(world: World) -> None:
     """Another process with the same transactional id, for a while."""
     assert world.plan.rival_at is not None
     world.history.has_rivals = True
-    await asyncio.sleep(world.plan.rival_at)
+    with suppress(TimeoutError):
+        await asyncio.wait_for(world.wants_successor.wait(), world.plan.rival_at)
     producer = world.producer("rival")
     try:
         await producer.start()

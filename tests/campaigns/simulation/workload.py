@@ -313,6 +313,7 @@ class Workload:
                 if call.cancel():
                     continue
             await call
+        self.world.offsets_were_sent()
 
     async def _commit(self, transaction: SimulatedTransaction, random: Random) -> None:
         began = self._loop.time()

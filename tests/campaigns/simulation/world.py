@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
 from aioproducer import Producer, Receipt
 from aioproducer.testing import EmbeddedCluster, Operation
 from aioproducer.testing.embedded.broker import BrokerState
+from aioproducer.testing.embedded.coordinator import TransactionState
 from aioproducer.testing.embedded.faults import Fault
 from aioproducer.testing.embedded.topics import Partition, Topic
 from aioproducer.testing.simulation.loop import SimulatedLoop
@@ -45,6 +46,12 @@ class World:
         """Of each send_many; its errors are looked at when all is over."""
         self._wall_skew = 0.0
         self._timers: list[asyncio.TimerHandle] = []
+        self._watching: list[asyncio.Task[None]] = []
+        """Of faults that wait for something."""
+        self._late_offsets: list[tuple[int, asyncio.Event]] = []
+        """Held requests, each with the number of transactions that had begun when it was read."""
+        self.wants_successor = asyncio.Event()
+        """A fault waits for the rival, which comes at once if the plan has one."""
         self.cluster = _Cluster(
             plan.brokers,
             min_insync_replicas=plan.min_insync_replicas,
@@ -119,6 +126,36 @@ class World:
         """Unless everything is healed before."""
         self._timers.append(self.loop.call_later(seconds, strike))
 
+    def watching(self, wait: Coroutine[Any, Any, None]) -> None:
+        """Let a fault wait for something, until everything is healed."""
+        self._watching.append(asyncio.create_task(wait, name="fault"))
+
+    def hold_until_next_offsets(self, arrival: asyncio.Event) -> None:
+        """Hold a request that was just read until a later transaction has sent offsets."""
+        self._late_offsets.append((len(self.history.transactions), arrival))
+
+    def offsets_were_sent(self) -> None:
+        """Offsets of the last transaction are at the group's coordinator: late ones of earlier transactions arrive."""
+        begun = len(self.history.transactions)
+        for number, arrival in self._late_offsets:
+            if number < begun:
+                arrival.set()
+
+    async def successor_has_begun(self) -> None:
+        """Call the rival, and wait until the transactional id has an open transaction under a later epoch."""
+        before = self.cluster.transactions.describe(self.plan.transactional_id)
+        self.wants_successor.set()
+        while True:
+            now = self.cluster.transactions.describe(self.plan.transactional_id)
+            if (
+                before is not None
+                and now is not None
+                and now.identity > before.identity
+                and now.state is TransactionState.ONGOING
+            ):
+                return
+            await asyncio.sleep(0.001)
+
     def fired(self, name: str) -> None:
         self.history.fired[name] += 1
 
@@ -158,6 +195,9 @@ class World:
         """Nothing is wrong any more, and nothing will go wrong."""
         for timer in self._timers:
             timer.cancel()
+        for task in self._watching:
+            task.cancel()
+        await asyncio.gather(*self._watching, return_exceptions=True)
         cluster = self.cluster
         cluster.faults.clear()
         cluster.authorizer.clear()
