@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from aioproducer import TopicPartition
+from aioproducer.errors import BrokerError, DeliveryError, DeliveryTimeoutError
 from tests.campaigns.simulation import faults
 from tests.campaigns.simulation.history import Ended, History, Sent, SimulatedTransaction, Told
-from tests.campaigns.simulation.oracle import RULES, verdict
+from tests.campaigns.simulation.oracle import RULES, Logs, no_gap_is_in_the_log, verdict
 from tests.campaigns.simulation.plan import ACKS_0, ACKS_1, IDEMPOTENT, KINDS, V1, V2, plan
 from tests.campaigns.simulation.planted import BUGS
 from tests.campaigns.simulation.run import Result, run
@@ -64,6 +65,16 @@ def test_one_run_in_seven_is_undisturbed():
         assert len(undisturbed) / 500 > 0.13, kind
 
 
+def test_the_stricter_settings_are_drawn_where_the_producer_may_have_them():
+    for kind in KINDS:
+        drawn = [plan(kind, seed).settings for seed in range(1, 501)]
+        gapless = sum(settings.get("enable_gapless_order", False) for settings in drawn)
+        endless = sum(settings.get("enable_endless_retries", False) for settings in drawn)
+
+        assert (gapless > 80) is (gapless > 0) is (kind in (IDEMPOTENT, V1, V2)), (kind, gapless)
+        assert (endless > 80) is (endless > 0) is (kind == IDEMPOTENT), (kind, endless)
+
+
 @pytest.mark.parametrize("bug", UNSEEN)
 def test_what_random_schedules_do_not_see_has_a_test(bug):
     _, module, test = UNSEEN[bug]
@@ -85,19 +96,95 @@ def test_every_rule_is_needed():
         Sent(2, "p", 0, "t", 0, None, 0, 1, 2, buffered_at=0),
     ]
     history.is_disturbed = False
+    history.is_endless = True
     history.aborted_successors.append("of a made-up producer")
+    history.sent[1].error = DeliveryTimeoutError("its time is over", attempts=1, last_error=None)
 
     rules = {sentence.partition(":")[0] for sentence in verdict(history)}
 
     assert rules == {
         "every_acknowledged_record_is_in_the_log",
         "every_call_and_delivery_ends_in_time",
+        "nothing_in_doubt_is_given_up",
         "no_producer_aborts_its_successors_transaction",
         "nothing_fails_for_no_reason",
         "no_transaction_fails_for_no_reason",
         "transactions_are_visible_as_told",
         "the_group_is_where_the_last_commit_left_it",
     }
+
+
+def timed_out(**more):
+    """A record that expired while it was in doubt, two seconds late."""
+    error = DeliveryTimeoutError("its time is over", attempts=1, last_error=None)
+    return Sent(
+        **{
+            "number": 0,
+            "producer": "p",
+            "task": 0,
+            "topic": "t",
+            "partition": 0,
+            "transaction": None,
+            "asked_at": 0,
+            "call_due": 1,
+            "due": 2,
+            "buffered_at": 0,
+            "ended_at": 4,
+            "told": Told.UNKNOWN,
+            "error": error,
+        }
+        | more
+    )
+
+
+def verdict_on(*sent, **more):
+    history = History("idempotent", 0, sent=list(sent), **more)
+    return {sentence.partition(":")[0] for sentence in verdict(history)}
+
+
+def test_with_endless_retries_only_an_answer_or_the_user_ends_a_record_in_doubt():
+    refused = DeliveryError("refused", attempts=2, last_error=BrokerError("OUT_OF_ORDER_SEQUENCE_NUMBER"))
+    broken = DeliveryError("broken", attempts=2, last_error=OSError())
+    unsent = DeliveryTimeoutError("its time is over", attempts=0, last_error=None)
+    endless = {"is_endless": True, "closing_at": 5.0}
+
+    assert verdict_on(timed_out(), **endless) == {"nothing_in_doubt_is_given_up"}
+    assert verdict_on(timed_out(error=broken), **endless) == {"nothing_in_doubt_is_given_up"}
+    assert verdict_on(timed_out(error=refused), **endless) == set()
+    assert verdict_on(timed_out(ended_at=5.0), **endless) == set()
+    assert verdict_on(timed_out(has_own_timeout=True, due=4), **endless) == set()
+    for in_no_doubt in {"told": Told.NOT_PERSISTED, "error": unsent}, {"has_own_timeout": True}:
+        assert verdict_on(timed_out(**in_no_doubt), **endless) == {"every_call_and_delivery_ends_in_time"}
+    assert verdict_on(timed_out()) == {"every_call_and_delivery_ends_in_time"}
+
+
+@pytest.mark.parametrize(
+    ("failed", "later", "is_gap"),
+    [
+        ({}, {}, True),
+        ({"told": Told.NOT_PERSISTED}, {}, True),
+        ({}, {"task": 1, "asked_at": 0.5}, True),
+        ({}, {"task": 1, "asked_at": 0}, False),  # which of the two came first is not known
+        ({}, {"buffered_at": 4}, False),
+        ({}, {"partition": 1}, False),
+        ({}, {"producer": "q"}, False),
+        ({"told": Told.GAVE_UP_ASKING}, {}, False),
+        ({"number": 1}, {"number": 0}, False),
+    ],
+    ids=str,
+)
+def test_in_gapless_order_a_gap_is_before_a_record_that_was_accepted_behind_a_failed_one(
+    failed, later, is_gap
+):
+    behind = {"number": 1, "asked_at": 0.5, "buffered_at": 0.5, "told": Told.ACKNOWLEDGED, "error": None}
+    sent = [timed_out(**failed), timed_out(**behind | later)]
+    history = History("idempotent", 0, sent=sent, is_gapless=True)
+    logs = Logs(history)
+    logs.numbers[sent[1].number] = 1
+
+    assert bool(list(no_gap_is_in_the_log(history, logs))) is is_gap
+    logs.numbers[sent[0].number] = 1
+    assert not list(no_gap_is_in_the_log(history, logs)), "there is none"
 
 
 def test_a_failure_tells_how_to_play_it_again():
@@ -126,6 +213,7 @@ def test_a_soak_counts_what_happened_and_names_what_never_did():
     text = report(tally, 1.0)
 
     assert tally.schedules == 5
+    assert f"gapless order: {tally.gapless} schedules, endless retries: {tally.endless}" in text
     assert f"{tally.told['acknowledged']} acknowledged" in text
     assert "never fired: " in text
     assert "coordinator moved" in text.partition("never fired: ")[2]

@@ -66,6 +66,8 @@ class Sent:
     offset: int | None = None
     error: BaseException | None = None
     delivery: Delivery | None = None
+    has_own_timeout: bool = False
+    """`send` was given a timeout."""
 
     def buffered(self, delivery: Delivery, now: float, due: float) -> None:
         """The record is in the buffer; note what becomes of it."""
@@ -112,6 +114,12 @@ class History:
     """Two producers used the same transactional id."""
     lost_receipts: bool = False
     """A call of send_many was cancelled: nobody can look at what becomes of its rows."""
+    is_gapless: bool = False
+    """enable_gapless_order is on."""
+    is_endless: bool = False
+    """enable_endless_retries is on."""
+    closing_at: float | None = None
+    """Loop time at which the producer began to close."""
     aborted_successors: list[str] = field(default_factory=list)
     """Open transactions that an InitProducerId of an older producer has aborted, where an abort before it was due."""
     is_disturbed: bool = True

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 
-from aioproducer.errors import BufferFullError
+from aioproducer.errors import BrokerError, BufferFullError, DeliveryError, DeliveryTimeoutError
 from tests.campaigns.simulation.history import Ended, History, Sent, SimulatedTransaction, Told
 
 SLACK = 0.002
@@ -119,15 +119,82 @@ def _out_of_order(group: list[tuple[Sent, int | None]]) -> Iterator[str]:
 
 
 def every_call_and_delivery_ends_in_time(history: History, logs: Logs) -> Iterator[str]:
-    """`send` within max_block_ms, a delivery within delivery_timeout_ms of its record's entry."""
+    """`send` within max_block_ms, a delivery within delivery_timeout_ms of its record's entry; with endless retries a
+    record that was sent may end later."""
     for sent in history.sent:
         if sent.buffered_at is not None and sent.buffered_at > sent.call_due + SLACK:
             yield f"{_name(sent)}: send took {sent.buffered_at - sent.asked_at:.3f} s"
         if sent.ended_at is None:
             if sent.told is Told.NOTHING:
                 yield f"{_name(sent)} never ended"
-        elif sent.buffered_at is not None and sent.ended_at > sent.due + SLACK:
+        elif (
+            sent.buffered_at is not None
+            and sent.ended_at > sent.due + SLACK
+            and not _may_be_late(sent, history)
+        ):
             yield f"{_name(sent)} ended {sent.ended_at - sent.due:.3f} s too late ({sent.told.value})"
+
+
+def _may_be_late(sent: Sent, history: History) -> bool:
+    if not history.is_endless or sent.has_own_timeout:
+        return False
+    return not isinstance(sent.error, DeliveryError) or sent.error.attempts > 0
+
+
+def nothing_in_doubt_is_given_up(history: History, logs: Logs) -> Iterator[str]:
+    """With endless retries a record ends as unknown because of a broker's answer, close(), or a timeout of its own."""
+    if not history.is_endless:
+        return
+    for sent in history.sent:
+        error = sent.error
+        if (
+            sent.told is not Told.UNKNOWN
+            or sent.has_own_timeout
+            or sent.ended_at is None
+            or not isinstance(error, DeliveryError)
+            or (history.closing_at is not None and sent.ended_at >= history.closing_at)
+        ):
+            continue
+        if isinstance(error, DeliveryTimeoutError) or not isinstance(error.last_error, BrokerError):
+            yield f"{_name(sent)} was given up as unknown before close(): {error!r}"
+
+
+def no_gap_is_in_the_log(history: History, logs: Logs) -> Iterator[str]:
+    """In gapless order: a record that failed and is not in the log has none behind it there that was in the buffer."""
+    if not history.is_gapless:
+        return
+    by_partition: dict[tuple[str, int, str], list[Sent]] = defaultdict(list)
+    for sent in history.sent:
+        if sent.partition is not None and sent.buffered_at is not None:
+            by_partition[sent.topic, sent.partition, sent.producer].append(sent)
+    for (topic, partition, _), group in by_partition.items():
+        for failed in group:
+            if (
+                failed.told not in (Told.NOT_PERSISTED, Told.UNKNOWN)
+                or failed.ended_at is None
+                or logs.numbers[failed.number]
+                or failed.number in history.truncated.get((topic, partition), ())
+            ):
+                continue
+            for later in group:
+                if logs.numbers[later.number] and _was_behind(later, failed):
+                    yield (
+                        f"{_name(failed)} failed ({failed.error!r}), and record {later.number} behind it is in "
+                        "the log"
+                    )
+                    break
+
+
+def _was_behind(later: Sent, failed: Sent) -> bool:
+    """Whether it was accepted after the other one, and before that one's failure was known."""
+    assert later.buffered_at is not None
+    assert failed.buffered_at is not None
+    assert failed.ended_at is not None
+    if later.buffered_at >= failed.ended_at:
+        return False
+    if later.task == failed.task:
+        return later.number > failed.number
+    return later.asked_at > failed.buffered_at
 
 
 def nothing_fails_for_no_reason(history: History, logs: Logs) -> Iterator[str]:
@@ -259,6 +326,8 @@ RULES: list[Rule] = [
     every_acknowledged_record_is_in_the_log,
     nothing_is_there_twice,
     order_is_kept,
+    no_gap_is_in_the_log,
+    nothing_in_doubt_is_given_up,
     every_call_and_delivery_ends_in_time,
     nothing_fails_for_no_reason,
     no_transaction_fails_for_no_reason,

@@ -29,6 +29,8 @@ CLOSES = ("drain", "drain", "drain", "hurry", "at once")
 
 UNDISTURBED = 0.15
 """The share of plans without any fault and without impatient users: what fails there fails for no reason."""
+STRICT = 0.25
+"""The share of plans with gapless order, and of those with endless retries, where the producer may have them."""
 SLOWEST_TRANSACTION = 30_000
 """Milliseconds that the users of an undisturbed run take for a transaction at most."""
 
@@ -159,7 +161,7 @@ def plan(kind: str, seed: int, among: Sequence[str] = ()) -> Plan:
         group=f"group-{seed % 8}",
         transaction_timeout_ms=settings.get("transaction_timeout_ms", 60_000),
     )
-    chosen = _with_idle_times(chosen)
+    chosen = _with_strict_settings(_with_idle_times(chosen))
     return _undisturbed(chosen) if not among and chosen.random("calm").random() < UNDISTURBED else chosen
 
 
@@ -171,6 +173,17 @@ def _with_idle_times(plan: Plan) -> Plan:
     limit = random.choice([300, 20_000])
     settings = {**plan.settings, "connections_max_idle_ms": limit, "metadata_max_age_ms": 300_000}
     return replace(plan, settings=settings, idle=1.5 * limit / 1000)
+
+
+def _with_strict_settings(plan: Plan) -> Plan:
+    """The two opt-in settings, each in a quarter of the plans that may have it."""
+    random = plan.random("strict")
+    settings = dict(plan.settings)
+    if plan.acks == "all" and random.random() < STRICT:
+        settings["enable_gapless_order"] = True
+    if plan.kind == IDEMPOTENT and random.random() < STRICT:
+        settings["enable_endless_retries"] = True
+    return replace(plan, settings=settings)
 
 
 def _undisturbed(plan: Plan) -> Plan:

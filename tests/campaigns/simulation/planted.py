@@ -17,7 +17,7 @@ from aioproducer.errors import CommitOutcomeUnknownError, KafkaError, Transactio
 from aioproducer.network.brokers import Brokers
 from aioproducer.producer import Producer
 from aioproducer.protocol.messages import AddOffsetsToTxnRequest, TxnOffsetCommitRequest
-from aioproducer.protocol.outcomes import Action, Row
+from aioproducer.protocol.outcomes import Action, Condition, Moment, Row, decide_moment
 from aioproducer.records.accumulator import Accumulator
 from aioproducer.records.batch import BatchState, ProducerBatch
 from aioproducer.records.idempotence import Idempotence
@@ -436,6 +436,24 @@ def no_abort_before_next_epoch() -> Iterator[None]:
         await self._new_epoch(self._identity)
 
     with mock.patch.object(Coordinator, "_next_epoch", next_epoch):
+        yield
+
+
+@_bug("in gapless order those behind a failed record go on", IDEMPOTENT, 60, "no_gap_is_in_the_log")
+def gap() -> Iterator[None]:
+    """As without the setting."""
+    with mock.patch.object(Answers, "_end_behind"):
+        yield
+
+
+@_bug("with endless retries a record in doubt expires", IDEMPOTENT, 60, "nothing_in_doubt_is_given_up")
+def expired_in_doubt() -> Iterator[None]:
+    """As without the setting."""
+
+    def deciding(moment: Moment, conditions: Any = ()) -> Row:
+        return decide_moment(moment, {*conditions} - {Condition.ENDLESS})
+
+    with mock.patch("aioproducer.sending.produce_results.decide_moment", deciding):
         yield
 
 

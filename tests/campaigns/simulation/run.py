@@ -28,6 +28,8 @@ from tests.campaigns.simulation.world import World
 
 TIME_LIMIT = 4000.0
 """Virtual seconds that no run needs."""
+LONGEST_WORK = 2000.0
+"""Virtual seconds within which users have done what they do, also if deliveries without an end keep them waiting."""
 
 
 @dataclass
@@ -59,6 +61,8 @@ def playing(
 ) -> Result:
     """Play a scene on a plan's stage: everything before it, everything after it, and the verdict."""
     history = History(which.kind, which.seed, which.acks, is_idempotent=which.acks == "all")
+    history.is_gapless = which.settings.get("enable_gapless_order", False)
+    history.is_endless = which.settings.get("enable_endless_retries", False)
     listening = _Listening(history)
     logger = logging.getLogger("aioproducer")
     before = logger.level, logger.propagate
@@ -144,7 +148,9 @@ async def _work(world: World, producer: Producer) -> None:
     workload = Workload(world, producer)
     working = asyncio.create_task(workload.run(), name="users")
     rival = asyncio.create_task(_rival(world), name="rival") if plan.rival_at is not None else None
-    await asyncio.wait([working], timeout=plan.close_at)
+    await asyncio.wait([working], timeout=plan.close_at or LONGEST_WORK)
+    if plan.close_at is None and not working.done():
+        world.history.problems.append(f"the users are not done after {LONGEST_WORK:g} s")
     if plan.recovers and working.done() and working.exception() is None:
         await world.heal()
         await workload.go_on()
@@ -181,6 +187,8 @@ async def _close(world: World, producer: Producer) -> None:
     if limit is None:
         limit = world.plan.settings["delivery_timeout_ms"] / 1000 + 1
     began = world.loop.time()
+    if world.history.closing_at is None:
+        world.history.closing_at = began
     report = await producer.close(timeout=timeout)
     took = world.loop.time() - began
     # An open transaction is aborted first, which may take as long again.

@@ -32,6 +32,10 @@ class Tally:
     schedules: int = 0
     undisturbed: int = 0
     """Of them, those in which nothing went wrong and nobody was impatient."""
+    gapless: int = 0
+    """Of them, those with enable_gapless_order."""
+    endless: int = 0
+    """Of them, those with enable_endless_retries."""
     records: int = 0
     told: Counter[str] = field(default_factory=Counter)
     ended: Counter[str] = field(default_factory=Counter)
@@ -43,6 +47,8 @@ class Tally:
         """Take in what others have counted."""
         self.schedules += other.schedules
         self.undisturbed += other.undisturbed
+        self.gapless += other.gapless
+        self.endless += other.endless
         self.records += other.records
         self.told += other.told
         self.ended += other.ended
@@ -67,6 +73,8 @@ def play(kinds: tuple[str, ...], seeds: range) -> Tally:
             history = result.history
             tally.schedules += 1
             tally.undisturbed += not history.is_disturbed
+            tally.gapless += history.is_gapless
+            tally.endless += history.is_endless
             tally.records += len(history.sent)
             tally.told.update(sent.told.value for sent in history.sent)
             tally.ended.update(transaction.ended.value for transaction in history.transactions)
@@ -89,6 +97,7 @@ def report(tally: Tally, took: float) -> str:
         f"{tally.schedules} schedules, {tally.records} records, {tally.virtual_seconds / 3600:.1f} virtual hours "
         f"in {took:.1f} s ({tally.schedules / max(took, 1e-9) * 60:.0f} schedules a minute)",
         f"undisturbed: {tally.undisturbed} schedules ({share:.1f} %)",
+        f"gapless order: {tally.gapless} schedules, endless retries: {tally.endless}",
         "records: " + ", ".join(f"{count} {name}" for name, count in sorted(tally.told.items())),
         "transactions: "
         + (", ".join(f"{count} {name}" for name, count in sorted(tally.ended.items())) or "none"),

@@ -174,6 +174,7 @@ class Workload:
         now = self._loop.time()
         due = now + self._delivery_timeout
         if timeout is not None:
+            sent.has_own_timeout = True
             due = min(due, sent.asked_at + timeout)
         sent.buffered(delivery, now, due)
 
