@@ -1,6 +1,6 @@
 # make demo    the flights of 2013 through the producer, verified        make demo KAFKA=apache | host:port
 # make pipeline    the same through Spark, a batch and a stream, verified; KAFKA=... as above, SPARK=cluster
-# make test    everything that the tests need, then pytest               make check | bench | bench-spark | profile | wheel | clean
+# make test    the quick tests, a real Kafka and Spark among them; test-all runs the others   make check | bench | wheel | clean
 # make soak    fault schedules in virtual time       make catalogue | chaos | chaos-spark | availability | fuzz | asan | mutants | matrix
 PYTHON ?= python3
 VENV   := .venv
@@ -11,7 +11,7 @@ ARGS   ?=
 
 SOURCES := $(wildcard aioproducer/*/*.pyx aioproducer/*/*.pxi)
 
-.PHONY: demo pipeline test check bench bench-spark profile walk wheel setup clean format kerberos soak chaos chaos-spark availability fuzz asan mutants matrix catalogue
+.PHONY: demo pipeline test test-all check bench bench-spark profile walk wheel setup clean format kerberos soak chaos chaos-spark availability fuzz asan mutants matrix catalogue
 
 demo: setup
 	$(BIN)/python examples/flights_demo.py --kafka "$(KAFKA)" $(ARGS)
@@ -20,8 +20,15 @@ demo: setup
 pipeline: setup
 	PYTHONPATH=examples $(BIN)/python -m flights_pipeline --kafka "$(KAFKA)" --spark "$(SPARK)" $(ARGS)
 
+# PART=records runs the tests of one room.
+PART  ?=
+TESTS := tests$(if $(PART),/$(PART))
 test: setup
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile -m "not slow" $(TESTS) $(ARGS)
+
+# What `make test` leaves out: tests that wait for processes, for real time or for many schedules.
+test-all: setup
+	$(BIN)/python -m pytest -m slow $(TESTS) $(ARGS)
 
 check: setup
 	$(BIN)/ruff check .

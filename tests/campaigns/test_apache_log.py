@@ -6,6 +6,8 @@ import pytest
 
 from tests.support.apache_log import DumpedBatch, DumpedRecord, assert_sequences_continue, parsed
 
+pytestmark = pytest.mark.slow
+
 # Printed by Kafka 4.3.1.
 DUMPED = """\
 Dumping /data/node-0/data/a-topic-7/00000000000000000000.log

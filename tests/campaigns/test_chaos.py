@@ -40,6 +40,8 @@ from tests.support.producing import within
 from tests.support.read_back import LogRecord, read_back
 from tests.support.resources import Sample, of_this_process
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent.parent
 
 SHORT = {

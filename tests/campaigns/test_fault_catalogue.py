@@ -16,6 +16,8 @@ from tests.campaigns.simulation.planted import renumbered_for_new_topic
 from tests.campaigns.simulation.play_catalogue import Plays, chosen, play_seed, report
 from tests.campaigns.simulation.stage import SCENARIOS, play
 
+pytestmark = pytest.mark.slow
+
 TESTS = Path(__file__).parent.parent
 SEEDS = (1, 2)
 

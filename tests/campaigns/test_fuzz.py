@@ -23,6 +23,8 @@ from tests.campaigns.fuzz.heaviest import ALWAYS, TIMES_THE_FRAME, bushy, heavie
 from tests.campaigns.fuzz.planted import BUGS
 from tests.campaigns.fuzz.targets import TARGETS
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent.parent
 FRAMES = 1_000_000
 SEED = 1

@@ -13,6 +13,8 @@ from tests.campaigns.mutants.__main__ import ROOT, Config, counted, sampled
 from tests.campaigns.mutants.operators import mutants_of
 from tests.campaigns.mutants.trials import TIMED_OUT
 
+pytestmark = pytest.mark.slow
+
 
 class Kind(Enum):
     A = "a"

@@ -23,6 +23,8 @@ from tests.campaigns.simulation.run import Result, run
 from tests.campaigns.simulation.soak import Tally, play, report
 from tests.campaigns.simulation.unseen import UNSEEN
 
+pytestmark = pytest.mark.slow
+
 SEEDS = 12
 """Of each workload, at each run of the tests."""
 

@@ -20,7 +20,7 @@ from aioproducer.errors import KafkaError, TopicAuthorizationError, TransactionR
 from aioproducer.testing import ApacheKafka
 from tests.support.apache_clusters import LEAN, running
 
-pytestmark = pytest.mark.apache
+pytestmark = [pytest.mark.apache, pytest.mark.slow]
 
 PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule required"
 GRANTED = [

@@ -20,7 +20,7 @@ from tests.conftest import MS
 from tests.support.apache_clusters import LEAN, NOTICES_SOON, running
 from tests.support.apache_load import EVERYBODY, PARTITIONS, Victim, compare, leader_of_first, under_load
 
-pytestmark = pytest.mark.apache
+pytestmark = [pytest.mark.apache, pytest.mark.slow]
 
 TOPICS = (
     "moved",

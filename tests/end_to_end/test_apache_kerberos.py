@@ -16,7 +16,7 @@ from tests.support import kdc as kdc_module
 from tests.support.apache_clusters import LEAN, running
 from tests.support.kdc import REALM, Kdc, java_or_skip
 
-pytestmark = pytest.mark.apache
+pytestmark = [pytest.mark.apache, pytest.mark.slow]
 
 SESSION_MS = 3000
 

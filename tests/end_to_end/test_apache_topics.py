@@ -26,7 +26,7 @@ from tests.support.apache_log import read_thrice
 from tests.support.raw_client import RawClient
 from tests.support.read_back import Sent, assert_in_order, compare_with_log, result_of
 
-pytestmark = pytest.mark.apache
+pytestmark = [pytest.mark.apache, pytest.mark.slow]
 
 LENGTH = 4
 """Bytes of a frame before the request."""

@@ -25,7 +25,7 @@ from aioproducer.protocol.messages import TxnOffsetCommitRequest
 from tests.support.producing import within
 from tests.support.read_back import read_back
 
-pytestmark = pytest.mark.apache
+pytestmark = [pytest.mark.apache, pytest.mark.slow]
 
 SECONDS = 30
 

@@ -23,6 +23,8 @@ from tests.campaigns.simulation.plan import IDEMPOTENT, V2, Plan, plan
 from tests.campaigns.simulation.world import World
 from tests.support.resources import Sample, growth
 
+pytestmark = pytest.mark.slow
+
 HOUR = 3600.0
 HOURS = 72
 FAULTS_AN_HOUR = 6

@@ -7,6 +7,8 @@ import pytest
 import regression
 from regression import CASES, MARGIN, Verdict
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_cpu_per_record_has_not_grown_beside_aiokafka(case):

@@ -30,6 +30,8 @@ from programs import FRANZ_GO, JAVA
 from tests.support.producing import quick_producer, results, send_numbers, within
 from tests.support.raw_client import RawClient
 
+pytestmark = pytest.mark.slow
+
 # ------------------------------------------------------------------------------------ the acknowledging broker
 
 

@@ -27,6 +27,8 @@ from flights.sending import Sent, State
 from flights.topic import prepare
 from tests.conftest import MS
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 PARTITIONS = 12
 DEADLINE = 60_000 * MS

@@ -15,6 +15,8 @@ from aioproducer.metrics import Distribution, MetricsSnapshot, NodeSnapshot
 from tests.conftest import MS
 from tests.support import docs_pages, docs_runner
 
+pytestmark = pytest.mark.slow
+
 ROOT = docs_pages.ROOT
 NOT_RUN_AT_MOST = 5
 

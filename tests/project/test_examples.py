@@ -20,6 +20,8 @@ from tests.conftest import MS
 from tests.support.producing import PRODUCE, within
 from tests.support.scripted_broker import dead_port
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 SCRIPTS = ["service", "fastapi_app", "fan_in", "graceful_shutdown", "from_aiokafka"]
 one_loop = pytest.mark.asyncio(loop_factories=["asyncio"])

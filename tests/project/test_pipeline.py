@@ -45,6 +45,8 @@ from tests.conftest import MS
 from tests.project.test_demo import EXAMPLES, cluster_process, number, table_of
 from tests.project.test_promises import commands_of
 
+pytestmark = pytest.mark.slow
+
 PARTITIONS = 3
 DEADLINE = 500_000 * MS
 """Seconds for a whole run: Spark's own start takes ten, many more on a busy machine."""

@@ -161,7 +161,7 @@ def commands_of(target: str, *settings: str) -> str:
     ).stdout
 
 
-@pytest.mark.parametrize("target", ["demo", "pipeline", "test", "check", "bench", "wheel"])
+@pytest.mark.parametrize("target", ["demo", "pipeline", "test", "test-all", "check", "bench", "wheel"])
 def test_every_command_sets_up_what_it_needs(target):
     commands = commands_of(target)
 
@@ -189,6 +189,17 @@ def test_make_wheel_tries_the_wheel_in_an_empty_environment():
         assert what in checked
 
 
+def test_make_test_and_test_all_run_each_test_once_and_one_room_on_demand():
+    [quick], [slow] = (
+        [line for line in commands_of(target, "PART=records").splitlines() if "-m pytest" in line]
+        for target in ("test", "test-all")
+    )
+
+    assert '-m "not slow" tests/records' in quick
+    assert "-m slow tests/records" in slow
+    assert "tests/records" not in commands_of("test")
+
+
 def test_ci_runs_check_wheel_demo_and_test_in_this_order():
     lines = (ROOT / ".ci" / "run").read_text().splitlines()
 
@@ -197,6 +208,7 @@ def test_ci_runs_check_wheel_demo_and_test_in_this_order():
         "make wheel",
         "make demo",
         "make test",
+        "make test-all",
     ]
     assert "set -euo pipefail" in lines
     assert "export CI=true" in lines, "a missing Kafka is an error there, and no skipped test"

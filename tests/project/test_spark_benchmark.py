@@ -30,6 +30,8 @@ from benchmarks.spark.plan import (
 from benchmarks.spark.processes import Process, descendants, parsed, spent
 from benchmarks.spark.report import Figures, Goal, as_record, goals, markdown, tables
 
+pytestmark = pytest.mark.slow
+
 GOOD = {
     (BATCH, OURS): {"rows_per_s": 1.3e6, "cpu_us": 0.8},
     (BATCH, TUNED): {"rows_per_s": 1.3e6, "cpu_us": 0.8},

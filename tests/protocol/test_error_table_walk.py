@@ -19,6 +19,8 @@ from tests.protocol.test_outcomes import ELSE, ROWS, rows_by_code
 from tests.support.error_table import connections, coordinators, failures, moments, produce
 from tests.support.error_table.stage import OTHER, Cell, cells, consulted
 
+pytestmark = pytest.mark.slow
+
 NO, MAYBE = Outcome.NOT_PERSISTED, Outcome.UNKNOWN
 PRODUCE, END_TXN = ApiKey.PRODUCE, ApiKey.END_TXN
 UNKNOWN_CODE = 9999

@@ -30,7 +30,7 @@ from tests.support.read_back import read_back
 from tests.support.spark_driver import Driver
 from tests.support.spark_stage import write
 
-pytestmark = pytest.mark.apache
+pytestmark = [pytest.mark.apache, pytest.mark.slow]
 
 
 @pytest.fixture(params=["v1", "v2"])

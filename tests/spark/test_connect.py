@@ -13,6 +13,8 @@ import pytest
 from tests.support import spark_home
 from tests.support.spark_stage import ROOT, stage
 
+pytestmark = pytest.mark.slow
+
 NEEDS = ["pandas>=2.2,<3", "grpcio>=1.76", "grpcio-status>=1.76", "googleapis-common-protos>=1.71"]
 """What Spark's client needs and nobody else here."""
 

@@ -30,6 +30,8 @@ from tests.campaigns.spark_chaos import (
 from tests.support.spark_crashing import next_visit
 from tests.support.spark_driver import Driver, Ended
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def place():

@@ -14,6 +14,8 @@ from benchmarks.spark import environment
 from tests.campaigns.spark_chaos import DEATHS, PARTITIONS, Place, Run, embedded, play
 from tests.support.spark_driver import Driver
 
+pytestmark = pytest.mark.slow
+
 OLDEST = "4.0.0"
 ROWS = 200
 

@@ -21,6 +21,8 @@ from tests.conftest import MS
 from tests.support.apache_clusters import running
 from tests.support.apache_processes import command_lines
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(plugin_module.__file__).parents[2]
 
 # Of an installed package, pytest finds the plugin by itself.

@@ -22,7 +22,7 @@ from tests.support.raw_client import RawClient
 from tests.support.raw_transactions import Transactions
 from tests.support.transaction_stage import Case, Stage
 
-pytestmark = pytest.mark.apache
+pytestmark = [pytest.mark.apache, pytest.mark.slow]
 
 CONFIG = {
     # So that no test waits ten seconds for a time-out.

@@ -19,6 +19,8 @@ from tests.conftest import MS
 from tests.support.apache_clusters import LEAN
 from tests.support.apache_processes import children, command_lines, descriptors, is_alive
 
+pytestmark = pytest.mark.slow
+
 SHORT_SESSIONS = {"broker.session.timeout.ms": 1500, "broker.heartbeat.interval.ms": 200}
 """So long, a broker that was killed is waited for."""
 

@@ -19,7 +19,7 @@ from tests.support.apache_processes import command_lines, until
 from tests.support.raw_client import RawClient
 from tests.support.read_back import read_back
 
-pytestmark = pytest.mark.apache
+pytestmark = [pytest.mark.apache, pytest.mark.slow]
 
 MODULES = "org.apache.kafka.common.security"
 
