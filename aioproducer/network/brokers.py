@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import partial
 from random import Random
 from typing import Any
@@ -29,6 +29,7 @@ from aioproducer.metrics import Metrics
 from aioproducer.network.connection import Connection, State
 from aioproducer.network.connection_race import HEAD_START, first_to_answer
 from aioproducer.network.handshake import BrokerVersions
+from aioproducer.network.hedge import first_answer
 from aioproducer.network.large_answer import LargeAnswer
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.schema import Message
@@ -338,8 +339,8 @@ class Brokers:
     ) -> Any:
         """Send a request to whichever broker is ready first and return its answer.
 
-        Not bound by the limit in flight. A broker that is slow to connect to gets company after half a second.
-        Cancelling it gives up the answer.
+        Not bound by the limit in flight. Another broker is tried beside one that takes half a second to connect to, or
+        that has not answered after HEDGE_AFTER seconds. Cancelling it gives up the answer.
 
         Raises:
             BrokerConnectionError: each broker was tried and none can be connected to; or the connection broke.
@@ -358,16 +359,7 @@ class Brokers:
             now = loop.time()
             node_id = self.least_loaded()
             if node_id is not None and self._links[node_id].is_ready:
-                connection = self._links[node_id].connection
-                assert connection is not None  # it is ready
-                left = max(deadline - now, 0.001)
-                answer = await connection.request(
-                    message, timeout=left, version_ceiling=version_ceiling, in_slices=True
-                )
-                if isinstance(answer, LargeAnswer):
-                    answer = await answer.decoded()
-                    connection.heed_throttle(answer)
-                return answer
+                return await self._first_answer(message, deadline, version_ceiling)
             if not self._has_known_cluster and (refusal := self.refusal) is not None:
                 raise refusal  # others would say the same, and accounts get locked
             self._connect_any(now)
@@ -379,6 +371,42 @@ class Brokers:
             if now >= deadline:
                 raise RequestTimedOutError(f"no broker within {timeout:g} s: {self.reasons()}", written=False)
             await self._change(min(self._next_look(now), deadline))
+
+    async def _first_answer(self, message: Message, deadline: float, version_ceiling: int | None) -> Any:
+        """The answer of a broker that is ready, or of the next one if it stays silent for HEDGE_AFTER seconds."""
+        loop = asyncio.get_running_loop()
+        asked: dict[Connection, asyncio.Future[Any]] = {}
+
+        def ask_another() -> asyncio.Future[Any] | None:
+            connection = self._ready_connection(asked)
+            if connection is None:
+                self._connect_any(loop.time())
+                return None
+            left = max(deadline - loop.time(), 0.001)
+            asked[connection] = connection.request(
+                message, timeout=left, version_ceiling=version_ceiling, in_slices=True
+            )
+            return asked[connection]
+
+        first = await first_answer(ask_another)
+        answer = first.result()
+        if isinstance(answer, LargeAnswer):
+            answer = await answer.decoded()
+            next(connection for connection, future in asked.items() if future is first).heed_throttle(answer)
+        return answer
+
+    def _ready_connection(self, asked: Container[Connection]) -> Connection | None:
+        """The connection with the fewest requests in flight that is not among `asked`."""
+        now = asyncio.get_running_loop().time()
+        ready = [
+            link.connection
+            for link in self._rotated()
+            if link.connection is not None
+            and link.is_ready
+            and link.throttled_until <= now
+            and link.connection not in asked
+        ]
+        return min(ready, key=lambda connection: connection.in_flight, default=None)
 
     async def request_node(
         self,

@@ -18,6 +18,7 @@ from aioproducer.errors import (
     UnsupportedVersionError,
 )
 from aioproducer.network import brokers as brokers_module
+from aioproducer.network import hedge
 from aioproducer.network.brokers import PATIENCE, backoff
 from aioproducer.network.connection import State
 from aioproducer.protocol.api import ApiKey
@@ -555,7 +556,7 @@ async def test_when_no_broker_can_be_connected_to_each_is_named():
 
 
 async def test_brokers_are_unreachable_after_failing_for_a_while_and_not_at_the_first_failure():
-    back_off = {"reconnect_backoff_ms": 10, "reconnect_backoff_max_ms": 100_000 * MS}
+    back_off = {"reconnect_backoff_ms": 10, "reconnect_backoff_max_ms": 1_000_000 * MS}
     async with Net(f"{HOST}:{dead_port()}", **back_off) as net:
         with pytest.raises(BrokerConnectionError):
             await net.brokers.request_any(QUESTION, LONG)
@@ -610,6 +611,35 @@ async def test_no_answer_within_the_time_is_a_time_out():
     async with net_of(mute) as net:
         with pytest.raises(RequestTimedOutError, match="METADATA"):
             await net.brokers.request_any(QUESTION, 200 * MS)
+
+
+async def test_a_broker_that_does_not_answer_gets_company(monkeypatch):
+    monkeypatch.setattr(hedge, "HEDGE_AFTER", 10 * MS)
+    async with net_of(mute, echo) as net:
+        await net.become_ready(0)  # the other one is not connected yet
+
+        await net.brokers.request_any(QUESTION, LONG)
+
+        assert net.brokers.in_flight(0) == 1, (
+            "its answer is still due, or the connection ends by its time-out"
+        )
+        assert net.peers[1].connections == 1
+
+
+async def test_a_broker_that_answers_gets_no_company():
+    async with net_of(echo, echo) as net:
+
+        def requests() -> int:
+            return sum(node.requests for node in net.metrics.nodes.values())
+
+        for index in range(2):
+            await net.become_ready(index)
+        before = requests()
+
+        for _ in range(4):
+            await net.brokers.request_any(QUESTION, LONG)
+
+        assert requests() == before + 4
 
 
 async def test_peers_that_are_no_kafka_brokers_are_hopeless():
