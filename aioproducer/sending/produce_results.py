@@ -330,6 +330,8 @@ class Answers:
         self._is_ending_behind = True
         try:
             for batch in self._accumulator.behind(failed):
+                if batch.state is BatchState.DONE:
+                    continue  # it ended first, and waits for its answer
                 self.end_at(batch, Moment.BEHIND, in_flight=batch.state is BatchState.IN_FLIGHT)
         finally:
             self._is_ending_behind = False

@@ -181,6 +181,25 @@ async def test_in_gapless_order_thousands_fail_with_the_first_one_in_a_moment():
         cluster.thaw_broker(0)
 
 
+async def test_close_gives_up_a_follower_first_if_the_record_before_it_is_retried_without_end():
+    """The follower is then in flight and has ended when the failure of the record before it ends those behind it."""
+    settings = {**GAPLESS, "enable_endless_retries": True}
+    async with producing(**settings) as (cluster, producer):
+        await producer.send_and_wait("t", b"0")
+        release = asyncio.Event()
+        held = cluster.faults.add(PRODUCE, hold=release)
+        early, late = await send_numbers(producer, [1, 2])
+        await within(1, held.reached())
+        await until(lambda: producer.metrics().in_flight == 2)
+        producer._accumulator.postpone(early.batch, early.batch.deadline + 1)  # as when its time has passed
+
+        report = await within(1, producer.close(timeout=0))
+
+        assert outcomes_of(await results([early, late])) == [Outcome.UNKNOWN] * 2
+        assert report.unknown == 2
+        release.set()
+
+
 # ----------------------------------------------------------------------------------------------- endless retries
 
 
