@@ -426,6 +426,8 @@ class Sender:
         """The delivery timeout has passed."""
         if batch.state is BatchState.DONE:
             return  # one before it failed, and it with that one
+        if self._config.enable_endless_retries and self._has_left_old_topic(batch):
+            return
         if batch.attempts == 0:
             batch.last_error, why = self._why_not_sent(batch.queue.node_id)
             reason = f"{why}; nothing was sent"
@@ -435,6 +437,19 @@ class Sender:
         in_flight = batch.state is BatchState.IN_FLIGHT
         if not self._answers.end_at(batch, Moment.EXPIRED, why, in_flight=in_flight):
             self._accumulator.postpone(batch, now + self._config.delivery_timeout)
+
+    def _has_left_old_topic(self, batch: ProducerBatch) -> bool:
+        """End a batch that may be in the log of a topic that was re-created since; True if it was one.
+
+        drain() finds such batches, but not those of a partition that the new topic does not have."""
+        queue = batch.queue
+        if (
+            queue.sequence is not None
+            and not queue.in_flight
+            and not self._is_for_topic_of(queue, queue.sequence)
+        ):
+            self._sequence_of(queue)
+        return batch.state is BatchState.DONE
 
     def _why_not_sent(self, node_id: int) -> tuple[KafkaError | None, str]:
         if self._idempotence.needs_identity:

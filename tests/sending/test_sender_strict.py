@@ -267,6 +267,23 @@ async def test_close_ends_endless_retries_as_unknown():
         cluster.thaw_broker(0)
 
 
+async def test_endless_retries_end_where_a_topic_was_re_created_without_the_partition():
+    """No broker will ever be asked again, and the log that may have had the record is gone."""
+    async with producing(topics={"t": 2}, cluster={"versions": "3.5"}, **ENDLESS) as (cluster, producer):
+        await producer.send_and_wait("t", b"0", partition=1)
+        lost = cluster.faults.add(PRODUCE, drop_after_append=True, partition=1, count=10_000)
+        (delivery,) = await send_numbers(producer, [1], partition=1)
+        await within(1, lost.reached())
+        cluster.delete_topic("t")
+        cluster.create_topic("t", 1)
+
+        error = await error_of(delivery, 2)
+
+        assert error.outcome is Outcome.UNKNOWN
+        assert "the topic was re-created" in str(error)
+        assert (await producer.send_and_wait("t", b"2", partition=0)).offset == 0
+
+
 async def test_records_behind_one_that_is_retried_without_end_expire_in_their_time():
     settings = {**ENDLESS, "max_in_flight_requests_per_connection": 1}
     async with producing(**settings) as (cluster, producer):
