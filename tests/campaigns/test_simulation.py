@@ -154,9 +154,11 @@ def test_with_endless_retries_only_an_answer_or_the_user_ends_a_record_in_doubt(
     assert verdict_on(timed_out(error=broken), **endless) == {"nothing_in_doubt_is_given_up"}
     assert verdict_on(timed_out(error=refused), **endless) == set()
     assert verdict_on(timed_out(ended_at=5.0), **endless) == set()
-    assert verdict_on(timed_out(has_own_timeout=True, due=4), **endless) == set()
-    for in_no_doubt in {"told": Told.NOT_PERSISTED, "error": unsent}, {"has_own_timeout": True}:
+    assert verdict_on(timed_out(own_due=4, due=4), **endless) == set()
+    for in_no_doubt in {"told": Told.NOT_PERSISTED, "error": unsent}, {"own_due": 2}:
         assert verdict_on(timed_out(**in_no_doubt), **endless) == {"every_call_and_delivery_ends_in_time"}
+    answered = {"told": Told.ACKNOWLEDGED, "error": None, "offset": None, "own_due": 5}
+    assert "every_call_and_delivery_ends_in_time" not in verdict_on(timed_out(**answered), **endless)
     assert verdict_on(timed_out()) == {"every_call_and_delivery_ends_in_time"}
 
 

@@ -66,8 +66,8 @@ class Sent:
     offset: int | None = None
     error: BaseException | None = None
     delivery: Delivery | None = None
-    has_own_timeout: bool = False
-    """`send` was given a timeout."""
+    own_due: float = float("inf")
+    """Loop time at which the timeout that `send` was given is over."""
 
     def buffered(self, delivery: Delivery, now: float, due: float) -> None:
         """The record is in the buffer; note what becomes of it."""

@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 
 from aioproducer.errors import BrokerError, BufferFullError, DeliveryError, DeliveryTimeoutError
+from aioproducer.protocol.outcomes import Moment
 from tests.campaigns.simulation.history import Ended, History, Sent, SimulatedTransaction, Told
 
 SLACK = 0.002
@@ -136,26 +137,33 @@ def every_call_and_delivery_ends_in_time(history: History, logs: Logs) -> Iterat
 
 
 def _may_be_late(sent: Sent, history: History) -> bool:
-    if not history.is_endless or sent.has_own_timeout:
+    assert sent.ended_at is not None
+    if not history.is_endless or sent.ended_at > sent.own_due + SLACK:
         return False
     return not isinstance(sent.error, DeliveryError) or sent.error.attempts > 0
 
 
 def nothing_in_doubt_is_given_up(history: History, logs: Logs) -> Iterator[str]:
-    """With endless retries a record ends as unknown because of a broker's answer, close(), or a timeout of its own."""
+    """With endless retries a record ends as unknown because of a broker's answer, close(), or a timeout of its own;
+    also if its topic was re-created, or with gapless order if a record before it has failed."""
     if not history.is_endless:
         return
     for sent in history.sent:
         error = sent.error
         if (
             sent.told is not Told.UNKNOWN
-            or sent.has_own_timeout
             or sent.ended_at is None
+            or sent.ended_at >= sent.own_due - SLACK
             or not isinstance(error, DeliveryError)
             or (history.closing_at is not None and sent.ended_at >= history.closing_at)
         ):
             continue
-        if isinstance(error, DeliveryTimeoutError) or not isinstance(error.last_error, BrokerError):
+        has_reason = (
+            isinstance(error.last_error, BrokerError)
+            or len(history.incarnations) > 1
+            or (history.is_gapless and Moment.BEHIND.value in str(error))
+        )
+        if isinstance(error, DeliveryTimeoutError) or not has_reason:
             yield f"{_name(sent)} was given up as unknown before close(): {error!r}"
 
 

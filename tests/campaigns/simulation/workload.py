@@ -174,8 +174,8 @@ class Workload:
         now = self._loop.time()
         due = now + self._delivery_timeout
         if timeout is not None:
-            sent.has_own_timeout = True
-            due = min(due, sent.asked_at + timeout)
+            sent.own_due = sent.asked_at + timeout
+            due = min(due, sent.own_due)
         sent.buffered(delivery, now, due)
 
     def _refused(self, sent: Sent, error: KafkaError) -> None:
