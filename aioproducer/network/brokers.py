@@ -152,11 +152,6 @@ class Brokers:
     # Which nodes there are
 
     @property
-    def nodes(self) -> list[Node]:
-        """The nodes that connections are made to."""
-        return [link.node for link in self._links.values()]
-
-    @property
     def is_bootstrapping(self) -> bool:
         """The nodes are the bootstrap addresses: no cluster is known."""
         return any(node_id < 0 for node_id in self._links)
@@ -261,23 +256,6 @@ class Brokers:
         """Requests to this broker that are not answered."""
         link = self._links.get(node_id)
         return link.connection.in_flight if link is not None and link.connection is not None else 0
-
-    def latency(self, node_id: int) -> float:
-        """Seconds from a request to its answer, smoothed; 0.0 if unknown."""
-        link = self._links.get(node_id)
-        return link.connection.latency if link is not None and link.connection is not None else 0.0
-
-    def version_of(self, node_id: int, api_key: ApiKey, ceiling: int | None = None) -> int:
-        """The version in which requests of this API go to this broker.
-
-        Raises:
-            BrokerConnectionError: there is no connection, so nobody knows.
-            UnsupportedVersionError: no version is spoken by both sides.
-        """
-        link = self._links.get(node_id)
-        if link is None or link.connection is None:
-            raise BrokerConnectionError(f"broker {node_id} is not connected", written=False)
-        return link.connection.version_of(api_key, ceiling)
 
     def request(
         self,

@@ -27,11 +27,6 @@ _HIGHEST_FIRST_BYTE = MAX_FRAME >> 24
 _TLS = {0x15: "a TLS alert", 0x16: "a TLS handshake"}
 
 
-def encode_prefix(size: int) -> bytes:
-    """The prefix of a frame of `size` bytes."""
-    return _LENGTH.pack(size)
-
-
 def is_tls(prefix: bytes) -> bool:
     """Whether an answer that begins so is a record of TLS."""
     return prefix[0] in _TLS and prefix[1] == 0x03

@@ -167,23 +167,6 @@ def check_crc(buf: Bytes) -> None:
         raise ProtocolError(f"record batch: CRC {header.crc:#010x} in the header, {found:#010x} of the bytes")
 
 
-def split_batches(records: Bytes) -> Iterator[memoryview]:
-    """The batches of a `records` field one by one, header included, without copying.
-
-    Raises:
-        ProtocolError: a header is malformed, or the last batch is cut off. Raised when that batch's turn
-            comes.
-    """
-    view = memoryview(records)
-    at = 0
-    while at < len(view):
-        end = at + read_header(view, at).size
-        if end > len(view):
-            raise ProtocolError(f"record batch: {len(view) - at} of {end - at} bytes are there")
-        yield view[at:end]
-        at = end
-
-
 def read_records(payload: Bytes, header: BatchHeader) -> Iterator[Record]:
     """The records of a batch. `payload` is everything behind its header, already uncompressed.
 

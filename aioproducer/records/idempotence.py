@@ -49,7 +49,7 @@ class PartitionSequence:
 
 
 class Idempotence:
-    """The numbers of one producer. Touched only by the sender task."""
+    """The sequence numbers of one producer: assigned by the sender, reset by the tasks that get an identity."""
 
     def __init__(self, enabled: bool) -> None:
         self.enabled = enabled

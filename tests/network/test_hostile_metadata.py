@@ -164,8 +164,8 @@ async def test_a_broker_that_invents_ids_does_not_make_metrics_grow(monkeypatch)
         await net.start()
         while asked < 12:
             net.metadata.request_update()
-            for node in net.brokers.nodes:
-                net.brokers.ready(node.node_id)
+            for node_id in [node.node_id for node in net.nodes]:
+                net.brokers.ready(node_id)
             await asyncio.sleep(0.001)
 
         assert len(net.metrics.nodes) <= 5

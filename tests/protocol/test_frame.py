@@ -8,8 +8,12 @@ from aioproducer.protocol.frame import (
     MAX_FRAME_BEFORE_AUTHENTICATION,
     Frames,
     decode_size,
-    encode_prefix,
 )
+
+
+def encode_prefix(size: int) -> bytes:
+    """The prefix of a frame of `size` bytes."""
+    return size.to_bytes(4, "big", signed=True)
 
 
 @pytest.mark.parametrize("size", [0, 1, 127, 65536, MAX_FRAME_BEFORE_AUTHENTICATION, MAX_FRAME])

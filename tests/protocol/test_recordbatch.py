@@ -17,11 +17,11 @@ from aioproducer.protocol.recordbatch import (
     check_crc,
     read_header,
     read_records,
-    split_batches,
 )
 from aioproducer.testing.embedded.decompression import decompress
 from tests.support import oracle
 from tests.support.oracle import OracleRecord, encode_batch, encode_record, encode_records, varint
+from tests.support.record_batches import split_batches
 
 RECORDS = [
     OracleRecord(

@@ -32,11 +32,11 @@ from aioproducer.protocol.recordbatch import (
     Record,
     read_header,
     read_records,
-    split_batches,
 )
 from tests.conftest import MS
 from tests.support.oracle import OracleRecord, encode_batch
 from tests.support.raw_client import TIMEOUT, RawClient, produce_request
+from tests.support.record_batches import split_batches
 
 T = TypeVar("T")
 

@@ -20,9 +20,10 @@ from aioproducer.protocol.messages import (
     ProduceRequest,
     ProduceResponse,
 )
-from aioproducer.protocol.recordbatch import BatchHeader, read_header, split_batches
+from aioproducer.protocol.recordbatch import BatchHeader, read_header
 from aioproducer.protocol.schema import Message
 from tests.support.raw_client import RawClient
+from tests.support.record_batches import split_batches
 
 T = TypeVar("T")
 PartitionAnswer = ProduceResponse.PartitionProduceResponse
