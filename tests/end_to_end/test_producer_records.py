@@ -216,11 +216,12 @@ async def test_a_records_own_timeout_ends_its_delivery_alone():
     async with producing(linger_ms=30) as (cluster, producer):
         release = asyncio.Event()
         held = cluster.faults.add(ApiKey.PRODUCE, hold=release)
-        hasty = await producer.send("t", b"hasty", timeout=60 * MS)
+        await producer.partitions_for("t")
+        hasty = await producer.send("t", b"hasty", timeout=2000 * MS)
         patient = await producer.send("t", b"patient")
-        await within(1, held.reached())
+        await within(2, held.reached())
 
-        error = await error_of(hasty, 1)
+        error = await error_of(hasty, 5)
 
         assert isinstance(error, DeliveryTimeoutError)
         assert isinstance(error, TimeoutError)
