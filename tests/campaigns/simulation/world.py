@@ -219,6 +219,7 @@ class World:
             for held in (fault.hold, fault.hold_before):
                 if held is not None:
                     held.set()
+        self.scripted.clear()
         if self.plan.is_transactional:
             cluster.transactions.release_loading()
             cluster.transactions.release_markers()
