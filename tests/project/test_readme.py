@@ -15,6 +15,8 @@ import pytest
 
 from aioproducer.testing import EmbeddedCluster
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent.parent
 README = (ROOT / "README.md").read_text()
 [EXAMPLE] = re.findall(r"```python\n(.*?)```", README, re.DOTALL)

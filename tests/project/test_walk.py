@@ -10,6 +10,8 @@ import pytest
 
 from tests.support.walk import ROOT, Call, Walk
 
+pytestmark = pytest.mark.slow
+
 
 def call(caller: str, file: str) -> Call:
     return Call(0, caller, file, "f")

@@ -12,6 +12,8 @@ from aioproducer.spark import KafkaSink, SinkError, partition_by_key
 from tests.campaigns.spark_chaos import write_files
 from tests.support.spark_stage import FORMAT, stage, write
 
+pytestmark = pytest.mark.slow
+
 ONCE = {"delivery": "exactly_once", "transactionalId": "x"}
 
 

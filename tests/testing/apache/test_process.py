@@ -17,6 +17,8 @@ from aioproducer.testing.apache.process import ChildProcesses
 from tests.support.apache_clusters import LEAN
 from tests.support.apache_processes import command_lines, descriptors, is_alive, until
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(process.__file__).parents[3]
 
 
