@@ -213,11 +213,12 @@ async def test_a_record_with_a_timeout_is_delivered_in_time_as_any_other():
 
 
 async def test_a_records_own_timeout_ends_its_delivery_alone():
-    async with producing(linger_ms=30) as (cluster, producer):
+    patience = {"request_timeout_ms": 20_000_000 * MS, "delivery_timeout_ms": 40_000_000 * MS}
+    async with producing(linger_ms=30, **patience) as (cluster, producer):
         release = asyncio.Event()
         held = cluster.faults.add(ApiKey.PRODUCE, hold=release)
         await producer.partitions_for("t")
-        hasty = await producer.send("t", b"hasty", timeout=2000 * MS)
+        hasty = await producer.send("t", b"hasty", timeout=1000 * MS)
         patient = await producer.send("t", b"patient")
         await within(2, held.reached())
 
