@@ -10,6 +10,7 @@ from aioproducer import errors
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.outcomes import (
+    SENDS_AGAIN,
     TABLE,
     TOPIC_ERRORS,
     UNKNOWN_CODES,
@@ -23,6 +24,7 @@ from aioproducer.protocol.outcomes import (
     decide_failure,
     decide_moment,
     depends_on,
+    doubts_the_log,
     failure_of,
     reinit_error,
 )
@@ -629,6 +631,29 @@ def test_who_is_shut_out_by_another_producer_is_called_fenced(code):
     is_fenced = code in (E.INVALID_PRODUCER_EPOCH, E.PRODUCER_FENCED)
 
     assert reinit_error(code) is (errors.ProducerFencedError if is_fenced else errors.TransactionReinitError)
+
+
+def test_records_are_sent_again_after_these_actions_and_no_others():
+    assert set(Action) - SENDS_AGAIN == {
+        Action.SUCCEED,
+        Action.DUPLICATE,
+        Action.KEEP,
+        Action.DAMAGED,
+        Action.FAIL,
+        Action.ABORT,
+        Action.REINIT,
+        Action.COORDINATOR,
+        Action.REBOOTSTRAP,
+        Action.CLOSE,
+        Action.DOWNGRADE,
+        Action.OTHER_MECHANISM,
+        Action.NO_SASL,
+    }
+
+
+@pytest.mark.parametrize("code", ErrorCode, ids=lambda code: code.name)
+def test_a_broker_that_does_not_know_the_sequence_may_have_lost_records(code):
+    assert doubts_the_log(code) == (code in (E.OUT_OF_ORDER_SEQUENCE_NUMBER, E.UNKNOWN_PRODUCER_ID))
 
 
 # ------------------------------------------------------------------------------------------- nobody else decides

@@ -420,6 +420,34 @@ def test_epoch_of_a_transactional_id_is_never_raised_here():
     assert idempotence.identity.epoch == 0
 
 
+def test_a_producer_id_that_another_producer_uses_too_is_discarded_whatever_its_epoch():
+    idempotence, _ = begun(epoch=3)
+
+    idempotence.discard(ProducerIdentity(4711, 1))
+
+    assert idempotence.identity is None
+    idempotence.discard(ProducerIdentity(4711, 1))
+    assert idempotence.identity is None
+
+
+def test_discarding_leaves_an_identity_with_another_producer_id():
+    idempotence, _ = begun()
+
+    idempotence.discard(ProducerIdentity(4712, 0))
+
+    assert idempotence.identity == ProducerIdentity(4711, 0)
+
+
+def test_the_producer_id_of_a_transactional_id_is_never_discarded_here():
+    idempotence = Idempotence(True)
+    idempotence.identity = identity = ProducerIdentity(4711, 0, is_transactional=True)
+
+    with pytest.raises(AssertionError):
+        idempotence.discard(identity)
+
+    assert idempotence.identity == identity
+
+
 @given(
     st.lists(st.sampled_from(["take", "give up", "acknowledge", "bump", "begin"]), max_size=60),
     st.integers(1, 9),
