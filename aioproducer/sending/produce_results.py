@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Mapping
 from functools import partial
 from random import Random
+from types import MappingProxyType
+from typing import ClassVar
 
 from aioproducer.config import ProducerConfig
 from aioproducer.errors import (
@@ -44,7 +47,7 @@ from aioproducer.records.accumulator import NO_NODE, Accumulator
 from aioproducer.records.batch import NAMED, BatchState, ProducerBatch
 from aioproducer.records.idempotence import Idempotence, sequence_after
 from aioproducer.sending.data_loss import LossWatch
-from aioproducer.sending.refusals import error_of, message_of, reason_of, refusal_of
+from aioproducer.sending.refusals import PartitionAnswer, error_of, message_of, reason_of
 from aioproducer.transactions.state import Transaction, TransactionState, abortable, reinit
 from aioproducer.types import Outcome
 
@@ -55,6 +58,7 @@ SOON, LATEST = 0.02, 1.0
 it asks for one partition of a transactional id at a time (AddPartitionsToTxnManager)."""
 SUCCESS = int(ErrorCode.NONE)
 """Of each batch of an answer that says nothing else."""
+_STORED = frozenset({Action.SUCCEED, Action.DUPLICATE})
 NOT_VERIFIED = "Unable to verify the partition has been added to the transaction"
 """How the message of NOT_ENOUGH_REPLICAS begins that has nothing to do with replicas."""
 
@@ -157,69 +161,31 @@ class Answers:
         is_plain = not answer.error_code and self._transaction.state is not TransactionState.PARTICIPANT
         conditions = () if is_plain else partial(self._conditions, batch, answer)
         row = decide(ApiKey.PRODUCE, answer.error_code, conditions)
-        if row.action in (Action.SUCCEED, Action.DUPLICATE):
-            offset = answer.base_offset if row.action is Action.SUCCEED else -1
-            self.complete(batch, now, offset, answer.log_append_time_ms, answer.log_start_offset)
-            return
+        said = PartitionAnswer(batch, answer, response, row.action, now, batch.maybe_persisted)
+        if row.action not in _STORED:
+            self._note_error(said, topic_id if row.outcome is Outcome.UNKNOWN else None)
+            is_sent_again = row.action in SENDS_AGAIN
+            if batch.state is BatchState.DONE or (is_sent_again and self._ends_now(batch)):
+                return  # it expired meanwhile, or does now
+        self.DO[row.action](self, said)
+
+    def _note_error(self, said: PartitionAnswer, doubted_topic_id: int | None) -> None:
+        """Keep the error with the batch, and count it.
+
+        Args:
+            doubted_topic_id: the id that the request addressed the topic by, if the records may be in its log.
+        """
+        batch, answer = said.batch, said.answer
         name = error_name(answer.error_code)
         self._metrics.count_error(name)
         batch.last_error = BrokerError(f"{name}{message_of(answer)}", code=answer.error_code, name=name)
         batch.was_refused(answer.error_code)
         if batch.state is BatchState.DONE:
-            return  # it expired meanwhile
-        refusal = refusal_of(batch, answer, row.action)
-        if row.outcome is Outcome.UNKNOWN:
-            batch.doubt(topic_id)
-        if row.action is not Action.HOLD and doubts_the_log(answer.error_code):
-            self.losses.lost_track(batch, refusal)
-        if row.action not in SENDS_AGAIN:
-            batch.record_errors = {**(batch.record_errors or {}), **self._named(batch, answer)} or None
-            self.give_up(batch, refusal, requires_reinit=row.action is Action.REINIT, code=answer.error_code)
-        elif not self._ends_now(batch):
-            self._send_again(batch, row.action, answer, response, refusal, now)
-
-    def _send_again(
-        self,
-        batch: ProducerBatch,
-        action: Action,
-        answer: ProduceResponse.PartitionProduceResponse,
-        response: ProduceResponse,
-        refusal: str,
-        now: float,
-    ) -> None:
-        """Do what the table says about a batch whose records go once more."""
-        if action is Action.REFRESH:
-            self._retry(batch, now, at_once=self._has_moved(batch, answer, response))
-        elif action is Action.RETRY:
-            self._retry(batch, now)
-        elif action is Action.RENEGOTIATE:
-            logger.warning("%s; it is asked for its versions again", refusal)
-            self._brokers.renegotiate(NO_NODE if batch.broker is None else batch.broker)
-            self._retry(batch, now)
-        elif action is Action.RETRY_SOON:
-            batch.returned()
-            longest = min(SOON * 2.0 ** min(batch.attempts - 1, 16), LATEST)
-            self._accumulator.requeue(batch, now + self._random.uniform(0, longest))
-        elif action is Action.HOLD:
-            batch.returned()
-            self._accumulator.requeue(batch, now)
-        elif action is Action.RENUMBER:
-            logger.warning(
-                "%s; a new epoch begins for %s-%d", refusal, batch.queue.topic, batch.queue.partition
-            )
-            self._lose_numbers(batch)
-            self._retry(batch, now)
-        elif action is Action.NEW_PRODUCER_ID:
-            logger.warning("%s: another producer uses the same producer id; a new one is asked for", refusal)
-            if batch.identity is not None:
-                self._idempotence.discard(batch.identity)
-            self._lose_numbers(batch)
-            self._retry(batch, now)
-        elif action is Action.SPLIT:
-            self._split(batch, now)
-        else:
-            assert action is Action.RESEND_INNOCENT
-            self._resend_innocent(batch, answer, refusal, now)
+            return
+        if doubted_topic_id is not None:
+            batch.doubt(doubted_topic_id)
+        if said.action is not Action.HOLD and doubts_the_log(answer.error_code):
+            self.losses.lost_track(batch, said.refusal)
 
     def _conditions(
         self, batch: ProducerBatch, answer: ProduceResponse.PartitionProduceResponse
@@ -260,13 +226,9 @@ class Answers:
         has_time = self._transaction.tells_repetitions and answer.log_append_time_ms >= 0
         return is_first and (has_time or bool(answer.error_code))
 
-    def _has_moved(
-        self,
-        batch: ProducerBatch,
-        answer: ProduceResponse.PartitionProduceResponse,
-        response: ProduceResponse,
-    ) -> bool:
-        """Whether the partition is known to have another leader by now; the answer may say so itself (KIP-951)."""
+    def _has_moved(self, said: PartitionAnswer) -> bool:
+        """Whether the partition is known to have another leader by now; the answer may name it (KIP-951)."""
+        batch, answer, response = said.batch, said.answer, said.response
         queue = batch.queue
         leader = answer.current_leader
         if leader.leader_id >= 0:
@@ -278,6 +240,114 @@ class Answers:
         if not has_moved:
             self._metadata.doubt_leader(queue.topic, queue.partition)
         return has_moved
+
+    # ------------------------------------------------------------------------------ one method for each action
+
+    def _stored(self, said: PartitionAnswer) -> None:
+        answer = said.answer
+        self.complete(
+            said.batch, said.now, answer.base_offset, answer.log_append_time_ms, answer.log_start_offset
+        )
+
+    def _stored_before(self, said: PartitionAnswer) -> None:
+        answer = said.answer
+        self.complete(said.batch, said.now, -1, answer.log_append_time_ms, answer.log_start_offset)
+
+    def _fail(self, said: PartitionAnswer) -> None:
+        batch, answer = said.batch, said.answer
+        batch.record_errors = {**(batch.record_errors or {}), **self._named(batch, answer)} or None
+        requires_reinit = said.action is Action.REINIT
+        self.give_up(batch, said.refusal, requires_reinit=requires_reinit, code=answer.error_code)
+
+    def _retry(self, said: PartitionAnswer) -> None:
+        self._send_later(said.batch, said.now)
+
+    def _refresh(self, said: PartitionAnswer) -> None:
+        self._send_later(said.batch, said.now, at_once=self._has_moved(said))
+
+    def _renegotiate(self, said: PartitionAnswer) -> None:
+        batch = said.batch
+        logger.warning("%s; it is asked for its versions again", said.refusal)
+        self._brokers.renegotiate(NO_NODE if batch.broker is None else batch.broker)
+        self._send_later(batch, said.now)
+
+    def _retry_soon(self, said: PartitionAnswer) -> None:
+        batch = said.batch
+        batch.returned()
+        longest = min(SOON * 2.0 ** min(batch.attempts - 1, 16), LATEST)
+        self._accumulator.requeue(batch, said.now + self._random.uniform(0, longest))
+
+    def _hold(self, said: PartitionAnswer) -> None:
+        said.batch.returned()
+        self._accumulator.requeue(said.batch, said.now)
+
+    def _renumber(self, said: PartitionAnswer) -> None:
+        queue = said.batch.queue
+        logger.warning("%s; a new epoch begins for %s-%d", said.refusal, queue.topic, queue.partition)
+        self._lose_numbers(said.batch)
+        self._send_later(said.batch, said.now)
+
+    def _get_new_producer_id(self, said: PartitionAnswer) -> None:
+        batch = said.batch
+        logger.warning("%s: another producer uses the same producer id; a new one is asked for", said.refusal)
+        if batch.identity is not None:
+            self._idempotence.discard(batch.identity)
+        self._lose_numbers(batch)
+        self._send_later(batch, said.now)
+
+    def _split(self, said: PartitionAnswer) -> None:
+        """KIP-126: too large for the broker, so two halves share its numbers. They go one at a time."""
+        batch = said.batch
+        middle = batch.original_index(batch.record_count // 2)
+        end = batch.record_count + len(batch.withdrawn)
+        first, second = batch.part(self._loop, 0, middle, {}), batch.part(self._loop, middle, end, {})
+        if batch.identity is not None:
+            first.number(batch.identity, batch.first_sequence)
+            second.number(batch.identity, sequence_after(batch.first_sequence, first.record_count))
+        logger.info(
+            "a batch of %d bytes is too large for broker %s and is sent in two halves (%s-%d)",
+            batch.wire_size,
+            batch.broker,
+            batch.queue.topic,
+            batch.queue.partition,
+        )
+        self._metrics.splits += 1
+        self._accumulator.replace(batch, [(0, first), (middle, second)], said.now)
+
+    def _resend_innocent(self, said: PartitionAnswer) -> None:
+        """KIP-467: the broker named the culprits. The others were refused with them, and go again without them."""
+        batch = said.batch
+        culprits = self._named(batch, said.answer)
+        logger.warning(
+            "%s: %d of %d; the others are sent again", said.refusal, len(culprits), batch.record_count
+        )
+        self._metrics.records_failed += len(culprits)
+        self._lose_numbers(batch)
+        rest = batch.part(self._loop, 0, batch.record_count + len(batch.withdrawn), dict(culprits))
+        self._accumulator.replace(batch, [(0, rest)], said.now)
+
+    DO: ClassVar[Mapping[Action, Callable[[Answers, PartitionAnswer], None]]] = MappingProxyType(
+        {
+            Action.SUCCEED: _stored,
+            Action.DUPLICATE: _stored_before,
+            Action.FAIL: _fail,
+            Action.DAMAGED: _fail,
+            Action.ABORT: _fail,
+            Action.REINIT: _fail,
+            Action.RETRY: _retry,
+            Action.REFRESH: _refresh,
+            Action.RENEGOTIATE: _renegotiate,
+            Action.RETRY_SOON: _retry_soon,
+            Action.HOLD: _hold,
+            Action.RENUMBER: _renumber,
+            Action.NEW_PRODUCER_ID: _get_new_producer_id,
+            Action.SPLIT: _split,
+            Action.RESEND_INNOCENT: _resend_innocent,
+        }
+    )
+    """What to do for each action that a row of Produce can have; the key is all that the table decides."""
+
+    # -------------------------------------------------------------------------------------------- no answer
 
     def broken(self, batch: ProducerBatch, error: BaseException, now: float, topic_id: int) -> None:
         """No answer to a request for this topic: the connection broke, timed out, or made no sense."""
@@ -296,7 +366,7 @@ class Answers:
             return
         self._metadata.request_update()
         if not self._ends_now(batch):
-            self._retry(batch, now)
+            self._send_later(batch, now)
 
     # ------------------------------------------------------------------------------------ without an answer
 
@@ -359,7 +429,7 @@ class Answers:
         batch.succeed(base_offset, log_append_time, log_start_offset)
         self._accumulator.release(batch)
 
-    def _retry(self, batch: ProducerBatch, now: float, *, at_once: bool = False) -> None:
+    def _send_later(self, batch: ProducerBatch, now: float, *, at_once: bool = False) -> None:
         batch.returned()
         self._accumulator.requeue(batch, now if at_once else now + self._backoff(batch))
 
@@ -372,39 +442,6 @@ class Answers:
         if batch.identity is not None and batch.queue.sequence is not None:
             self._idempotence.given_up(batch.queue.sequence, batch.identity)
             batch.number(None, -1)
-
-    def _split(self, batch: ProducerBatch, now: float) -> None:
-        """KIP-126: too large for the broker, so two halves share its numbers. They go one at a time."""
-        middle = batch.original_index(batch.record_count // 2)
-        end = batch.record_count + len(batch.withdrawn)
-        first, second = batch.part(self._loop, 0, middle, {}), batch.part(self._loop, middle, end, {})
-        if batch.identity is not None:
-            first.number(batch.identity, batch.first_sequence)
-            second.number(batch.identity, sequence_after(batch.first_sequence, first.record_count))
-        logger.info(
-            "a batch of %d bytes is too large for broker %s and is sent in two halves (%s-%d)",
-            batch.wire_size,
-            batch.broker,
-            batch.queue.topic,
-            batch.queue.partition,
-        )
-        self._metrics.splits += 1
-        self._accumulator.replace(batch, [(0, first), (middle, second)], now)
-
-    def _resend_innocent(
-        self,
-        batch: ProducerBatch,
-        answer: ProduceResponse.PartitionProduceResponse,
-        refusal: str,
-        now: float,
-    ) -> None:
-        """KIP-467: the broker named the culprits. The others were refused with them, and go again without them."""
-        culprits = self._named(batch, answer)
-        logger.warning("%s: %d of %d; the others are sent again", refusal, len(culprits), batch.record_count)
-        self._metrics.records_failed += len(culprits)
-        self._lose_numbers(batch)
-        rest = batch.part(self._loop, 0, batch.record_count + len(batch.withdrawn), dict(culprits))
-        self._accumulator.replace(batch, [(0, rest)], now)
 
     def _named(
         self, batch: ProducerBatch, answer: ProduceResponse.PartitionProduceResponse

@@ -1,6 +1,8 @@
-"""Texts of failed deliveries: what a broker answered, why a batch was given up, and the error that its records get."""
+"""Texts of failed deliveries: a broker's answer, the reason why a batch failed, and the error that its records get."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from aioproducer.errors import DeliveryError, escaped
 from aioproducer.protocol.error_codes import error_name
@@ -15,31 +17,46 @@ def message_of(answer: ProduceResponse.PartitionProduceResponse) -> str:
     return f": {escaped(answer.error_message)}" if answer.error_message else ""
 
 
-def refusal_of(batch: ProducerBatch, answer: ProduceResponse.PartitionProduceResponse, action: Action) -> str:
-    """What the broker answered, and what that means."""
-    if not answer.error_code:
-        return f"broker {batch.broker} had records with these numbers before: {_why_repeated(batch)}"
-    name = error_name(answer.error_code)
-    refusal = f"broker {batch.broker} refused the records with {name}{message_of(answer)}"
-    if action is Action.DAMAGED:
-        return (
-            f"{refusal}, and their {batch.wire_size} bytes no longer match the checksum that was made of them: "
-            "they were damaged in this process's memory; check the machine's memory and the native code in use"
-        )
-    return f"{refusal}{advice(answer.error_code)}"
+class PartitionAnswer(NamedTuple):
+    """A broker's answer about one batch, and what the error table says to do."""
 
+    batch: ProducerBatch
+    answer: ProduceResponse.PartitionProduceResponse
+    response: ProduceResponse
+    """The response that `answer` is a part of."""
+    action: Action
+    now: float
+    """The loop's time."""
+    was_in_doubt: bool
+    """The batch may have been in the log before this answer."""
 
-def _why_repeated(batch: ProducerBatch) -> str:
-    """The reason for which a broker can know a participant's first batch. To be asked before this answer is applied."""
-    if batch.maybe_persisted:
+    @property
+    def refusal(self) -> str:
+        """The broker's answer in words, with advice. Built only when asked for: most refusals are retried silently."""
+        batch, answer = self.batch, self.answer
+        if not answer.error_code:
+            return f"broker {batch.broker} had records with these numbers before: {self._why_repeated}"
+        name = error_name(answer.error_code)
+        refusal = f"broker {batch.broker} refused the records with {name}{message_of(answer)}"
+        if self.action is Action.DAMAGED:
+            return (
+                f"{refusal}, and their {batch.wire_size} bytes no longer match the checksum that was made of them: "
+                "they were damaged in this process's memory; check the machine's memory and the native code in use"
+            )
+        return f"{refusal}{advice(answer.error_code)}"
+
+    @property
+    def _why_repeated(self) -> str:
+        """Why a broker can know a participant's first batch already."""
+        if self.was_in_doubt:
+            return (
+                "the answer to an earlier attempt was lost, so they are these records or another producer's, and a "
+                "participant can't find out which; abort the transaction and run it again"
+            )
         return (
-            "the answer to an earlier attempt was lost, so they are these records or another producer's, and a "
-            "participant can't find out which; abort the transaction and run it again"
+            "another producer has written to the partition in the same transaction (or message.timestamp.type is "
+            "LogAppendTime and attach was not told)"
         )
-    return (
-        "another producer has written to the partition in the same transaction (or message.timestamp.type is "
-        "LogAppendTime and attach was not told)"
-    )
 
 
 def reason_of(batch: ProducerBatch, moment: Moment) -> str:

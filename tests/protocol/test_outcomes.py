@@ -663,7 +663,7 @@ DECIDE_THEMSELVES = {
         "sending/produce_results.py",
         "Answers._partition_answered",
     ): "a success needs no look at what holds of the batch",
-    ("sending/refusals.py", "refusal_of"): "the text of an answer whose success was refused",
+    ("sending/refusals.py", "PartitionAnswer.refusal"): "the text of an answer whose success was refused",
     ("sending/produce_results.py", "Answers._is_repetition"): "a condition that the table asks for",
     ("cluster.py", "Cluster.topic"): "whether a snapshot has the topic",
     ("cluster.py", "_merging_topic"): "whether an answer has partitions of the topic",

@@ -14,8 +14,11 @@ from aioproducer.errors import (
     RequestTimedOutError,
     TopicAuthorizationError,
 )
+from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.messages import ProduceResponse
+from aioproducer.protocol.outcomes import TABLE, UNKNOWN_CODES
+from aioproducer.sending.produce_results import Answers
 from aioproducer.testing.embedded.handlers import HANDLERS
 from tests.conftest import MS
 from tests.support.error_table.produce import damage_the_next_batch
@@ -691,3 +694,12 @@ async def test_a_batch_that_was_damaged_in_memory_fails_at_once_and_says_so(code
         assert "CORRUPT_MESSAGE" in str(error)
         assert (await producer.send_and_wait("t", b"2")).offset == 1
         assert numbers(cluster) == [0, 2]
+
+
+def test_each_action_that_the_table_has_for_produce_is_one_method_and_no_other_action_is():
+    keys = [key for key in TABLE if isinstance(key, tuple) and key[0] is ApiKey.PRODUCE]
+    rules = [rule for key in keys for rule in TABLE[key]]
+    actions = {rule.row.action for rule in (*rules, *UNKNOWN_CODES[ApiKey.PRODUCE])}
+
+    assert set(Answers.DO) == actions
+    assert all(callable(method) for method in Answers.DO.values())
