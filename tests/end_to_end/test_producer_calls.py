@@ -1,4 +1,4 @@
-"""The public calls besides send: flush, batches built by hand, metrics, try_send; and serializers."""
+"""The public calls besides send: flush, batches built by hand, metrics, try_send; and the order of send's steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from aioproducer.errors import (
     InvalidTopicError,
     MetadataTimeoutError,
     RecordTooLargeError,
-    SerializationError,
 )
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
@@ -393,79 +392,7 @@ async def test_try_send_does_not_overtake_those_who_wait():
         await within(1, await within(1, waiting))
 
 
-# ----------------------------------------------------------------------------------------------- serializers
-
-
-async def test_serializers_are_plain_functions():
-    settings = {"value_serializer": lambda value: str(value).encode(), "key_serializer": str.encode}
-    async with producing(**settings) as (cluster, producer):
-        await producer.send_and_wait("t", 42, "key")
-        delivery = producer.try_send("t", 43, "key")
-        await within(1, delivery)
-
-        assert [(record.key, record.value) for record in cluster.records("t")] == [
-            (b"key", b"42"),
-            (b"key", b"43"),
-        ]
-
-
-async def test_serializers_may_be_async():
-    async def slowly(value: int) -> bytes:
-        await asyncio.sleep(0)
-        return b"%d" % value
-
-    async with producing(value_serializer=slowly) as (cluster, producer):
-        await producer.send_and_wait("t", 42)
-        with pytest.raises(IllegalStateError):
-            producer.try_send("t", 43)
-
-        assert numbers(cluster) == [42]
-
-
-async def test_serializers_may_be_objects_that_see_topic_and_headers():
-    class Registry:
-        async def serialize(self, topic, value, headers):
-            headers.append(("schema", topic.encode()))
-            return b"<%s>" % value
-
-    class Plain:
-        def serialize(self, topic, value, headers):
-            return value.upper()
-
-    async with producing(value_serializer=Registry(), key_serializer=Plain()) as (cluster, producer):
-        await producer.send_and_wait("t", b"v", b"k", headers=[])
-
-        (record,) = cluster.records("t")
-        assert (record.key, record.value, record.headers) == (b"K", b"<v>", (("schema", b"t"),))
-
-
-async def test_a_serializer_that_raises_is_the_cause_of_the_error_and_nothing_is_buffered():
-    def picky(value: object) -> bytes:
-        if value == "bad":
-            raise ValueError("no")
-        return b"%s" % value
-
-    async def picky_too(value: object) -> bytes:
-        return picky(value)
-
-    for serializer in (picky, picky_too):
-        async with producing(value_serializer=serializer) as (cluster, producer):
-            with pytest.raises(SerializationError) as caught:
-                await producer.send("t", "bad")
-
-            assert isinstance(caught.value.__cause__, ValueError)
-            assert caught.value.outcome is Outcome.NOT_PERSISTED
-            assert "bad" not in str(caught.value), "a value is shown"
-            assert producer.metrics().records_buffered == 0
-            await producer.send_and_wait("t", b"good")
-            assert values(cluster) == [b"good"]
-
-
-async def test_a_serializer_that_returns_no_bytes_is_an_invalid_record():
-    async with producing(value_serializer=str) as (_, producer):
-        with pytest.raises(InvalidRecordError):
-            await producer.send("t", 42)
-        assert producer.metrics().records_buffered == 0
+# ------------------------------------------------------------------------------------------------- the order
 
 
 async def test_metadata_serializers_partitioner_size_check_and_append_come_in_this_order():

@@ -6,7 +6,6 @@ import asyncio
 import gc
 from collections import Counter
 from random import Random
-from types import SimpleNamespace
 
 import pytest
 
@@ -18,7 +17,6 @@ from aioproducer.records import compressor as batch_compressor
 from aioproducer.records._record_path import Delivery, PartitionQueue, Topic
 from aioproducer.records.accumulator import NO_NODE
 from aioproducer.records.batch import BatchState, ProducerBatch
-from aioproducer.records.linger import PACE
 from tests.conftest import MS
 from tests.support.accumulator_bench import (
     LONG,
@@ -45,112 +43,6 @@ async def test_open_batch_is_due_when_it_has_lingered():
     assert look_again == pytest.approx(batch.created + 0.05)
     assert bench.ready(later=0.051) == [0]
     assert bench.drain() == [batch]
-
-
-def lingered_together(bench: Bench, count: int) -> float:
-    """As many batches go out because their linger is over. Returns when: all that the test appends will have lingered
-    by then, however slowly it does."""
-    for partition in range(count):
-        bench.send(partition)
-    then = bench.loop.time() + 10
-    bench.accumulator.ready(then)
-    assert len(bench.drain_all()) == count
-    return then
-
-
-async def test_after_many_lingers_that_ended_together_the_next_ones_are_longer_and_their_batches_fuller():
-    bench = Bench([0] * 400, linger_ms=5)
-    then = lingered_together(bench, 300)
-    for partition in range(100, 400):
-        bench.send(partition)
-
-    assert bench.accumulator.ready(then + 0.006) == ([], then + 300 * PACE)
-
-    bench.accumulator.hurry(bench.topic.queues[399].tail)
-    assert len(bench.drain()) == 1, "who is awaited alone does not care"
-    assert bench.accumulator.ready(then + 300 * PACE)[0] == [0]
-    assert len(bench.drain()) == 299
-
-
-async def test_a_few_lingers_that_end_together_make_none_longer():
-    bench = Bench([0] * 100, linger_ms=5)
-    then = lingered_together(bench, 99)
-    bench.send(99)
-
-    assert bench.accumulator.ready(then)[0] == [0]
-
-
-async def test_longer_lingers_leave_time_for_the_request():
-    bench = Bench([0] * 3000, linger_ms=5, request_timeout_ms=80, delivery_timeout_ms=60_000)
-    then = lingered_together(bench, 2999)
-    for partition in range(200):
-        bench.send(partition)
-
-    assert bench.accumulator.ready(then + 0.019)[0] == []
-    assert bench.accumulator.ready(then + 0.02)[0] == [0]
-
-
-async def test_a_record_that_is_not_one_of_many_does_not_linger_longer_after_many():
-    bench = Bench([0] * 2000, linger_ms=5)
-    then = lingered_together(bench, 2000)
-    bench.send(0)
-
-    assert bench.accumulator.ready(then)[0] == [0]
-
-
-async def test_a_topic_with_few_batches_does_not_linger_longer_beside_one_with_many():
-    bench = Bench([0] * 2000, linger_ms=5)
-    bench.accumulator.open_topic(topic_info([1], "other"))
-    then = lingered_together(bench, 2000)
-    for partition in range(2000):
-        bench.send(partition)
-    bench.send(0, topic="other")
-
-    assert bench.accumulator.ready(then) == ([1], then + 2000 * PACE)
-    assert len(bench.drain(1)) == 1
-
-
-async def test_a_record_that_lingered_already_when_many_of_another_topic_ended_goes_out_in_time(monkeypatch):
-    bench = Bench([0] * 2000, linger_ms=5)
-    bench.accumulator.open_topic(topic_info([1], "other"))
-    now = 100.0
-    monkeypatch.setattr(bench.accumulator, "_loop", SimpleNamespace(time=lambda: now))
-    for partition in range(2000):
-        bench.send(partition)
-    now += 0.003
-    bench.send(0, topic="other")
-    now += 0.002
-
-    assert bench.accumulator.ready(now) == ([0], pytest.approx(now + 0.003))
-    assert bench.accumulator.ready(now + 0.004)[0] == [0, 1]
-
-
-async def test_many_topics_with_one_batch_each_linger_longer_together():
-    bench = Bench([0], linger_ms=5)
-    names = [f"topic {number}" for number in range(300)]
-    for name in names:
-        bench.accumulator.open_topic(topic_info([0], name))
-        bench.send(0, topic=name)
-    then = bench.loop.time() + 10
-    bench.accumulator.ready(then)
-    assert len(bench.drain_all()) == 300
-    for name in names:
-        bench.send(0, topic=name)
-
-    assert bench.accumulator.ready(then)[0] == []
-    assert bench.accumulator.ready(then + 300 * PACE)[0] == [0]
-
-
-async def test_no_more_batches_than_can_be_sent_in_a_linger_are_spared_while_others_rest():
-    bench = Bench([0] * 2000, linger_ms=5)
-    bench.accumulator.open_topic(topic_info([1] * 500, "other"))
-    then = lingered_together(bench, 2000)
-    for partition in range(500):
-        bench.send(partition, topic="other")
-
-    bench.accumulator.ready(then)
-
-    assert len(bench.drain(1)) == 0.005 / PACE
 
 
 async def test_batch_is_due_at_once_without_linger():

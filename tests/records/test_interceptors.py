@@ -18,6 +18,7 @@ from aioproducer.errors import (
     UnknownPartitionError,
 )
 from aioproducer.protocol.error_codes import ErrorCode
+from aioproducer.records.interceptors import Interceptors
 from tests.conftest import MS
 from tests.support.producing import (
     FOUR_RECORDS_FILL_IT,
@@ -63,6 +64,36 @@ class Broken:
 
     def on_acknowledgement(self, result):
         raise RuntimeError("on_acknowledgement is broken")
+
+
+RECORD = ProducerRecord("t", b"v")
+
+
+def test_without_interceptors_a_record_passes_as_it_is():
+    interceptors = Interceptors([])
+    interceptors.on_acknowledgement(RuntimeError())
+
+    assert interceptors.on_send(RECORD) is RECORD
+
+
+def test_an_interceptor_that_fails_leaves_the_record_as_those_before_it_made_it(caplog):
+    last = Recorder()
+    interceptors = Interceptors([Suffix(b"1"), Broken(), Suffix(b"2"), last])
+
+    assert interceptors.on_send(RECORD) == ProducerRecord("t", b"v12")
+    assert last.records == [ProducerRecord("t", b"v12")]
+    assert "Broken.on_send raised and is skipped" in caplog.text
+
+
+def test_a_result_reaches_each_interceptor_that_wants_it_whatever_the_others_do(caplog):
+    first, last = Recorder(), Recorder()
+    error = DeliveryError("refused")
+
+    Interceptors([first, Broken(), Suffix(b"has no on_acknowledgement"), last]).on_acknowledgement(error)
+
+    assert first.results == last.results == [error]
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "Broken.on_acknowledgement raised and is skipped" in caplog.text
 
 
 async def test_interceptors_see_the_record_as_send_was_given_it_and_its_metadata():

@@ -135,7 +135,7 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "A10": ("test_producer", "test_cancelling_close_gives_up_the_rest_and_the_next_close_reports"),
     "A11": ("test_producer", "test_use_after_close_is_refused"),
     "A12": (
-        "end_to_end/test_producer_calls",
+        "records/test_serializers",
         "test_a_serializer_that_raises_is_the_cause_of_the_error_and_nothing_is_buffered",
     ),
     "A13": ("records/test_delivery", "test_failing_callback_stops_no_other"),
