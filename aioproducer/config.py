@@ -1,6 +1,6 @@
 """The settings: checked once, frozen, passed whole.
 
-Milliseconds exist in front of here and on the wire only: every duration of a ProducerConfig is in seconds."""
+Durations are milliseconds in the public settings and on the wire; in a ProducerConfig they are seconds."""
 
 from __future__ import annotations
 

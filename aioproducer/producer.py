@@ -988,7 +988,7 @@ class Producer(Transactional, Configured):
         info = self._metadata.topic(topic)
         if info is not None and isinstance(partition, int) and partition >= len(info.partitions):
             raise UnknownPartitionError(
-                f"topic {topic} has {len(info.partitions)} partitions, so none of number {partition}",
+                f"topic {topic} has {len(info.partitions)} partitions; partition {partition} does not exist",
                 topic=topic,
                 partition=partition,
                 partitions=len(info.partitions),

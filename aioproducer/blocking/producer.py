@@ -266,7 +266,7 @@ class Producer:
                 return
             if report.failed or report.unknown:
                 logger.error(
-                    "%r: %d records were delivered, %d were not, of %d it is unknown",
+                    "%r: %d records were delivered, %d were not, the outcome of %d is unknown",
                     self,
                     report.delivered,
                     report.failed,

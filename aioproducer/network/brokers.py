@@ -43,7 +43,7 @@ JITTER = 0.2
 """Share by which each back-off is longer or shorter, so that clients don't come back all at once."""
 
 REFUSED_BACKOFF_MAX = 10.0
-"""Seconds; the longest pause between attempts while a broker does not believe who we are. Accounts get locked."""
+"""Seconds; the longest pause between attempts while a broker rejects our credentials. Accounts get locked."""
 
 FIRST_ASKED = (4, 4, 3, 3, 0)
 """Version of ApiVersions to ask with, after so many connections in a row that were closed instead of an answer: some
@@ -322,7 +322,7 @@ class Brokers:
 
         Raises:
             BrokerConnectionError: each broker was tried and none can be connected to; or the connection broke.
-            AuthenticationError: before any cluster was known: a broker does not believe who we are, or we don't it.
+            AuthenticationError: before any cluster was known, a broker rejected our credentials, or we its certificate.
             RequestTimedOutError: no answer within `timeout` seconds.
             ProtocolError: the answer made no sense.
             UnsupportedVersionError: the broker is too old for the request.
@@ -498,7 +498,7 @@ class Brokers:
         return "; ".join(reasons)
 
     def errors(self) -> dict[str, KafkaError]:
-        """The same as errors, by "host:port"; of those brokers that could not be connected to."""
+        """The last connection error of each unreachable broker, keyed by "host:port"."""
         errors: dict[str, KafkaError] = {}
         for link in self._links.values():
             error = link.last_error

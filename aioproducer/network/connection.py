@@ -209,9 +209,9 @@ class Connection:
         self._congested = False
         self._most_in_flight = config.max_in_flight_requests_per_connection
         self.is_full = False
-        """No more requests may be in flight, or a near broker has not answered half of those that were as many. Until
-        then no answer wakes the sender, but `on_change` does: else each would be followed by a request on its own, for
-        a turn of the loop and a system call each."""
+        """True from the moment the in-flight limit is reached until half of it is free (nearby brokers) or one slot is
+        free (others). Meanwhile answers do not wake the sender; `on_change` does when this becomes False. Otherwise a
+        request would follow each answer, and would cost a turn of the loop and a system call."""
         self._frames = Frames()
         # requests
         self._in_flight: deque[_InFlight] = deque()

@@ -59,7 +59,8 @@ class Metadata:
         self.last_error: KafkaError | None = None
         """Why the last refresh failed; None if it did not."""
         self._learned: list[Callable[[Cluster], Cluster]] | None = None
-        """What others have told while an answer is being merged, which it does not hold yet; None while none is."""
+        """Leader hints that arrived while an answer is being merged, to be applied again afterwards. None when no merge
+        is in progress."""
         # what is asked for
         self._wanted: dict[str, float] = {}
         """Topics by name, and when each was last used, in loop time."""
@@ -67,7 +68,7 @@ class Metadata:
         self._new: dict[str, None] = {}
         """Topics that have never been asked for."""
         self._again: dict[str, None] = {}
-        """Topics that were not known when asked for, and that somebody wants who does not wait."""
+        """Unknown topics that `ask_for` named: refreshed soon, though no caller is waiting."""
         self._update_requested = False
         # when it is asked for
         self._poked = asyncio.Event()
@@ -227,8 +228,8 @@ class Metadata:
         info = self.cluster.topics.get(name)
         if info is not None and info.error == 0 and partition is not None:
             return UnknownPartitionError(
-                f"topic {name} has {len(info.partitions)} partitions, so none of number {partition}, "
-                f"also not after {waited:.3g} s",
+                f"topic {name} has {len(info.partitions)} partitions; partition {partition} "
+                f"did not appear within {waited:.3g} s",
                 topic=name,
                 partition=partition,
                 partitions=len(info.partitions),
@@ -247,7 +248,7 @@ class Metadata:
         Raises:
             BootstrapError: no bootstrap address answered until `deadline`, a loop time, or none ever will.
             UnsupportedVersionError: the brokers are too old.
-            AuthenticationError: a broker does not believe who we are, or we don't believe it.
+            AuthenticationError: a broker rejects our credentials, or we reject its certificate.
             ConfigError: certificates can't be read.
             ProducerClosed: the producer was closed meanwhile.
         """

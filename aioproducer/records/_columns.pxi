@@ -899,7 +899,7 @@ cdef int write_row_with_headers(Batch batch, Record* record, Column column, Py_s
 
 cdef int raise_unknown_partition(Topic topic, int number) except -1:
     raise UnknownPartitionError(
-        f"topic {topic.name} has {PyList_GET_SIZE(topic.queues)} partitions, so none of number {number}",
+        f"topic {topic.name} has {PyList_GET_SIZE(topic.queues)} partitions; partition {number} does not exist",
         topic=topic.name, partition=number, partitions=PyList_GET_SIZE(topic.queues))
 
 

@@ -1280,7 +1280,7 @@ cdef Delivery append_record(RecordPath self, Topic topic, int number, Record* re
             number = sticky(self, topic, most)
     if number >= PyList_GET_SIZE(topic.queues):    # the topic was made anew while the record waited
         raise UnknownPartitionError(
-            f"topic {topic.name} has {PyList_GET_SIZE(topic.queues)} partitions by now, so none of number {number}",
+            f"topic {topic.name} has {PyList_GET_SIZE(topic.queues)} partitions by now; partition {number} does not exist",
             topic=topic.name, partition=number, partitions=PyList_GET_SIZE(topic.queues))
     queue = <PartitionQueue>PyList_GET_ITEM(topic.queues, number)
 

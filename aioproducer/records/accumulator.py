@@ -1,7 +1,8 @@
 """Batches waiting to be sent, one deque per partition, and the memory that they may hold.
 
 The user's task appends (by the compiled path, which asks here for each new batch), the sender drains. Nothing here
-touches a socket. Between two awaits everything is atomic; who waits for memory stands in line, and nobody overtakes."""
+touches a socket. Nothing interleaves between two awaits. Callers that wait for memory are served first come, first
+served."""
 
 from __future__ import annotations
 

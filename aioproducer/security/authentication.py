@@ -234,7 +234,7 @@ def _raise_for(answer: SaslAuthenticateResponse, mechanism: Mechanism, who: obje
     # Also in the answer: it stands in the tracebacks of what is raised here.
     told = answer.error_message = escaped(mechanism.conceal(answer.error_message or ""))
     if action is Action.FAIL:
-        raise AuthenticationError(f"{who}: the broker refuses us by {name}: {told or code}")
+        raise AuthenticationError(f"{who}: the broker rejected the {name} credentials: {told or code}")
     raise BrokerError(
         f"{who}: {name} failed: {code} {told}".rstrip(), code=answer.error_code, name=code, retriable=True
     )

@@ -349,9 +349,9 @@ class Transaction:
             self.move(_S.FAILED_PARTICIPANT)
 
     def misses_record(self, number: int, cause: BaseException) -> None:
-        """A record for the transaction of this number was refused, and no exception has told so: it is committed whole
-        or not at all, also by whom it is given away to. One that has ended meanwhile, or is just ended, was not to have
-        it; and what a participant lacks is its owner's matter."""
+        """A record of transaction `number` was rejected without an exception, so the transaction can no longer be
+        committed, not even by a producer that takes it over. Nothing changes if that transaction has ended or is about
+        to, or if this producer only participates."""
         if number == self.number and self.state in (_S.IN_TRANSACTION, _S.RELEASING):
             self.must_abort(abortable(self, cause))
 

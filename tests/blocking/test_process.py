@@ -254,7 +254,7 @@ def test_the_end_of_the_interpreter_is_bounded_and_tells_what_is_lost(run, clust
     assert time.monotonic() - began < 5000 * MS
     assert "was not closed" in script.err
     assert "1 records were delivered" in script.err
-    assert "of 7 it is unknown" in script.err
+    assert "the outcome of 7 is unknown" in script.err
 
 
 def test_a_child_of_multiprocessing_closes_at_its_end(run, cluster, topic):

@@ -286,15 +286,17 @@ def with_token(derived: Derived, answering: str, refusing: str) -> Iterator[Scen
     yield Scenario("token with odd extensions", bearer(), extended, ConfigError, "must be a mapping")
     encoded = given(lambda: OAuthToken(TOKEN.encode()))
     yield Scenario("token of bytes", bearer(), encoded, ConfigError, "not bytes")
-    yield Scenario("token refused", late, given(lambda: TOKEN), refused, "refuses us by OAUTHBEARER")
+    yield Scenario(
+        "token refused", late, given(lambda: TOKEN), refused, "rejected the OAUTHBEARER credentials"
+    )
     yield Scenario("OIDC answered", bearer(), oidc(answering))
     yield Scenario(
-        "OIDC answered, token refused", late, oidc(answering), refused, "refuses us by OAUTHBEARER"
+        "OIDC answered, token refused", late, oidc(answering), refused, "rejected the OAUTHBEARER credentials"
     )
     yield Scenario("OIDC refused", bearer(), oidc(refusing), refused, "HTTP status 401")
     yield Scenario("OIDC unreachable", bearer(), given(nobody), refused, "gives no token")
     yield Scenario("MSK IAM", Msk(mechanisms=["OAUTHBEARER"]), given(derived.msk_provider()))
-    yield Scenario("MSK IAM refused", bearer(), given(derived.msk_provider()), refused, "refuses us by")
+    yield Scenario("MSK IAM refused", bearer(), given(derived.msk_provider()), refused, "rejected the")
 
 
 TOKENS = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "OAUTHBEARER"}

@@ -101,7 +101,7 @@ def wrong(df, cluster, **options):
         (
             ["'x' AS value", "7 AS partition"],
             {"topic": "t", "kafka__max_block_ms": "100"},
-            "topic t has 3 partitions, so none of number 7",
+            "topic t has 3 partitions; partition 7 does not exist",
         ),
         (
             ["'x' AS value", "array(struct(CAST(NULL AS string) AS key, X'31' AS value)) AS headers"],
