@@ -7,11 +7,13 @@ import pytest
 from aioproducer.protocol.compression import Codec, compressor
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.recordbatch import check_crc, read_header
-from aioproducer.testing.embedded.log import MAX_SEQUENCE, Appended, AppendError, PartitionLog
+from aioproducer.testing.embedded.batches import Marker
+from aioproducer.testing.embedded.log import MAX_SEQUENCE, UNVERIFIED, Appended, AppendError, PartitionLog
 from aioproducer.testing.embedded.log_config import LogConfig
 from aioproducer.testing.embedded.validation import only_batch, validate
 from tests.support.oracle import OracleRecord, encode_batch, encode_records
 from tests.support.raw_client import NOW, batch_of
+from tests.support.raw_transactions import Identity, txn_batch
 
 CONFIG = LogConfig()
 
@@ -240,3 +242,131 @@ def test_delete_before_moves_the_start_and_keeps_the_producers(log: PartitionLog
     assert (log.start_offset, log.end_offset, len(log.batches)) == (3, 4, 1)
     assert append(log, batch_of(b"x", sequence=1)).duplicate
     assert refusal(log, batch_of(b"x", sequence=5)) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+
+# What is kept of transactions
+
+
+ME, OTHER = Identity(7, 3), Identity(8, 0)
+
+
+COMMIT, ABORT = Marker(True, 0), Marker(False, 0)
+
+
+def write(log: PartitionLog, producer: Identity, sequence: int, *values: bytes) -> None:
+    batch = txn_batch(producer, sequence, *(values or (b"x",)))
+    log.append(memoryview(batch), read_header(batch), leader_epoch=0, guard=UNVERIFIED)
+
+
+def end(log: PartitionLog, producer: Identity, marker: Marker, *, bump: int = 1) -> None:
+    epoch = producer.epoch + bump
+    log.append_marker(producer.producer_id, epoch, marker, leader_epoch=0, now_ms=NOW)
+
+
+def values(log: PartitionLog, high_watermark: int | None = None) -> list[bytes | None]:
+    end_offset = log.end_offset if high_watermark is None else high_watermark
+    return [record.value for record in log.committed_records(end_offset)]
+
+
+def test_only_committed_records_are_read_committed(log):
+    write(log, ME, 0, b"a")
+    write(log, OTHER, 0, b"aborted")
+    write(log, ME, 1, b"b")
+    end(log, OTHER, ABORT)
+    assert values(log) == []
+    end(log, ME, COMMIT)
+    write(log, Identity(8, 1), 0, b"open")
+
+    assert values(log) == [b"a", b"b"]
+    assert [record.value for record in log.records()] == [b"a", b"aborted", b"b", b"open"]
+
+
+def test_a_log_that_is_cut_forgets_the_transactions_that_it_loses(log):
+    write(log, ME, 0, b"a")
+    end(log, ME, ABORT)
+    write(log, Identity(7, 4), 0, b"b")
+    end(log, Identity(7, 4), COMMIT)
+    assert values(log) == [b"b"]
+
+    log.truncate(3)
+    assert log.transactions.last_stable_offset(3) == 2
+    assert log.has_open_transaction(7, 4)
+    log.truncate(1)
+    assert log.transactions.aborted == []
+    assert log.has_open_transaction(7, 3)
+
+
+def test_records_that_are_deleted_take_their_aborted_transactions_along(log):
+    write(log, ME, 0, b"a")
+    end(log, ME, ABORT)
+    log.delete_before(1)
+    assert log.transactions.aborted != []  # its marker is still there
+    log.delete_before(2)
+    assert log.transactions.aborted == []
+
+
+def test_a_marker_with_a_new_epoch_lets_sequences_begin_anew(log):
+    write(log, ME, 0)
+    end(log, ME, COMMIT)
+    with pytest.raises(AppendError, match="newer epoch 4") as refused:
+        write(log, ME, 1)
+    assert refused.value.code is ErrorCode.INVALID_PRODUCER_EPOCH
+    with pytest.raises(AppendError, match="sequence 1 where 0 is next"):
+        write(log, Identity(7, 4), 1)
+    write(log, Identity(7, 4), 0)
+
+
+def test_a_marker_without_a_new_epoch_lets_sequences_go_on(log):
+    write(log, ME, 0)
+    end(log, ME, COMMIT, bump=0)
+    with pytest.raises(AppendError, match="sequence 2 where 1 is next"):
+        write(log, ME, 2)
+    write(log, ME, 1)
+
+
+def test_a_marker_of_an_old_epoch_or_an_old_coordinator_is_refused(log):
+    write(log, ME, 0)
+    with pytest.raises(AppendError, match="newer epoch 3") as refused:
+        end(log, ME, COMMIT, bump=-1)
+    assert refused.value.code is ErrorCode.INVALID_PRODUCER_EPOCH
+    end(log, ME, Marker(True, 5))
+    with pytest.raises(AppendError, match="coordinator epoch 4 is older than 5") as refused:
+        end(log, ME, Marker(True, 4))
+    assert refused.value.code is ErrorCode.TRANSACTION_COORDINATOR_FENCED
+
+
+def append_guarded(log: PartitionLog, producer: Identity, sequence: int, guard: object) -> None:
+    batch = txn_batch(producer, sequence, b"x")
+    log.append(memoryview(batch), read_header(batch), leader_epoch=0, guard=guard)
+
+
+def test_the_first_batch_of_a_transaction_needs_a_guard_that_no_marker_made_void(log):
+    with pytest.raises(AppendError, match="not part of a transaction"):
+        append_guarded(log, ME, 0, None)
+    guard = log.start_verification(7, 3, 0, is_new_producer_refused=False)
+    end(log, ME, ABORT, bump=0)
+    with pytest.raises(AppendError, match="not part of a transaction") as refused:
+        append_guarded(log, ME, 0, guard)
+    assert refused.value.code is ErrorCode.INVALID_TXN_STATE
+    append_guarded(log, ME, 0, log.start_verification(7, 3, 0, is_new_producer_refused=False))
+    append_guarded(log, ME, 1, None)
+
+
+def test_no_batch_overtakes_the_lowest_sequence_that_was_asked_about(log):
+    log.start_verification(7, 3, 5, is_new_producer_refused=False)
+    guard = log.start_verification(7, 3, 6, is_new_producer_refused=False)
+    with pytest.raises(AppendError, match="sequence 5 has to come before 6"):
+        append_guarded(log, ME, 6, guard)
+    newer = Identity(7, 4)
+    assert log.start_verification(7, 4, 1, is_new_producer_refused=False) is guard
+    with pytest.raises(AppendError, match="sequence 1 has to come before 2"):
+        append_guarded(log, newer, 2, guard)
+    log.start_verification(7, 3, 0, is_new_producer_refused=False)  # an old epoch counts for nothing
+    append_guarded(log, newer, 1, guard)
+
+
+def test_with_v2_a_producer_begins_with_sequence_0(log):
+    guard = log.start_verification(7, 3, 5, is_new_producer_refused=True)
+    with pytest.raises(AppendError, match="sequence 0 has to come before 5") as refused:
+        append_guarded(log, ME, 5, guard)
+    assert refused.value.code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER

@@ -11,30 +11,12 @@ from aioproducer.protocol.api import ApiKey, decode_response
 from aioproducer.protocol.messages import ProduceResponse
 from aioproducer.testing import EmbeddedCluster
 from aioproducer.testing.embedded.broker import BrokerState
-from aioproducer.testing.embedded.faults import FaultScript, ImpossibleFaultError
+from aioproducer.testing.embedded.faults import ImpossibleFaultError
 from tests.conftest import MS
 from tests.support.producing import until
 from tests.support.raw_client import TIMEOUT, RawClient, address, batch_of, produce_request
 
 # At the n-th request
-
-
-async def test_skip_lets_requests_pass_before_the_fault():
-    async with EmbeddedCluster(topics={"t": 1}) as cluster, RawClient(address(cluster)) as client:
-        fault = cluster.faults.add(ApiKey.PRODUCE, error=7, skip=2, count=2)
-        errors = [(await client.produce(batch_of(b"a"))).error_code for _ in range(5)]
-
-        assert errors == [0, 0, 7, 7, 0]
-        assert (fault.hits, fault.skip, fault.is_used_up) == (2, 0, True)
-
-
-async def test_a_fault_that_lets_requests_pass_stands_in_nobodys_way():
-    async with EmbeddedCluster(topics={"t": 2}) as cluster, RawClient(address(cluster)) as client:
-        cluster.faults.add(ApiKey.PRODUCE, error=5, topic="t", skip=1)
-        cluster.faults.add(ApiKey.PRODUCE, error=7, topic="t", count=2)
-        errors = [(await client.produce(batch_of(b"a"))).error_code for _ in range(4)]
-
-        assert errors == [7, 5, 7, 0]
 
 
 # Leaders
@@ -365,32 +347,3 @@ async def test_a_scripted_move_that_is_impossible_fails_with_the_brokers_state(
         cluster.failures.clear()
     assert "can't be carried out" in caplog.text
     assert "a bug" not in caplog.text
-
-
-@pytest.mark.parametrize("wish", ["node", "move_leader_to"])
-@pytest.mark.parametrize("broker", [-1, 2])
-def test_a_fault_for_a_broker_that_does_not_exist_is_refused(wish, broker):
-    with pytest.raises(ValueError, match=f"{wish}={broker} is not a broker.*the node ids are 0 to 1"):
-        EmbeddedCluster(2).faults.add(ApiKey.PRODUCE, delay=1.0, **{wish: broker})
-
-
-@pytest.mark.parametrize(
-    ("wishes", "problem"),
-    [
-        ({}, "does nothing"),
-        ({"skip": 2, "count": 3, "topic": "t"}, "does nothing"),
-        ({"trickle_pause": 1.0}, "does nothing"),
-        ({"after_append": True, "delay": 1.0}, "name one of them"),
-        ({"drop_before": True, "drop_after_append": True}, "serves no request"),
-        ({"drop_before": True, "down_for": 1.0, "after_append": True}, "serves no request"),
-        ({"error": 7, "count": 0}, "count=0 must be 1 or more"),
-        ({"error": 7, "skip": -1}, "skip=-1 must be 0 or more"),
-        ({"delay": -1.0}, "delay=-1.0 must be 0 or more"),
-        ({"truncate": -1}, "truncate=-1 must be 0 or more"),
-        ({"trickle": 0}, "trickle=0 must be 1 or more"),
-        ({"down_for": -1.0}, "down_for=-1.0 must be 0 or more"),
-    ],
-)
-def test_a_fault_that_makes_no_sense_is_refused(wishes, problem):
-    with pytest.raises(ValueError, match=problem):
-        FaultScript().add(ApiKey.PRODUCE, **wishes)

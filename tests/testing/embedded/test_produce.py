@@ -11,13 +11,12 @@ from aioproducer.protocol.api import (
 )
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.messages import (
-    InitProducerIdRequest,
-    InitProducerIdResponse,
     ProduceRequest,
     ProduceResponse,
 )
 from aioproducer.testing import EmbeddedCluster
 from tests.conftest import MS
+from tests.support.producing import until
 from tests.support.raw_client import TIMEOUT, RawClient, address, batch_of, produce_request
 
 
@@ -66,28 +65,6 @@ async def test_idempotence_over_the_wire():
             (ErrorCode.INVALID_PRODUCER_EPOCH, -1),
         ]
         assert [record.value for record in cluster.records("t")] == [b"a", b"b", b"c", b"d"]
-
-
-async def test_producer_ids_are_never_given_twice():
-    async with EmbeddedCluster(2) as cluster:
-        ids = []
-        for node in (0, 1, 0):
-            async with RawClient(address(cluster, node)) as client:
-                response = await client.init_producer_id()
-                assert isinstance(response, InitProducerIdResponse)
-                assert (response.error_code, response.producer_epoch) == (0, 0)
-                ids.append(response.producer_id)
-
-        assert len(set(ids)) == 3
-
-
-async def test_an_empty_transactional_id_is_an_invalid_request():
-    async with EmbeddedCluster() as cluster, RawClient(address(cluster)) as client:
-        request = InitProducerIdRequest(transactional_id="", transaction_timeout_ms=1000)
-        response = await client.ask(request, 5)
-
-        assert isinstance(response, InitProducerIdResponse)
-        assert response.error_code == ErrorCode.INVALID_REQUEST
 
 
 async def test_errors_of_one_partition_do_not_concern_the_others():
@@ -313,3 +290,26 @@ async def test_min_insync_replicas_refuses_before_and_complains_after_the_append
         error = after.responses[0].partition_responses[0].error_code
         assert error == ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
         assert [record.value for record in cluster.records("t")] == [b"b", b"c"]
+
+
+async def test_a_request_that_waits_for_replicas_holds_no_record_bytes():
+    async with EmbeddedCluster(2, topics={"t": 1}) as cluster, RawClient(address(cluster)) as client:
+        cluster.hold_replication("t", 0)
+        answer = asyncio.ensure_future(client.produce(batch_of(b"a")))
+        await until(lambda: len(cluster.records("t")) == 1, TIMEOUT)
+        (seen,) = cluster.requests_of(ApiKey.PRODUCE)
+
+        assert isinstance(seen.message, ProduceRequest)
+        assert not answer.done()
+        assert seen.message.topic_data[0].partition_data[0].records is None
+        cluster.release_replication("t", 0)
+        assert (await answer).error_code == 0
+
+
+async def test_answers_carry_the_start_of_the_log():
+    async with EmbeddedCluster(topics={"t": 1}) as cluster, RawClient(address(cluster)) as client:
+        for _ in range(3):
+            assert (await client.produce(batch_of(b"a"))).log_start_offset == 0
+        cluster.log("t", 0).delete_before(2)
+
+        assert (await client.produce(batch_of(b"b"))).log_start_offset == 2

@@ -15,6 +15,8 @@ from aioproducer.protocol.messages import (
     ApiVersionsRequest,
     ApiVersionsResponse,
     FindCoordinatorRequest,
+    InitProducerIdRequest,
+    InitProducerIdResponse,
     ListOffsetsRequest,
 )
 from aioproducer.testing import EmbeddedCluster
@@ -340,3 +342,28 @@ async def test_an_epoch_that_ended_does_not_end_another_transaction():
         assert (await on.end(me, commit=True, version=5)).epoch == me.epoch + 1
         assert await ended(cluster) == "COMPLETE_COMMIT"
         assert (await on.end_once(me, commit=False, version=5)).error == INVALID_STATE
+
+
+# Producer ids without transactions
+
+
+async def test_producer_ids_are_never_given_twice():
+    async with EmbeddedCluster(2) as cluster:
+        ids = []
+        for node in (0, 1, 0):
+            async with RawClient(address(cluster, node)) as client:
+                response = await client.init_producer_id()
+                assert isinstance(response, InitProducerIdResponse)
+                assert (response.error_code, response.producer_epoch) == (0, 0)
+                ids.append(response.producer_id)
+
+        assert len(set(ids)) == 3
+
+
+async def test_an_empty_transactional_id_is_an_invalid_request():
+    async with EmbeddedCluster() as cluster, RawClient(address(cluster)) as client:
+        request = InitProducerIdRequest(transactional_id="", transaction_timeout_ms=1000)
+        response = await client.ask(request, 5)
+
+        assert isinstance(response, InitProducerIdResponse)
+        assert response.error_code == ErrorCode.INVALID_REQUEST

@@ -7,18 +7,15 @@ import struct
 import crc32c
 import pytest
 
-from aioproducer.errors import ProtocolError
-from aioproducer.protocol.compression import Codec, compressor
+from aioproducer.protocol.compression import Codec
 from aioproducer.protocol.error_codes import ErrorCode
-from aioproducer.protocol.recordbatch import ATTRIBUTES_AT, CRC_AT, check_crc, read_header, read_records
+from aioproducer.protocol.recordbatch import ATTRIBUTES_AT, CRC_AT, check_crc, read_header
 from aioproducer.testing import EmbeddedCluster
-from aioproducer.testing.embedded.decompression import decompress, decompress_as_broker
 from aioproducer.testing.embedded.log import AppendError
 from aioproducer.testing.embedded.log_config import HOUR_MS, LogConfig
-from aioproducer.testing.embedded.record_scan import scan_records
 from aioproducer.testing.embedded.validation import RequestError, ValidBatch, only_batch, validate
-from tests.support.conformance.crafted import batch_of_payload, crafted, record
-from tests.support.oracle import OracleRecord, encode_batch, encode_records
+from tests.support.conformance.crafted import crafted
+from tests.support.oracle import OracleRecord, encode_batch
 from tests.support.raw_client import NOW, RawClient, address, batch_of, produce_request
 
 CONFIG = LogConfig()
@@ -174,86 +171,3 @@ def test_a_timestamp_may_be_as_far_away_as_the_topic_says():
         validated(encode_batch([OracleRecord(allowed)]), config)
     for refused in (NOW + 11, NOW - 21, -2):
         assert refusal(encode_batch([OracleRecord(refused)]), config).code is ErrorCode.INVALID_TIMESTAMP
-
-
-def test_records_are_stepped_over_as_they_are_read():
-    records = [
-        OracleRecord(NOW + index, bytes(index) or None, bytes(3 * index), (("h", None), ("i", bytes(index))))
-        for index in range(200)
-    ]
-    batch = encode_batch(records)
-
-    scanned = scan_records(batch[61:], read_header(batch))
-
-    read = list(read_records(batch[61:], read_header(batch)))
-    assert scanned.timestamps == [found.timestamp for found in read]
-    assert scanned.keyless == [index for index, found in enumerate(read) if found.key is None]
-    assert scanned.are_numbered
-    assert len(scanned.bodies) == 200
-
-
-def test_every_cut_and_every_flipped_byte_is_refused_or_read():
-    payload = record(b"value", key=b"key", headers=b"\x02\x02h\x02v")
-    header = read_header(batch_of_payload(payload))
-
-    for end in range(len(payload)):
-        with pytest.raises(ProtocolError):
-            scan_records(payload[:end], header)
-    for at in range(len(payload)):
-        for flip in (0x01, 0x80, 0xFF):
-            try:
-                scan_records(payload[:at] + bytes([payload[at] ^ flip]) + payload[at + 1 :], header)
-            except ProtocolError:
-                pass  # and nothing else
-
-
-@pytest.mark.parametrize("codec", PACKED)
-def test_a_broker_unpacks_what_a_producer_packs(codec: Codec):
-    unpacked = encode_records([OracleRecord(NOW, b"k", b"v" * 1000)])
-    packed = compressor(codec, None)(unpacked)
-
-    assert decompress_as_broker(codec, packed) == decompress(codec, packed) == unpacked
-    with pytest.raises(ProtocolError, match="more than the 100"):
-        decompress_as_broker(codec, packed, 100)
-
-
-@pytest.mark.parametrize("codec", [Codec.GZIP, Codec.SNAPPY, Codec.ZSTD])
-def test_a_broker_goes_on_with_a_second_part(codec: Codec):
-    pack = compressor(codec, None)
-
-    assert decompress_as_broker(codec, pack(b"a" * 2000) + pack(b"b")) == b"a" * 2000 + b"b"
-    with pytest.raises(ProtocolError, match="allowed"):
-        decompress_as_broker(codec, pack(b"a" * 2000) + pack(b"b"), 2000)
-
-
-# Settings
-
-
-def test_config_takes_kafkas_names_and_refuses_others():
-    config = CONFIG.changed({"max.message.bytes": "1000", "message.timestamp.type": "LogAppendTime"})
-
-    assert config == LogConfig(max_message_bytes=1000, message_timestamp_type="LogAppendTime")
-    assert CONFIG.changed({"retention.ms": "1"}) == CONFIG
-    assert CONFIG.changed({"cleanup.policy": "compact, delete"}).is_compacted
-    assert CONFIG.changed({"compression.type": "zstd"}).codec is Codec.ZSTD
-    assert CONFIG.changed({"compression.type": "producer"}).codec is None
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("retention", "1"),
-        ("max.message.bytes", "many"),
-        ("max.message.bytes", "-1"),
-        ("max.message.bytes", None),
-        ("min.insync.replicas", "0"),
-        ("message.timestamp.type", "x"),
-        ("cleanup.policy", "burn"),
-        ("compression.type", "zip"),
-        ("min.cleanable.dirty.ratio", "2"),
-        ("preallocate", "perhaps"),
-    ],
-)
-def test_a_setting_that_makes_no_sense_is_named(name: str, value: str | None):
-    with pytest.raises(ValueError, match=f"topic config {name}={value}"):
-        CONFIG.changed({name: value})

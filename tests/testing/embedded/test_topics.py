@@ -1,4 +1,4 @@
-"""One request at a time, and what acks promise: replicas, the high watermark, a tail that may be lost."""
+"""Partitions as the brokers see them together: leaders, replicas in sync, the high watermark."""
 
 from __future__ import annotations
 
@@ -6,44 +6,22 @@ import asyncio
 
 import pytest
 
-from aioproducer.protocol.api import ApiKey
-from aioproducer.protocol.messages import MetadataRequest, ProduceRequest
+from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.testing import EmbeddedCluster
 from tests.support.producing import until
-from tests.support.raw_client import TIMEOUT, RawClient, address, batch_of, produce_request
+from tests.support.raw_client import TIMEOUT, RawClient, address, batch_of
 
 
-async def test_the_next_request_of_a_connection_is_read_when_the_answer_to_the_last_has_left():
-    async with EmbeddedCluster(topics={"t": 1}) as cluster, RawClient(address(cluster)) as client:
-        release = asyncio.Event()
-        fault = cluster.faults.add(ApiKey.PRODUCE, hold=release)
-        ids = [client.send(produce_request({("t", 0): batch_of(b"a")}), 12) for _ in range(3)]
-        await asyncio.wait_for(fault.reached(), TIMEOUT)
-        async with RawClient(address(cluster)) as other:
-            for _ in range(3):
-                await other.ask(MetadataRequest(topics=[]), 12)
+async def test_the_last_replica_in_sync_leaves_its_partition_without_leader():
+    async with EmbeddedCluster(2, topics={"t": 2}, replication_factor=1) as cluster:
+        await cluster.stop_broker(1)
+        async with RawClient(address(cluster)) as client:
+            described = (await client.metadata("t")).topics[0].partitions[1]
+            assert (described.error_code, described.leader_id) == (ErrorCode.LEADER_NOT_AVAILABLE, -1)
 
-        # Other connections are served, but of this one nothing more has been read.
-        assert len(cluster.requests_of(ApiKey.PRODUCE)) == 1
-        assert len(cluster.records("t")) == 1
-        release.set()
-        for correlation_id in ids:
-            await client.answer(ProduceRequest(), 12, correlation_id)
-        assert len(cluster.records("t")) == 3
-
-
-async def test_a_request_that_waits_for_replicas_holds_no_record_bytes():
-    async with EmbeddedCluster(2, topics={"t": 1}) as cluster, RawClient(address(cluster)) as client:
-        cluster.hold_replication("t", 0)
-        answer = asyncio.ensure_future(client.produce(batch_of(b"a")))
-        await until(lambda: len(cluster.records("t")) == 1, TIMEOUT)
-        (seen,) = cluster.requests_of(ApiKey.PRODUCE)
-
-        assert isinstance(seen.message, ProduceRequest)
-        assert not answer.done()
-        assert seen.message.topic_data[0].partition_data[0].records is None
-        cluster.release_replication("t", 0)
-        assert (await answer).error_code == 0
+            await cluster.start_broker(1)
+            described = (await client.metadata("t")).topics[0].partitions[1]
+            assert (described.error_code, described.leader_id, described.leader_epoch) == (0, 1, 2)
 
 
 @pytest.mark.parametrize(("acks", "answered", "kept"), [(1, 0, [b"a"]), (-1, 6, [b"a"])])
@@ -90,12 +68,3 @@ async def test_a_partition_without_followers_waits_for_nobody():
         await cluster.stop_broker(0)
         await cluster.start_broker(0)
         assert len(cluster.records("t")) == 1
-
-
-async def test_answers_carry_the_start_of_the_log():
-    async with EmbeddedCluster(topics={"t": 1}) as cluster, RawClient(address(cluster)) as client:
-        for _ in range(3):
-            assert (await client.produce(batch_of(b"a"))).log_start_offset == 0
-        cluster.log("t", 0).delete_before(2)
-
-        assert (await client.produce(batch_of(b"b"))).log_start_offset == 2

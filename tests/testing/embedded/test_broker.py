@@ -1,0 +1,162 @@
+"""One broker of the embedded cluster: its states, its connections, and what it makes of their bytes."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from aioproducer.protocol.api import ApiKey
+from aioproducer.protocol.messages import (
+    ApiVersionsRequest,
+    ApiVersionsResponse,
+    MetadataRequest,
+    ProduceRequest,
+    ProduceResponse,
+)
+from aioproducer.testing import EmbeddedCluster
+from aioproducer.testing.embedded.broker import TRANSITIONS, BrokerState
+from tests.support.raw_client import TIMEOUT, RawClient, address, batch_of, produce_request
+
+# Requests
+
+
+@pytest.mark.parametrize(("versions", "version"), [("2.1", 8), ("3.5", 10), ("4.0", 13)])
+async def test_a_request_above_the_ceiling_closes_the_connection(versions, version):
+    async with EmbeddedCluster(versions=versions, topics={"t": 1}) as cluster:
+        async with RawClient(address(cluster)) as client:
+            client.send(produce_request({("t", 0): batch_of(b"a")}), version)
+            assert await client.is_closed()
+        assert cluster.records("t") == []
+
+
+async def test_bytes_that_are_no_request_close_the_connection():
+    async with EmbeddedCluster() as cluster:
+        for garbage in (
+            b"GET / HTTP/1.1\r\n\r\n",
+            b"\xff\xff\xff\xff",
+            b"\x00\x00\x00\x02ab",
+            b"\x7f\xff\xff\xff",
+        ):
+            async with RawClient(address(cluster)) as client:
+                client.writer.write(garbage)
+                assert await client.is_closed()
+
+
+# States
+
+
+async def test_a_frozen_broker_keeps_quiet_until_it_thaws():
+    async with EmbeddedCluster(2, topics={"t": 2}) as cluster:
+        async with RawClient(address(cluster, 0)) as client, RawClient(address(cluster, 1)) as other:
+            await client.metadata("t")
+            cluster.freeze_broker(0)
+            request = produce_request({("t", 0): batch_of(b"a")})
+            correlation_id = client.send(request, 12)
+            async with RawClient(address(cluster, 0)) as late:
+                wanted = MetadataRequest(topics=[])
+                late_id = late.send(wanted, 12)
+                # The other broker answers, and still names the frozen one.
+                for _ in range(3):
+                    assert len((await other.metadata("t")).brokers) == 2
+                assert cluster.records("t") == []
+
+                cluster.thaw_broker(0)
+                response = await client.answer(request, 12, correlation_id)
+                await late.answer(wanted, 12, late_id)
+
+        assert isinstance(response, ProduceResponse)
+        assert response.responses[0].partition_responses[0].error_code == 0
+
+
+async def test_a_broker_that_is_frozen_can_be_stopped():
+    async with EmbeddedCluster() as cluster, RawClient(address(cluster)) as client:
+        cluster.freeze_broker(0)
+        client.send(MetadataRequest(topics=[]), 12)
+        await cluster.stop_broker(0)
+        assert await client.is_closed()
+        with pytest.raises(RuntimeError, match="broker 0 is stopped"):
+            await cluster.stop_broker(0)
+
+
+@pytest.mark.parametrize("start", BrokerState)
+@pytest.mark.parametrize("to", BrokerState)
+async def test_a_broker_changes_state_by_the_table_only(start, to):
+    async with EmbeddedCluster() as cluster:
+        broker = cluster.broker(0)
+        starting = asyncio.create_task(asyncio.sleep(0))
+        if start in (BrokerState.STOPPED, BrokerState.STARTING):
+            await cluster.stop_broker(0)
+        if start is BrokerState.STARTING:
+            starting = asyncio.create_task(cluster.start_broker(0))
+            await asyncio.sleep(0)
+        elif start is BrokerState.FROZEN:
+            cluster.freeze_broker(0)
+        assert broker.state is start
+
+        async def change() -> None:
+            if to is BrokerState.STARTING:
+                asking = asyncio.create_task(broker.start())
+                await asyncio.sleep(0)
+                if not asking.done():
+                    assert broker.state is to
+                await asking
+            elif to is BrokerState.RUNNING and start is BrokerState.STARTING:
+                await starting
+            else:
+                {
+                    BrokerState.STOPPED: broker.halt,
+                    BrokerState.FROZEN: broker.freeze,
+                    BrokerState.RUNNING: broker.thaw,
+                }[to]()
+
+        if to in TRANSITIONS[start]:
+            await change()
+            assert broker.state is (BrokerState.RUNNING if to is BrokerState.STARTING else to)
+        else:
+            with pytest.raises(RuntimeError, match=f"broker 0 is {start.value}"):
+                await change()
+        (failure,) = await asyncio.gather(starting, return_exceptions=True)
+        # Whoever stops a broker that is starting tells so whoever starts it.
+        stopped = (start, to) == (BrokerState.STARTING, BrokerState.STOPPED)
+        assert isinstance(failure, RuntimeError) is stopped
+
+
+async def test_metadata_names_a_broker_once_it_can_be_connected_to():
+    async with EmbeddedCluster(2) as cluster:
+        await cluster.stop_broker(0)
+        starting = asyncio.create_task(cluster.start_broker(0))
+        while len(cluster.alive()) < 2:  # noqa: ASYNC110  # the very round in which it is named
+            await asyncio.sleep(0)
+        async with RawClient(address(cluster)) as client:
+            await client.metadata()
+        await starting
+
+
+async def test_a_broker_can_come_back_as_another_release():
+    async with EmbeddedCluster(versions="2.8") as cluster:
+        await cluster.stop_broker(0)
+        await cluster.start_broker(0, versions="4.1")
+        async with RawClient(address(cluster)) as client:
+            response = await client.ask(ApiVersionsRequest(), 0)
+        assert isinstance(response, ApiVersionsResponse)
+        assert response.api_keys[0].max_version == 13
+
+
+async def test_the_next_request_of_a_connection_is_read_when_the_answer_to_the_last_has_left():
+    async with EmbeddedCluster(topics={"t": 1}) as cluster, RawClient(address(cluster)) as client:
+        release = asyncio.Event()
+        fault = cluster.faults.add(ApiKey.PRODUCE, hold=release)
+        ids = [client.send(produce_request({("t", 0): batch_of(b"a")}), 12) for _ in range(3)]
+        await asyncio.wait_for(fault.reached(), TIMEOUT)
+        async with RawClient(address(cluster)) as other:
+            for _ in range(3):
+                await other.ask(MetadataRequest(topics=[]), 12)
+
+        # Other connections are served, but of this one nothing more has been read.
+        assert len(cluster.requests_of(ApiKey.PRODUCE)) == 1
+        assert len(cluster.records("t")) == 1
+        release.set()
+        for correlation_id in ids:
+            await client.answer(ProduceRequest(), 12, correlation_id)
+        assert len(cluster.records("t")) == 3

@@ -1,0 +1,109 @@
+"""Transaction markers: when they are written, and when they count."""
+
+from __future__ import annotations
+
+from aioproducer.protocol.error_codes import ErrorCode
+from tests.support.coordinators import another, levels, staged, within_deadline
+from tests.support.raw_transactions import refused
+from tests.support.transaction_stage import ABORTABLE, BUSY, OK, OLD_EPOCH
+
+
+@levels
+async def test_while_markers_are_held_back_everybody_is_told_to_come_back(tv):
+    async with staged(tv) as (cluster, on):
+        me = await on.begin()
+        cluster.transactions.hold_markers("t")
+        after = await on.end_once(me, commit=True, version=on.end_version)
+        assert after.error == OK
+        for commit in (True, False):
+            ended = await on.end_once(me, commit=commit, version=on.end_version)
+            assert ended == refused(BUSY)
+        assert await on.init_once() == refused(BUSY)
+        follower = after if tv == 2 else me
+        assert await on.add(follower, 0) == [BUSY]
+        assert await on.add_offsets(follower) == BUSY
+        answer = await on.produce_once(follower, 0, version=on.produce_version, partition=1)
+        if tv == 2:
+            assert (answer.error_code, answer.error_message) == (BUSY, None)
+        else:
+            assert answer.error_code == ErrorCode.NOT_ENOUGH_REPLICAS
+            assert answer.error_message.endswith("Underlying error: CONCURRENT_TRANSACTIONS")
+        assert (await on.fetch()).last_stable_offset == 0
+
+        cluster.transactions.release_markers()
+        assert (await on.end(me, commit=True, version=on.end_version)).error == OK
+        assert await on.visible() == [b"first"]
+
+
+@levels
+async def test_a_straggler_gets_into_a_transaction_until_the_marker_comes(tv):
+    async with staged(tv) as (cluster, on):
+        me = await on.begin()
+        cluster.transactions.hold_markers()
+        assert (await on.end_once(me, commit=True, version=on.end_version)).error == OK
+        assert await on.write(me, 1, b"late") == OK
+        cluster.transactions.release_markers()
+        await within_deadline(cluster.transactions.wait_ended("txn"))
+        assert await on.write(me, 2, b"too late") == (OLD_EPOCH if tv == 2 else ABORTABLE)
+        assert await on.visible() == [b"first", b"late"]
+
+
+@levels
+async def test_a_frozen_leader_holds_back_its_markers_only(tv):
+    async with staged(tv, 3) as (cluster, on):
+        me = await on.begin(0, 1)
+        node = cluster.transactions.node("txn")
+        elsewhere = (node + 1) % 3
+        cluster.move_leader("t", 1, elsewhere)
+        cluster.freeze_broker(elsewhere)
+        assert (await on.end_once(me, commit=False, version=on.end_version)).error == OK
+        assert await on.visible() == []
+        assert (await on.fetch()).markers == [(False, me.producer_id, me.epoch + tv - 1)]
+        assert await on.init_once() == refused(BUSY)
+        assert not any(batch.header.is_control for batch in cluster.batches("t", 1))
+        cluster.thaw_broker(elsewhere)
+        assert (await on.init()).error == OK
+        assert cluster.batches("t", 1)[-1].header.is_control
+
+
+async def test_a_frozen_coordinator_writes_no_markers():
+    async with staged(2, 3) as (cluster, on):
+        me = await on.begin()
+        elsewhere = (cluster.transactions.node("txn") + 1) % 3
+        cluster.transactions.move("txn", elsewhere)
+        async with another(cluster, on, elsewhere) as there:
+            cluster.transactions.hold_markers()
+            assert (await there.end_once(me, commit=True, version=5)).error == OK
+        cluster.freeze_broker(elsewhere)
+        cluster.transactions.release_markers()
+        # The leader of the data knows nothing of the end, and what it is sent counts.
+        assert await on.write(me, 1, b"late") == OK
+        assert (await on.fetch()).last_stable_offset == 0
+        cluster.thaw_broker(elsewhere)
+        await within_deadline(cluster.transactions.wait_ended("txn"))
+        assert await on.visible() == [b"first", b"late"]
+
+
+async def test_a_marker_counts_when_it_is_replicated():
+    async with staged(2, 3) as (cluster, on):
+        me = await on.begin()
+        cluster.hold_replication("t", 0)
+        assert (await on.end_once(me, commit=True, version=5)).error == OK
+        assert await on.init_once() == refused(BUSY)
+        assert cluster.batches("t", 0)[-1].header.is_control
+        assert (await on.fetch()).last_stable_offset == 0
+        # The marker is lost with its leader, and written again.
+        cluster.move_leader("t", 0, cluster.leader("t", 0))
+        assert not cluster.batches("t", 0)[-1].header.is_control or cluster.log("t", 0).end_offset == 2
+        cluster.release_replication("t", 0)
+        await within_deadline(cluster.transactions.wait_ended("txn"))
+        assert [batch.header.is_control for batch in cluster.batches("t", 0)] == [False, True]
+        assert await on.visible() == [b"first"]
+
+
+async def test_a_deleted_topic_needs_no_marker():
+    async with staged() as (cluster, on):
+        me = await on.begin(0, 1)
+        cluster.delete_topic("t")
+        assert (await on.end_once(me, commit=True, version=5)).error == OK
+        assert (await within_deadline(cluster.transactions.wait_ended("txn"))).state.name == "COMPLETE_COMMIT"
