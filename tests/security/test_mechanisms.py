@@ -38,7 +38,6 @@ from aioproducer.protocol.messages import (
     SaslHandshakeResponse,
 )
 from aioproducer.security import login as login_module
-from aioproducer.security.login import Login
 from aioproducer.security.sasl import OAuthToken
 from aioproducer.testing import EmbeddedCluster, Operation, Security
 from aioproducer.types import Secret
@@ -58,7 +57,6 @@ from tests.support.scripted_broker import (
     Peer,
     ScriptedBroker,
     api_versions,
-    make_config,
     make_connection,
     silence,
     until,
@@ -467,30 +465,6 @@ async def test_a_function_for_credentials_that_returns_no_pair_is_named(returned
     assert isinstance(error, AuthenticationError)
     assert f"passwords) {problem}; it must return a pair of str, (user name, password)" in str(error)
     assert "secret" not in str(error)
-
-
-async def test_a_token_that_a_broker_refuses_is_not_offered_again():
-    calls = []
-
-    def provider() -> OAuthToken:
-        calls.append(1)
-        return OAuthToken(jws(life=3600.0 if len(calls) > 2 else -60.0), 3600.0)
-
-    async with cluster_of(Security(mechanisms=["OAUTHBEARER"])) as cluster:
-        connection_settings = {
-            "security_protocol": "SASL_PLAINTEXT",
-            "sasl_mechanism": "OAUTHBEARER",
-            "sasl_oauth_token_provider": provider,
-        }
-        login = Login(make_config(**connection_settings))
-        for _ in range(2):
-            with pytest.raises(AuthenticationError, match="the token is invalid"):
-                await make_connection(cluster.broker(0).port, login=login, **connection_settings).connect()
-        connection = make_connection(cluster.broker(0).port, login=login, **connection_settings)
-        await connection.connect()
-        await connection.close()
-
-    assert len(calls) == 3
 
 
 async def test_a_provider_that_hangs_is_bounded_by_the_set_up_time():

@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator
 import pytest
 
 from aioproducer import Producer
-from aioproducer.config import ProducerConfig
 from aioproducer.errors import AuthenticationError, BrokerConnectionError
 from aioproducer.network.connection import Connection, State
 from aioproducer.protocol.api import ApiKey
@@ -23,8 +22,6 @@ from aioproducer.protocol.messages import (
     SaslHandshakeResponse,
 )
 from aioproducer.security import authentication, sasl
-from aioproducer.security.authentication import Authentication
-from aioproducer.security.login import Login
 from aioproducer.security.sasl import OAuthToken
 from aioproducer.testing import EmbeddedCluster, Security
 from aioproducer.testing.embedded import security as broker_security
@@ -36,7 +33,6 @@ from tests.support.scripted_broker import (
     LONG,
     Peer,
     ScriptedBroker,
-    make_config,
     make_connection,
     silence,
     until,
@@ -456,182 +452,3 @@ async def test_renewals_do_not_keep_an_idle_connection_open():
         assert connection.error is None
 
     assert len(script.seen) >= 6
-
-
-# ---------------------------------------------------------------------------------------------------- when it is time
-
-
-async def renewal_after(lifetime_ms: int, monkeypatch, renew_at: float = 0.85) -> float | None:
-    """Seconds until an authentication anew, or None for never."""
-    slept: list[float] = []
-
-    class Mechanism:
-        name, is_slow = "PLAIN", False
-
-        def step(self, challenge: bytes | None) -> bytes | None:
-            return b"token" if challenge is None else None
-
-        def conceal(self, text: str) -> str:
-            return text
-
-    async def answer(request, version):
-        is_handshake = request.api_key == ApiKey.SASL_HANDSHAKE
-        return (
-            SaslHandshakeResponse()
-            if is_handshake
-            else SaslAuthenticateResponse(session_lifetime_ms=lifetime_ms)
-        )
-
-    class Versions:
-        def of(self, api_key: ApiKey) -> int:
-            return 1
-
-    login = Login(make_config(**PLAIN))
-    one = Authentication(login, "broker", host="broker", timeout=1.0, renew_at=renew_at)
-    await one.run(Mechanism(), answer, Versions())
-    if not one.has_end:
-        return None
-
-    async def sleep(seconds: float) -> None:
-        slept.append(seconds)
-
-    stand_in = type("asyncio", (), {"__getattr__": lambda _, name: getattr(asyncio, name)})()
-    stand_in.sleep = sleep
-    monkeypatch.setattr(authentication, "asyncio", stand_in)
-    await one.renewal()
-    return slept[0]
-
-
-@pytest.mark.parametrize(
-    ("lifetime_ms", "seconds"),
-    [
-        (0, None),
-        (-1, None),
-        (-(2**63), None),
-        (1, 1.05),  # sooner, Kafka refuses; and no loop turns hot
-        (1000, 1.05),
-        (5000, 4.25),
-        (3_600_000, 3060.0),
-        (2**63 - 1, 365 * 86400 * 0.85),
-    ],
-)
-async def test_a_session_is_renewed_before_its_end_but_neither_at_once_nor_in_a_million_years(
-    monkeypatch, lifetime_ms, seconds
-):
-    assert await renewal_after(lifetime_ms, monkeypatch) == (
-        seconds if seconds is None else pytest.approx(seconds, abs=0.1)
-    )
-
-
-# ----------------------------------------------------------------------------------------------------------- tokens
-
-
-def login_of(provider, **settings: object) -> Login:
-    config: ProducerConfig = make_config(
-        security_protocol="SASL_PLAINTEXT",
-        sasl_mechanism="OAUTHBEARER",
-        sasl_oauth_token_provider=provider,
-        sasl_login_refresh_window_jitter=0.0,
-        **settings,
-    )
-    return Login(config, clock=lambda: 1000.0)
-
-
-@pytest.mark.parametrize(
-    ("lifetime", "young_for"),
-    [
-        (3600.0, 2880.0),  # 80 %
-        (1200.0, 900.0),  # or until 300 s before the end
-        (400.0, 100.0),
-        (350.0, 280.0),  # too short-lived for the 300 + 60 s: 80 %
-        (10.0, 8.0),
-        (None, 0.0),
-        (0.0, 0.0),
-    ],
-)
-async def test_a_token_is_used_again_for_80_percent_of_its_life(lifetime, young_for):
-    login = login_of(lambda: OAuthToken("token", lifetime))
-    began = asyncio.get_running_loop().time()
-    await login.mechanism("broker")
-
-    assert login._token_until - began == pytest.approx(young_for, abs=0.5)
-
-
-@pytest.mark.parametrize("lifetime", [3600.0, 350.0, 10.0])
-def test_a_provider_is_asked_again_after_80_percent_of_a_tokens_life_and_not_before(lifetime):
-    """In virtual time: each new connection authenticates, and none but the last of them needs a new token."""
-    asked = []
-    security = Security(mechanisms=["OAUTHBEARER"])
-
-    async def provider() -> OAuthToken:
-        asked.append(asyncio.get_running_loop().time())
-        return OAuthToken(jws(), lifetime)
-
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        settings = {
-            "security_protocol": "SASL_PLAINTEXT",
-            "sasl_mechanism": "OAUTHBEARER",
-            "sasl_oauth_token_provider": provider,
-            "sasl_login_refresh_window_jitter": 0.0,
-        }
-        async with (
-            EmbeddedCluster(topics={"t": 1}, security=security) as cluster,
-            Producer(cluster.bootstrap_servers, **{**QUICK, **settings}) as producer,
-        ):
-
-            async def connect_anew(share: float) -> int:
-                await asyncio.sleep(asked[0] + share * lifetime - loop.time())
-                await cluster.close_connections(0)
-                before = len(security.authentications)
-                await producer.send_and_wait("t", b"x")
-                assert len(security.authentications) > before
-                return len(asked)
-
-            assert [await connect_anew(share) for share in (0.4, 0.79)] == [1, 1]
-            assert await connect_anew(0.81) == 2
-
-    simulate(main)
-
-
-async def test_connections_that_need_a_token_at_the_same_time_fetch_one():
-    calls = []
-
-    async def provider() -> OAuthToken:
-        calls.append(1)
-        await asyncio.sleep(5 * MS)
-        return OAuthToken("token", 3600.0)
-
-    login = login_of(provider)
-    await asyncio.gather(*(login.mechanism("broker") for _ in range(20)))
-
-    assert len(calls) == 1
-
-
-async def test_a_token_that_a_broker_refused_is_not_used_again():
-    calls = []
-    login = login_of(lambda: calls.append(1) or OAuthToken("token", 3600.0))
-    await login.mechanism("broker")
-    login.refused()
-    await login.mechanism("broker")
-
-    assert len(calls) == 2
-
-
-async def test_who_gives_up_fetching_leaves_it_to_the_next():
-    calls = []
-
-    async def provider() -> OAuthToken:
-        calls.append(1)
-        if len(calls) == 1:
-            await asyncio.Event().wait()
-        return OAuthToken("token", 3600.0)
-
-    login = login_of(provider)
-    first = asyncio.create_task(login.mechanism("broker"))
-    await asyncio.sleep(1 * MS)
-    second = asyncio.create_task(login.mechanism("broker"))
-    first.cancel()
-
-    assert (await asyncio.wait_for(second, LONG)).name == "OAUTHBEARER"
-    assert len(calls) == 2

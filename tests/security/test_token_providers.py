@@ -347,7 +347,7 @@ def test_a_token_for_msk_is_the_golden_one(session_token):
 
 
 async def test_a_token_for_msk_is_what_the_machine_takes():
-    from tests.security.test_sessions import login_of
+    from tests.security.test_login import login_of
 
     login = login_of(MskIamTokenProvider("us-gov-west-1", credentials_provider=credentials_provider()))
     machine = await login.mechanism("broker")

@@ -109,7 +109,7 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     ),
     "X8": ("security/test_sasl", "test_iterations_out_of_range_are_refused_before_anything_is_computed"),
     "X9": ("security/test_mechanisms", "test_a_provider_that_hangs_is_bounded_by_the_set_up_time"),
-    "X10": ("security/test_sessions", "test_a_token_is_used_again_for_80_percent_of_its_life"),
+    "X10": ("security/test_login", "test_a_token_is_used_again_for_80_percent_of_its_life"),
     "X11": (
         "security/test_sessions",
         "test_a_refused_renewal_ends_the_connection_and_what_is_in_flight_may_have_been_done",
