@@ -16,7 +16,8 @@ from aioproducer.errors import (
     UnsupportedVersionError,
 )
 from aioproducer.network.connection import State
-from aioproducer.protocol.api import ApiKey
+from aioproducer.network.handshake import FIRST_WITH_FEATURES, BrokerVersions, learn_versions
+from aioproducer.protocol.api import ApiKey, VersionRange
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.messages import ApiVersionsResponse, MetadataRequest
 from aioproducer.types import Node
@@ -318,3 +319,56 @@ async def test_a_broker_that_hangs_up_on_a_version_it_does_not_know_is_not_asked
         await net.become_ready(0)
 
     assert asked == [4, 4, 3, 3]
+
+
+# ------------------------------------------------------------------------------------------------- without a socket
+
+
+class Versions:
+    """Answers ApiVersions requests one after the other."""
+
+    def __init__(self, *answers: ApiVersionsResponse) -> None:
+        self._answers = list(answers)
+        self.asked: list[int] = []
+
+    async def ask(self, request, version):
+        self.asked.append(version)
+        return self._answers.pop(0)
+
+
+def features_of(level: int) -> ApiVersionsResponse:
+    answer = api_versions(api_versions=(0, 4))
+    answer.finalized_features = [
+        ApiVersionsResponse.FinalizedFeatureKey(name="transaction.version", max_version_level=level)
+    ]
+    return answer
+
+
+async def test_a_broker_that_was_asked_low_is_asked_once_more_where_it_can_tell_its_features():
+    broker = Versions(api_versions(api_versions=(0, 4)), features_of(2))
+
+    versions = await learn_versions(broker.ask, "broker 1", asked=0)
+
+    assert broker.asked == [0, FIRST_WITH_FEATURES]
+    assert versions.features == {"transaction.version": 2}
+
+
+async def test_a_broker_that_has_no_version_with_features_is_asked_only_once():
+    broker = Versions(api_versions(api_versions=(0, FIRST_WITH_FEATURES - 1)))
+
+    versions = await learn_versions(broker.ask, "broker 1", asked=0)
+
+    assert broker.asked == [0]
+    assert versions.features == {}
+    assert versions.features_epoch == -1
+
+
+def test_a_version_is_the_newest_that_both_sides_speak_up_to_the_ceiling():
+    versions = BrokerVersions({ApiKey.PRODUCE: VersionRange(7, 11), ApiKey.METADATA: VersionRange(90, 99)})
+
+    assert versions.of(ApiKey.PRODUCE) == 11
+    assert versions.of(ApiKey.PRODUCE, 9) == 9
+    assert versions.of(ApiKey.PRODUCE) == 11, "the ceiling of one request is not that of the next"
+    for key, ceiling in ((ApiKey.PRODUCE, 6), (ApiKey.METADATA, None), (ApiKey.END_TXN, None)):
+        with pytest.raises(UnsupportedVersionError):
+            versions.of(key, ceiling)

@@ -11,6 +11,8 @@ from uuid import UUID
 import pytest
 
 from aioproducer.concurrency.wakeup import WakeUp
+from aioproducer.errors import BrokerConnectionError, ProtocolError
+from aioproducer.network.large_answer import LargeAnswer
 from aioproducer.protocol.api import encode_response
 from aioproducer.protocol.messages import MetadataResponse
 from aioproducer.records.accumulator import Accumulator
@@ -167,3 +169,58 @@ async def test_a_leader_hint_that_comes_while_an_answer_is_taken_over_is_not_los
         await until(lambda: net.metadata.cluster.partition("topic-0", 1).leader_epoch == 2)
         assert net.metadata.cluster.partition("topic-0", 0)[2:4] == (1, 9)
         assert not net.metadata.apply_leader_hint("topic-0", 0, 2, 9, []), "it is no news"
+
+
+def refuse_nothing(error: ProtocolError) -> BrokerConnectionError:
+    raise AssertionError from error
+
+
+async def test_others_have_a_turn_after_each_slice_and_the_last_one_gives_the_message():
+    events = []
+
+    def slices():
+        for number in range(3):
+            events.append(f"slice {number}")
+            yield
+        return "the message"
+
+    async def watch() -> None:
+        while True:
+            events.append("turn")
+            await asyncio.sleep(0)
+
+    answer = LargeAnswer(slices(), refuse_nothing)
+    assert events == [], "nothing is decoded before a task waits for it"
+    watching = asyncio.create_task(watch())
+
+    assert await answer.decoded() == "the message"
+
+    watching.cancel()
+    assert events[:5] == ["slice 0", "turn", "slice 1", "turn", "slice 2"]
+
+
+async def test_a_frame_that_makes_no_sense_closes_the_connection_and_raises_what_that_gives():
+    closed = []
+
+    def slices():
+        yield
+        raise ProtocolError("a count of -7")
+
+    def refuse(error: ProtocolError) -> BrokerConnectionError:
+        closed.append(error)
+        return BrokerConnectionError(f"broker 1: {error}", written=True)
+
+    with pytest.raises(BrokerConnectionError, match="broker 1: a count of -7") as caught:
+        await LargeAnswer(slices(), refuse).decoded()
+
+    assert [str(error) for error in closed] == ["a count of -7"]
+    assert caught.value.written is True
+
+
+async def test_a_bug_in_the_decoder_is_not_blamed_on_the_broker():
+    def slices():
+        yield
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await LargeAnswer(slices(), refuse_nothing).decoded()

@@ -20,6 +20,7 @@ from aioproducer.errors import (
     UnknownPartitionError,
     UnsupportedVersionError,
 )
+from aioproducer.network.metadata import SHORTEST_PAUSE
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.messages import MetadataRequest, MetadataResponse, ProduceResponse
 from aioproducer.testing import EmbeddedCluster
@@ -476,6 +477,21 @@ async def test_a_refusal_that_comes_at_once_leaves_others_their_turns_also_witho
         await until(lambda: asked > 1)
 
         assert asked < 100
+
+
+async def test_without_a_back_off_two_questions_are_still_a_pause_apart():
+    async with Net("broker.example:9092", retry_backoff_ms=0) as net:
+        loop, asked = asyncio.get_running_loop(), []
+
+        async def refused(*_: object) -> None:
+            asked.append(loop.time())
+            raise BrokerConnectionError("refused", written=False)
+
+        net.brokers.request_any = refused
+        net.run()
+        await until(lambda: len(asked) > 3)
+
+        assert all(later - before > 0.999 * SHORTEST_PAUSE for before, later in itertools.pairwise(asked))
 
 
 async def test_metadata_that_are_old_at_once_make_no_storm():
