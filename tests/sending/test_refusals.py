@@ -1,0 +1,142 @@
+"""Texts of failed deliveries: they say what is known of the records, and quote a broker safely."""
+
+from __future__ import annotations
+
+import pytest
+
+from aioproducer import DeliveryError, DeliveryTimeoutError, Outcome
+from aioproducer.errors import BrokerError
+from aioproducer.protocol.error_codes import ErrorCode
+from aioproducer.protocol.messages import ProduceResponse
+from aioproducer.protocol.outcomes import Action, Moment, advice
+from aioproducer.records.batch import NAMED, ProducerBatch
+from aioproducer.sending.refusals import PartitionAnswer, error_of, message_of, reason_of
+from tests.support.compiled_path import new_batch
+
+
+def sent(attempts: int = 1, broker: int = 3) -> ProducerBatch:
+    """A batch that was sent so often."""
+    batch = new_batch()
+    batch.try_append(b"secret", b"secret", 1, None)
+    batch.close()
+    for _ in range(attempts):
+        batch.sent(broker)
+        batch.returned()
+    return batch
+
+
+def answer_of(code: int, message: str | None = None) -> ProduceResponse.PartitionProduceResponse:
+    return ProduceResponse.PartitionProduceResponse(error_code=code, error_message=message)
+
+
+def refusal_of(
+    code: int,
+    action: Action,
+    message: str | None = None,
+    *,
+    batch: ProducerBatch | None = None,
+    **given: bool,
+) -> str:
+    answer = answer_of(code, message)
+    in_doubt = given.get("was_in_doubt", False)
+    return PartitionAnswer(batch or sent(), answer, ProduceResponse(), action, 0.0, in_doubt).refusal
+
+
+def error_after(batch: ProducerBatch, count: int = 1, **given: object) -> DeliveryError:
+    settings = {"elapsed": 1.25, "count": count, "requires_abort": False, "requires_reinit": False, **given}
+    return error_of(batch, "the reason", DeliveryError, **settings)
+
+
+# -------------------------------------------------------------------------------------------- the broker's answer
+
+
+def test_a_brokers_words_are_quoted_without_control_characters_and_only_if_there_are_any():
+    assert message_of(answer_of(1)) == message_of(answer_of(1, "")) == ""
+    assert message_of(answer_of(1, "no\x1b[2J")) == r": no\x1b[2J"
+
+
+def test_a_refusal_names_the_broker_the_code_its_words_and_the_advice_for_it():
+    code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    assert advice(code)
+
+    text = refusal_of(code, Action.FAIL, "ask ann")
+
+    assert "broker 3 refused" in text
+    assert "TOPIC_AUTHORIZATION_FAILED: ask ann" in text
+    assert text.endswith(advice(code))
+
+
+def test_records_that_were_damaged_in_memory_are_not_blamed_on_the_broker():
+    batch = sent()
+
+    damaged = refusal_of(ErrorCode.CORRUPT_MESSAGE, Action.DAMAGED, batch=batch)
+
+    assert "in this process's memory" in damaged
+    assert f"{batch.wire_size} bytes" in damaged
+    assert "memory" not in refusal_of(ErrorCode.CORRUPT_MESSAGE, Action.FAIL)
+
+
+def test_a_batch_that_the_log_had_before_is_a_second_writers_unless_an_answer_was_lost():
+    first = refusal_of(0, Action.FAIL)
+    doubtful = refusal_of(0, Action.FAIL, was_in_doubt=True)
+
+    assert "another producer has written to the partition" in first
+    assert "an earlier attempt was lost" not in first
+    assert "an earlier attempt was lost" in doubtful
+
+
+# -------------------------------------------------------------------------------------------------- the error
+
+
+def test_a_batch_that_ends_by_its_time_names_the_last_error_and_one_behind_another_does_not():
+    batch = sent()
+    batch.last_error = BrokerError("NOT_ENOUGH_REPLICAS")
+
+    assert "NOT_ENOUGH_REPLICAS" in reason_of(batch, Moment.EXPIRED)
+    assert "NOT_ENOUGH_REPLICAS" not in reason_of(batch, Moment.BEHIND)
+
+
+@pytest.mark.parametrize("in_doubt", [False, True])
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_outcome_of_an_error_and_its_text_say_the_same(count, in_doubt):
+    batch = sent()
+    if in_doubt:
+        batch.doubt(NAMED)
+
+    error = error_after(batch, count)
+
+    assert error.outcome is (Outcome.UNKNOWN if in_doubt else Outcome.NOT_PERSISTED)
+    not_persisted = "it is not in the log" if count == 1 else "they are not in the log"
+    assert ("may be in the log" in str(error)) == in_doubt
+    assert (not_persisted in str(error)) != in_doubt
+    assert str(error).startswith("1 record for orders-0 was" if count == 1 else "2 records for orders-0 were")
+
+
+def test_an_error_has_the_facts_as_fields_and_shows_no_record():
+    batch = sent(attempts=2)
+    batch.last_error = BrokerError("busy")
+
+    error = error_of(
+        batch,
+        "the reason",
+        DeliveryTimeoutError,
+        elapsed=1.25,
+        count=1,
+        requires_abort=True,
+        requires_reinit=False,
+    )
+
+    assert type(error) is DeliveryTimeoutError
+    assert (error.topic, error.partition, error.broker, error.attempts) == ("orders", 0, 3, 2)
+    assert (error.elapsed, error.last_error) == (1.25, batch.last_error)
+    assert (error.requires_abort, error.requires_reinit) == (True, False)
+    assert "1.250 s and 2 attempts: the reason" in str(error)
+    assert "secret" not in str(error)
+
+
+@pytest.mark.parametrize(("attempts", "tried"), [(0, "0 attempts"), (1, "1 attempt:"), (2, "2 attempts")])
+def test_attempts_are_counted_in_plain_numbers(attempts, tried):
+    error = error_after(sent(attempts))
+
+    assert tried in str(error)
+    assert error.broker == (3 if attempts else None)
