@@ -631,10 +631,10 @@ async def test_close_takes_its_timeout_once(version, silent):
             await within(2, fault.reached())
 
         began = loop.time()
-        await producer.close(timeout=400 * MS)
+        await producer.close(timeout=1000 * MS)
         took = loop.time() - began
 
         answer.set()
         if silent == "every broker":
             cluster.thaw_broker(0)
-        assert took < 650 * MS
+        assert took < 1900 * MS, "twice would be 2000 ms"

@@ -30,7 +30,6 @@ from aioproducer.protocol.recordbatch import (
     check_crc,
     read_header,
     read_records,
-    split_batches,
 )
 from aioproducer.protocol.schema import Message
 from aioproducer.testing.embedded.decompression import decompress
@@ -45,6 +44,7 @@ from tests.campaigns.fuzz.corpus import (
 )
 from tests.campaigns.fuzz.mutations import mutated
 from tests.support.merging import merged
+from tests.support.record_batches import split_batches
 
 MOST_UNPACKED = 1 << 16
 """Bytes that a batch may unpack to."""

@@ -14,11 +14,12 @@ from aioproducer.protocol.messages import (
     ListOffsetsRequest,
     ListOffsetsResponse,
 )
-from aioproducer.protocol.recordbatch import read_header, split_batches
+from aioproducer.protocol.recordbatch import read_header
 from aioproducer.testing import EmbeddedCluster
 from aioproducer.testing.embedded.consumers import _Reading
 from tests.conftest import MS
 from tests.support.raw_client import NOW, TIMEOUT, RawClient, address, batch_of
+from tests.support.record_batches import split_batches
 
 
 def fetch_request(
