@@ -48,12 +48,19 @@ class Teller(ScriptedBroker):
         super().__init__(self._tell)
         self._answer = answer or (lambda teller, _, request: self.all_of(request))
         self.requests: list[MetadataRequest] = []
+        self.asked_at: list[float] = []
+        """When each request arrived, in loop time."""
         self.is_started = False
 
     @property
     def asked(self) -> list[list[str]]:
         """The topics of each request."""
         return [[topic.name for topic in request.topics] for request in self.requests]
+
+    @property
+    def pauses(self) -> list[float]:
+        """Seconds from each request to the next one, which a stalled machine may only lengthen."""
+        return [later - earlier for earlier, later in itertools.pairwise(self.asked_at)]
 
     def all_of(self, request: MetadataRequest, partitions: int = 1, **fields: object) -> MetadataResponse:
         """Each topic that was asked for exists."""
@@ -72,6 +79,7 @@ class Teller(ScriptedBroker):
         while True:
             header, request = await peer.request()
             self.requests.append(request)
+            self.asked_at.append(asyncio.get_running_loop().time())
             answer = self._answer(self, len(self.requests) if self.is_started else 0, request)
             if answer is not None:
                 peer.answer(header, answer)
@@ -84,6 +92,7 @@ async def told_by(answer: Answer | None = None, *, start: bool = True, **setting
         if start:
             await net.start()
             teller.requests.clear()
+            teller.asked_at.clear()
             teller.is_started = True
         yield net, teller
 
@@ -257,15 +266,20 @@ async def test_a_topic_that_stays_unknown_ends_in_a_time_out_that_says_so():
     def answer(teller: Teller, _: int, request: MetadataRequest) -> MetadataResponse:
         return teller.with_error(request, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 
-    async with told_by(answer, retry_backoff_ms=60_000 * MS, retry_backoff_max_ms=120_000 * MS) as (
+    async with told_by(answer, retry_backoff_ms=20_000 * MS, retry_backoff_max_ms=40_000 * MS) as (
         net,
         teller,
     ):
+        patient = asyncio.create_task(net.metadata.wait_for_topic("a", soon()))
+        await until(lambda: len(teller.requests) >= 4)
         with pytest.raises(MetadataTimeoutError, match=r"topic a .*UNKNOWN_TOPIC_OR_PARTITION") as caught:
-            await net.metadata.wait_for_topic("a", soon(1000 * MS))
+            await net.metadata.wait_for_topic("a", soon(50 * MS))
 
         assert caught.value.topic == "a"
-        assert 3 <= len(teller.requests) <= 25
+        assert not patient.done()
+        assert min(teller.pauses) >= 15 * MS
+        patient.cancel()
+        await asyncio.wait([patient])
 
 
 async def test_a_time_out_names_the_last_error_when_nobody_answers():
