@@ -270,10 +270,11 @@ class Metadata:
             if not limit.expired():
                 raise
         if self.version == 0:
-            raise BootstrapError(
-                f"no bootstrap server told about the cluster: {self._brokers.reasons()}",
-                reasons=self._brokers.errors(),
-            )
+            reasons, errors = self._brokers.reasons(), self._brokers.errors()
+            # A broker that hangs up on each request is connected, or being connected to, most of the time.
+            if self.last_error is not None and len(errors) < len(self._brokers.nodes):
+                reasons += f"; the last request failed: {self.last_error}"
+            raise BootstrapError(f"no bootstrap server told about the cluster: {reasons}", reasons=errors)
 
     # The task
 

@@ -190,6 +190,27 @@ async def test_the_first_update_gives_up_on_a_silent_broker_at_its_deadline():
             await net.metadata.first_update(soon(200 * MS))
 
 
+async def test_the_first_update_names_the_last_failure_also_if_the_broker_is_just_connected_again():
+    """A listener that wants SASL hangs up on the first Metadata request: each attempt starts with a connection."""
+    is_asked_again = asyncio.Event()
+
+    async def serve(peer: Peer) -> None:
+        await peer.handshake()
+        await peer.request()
+        if broker.connections > 1:
+            is_asked_again.set()
+            await peer.read_to_end()
+
+    async with ScriptedBroker(serve) as broker, Net(broker.address) as net:
+        patient = asyncio.create_task(net.metadata.first_update(soon(600)))
+        await asyncio.wait_for(is_asked_again.wait(), LONG)
+        with pytest.raises(BootstrapError, match=r"connected; the last request failed: .* want SASL"):
+            await net.metadata.first_update(soon(50 * MS))
+
+        patient.cancel()
+        await asyncio.wait([patient])
+
+
 # Waiting for a topic
 
 
