@@ -11,6 +11,7 @@ import asyncio
 import itertools
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -40,6 +41,33 @@ pytest.register_assert_rewrite(
 
 MS = 0.001 * float(os.environ.get("AIOPRODUCER_TEST_SLOWNESS", "1"))
 """One millisecond in seconds, longer on a slow machine: `await asyncio.wait_for(event.wait(), 500 * MS)`."""
+
+
+@asynccontextmanager
+async def at_most(seconds: float) -> AsyncIterator[None]:
+    """Raise TimeoutError if the block takes longer than `seconds`, not counting a machine that stands still.
+
+    The limit is counted in turns of the loop, 10 ms apart: a stall of any length is one turn. Use it for
+    "must not hang", where asyncio.timeout() would fail for a reason that is not the code's.
+    """
+    loop = asyncio.get_running_loop()
+    turns = max(1, round(seconds / 0.01))
+
+    def turn() -> None:
+        nonlocal turns, timer
+        turns -= 1
+        if turns > 0:
+            timer = loop.call_later(0.01, turn)
+        else:
+            limit.reschedule(loop.time())
+
+    async with asyncio.timeout(None) as limit:
+        timer = loop.call_later(0.01, turn)
+        try:
+            yield
+        finally:
+            timer.cancel()
+
 
 EAGER = os.environ.get("AIOPRODUCER_TEST_TASKS") == "eager"
 

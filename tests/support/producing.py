@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 from aioproducer import Delivery, Producer, RecordMetadata
@@ -14,7 +15,7 @@ from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.testing import EmbeddedCluster
 from aioproducer.testing.embedded.broker import BrokerState
 from aioproducer.testing.embedded.call import SeenRequest
-from tests.conftest import MS
+from tests.conftest import MS, at_most
 
 T = TypeVar("T")
 
@@ -153,16 +154,20 @@ async def assert_nothing_left(producer: Producer, cluster: EmbeddedCluster | Non
 def timers_left() -> list[asyncio.TimerHandle]:
     """Timers of this package that are still set; uvloop does not tell."""
     scheduled = getattr(asyncio.get_running_loop(), "_scheduled", [])
+    of_tests = str(Path(__file__).parent.parent)
     return [
         timer
         for timer in scheduled
-        if not timer.cancelled() and "aioproducer" in repr(timer) and "testing" not in repr(timer)
+        if not timer.cancelled()
+        and "aioproducer" in repr(timer)
+        and "testing" not in repr(timer)
+        and of_tests not in repr(timer)
     ]
 
 
 async def until(condition: Callable[[], object], seconds: float = 2) -> None:
     """Let the loop run until the condition holds; fail after `seconds` (of a fast machine)."""
-    async with asyncio.timeout(seconds * 1000 * MS):
+    async with at_most(seconds * 1000 * MS):
         while not condition():  # noqa: ASYNC110  # what is waited for sets no event
             await asyncio.sleep(MS)
 
@@ -174,7 +179,7 @@ async def until_chosen_from(producer: Producer, condition: Callable[[], object])
 
 async def within(seconds: float, waited_for: Awaitable[T]) -> T:
     """Await it; fail after `seconds` (of a fast machine)."""
-    async with asyncio.timeout(seconds * 1000 * MS):
+    async with at_most(seconds * 1000 * MS):
         return await waited_for
 
 
@@ -182,8 +187,13 @@ async def results(deliveries: Iterable[Delivery], seconds: float = 3) -> list[Re
     """What became of each record: its metadata or its error. Fails if that takes longer."""
     deliveries = list(deliveries)
     if deliveries:
-        _, pending = await asyncio.wait(deliveries, timeout=seconds * 1000 * MS)
-        assert not pending, f"{len(pending)} of {len(deliveries)} records have no result after {seconds} s"
+        try:
+            await within(seconds, asyncio.wait(deliveries))
+        except TimeoutError:
+            pending = sum(not delivery.done() for delivery in deliveries)
+            raise AssertionError(
+                f"{pending} of {len(deliveries)} records have no result after {seconds} s"
+            ) from None
     return [delivery.exception() or delivery.result() for delivery in deliveries]
 
 

@@ -29,7 +29,7 @@ from aioproducer.protocol.messages import ApiVersionsResponse, MetadataResponse
 from aioproducer.protocol.schema import Message
 from aioproducer.security.login import Login
 from aioproducer.types import Node
-from tests.conftest import MS
+from tests.conftest import MS, at_most
 
 HOST = "127.0.0.1"
 
@@ -45,7 +45,7 @@ def make_config(servers: str = "127.0.0.1:1", **settings: object) -> ProducerCon
 
 async def until(condition: Callable[[], object], seconds: float = LONG) -> None:
     """Let the loop run until the condition holds; fail after `seconds`."""
-    async with asyncio.timeout(seconds):
+    async with at_most(seconds):
         while not condition():  # noqa: ASYNC110  # what is waited for sets no event
             await asyncio.sleep(MS)
 
