@@ -152,6 +152,11 @@ class Brokers:
     # Which nodes there are
 
     @property
+    def nodes(self) -> list[Node]:
+        """The nodes that connections are made to."""
+        return [link.node for link in self._links.values()]
+
+    @property
     def is_bootstrapping(self) -> bool:
         """The nodes are the bootstrap addresses: no cluster is known."""
         return any(node_id < 0 for node_id in self._links)

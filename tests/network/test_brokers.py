@@ -376,15 +376,15 @@ async def test_an_idle_connection_that_was_closed_is_not_lost_and_comes_back_whe
 
 async def test_the_bootstrap_addresses_are_nodes_until_the_cluster_is_known():
     async with ScriptedBroker(echo) as broker, Net(f"127.0.0.1:1,{broker.address}") as net:
-        assert [node.node_id for node in net.nodes] == [-1, -2]
+        assert [node.node_id for node in net.brokers.nodes] == [-1, -2]
         assert net.brokers.is_bootstrapping
         await net.become_ready(-2)
 
         net.brokers.update(cluster_of(broker.port))
-        assert [node.node_id for node in net.nodes] == [0]
+        assert [node.node_id for node in net.brokers.nodes] == [0]
         assert not net.brokers.is_bootstrapping
         net.brokers.update(Cluster.empty())
-        assert [node.node_id for node in net.nodes] == [0]
+        assert [node.node_id for node in net.brokers.nodes] == [0]
 
 
 async def test_a_node_with_a_new_address_gets_a_new_connection_and_the_old_one_is_drained():
@@ -417,18 +417,18 @@ async def test_a_node_with_a_new_address_gets_a_new_connection_and_the_old_one_i
 async def test_a_node_with_a_new_rack_keeps_its_connection():
     async with net_of(echo) as net:
         await net.become_ready(0)
-        node = net.nodes[0]
+        node = net.brokers.nodes[0]
         net.brokers.update(Cluster({0: node._replace(rack="r2")}, 0, "c", {}))
 
         assert net.brokers.ready(0)
-        assert net.nodes[0].rack == "r2"
+        assert net.brokers.nodes[0].rack == "r2"
 
 
 async def test_a_node_that_left_the_cluster_is_left_even_while_connecting():
     async with net_of(silent, echo) as net:
         net.brokers.ready(0)
         await until(lambda: net.peers[0].connections == 1)
-        net.brokers.update(Cluster({1: net.nodes[1]}, 0, "c", {}))
+        net.brokers.update(Cluster({1: net.brokers.nodes[1]}, 0, "c", {}))
 
         assert not net.brokers.ready(0)
         await until(lambda: not net.brokers._tasks)
@@ -449,7 +449,7 @@ async def test_a_new_bootstrap_goes_back_to_the_addresses_and_keeps_their_back_o
         net.brokers._former[-1].retry_at = 1e9
 
         net.brokers.rebootstrap()
-        assert [node.node_id for node in net.nodes] == [-1]
+        assert [node.node_id for node in net.brokers.nodes] == [-1]
         assert net.brokers.retry_at(-1, asyncio.get_running_loop().time()) == 1e9
         net.brokers.update(cluster_of(net.peers[0].port))
         await net.become_ready(0)

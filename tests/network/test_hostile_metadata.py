@@ -164,7 +164,7 @@ async def test_a_broker_that_invents_ids_does_not_make_metrics_grow(monkeypatch)
         await net.start()
         while asked < 12:
             net.metadata.request_update()
-            for node_id in [node.node_id for node in net.nodes]:
+            for node_id in [node.node_id for node in net.brokers.nodes]:
                 net.brokers.ready(node_id)
             await asyncio.sleep(0.001)
 

@@ -674,7 +674,7 @@ async def test_a_leader_hint_is_taken_at_once_and_its_broker_is_known():
         assert net.metadata.cluster.partition("a", 0).leader == 5
         assert net.metadata.version == version + 1
         assert net.wake.is_set()
-        assert [node.node_id for node in net.nodes] == [0, 5]
+        assert [node.node_id for node in net.brokers.nodes] == [0, 5]
         assert len(teller.requests) == 1
 
 
@@ -710,10 +710,10 @@ async def test_when_all_known_brokers_are_gone_the_bootstrap_servers_are_asked_a
         return metadata_response(teller.port if moved else gone, topics, node_id=3)
 
     async with told_by(answer) as (net, teller):
-        assert [node.port for node in net.nodes] == [gone]
+        assert [node.port for node in net.brokers.nodes] == [gone]
         moved = True
         assert (await net.metadata.wait_for_topic("a", soon())).partitions[0].leader == 3
-        assert [node.port for node in net.nodes] == [teller.port]
+        assert [node.port for node in net.brokers.nodes] == [teller.port]
 
 
 async def test_a_broker_may_ask_for_a_new_bootstrap():
@@ -746,7 +746,7 @@ async def test_brokers_that_do_not_answer_for_long_lead_back_to_the_bootstrap_se
             silent = False
             began = asyncio.get_running_loop().time()
             net.metadata.request_update()
-            await until(lambda: [node.port for node in net.nodes] == [teller.port])
+            await until(lambda: [node.port for node in net.brokers.nodes] == [teller.port])
             assert asyncio.get_running_loop().time() - began >= 0.19
 
 
@@ -759,7 +759,7 @@ async def test_without_the_recovery_strategy_the_known_brokers_stay():
     async with told_by(answer, metadata_recovery_strategy="none") as (net, teller):
         net.metadata.request_update()
         await until(lambda: net.metrics.metadata_failures >= 3)
-        assert [node.port for node in net.nodes] == [gone]
+        assert [node.port for node in net.brokers.nodes] == [gone]
         assert teller.requests == []
 
 

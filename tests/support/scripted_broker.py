@@ -28,7 +28,6 @@ from aioproducer.protocol.api import (
 from aioproducer.protocol.messages import ApiVersionsResponse, MetadataResponse
 from aioproducer.protocol.schema import Message
 from aioproducer.security.login import Login
-from aioproducer.types import Node
 from tests.conftest import MS, at_most
 
 HOST = "127.0.0.1"
@@ -225,11 +224,6 @@ class Net:
 
     async def __aenter__(self) -> Net:
         return self
-
-    @property
-    def nodes(self) -> list[Node]:
-        """The nodes that connections are made to."""
-        return [link.node for link in self.brokers._links.values()]
 
     def run(self) -> None:
         self._task = asyncio.create_task(self.metadata.run(), name="aioproducer metadata")
