@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from contextlib import asynccontextmanager
 
@@ -22,13 +23,13 @@ from aioproducer import (
 )
 from aioproducer.errors import (
     IllegalStateError,
-    InvalidRecordError,
     TransactionReinitError,
     TransactionTimeoutError,
 )
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.testing import EmbeddedCluster
+from aioproducer.transactions.calls import Transactional, TransactionScope, _is_kafkas
 from aioproducer.transactions.state import TransactionState
 from tests.conftest import MS
 from tests.support.producing import (
@@ -820,32 +821,63 @@ async def test_refused_offsets_make_the_transaction_impossible_to_commit(version
         assert committed(cluster) == [b"2"]
 
 
-@pytest.mark.parametrize(
-    ("offsets", "group"),
-    [
-        ("t", "g"),
-        ({"t": 1}, "g"),
-        ({("t", -1): 1}, "g"),
-        ({("t", 0): -1}, "g"),
-        ({("t", 0): "1"}, "g"),
-        ({("t", 0): (1, "m" * 4097)}, "g"),
-        ({("t", 0): 1}, ""),
-        ({("t", 0): 1}, b"g"),
-        ({("t", 0): 1}, b"CGMDv2:"),
-        ({("t", 0): 1}, 7),
-    ],
-)
-async def test_malformed_offsets_are_refused_and_leave_the_transaction_alone(offsets, group):
-    async with transactional(2) as (cluster, producer):
-        async with producer.transaction() as transaction:
-            await producer.send("t", b"1")
-            with pytest.raises(InvalidRecordError):
-                await transaction.send_offsets(offsets, group)
-
-        assert committed(cluster) == [b"1"]
-
-
 async def test_a_transactional_producer_is_typed():
     producer = Producer("localhost:9092", transactional_id="tx")
     assert state_of(producer) is TransactionState.UNINITIALIZED
     await producer.close()
+
+
+# ------------------------------------------------------------------------------------------------ each of the calls
+
+
+ARGUMENTS = {
+    "send_offsets_to_transaction": ({("t", 0): 1}, "g"),
+    "export_transaction": ([("t", 0)],),
+    "committed": ("g", [("t", 0)]),
+}
+
+
+def coroutine_calls() -> list[str]:
+    """The public coroutine methods of Transactional."""
+    members = vars(Transactional).items()
+    return [
+        name for name, member in members if not name.startswith("_") and inspect.iscoroutinefunction(member)
+    ]
+
+
+@pytest.mark.parametrize("name", coroutine_calls())
+async def test_no_call_of_a_closed_producer_changes_the_transaction(name):
+    async with EmbeddedCluster(topics={"t": 1}) as cluster:
+        producer = quick_producer(cluster, transactional_id="tx")
+        await within(3, producer.start())
+        await producer.close()
+        before = state_of(producer)
+
+        with pytest.raises(IllegalStateError, match="closed"):
+            await getattr(producer, name)(*ARGUMENTS.get(name, ()))
+
+        assert state_of(producer) is before
+
+
+async def test_a_block_is_a_scope_of_its_own_with_the_calls_that_belong_in_it(version):
+    async with transactional(version) as (_, producer):
+        scope = producer.transaction()
+        assert isinstance(scope, TransactionScope)
+        assert state_of(producer) is TransactionState.READY, "it begins with the block"
+        async with scope as entered:
+            assert entered is scope
+            assert state_of(producer) is TransactionState.IN_TRANSACTION
+
+
+@pytest.mark.parametrize(
+    ("error", "is_ours"),
+    [
+        (DeliveryError("no"), True),
+        (ExceptionGroup("sends", [DeliveryError("no"), ExceptionGroup("more", [DeliveryError("no")])]), True),
+        (ExceptionGroup("sends", [DeliveryError("no"), ValueError()]), False),
+        (BaseExceptionGroup("sends", [DeliveryError("no"), asyncio.CancelledError()]), False),
+        (asyncio.CancelledError(), False),
+    ],
+)
+def test_a_group_of_errors_counts_as_ours_only_if_each_of_them_is(error, is_ours):
+    assert _is_kafkas(error) == is_ours

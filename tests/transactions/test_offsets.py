@@ -1,0 +1,202 @@
+"""Offsets, groups and partitions as users may give them: what they become, and the error if they make no sense."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from aioproducer import ConsumerGroupMetadata, OffsetAndMetadata, Producer, TopicPartition
+from aioproducer.errors import InvalidRecordError, KafkaError
+from aioproducer.protocol.api import ApiKey
+from aioproducer.transactions.offsets import (
+    LONGEST_METADATA,
+    group_metadata,
+    offsets_to_commit,
+    partitions_of_handoff,
+)
+from tests.support.producing import QUICK, error_of, within
+from tests.transactions.test_calls import committed, transactional
+
+
+@pytest.fixture(params=[1, 2], ids=["v1", "v2"])
+def version(request):
+    return request.param
+
+
+# ----------------------------------------------------------------------------------------------- what they become
+
+
+def packed(group_id: str, generation_id: int, member_id: str, instance_id: str | None) -> bytes:
+    """A membership as librdkafka serializes it."""
+    head = b"CGMDv2:" + struct.pack("=i", generation_id)
+    ids = group_id.encode() + b"\0" + member_id.encode() + b"\0"
+    return head + ids + (b"\x01" if instance_id is None else b"\0" + instance_id.encode() + b"\0")
+
+
+@pytest.mark.parametrize(
+    ("given", "group"),
+    [
+        ("g", ConsumerGroupMetadata("g")),
+        (ConsumerGroupMetadata("g", 3, "m", "i"), ConsumerGroupMetadata("g", 3, "m", "i")),
+        (packed("g", -1, "", None), ConsumerGroupMetadata("g")),
+        (packed("grün", 2**31 - 1, "m", None), ConsumerGroupMetadata("grün", 2**31 - 1, "m")),
+        (packed("g", 7, "m", "i"), ConsumerGroupMetadata("g", 7, "m", "i")),
+    ],
+)
+def test_a_group_is_an_id_a_membership_or_what_confluent_kafka_returns(given, group):
+    assert group_metadata(given) == group
+
+
+def test_each_form_of_an_offset_becomes_ours():
+    class Place:
+        """As confluent-kafka's TopicPartition: attributes, and no tuple."""
+
+        topic, partition = "t", 3
+
+    found = offsets_to_commit(
+        {
+            ("t", 0): 17,
+            TopicPartition("t", 1): (18, "m"),
+            ("t", 2): OffsetAndMetadata(2**63 - 1, "", 5),
+            Place(): 0,
+        }
+    )
+
+    assert found == {
+        TopicPartition("t", 0): OffsetAndMetadata(17),
+        TopicPartition("t", 1): OffsetAndMetadata(18, "m"),
+        TopicPartition("t", 2): OffsetAndMetadata(2**63 - 1, "", 5),
+        TopicPartition("t", 3): OffsetAndMetadata(0),
+    }
+    assert offsets_to_commit({}) == {}
+
+
+def test_partitions_may_come_from_any_iterable_and_keep_their_order():
+    places = partitions_of_handoff(place for place in [("t", 1), TopicPartition("t", 0)])
+
+    assert places == [TopicPartition("t", 1), TopicPartition("t", 0)]
+    assert all(isinstance(place, TopicPartition) for place in places)
+
+
+def test_the_largest_metadata_that_a_broker_takes_is_taken():
+    offsets = {("t", 0): (1, "m" * LONGEST_METADATA)}
+
+    assert offsets_to_commit(offsets)[TopicPartition("t", 0)].metadata == "m" * LONGEST_METADATA
+    with pytest.raises(InvalidRecordError, match="at most 4096 characters"):
+        offsets_to_commit({("t", 0): (1, "m" * (LONGEST_METADATA + 1))})
+
+
+# ---------------------------------------------------------------------------------------------- what is refused
+
+
+OFFSETS = {
+    "an offset that is no int64": 2**63,
+    "an offset that is a bool": True,
+    "a leader epoch that is a str": OffsetAndMetadata(1, "", "x"),
+    "a leader epoch that is no int32": OffsetAndMetadata(1, "", 2**40),
+    "metadata that can not be encoded": OffsetAndMetadata(1, "\ud800"),
+}
+
+
+@pytest.mark.parametrize("offset", OFFSETS.values(), ids=OFFSETS)
+async def test_an_offset_that_can_not_be_sent_is_refused_before_anything_is(version, offset):
+    async with transactional(version) as (cluster, producer):
+        await producer.begin_transaction()
+        await producer.send_and_wait("t", b"1", partition=0)
+
+        error = await error_of(producer.send_offsets_to_transaction({TopicPartition("t", 0): offset}, "g"))
+
+        assert isinstance(error, InvalidRecordError)
+        assert cluster.requests_of(ApiKey.ADD_OFFSETS_TO_TXN) == []
+        assert cluster.requests_of(ApiKey.TXN_OFFSET_COMMIT) == []
+        await within(2, producer.commit_transaction())
+        assert committed(cluster) == [b"1"]
+
+
+GROUPS = {
+    "an id that can not be encoded": "\ud800",
+    "an id that is too long": "g" * 2**15,
+    "a generation that is a str": ConsumerGroupMetadata("g", "1"),
+    "a generation that is no int32": ConsumerGroupMetadata("g", 2**40),
+    "no member id": ConsumerGroupMetadata("g", 1, None),
+    "an instance id that is no str": ConsumerGroupMetadata("g", 1, "m", 7),
+    "confluent-kafka's, of bytes that are no text": b"CGMDv2:" + b"\1\0\0\0" + b"\xff\0m\0\1",
+}
+
+
+@pytest.mark.parametrize("group", GROUPS.values(), ids=GROUPS)
+async def test_a_group_that_can_not_be_sent_is_refused_before_anything_is(version, group):
+    async with transactional(version) as (cluster, producer):
+        await producer.begin_transaction()
+        await producer.send_and_wait("t", b"1", partition=0)
+
+        error = await error_of(producer.send_offsets_to_transaction({TopicPartition("t", 0): 1}, group))
+
+        assert isinstance(error, InvalidRecordError)
+        assert cluster.requests_of(ApiKey.ADD_OFFSETS_TO_TXN) == []
+        assert cluster.requests_of(ApiKey.TXN_OFFSET_COMMIT) == []
+        await within(2, producer.commit_transaction())
+        assert committed(cluster) == [b"1"]
+
+
+PLACES = {
+    "a partition that is a str": [("t", "0")],
+    "a partition that is no int32": [("t", 2**40)],
+    "a partition below zero": [("t", -1)],
+    "a topic that is a number": [(5, 0)],
+    "a topic that no broker takes": [("not a topic!", 0)],
+    "three parts": [("t", 1, 2)],
+    "a topic alone": ["t"],
+    "a str in place of a list": "t",
+    "a mapping in place of a list": {("t", 0): 1},
+}
+
+
+@pytest.mark.parametrize("places", PLACES.values(), ids=PLACES)
+async def test_partitions_of_an_export_that_make_no_sense_are_refused_and_nothing_joins(version, places):
+    async with transactional(version) as (cluster, producer):
+        await producer.begin_transaction()
+
+        error = await error_of(producer.export_transaction(places))
+
+        assert isinstance(error, KafkaError)
+        assert cluster.requests_of(ApiKey.ADD_PARTITIONS_TO_TXN) == []
+        await within(2, producer.send_and_wait("t", b"1", partition=0))
+        await within(2, producer.commit_transaction())
+        assert committed(cluster) == [b"1"]
+
+
+@pytest.mark.parametrize("places", PLACES.values(), ids=PLACES)
+async def test_partitions_of_a_participant_that_make_no_sense_are_refused(places):
+    async with transactional(2) as (_, producer):
+        async with producer.transaction() as transaction:
+            handle = await transaction.export([TopicPartition("t", 0)])
+            with pytest.raises(KafkaError):
+                Producer.attach(handle, partitions=places, bootstrap_servers="127.0.0.1:1", **QUICK)
+            await transaction.send_offsets({TopicPartition("t", 0): 1}, "g")
+
+
+@pytest.mark.parametrize(
+    ("offsets", "group"),
+    [
+        ("t", "g"),
+        ({"t": 1}, "g"),
+        ({("t", -1): 1}, "g"),
+        ({("t", 0): -1}, "g"),
+        ({("t", 0): "1"}, "g"),
+        ({("t", 0): (1, "m" * 4097)}, "g"),
+        ({("t", 0): 1}, ""),
+        ({("t", 0): 1}, b"g"),
+        ({("t", 0): 1}, b"CGMDv2:"),
+        ({("t", 0): 1}, 7),
+    ],
+)
+async def test_malformed_offsets_are_refused_and_leave_the_transaction_alone(offsets, group):
+    async with transactional(2) as (cluster, producer):
+        async with producer.transaction() as transaction:
+            await producer.send("t", b"1")
+            with pytest.raises(InvalidRecordError):
+                await transaction.send_offsets(offsets, group)
+
+        assert committed(cluster) == [b"1"]
