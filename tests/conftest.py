@@ -8,11 +8,12 @@ AIOPRODUCER_TEST_TASKS=eager makes every task an eager one.
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import pytest_asyncio
@@ -67,6 +68,21 @@ async def at_most(seconds: float) -> AsyncIterator[None]:
             yield
         finally:
             timer.cancel()
+
+
+def in_virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run an async test on the simulated loop, where time passes only while nothing else is left to do.
+
+    Deadlines, pauses and measured times are then exact, and a machine that stands still changes none of them.
+    The test must not need TLS, real sockets or processes.
+    """
+    from aioproducer.testing.simulation.loop import simulate
+
+    @functools.wraps(test)
+    def run(*args: object, **kwargs: object) -> None:
+        simulate(lambda: test(*args, **kwargs), seed=1, time_limit=3600.0)
+
+    return run
 
 
 EAGER = os.environ.get("AIOPRODUCER_TEST_TASKS") == "eager"

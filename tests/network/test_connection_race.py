@@ -21,7 +21,7 @@ from aioproducer.testing.simulation.loop import simulate
 from tests.campaigns.availability.__main__ import missed, report
 from tests.campaigns.availability.proxy import HalfOpenProxy
 from tests.campaigns.availability.rounds import Client, Figures
-from tests.conftest import MS
+from tests.conftest import MS, in_virtual_time
 from tests.network.test_brokers import cluster_of
 from tests.support.scripted_broker import (
     HOST,
@@ -92,6 +92,7 @@ async def hangs_up(peer: Peer) -> None:
     """Close at once."""
 
 
+@in_virtual_time
 async def test_a_healthy_broker_sees_one_connection(monkeypatch):
     async def slow(peer: Peer) -> None:
         header, _ = await peer.request()
@@ -122,6 +123,7 @@ def test_each_broker_of_a_healthy_cluster_sees_one_connection():
     assert others == [1, 1]
 
 
+@in_virtual_time
 async def test_a_second_connection_is_used_if_the_first_one_gets_no_answer(monkeypatch):
     serve = Broker(silent, healthy)
     async with ScriptedBroker(serve) as broker, net_of(broker, monkeypatch) as net:
@@ -133,6 +135,7 @@ async def test_a_second_connection_is_used_if_the_first_one_gets_no_answer(monke
         assert net.metrics.node(0).connects == 1
 
 
+@in_virtual_time
 async def test_the_second_connection_is_replaced_until_one_is_answered_and_they_are_never_more_than_two(
     monkeypatch,
 ):
@@ -146,6 +149,7 @@ async def test_the_second_connection_is_replaced_until_one_is_answered_and_they_
     assert serve.most_open <= 3  # one that is being closed is counted too
 
 
+@in_virtual_time
 async def test_the_first_connection_keeps_its_whole_set_up_time(monkeypatch):
     async def late(peer: Peer) -> None:
         header, _ = await peer.request()
@@ -162,6 +166,7 @@ async def test_the_first_connection_keeps_its_whole_set_up_time(monkeypatch):
         assert net.brokers.connection(0).version_of(ApiKey.METADATA) == 7
 
 
+@in_virtual_time
 async def test_only_the_winner_sends_credentials(monkeypatch):
     async def refuses(peer: Peer) -> None:
         await peer.handshake()
@@ -197,6 +202,7 @@ async def test_a_loop_that_stood_still_opens_no_second_connection(monkeypatch):
         assert broker.connections == 1
 
 
+@in_virtual_time
 async def test_a_name_that_takes_long_to_resolve_is_looked_up_once(monkeypatch):
     loop = asyncio.get_running_loop()
     looked_up: list[str] = []
@@ -214,6 +220,7 @@ async def test_a_name_that_takes_long_to_resolve_is_looked_up_once(monkeypatch):
         assert broker.connections == 1
 
 
+@in_virtual_time
 async def test_a_second_connection_that_fails_is_no_failure(monkeypatch, caplog):
     async def late(peer: Peer) -> None:
         header, _ = await peer.request()
@@ -231,6 +238,7 @@ async def test_a_second_connection_that_fails_is_no_failure(monkeypatch, caplog)
     assert not caplog.records
 
 
+@in_virtual_time
 async def test_the_attempt_ends_with_the_first_connection(monkeypatch):
     serve = Broker(silent)
     settings = {"request_timeout_ms": 5 * SOON * 1000}
@@ -253,6 +261,7 @@ async def test_a_refused_connection_fails_at_once():
     assert time.monotonic() - began < connection_race.HEAD_START
 
 
+@in_virtual_time
 async def test_closing_while_two_connections_are_tried_leaves_nothing(monkeypatch):
     serve = Broker(silent)
     async with ScriptedBroker(serve) as broker:

@@ -24,7 +24,7 @@ from aioproducer.network.metadata import SHORTEST_PAUSE
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.messages import MetadataRequest, MetadataResponse, ProduceResponse
 from aioproducer.testing import EmbeddedCluster
-from tests.conftest import MS
+from tests.conftest import MS, in_virtual_time
 from tests.support.scripted_broker import (
     HOST,
     LONG,
@@ -131,6 +131,7 @@ async def test_the_first_update_and_the_task_ask_together_only_once(task_first):
         assert teller.asked == [[]]
 
 
+@in_virtual_time
 async def test_the_first_update_names_each_address_that_does_not_answer():
     ports = dead_port(), dead_port()
     async with Net(f"{HOST}:{ports[0]},{HOST}:{ports[1]}") as net:
@@ -184,6 +185,7 @@ async def test_the_first_update_gives_up_at_once_on_brokers_that_are_too_old():
             await asyncio.wait_for(net.metadata.first_update(soon(600)), LONG)
 
 
+@in_virtual_time
 async def test_the_first_update_gives_up_on_a_silent_broker_at_its_deadline():
     async with Teller(lambda *_: None) as teller, Net(teller.address) as net:
         with pytest.raises(BootstrapError, match="connected"):
@@ -303,6 +305,7 @@ async def test_a_topic_that_stays_unknown_ends_in_a_time_out_that_says_so():
         await asyncio.wait([patient])
 
 
+@in_virtual_time
 async def test_a_time_out_names_the_last_error_when_nobody_answers():
     async with told_by() as (net, teller):
         await teller.__aexit__()
@@ -378,6 +381,7 @@ async def test_a_partition_that_is_added_is_waited_for():
         assert len(info.partitions) == 5
 
 
+@in_virtual_time
 async def test_a_partition_that_does_not_exist_ends_in_an_error_of_its_own():
     async with told_by(lambda teller, _, request: teller.all_of(request, partitions=2)) as (net, teller):
         with pytest.raises(UnknownPartitionError, match="topic a has 2 partitions") as caught:
@@ -485,6 +489,7 @@ async def test_only_one_refresh_is_in_flight():
     assert most == 1
 
 
+@in_virtual_time
 async def test_wishes_without_end_make_no_storm():
     async with told_by(retry_backoff_ms=50, retry_backoff_max_ms=200) as (net, teller):
         end = soon(0.5)
@@ -529,6 +534,7 @@ async def test_without_a_back_off_two_questions_are_still_a_pause_apart():
         assert all(later - before > 0.999 * SHORTEST_PAUSE for before, later in itertools.pairwise(asked))
 
 
+@in_virtual_time
 async def test_metadata_that_are_old_at_once_make_no_storm():
     async with told_by(metadata_max_age_ms=1, retry_backoff_ms=50, retry_backoff_max_ms=200) as (_, teller):
         await asyncio.sleep(0.5)
@@ -730,6 +736,7 @@ async def test_a_broker_may_ask_for_a_new_bootstrap():
         await until(lambda: not net.brokers.is_bootstrapping)
 
 
+@in_virtual_time
 async def test_brokers_that_do_not_answer_for_long_lead_back_to_the_bootstrap_servers():
     silent = True
 
@@ -773,6 +780,7 @@ async def test_topics_and_counts_survive_a_new_bootstrap():
         assert info.available == []
 
 
+@in_virtual_time
 async def test_unreachable_brokers_behind_a_living_bootstrap_server_make_no_storm():
     gone = dead_port()
 

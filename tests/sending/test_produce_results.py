@@ -20,7 +20,7 @@ from aioproducer.protocol.messages import ProduceResponse
 from aioproducer.protocol.outcomes import TABLE, UNKNOWN_CODES
 from aioproducer.sending.produce_results import Answers
 from aioproducer.testing.embedded.handlers import HANDLERS
-from tests.conftest import MS
+from tests.conftest import MS, in_virtual_time
 from tests.support.error_table.produce import damage_the_next_batch
 from tests.support.producing import (
     METADATA,
@@ -43,6 +43,7 @@ from tests.support.producing import (
 # ------------------------------------------------------------------------------------- timeouts and outcomes
 
 
+@in_virtual_time
 async def test_a_delivery_timeout_of_records_never_sent_is_not_persisted():
     settings = {"request_timeout_ms": 20_000 * MS, "delivery_timeout_ms": 100_000 * MS}
     async with producing(brokers=2, topics={}, **settings) as (cluster, producer):
@@ -61,6 +62,7 @@ async def test_a_delivery_timeout_of_records_never_sent_is_not_persisted():
         assert producer.metrics().records_failed == 1
 
 
+@in_virtual_time
 async def test_a_delivery_timeout_of_records_that_were_sent_is_unknown():
     settings = {"request_timeout_ms": 40_000 * MS, "delivery_timeout_ms": 100_000 * MS}
     async with producing(**settings) as (cluster, producer):
@@ -79,6 +81,7 @@ async def test_a_delivery_timeout_of_records_that_were_sent_is_unknown():
         cluster.thaw_broker(0)
 
 
+@in_virtual_time
 async def test_an_expiry_in_flight_at_the_first_attempt_costs_no_second_wave_of_losses():
     """The first attempt itself expires; what comes after it goes on as soon as the broker answers again."""
     settings = {"request_timeout_ms": 90_000 * MS, "delivery_timeout_ms": 100_000 * MS}
@@ -96,6 +99,7 @@ async def test_an_expiry_in_flight_at_the_first_attempt_costs_no_second_wave_of_
         assert numbers(cluster) == [0, *range(6, 12)]
 
 
+@in_virtual_time
 async def test_a_record_that_expired_may_be_in_the_log_and_the_next_do_not_repeat_its_number():
     settings = {"request_timeout_ms": 40_000 * MS, "delivery_timeout_ms": 100_000 * MS}
     async with producing(**ONE_BATCH_PER_RECORD, **settings) as (cluster, producer):
@@ -121,6 +125,7 @@ async def start_late(cluster, producer) -> None:
 LATE = {"request_timeout_ms": 150, "delivery_timeout_ms": 200, **ONE_BATCH_PER_RECORD}
 
 
+@in_virtual_time
 async def test_an_expired_batch_whose_answer_still_comes_needs_no_new_epoch():
     async with producing(**LATE) as (cluster, producer):
         await start_late(cluster, producer)
@@ -142,6 +147,7 @@ async def test_an_expired_batch_whose_answer_still_comes_needs_no_new_epoch():
         assert producer.metrics().records_acked == 4
 
 
+@in_virtual_time
 async def test_a_batch_that_expires_in_flight_and_is_lost_does_not_hold_up_the_next():
     async with producing(**LATE) as (cluster, producer):
         await start_late(cluster, producer)
@@ -171,6 +177,7 @@ async def test_a_loop_that_stood_still_does_not_expire_what_was_answered_in_time
         assert (await within(1, delivery)).offset == 1
 
 
+@in_virtual_time
 async def test_nothing_is_drained_for_a_broker_that_can_not_take_it_and_so_expires_not_persisted():
     settings = {"request_timeout_ms": 90_000 * MS, "delivery_timeout_ms": 120_000 * MS}
     async with producing(**ONE_BATCH_PER_RECORD, **settings) as (cluster, producer):

@@ -17,7 +17,7 @@ from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.records.idempotence import LAST_EPOCH, LAST_SEQUENCE, ProducerIdentity
 from aioproducer.sending import sender
 from aioproducer.testing import EmbeddedCluster
-from tests.conftest import MS
+from tests.conftest import MS, in_virtual_time
 from tests.support.producing import (
     FOUR_RECORDS_FILL_IT,
     INIT_PRODUCER_ID,
@@ -167,6 +167,7 @@ async def test_a_full_batch_goes_without_lingering_and_the_open_one_stays():
         assert deliveries[4].done()
 
 
+@in_virtual_time
 async def test_a_batch_goes_when_it_has_lingered():
     async with producing(linger_ms=30) as (cluster, producer):
         await producer.partitions_for("t")

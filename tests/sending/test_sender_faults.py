@@ -188,6 +188,7 @@ async def test_a_frozen_leader_is_left_after_the_request_timeout():
 
 async def test_a_new_leader_named_in_the_answer_gets_the_records_without_a_pause_or_a_refresh():
     settings = {"retry_backoff_ms": 60_000, "retry_backoff_max_ms": 60_000, "delivery_timeout_ms": 120_000}
+    settings["request_timeout_ms"] = 60_000
     async with producing(brokers=3, **ONE_BATCH_PER_RECORD, **settings) as (cluster, producer):
         await producer.send_and_wait("t", b"0")
         asked = metadata_count(cluster)

@@ -12,7 +12,7 @@ import pytest
 from aioproducer import DeliveryError, Outcome
 from aioproducer.errors import KafkaError
 from aioproducer.protocol.error_codes import ErrorCode
-from tests.conftest import MS
+from tests.conftest import MS, in_virtual_time
 from tests.support.producing import (
     PRODUCE,
     batch_headers,
@@ -180,6 +180,7 @@ async def test_flush_and_memory_know_of_the_parts():
         assert memory.available == memory.total
 
 
+@in_virtual_time
 async def test_parts_end_by_the_deadline_of_the_whole():
     settings = {"request_timeout_ms": 50_000 * MS, "delivery_timeout_ms": 200_000 * MS}
     async with producing(linger_ms=20, **settings) as (cluster, producer):

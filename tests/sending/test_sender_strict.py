@@ -11,7 +11,7 @@ from aioproducer.config import ProducerConfig
 from aioproducer.errors import ConfigError
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.messages import ProduceResponse
-from tests.conftest import MS
+from tests.conftest import MS, in_virtual_time
 from tests.support.error_table.stage import altered
 from tests.support.producing import (
     ONE_BATCH_PER_RECORD,
@@ -231,6 +231,7 @@ async def test_endless_retries_let_records_expire_that_are_in_no_doubt():
         assert (await producer.send_and_wait("t", b"3")).offset == 1
 
 
+@in_virtual_time
 async def test_endless_retries_end_a_batch_whose_answer_comes_late_and_says_that_it_is_not_there():
     settings = {**ENDLESS, "request_timeout_ms": 190, "delivery_timeout_ms": 200}
     async with producing(**settings) as (cluster, producer):
