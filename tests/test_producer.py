@@ -262,7 +262,7 @@ async def test_start_without_a_cluster_names_each_address_and_leaves_nothing():
 
 async def test_a_producer_whose_send_never_waits_starts_all_the_same():
     async with EmbeddedCluster(topics={"t": 1}) as cluster:
-        async with quick_producer(cluster, max_block_ms=0) as producer:
+        async with quick_producer(cluster, max_block_ms=0, request_timeout_ms=3_000_000 * MS) as producer:
             assert isinstance(await error_of(producer.send("t", b"too soon")), MetadataTimeoutError)
             await until(lambda: producer._metadata.topic("t"))
             await producer.send_and_wait("t", b"v")

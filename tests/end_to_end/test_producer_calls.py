@@ -17,7 +17,7 @@ from aioproducer.errors import (
 )
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
-from tests.conftest import MS
+from tests.conftest import MS, in_virtual_time
 from tests.support.producing import (
     FOUR_RECORDS_FILL_IT,
     LARGE,
@@ -395,6 +395,7 @@ async def test_try_send_does_not_overtake_those_who_wait():
 # ------------------------------------------------------------------------------------------------- the order
 
 
+@in_virtual_time
 async def test_metadata_serializers_partitioner_size_check_and_append_come_in_this_order():
     seen = []
 

@@ -19,7 +19,7 @@ from aioproducer.errors import (
 )
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
-from tests.conftest import MS
+from tests.conftest import MS, in_virtual_time
 from tests.support.producing import (
     FOUR_RECORDS_FILL_IT,
     LARGE,
@@ -141,6 +141,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("what", WRONG)
+@in_virtual_time
 async def test_what_can_not_be_sent_has_a_narrow_error_and_nothing_else_is_lost(what):
     expected, wrong = WRONG[what]
     settings = {"linger_ms": 60_000, "delivery_timeout_ms": 120_000, "max_block_ms": 150_000 * MS}
@@ -251,6 +252,7 @@ async def test_records_that_ended_by_their_own_timeout_leave_nothing_behind_whil
 
 
 @pytest.mark.parametrize("is_frozen", [False, True])
+@in_virtual_time
 async def test_a_batch_of_records_that_ended_by_their_own_timeout_is_not_sent_again(is_frozen):
     async with producing(linger_ms=10, request_timeout_ms=200_000 * MS) as (cluster, producer):
         await producer.partitions_for("t")
@@ -277,6 +279,7 @@ async def test_a_batch_of_records_that_ended_by_their_own_timeout_is_not_sent_ag
         assert values(cluster) in ([b"next"], [b"late"] * 3 + [b"next"])
 
 
+@in_virtual_time
 async def test_a_batch_with_a_live_record_is_sent_again_with_all_of_its_records():
     async with producing(linger_ms=10) as (cluster, producer):
         await producer.partitions_for("t")

@@ -41,7 +41,7 @@ from aioproducer.security import login as login_module
 from aioproducer.security.sasl import OAuthToken
 from aioproducer.testing import EmbeddedCluster, Operation, Security
 from aioproducer.types import Secret
-from tests.conftest import MS
+from tests.conftest import MS, in_virtual_time
 from tests.support.certificates import (
     authority_pem,
     chain_pem,
@@ -480,6 +480,7 @@ async def test_a_function_for_credentials_that_returns_no_pair_is_named(returned
     assert "secret" not in str(error)
 
 
+@in_virtual_time
 async def test_a_provider_that_hangs_is_bounded_by_the_set_up_time():
     async def hang() -> str:
         await asyncio.Event().wait()
@@ -787,6 +788,7 @@ async def test_an_advertised_address_can_be_mapped_and_its_name_is_still_what_th
 
 
 @pytest.mark.parametrize("answer", ["refuses", "raised LookupError"])
+@in_virtual_time
 async def test_an_advertised_address_can_be_refused(answer):
     def address_filter(host: str, port: int, node_id: int) -> None:
         if answer != "refuses":

@@ -26,7 +26,7 @@ from aioproducer.security.sasl import OAuthToken
 from aioproducer.testing import EmbeddedCluster, Security
 from aioproducer.testing.embedded import security as broker_security
 from aioproducer.testing.simulation.loop import simulate
-from tests.conftest import MS
+from tests.conftest import MS, in_virtual_time
 from tests.support.certificates import authority_pem, server_context
 from tests.support.producing import QUICK
 from tests.support.scripted_broker import (
@@ -436,6 +436,7 @@ async def test_a_broker_that_does_not_answer_a_renewal_is_given_up_after_the_req
 
 
 @pytest.mark.usefixtures("short_sessions")
+@in_virtual_time
 async def test_renewals_do_not_keep_an_idle_connection_open():
     script = Scripted(lifetime_ms=40)
 
