@@ -11,7 +11,7 @@ ARGS   ?=
 
 SOURCES := $(wildcard aioproducer/*/*.pyx aioproducer/*/*.pxi)
 
-.PHONY: demo pipeline test test-all check bench bench-spark profile walk wheel setup clean format kerberos soak chaos chaos-spark availability fuzz asan mutants matrix catalogue
+.PHONY: demo pipeline test test-all check bench bench-spark profile walk promises wheel setup clean format kerberos soak chaos chaos-spark availability fuzz asan mutants matrix catalogue
 
 demo: setup
 	$(BIN)/python examples/flights_demo.py --kafka "$(KAFKA)" $(ARGS)
@@ -51,6 +51,10 @@ profile: setup
 # The calls of one record, from send to the result of its delivery.   ARGS=--calls prints each
 walk: setup
 	$(BIN)/python -m tests.support.walk $(ARGS)
+
+# Which tests keep which promise, from the marks on the tests
+promises: setup
+	$(BIN)/python -m tests.support.promises
 
 # The wheel, built in isolation and imported in an environment that holds nothing else.
 wheel: setup

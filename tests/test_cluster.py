@@ -51,6 +51,10 @@ def leader_of(cluster: Cluster, index: int = 0) -> tuple[int, int]:
     return info.leader, info.leader_epoch
 
 
+@pytest.mark.promise(
+    "Rules of Kafka's producer",
+    "leader, leader epoch, replicas and ISR are kept, and given by `partition_info`",
+)
 def test_an_answer_becomes_nodes_topics_and_partitions():
     cluster = known(topic(partition(0), partition(1, leader=2)))
 
@@ -183,6 +187,7 @@ def test_partitions_with_gaps_or_repetitions_are_not_taken(indexes):
     assert cluster.topics["t"].partitions == ()
 
 
+@pytest.mark.promise("KIPs", "KIP-320: leader epochs in metadata")
 def test_a_partition_without_leader_keeps_its_epoch():
     cluster = known(topic(partition(leader=-1, error=ErrorCode.LEADER_NOT_AVAILABLE)))
 
@@ -190,6 +195,8 @@ def test_a_partition_without_leader_keeps_its_epoch():
     assert cluster.topic("t") is not None
 
 
+@pytest.mark.promise("Accumulator, sender, connections", "leader epochs never go backwards")
+@pytest.mark.promise("KIPs", "KIP-320: leader epochs in metadata")
 def test_leader_epochs_never_go_backwards():
     before = known(topic(partition(leader=1, epoch=5)))
 
@@ -200,6 +207,7 @@ def test_leader_epochs_never_go_backwards():
     assert leader_of(newer) == (2, 6)
 
 
+@pytest.mark.promise("KIPs", "KIP-320: leader epochs in metadata")
 def test_an_answer_without_epoch_is_taken_and_the_known_epoch_stays():
     before = known(topic(partition(leader=1, epoch=5)))
 
@@ -208,6 +216,8 @@ def test_an_answer_without_epoch_is_taken_and_the_known_epoch_stays():
     assert leader_of(after) == (2, 5)
 
 
+@pytest.mark.promise("Accumulator, sender, connections", "topic ids reveal a topic that was re-created")
+@pytest.mark.promise("KIPs", "KIP-516: topic ids")
 def test_a_new_topic_id_starts_epochs_and_partitions_anew():
     before = known(topic(partition(0), partition(1)))
 
@@ -256,6 +266,7 @@ def test_a_broker_that_left_the_cluster_leads_nothing_any_more():
     assert after.topics["u"] is before.topics["u"]
 
 
+@pytest.mark.promise("Accumulator, sender, connections", "leader epochs never go backwards")
 def test_a_stale_answer_does_not_bring_back_a_leader_that_is_gone():
     before = known(topic(partition(leader=1, epoch=5)))
 
@@ -267,6 +278,11 @@ def test_a_stale_answer_does_not_bring_back_a_leader_that_is_gone():
 NO_ID = UUID(int=0)
 
 
+@pytest.mark.promise(
+    "Accumulator, sender, connections",
+    "leader epochs go backwards only for a topic without id whose leader is gone or denies leading: it "
+    "may have been re-created",
+)
 def test_without_topic_ids_an_older_epoch_is_better_than_no_leader():
     """A topic that was made anew counts from 0, and nothing else tells (Kafka before 2.8)."""
     before = known(topic(partition(leader=1, epoch=5), topic_id=NO_ID))
@@ -298,6 +314,7 @@ def endpoint(node_id: int, host: str = "new", port: int = 9093) -> ProduceRespon
     return ProduceResponse.NodeEndpoint(node_id=node_id, host=host, port=port)
 
 
+@pytest.mark.promise("KIPs", "KIP-951: the new leader in the answer")
 def test_a_hint_with_a_newer_epoch_moves_the_leader():
     before = known(topic(partition()))
 
@@ -307,6 +324,7 @@ def test_a_hint_with_a_newer_epoch_moves_the_leader():
     assert leader_of(before) == (1, 5)
 
 
+@pytest.mark.promise("KIPs", "KIP-951: the new leader in the answer")
 def test_a_hint_may_bring_a_broker_that_was_not_known():
     after = known(topic(partition())).with_leader_hint("t", 0, 7, 6, [endpoint(3), endpoint(7)])
 

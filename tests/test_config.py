@@ -22,6 +22,7 @@ def config(**settings: object) -> ProducerConfig:
 # ---------------------------------------------------------------------------------------------------- defaults
 
 
+@pytest.mark.promise("Settings", "settings become one frozen `ProducerConfig`, in seconds, checked once")
 def test_defaults():
     assert config() == ProducerConfig(
         bootstrap_servers=(("localhost", 9092),),
@@ -115,11 +116,13 @@ NONE_BY_DEFAULT = [
 ]
 
 
+@pytest.mark.promise("Settings", "settings become one frozen `ProducerConfig`, in seconds, checked once")
 def test_config_is_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         config().linger = 1.0
 
 
+@pytest.mark.promise("Settings", "settings are typed keywords with Java's names in snake_case")
 def test_every_setting_is_described_where_users_look():
     described = inspect.getdoc(Producer) or ""
 
@@ -133,6 +136,7 @@ def test_every_setting_is_described_where_users_look():
 MILLISECONDS = {name for name in inspect.signature(Producer).parameters if name.endswith("_ms")}
 
 
+@pytest.mark.promise("Settings", "settings become one frozen `ProducerConfig`, in seconds, checked once")
 @pytest.mark.parametrize("name", sorted(MILLISECONDS))
 def test_milliseconds_become_seconds(name):
     # Not below what the settings demand of each other, and not a default.
@@ -154,6 +158,7 @@ def test_no_field_of_the_config_is_in_milliseconds():
     assert [field.name for field in dataclasses.fields(ProducerConfig) if field.name.endswith("_ms")] == []
 
 
+@pytest.mark.promise("Settings", "aiokafka's `max_batch_size` is an alias")
 def test_max_batch_size_is_another_name_of_batch_size():
     assert config(max_batch_size=1234).batch_size == 1234
     assert config(max_batch_size=1234) == config(batch_size=1234)
@@ -228,6 +233,7 @@ BAD_VALUES = [
 ]
 
 
+@pytest.mark.promise("Settings", "settings become one frozen `ProducerConfig`, in seconds, checked once")
 @pytest.mark.parametrize(
     ("name", "value"), BAD_VALUES, ids=lambda part: repr(part) if part != "" else "empty"
 )
@@ -247,6 +253,7 @@ def test_bad_value_is_refused_with_the_setting_and_the_value(name, value):
         assert shown in str(error) or repr(value) in str(error)
 
 
+@pytest.mark.promise("Settings", "settings become one frozen `ProducerConfig`, in seconds, checked once")
 @pytest.mark.parametrize(
     ("settings", "fix"),
     [
@@ -327,6 +334,7 @@ def test_no_text_for_an_address_raises_anything_but_config_error(text):
 # ------------------------------------------------------------------------------------------- acks and idempotence
 
 
+@pytest.mark.promise("Accumulator, sender, connections", "idempotence is on by default")
 @pytest.mark.parametrize(
     ("given_acks", "acks"), [("all", -1), (-1, -1), ("-1", -1), (0, 0), ("0", 0), (1, 1), ("1", 1)]
 )
@@ -358,6 +366,7 @@ def test_more_than_five_in_flight_contradict_idempotence():
         config(max_in_flight_requests_per_connection=6)
 
 
+@pytest.mark.promise("KIPs", "KIP-91: one delivery timeout")
 def test_delivery_timeout_has_to_leave_time_for_a_request():
     assert config(delivery_timeout_ms=30_005).delivery_timeout == 30.005
     with pytest.raises(ConfigError, match="delivery_timeout_ms=30000 is shorter than"):
@@ -395,6 +404,7 @@ def test_callables_are_passed_on():
     assert effective.value_serializer is repr
 
 
+@pytest.mark.promise("Settings", "settings are typed keywords with Java's names in snake_case")
 def test_positional_argument_is_the_bootstrap_servers_and_all_others_are_keywords():
     assert Producer("a:1").config.bootstrap_servers == (("a", 1),)
     with pytest.raises(TypeError):
@@ -433,6 +443,7 @@ def warnings_of(caplog: pytest.LogCaptureFixture, **settings: object) -> tuple[P
     return effective, [record.getMessage() for record in caplog.records]
 
 
+@pytest.mark.promise("Settings from anywhere", "a default yields with one warning")
 @pytest.mark.parametrize("acks", [0, 1])
 def test_weaker_acks_turn_an_unmentioned_idempotence_off_with_one_warning(acks, caplog):
     effective, [warning] = warnings_of(caplog, acks=acks)
@@ -508,6 +519,7 @@ def test_a_delivery_timeout_beyond_the_transaction_timeout_is_warned_of_only_if_
     assert warnings_of(caplog, **both)[1] == [], "there are no transactions"
 
 
+@pytest.mark.promise("Settings from anywhere", "a default yields with one warning")
 def test_several_defaults_that_yield_end_in_one_warning(caplog):
     _, [warning] = warnings_of(caplog, acks=1, request_timeout_ms=200_000)
 

@@ -108,6 +108,7 @@ def test_tree():
     assert {found.__name__: {base.__name__ for base in found.__bases__} for found in CLASSES} == TREE
 
 
+@pytest.mark.promise("Docs", "every public name is described")
 def test_tree_is_drawn_in_the_documentation():
     drawn = errors.__doc__ or ""
     timeouts = drawn[
@@ -265,6 +266,11 @@ def raised_from(error, cause=None):
         return caught
 
 
+@pytest.mark.promise(
+    "Public API",
+    "a kept error keeps no frames alive: an error that is never retrieved is reported when it is dropped, "
+    "not when the garbage collector runs",
+)
 def test_a_kept_error_holds_no_frames_and_keeps_its_causes():
     first = raised_from(ValueError("first"))
     second = raised_from(OSError("second"), first)

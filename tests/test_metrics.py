@@ -109,6 +109,7 @@ def test_snapshot_does_not_change_with_its_histogram():
     assert snapshot == Distribution(1, 1.0, 1.0, 1.0, 1.0)
 
 
+@pytest.mark.promise("Public API", "`metrics()` returns frozen snapshots")
 @pytest.mark.parametrize("snapshot", [Distribution, NodeSnapshot, MetricsSnapshot])
 def test_snapshots_are_frozen(snapshot):
     made = snapshot(**dict.fromkeys((field.name for field in dataclasses.fields(snapshot)), 0))
@@ -117,6 +118,9 @@ def test_snapshots_are_frozen(snapshot):
         setattr(made, dataclasses.fields(snapshot)[0].name, 1)
 
 
+@pytest.mark.promise(
+    "Rules of Kafka's producer", "`metrics()` counts nodes, buffer, batches, retries and errors"
+)
 def test_each_node_has_its_counters_from_first_use():
     metrics = Metrics()
 

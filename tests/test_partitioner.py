@@ -81,6 +81,7 @@ def test_sign_bit_is_dropped_not_negated():
 LIBRDKAFKA_KEYS = [b"", b"23456", b"this is another string with more length to it perhaps", b"hejsan"]
 
 
+@pytest.mark.promise("Records", "librdkafka's `consistent_random` puts keys where librdkafka does")
 @pytest.mark.parametrize(
     ("key", "hashed"), list(zip(LIBRDKAFKA_KEYS, [0, 0xB1B451D7, 0xB0150DF7, 0xD077037E], strict=True))
 )
@@ -291,6 +292,9 @@ def test_sticky_batch_size_of_zero_switches_with_every_record():
     assert sticky.used(1, [0, 1])
 
 
+@pytest.mark.promise(
+    "KIPs", "KIP-794: uniform sticky partitions, adaptive, without brokers that take nothing"
+)
 def test_sticky_is_uniform_over_available_partitions():
     sticky = UniformSticky(1, Sequential())
     available = [0, 2, 5]
@@ -303,6 +307,9 @@ def test_sticky_is_uniform_over_available_partitions():
     assert chosen == {0: 100, 2: 100, 5: 100}
 
 
+@pytest.mark.promise(
+    "KIPs", "KIP-794: uniform sticky partitions, adaptive, without brokers that take nothing"
+)
 def test_sticky_chooses_each_partition_once_before_any_again():
     sticky = UniformSticky(1, random.Random(3))
     available = list(range(12))
@@ -351,6 +358,9 @@ def choices(sticky, available, times):
 
 
 # BuiltInPartitionerTest.adaptivePartitionsTest
+@pytest.mark.promise(
+    "KIPs", "KIP-794: uniform sticky partitions, adaptive, without brokers that take nothing"
+)
 def test_adaptive_choice_is_inverse_to_the_queue_sizes():
     sticky = UniformSticky(1, Sequential())
     available = [0, 1, 2, 3, 4]

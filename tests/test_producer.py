@@ -40,6 +40,7 @@ from tests.support.producing import (
 # -------------------------------------------------------------------------------------------- start and close
 
 
+@pytest.mark.promise("Public API", "a producer can be built anywhere, also with no running loop")
 def test_a_producer_is_built_without_a_running_loop():
     producer = Producer("localhost:1", linger_ms=7)
 
@@ -47,6 +48,7 @@ def test_a_producer_is_built_without_a_running_loop():
     assert repr(producer) == "<Producer new localhost:1>"
 
 
+@pytest.mark.promise("Public API", "a producer can be built anywhere, also with no running loop")
 def test_a_producer_built_outside_works_in_the_loop_that_starts_it():
     async def main() -> None:
         async with EmbeddedCluster(port=0, topics={"t": 1}) as cluster:
@@ -60,6 +62,10 @@ def test_a_producer_built_outside_works_in_the_loop_that_starts_it():
     asyncio.run(main())
 
 
+@pytest.mark.promise(
+    "Public API", "a producer is started and closed by `start` and `stop`/`close`, or by `async with`"
+)
+@pytest.mark.promise("As a whole", "nothing is left after `close()`: no task, no socket, no reserved byte")
 async def test_async_with_starts_flushes_and_closes():
     async with EmbeddedCluster(topics={"t": 1}) as cluster:
         async with quick_producer(cluster, linger_ms=60_000, delivery_timeout_ms=120_000) as producer:
@@ -70,6 +76,9 @@ async def test_async_with_starts_flushes_and_closes():
         await assert_nothing_left(producer, cluster)
 
 
+@pytest.mark.promise(
+    "Public API", "a producer is started and closed by `start` and `stop`/`close`, or by `async with`"
+)
 async def test_start_and_stop_are_the_same_as_async_with():
     async with EmbeddedCluster(topics={"t": 1}) as cluster:
         producer = quick_producer(cluster)
@@ -82,6 +91,9 @@ async def test_start_and_stop_are_the_same_as_async_with():
         await assert_nothing_left(producer, cluster)
 
 
+@pytest.mark.promise(
+    "Public API", "a producer is started and closed by `start` and `stop`/`close`, or by `async with`"
+)
 async def test_a_second_start_is_refused_and_does_no_harm():
     async with producing() as (_, producer):
         with pytest.raises(IllegalStateError):
@@ -142,6 +154,7 @@ async def calls(producer: Producer, builder) -> dict[str, BaseException | None]:
     }
 
 
+@pytest.mark.promise("Public API", "using a producer before its start or after its close is a clear error")
 async def test_use_before_start_is_refused():
     producer = Producer("localhost:1")
 
@@ -152,6 +165,7 @@ async def test_use_before_start_is_refused():
         producer.metrics()
 
 
+@pytest.mark.promise("Public API", "using a producer before its start or after its close is a clear error")
 async def test_use_while_start_is_under_way_is_refused():
     async with EmbeddedCluster(topics={"t": 1}) as cluster:
         cluster.freeze_broker(0)
@@ -167,6 +181,7 @@ async def test_use_while_start_is_under_way_is_refused():
         await assert_nothing_left(producer, cluster)
 
 
+@pytest.mark.promise("Public API", "using a producer before its start or after its close is a clear error")
 async def test_use_after_close_is_refused():
     async with EmbeddedCluster(topics={"t": 1}) as cluster:
         async with quick_producer(cluster) as producer:
@@ -193,6 +208,7 @@ async def test_use_after_close_of_a_producer_that_never_started_is_refused():
         producer.metrics()
 
 
+@pytest.mark.promise("Public API", "using a producer from another loop or thread is a clear error")
 async def test_use_in_another_loop_is_refused():
     async with producing() as (cluster, producer):
         await producer.send_and_wait("t", b"v")
@@ -223,6 +239,7 @@ async def error_of_close(producer: Producer) -> BaseException | None:
     return None
 
 
+@pytest.mark.promise("Public API", "using a producer from another loop or thread is a clear error")
 async def test_use_in_a_thread_without_a_loop_is_refused():
     async with producing() as (cluster, producer):
         await producer.send_and_wait("t", b"v")
@@ -260,6 +277,7 @@ async def test_start_without_a_cluster_names_each_address_and_leaves_nothing():
     assert isinstance(await error_of(producer.send("t", b"v")), ProducerClosed)
 
 
+@pytest.mark.promise("Rules of Kafka's producer", "`max_block_ms` is one budget for metadata and room")
 async def test_a_producer_whose_send_never_waits_starts_all_the_same():
     async with EmbeddedCluster(topics={"t": 1}) as cluster:
         async with quick_producer(cluster, max_block_ms=0, request_timeout_ms=3_000_000 * MS) as producer:
@@ -270,6 +288,9 @@ async def test_a_producer_whose_send_never_waits_starts_all_the_same():
         assert values(cluster) == [b"v"]
 
 
+@pytest.mark.promise(
+    "Rules of Kafka's producer", "a connection's states are a table, each step is bounded by the set-up time"
+)
 async def test_each_step_of_a_connection_is_bounded_by_the_setup_timeout():
     async with EmbeddedCluster() as cluster:
         cluster.freeze_broker(0)
@@ -300,6 +321,7 @@ async def test_a_cancelled_start_leaves_nothing_and_the_producer_closed():
 # -------------------------------------------------------------------------------------------- close
 
 
+@pytest.mark.promise("Public API", "`close()` reports how many records were delivered, failed and unknown")
 async def test_close_reports_delivered_failed_and_unknown():
     async with EmbeddedCluster(topics={"good": 1, "bad": 1, "dark": 1}) as cluster:
         async with quick_producer(cluster) as producer:
@@ -316,6 +338,7 @@ async def test_close_reports_delivered_failed_and_unknown():
         await assert_nothing_left(producer, cluster)
 
 
+@pytest.mark.promise("Public API", "`close()` reports how many records were delivered, failed and unknown")
 async def test_every_close_returns_the_same_report():
     async with EmbeddedCluster(topics={"t": 1}) as cluster:
         producer = quick_producer(cluster)
@@ -328,6 +351,7 @@ async def test_every_close_returns_the_same_report():
         assert first == second == third == CloseReport(1, 0, 0, {})
 
 
+@pytest.mark.promise("Public API", "`close()` has a finite default")
 async def test_close_has_a_finite_default():
     settings = {"request_timeout_ms": 50_000 * MS, "delivery_timeout_ms": 100_000 * MS}
     async with producing(**settings) as (cluster, producer):
@@ -342,6 +366,7 @@ async def test_close_has_a_finite_default():
         assert delivery.exception().outcome is Outcome.UNKNOWN
 
 
+@pytest.mark.promise("Public API", "`close()` has a finite default")
 async def test_close_with_timeout_zero_is_quick_and_honest_about_a_frozen_broker():
     async with producing(**ONE_BATCH_PER_RECORD, delivery_timeout_ms=60_000) as (cluster, producer):
         await producer.send_and_wait("t", b"first")
@@ -359,6 +384,7 @@ async def test_close_with_timeout_zero_is_quick_and_honest_about_a_frozen_broker
         cluster.thaw_broker(0)
 
 
+@pytest.mark.promise("Public API", "`close()` has a finite default")
 async def test_close_waits_no_longer_than_its_timeout():
     async with producing(delivery_timeout_ms=60_000) as (cluster, producer):
         await producer.send_and_wait("t", b"first")
@@ -376,6 +402,7 @@ async def test_close_waits_no_longer_than_its_timeout():
         cluster.thaw_broker(0)
 
 
+@pytest.mark.promise("Public API", "`close()` reports how many records were delivered, failed and unknown")
 async def test_close_counts_what_nobody_looked_at():
     async with EmbeddedCluster(topics={"t": 1}) as cluster:
         producer = quick_producer(cluster, delivery_timeout_ms=60_000)
@@ -392,6 +419,10 @@ async def test_close_counts_what_nobody_looked_at():
         cluster.thaw_broker(0)
 
 
+@pytest.mark.promise(
+    "Rules of Kafka's producer",
+    "after a wait for room the last batch is tried again; close fails all waiters as NOT_PERSISTED",
+)
 async def test_close_fails_those_who_wait_for_room_as_not_persisted():
     async with producing(**FOUR_RECORDS_FILL_IT) as (cluster, producer):
         await producer.partitions_for("t")
@@ -411,6 +442,10 @@ async def test_close_fails_those_who_wait_for_room_as_not_persisted():
         assert len(values(cluster)) == 4
 
 
+@pytest.mark.promise(
+    "Rules of Kafka's producer",
+    "after a wait for room the last batch is tried again; close fails all waiters as NOT_PERSISTED",
+)
 async def test_close_fails_those_who_wait_for_metadata_as_not_persisted():
     async with producing(cluster={"auto_create": False}) as (cluster, producer):
         waiting = [asyncio.create_task(producer.send("unknown", b"v")) for _ in range(3)]
@@ -461,6 +496,7 @@ async def test_close_while_start_is_under_way_ends_both():
         await assert_nothing_left(producer, cluster)
 
 
+@pytest.mark.promise("Public API", "leaving `async with` by an exception aborts quickly")
 async def test_async_with_left_by_an_exception_does_not_wait_for_the_brokers():
     async with EmbeddedCluster(topics={"t": 1}) as cluster:
         producer = quick_producer(cluster, delivery_timeout_ms=60_000)
@@ -481,6 +517,7 @@ async def test_async_with_left_by_an_exception_does_not_wait_for_the_brokers():
         cluster.thaw_broker(0)
 
 
+@pytest.mark.promise("Public API", "leaving `async with` by an exception aborts quickly")
 async def test_a_cancelled_task_leaves_async_with_quickly():
     async with EmbeddedCluster(topics={"t": 1}) as cluster:
         producer = quick_producer(cluster, delivery_timeout_ms=60_000)
@@ -547,6 +584,9 @@ async def test_a_sender_that_dies_from_a_bug_fails_everybody_at_once(caplog):
 # ------------------------------------------------------------------------------------- the end of `async with`
 
 
+@pytest.mark.promise(
+    "Public API", "the end of `async with` waits up to `close_timeout_ms`, and says what it gives up"
+)
 async def test_the_end_of_async_with_waits_for_close_timeout_ms_and_logs_what_it_gives_up(caplog):
     async with EmbeddedCluster(1, topics={"t": 1, "u": 1}) as cluster:
         producer = quick_producer(cluster, close_timeout_ms=100)

@@ -69,6 +69,9 @@ def frozen(cluster):
     cluster._call(lambda: cluster.cluster.thaw_broker(0))
 
 
+@pytest.mark.promise(
+    "Blocking producer", "Ctrl-C works at once, aborts a transaction, and never keeps the loop asleep"
+)
 @pytest.mark.parametrize(
     "call",
     [
@@ -113,6 +116,9 @@ def test_ctrl_c_in_a_call_works_at_once_and_leaves_cleanly(run, cluster, frozen,
     assert all("no caller has looked at" in line for line in told), script.err
 
 
+@pytest.mark.promise(
+    "Blocking producer", "Ctrl-C works at once, aborts a transaction, and never keeps the loop asleep"
+)
 def test_ctrl_c_in_a_transaction_aborts_it(run, cluster, topic):
     script = run(
         """
@@ -136,6 +142,9 @@ def test_ctrl_c_in_a_transaction_aborts_it(run, cluster, topic):
     assert [record.value for record in read] == [b"after"]
 
 
+@pytest.mark.promise(
+    "Blocking producer", "blocking calls are rejected where they would stop an event loop, and after a fork"
+)
 def test_a_forked_child_is_refused_and_may_have_a_producer_of_its_own(run, cluster, topic):
     script = run(
         """
@@ -186,6 +195,9 @@ def test_a_forked_child_is_refused_and_may_have_a_producer_of_its_own(run, clust
     }
 
 
+@pytest.mark.promise(
+    "Blocking producer", "the end of the interpreter neither hangs nor loses records silently"
+)
 def test_the_end_of_the_interpreter_closes_with_a_warning_and_loses_nothing(run, cluster, topic):
     script = run(
         """
@@ -204,6 +216,9 @@ def test_the_end_of_the_interpreter_closes_with_a_warning_and_loses_nothing(run,
     assert [int(record.value.rstrip(b"\0")) for record in cluster.records(topic)] == list(range(2000))
 
 
+@pytest.mark.promise(
+    "Blocking producer", "the end of the interpreter neither hangs nor loses records silently"
+)
 def test_the_end_of_the_interpreter_waits_for_threads_that_still_send(run, cluster, topic):
     script = run(
         """
@@ -227,6 +242,9 @@ def test_the_end_of_the_interpreter_waits_for_threads_that_still_send(run, clust
     assert len(cluster.records(topic)) == 100
 
 
+@pytest.mark.promise(
+    "Blocking producer", "the end of the interpreter neither hangs nor loses records silently"
+)
 def test_the_end_of_the_interpreter_is_bounded_and_tells_what_is_lost(run, cluster, frozen):
     script = run(
         """
@@ -257,6 +275,9 @@ def test_the_end_of_the_interpreter_is_bounded_and_tells_what_is_lost(run, clust
     assert "the outcome of 7 is unknown" in script.err
 
 
+@pytest.mark.promise(
+    "Blocking producer", "the end of the interpreter neither hangs nor loses records silently"
+)
 def test_a_child_of_multiprocessing_closes_at_its_end(run, cluster, topic):
     script = run(
         """

@@ -139,6 +139,9 @@ class Held:
 PUBLIC = [name for name in dir(aioproducer.Producer) if not name.startswith("_")]
 
 
+@pytest.mark.promise(
+    "Blocking producer", "the blocking producer has the calls, parameters and errors of the asyncio producer"
+)
 @pytest.mark.parametrize("name", ["__init__", *PUBLIC])
 def test_each_call_has_the_parameters_of_the_asyncio_producer(name):
     ours, theirs = getattr(Producer, name), getattr(aioproducer.Producer, name)
@@ -188,6 +191,10 @@ def test_a_record_is_sent_and_its_delivery_has_the_metadata(cluster, topic):
     assert (record.key, record.value, list(record.headers)) == (b"k", b"v", [("h", b"1")])
 
 
+@pytest.mark.promise(
+    "Blocking producer",
+    "a burst of records costs one wake-up of the loop, and a thread's records stay in order",
+)
 def test_records_of_a_thread_stay_in_order_whichever_way_they_take(producer, cluster, topic):
     for number in range(3000):
         value = b"%d" % number
@@ -204,6 +211,10 @@ def test_records_of_a_thread_stay_in_order_whichever_way_they_take(producer, clu
     assert cluster.values(topic) == [b"%d" % number for number in range(3000)]
 
 
+@pytest.mark.promise(
+    "Blocking producer",
+    "a burst of records costs one wake-up of the loop, and a thread's records stay in order",
+)
 def test_many_threads_send_through_one_producer_and_each_keeps_its_order(producer, cluster, topic):
     def send(thread):
         return [producer.send(topic, b"%d %d" % (thread, number)) for number in range(500)]
@@ -217,6 +228,10 @@ def test_many_threads_send_through_one_producer_and_each_keeps_its_order(produce
         assert [number for of, number in written if of == thread] == list(range(500))
 
 
+@pytest.mark.promise(
+    "Blocking producer",
+    "a burst of records costs one wake-up of the loop, and a thread's records stay in order",
+)
 def test_a_burst_of_records_costs_one_wake_up_of_the_loop(producer, topic, monkeypatch):
     producer.send_and_wait(topic, b"known")
     producer.send(topic, b"known").result(SOON)
@@ -233,6 +248,9 @@ def test_a_burst_of_records_costs_one_wake_up_of_the_loop(producer, topic, monke
     assert [delivery.result(SOON).offset for delivery in deliveries] == list(range(2, 902))
 
 
+@pytest.mark.promise(
+    "Blocking producer", "Ctrl-C works at once, aborts a transaction, and never keeps the loop asleep"
+)
 def test_ctrl_c_while_the_loop_is_woken_does_not_keep_it_asleep(producer, topic, monkeypatch):
     def interrupted(function):
         raise KeyboardInterrupt
@@ -344,6 +362,10 @@ def test_producers_are_made_from_settings_of_any_kind(cluster, topic, tmp_path):
 # -------------------------------------------------------------------------------------------------- back-pressure
 
 
+@pytest.mark.promise(
+    "Blocking producer",
+    "the blocking `send` waits while the buffer is full, and a record that is rejected later is reported",
+)
 def test_send_waits_while_the_buffer_is_full_and_goes_on_in_order(make, cluster, topic):
     producer = make(**FOUR_RECORDS_FILL_IT)
     producer.send_and_wait(topic, b"known")
@@ -362,6 +384,10 @@ def test_send_waits_while_the_buffer_is_full_and_goes_on_in_order(make, cluster,
     assert [int(value) for value in cluster.values(topic)[1:]] == list(range(50))
 
 
+@pytest.mark.promise(
+    "Blocking producer",
+    "a burst of records costs one wake-up of the loop, and a thread's records stay in order",
+)
 def test_a_record_that_waits_in_send_does_not_overtake_those_that_are_queued(make, cluster, topic):
     producer = make(**FOUR_RECORDS_FILL_IT)
     producer.send(topic, b"%0900d" % 0).result(SOON)
@@ -383,6 +409,10 @@ def test_a_record_that_waits_in_send_does_not_overtake_those_that_are_queued(mak
     assert [int(value) for value in cluster.values(topic)] == list(range(21))
 
 
+@pytest.mark.promise(
+    "Blocking producer",
+    "the blocking `send` waits while the buffer is full, and a record that is rejected later is reported",
+)
 def test_a_buffer_that_stays_full_fails_send_and_what_was_queued_behind_it_together(
     make, cluster, topic, caplog
 ):
@@ -412,6 +442,10 @@ def test_a_buffer_that_stays_full_fails_send_and_what_was_queued_behind_it_toget
     assert producer.close(SOON).failed == len(queued) - len(in_buffer)
 
 
+@pytest.mark.promise(
+    "Blocking producer",
+    "the blocking `send` waits while the buffer is full, and a record that is rejected later is reported",
+)
 def test_a_refused_record_that_nobody_looks_at_is_logged_and_reported(make, cluster, topic, caplog):
     producer = make(**FOUR_RECORDS_FILL_IT, max_block_ms=50_000 * MS)
     producer.send(topic, b"known").result(SOON)
@@ -433,6 +467,9 @@ def test_a_refused_record_that_nobody_looks_at_is_logged_and_reported(make, clus
     assert caplog.text.count("no caller has looked at the result") == len(report.unretrieved)
 
 
+@pytest.mark.promise(
+    "Public API", "the end of `async with` waits up to `close_timeout_ms`, and says what it gives up"
+)
 def test_the_end_of_with_waits_for_close_timeout_ms(cluster, topic, caplog):
     with Producer(cluster.servers, **QUICK, close_timeout_ms=100) as producer:
         producer.send(topic, b"known").result(SOON)
@@ -467,6 +504,9 @@ def test_another_topic_does_not_wait_for_a_topic_that_waits(producer, cluster, t
 # --------------------------------------------------------------------------------------------------------- errors
 
 
+@pytest.mark.promise(
+    "Blocking producer", "the blocking producer has the calls, parameters and errors of the asyncio producer"
+)
 @pytest.mark.parametrize(
     ("call", "error_type"),
     [
@@ -501,6 +541,9 @@ def test_errors_are_those_of_the_asyncio_producer_and_come_from_the_call(make, t
     assert producer.send(topic, b"goes on").result(SOON).offset == 1
 
 
+@pytest.mark.promise(
+    "Blocking producer", "the blocking producer has the calls, parameters and errors of the asyncio producer"
+)
 def test_a_traceback_leads_into_the_asyncio_producer(producer, topic):
     with pytest.raises(InvalidRecordError) as caught:
         producer.send_and_wait(topic, b"v", partition=-1)
@@ -643,6 +686,9 @@ def test_callbacks_are_called_once_and_a_failing_one_is_logged(producer, topic, 
 # -------------------------------------------------------------------------------------------------- where it may run
 
 
+@pytest.mark.promise(
+    "Blocking producer", "blocking calls are rejected where they would stop an event loop, and after a fork"
+)
 async def test_a_call_in_a_thread_with_a_running_loop_is_refused(module_cluster, topic):
     module_cluster.topic(topic, 1)
     producer = Producer(module_cluster.servers)
@@ -665,6 +711,9 @@ async def test_a_call_in_a_thread_with_a_running_loop_is_refused(module_cluster,
     assert not left_behind()
 
 
+@pytest.mark.promise(
+    "Blocking producer", "blocking calls are rejected where they would stop an event loop, and after a fork"
+)
 def test_a_call_from_a_callback_is_refused_instead_of_waiting_for_itself(producer, topic):
     errors = []
     ended = threading.Event()
@@ -808,6 +857,11 @@ def test_a_transaction_is_aborted_when_an_exception_leaves_it(transactional, clu
     assert committed(cluster, topic) == [b"next"]
 
 
+@pytest.mark.promise(
+    "Transactions",
+    "a record that was rejected without an exception makes the commit impossible: a row of `send_many`, a "
+    "record that was queued without await",
+)
 def test_a_block_whose_records_were_refused_unseen_is_aborted_and_says_so(make, cluster, topic):
     producer = make(transactional_id=topic, **FOUR_RECORDS_FILL_IT, max_block_ms=300_000 * MS)
     deliveries = []
@@ -830,6 +884,9 @@ def test_a_block_whose_records_were_refused_unseen_is_aborted_and_says_so(make, 
     assert committed(cluster, topic) == [b"next"]
 
 
+@pytest.mark.promise(
+    "Blocking producer", "Ctrl-C works at once, aborts a transaction, and never keeps the loop asleep"
+)
 def test_a_block_that_is_interrupted_while_its_records_wait_for_room_is_aborted(make, cluster, topic):
     producer = make(transactional_id=topic, **FOUR_RECORDS_FILL_IT)
 
@@ -862,6 +919,9 @@ def test_a_block_that_is_interrupted_while_its_records_wait_for_room_is_aborted(
     assert committed(cluster, topic) == [b"next"]
 
 
+@pytest.mark.promise(
+    "Blocking producer", "Ctrl-C works at once, aborts a transaction, and never keeps the loop asleep"
+)
 def test_a_block_that_is_interrupted_before_its_end_has_begun_ends_all_the_same(
     transactional, cluster, topic
 ):
@@ -963,6 +1023,9 @@ def in_a_thread_of_its_own(test):
     return run
 
 
+@pytest.mark.promise(
+    "Blocking producer", "Ctrl-C works at once, aborts a transaction, and never keeps the loop asleep"
+)
 @in_a_thread_of_its_own
 def test_a_ctrl_c_anywhere_in_a_wait_never_stops_the_loop():
     """threading.Event would stay locked, and the loop thread wait for it in `set`."""

@@ -31,6 +31,9 @@ def test_batches_and_records_are_read():
     }
 
 
+@pytest.mark.promise(
+    "Test clusters", "Kafka's own tool finds every batch valid, every sequence without a gap"
+)
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -45,6 +48,9 @@ def test_what_kafkas_tool_doubts_fails_a_test(line, said):
         parsed(DUMPED.replace(line, said))
 
 
+@pytest.mark.promise(
+    "Test clusters", "Kafka's own tool finds every batch valid, every sequence without a gap"
+)
 @pytest.mark.parametrize(
     ("first", "second"), [((0, 0), (0, 3)), ((0, 0), (0, 1)), ((0, 1), (0, 3)), ((0, 0), (1, 2))]
 )

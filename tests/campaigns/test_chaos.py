@@ -62,6 +62,16 @@ OPENED_ONCE = 2
 """Sockets that libraries open for the process; one producer that left its connections would have more."""
 
 
+@pytest.mark.promise(
+    "Simulation and fuzzing",
+    "every promise is kept while three real brokers are killed, frozen, restarted and cut off, topics "
+    "change, and transactions run with v1, v2 and an upgrade between them",
+)
+@pytest.mark.promise(
+    "Simulation and fuzzing",
+    "in `make chaos`, group offsets go with their transactions, other processes write to them, a topic is "
+    "copied exactly once by copiers that are replaced, and acks=0 and 1 promise what they can",
+)
 @pytest.mark.apache
 @pytest.mark.parametrize("kind", KINDS)
 async def test_every_promise_is_kept_while_brokers_and_network_fail(kind):
@@ -275,10 +285,18 @@ LIES: dict[Callable[[MadeUp], None], str] = {
 """What may be wrong with a run, and the rule that has to say so."""
 
 
+@pytest.mark.promise(
+    "Simulation and fuzzing",
+    "the oracle of `make chaos` finds broken promises, and a seed is one plan that one command plays again",
+)
 def test_the_oracle_of_chaos_believes_an_honest_run():
     assert made_up().verdict() == []
 
 
+@pytest.mark.promise(
+    "Simulation and fuzzing",
+    "the oracle of `make chaos` finds broken promises, and a seed is one plan that one command plays again",
+)
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.__name__)
 def test_the_oracle_of_chaos_convicts(lie):
     run = made_up()
@@ -288,10 +306,19 @@ def test_the_oracle_of_chaos_convicts(lie):
     assert LIES[lie] in {sentence.partition(":")[0] for sentence in run.verdict()}
 
 
+@pytest.mark.promise(
+    "Simulation and fuzzing",
+    "the oracle of `make chaos` finds broken promises, and a seed is one plan that one command plays again",
+)
 def test_each_rule_of_chaos_has_a_lie_that_it_convicts():
     assert set(LIES.values()) == {rule.__name__ for rule in (*RULES, *WEAKER_RULES)}
 
 
+@pytest.mark.promise(
+    "Simulation and fuzzing",
+    "in `make chaos`, group offsets go with their transactions, other processes write to them, a topic is "
+    "copied exactly once by copiers that are replaced, and acks=0 and 1 promise what they can",
+)
 @pytest.mark.parametrize("lie", [lost_with_acks_1, out_of_order_with_acks_1], ids=lambda lie: lie.__name__)
 def test_with_acks_1_a_leader_that_is_lost_may_take_records_along(lie):
     run = made_up()
@@ -303,6 +330,11 @@ def test_with_acks_1_a_leader_that_is_lost_may_take_records_along(lie):
     assert run.verdict() == []
 
 
+@pytest.mark.promise(
+    "Simulation and fuzzing",
+    "in `make chaos`, group offsets go with their transactions, other processes write to them, a topic is "
+    "copied exactly once by copiers that are replaced, and acks=0 and 1 promise what they can",
+)
 def test_with_acks_0_records_may_be_lost_and_a_broker_that_woke_may_read_them_in_another_order():
     run = made_up()
     run.history.copies = None
@@ -327,6 +359,10 @@ def test_records_may_go_with_the_log_of_a_deleted_topic_and_later_ones_may_not()
 # Plans and the report
 
 
+@pytest.mark.promise(
+    "Simulation and fuzzing",
+    "the oracle of `make chaos` finds broken promises, and a seed is one plan that one command plays again",
+)
 def test_a_seed_is_one_plan_with_each_fault_once():
     for kind in KINDS:
         for seed in range(20):
@@ -343,6 +379,10 @@ def test_the_short_schedules_have_most_faults_in_them():
     assert untried == {"rolling restart", "two of three down"}, "only what takes long is left to `make chaos`"
 
 
+@pytest.mark.promise(
+    "Simulation and fuzzing",
+    "the oracle of `make chaos` finds broken promises, and a seed is one plan that one command plays again",
+)
 def test_the_report_has_counts_times_and_the_command_that_plays_a_failure_again():
     which = plan(V2, 7, ("frozen",))
     history = made_up().history
@@ -385,6 +425,9 @@ def test_what_is_needed_at_the_beginning_is_no_growth():
     assert "failures: 0" in report(tally, 60)
 
 
+@pytest.mark.promise(
+    "Simulation and fuzzing", "Ctrl-C ends `make chaos` with its report and without its brokers"
+)
 @pytest.mark.apache
 def test_ctrl_c_ends_chaos_with_its_report_and_without_its_brokers(tmp_path):
     chaos = subprocess.Popen(
@@ -544,6 +587,7 @@ async def length(kafka, topic):
     return (await asyncio.to_thread(found[place].result, 30)).offset
 
 
+@pytest.mark.promise("Simulation and fuzzing", "Kafka's Java producer and ours fence each other")
 @pytest.mark.apache
 async def test_fencing_between_aioproducer_and_the_java_producer(each_kafka):
     kafka, name = each_kafka, f"java-{uuid4().hex[:8]}"

@@ -32,6 +32,11 @@ PARTS = 4
 """Tests that share the frames: none of them comes near the time limit of a test."""
 
 
+@pytest.mark.promise(
+    "Simulation and fuzzing",
+    "a million mutated frames raise nothing but ProtocolError, never hang, and allocate nothing on the "
+    "peer's word",
+)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_of_a_million_mutated_frames_each_is_taken_or_refused_as_a_protocol_error(part):
     share = FRAMES // PARTS
@@ -47,6 +52,11 @@ def test_of_a_million_mutated_frames_each_is_taken_or_refused_as_a_protocol_erro
         assert tally.refused[target.name] > share * target.share / 100 * 0.3, target.name
 
 
+@pytest.mark.promise(
+    "Simulation and fuzzing",
+    "a million mutated frames raise nothing but ProtocolError, never hang, and allocate nothing on the "
+    "peer's word",
+)
 def test_each_response_is_fed_in_each_of_its_versions():
     fed = Counter()
     for block in range(20):
@@ -62,6 +72,9 @@ def test_each_response_is_fed_in_each_of_its_versions():
     assert min(fed.values()) > 20
 
 
+@pytest.mark.promise(
+    "Simulation and fuzzing", "the fuzzer finds a planted bug, and one command feeds a frame again"
+)
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_the_fuzzer_finds_a_planted_bug(bug):
     finding = bug.convicted_by(SEED)
@@ -71,6 +84,11 @@ def test_the_fuzzer_finds_a_planted_bug(bug):
     assert finding.number < bug.frames
 
 
+@pytest.mark.promise(
+    "Simulation and fuzzing",
+    "decoding a response takes at most 4 times its frame and 8 KiB (for a text of at most 32 KiB, briefly "
+    "three times more): a long array is validated at once and its elements are decoded on access",
+)
 def test_an_answer_takes_at_most_four_times_its_frame():
     """Beside 8 KiB: what is made of short arrays at its start, and the message itself."""
     for message, version, what, frame in chain(heaviest(100), heaviest(8 * 1024), bushy()):
@@ -79,6 +97,11 @@ def test_an_answer_takes_at_most_four_times_its_frame():
         assert peak < ALWAYS + TIMES_THE_FRAME * len(frame), f"{message.__name__} {version}, {what}: {peak}"
 
 
+@pytest.mark.promise(
+    "Simulation and fuzzing",
+    "decoding a response takes at most 4 times its frame and 8 KiB (for a text of at most 32 KiB, briefly "
+    "three times more): a long array is validated at once and its elements are decoded on access",
+)
 @pytest.mark.parametrize(
     "text",
     [
@@ -139,6 +162,9 @@ def test_the_command_counts_what_it_fed():
     ]
 
 
+@pytest.mark.promise(
+    "Simulation and fuzzing", "the fuzzer finds a planted bug, and one command feeds a frame again"
+)
 def test_the_command_that_is_printed_feeds_the_frame_again():
     bug = next(bug for bug in BUGS if "UTF-8" in bug.name)
     finding = bug.convicted_by(SEED)

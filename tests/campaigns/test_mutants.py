@@ -25,6 +25,12 @@ def changes(source):
     return [mutant.change for mutant in mutants_of(textwrap.dedent(source), {"Kind": Kind})]
 
 
+@pytest.mark.promise(
+    "Simulation and fuzzing",
+    "the unit tests notice at least 90 % of small changes to the error table, sequencing and "
+    "transactions, and at least 85 % of a sample for the sender, the answers and the coordinator (`make "
+    "mutants`)",
+)
 @pytest.mark.parametrize(
     ("source", "expected"),
     [
@@ -89,6 +95,12 @@ def test_each_mutant_that_is_not_counted_is_one_that_is_made(module):
     assert len(counted(module, source, Config.read())) > 0  # which asks for each that it takes away
 
 
+@pytest.mark.promise(
+    "Simulation and fuzzing",
+    "the unit tests notice at least 90 % of small changes to the error table, sequencing and "
+    "transactions, and at least 85 % of a sample for the sender, the answers and the coordinator (`make "
+    "mutants`)",
+)
 def test_a_sample_is_the_same_for_the_same_seed():
     mutants = list(mutants_of("x = [1, 2, 3, 4, 5, 6, 7, 8]", {}))
 

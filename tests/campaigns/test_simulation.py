@@ -31,6 +31,11 @@ SEEDS = 12
 ROOT = Path(__file__).parent.parent.parent
 
 
+@pytest.mark.promise("Simulation and fuzzing", "under any schedule of faults, what a sender is told is true")
+@pytest.mark.promise(
+    "Simulation and fuzzing",
+    "no request of an old epoch is under way for a partition that gets a batch of the next one (invariant 4)",
+)
 @pytest.mark.parametrize("seed", range(1, SEEDS + 1))
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_promise_is_kept_under_random_faults(kind, seed):
@@ -39,6 +44,11 @@ def test_every_promise_is_kept_under_random_faults(kind, seed):
     assert not result.broken, str(result)
 
 
+@pytest.mark.promise(
+    "Simulation and fuzzing",
+    "late copies of a group's offsets meet the next transaction, and a successor begins before an end is "
+    "answered; with transactions v1 neither changes the other's transaction (invariant 13)",
+)
 @pytest.mark.parametrize("name", faults.KINDS)
 def test_every_promise_is_kept_under_one_kind_of_fault(name):
     fired = 0
@@ -52,6 +62,20 @@ def test_every_promise_is_kept_under_one_kind_of_fault(name):
     assert fired, "a kind of fault that never strikes tests nothing"
 
 
+@pytest.mark.promise("Simulation and fuzzing", "under any schedule of faults, what a sender is told is true")
+@pytest.mark.promise(
+    "Simulation and fuzzing",
+    "random schedules find each planted bug, or it is listed with the reason and the test that finds it",
+)
+@pytest.mark.promise(
+    "Simulation and fuzzing",
+    "no request of an old epoch is under way for a partition that gets a batch of the next one (invariant 4)",
+)
+@pytest.mark.promise(
+    "Simulation and fuzzing",
+    "late copies of a group's offsets meet the next transaction, and a successor begins before an end is "
+    "answered; with transactions v1 neither changes the other's transaction (invariant 13)",
+)
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_the_oracle_convicts(bug):
     convicted = bug.convicted_by()
@@ -67,6 +91,11 @@ def test_one_run_in_seven_is_undisturbed():
         assert len(undisturbed) / 500 > 0.13, kind
 
 
+@pytest.mark.promise(
+    "Simulation and fuzzing",
+    "schedules draw `enable_gapless_order` and `enable_endless_retries`, and the oracle judges what they "
+    "promise",
+)
 def test_the_stricter_settings_are_drawn_where_the_producer_may_have_them():
     for kind in KINDS:
         drawn = [plan(kind, seed).settings for seed in range(1, 501)]
@@ -77,6 +106,10 @@ def test_the_stricter_settings_are_drawn_where_the_producer_may_have_them():
         assert (endless > 80) is (endless > 0) is (kind == IDEMPOTENT), (kind, endless)
 
 
+@pytest.mark.promise(
+    "Simulation and fuzzing",
+    "random schedules find each planted bug, or it is listed with the reason and the test that finds it",
+)
 @pytest.mark.parametrize("bug", UNSEEN)
 def test_what_random_schedules_do_not_see_has_a_test(bug):
     _, module, test = UNSEEN[bug]
@@ -144,6 +177,11 @@ def verdict_on(*sent, **more):
     return {sentence.partition(":")[0] for sentence in verdict(history)}
 
 
+@pytest.mark.promise(
+    "Simulation and fuzzing",
+    "schedules draw `enable_gapless_order` and `enable_endless_retries`, and the oracle judges what they "
+    "promise",
+)
 def test_with_endless_retries_only_an_answer_or_the_user_ends_a_record_in_doubt():
     refused = DeliveryError("refused", attempts=2, last_error=BrokerError("OUT_OF_ORDER_SEQUENCE_NUMBER"))
     broken = DeliveryError("broken", attempts=2, last_error=OSError())
@@ -162,6 +200,11 @@ def test_with_endless_retries_only_an_answer_or_the_user_ends_a_record_in_doubt(
     assert verdict_on(timed_out()) == {"every_call_and_delivery_ends_in_time"}
 
 
+@pytest.mark.promise(
+    "Simulation and fuzzing",
+    "schedules draw `enable_gapless_order` and `enable_endless_retries`, and the oracle judges what they "
+    "promise",
+)
 @pytest.mark.parametrize(
     ("failed", "later", "is_gap"),
     [

@@ -70,6 +70,11 @@ async def test_when_no_thread_can_be_started_the_call_is_made_in_the_loop(monkey
     assert await threads.call(divmod, 7, 2) == (3, 1)
 
 
+@pytest.mark.promise(
+    "Security",
+    "calls that may hang (files, the user's functions, Kerberos) run in a few threads of their own, which "
+    "block nothing else",
+)
 @pytest.mark.parametrize("most", [1, 3])
 async def test_calls_that_hang_keep_their_places_when_their_callers_have_given_up(hanging, most):
     asyncio.get_running_loop().set_default_executor(NoExecutor())
@@ -120,6 +125,11 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.promise(
+    "Security",
+    "calls that may hang (files, the user's functions, Kerberos) run in a few threads of their own, which "
+    "block nothing else",
+)
 def test_a_call_that_hangs_does_not_hold_up_the_end_of_the_interpreter():
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", HANGS_FOR_EVER],

@@ -78,6 +78,7 @@ async def run(usage: Usage, imported: SimpleNamespace) -> tuple[Any, list[Logged
         return seen, log, codecs
 
 
+@pytest.mark.promise("Coming from other clients", "aiokafka's documented usage runs with the import changed")
 @pytest.mark.parametrize("usage", USAGES, ids=lambda function: function.__name__)
 async def test_aiokafkas_usage_does_the_same_with_the_import_changed(usage):
     theirs = await run(usage, AIOKAFKA)

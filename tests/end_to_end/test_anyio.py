@@ -131,6 +131,9 @@ async def of_flush_with_a_timeout(producer: Producer) -> Call:
     return lambda: producer.flush(60)
 
 
+@pytest.mark.promise(
+    "Public API", "each call ends in its cancel scope, anyio's too: the message of a cancellation is kept"
+)
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize(
     "call",
@@ -227,6 +230,9 @@ async def test_start_ends_in_its_scope_and_leaves_nothing_behind(end):
         await assert_nothing_left(producer)
 
 
+@pytest.mark.promise(
+    "Public API", "each call ends in its cancel scope, anyio's too: the message of a cancellation is kept"
+)
 @pytest.mark.parametrize("end", ENDS)
 async def test_close_ends_in_its_scope_and_leaves_nothing_behind(end):
     async with without_answers() as (_, producer):

@@ -65,6 +65,7 @@ def report(capsys, request) -> Callable[[str], None]:
     return write
 
 
+@pytest.mark.promise("Test clusters", "`ApacheKafka` is a real broker from pip alone")
 async def test_leadership_moves_when_one_of_three_brokers_is_killed(cluster):
     leader = await cluster.leader("moved", 0)
     assert {await cluster.leader("moved", partition) for partition in range(3)} == {0, 1, 2}
@@ -79,6 +80,9 @@ async def test_leadership_moves_when_one_of_three_brokers_is_killed(cluster):
     assert all(node.pid for node in cluster.nodes)
 
 
+@pytest.mark.promise(
+    "As a whole", "three real brokers: a frozen leader costs no record, duplicates none and keeps the order"
+)
 @on_both
 async def test_frozen_leader_costs_no_record(cluster, report):
     async with under_load(cluster, "frozen") as load:
@@ -96,6 +100,9 @@ async def test_frozen_leader_costs_no_record(cluster, report):
     assert load.errors["RequestTimedOutError"] > 0
 
 
+@pytest.mark.promise(
+    "As a whole", "three real brokers: a frozen leader costs no record, duplicates none and keeps the order"
+)
 async def test_frozen_leader_costs_only_what_is_reported(cluster, report):
     topic = "unsure"
     async with under_load(cluster, topic, request_timeout_ms=1000, delivery_timeout_ms=1500) as load:
@@ -112,6 +119,9 @@ async def test_frozen_leader_costs_only_what_is_reported(cluster, report):
     assert recovery.is_quick
 
 
+@pytest.mark.promise(
+    "As a whole", "three real brokers: a frozen leader costs no record, duplicates none and keeps the order"
+)
 @pytest.mark.parametrize(
     ("topic", "delivery_timeout_ms"), [("nodded-off", 60_000), ("nodded-off-unsure", 1000)]
 )
@@ -139,6 +149,10 @@ async def test_leader_that_stays_reads_old_requests_when_it_wakes(
         assert counts[Outcome.UNKNOWN.value] > 0
 
 
+@pytest.mark.promise(
+    "Test clusters",
+    "three real brokers: a restart of all three costs no record, duplicates none and keeps the order",
+)
 @pytest.mark.parametrize(("topic", "kill"), [("restarted", False), ("cut-off", True)])
 async def test_restart_of_the_whole_cluster_costs_no_record(cluster, report, topic, kill):
     before = {node.pid for node in cluster.nodes}
@@ -166,6 +180,9 @@ async def test_broker_without_a_quorum_of_controllers_is_killed_by_restart(clust
     assert {await cluster.leader("later", partition) for partition in range(3)} <= {0, 1, 2}
 
 
+@pytest.mark.promise(
+    "As a whole", "three real brokers: a killed leader costs no record, duplicates none and keeps the order"
+)
 @on_both
 async def test_killed_leader_costs_no_record(cluster, report):
     async with under_load(cluster, "killed") as load:

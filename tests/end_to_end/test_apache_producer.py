@@ -28,6 +28,10 @@ CREATED = 1_700_000_000_000
 # Records
 
 
+@pytest.mark.promise("Records", "gzip, snappy, lz4 and zstd are supported, with levels")
+@pytest.mark.promise("Records", "incompressible batches go uncompressed")
+@pytest.mark.promise("As a whole", "a real Kafka: every codec is read back")
+@pytest.mark.promise("KIPs", "KIP-110: zstd")
 @pytest.mark.parametrize("compression", [None, "none", "gzip", "snappy", "lz4", "zstd"])
 async def test_every_codec_is_read_back(each_kafka, topic, compression):
     await send_and_read_back(each_kafka, topic, compression, None)
@@ -72,6 +76,7 @@ async def send_and_read_back(
     assert [epoch for _, epoch in found.producers] == [0]
 
 
+@pytest.mark.promise("As a whole", "a real Kafka: headers are read back")
 async def test_headers_are_read_back(each_kafka, topic):
     await each_kafka.create_topic(topic)
     headers = [
@@ -93,6 +98,7 @@ async def test_headers_are_read_back(each_kafka, topic):
     assert [list(record.headers) for record in log[0]] == [some or [] for some in headers]
 
 
+@pytest.mark.promise("As a whole", "a real Kafka: null and empty keys and values stay apart")
 async def test_null_and_empty_keys_and_values_stay_apart(each_kafka, topic):
     await each_kafka.create_topic(topic)
     records = list(itertools.product((None, b"", b"k"), (None, b"", b"v")))
@@ -107,6 +113,7 @@ async def test_null_and_empty_keys_and_values_stay_apart(each_kafka, topic):
     assert flushed.offset == len(records)
 
 
+@pytest.mark.promise("Public API", "`send_many`: columns become the bytes that the oracle writes")
 @pytest.mark.parametrize("compression", ["none", "zstd"])
 async def test_columns_are_read_back(each_kafka, topic, compression):
     """send_many with Arrow, with lists, and `send` in between: where the receipts say, in the order of the calls."""
@@ -147,6 +154,7 @@ async def test_columns_are_read_back(each_kafka, topic, compression):
     assert sum(map(len, log.values())) == 2 * count + 1
 
 
+@pytest.mark.promise("As a whole", "a real Kafka: timestamps are the user's, the clock's or the broker's")
 async def test_timestamps_are_the_users_or_the_clocks(each_kafka, topic):
     await each_kafka.create_topic(topic)
     # Out of order, and years apart within one batch: deltas of both signs that need many bytes.
@@ -168,6 +176,7 @@ async def test_timestamps_are_the_users_or_the_clocks(each_kafka, topic):
     )
 
 
+@pytest.mark.promise("As a whole", "a real Kafka: timestamps are the user's, the clock's or the broker's")
 async def test_log_append_time_is_the_brokers(each_kafka, topic):
     await each_kafka.create_topic(topic, config={"message.timestamp.type": "LogAppendTime"})
 
@@ -185,6 +194,7 @@ async def test_log_append_time_is_the_brokers(each_kafka, topic):
     assert all(before <= result.timestamp <= after for result in metadata)
 
 
+@pytest.mark.promise("As a whole", "a real Kafka: timestamps are the user's, the clock's or the broker's")
 async def test_timestamp_that_the_topic_refuses_fails_and_the_partition_goes_on(each_kafka, topic):
     await each_kafka.create_topic(topic, config={"message.timestamp.after.max.ms": 60_000})
     future = time.time_ns() // 1_000_000 + 3_600_000
@@ -205,6 +215,7 @@ async def test_timestamp_that_the_topic_refuses_fails_and_the_partition_goes_on(
 # Sizes
 
 
+@pytest.mark.promise("As a whole", "a real Kafka: records of 1 MB are read back")
 @pytest.mark.parametrize("compression", ["none", "lz4"])
 async def test_records_of_a_megabyte_are_read_back(each_kafka, topic, compression):
     await each_kafka.create_topic(topic, partitions=2, config={"max.message.bytes": 3_000_000})
@@ -222,6 +233,9 @@ async def test_records_of_a_megabyte_are_read_back(each_kafka, topic, compressio
         assert log[result.partition][result.offset].value == value
 
 
+@pytest.mark.promise(
+    "Test clusters", "a real Kafka: a record that is too large for the producer or for the broker fails alone"
+)
 async def test_record_above_max_request_size_is_refused_here(each_kafka, topic):
     await each_kafka.create_topic(topic)
 
@@ -237,6 +251,9 @@ async def test_record_above_max_request_size_is_refused_here(each_kafka, topic):
     assert record.value == bytes(1_048_576 - 200)
 
 
+@pytest.mark.promise(
+    "Test clusters", "a real Kafka: a record that is too large for the producer or for the broker fails alone"
+)
 @pytest.mark.parametrize("idempotent", [True, False])
 async def test_record_that_the_broker_finds_too_large_fails_alone(each_kafka, topic, idempotent):
     await each_kafka.create_topic(topic, config={"max.message.bytes": 20_000})
@@ -266,6 +283,7 @@ async def test_record_that_the_broker_finds_too_large_fails_alone(each_kafka, to
 # Numbers
 
 
+@pytest.mark.promise("As a whole", "a real Kafka: 1,000 tasks write to 100 partitions")
 async def test_a_thousand_tasks_on_a_hundred_partitions(each_kafka, topic):
     await each_kafka.create_topic(topic, partitions=100)
 

@@ -218,6 +218,7 @@ async def test_tls_gets_through(kafka):
     await deliver(kafka, "TLS", security_protocol="SSL", **TRUST)
 
 
+@pytest.mark.promise("Coming from other clients", "a port that hung up on every version is checked for TLS")
 @pytest.mark.parametrize("listener", ["TLS", "MUTUAL"])
 async def test_a_port_for_tls_is_named_to_who_comes_without(kafka, listener):
     error = await refusal(kafka, listener)
@@ -307,6 +308,10 @@ ssl.truststore.location={ca}
         await asyncio.wait_for(producer.send_and_wait("t", b"java", partition=0), 30)
 
 
+@pytest.mark.promise(
+    "Security",
+    "a failed authentication ends `start()` at once; a running producer tries again with growing pauses",
+)
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
 async def test_a_wrong_password_ends_start_at_once_with_what_the_broker_said(kafka, mechanism):
     wrong = {**ALICE, "sasl_plain_password": "wrong-secret"}
@@ -397,6 +402,9 @@ async def in_order(servers: str, topic: str) -> list[int]:
     return counts
 
 
+@pytest.mark.promise(
+    "Security", "a session is re-authenticated in time, and nothing else is written meanwhile (KIP-368)"
+)
 @pytest.mark.parametrize("listener", ["SESSIONS", "TOKENS"])
 async def test_sessions_of_five_seconds_under_load_lose_and_reorder_nothing(kafka, listener, authentications):
     """For a minute, also while a session is renewed."""

@@ -58,6 +58,7 @@ async def newest_produce_version(servers: str) -> int:
 # Addresses
 
 
+@pytest.mark.promise("Test clusters", "a real Kafka: auto-create on and off; a dead first address")
 @pytest.mark.parametrize("how", ["refused", "silent"])
 async def test_a_dead_first_bootstrap_address_costs_no_record(each_kafka, topic, how):
     await each_kafka.create_topic(topic)
@@ -81,6 +82,12 @@ async def test_a_dead_first_bootstrap_address_costs_no_record(each_kafka, topic,
 # Topics and partitions
 
 
+@pytest.mark.promise("Test clusters", "a real Kafka: auto-create on and off; a dead first address")
+@pytest.mark.promise(
+    "Accumulator, sender, connections",
+    "`send` waits for a topic that is being created; an unknown topic is asked for again, also for "
+    "`try_send`, which does not wait",
+)
 async def test_first_send_creates_the_topic(each_kafka, topic):
     async with Producer(each_kafka.bootstrap_servers) as producer:
         sends = [producer.send_and_wait(topic, b"%d" % number) for number in range(20)]
@@ -92,6 +99,7 @@ async def test_first_send_creates_the_topic(each_kafka, topic):
         assert log[0][result.offset].value == b"%d" % number
 
 
+@pytest.mark.promise("Test clusters", "a real Kafka: auto-create on and off; a dead first address")
 async def test_a_producer_that_may_not_create_topics_creates_none(each_kafka, topic):
     async with Producer(
         each_kafka.bootstrap_servers, allow_auto_create_topics=False, max_block_ms=500_000 * MS
@@ -117,6 +125,7 @@ def kafka_without_auto_create(request) -> Iterator[ApacheKafka]:
         yield kafka
 
 
+@pytest.mark.promise("Test clusters", "a real Kafka: auto-create on and off; a dead first address")
 async def test_send_to_a_topic_that_the_broker_does_not_create_says_so(kafka_without_auto_create, topic):
     kafka = kafka_without_auto_create
     async with Producer(kafka.bootstrap_servers, max_block_ms=500_000 * MS) as producer:
@@ -138,6 +147,7 @@ async def test_send_to_a_topic_that_the_broker_does_not_create_says_so(kafka_wit
     }
 
 
+@pytest.mark.promise("Records", "keys are hashed by Java's murmur2")
 async def test_keys_go_where_librdkafkas_murmur2_puts_them(each_kafka, topic):
     await each_kafka.create_topic(topic, partitions=17)
     noise = random.Random(1)
@@ -210,6 +220,10 @@ def add_partitions(servers: str, topic: str, partitions: int) -> None:
 # The protocol
 
 
+@pytest.mark.promise(
+    "Protocol", "Produce names topics by id from version 13 on, and is capped at 12 where an id is missing"
+)
+@pytest.mark.promise("KIPs", "KIP-516: topic ids")
 async def test_produce_13_names_topics_by_id(apache_kafka, topic, produced):
     await apache_kafka.create_topic(topic)
 
@@ -224,6 +238,7 @@ async def test_produce_13_names_topics_by_id(apache_kafka, topic, produced):
     assert [record.value for record in log[0]] == [b"v"]
 
 
+@pytest.mark.promise("Protocol", "requests use the newest version that both sides know, for each release")
 async def test_kafka_3_9_takes_what_its_versions_allow(apache_kafka_39, topic, produced):
     await apache_kafka_39.create_topic(topic, partitions=6)
     servers = apache_kafka_39.bootstrap_servers
@@ -246,6 +261,8 @@ async def test_kafka_3_9_takes_what_its_versions_allow(apache_kafka_39, topic, p
     assert "zstd" in found.codecs
 
 
+@pytest.mark.promise("Accumulator, sender, connections", "idempotence is on by default")
+@pytest.mark.promise("KIPs", "KIP-98: record batch v2, idempotent producer")
 async def test_log_has_the_numbers_of_an_idempotent_producer(each_kafka, topic):
     await each_kafka.create_topic(topic)
 
@@ -264,6 +281,7 @@ async def test_log_has_the_numbers_of_an_idempotent_producer(each_kafka, topic):
     ]
 
 
+@pytest.mark.promise("Accumulator, sender, connections", "topic ids reveal a topic that was re-created")
 async def test_topic_made_anew_under_the_same_name_takes_records(each_kafka, topic):
     await each_kafka.create_topic(topic)
 

@@ -61,6 +61,7 @@ def committed_offset(kafka, group, topic):
         consumer.close()
 
 
+@pytest.mark.promise("Transactions", "a transaction is committed whole or not at all, v1 and v2")
 async def test_committed_blocks_are_read_and_aborted_ones_are_not(kafka, name):
     async with transactional(kafka, name) as producer:
         for number in range(6):
@@ -82,6 +83,7 @@ async def test_committed_blocks_are_read_and_aborted_ones_are_not(kafka, name):
     assert await asyncio.to_thread(committed_offset, kafka, name, name) == 5
 
 
+@pytest.mark.promise("Transactions", "a transaction is committed whole or not at all, v1 and v2")
 async def test_one_transaction_over_many_partitions(kafka, name):
     await kafka.create_topic(name, 30)
     async with transactional(kafka, name) as producer:
@@ -96,6 +98,9 @@ async def test_one_transaction_over_many_partitions(kafka, name):
         assert values == [*range(partition, 600, 30)] * 2
 
 
+@pytest.mark.promise(
+    "Transactions", "a failed record makes the commit impossible, and the error says so (KIP-1050)"
+)
 async def test_a_record_that_the_broker_refuses_aborts_the_whole(kafka, name):
     await kafka.create_topic(name, 2, config={"max.message.bytes": "2000"})
     async with transactional(kafka, name) as producer:
@@ -133,6 +138,10 @@ async def test_a_newer_producer_fences_an_older_one_and_the_other_way_round(kafk
     assert await committed(kafka, name) == [b"of the second", b"again the first"]
 
 
+@pytest.mark.promise(
+    "Transactions",
+    "producers of one transactional id fence each other, other clients' too (KIP-360, KIP-588)",
+)
 async def test_fencing_between_aioproducer_and_librdkafka(kafka, name):
     def theirs(values, *, opened=False):
         producer = ConfluentProducer({"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": name})
@@ -167,6 +176,7 @@ async def test_fencing_between_aioproducer_and_librdkafka(kafka, name):
     assert await committed(kafka, name) == [b"theirs", b"ours"]
 
 
+@pytest.mark.promise("Transactions", "offsets are committed with the group's membership (KIP-447)")
 async def test_offsets_of_a_real_consumer_are_committed_with_its_membership(kafka, name):
     await kafka.create_topic(name, 1)
 

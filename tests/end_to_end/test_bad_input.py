@@ -181,6 +181,10 @@ SLOW = {"linger_ms": 60_000, "delivery_timeout_ms": 900_000 * MS * 1000}
 SMALL = {"max_request_size": 1500, "max_block_ms": 500 * MS * 1000, **SLOW}
 
 
+@pytest.mark.promise(
+    "Coming from other clients",
+    "a caller's mistake raises a narrow error with its facts, and costs no other caller a record",
+)
 @pytest.mark.parametrize("case", BAD_RECORDS.values(), ids=BAD_RECORDS)
 async def test_a_bad_argument_has_a_narrow_error_with_its_facts_and_nobody_elses_record_is_lost(case):
     wrong, error_type, fields, words = case
@@ -224,6 +228,10 @@ async def test_every_way_to_send_refuses_the_same(case):
         assert values(cluster) == []
 
 
+@pytest.mark.promise(
+    "Coming from other clients",
+    "a caller's mistake raises a narrow error with its facts, and costs no other caller a record",
+)
 async def test_among_many_tasks_only_those_with_a_mistake_fail():
     async with producing(topics={"t": 3}, max_request_size=1500, max_block_ms=500 * MS * 1000) as (
         cluster,

@@ -37,6 +37,11 @@ def dropping() -> Iterator[list[str]]:
         told += [str(warning.message) for warning in caught if warning.category is ResourceWarning]
 
 
+@pytest.mark.promise(
+    "As a whole",
+    "a dropped producer is collected while its loop runs: the loop refers to it weakly, and `__del__` "
+    "closes it in its loop",
+)
 @pytest.mark.parametrize("settings", [{}, {"transactional_id": "id"}, {"acks": 1}], ids=str)
 async def test_a_dropped_producer_is_collected_and_leaves_neither_task_nor_connection(settings):
     async with EmbeddedCluster(2, topics={"t": 4}) as cluster:
@@ -60,6 +65,11 @@ async def test_a_dropped_producer_is_collected_and_leaves_neither_task_nor_conne
         await until(lambda: gc.collect() >= 0 and reference() is None)
 
 
+@pytest.mark.promise(
+    "As a whole",
+    "a dropped producer is collected while its loop runs: the loop refers to it weakly, and `__del__` "
+    "closes it in its loop",
+)
 async def test_records_of_a_dropped_producer_are_delivered():
     async with EmbeddedCluster(1, topics={"t": 1}) as cluster:
 
@@ -155,6 +165,11 @@ gc.collect()
 """
 
 
+@pytest.mark.promise(
+    "As a whole",
+    "a dropped producer is collected while its loop runs: the loop refers to it weakly, and `__del__` "
+    "closes it in its loop",
+)
 @pytest.mark.parametrize("loop_name", ["asyncio", "uvloop"])
 @pytest.mark.parametrize("kind", ["silent", "two", "connector", "raced"])
 def test_a_loop_that_is_closed_while_a_broker_is_dialled_leaves_no_traceback(kind, loop_name):

@@ -57,6 +57,11 @@ def _serve(pipe: Connection) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.promise(
+    "Records",
+    "a value of many MiB does not hold up the loop: a thread copies it (`bytes` only) before its batch is "
+    "sealed",
+)
 @pytest.mark.parametrize("compression", ["none", "gzip"])
 async def test_a_record_of_100_mib_keeps_no_turn_of_the_loop_from_the_others(servers, topic, compression):
     value = random.Random(1).randbytes(1024 * 1024) * 100
@@ -106,6 +111,11 @@ def large(number: int) -> bytes:
     return random.Random(number).randbytes(LARGE_RECORD + number)
 
 
+@pytest.mark.promise(
+    "Records",
+    "a value of many MiB does not hold up the loop: a thread copies it (`bytes` only) before its batch is "
+    "sealed",
+)
 @pytest.mark.parametrize("compression", ["none", "lz4"])
 @pytest.mark.parametrize("batch_size", [16_384, 4 * LARGE_RECORD])
 async def test_large_records_stand_in_order_among_the_others(batch_size, compression):
@@ -124,6 +134,11 @@ async def test_large_records_stand_in_order_among_the_others(batch_size, compres
         assert [record.headers for record in cluster.records("t")] == [(("h", value[:9]),) for value in sent]
 
 
+@pytest.mark.promise(
+    "Records",
+    "a value of many MiB does not hold up the loop: a thread copies it (`bytes` only) before its batch is "
+    "sealed",
+)
 async def test_what_can_be_changed_is_copied_before_send_returns():
     value = bytearray(large(1))
     before = bytes(value)
@@ -147,6 +162,11 @@ async def test_without_a_thread_the_loop_copies(monkeypatch):
         assert values(cluster) == [large(1)]
 
 
+@pytest.mark.promise(
+    "Records",
+    "a value of many MiB does not hold up the loop: a thread copies it (`bytes` only) before its batch is "
+    "sealed",
+)
 async def test_a_thread_that_ends_before_it_copied_costs_no_byte(monkeypatch, caplog):
     async with producing(cluster=TAKES_LARGE, compression_type="lz4", **LARGE_TOO) as (cluster, producer):
 

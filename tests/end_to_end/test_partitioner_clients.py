@@ -69,6 +69,9 @@ async def placed_by_aiokafka(keys: list[bytes]) -> Placed:
         return placed(cluster, "t")
 
 
+@pytest.mark.promise(
+    "Coming from other clients", "keys go where Java's client, librdkafka and aiokafka put them"
+)
 async def test_keys_go_where_aiokafka_puts_them():
     keys = KEYS + BINARY_KEYS
 
@@ -104,6 +107,9 @@ async def placed_by_librdkafka(keys: list[bytes | None], partitioner: str) -> Pl
         return placed(cluster, "t")
 
 
+@pytest.mark.promise(
+    "Coming from other clients", "keys go where Java's client, librdkafka and aiokafka put them"
+)
 @pytest.mark.parametrize(
     "name",
     ["murmur2", "murmur2_random", "consistent", "consistent_random", "fnv1a", "fnv1a_random"],
@@ -192,6 +198,9 @@ async def produce_with_java(version: str, servers: str, keys: list[bytes], direc
     return log.decode()
 
 
+@pytest.mark.promise(
+    "Coming from other clients", "keys go where Java's client, librdkafka and aiokafka put them"
+)
 @pytest.mark.apache
 @pytest.mark.parametrize("version", ["4.3.1", "3.9.2"])
 async def test_keys_go_where_the_java_client_puts_them(version, tmp_path):

@@ -33,6 +33,7 @@ from tests.support.producing import (
 # ----------------------------------------------------------------------------------------------------- flush
 
 
+@pytest.mark.promise("Public API", "`flush(timeout=)` cuts linger short")
 async def test_flush_cuts_the_linger_short():
     async with producing(linger_ms=60_000, delivery_timeout_ms=120_000) as (cluster, producer):
         deliveries = await send_numbers(producer, range(3))
@@ -58,6 +59,7 @@ async def test_flush_returns_also_when_records_fail():
         assert isinstance(delivery.exception(), DeliveryError)
 
 
+@pytest.mark.promise("Public API", "`flush(timeout=)` cuts linger short")
 async def test_flush_with_a_timeout_raises_and_leaves_the_records_on_their_way():
     async with producing() as (cluster, producer):
         release = asyncio.Event()
@@ -90,6 +92,7 @@ async def test_a_cancelled_flush_has_no_effect_on_the_records():
         await within(1, producer.flush())
 
 
+@pytest.mark.promise("Public API", "`flush(timeout=)` cuts linger short")
 async def test_flush_waits_only_for_the_records_that_are_there():
     async with producing(topics={"t": 1, "u": 1}, brokers=2) as (cluster, producer):
         cluster.move_leader("u", 0, 1)
@@ -122,6 +125,9 @@ async def test_two_flushes_at_once_both_return():
 # ------------------------------------------------------------------------------------- batches built by hand
 
 
+@pytest.mark.promise(
+    "Public API", "`create_batch` and `send_batch`: a batch built by hand stays one batch in the log"
+)
 async def test_a_batch_built_by_hand_is_one_batch_in_the_log():
     async with producing(topics={"t": 2}) as (cluster, producer):
         builder = producer.create_batch()
@@ -143,6 +149,9 @@ async def test_a_batch_built_by_hand_is_one_batch_in_the_log():
         ] == [(b"k", b"%d" % number, 1000 + number, (("h", b"x"),)) for number in range(3)]
 
 
+@pytest.mark.promise(
+    "Public API", "`create_batch` and `send_batch`: a batch built by hand stays one batch in the log"
+)
 async def test_a_batch_built_by_hand_keeps_its_place_among_other_records():
     async with producing(linger_ms=60_000, delivery_timeout_ms=120_000) as (cluster, producer):
         await send_numbers(producer, [0, 1])
@@ -175,6 +184,9 @@ async def test_a_builder_is_full_at_batch_size_but_takes_one_record_that_is_larg
         assert [len(batch.data) for batch in cluster.batches("t", 0)] == sizes
 
 
+@pytest.mark.promise(
+    "Public API", "`create_batch` and `send_batch`: a batch built by hand stays one batch in the log"
+)
 async def test_a_batch_can_be_sent_only_once_and_not_empty():
     async with producing() as (cluster, producer):
         builder = producer.create_batch()
@@ -262,6 +274,7 @@ async def test_send_batch_needs_a_partition(partition):
 # ------------------------------------------------------------------------------------------- what is known
 
 
+@pytest.mark.promise("Public API", "`partitions_for` names all partitions")
 async def test_partitions_for_names_all_partitions():
     async with producing(topics={"t": 3}) as (_, producer):
         assert await producer.partitions_for("t") == {0, 1, 2}
@@ -270,6 +283,10 @@ async def test_partitions_for_names_all_partitions():
             await producer.partitions_for("no/topic")
 
 
+@pytest.mark.promise(
+    "Rules of Kafka's producer",
+    "leader, leader epoch, replicas and ISR are kept, and given by `partition_info`",
+)
 async def test_partition_info_gives_leader_epoch_replicas_and_isr():
     async with producing(brokers=3, topics={"t": 2}) as (cluster, producer):
         cluster.move_leader("t", 0, 2)
@@ -283,6 +300,10 @@ async def test_partition_info_gives_leader_epoch_replicas_and_isr():
         assert (second.partition, second.leader, second.leader_epoch) == (1, cluster.leader("t", 1), 0)
 
 
+@pytest.mark.promise("Public API", "`metrics()` returns frozen snapshots")
+@pytest.mark.promise(
+    "Rules of Kafka's producer", "`metrics()` counts nodes, buffer, batches, retries and errors"
+)
 async def test_metrics_tell_of_nodes_buffer_batches_retries_and_errors():
     async with producing(topics={"t": 2}) as (cluster, producer):
         cluster.faults.add(ApiKey.PRODUCE, error=ErrorCode.NOT_ENOUGH_REPLICAS)
@@ -341,6 +362,7 @@ async def test_try_send_appends_to_a_known_topic():
         )
 
 
+@pytest.mark.promise("Public API", "`try_send` fails at once instead of waiting")
 async def test_try_send_refuses_an_unknown_topic_and_makes_it_known():
     async with producing() as (cluster, producer):
         with pytest.raises(BufferFullError) as caught:
@@ -360,6 +382,7 @@ async def test_try_send_refuses_an_unknown_topic_and_makes_it_known():
         assert values(cluster) == [b"v"]
 
 
+@pytest.mark.promise("Public API", "`try_send` fails at once instead of waiting")
 async def test_try_send_refuses_a_full_buffer_at_once():
     async with producing(**FOUR_RECORDS_FILL_IT) as (cluster, producer):
         await producer.partitions_for("t")
@@ -376,6 +399,7 @@ async def test_try_send_refuses_a_full_buffer_at_once():
         await within(1, producer.try_send("t", bytes(LARGE)))
 
 
+@pytest.mark.promise("Public API", "`try_send` fails at once instead of waiting")
 async def test_try_send_does_not_overtake_those_who_wait():
     async with producing(**FOUR_RECORDS_FILL_IT) as (cluster, producer):
         await producer.partitions_for("t")
@@ -395,6 +419,11 @@ async def test_try_send_does_not_overtake_those_who_wait():
 # ------------------------------------------------------------------------------------------------- the order
 
 
+@pytest.mark.promise(
+    "Rules of Kafka's producer",
+    "order of work: metadata, serializers, partitioner, size check, append; nothing is serialized for an "
+    "unknown topic",
+)
 @in_virtual_time
 async def test_metadata_serializers_partitioner_size_check_and_append_come_in_this_order():
     seen = []

@@ -38,6 +38,7 @@ def run_script(script: str, *, interrupt: bool = False) -> subprocess.CompletedP
     return subprocess.CompletedProcess(process.args, process.returncode, first + out, err)
 
 
+@pytest.mark.promise("Public API", "leaving `async with` by an exception aborts quickly")
 def test_ctrl_c_leaves_cleanly():
     done = run_script(
         """
@@ -70,6 +71,7 @@ def test_ctrl_c_leaves_cleanly():
         assert trouble not in done.stderr, done.stderr
 
 
+@pytest.mark.promise("Public API", "using a producer after a fork is a clear error, and the parent's goes on")
 def test_a_forked_child_is_refused_and_does_no_harm_to_its_parent():
     done = run_script(
         """
@@ -199,6 +201,7 @@ asyncio.run(forked())
     assert "Unclosed" not in done.stderr
 
 
+@pytest.mark.promise("Records", "a thread that compresses does not keep the interpreter from exiting")
 def test_a_thread_that_still_compresses_after_close_does_not_keep_the_interpreter():
     began = time.monotonic()
     done = run_script(

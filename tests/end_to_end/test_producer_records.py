@@ -36,6 +36,7 @@ from tests.support.producing import (
 # ------------------------------------------------------------------------------------------- values and errors
 
 
+@pytest.mark.promise("Public API", "values are bytes, bytearray, memoryview or None")
 @pytest.mark.parametrize(
     ("value", "wire"),
     [
@@ -56,6 +57,7 @@ async def test_values_and_keys_are_bytes_like_or_none(value, wire):
         assert (record.key, record.value) == (wire, wire)
 
 
+@pytest.mark.promise("Public API", "values are bytes, bytearray, memoryview or None")
 async def test_the_value_is_copied_before_send_returns():
     async with producing(linger_ms=60_000, delivery_timeout_ms=120_000) as (cluster, producer):
         value = bytearray(b"before")
@@ -140,6 +142,7 @@ WRONG = {
 }
 
 
+@pytest.mark.promise("Public API", "values are bytes, bytearray, memoryview or None")
 @pytest.mark.parametrize("what", WRONG)
 @in_virtual_time
 async def test_what_can_not_be_sent_has_a_narrow_error_and_nothing_else_is_lost(what):
@@ -213,6 +216,7 @@ async def test_a_record_with_a_timeout_is_delivered_in_time_as_any_other():
         assert (await producer.send_and_wait("t", b"w", timeout=5)).offset == 1
 
 
+@pytest.mark.promise("Public API", "a record can have its own `timeout=`")
 async def test_a_records_own_timeout_ends_its_delivery_alone():
     patience = {"request_timeout_ms": 20_000_000 * MS, "delivery_timeout_ms": 40_000_000 * MS}
     async with producing(linger_ms=30, **patience) as (cluster, producer):
@@ -251,6 +255,7 @@ async def test_records_that_ended_by_their_own_timeout_leave_nothing_behind_whil
         assert (report.delivered, report.failed, report.unknown) == (0, 1800, 0)
 
 
+@pytest.mark.promise("Public API", "a record can have its own `timeout=`")
 @pytest.mark.parametrize("is_frozen", [False, True])
 @in_virtual_time
 async def test_a_batch_of_records_that_ended_by_their_own_timeout_is_not_sent_again(is_frozen):
@@ -310,6 +315,7 @@ async def test_interceptors_hear_of_a_record_that_ended_by_its_own_timeout_while
         assert [str(result) for result in heard] == [str(error)]
 
 
+@pytest.mark.promise("Public API", "a record can have its own `timeout=`")
 async def test_send_and_wait_with_a_timeout_ends_in_time():
     async with producing() as (cluster, producer):
         release = asyncio.Event()
@@ -323,6 +329,7 @@ async def test_send_and_wait_with_a_timeout_ends_in_time():
         assert values(cluster) == [b"v"]
 
 
+@pytest.mark.promise("Public API", "`send_and_wait` returns the metadata and never lingers")
 async def test_send_and_wait_never_lingers():
     async with producing(linger_ms=60_000, delivery_timeout_ms=120_000) as (cluster, producer):
         await producer.send("t", b"0")
@@ -334,6 +341,7 @@ async def test_send_and_wait_never_lingers():
         assert len(cluster.batches("t", 0)) == 1
 
 
+@pytest.mark.promise("Public API", "`send_and_wait` returns the metadata and never lingers")
 async def test_send_and_wait_never_lingers_also_with_a_serializer_and_many_callers():
     settings = {"linger_ms": 60_000, "delivery_timeout_ms": 120_000}
     async with producing(**settings, value_serializer=lambda value: value) as (cluster, producer):
@@ -359,6 +367,7 @@ async def test_a_records_own_timeout_bounds_its_wait_for_room_and_is_named():
         assert "max_block_ms" not in str(error)
 
 
+@pytest.mark.promise("Public API", "`send` waits while the buffer is full, bounded by `max_block`")
 async def test_max_block_bounds_a_wait_for_room():
     async with producing(**FOUR_RECORDS_FILL_IT, max_block_ms=50) as (cluster, producer):
         await producer.partitions_for("t")

@@ -107,6 +107,7 @@ records = st.lists(
 )
 
 
+@pytest.mark.promise("Public API", "`send_many`: columns become the bytes that the oracle writes")
 @settings(max_examples=150, deadline=None)
 @given(
     given=records,
@@ -161,6 +162,7 @@ def test_columns_become_the_bytes_that_the_oracle_writes(
         assert encoded(Rows(struct, rest.get("keys"), None, None, None)) == expected
 
 
+@pytest.mark.promise("Public API", "`send_many`: columns become the bytes that the oracle writes")
 @pytest.mark.parametrize("kind", sorted(TEXT_TYPES))
 def test_text_is_sent_as_utf_8(kind):
     words = ["a", None, "größer als zwölf Bytes", "", "z"]
@@ -176,6 +178,7 @@ def test_other_columns_of_arrow():
     assert encoded(Rows(fixed, nothing, nothing, nothing, nothing)) == encode_batch(expected)
 
 
+@pytest.mark.promise("Public API", "`send_many`: columns become the bytes that the oracle writes")
 def test_a_null_pair_outside_of_a_slice_is_not_looked_at():
     pairs = pa.array([[None], [("a", b"1")], [None]], pa.list_(PAIR))
     batch = pa.StructArray.from_arrays([pa.array([b"0", b"1", b"2"]), pairs], ["value", "headers"])
@@ -239,6 +242,7 @@ async def test_keys_go_where_send_puts_them(as_arrow):
         assert [(await receipt.delivery(row)).partition for row in range(200)] == single
 
 
+@pytest.mark.promise("Public API", "rows of `send_many` share batches, order, room and turns with `send`")
 async def test_records_of_send_and_send_many_share_batches_and_keep_their_order():
     async with producing(linger_ms=20, topics={"t": 1}) as (cluster, producer):
         await producer.partitions_for("t")
@@ -286,6 +290,10 @@ async def test_the_receipt_says_where_each_row_is():
                 receipt.partition(row)
 
 
+@pytest.mark.promise(
+    "Public API",
+    "a row of `send_many` that can't be sent keeps no other one from being sent; the receipt reports each",
+)
 @pytest.mark.parametrize("serializer", [None, bytes])
 async def test_the_delivery_of_a_row_has_the_time_of_its_record(serializer):
     async with producing(linger_ms=20, value_serializer=serializer) as (cluster, producer):
@@ -328,6 +336,10 @@ def all_records(cluster, topic, partitions):
     ]
 
 
+@pytest.mark.promise(
+    "Public API",
+    "a row of `send_many` that can't be sent keeps no other one from being sent; the receipt reports each",
+)
 async def test_rows_that_can_not_be_sent_keep_no_other_from_being_sent():
     async with producing(topics={"t": 2}, max_request_size=10_000, max_block_ms=50_000 * MS) as (
         cluster,
@@ -508,6 +520,7 @@ async def test_rows_without_room_in_time_are_told_and_the_first_ones_are_sent():
         assert len(values(cluster)) == 4
 
 
+@pytest.mark.promise("Public API", "rows of `send_many` share batches, order, room and turns with `send`")
 async def test_those_who_wait_for_room_have_it_in_turns():
     """A large call keeps nobody waiting for its end, and a newcomer does not overtake the row that waits."""
     async with producing(**FOUR_RECORDS_FILL_IT) as (cluster, producer):
@@ -561,6 +574,7 @@ async def test_cancelling_who_awaits_the_receipt_changes_nothing():
         assert receipt.offsets == {0: [range(2)]}
 
 
+@pytest.mark.promise("Public API", "rows of `send_many` share batches, order, room and turns with `send`")
 async def test_others_run_between_the_slices_of_a_large_call():
     turns = 0
 
@@ -623,6 +637,7 @@ async def test_a_slice_of_refused_rows_ends_as_soon(refused):
     assert 50 < rows.next < 500
 
 
+@pytest.mark.promise("Public API", "rows of `send_many` share batches, order, room and turns with `send`")
 @pytest.mark.parametrize("serializer", [None, lambda value: value])
 async def test_others_run_between_rows_that_are_refused(serializer):
     turns = 0
@@ -677,6 +692,10 @@ async def test_rows_that_are_not_acknowledged_have_their_outcome():
         cluster.thaw_broker(0)
 
 
+@pytest.mark.promise(
+    "Public API",
+    "a row of `send_many` that can't be sent keeps no other one from being sent; the receipt reports each",
+)
 async def test_rows_of_batches_that_are_split_keep_their_numbers():
     async with producing(topics={"t": 2}, linger_ms=20) as (cluster, producer):
         await producer.partitions_for("t")
@@ -719,6 +738,10 @@ async def test_a_record_that_the_broker_refuses_fails_alone():
         assert [(await receipt.delivery(row)).offset for row in (0, 2, 3)] == [0, 1, 2]
 
 
+@pytest.mark.promise(
+    "Public API",
+    "a row of `send_many` that can't be sent keeps no other one from being sent; the receipt reports each",
+)
 async def test_a_failed_row_that_nobody_looks_at_is_logged_and_reported(caplog):
     async with producing() as (cluster, producer):
         cluster.faults.add(PRODUCE, error=ErrorCode.INVALID_RECORD, count=2)
@@ -739,6 +762,7 @@ async def test_a_failed_row_that_nobody_looks_at_is_logged_and_reported(caplog):
     assert "3 records for topic t were not delivered, and no caller has looked" in errors[0].message
 
 
+@pytest.mark.promise("Public API", "`close()` reports how many records were delivered, failed and unknown")
 @pytest.mark.parametrize("looked_at", [[], [0, 2], [1, 2], [0, 1, 2]])
 @pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize("watched", [False, True])
@@ -810,6 +834,11 @@ async def even_later(value):
     return even(value)
 
 
+@pytest.mark.promise(
+    "Public API",
+    "a kept error keeps no frames alive: an error that is never retrieved is reported when it is dropped, "
+    "not when the garbage collector runs",
+)
 @pytest.mark.parametrize("serializer", [even, even_later])
 async def test_rows_that_a_serializer_refused_are_told_without_a_collector(serializer):
     async with producing(value_serializer=serializer) as (_, producer):
@@ -824,6 +853,11 @@ async def test_rows_that_a_serializer_refused_are_told_without_a_collector(seria
             gc.enable()
 
 
+@pytest.mark.promise(
+    "Public API",
+    "a kept error keeps no frames alive: an error that is never retrieved is reported when it is dropped, "
+    "not when the garbage collector runs",
+)
 async def test_rows_without_room_are_told_without_a_collector():
     async with producing(**FOUR_RECORDS_FILL_IT, max_block_ms=50_000 * MS) as (cluster, producer):
         await producer.partitions_for("t")
@@ -840,6 +874,11 @@ async def test_rows_without_room_are_told_without_a_collector():
             gc.enable()
 
 
+@pytest.mark.promise(
+    "Public API",
+    "a kept error keeps no frames alive: an error that is never retrieved is reported when it is dropped, "
+    "not when the garbage collector runs",
+)
 async def test_what_the_caller_is_handling_keeps_its_traceback():
     async with producing(value_serializer=even) as (_, producer):
         try:
@@ -910,6 +949,10 @@ async def test_a_row_that_a_serializer_refuses_keeps_no_other_from_being_sent():
         assert values(cluster) == [b"0", b"2"]
 
 
+@pytest.mark.promise(
+    "Public API",
+    "a row of `send_many` that can't be sent keeps no other one from being sent; the receipt reports each",
+)
 async def test_a_row_that_the_partitioner_refuses_keeps_no_other_from_being_sent():
     def by_first_byte(key, every, available):
         return every[key[0] % len(every)]
@@ -922,6 +965,10 @@ async def test_a_row_that_the_partitioner_refuses_keeps_no_other_from_being_sent
         assert values(cluster, "t", 1) == [b"0", b"2"]
 
 
+@pytest.mark.promise(
+    "Public API",
+    "a row of `send_many` that can't be sent keeps no other one from being sent; the receipt reports each",
+)
 async def test_rows_for_partitions_that_are_not_there_wait_once_whichever_way_they_go():
     async with producing(value_serializer=bytes, max_block_ms=50_000 * MS) as (_, producer):
         began = asyncio.get_running_loop().time()
@@ -976,6 +1023,10 @@ async def test_a_recording_producer_takes_many_too():
 # ---------------------------------------------------------------------------------------------- transactions
 
 
+@pytest.mark.promise(
+    "Public API",
+    "rows of `send_many` belong to the transaction in which it was called or to none, whatever they wait for",
+)
 @pytest.mark.parametrize("version", [1, 2])
 async def test_rows_belong_to_the_transaction(version):
     async with producing(
@@ -995,6 +1046,10 @@ async def test_rows_belong_to_the_transaction(version):
         assert sorted(found, key=int) == [b"%d" % number for number in range(50)]
 
 
+@pytest.mark.promise(
+    "Public API",
+    "rows of `send_many` belong to the transaction in which it was called or to none, whatever they wait for",
+)
 async def test_rows_that_wait_while_their_transaction_ends_are_not_put_into_the_next_one():
     async with producing(transactional_id="tx", **FOUR_RECORDS_FILL_IT) as (cluster, producer):
         await producer.partitions_for("t")
@@ -1012,6 +1067,10 @@ async def test_rows_that_wait_while_their_transaction_ends_are_not_put_into_the_
         assert [record.value for record in cluster.records("t", committed=True)] == [b"next"]
 
 
+@pytest.mark.promise(
+    "Public API",
+    "rows of `send_many` belong to the transaction in which it was called or to none, whatever they wait for",
+)
 async def test_rows_that_wait_for_metadata_while_their_transaction_ends_are_not_put_into_the_next_one():
     topics = {"t": 1, "others": 1}
     async with producing(topics=topics, transactional_id="tx", **FOUR_RECORDS_FILL_IT) as (cluster, producer):
@@ -1063,6 +1122,7 @@ async def test_a_participant_takes_rows_for_its_own_partitions():
         assert found == [b"1", b"2"]
 
 
+@pytest.mark.promise("Transactions", "other processes can write to the same transaction")
 async def test_a_participant_that_waits_for_room_while_its_topic_grows_writes_to_its_own_partitions_only():
     own = [TopicPartition("t", 0)]
     async with (

@@ -51,6 +51,7 @@ async def fill(cluster, producer, count: int = 4) -> None:
 # ------------------------------------------------------------------------------------------ cancelling a send
 
 
+@pytest.mark.promise("Public API", "a `send` that is cancelled before the append leaves no record")
 async def test_a_send_cancelled_while_the_buffer_is_full_leaves_no_record():
     async with producing(**FOUR_RECORDS_FILL_IT) as (cluster, producer):
         await fill(cluster, producer)
@@ -104,6 +105,7 @@ async def test_a_buffer_that_was_full_once_is_not_passed_from_hand_to_hand():
         assert len(cluster.requests_of(PRODUCE)) < 5000 / 10
 
 
+@pytest.mark.promise("Public API", "a `send` that is cancelled before the append leaves no record")
 async def test_a_send_cancelled_while_it_waits_for_metadata_leaves_no_record():
     async with producing(cluster={"auto_create": False}) as (cluster, producer):
         waiting = asyncio.create_task(producer.send("later", b"v"))
@@ -118,6 +120,7 @@ async def test_a_send_cancelled_while_it_waits_for_metadata_leaves_no_record():
         assert values(cluster, "later") == [b"other"]
 
 
+@pytest.mark.promise("Public API", "a `send` that is cancelled before the append leaves no record")
 async def test_a_send_cancelled_in_its_serializer_leaves_no_record():
     started = asyncio.Event()
 
@@ -139,6 +142,9 @@ async def test_a_send_cancelled_in_its_serializer_leaves_no_record():
         assert values(cluster) == [b"other"]
 
 
+@pytest.mark.promise(
+    "Public API", "cancelling a delivery while its record is queued detaches only the waiter"
+)
 async def test_cancelling_a_delivery_that_is_queued_detaches_the_waiter_alone():
     async with producing(**LINGERING) as (cluster, producer):
         deliveries = await send_numbers(producer, range(3))
@@ -158,6 +164,9 @@ async def test_cancelling_a_delivery_that_is_queued_detaches_the_waiter_alone():
         assert producer.metrics().records_acked == 3
 
 
+@pytest.mark.promise(
+    "Public API", "cancelling a delivery while its record is in flight detaches only the waiter"
+)
 async def test_cancelling_a_delivery_that_is_in_flight_detaches_the_waiter_alone():
     async with producing() as (cluster, producer):
         release = asyncio.Event()
@@ -174,6 +183,7 @@ async def test_cancelling_a_delivery_that_is_in_flight_detaches_the_waiter_alone
         assert numbers(cluster) == [0, 1, 2], "in the log exactly once"
 
 
+@pytest.mark.promise("Public API", "`cancel` works as with any future, and the record is still sent")
 async def test_a_delivery_can_not_be_cancelled_once_it_is_done():
     async with producing() as (_, producer):
         delivery = await producer.send("t", b"v")
@@ -208,6 +218,9 @@ async def test_wait_for_send_and_wait_gives_up_the_answer_and_not_the_record():
         assert numbers(cluster) == [0]
 
 
+@pytest.mark.promise(
+    "Public API", "cancelling a delivery while its record is in flight detaches only the waiter"
+)
 async def test_after_a_cancelled_record_the_next_one_does_not_reuse_its_number():
     """Its attempt may be in the log; a new record under the same number would be taken for a duplicate."""
     for code in (ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND):
@@ -247,6 +260,7 @@ async def test_a_task_group_whose_sibling_fails_leaves_a_whole_batch():
 # ------------------------------------------------------------------------------------------- waiting for room
 
 
+@pytest.mark.promise("Rules of Kafka's producer", "`max_block_ms` is one budget for metadata and room")
 async def test_max_block_is_one_budget_for_metadata_and_room():
     async with producing(
         cluster={"auto_create": False}, max_block_ms=200_000 * MS, **FOUR_RECORDS_FILL_IT
@@ -281,6 +295,7 @@ async def test_max_block_bounds_the_wait_for_metadata():
         assert 49 * MS <= loop.time() - began < 200 * MS
 
 
+@pytest.mark.promise("Public API", "callers that wait for room are served first come, first served")
 async def test_two_hundred_tasks_and_a_small_buffer_are_served_first_come_first_served():
     async with producing(**FOUR_RECORDS_FILL_IT) as (cluster, producer):
         await producer.partitions_for("t")
@@ -299,6 +314,7 @@ async def test_two_hundred_tasks_and_a_small_buffer_are_served_first_come_first_
         assert producer.metrics().buffer_waiters == 0
 
 
+@pytest.mark.promise("Public API", "callers that wait for room are served first come, first served")
 async def test_a_newcomer_does_not_overtake_those_who_wait_also_if_its_record_would_fit():
     async with producing(topics={"t": 2}, **FOUR_RECORDS_FILL_IT) as (cluster, producer):
         await producer.partitions_for("t")
@@ -317,6 +333,10 @@ async def test_a_newcomer_does_not_overtake_those_who_wait_also_if_its_record_wo
         assert numbers(cluster, "t", 0) == [0, 1, 2, 3, 4, 5]
 
 
+@pytest.mark.promise(
+    "Rules of Kafka's producer",
+    "after a wait for room the last batch is tried again; close fails all waiters as NOT_PERSISTED",
+)
 async def test_after_a_wait_the_last_batch_is_tried_before_a_new_one_is_opened():
     settings = {"batch_size": 4096, "buffer_memory": 4096, **LINGERING}
     async with producing(**settings) as (cluster, producer):
@@ -394,6 +414,7 @@ async def ticking() -> AsyncIterator[list[int]]:
         await asyncio.wait([task])
 
 
+@pytest.mark.promise("Speed", "a loop of sends never starves the event loop")
 async def test_a_loop_of_sends_that_never_waits_lets_other_tasks_run():
     async with producing(topics={"t": 4}) as (cluster, producer):
         await producer.partitions_for("t")
@@ -408,6 +429,7 @@ async def test_a_loop_of_sends_that_never_waits_lets_other_tasks_run():
         assert len(values(cluster)) == 20_000
 
 
+@pytest.mark.promise("Speed", "a loop of sends never starves the event loop")
 async def test_a_loop_of_large_sends_lets_other_tasks_run_more_often():
     async with producing() as (_, producer):
         await producer.partitions_for("t")
@@ -436,6 +458,7 @@ async def test_a_loop_of_sends_with_a_serializer_lets_other_tasks_run():
 # --------------------------------------------------------------------------------------------------- order
 
 
+@pytest.mark.promise("Accumulator, sender, connections", "order is kept across retries and leader moves")
 async def test_order_of_each_key_survives_retries_drops_and_leader_moves():
     chance = random.Random(11)
     async with producing(brokers=3, topics={"t": 3}, batch_size=150) as (cluster, producer):
@@ -483,6 +506,7 @@ async def test_sends_that_wait_for_the_same_topic_keep_their_order():
 # ----------------------------------------------------------------------------------- deliveries as futures
 
 
+@pytest.mark.promise("Public API", "`asyncio.gather` works with deliveries")
 async def test_gather_takes_deliveries():
     async with producing() as (_, producer):
         deliveries = await send_numbers(producer, range(5))
@@ -492,6 +516,7 @@ async def test_gather_takes_deliveries():
         assert [metadata.offset for metadata in found] == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.promise("Public API", "`asyncio.gather` works with deliveries")
 async def test_gather_raises_the_error_of_a_delivery():
     async with producing() as (cluster, producer):
         cluster.faults.add(PRODUCE, error=ErrorCode.INVALID_RECORD)
@@ -516,6 +541,7 @@ async def test_gather_with_return_exceptions_takes_a_cancelled_delivery():
         assert [found[0].offset, found[2].offset] == [0, 2]
 
 
+@pytest.mark.promise("Public API", "`asyncio.gather` works with deliveries")
 @pytest.mark.parametrize("return_exceptions", [False, True])
 async def test_a_cancelled_gather_ends_and_the_records_are_sent(return_exceptions):
     async with producing(**LINGERING) as (cluster, producer):
@@ -535,6 +561,7 @@ async def test_a_cancelled_gather_ends_and_the_records_are_sent(return_exception
         assert numbers(cluster) == [0, 1, 2]
 
 
+@pytest.mark.promise("Public API", "`asyncio.wait` and `as_completed` work with deliveries")
 async def test_wait_takes_deliveries():
     async with producing(topics={"t": 1, "u": 1}) as (cluster, producer):
         release = asyncio.Event()
@@ -550,6 +577,7 @@ async def test_wait_takes_deliveries():
         assert (done, pending) == ({quick, slow}, set())
 
 
+@pytest.mark.promise("Public API", "`asyncio.wait` and `as_completed` work with deliveries")
 async def test_as_completed_takes_deliveries():
     async with producing() as (_, producer):
         deliveries = await send_numbers(producer, range(5))
@@ -559,6 +587,7 @@ async def test_as_completed_takes_deliveries():
         assert sorted(found) == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.promise("Public API", "`asyncio.shield` works with deliveries")
 async def test_shield_keeps_a_delivery_when_its_waiter_is_cancelled():
     async with producing(**LINGERING) as (_, producer):
         delivery = await producer.send("t", b"v")
@@ -571,6 +600,7 @@ async def test_shield_keeps_a_delivery_when_its_waiter_is_cancelled():
         assert delivery.result().offset == 0
 
 
+@pytest.mark.promise("Public API", "`asyncio.wait_for` works with deliveries")
 async def test_wait_for_a_delivery_that_takes_too_long_cancels_the_waiter_alone():
     async with producing(**LINGERING) as (cluster, producer):
         delivery = await producer.send("t", b"v")
@@ -583,6 +613,7 @@ async def test_wait_for_a_delivery_that_takes_too_long_cancels_the_waiter_alone(
         assert values(cluster) == [b"v"]
 
 
+@pytest.mark.promise("Public API", "a delivery is an asyncio future that can be awaited")
 async def test_a_delivery_may_be_awaited_by_many_and_again():
     async with producing() as (_, producer):
         delivery = await producer.send("t", b"v")
@@ -596,6 +627,7 @@ async def test_a_delivery_may_be_awaited_by_many_and_again():
         assert asyncio.ensure_future(delivery) is delivery
 
 
+@pytest.mark.promise("Public API", "`asyncio.shield` works with deliveries")
 async def test_a_cancelled_waiter_cancels_the_delivery_for_the_others_as_any_future_unless_it_shields():
     async with producing(**LINGERING) as (cluster, producer):
         shared, shielded = await producer.send("t", b"0"), await producer.send("t", b"1")
@@ -618,6 +650,7 @@ async def test_a_cancelled_waiter_cancels_the_delivery_for_the_others_as_any_fut
         assert values(cluster) == [b"0", b"1"], "the records of both are sent"
 
 
+@pytest.mark.promise("Public API", "`add_done_callback` works as with any future")
 async def test_a_callback_may_send_flush_and_close():
     async with producing() as (cluster, producer):
         tasks = []

@@ -335,11 +335,17 @@ CONVICTED = (
 )
 
 
+@pytest.mark.promise(
+    "Simulation and fuzzing", "accumulator, sender and transaction do what a model of a few lines says"
+)
 @pytest.mark.parametrize("bug", [bug for bug in BUGS if bug.name in CONVICTED], ids=lambda bug: bug.name)
 def test_the_machine_convicts_a_planted_bug(bug):
     with bug.plant(), pytest.raises((AssertionError, KafkaError, pytest.fail.Exception)):
         run_state_machine_as_test(ProducerMachine, settings=settings(SETTINGS, phases=[Phase.generate]))
 
 
+@pytest.mark.promise(
+    "Simulation and fuzzing", "accumulator, sender and transaction do what a model of a few lines says"
+)
 def test_all_bugs_that_it_should_convict_are_planted():
     assert {bug.name for bug in BUGS} >= set(CONVICTED)

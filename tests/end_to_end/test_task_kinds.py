@@ -13,6 +13,9 @@ from aioproducer.concurrency.tasks import new_task
 from tests.support.producing import producing, results, values, within
 
 
+@pytest.mark.promise(
+    "Public API", "no task of the package starts eagerly, and asyncio's debug mode reports nothing"
+)
 async def test_in_debug_mode_a_record_goes_its_way_without_a_warning(caplog):
     loop = asyncio.get_running_loop()
     loop.set_debug(True)
@@ -36,6 +39,9 @@ async def test_in_debug_mode_a_record_goes_its_way_without_a_warning(caplog):
     assert not warned
 
 
+@pytest.mark.promise(
+    "Public API", "no task of the package starts eagerly, and asyncio's debug mode reports nothing"
+)
 @pytest.mark.parametrize("name", [None, "a name"])
 async def test_a_task_of_ours_begins_when_it_is_noted_whatever_the_loops_factory_does(name):
     loop = asyncio.get_running_loop()

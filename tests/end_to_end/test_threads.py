@@ -52,6 +52,9 @@ def docs() -> Iterator[Docs]:
         yield docs
 
 
+@pytest.mark.promise(
+    "Packaging", "free-threaded Python: the GIL stays off, and state that several threads share is guarded"
+)
 def test_nothing_that_the_package_imports_turns_the_gil_on():
     imports = (
         "import aioproducer.producer, aioproducer.protocol.compression; "
@@ -75,6 +78,9 @@ def test_nothing_that_the_package_imports_turns_the_gil_on():
     assert (done.stdout.strip(), done.stderr) == (str(not IS_FREE_THREADED), "")
 
 
+@pytest.mark.promise(
+    "Packaging", "free-threaded Python: the GIL stays off, and state that several threads share is guarded"
+)
 def test_batches_of_several_threads_share_no_memory(together):
     # Between 16 and 256 KiB memory is kept and used again, by whoever asks next.
     records = [[OracleRecord(1000, None, bytes([number]) * 20_000, [])] for number in range(THREADS)]
@@ -92,6 +98,9 @@ def test_batches_of_several_threads_share_no_memory(together):
     assert together(work) == [0] * THREADS
 
 
+@pytest.mark.promise(
+    "Packaging", "free-threaded Python: the GIL stays off, and state that several threads share is guarded"
+)
 def test_deliveries_that_several_threads_throw_away_are_all_counted(together):
     batch = new_batch()
     batch.try_append(b"value", None, 1000, None)
@@ -105,6 +114,9 @@ def test_deliveries_that_several_threads_throw_away_are_all_counted(together):
     assert batch.unretrieved == THREADS * 20_000
 
 
+@pytest.mark.promise(
+    "Packaging", "free-threaded Python: the GIL stays off, and state that several threads share is guarded"
+)
 async def test_failed_batches_that_several_threads_throw_away_are_all_counted(together):
     bench = Bench([0])
 
@@ -117,6 +129,9 @@ async def test_failed_batches_that_several_threads_throw_away_are_all_counted(to
     assert bench.accumulator.unretrieved.counts == {("orders", "DeliveryError"): THREADS * 100 * ROUNDS}
 
 
+@pytest.mark.promise(
+    "Packaging", "free-threaded Python: the GIL stays off, and state that several threads share is guarded"
+)
 @pytest.mark.parametrize("depth", [1, 2])
 async def test_a_delivery_that_several_threads_look_at_follows_its_record_once(together, depth):
     loop = asyncio.get_running_loop()
@@ -151,6 +166,9 @@ async def test_a_delivery_that_several_threads_look_at_follows_its_record_once(t
         assert await asyncio.to_thread(together, looked_at) == [count - 1] * THREADS
 
 
+@pytest.mark.promise(
+    "Packaging", "free-threaded Python: the GIL stays off, and state that several threads share is guarded"
+)
 async def test_a_batch_that_ends_while_threads_complete_it_ends_once(together):
     loop = asyncio.get_running_loop()
 
@@ -171,6 +189,9 @@ async def test_a_batch_that_ends_while_threads_complete_it_ends_once(together):
         assert await asyncio.to_thread(together, work) == ["refused"] * THREADS
 
 
+@pytest.mark.promise(
+    "Packaging", "free-threaded Python: the GIL stays off, and state that several threads share is guarded"
+)
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
 def test_threads_that_share_producers_find_each_record_where_its_delivery_says(docs, topic, together, codec):
     docs.topic(topic, 3)

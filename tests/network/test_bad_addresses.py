@@ -131,6 +131,7 @@ async def test_a_port_that_hangs_up_or_keeps_silent_is_given_up_in_time(serve):
     assert isinstance(error.reasons[peer.address], BrokerConnectionError)
 
 
+@pytest.mark.promise("Coming from other clients", "a port that hung up on every version is checked for TLS")
 @pytest.mark.parametrize("wants_certificate", [True, False])
 async def test_a_port_where_tls_is_spoken_is_named_at_once(wants_certificate):
     """OpenSSL hangs up on plain bytes without a word."""

@@ -120,6 +120,7 @@ async def test_a_full_deque_in_flight_is_not_ready():
         assert net.brokers.retry_at(0, asyncio.get_running_loop().time()) is None
 
 
+@pytest.mark.promise("KIPs", "KIP-219: a throttled client mutes itself")
 async def test_a_throttled_broker_is_ready_again_at_a_time():
     async def serve(peer: Peer) -> None:
         await peer.handshake()
@@ -136,6 +137,7 @@ async def test_a_throttled_broker_is_ready_again_at_a_time():
         assert net.brokers.retry_at(0, asyncio.get_running_loop().time()) is None
 
 
+@pytest.mark.promise("KIPs", "KIP-584: features of the cluster")
 async def test_features_that_a_broker_reported_outlive_its_connection():
     async def serve(peer: Peer) -> None:
         header, _ = await peer.request()
@@ -222,6 +224,8 @@ async def test_disconnecting_a_broker_fails_what_is_in_flight_and_backs_off():
 # Back-off
 
 
+@pytest.mark.promise("Accumulator, sender, connections", "retries back off exponentially, with jitter")
+@pytest.mark.promise("KIPs", "KIP-580: exponential back-off")
 def test_backoff_doubles_up_to_a_maximum_with_a_fifth_of_jitter():
     random = Random(1)
     for failures, middle in [(0, 0.05), (1, 0.1), (2, 0.2), (4, 0.8), (5, 1.0), (10_000, 1.0)]:
@@ -231,6 +235,7 @@ def test_backoff_doubles_up_to_a_maximum_with_a_fifth_of_jitter():
         assert max(times) - min(times) > middle * 0.35
 
 
+@pytest.mark.promise("Accumulator, sender, connections", "reconnects back off with growing pauses")
 async def test_a_broker_that_refuses_is_tried_with_growing_pauses(monkeypatch):
     pauses = []
 
@@ -251,6 +256,7 @@ async def test_a_broker_that_refuses_is_tried_with_growing_pauses(monkeypatch):
     assert pauses == [(failures, 0.004) for failures in range(5)]
 
 
+@pytest.mark.promise("Accumulator, sender, connections", "reconnects back off with growing pauses")
 async def test_asking_often_does_not_connect_often():
     async with Net("127.0.0.1:1", reconnect_backoff_ms=100, reconnect_backoff_max_ms=1000) as net:
         net.brokers.update(cluster_of(dead_port()))
@@ -264,6 +270,7 @@ async def test_asking_often_does_not_connect_often():
         assert net.metrics.node(0).connect_failures == net.brokers.lost
 
 
+@pytest.mark.promise("Accumulator, sender, connections", "reconnects back off with growing pauses")
 async def test_a_broker_that_accepts_and_drops_is_tried_with_growing_pauses():
     async def serve(peer: Peer) -> None:
         await peer.handshake()
@@ -292,6 +299,9 @@ async def test_a_connection_that_lasted_starts_the_back_off_anew():
         assert net.brokers._links[0].failures == 1
 
 
+@pytest.mark.promise(
+    "Rules of Kafka's producer", "a connection's states are a table, each step is bounded by the set-up time"
+)
 async def test_the_set_up_time_grows_with_each_failure_and_ends_with_success(monkeypatch):
     given = []
 
@@ -360,6 +370,7 @@ async def test_a_refused_connection_asks_for_metadata():
         await until(lambda: net.brokers.update_wanted)
 
 
+@pytest.mark.promise("Accumulator, sender, connections", "idle connections close, and come back when needed")
 async def test_an_idle_connection_that_was_closed_is_not_lost_and_comes_back_when_needed():
     async with net_of(echo, connections_max_idle_ms=30) as net:
         await net.become_ready(0)
@@ -443,6 +454,7 @@ async def test_two_nodes_at_one_address_have_a_connection_each():
         assert broker.connections == 2
 
 
+@pytest.mark.promise("KIPs", "KIP-899: back to the bootstrap addresses when no known broker is left")
 async def test_a_new_bootstrap_goes_back_to_the_addresses_and_keeps_their_back_off():
     async with net_of(echo) as net:
         await net.become_ready(0)
@@ -458,6 +470,11 @@ async def test_a_new_bootstrap_goes_back_to_the_addresses_and_keeps_their_back_o
 # Any broker
 
 
+@pytest.mark.promise(
+    "Rules of Kafka's producer",
+    "a request for any broker goes to the least loaded one, else to one that is connecting, else to a "
+    "free one in rotation",
+)
 async def test_the_least_loaded_ready_broker_is_taken():
     async with net_of(mute, mute, mute) as net:
         for node_id in range(3):
@@ -469,6 +486,11 @@ async def test_the_least_loaded_ready_broker_is_taken():
         assert [net.brokers.least_loaded() for _ in range(5)] == [1] * 5
 
 
+@pytest.mark.promise(
+    "Rules of Kafka's producer",
+    "a request for any broker goes to the least loaded one, else to one that is connecting, else to a "
+    "free one in rotation",
+)
 async def test_equally_loaded_brokers_take_turns():
     async with net_of(mute, mute, mute) as net:
         for node_id in range(3):
@@ -479,6 +501,11 @@ async def test_equally_loaded_brokers_take_turns():
         assert sorted(chosen[:3]) == [0, 1, 2]
 
 
+@pytest.mark.promise(
+    "Rules of Kafka's producer",
+    "a request for any broker goes to the least loaded one, else to one that is connecting, else to a "
+    "free one in rotation",
+)
 async def test_a_broker_that_is_connecting_comes_before_one_that_is_free_to_connect():
     async with net_of(silent, silent, silent) as net:
         assert sorted(net.brokers.least_loaded() for _ in range(3)) == [0, 1, 2]
@@ -495,6 +522,7 @@ async def test_brokers_in_back_off_are_not_taken():
         assert net.brokers.least_loaded() == 1
 
 
+@pytest.mark.promise("KIPs", "KIP-219: a throttled client mutes itself")
 async def test_a_throttled_broker_is_passed_over_for_any_request():
     async with net_of(mute, echo) as net:
         await net.become_ready(0)
@@ -654,6 +682,7 @@ async def test_peers_that_are_no_kafka_brokers_are_hopeless():
 # The end
 
 
+@pytest.mark.promise("As a whole", "nothing is left after `close()`: no task, no socket, no reserved byte")
 async def test_closing_leaves_neither_task_nor_socket():
     ended = []
 

@@ -96,6 +96,10 @@ async def failure(future: asyncio.Future) -> BaseException:
 # States
 
 
+@pytest.mark.promise("Docs", "DESIGN shows the state tables")
+@pytest.mark.promise(
+    "Rules of Kafka's producer", "a connection's states are a table, each step is bounded by the set-up time"
+)
 async def test_every_change_of_state_is_in_the_table():
     connection = make_connection(1)
 
@@ -212,6 +216,9 @@ async def test_a_request_is_encoded_at_the_agreed_version_below_its_ceiling():
     assert versions == [11, 8]
 
 
+@pytest.mark.promise(
+    "Rules of Kafka's producer", "a request that no common version can carry fails locally, as NOT_PERSISTED"
+)
 async def test_a_request_without_common_version_raises_and_nothing_is_written():
     async with connected(echo, {"init_producer_id": (6, 9)}) as connection:
         with pytest.raises(UnsupportedVersionError, match="6-9") as caught:
@@ -289,6 +296,7 @@ async def assert_all_fail(connection: Connection, kind: type[BaseException], cou
     return errors
 
 
+@pytest.mark.promise("Accumulator, sender, connections", "any time-out or violation closes the connection")
 async def test_a_wrong_correlation_id_closes_the_connection_and_fails_everything():
     async def serve(peer: Peer) -> None:
         header, _ = await peer.request()
@@ -350,6 +358,7 @@ async def test_bytes_behind_an_answer_close_the_connection():
         await assert_all_fail(connection, ProtocolError)
 
 
+@pytest.mark.promise("Protocol", "frame sizes are capped before and after authentication")
 @pytest.mark.parametrize("prefix", [b"\x7f\xff\xff\xff", b"\x80\x00\x00\x00", b"\x04\x00\x00\x01"])
 async def test_a_frame_beyond_the_limit_closes_the_connection_before_it_is_read(prefix):
     async def serve(peer: Peer) -> None:
@@ -420,6 +429,7 @@ async def test_aborting_fails_what_is_in_flight_with_the_error_given():
 # Deadlines
 
 
+@pytest.mark.promise("Accumulator, sender, connections", "any time-out or violation closes the connection")
 async def test_a_request_that_is_not_answered_in_time_closes_the_connection_and_fails_all():
     async with connected(silence) as connection:
         early, late = request(connection, 50 * MS), request(connection, LONG)
@@ -512,6 +522,10 @@ async def _read_nothing(peer: Peer) -> None:
     await asyncio.Event().wait()
 
 
+@pytest.mark.promise(
+    "Rules of Kafka's producer",
+    "nothing is drained for a broker that can't take it: batches fill, and expire as NOT_PERSISTED",
+)
 async def test_a_full_transport_takes_requests_again_once_it_is_empty():
     changes = []
     may_read = asyncio.Event()
@@ -575,6 +589,7 @@ async def test_cancelled_and_forgotten_futures_make_no_noise():
 # When a request may be sent
 
 
+@pytest.mark.promise("Accumulator, sender, connections", "a connection has up to 5 requests in flight")
 async def test_a_full_deque_in_flight_takes_no_more_until_an_answer_comes():
     release = asyncio.Event()
     changes = []
@@ -628,11 +643,15 @@ async def test_a_near_broker_answers_half_of_a_full_deque_before_more_is_sent_an
         connection._loop = asyncio.get_running_loop()
 
 
+@pytest.mark.promise(
+    "Rules of Kafka's producer", "a metadata refresh never waits behind a full deque of requests in flight"
+)
 async def test_metadata_may_exceed_the_limit_in_flight():
     async with connected(echo, max_in_flight_requests_per_connection=1) as connection:
         await asyncio.gather(*(request(connection) for _ in range(3)))
 
 
+@pytest.mark.promise("Accumulator, sender, connections", "a throttle is honoured")
 @pytest.mark.parametrize(
     ("throttle_ms", "seconds"), [(5000, 5.0), (2**31 - 1, 60.0), (0, 0.0), (-5, 0.0), (-(2**31), 0.0)]
 )
@@ -729,6 +748,7 @@ async def test_an_answer_to_a_request_that_has_none_is_dropped_once():
 # Closing in good order
 
 
+@pytest.mark.promise("Accumulator, sender, connections", "idle connections close, and come back when needed")
 async def test_an_idle_connection_closes_without_error():
     async with connected(silence, connections_max_idle_ms=60) as connection:
         await until(lambda: connection.is_gone)
@@ -787,6 +807,9 @@ async def test_draining_without_anything_in_flight_closes_at_once():
         assert connection.error is None
 
 
+@pytest.mark.promise(
+    "Rules of Kafka's producer", "a connection's states are a table, each step is bounded by the set-up time"
+)
 async def test_certificates_that_can_not_be_read_are_given_up_after_the_set_up_time():
     settings = {"security_protocol": "SSL", "socket_connection_setup_timeout_ms": 20}
     async with ScriptedBroker(silence) as broker:

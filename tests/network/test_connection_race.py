@@ -108,6 +108,11 @@ async def test_a_healthy_broker_sees_one_connection(monkeypatch):
         assert net.brokers._links[0].connection is not None
 
 
+@pytest.mark.promise(
+    "Accumulator, sender, connections",
+    "a broker that accepts and stays silent for 1 s gets a second connection, replaced each second until "
+    "one is answered; a healthy broker gets one",
+)
 def test_each_broker_of_a_healthy_cluster_sees_one_connection():
     async def main() -> list[int]:
         async with EmbeddedCluster(3, topics={"t": 6}) as cluster:
@@ -135,6 +140,11 @@ async def test_a_second_connection_is_used_if_the_first_one_gets_no_answer(monke
         assert net.metrics.node(0).connects == 1
 
 
+@pytest.mark.promise(
+    "Accumulator, sender, connections",
+    "a broker that accepts and stays silent for 1 s gets a second connection, replaced each second until "
+    "one is answered; a healthy broker gets one",
+)
 @in_virtual_time
 async def test_the_second_connection_is_replaced_until_one_is_answered_and_they_are_never_more_than_two(
     monkeypatch,
@@ -166,6 +176,11 @@ async def test_the_first_connection_keeps_its_whole_set_up_time(monkeypatch):
         assert net.brokers.connection(0).version_of(ApiKey.METADATA) == 7
 
 
+@pytest.mark.promise(
+    "Accumulator, sender, connections",
+    "a broker that accepts and stays silent for 1 s gets a second connection, replaced each second until "
+    "one is answered; a healthy broker gets one",
+)
 @in_virtual_time
 async def test_only_the_winner_sends_credentials(monkeypatch):
     async def refuses(peer: Peer) -> None:
@@ -322,6 +337,11 @@ def recovery(outage: float, **settings: object) -> tuple[float, int]:
     return simulate(main)
 
 
+@pytest.mark.promise(
+    "Accumulator, sender, connections",
+    "a broker that accepts and stays silent for 1 s gets a second connection, replaced each second until "
+    "one is answered; a healthy broker gets one",
+)
 @pytest.mark.parametrize("outage", [31.2, 36.5, 39.9, 44.4, 58.3, 71.7])
 def test_a_half_open_broker_is_used_again_within_two_seconds(outage):
     took, failed = recovery(outage)

@@ -48,6 +48,11 @@ def _patch_loop(monkeypatch, loop, name, function) -> None:
     monkeypatch.setattr(dialer, "new_task", lambda _, attempt, name: new_task(loop, attempt, name))
 
 
+@pytest.mark.promise(
+    "Accumulator, sender, connections",
+    "all addresses of a broker are tried, and after a failed set-up the next one comes first, since an "
+    "address that accepts may be unusable",
+)
 @pytest.mark.parametrize("dead", ["127.0.0.2", "::1"])
 async def test_a_dead_address_is_passed_over_for_the_next_one(monkeypatch, dead):
     async with ScriptedBroker(silence) as broker:
@@ -60,6 +65,11 @@ async def test_a_dead_address_is_passed_over_for_the_next_one(monkeypatch, dead)
     assert asked == ["broker.example"]
 
 
+@pytest.mark.promise(
+    "Accumulator, sender, connections",
+    "all addresses of a broker are tried, and after a failed set-up the next one comes first, since an "
+    "address that accepts may be unusable",
+)
 async def test_when_all_addresses_are_dead_each_is_named(monkeypatch):
     resolve(monkeypatch, "127.0.0.2", "127.0.0.3")
 
@@ -67,6 +77,7 @@ async def test_when_all_addresses_are_dead_each_is_named(monkeypatch):
         await dial("broker.example", 1, LONG)
 
 
+@pytest.mark.promise("Accumulator, sender, connections", "connects by happy eyeballs (RFC 8305)")
 async def test_an_address_that_does_not_answer_gets_company_after_a_quarter_second(monkeypatch):
     opened = []
 
@@ -89,6 +100,7 @@ async def test_an_address_that_does_not_answer_gets_company_after_a_quarter_seco
     assert 0.2 < after - began < 2
 
 
+@pytest.mark.promise("Accumulator, sender, connections", "connects by happy eyeballs (RFC 8305)")
 async def test_an_address_that_loses_the_race_is_closed(monkeypatch):
     both = asyncio.Event()
     opened = []
@@ -115,6 +127,11 @@ async def test_an_address_that_loses_the_race_is_closed(monkeypatch):
             await one.writer.wait_closed()
 
 
+@pytest.mark.promise(
+    "Accumulator, sender, connections",
+    "all addresses of a broker are tried, and after a failed set-up the next one comes first, since an "
+    "address that accepts may be unusable",
+)
 async def test_addresses_are_tried_once_each_and_families_take_turns(monkeypatch):
     opened = []
 
@@ -154,6 +171,11 @@ async def _shake_hands(peer: Peer) -> None:
     await peer.read_to_end()
 
 
+@pytest.mark.promise(
+    "Accumulator, sender, connections",
+    "all addresses of a broker are tried, and after a failed set-up the next one comes first, since an "
+    "address that accepts may be unusable",
+)
 @pytest.mark.parametrize("useless", [_hang_up, silence])
 async def test_an_address_that_accepts_and_is_no_use_is_left_for_the_next_one(monkeypatch, useless):
     async with ScriptedBroker(useless) as first, ScriptedBroker(_shake_hands) as second:
@@ -191,6 +213,9 @@ async def test_a_name_is_looked_up_also_when_no_thread_takes_work_any_more():
         await wire.writer.wait_closed()
 
 
+@pytest.mark.promise(
+    "Rules of Kafka's producer", "a connection's states are a table, each step is bounded by the set-up time"
+)
 async def test_a_slow_resolver_is_given_up_after_the_set_up_time(monkeypatch):
     async def slow(*_: object, **__: object) -> None:
         await asyncio.Event().wait()

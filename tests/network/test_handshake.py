@@ -35,6 +35,8 @@ from tests.support.scripted_broker import (
 )
 
 
+@pytest.mark.promise("Accumulator, sender, connections", "versions are negotiated on each connection")
+@pytest.mark.promise("KIPs", "KIP-511: the client's name, and the downgrade of ApiVersions")
 async def test_the_handshake_says_who_we_are_and_learns_the_versions_and_features():
     async def serve(peer: Peer) -> None:
         header, message = await peer.request()
@@ -63,6 +65,8 @@ async def test_the_handshake_says_who_we_are_and_learns_the_versions_and_feature
         await connection.close()
 
 
+@pytest.mark.promise("Protocol", "ApiVersions 0-4 are supported, with the downgrade")
+@pytest.mark.promise("KIPs", "KIP-511: the client's name, and the downgrade of ApiVersions")
 @pytest.mark.parametrize(("hint", "second"), [((0, 3), 3), ((0, 2), 2), ((0, 4), 3), ((0, 99), 3), (None, 0)])
 async def test_a_broker_that_refuses_the_version_is_asked_once_more_with_a_lower_one(hint, second):
     asked = []
@@ -135,6 +139,7 @@ async def test_a_range_upside_down_counts_as_not_offered():
         await connection.close()
 
 
+@pytest.mark.promise("Protocol", "frame sizes are capped before and after authentication")
 @pytest.mark.parametrize(
     ("greeting", "told"),
     [

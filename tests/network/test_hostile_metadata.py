@@ -63,6 +63,11 @@ TOO_MANY = {
 }
 
 
+@pytest.mark.promise(
+    "Accumulator, sender, connections",
+    "a response's declaration bounds its counts (`most=`), and a large metadata response is decoded in "
+    "slices",
+)
 @pytest.mark.parametrize("field", TOO_MANY)
 def test_more_elements_than_any_cluster_has_are_refused_before_they_are_looked_at(field):
     answer, version = TOO_MANY[field]
@@ -227,6 +232,11 @@ def test_slices_refuse_what_is_refused_at_once(damage):
     assert type(in_slices.value) is type(at_once.value)
 
 
+@pytest.mark.promise(
+    "Accumulator, sender, connections",
+    "a response's declaration bounds its counts (`most=`), and a large metadata response is decoded in "
+    "slices",
+)
 @pytest.mark.parametrize("is_damaged", [False, True])
 async def test_a_large_answer_is_decoded_in_slices_and_a_damaged_one_closes_the_connection(
     is_damaged, monkeypatch

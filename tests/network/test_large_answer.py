@@ -100,6 +100,12 @@ def without_collector():
     gc.collect()
 
 
+@pytest.mark.promise(
+    "Accumulator, sender, connections",
+    "metadata of 100,000 partitions are validated in one go and applied in slices of 250, between which "
+    "other tasks run; the snapshot changes once, when it is complete, and includes what was learned "
+    "meanwhile",
+)
 async def test_metadata_of_100000_partitions_that_are_all_written_to_holds_the_loop_for_less_than_200_ms(
     without_collector,
 ):
@@ -133,6 +139,12 @@ async def test_metadata_of_100000_partitions_that_are_all_written_to_holds_the_l
         assert min(longest) < 0.2, longest
 
 
+@pytest.mark.promise(
+    "Accumulator, sender, connections",
+    "metadata of 100,000 partitions are validated in one go and applied in slices of 250, between which "
+    "other tasks run; the snapshot changes once, when it is complete, and includes what was learned "
+    "meanwhile",
+)
 async def test_everybody_sees_the_snapshot_before_until_the_next_one_is_whole():
     async with Teller(3, 2000, answers=2) as teller, Net(teller.address) as net:
         await net.start()
@@ -154,6 +166,12 @@ async def test_everybody_sees_the_snapshot_before_until_the_next_one_is_whole():
         assert epochs == {2}
 
 
+@pytest.mark.promise(
+    "Accumulator, sender, connections",
+    "metadata of 100,000 partitions are validated in one go and applied in slices of 250, between which "
+    "other tasks run; the snapshot changes once, when it is complete, and includes what was learned "
+    "meanwhile",
+)
 async def test_a_leader_hint_that_comes_while_an_answer_is_taken_over_is_not_lost():
     async with Teller(1, 2000, answers=2) as teller, Net(teller.address) as net:
         await net.start()

@@ -216,6 +216,7 @@ async def test_the_first_update_names_the_last_failure_also_if_the_broker_is_jus
 # Waiting for a topic
 
 
+@pytest.mark.promise("KIPs", "KIP-526: new topics are asked for alone, idle ones are forgotten")
 async def test_a_new_topic_is_asked_for_at_once_and_alone():
     async with told_by(metadata_max_age_ms=600_000, retry_backoff_ms=100) as (net, teller):
         await net.metadata.wait_for_topic("a", soon())
@@ -240,6 +241,10 @@ async def test_creating_topics_can_be_switched_off():
         assert not teller.requests[0].allow_auto_topic_creation
 
 
+@pytest.mark.promise(
+    "Accumulator, sender, connections",
+    "metadata refreshes make no storm and let other tasks run, also with back-offs of 0",
+)
 async def test_many_who_wait_are_one_question():
     async with told_by() as (net, teller):
         topics = ["a", "b", "c"] * 50
@@ -247,6 +252,11 @@ async def test_many_who_wait_are_one_question():
         assert teller.asked == [["a", "b", "c"]]
 
 
+@pytest.mark.promise(
+    "Accumulator, sender, connections",
+    "`send` waits for a topic that is being created; an unknown topic is asked for again, also for "
+    "`try_send`, which does not wait",
+)
 @pytest.mark.parametrize("error", [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.LEADER_NOT_AVAILABLE])
 async def test_a_topic_that_is_being_created_is_asked_for_again_with_pauses(error):
     def answer(teller: Teller, number: int, request: MetadataRequest) -> MetadataResponse:
@@ -262,6 +272,11 @@ async def test_a_topic_that_is_being_created_is_asked_for_again_with_pauses(erro
         assert asyncio.get_running_loop().time() - began > 5 * 0.02 * 0.8
 
 
+@pytest.mark.promise(
+    "Accumulator, sender, connections",
+    "`send` waits for a topic that is being created; an unknown topic is asked for again, also for "
+    "`try_send`, which does not wait",
+)
 @pytest.mark.parametrize("refused", ["topic", "request"])
 async def test_a_topic_that_is_not_known_is_asked_for_again_also_by_one_who_does_not_wait(refused):
     def answer(teller: Teller, number: int, request: MetadataRequest) -> MetadataResponse:
@@ -454,6 +469,11 @@ async def test_closing_and_cancelling_at_once_makes_no_noise():
 # Refreshes
 
 
+@pytest.mark.promise(
+    "Rules of Kafka's producer",
+    "data without a leader, a refused connect, a lost connection and a close at acks=0 end in one "
+    "coalesced refresh",
+)
 async def test_any_number_of_wishes_is_one_refresh():
     async with told_by() as (net, teller):
         await net.metadata.wait_for_topic("a", soon())
@@ -489,6 +509,10 @@ async def test_only_one_refresh_is_in_flight():
     assert most == 1
 
 
+@pytest.mark.promise(
+    "Accumulator, sender, connections",
+    "metadata refreshes make no storm and let other tasks run, also with back-offs of 0",
+)
 @in_virtual_time
 async def test_wishes_without_end_make_no_storm():
     async with told_by(retry_backoff_ms=50, retry_backoff_max_ms=200) as (net, teller):
@@ -501,6 +525,10 @@ async def test_wishes_without_end_make_no_storm():
         assert 1 <= len(teller.requests) <= 5
 
 
+@pytest.mark.promise(
+    "Accumulator, sender, connections",
+    "metadata refreshes make no storm and let other tasks run, also with back-offs of 0",
+)
 async def test_a_refusal_that_comes_at_once_leaves_others_their_turns_also_without_a_back_off():
     async with Net("broker.example:9092", retry_backoff_ms=0) as net:
         asked = 0
@@ -534,6 +562,10 @@ async def test_without_a_back_off_two_questions_are_still_a_pause_apart():
         assert all(later - before > 0.999 * SHORTEST_PAUSE for before, later in itertools.pairwise(asked))
 
 
+@pytest.mark.promise(
+    "Accumulator, sender, connections",
+    "metadata refreshes make no storm and let other tasks run, also with back-offs of 0",
+)
 @in_virtual_time
 async def test_metadata_that_are_old_at_once_make_no_storm():
     async with told_by(metadata_max_age_ms=1, retry_backoff_ms=50, retry_backoff_max_ms=200) as (_, teller):
@@ -565,6 +597,7 @@ async def test_a_wish_during_a_refresh_is_not_forgotten():
         await until(lambda: len(asked) == 3)
 
 
+@pytest.mark.promise("Accumulator, sender, connections", "metadata are refreshed when they are old")
 async def test_metadata_is_refreshed_when_it_is_old():
     async with told_by(metadata_max_age_ms=50) as (net, teller):
         await net.metadata.wait_for_topic("a", soon())
@@ -574,6 +607,8 @@ async def test_metadata_is_refreshed_when_it_is_old():
         assert not teller.requests[1].allow_auto_topic_creation
 
 
+@pytest.mark.promise("Accumulator, sender, connections", "idle topics are forgotten")
+@pytest.mark.promise("KIPs", "KIP-526: new topics are asked for alone, idle ones are forgotten")
 async def test_idle_topics_are_forgotten_and_used_ones_are_not():
     async with told_by(metadata_max_age_ms=50) as (net, teller):
         for name in ("idle", "used"):
@@ -693,6 +728,7 @@ async def test_an_old_hint_changes_nothing():
         assert net.metadata.version == version
 
 
+@pytest.mark.promise("Accumulator, sender, connections", "leader hints in Produce responses are used")
 async def test_metadata_from_before_a_hint_does_not_undo_it():
     async with told_by() as (net, _):
         await net.metadata.wait_for_topic("a", soon())
@@ -707,6 +743,10 @@ async def test_metadata_from_before_a_hint_does_not_undo_it():
 # Starting again from the bootstrap servers
 
 
+@pytest.mark.promise(
+    "Accumulator, sender, connections", "the bootstrap servers are asked again when no known broker is left"
+)
+@pytest.mark.promise("KIPs", "KIP-899: back to the bootstrap addresses when no known broker is left")
 async def test_when_all_known_brokers_are_gone_the_bootstrap_servers_are_asked_again():
     gone = dead_port()
     moved = False
@@ -722,6 +762,9 @@ async def test_when_all_known_brokers_are_gone_the_bootstrap_servers_are_asked_a
         assert [node.port for node in net.brokers.nodes] == [teller.port]
 
 
+@pytest.mark.promise(
+    "KIPs", "KIP-1102: a broker, or too long a silence, leads back to the bootstrap addresses"
+)
 async def test_a_broker_may_ask_for_a_new_bootstrap():
     def answer(teller: Teller, number: int, request: MetadataRequest) -> MetadataResponse:
         response = teller.all_of(request)
@@ -736,6 +779,9 @@ async def test_a_broker_may_ask_for_a_new_bootstrap():
         await until(lambda: not net.brokers.is_bootstrapping)
 
 
+@pytest.mark.promise(
+    "KIPs", "KIP-1102: a broker, or too long a silence, leads back to the bootstrap addresses"
+)
 @in_virtual_time
 async def test_brokers_that_do_not_answer_for_long_lead_back_to_the_bootstrap_servers():
     silent = True
@@ -757,6 +803,7 @@ async def test_brokers_that_do_not_answer_for_long_lead_back_to_the_bootstrap_se
             assert asyncio.get_running_loop().time() - began >= 0.19
 
 
+@pytest.mark.promise("KIPs", "KIP-899: back to the bootstrap addresses when no known broker is left")
 async def test_without_the_recovery_strategy_the_known_brokers_stay():
     gone = dead_port()
 
@@ -770,6 +817,9 @@ async def test_without_the_recovery_strategy_the_known_brokers_stay():
         assert teller.requests == []
 
 
+@pytest.mark.promise(
+    "Accumulator, sender, connections", "the bootstrap servers are asked again when no known broker is left"
+)
 async def test_topics_and_counts_survive_a_new_bootstrap():
     async with told_by(lambda teller, _, request: teller.all_of(request, partitions=4)) as (net, _teller):
         await net.metadata.wait_for_topic("a", soon())
@@ -780,6 +830,10 @@ async def test_topics_and_counts_survive_a_new_bootstrap():
         assert info.available == []
 
 
+@pytest.mark.promise(
+    "Accumulator, sender, connections",
+    "metadata refreshes make no storm and let other tasks run, also with back-offs of 0",
+)
 @in_virtual_time
 async def test_unreachable_brokers_behind_a_living_bootstrap_server_make_no_storm():
     gone = dead_port()
@@ -823,6 +877,9 @@ async def test_topics_leaders_and_moves_are_seen_in_a_cluster_of_three():
         assert created.partitions[0].leader >= 0
 
 
+@pytest.mark.promise(
+    "Accumulator, sender, connections", "the bootstrap servers are asked again when no known broker is left"
+)
 async def test_a_cluster_that_restarts_is_found_again():
     async with (
         EmbeddedCluster(brokers=2, topics={"t": 1}) as cluster,

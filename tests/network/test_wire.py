@@ -135,6 +135,7 @@ async def test_held_back_segments_go_out_together_at_the_uncork():
         assert wire.left == 6
 
 
+@pytest.mark.promise("Security", "over TLS, too, NOT_PERSISTED is reported only for records that never left")
 async def test_what_lies_wholly_in_the_transport_has_not_left_and_what_left_is_never_denied():
     async with connected(read_nothing) as wire:
         starts = []
@@ -150,6 +151,7 @@ async def test_what_lies_wholly_in_the_transport_has_not_left_and_what_left_is_n
         assert size - 200_000 >= wire.left > 0
 
 
+@pytest.mark.promise("Records", "a large request is written, and encrypted, 4 MiB in each turn of the loop")
 async def test_it_is_told_when_everything_has_left():
     may_read = asyncio.Event()
 
@@ -194,6 +196,7 @@ class TakesEverything(asyncio.WriteTransport):
         return False
 
 
+@pytest.mark.promise("Records", "a large request is written, and encrypted, 4 MiB in each turn of the loop")
 async def test_something_large_is_written_in_several_turns_and_what_follows_comes_behind_it():
     transport = TakesEverything()
     wire = Wire(asyncio.get_running_loop())

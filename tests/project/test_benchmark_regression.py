@@ -10,6 +10,7 @@ from regression import CASES, MARGIN, Verdict
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.promise("Speed", "CPU per record, relative to aiokafka's, does not grow unnoticed")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_cpu_per_record_has_not_grown_beside_aiokafka(case):
     verdict = Verdict(tuple(regression.measured(case)), regression.stored()[case.name])
@@ -17,6 +18,7 @@ def test_cpu_per_record_has_not_grown_beside_aiokafka(case):
     assert verdict.holds, str(verdict)
 
 
+@pytest.mark.promise("Speed", "CPU per record, relative to aiokafka's, does not grow unnoticed")
 def test_a_ratio_beyond_the_margin_and_the_noise_of_the_run_is_a_regression():
     assert Verdict((0.1, 0.12, 0.11), 0.1).holds
     assert Verdict((0.125, 0.125, 0.125), 0.1).holds, "the margin"

@@ -101,6 +101,7 @@ def test_figures_come_back_from_json_as_they_were():
 # ------------------------------------------------------------------------------------------------------ goals
 
 
+@pytest.mark.promise("Speed", "each goal from P1 to P10 is reported as met, or as NOT MET with the ratio")
 def test_there_are_ten_goals_and_a_run_that_meets_them_meets_them_all():
     found = judged(good_run())
 
@@ -108,6 +109,7 @@ def test_there_are_ten_goals_and_a_run_that_meets_them_meets_them_all():
     assert {goal.verdict for goal in found.values()} == {MET}
 
 
+@pytest.mark.promise("Speed", "each goal from P1 to P10 is reported as met, or as NOT MET with the ratio")
 @pytest.mark.parametrize(
     ("goal", "section", "column", "values"),
     [
@@ -160,6 +162,7 @@ def test_a_goal_is_not_met_if_its_measurement_failed():
     assert judged(figures)["P4"].verdict == NOT_MET
 
 
+@pytest.mark.promise("Speed", "each goal from P1 to P10 is reported as met, or as NOT MET with the ratio")
 def test_a_goal_without_its_peer_is_not_measured():
     figures = [f for f in good_run() if f.cell.job.client != FRANZ_GO]
 
@@ -175,6 +178,7 @@ def test_a_goal_without_its_peer_is_not_measured():
     assert judged(changed(figures, "partitions", "1,000", cpu_us=0.9))["P8"].verdict == NOT_MET
 
 
+@pytest.mark.promise("Speed", "each goal from P1 to P10 is reported as met, or as NOT MET with the ratio")
 def test_a_goal_that_is_missed_is_told_with_the_ratio():
     found = judged(changed(good_run(), "throughput", "1000 B, 12 partitions", cpu_us=1.5))
 
@@ -236,6 +240,11 @@ def test_every_section_of_the_plan_has_a_table():
     assert {*plan.SECTIONS} == {*report.TABLES}
 
 
+@pytest.mark.promise(
+    "Speed",
+    "a run is written as JSON, tables and plots; Ctrl-C keeps what was measured; only a whole run "
+    "replaces the stored one, and no text written by hand",
+)
 def test_a_run_is_written_as_json_tables_and_plots(tmp_path):
     document = tmp_path / "RESULTS.md"
 
@@ -271,6 +280,11 @@ def test_plots_without_figures_are_not_drawn(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.promise(
+    "Speed",
+    "a run is written as JSON, tables and plots; Ctrl-C keeps what was measured; only a whole run "
+    "replaces the stored one, and no text written by hand",
+)
 @pytest.mark.usefixtures("no_plots")
 def test_what_was_written_by_hand_stays_when_a_run_is_written(tmp_path, monkeypatch):
     remarks = tmp_path / "REMARKS.md"
@@ -313,6 +327,11 @@ def no_plots(monkeypatch) -> None:
     monkeypatch.setattr(plots, "draw", lambda figures, directory: [])
 
 
+@pytest.mark.promise(
+    "Speed",
+    "a run is written as JSON, tables and plots; Ctrl-C keeps what was measured; only a whole run "
+    "replaces the stored one, and no text written by hand",
+)
 @pytest.mark.parametrize(
     ("changes", "whole"), [({}, True), ({"interrupted": True}, False), ({"narrowed": True}, False)]
 )

@@ -35,6 +35,11 @@ pytestmark = pytest.mark.slow
 # ------------------------------------------------------------------------------------ the acknowledging broker
 
 
+@pytest.mark.promise(
+    "Speed",
+    "the benchmarks' acknowledging broker runs in another process, takes any topics and partitions, and "
+    "counts records per partition",
+)
 async def test_the_acknowledging_broker_counts_the_records_of_each_partition():
     with AckBroker("--topic", "t:3", "--topic", "u:1") as broker:
         async with quick_producer(broker.bootstrap) as producer:
@@ -50,6 +55,7 @@ async def test_the_acknowledging_broker_counts_the_records_of_each_partition():
     }
 
 
+@pytest.mark.promise("Speed", "the benchmarks' acknowledging broker answers at once or after a given delay")
 async def test_the_acknowledging_broker_answers_after_the_delay_that_is_asked_for():
     with AckBroker("--topic", "t:1", "--delay-ms", "30") as broker:
         async with quick_producer(broker.bootstrap, delivery_timeout_ms=400_000) as producer:
@@ -60,6 +66,7 @@ async def test_the_acknowledging_broker_answers_after_the_delay_that_is_asked_fo
             assert time.perf_counter() - began >= 0.03
 
 
+@pytest.mark.promise("Speed", "the benchmarks' acknowledging broker has the version ranges of a real broker")
 async def test_the_acknowledging_broker_speaks_the_versions_of_a_real_one():
     with AckBroker() as broker:
         async with RawClient(broker.bootstrap) as client:
@@ -87,6 +94,11 @@ SMALL_JOBS = {
 }
 
 
+@pytest.mark.promise(
+    "Speed",
+    "the benchmarks measure CPU per record, records/s, closed loop p50/p99, RSS per waiting record and "
+    "lag of the loop",
+)
 @pytest.mark.parametrize("section", SMALL_JOBS)
 def test_each_kind_of_measurement_gives_its_figures_and_is_counted(section):
     kind, figures = SMALL_JOBS[section]
@@ -126,6 +138,7 @@ def test_without_uvloop_the_clients_run_on_asyncios_loop():
     assert "lag_p99_ms" in json.loads(found.stdout)
 
 
+@pytest.mark.promise("Speed", "`send_many` is measured beside a bare stream that writes as many bytes")
 @pytest.mark.parametrize("arrow", [False, True])
 def test_columns_are_measured_with_a_broker_and_without(arrow):
     for kind in ("columns", "encoding"):
@@ -136,6 +149,7 @@ def test_columns_are_measured_with_a_broker_and_without(arrow):
         assert result["sent"] == (200_000 if kind == "columns" else 0)
 
 
+@pytest.mark.promise("Speed", "`send_many` is measured beside a bare stream that writes as many bytes")
 def test_the_bare_stream_writes_the_bytes_of_so_many_records():
     counted = []
 
@@ -153,6 +167,11 @@ def test_the_bare_stream_writes_the_bytes_of_so_many_records():
     assert counted[0]["record_bytes"] == 300_000 * 100
 
 
+@pytest.mark.promise(
+    "Speed",
+    "every client is measured in the same interleaved run, with the same settings: aiokafka, "
+    "confluent-kafka in its three forms, kafka-python, franz-go and Java where they can be built",
+)
 @pytest.mark.parametrize("client", [client for client in CLIENTS if client not in (FRANZ_GO, JAVA)])
 def test_every_client_in_python_is_measured_on_the_acknowledging_broker(client):
     job = Job("pipelined", client, records=10_000, warm_up=10_000)
@@ -183,6 +202,11 @@ def test_a_peer_that_can_not_be_built_is_missing_and_says_why(tmp_path, monkeypa
         assert "returned non-zero exit status 3" in programs.prepare(client)
 
 
+@pytest.mark.promise(
+    "Speed",
+    "every client is measured in the same interleaved run, with the same settings: aiokafka, "
+    "confluent-kafka in its three forms, kafka-python, franz-go and Java where they can be built",
+)
 @pytest.mark.parametrize(
     ("section", "kind", "figure"),
     [
@@ -211,6 +235,11 @@ def test_peers_that_are_compiled_are_measured_where_they_can_be_and_else_left_ou
         assert cell["results"][0][figure] > 0
 
 
+@pytest.mark.promise(
+    "Speed",
+    "the benchmarks measure CPU per record, records/s, closed loop p50/p99, RSS per waiting record and "
+    "lag of the loop",
+)
 def test_a_measurement_that_the_broker_did_not_count_fails(monkeypatch):
     monkeypatch.setattr(runner, "result_of", lambda process: process.communicate() and {"sent": 5})
     job = Job("closed_loop", OURS, records=10, partitions=1)
@@ -230,6 +259,11 @@ def test_a_measurement_that_fails_says_why_and_ends_no_other():
     assert figures[cells[1]].counts
 
 
+@pytest.mark.promise(
+    "Speed",
+    "a run is written as JSON, tables and plots; Ctrl-C keeps what was measured; only a whole run "
+    "replaces the stored one, and no text written by hand",
+)
 def test_ctrl_c_keeps_what_was_measured():
     done = []
 
@@ -257,6 +291,7 @@ def test_no_process_outlives_a_measurement_that_is_interrupted():
 # ---------------------------------------------------------------------------------------------- read back
 
 
+@pytest.mark.promise("Speed", "the benchmarks read a real Kafka back: every value as often as it was sent")
 @pytest.mark.apache
 def test_a_real_kafka_is_read_back_and_counted():
     job = Job("pipelined", OURS, records=20_000, warm_up=10_000, compression="lz4", partitions=3)
@@ -269,6 +304,7 @@ def test_a_real_kafka_is_read_back_and_counted():
             kafka.check(replace(job, partitions=1, topic=topic), 5)
 
 
+@pytest.mark.promise("Speed", "the benchmarks read a real Kafka back: every value as often as it was sent")
 @pytest.mark.parametrize(
     ("found", "problem"),
     [
@@ -290,6 +326,11 @@ def test_what_is_read_back_has_every_value_as_often_as_it_was_sent(found, proble
 # ------------------------------------------------------------------------------------------------- the plan
 
 
+@pytest.mark.promise(
+    "Speed",
+    "every client is measured in the same interleaved run, with the same settings: aiokafka, "
+    "confluent-kafka in its three forms, kafka-python, franz-go and Java where they can be built",
+)
 def test_the_plan_compares_all_clients_in_every_case():
     cells = bench.cells(False, list(plan.SECTIONS), list(CLIENTS))
     clients = {
@@ -313,6 +354,11 @@ def test_the_plan_compares_all_clients_in_every_case():
     assert all(cell.job.loop == "uvloop" for cell in cells if "asyncio" not in cell.row)
 
 
+@pytest.mark.promise(
+    "Speed",
+    "every client is measured in the same interleaved run, with the same settings: aiokafka, "
+    "confluent-kafka in its three forms, kafka-python, franz-go and Java where they can be built",
+)
 def test_cells_that_are_compared_have_the_same_settings():
     for cell in bench.cells(False, ["throughput", "throughput real", "codecs", "distance"], list(CLIENTS)):
         if plan.BY_DEFAULT in cell.row:
@@ -331,6 +377,11 @@ def test_pipelined_jobs_send_every_value_equally_often():
             assert cell.job.warm_up % LINES == 0, cell.name
 
 
+@pytest.mark.promise(
+    "Speed",
+    "every client is measured in the same interleaved run, with the same settings: aiokafka, "
+    "confluent-kafka in its three forms, kafka-python, franz-go and Java where they can be built",
+)
 def test_repeats_are_interleaved_section_by_section():
     cells = bench.cells(False, ["throughput", "memory"], list(CLIENTS))
     order = runner.in_order(cells)

@@ -127,6 +127,16 @@ def number(text: str) -> float:
     return float(text.split()[0].replace(",", ""))
 
 
+@pytest.mark.promise(
+    "Demo and pipeline",
+    "`make demo` starts the embedded cluster, streams the flights, reads them back, verifies, prints a "
+    "report",
+)
+@pytest.mark.promise(
+    "Demo and pipeline",
+    "the demo reports records, bytes, batches, mean size, requests, retries, p50/p99/max time to ack and "
+    "CPU per record",
+)
 def test_flights_sent_to_the_embedded_cluster_are_proved_and_reported():
     flights = load(5_000, lambda _: None)
 
@@ -160,6 +170,9 @@ def test_compressed_batches_are_proved_too(codec):
     assert number(table["mean batch size"]) * number(table["batches"]) < number(table["bytes"])
 
 
+@pytest.mark.promise(
+    "Demo and pipeline", "`KAFKA=host:port`: the demo runs on the user's cluster, in a topic of its own"
+)
 @pytest.mark.apache
 def test_flights_sent_to_a_real_kafka_are_proved_too(apache_kafka):
     status, out, err = run("--limit", "5000", "--kafka", apache_kafka.bootstrap_servers)
@@ -172,6 +185,7 @@ def test_flights_sent_to_a_real_kafka_are_proved_too(apache_kafka):
     assert "stays in your cluster" in out
 
 
+@pytest.mark.promise("Demo and pipeline", "`KAFKA=apache`: a real Apache Kafka that the demo starts and ends")
 @pytest.mark.apache
 def test_the_demo_starts_a_real_kafka_by_itself_and_ends_it():
     with running_demo("--limit", "3000", "--kafka", "apache") as demo:
@@ -187,6 +201,7 @@ def test_the_demo_starts_a_real_kafka_by_itself_and_ends_it():
     assert not any(is_alive(child) for child in children)
 
 
+@pytest.mark.promise("Demo and pipeline", "Ctrl-C stops the demo cleanly, and it still prints the report")
 def test_ctrl_c_in_the_middle_still_reports_and_leaves_no_process():
     with running_demo("--limit", "200000") as demo:
         demo.wait_for_progress("preparing: ")
@@ -203,6 +218,7 @@ def test_ctrl_c_in_the_middle_still_reports_and_leaves_no_process():
     assert not is_alive(children[0])
 
 
+@pytest.mark.promise("Demo and pipeline", "Ctrl-C stops the demo cleanly, and it still prints the report")
 def test_ctrl_c_before_anything_was_sent_says_so():
     with running_demo() as demo:
         demo.wait_for_progress("preparing: ")
@@ -228,6 +244,7 @@ async def test_preparation_that_nobody_wants_any_more_ends_though_no_broker_answ
                 await asyncio.wait_for(preparing, 6000 * MS)
 
 
+@pytest.mark.promise("Demo and pipeline", "Ctrl-C stops the demo cleanly, and it still prints the report")
 def test_ctrl_c_twice_ends_a_demo_whose_cluster_is_frozen():
     with (
         cluster_process() as (address, cluster),
@@ -249,6 +266,9 @@ def test_ctrl_c_twice_ends_a_demo_whose_cluster_is_frozen():
     assert number(table["unknown"]) > 0
 
 
+@pytest.mark.promise(
+    "Demo and pipeline", "`KAFKA=host:port`: the demo runs on the user's cluster, in a topic of its own"
+)
 def test_an_address_where_nobody_listens_is_a_clear_error():
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
@@ -288,6 +308,9 @@ async def run_here(cluster: EmbeddedCluster, *arguments: str) -> int:
     return await flights_demo.demo(options, Interrupt())
 
 
+@pytest.mark.promise(
+    "Demo and pipeline", "the demo reads back from the offsets noted at the start, and deletes no topic"
+)
 async def test_a_topic_may_be_used_again_from_where_it_ends(kafka_cluster, capsys):
     assert await run_here(kafka_cluster) == 0
     assert await run_here(kafka_cluster) == 0
@@ -326,6 +349,11 @@ async def test_where_createtopics_is_refused_the_cluster_makes_the_topic(capsys)
     assert "note: CreateTopics was refused" in out
 
 
+@pytest.mark.promise(
+    "Demo and pipeline",
+    "the demo's proof finds every record that is lost, changed, duplicated, out of order or in another "
+    "partition",
+)
 async def test_a_value_that_was_changed_on_its_way_fails_the_demo(kafka_cluster, capsys, monkeypatch):
     send_flights = flights_demo.send_flights
 
@@ -434,10 +462,20 @@ CORRUPTIONS: dict[str, tuple[Callable[[list[ReadRecord]], list[ReadRecord]], dic
 }
 
 
+@pytest.mark.promise(
+    "Demo and pipeline",
+    "the demo's proof finds every record that is lost, changed, duplicated, out of order or in another "
+    "partition",
+)
 def test_the_proof_finds_nothing_wrong_with_what_was_sent():
     assert judged(*delivered()) == {}
 
 
+@pytest.mark.promise(
+    "Demo and pipeline",
+    "the demo's proof finds every record that is lost, changed, duplicated, out of order or in another "
+    "partition",
+)
 @pytest.mark.parametrize("corruption", CORRUPTIONS)
 def test_the_proof_convicts(corruption):
     sent, records = delivered()

@@ -58,6 +58,7 @@ def page_as_parameter(path):
     return pytest.param(path.relative_to(ROOT).as_posix(), marks=marks)
 
 
+@pytest.mark.promise("Coming from other clients", "examples and guides do what they say")
 @pytest.mark.parametrize("name", [page_as_parameter(path) for path in docs_pages.pages()])
 def test_page_does_what_it_says(name):
     status, told = run_page(ROOT / name)
@@ -65,6 +66,7 @@ def test_page_does_what_it_says(name):
     assert status == 0, told
 
 
+@pytest.mark.promise("Coming from other clients", "examples and guides do what they say")
 def test_few_blocks_are_not_run_and_each_says_why():
     left_out = {
         block.place: block.not_run

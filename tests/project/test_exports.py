@@ -100,6 +100,7 @@ def test_the_names_that_users_need_are_there():
     } <= set(aioproducer.__all__)
 
 
+@pytest.mark.promise("Docs", "every public name is described")
 @pytest.mark.parametrize("name", PUBLIC_MODULES)
 def test_every_public_name_is_described(name):
     module = importlib.import_module(name)
@@ -115,6 +116,7 @@ def test_every_public_name_is_described(name):
             assert exported in attribute_docs(aioproducer.types), exported
 
 
+@pytest.mark.promise("Docs", "every public name is described")
 def test_every_public_method_is_described():
     bare = []
     for exported in aioproducer.__all__:
@@ -143,6 +145,7 @@ def test_every_error_is_public_in_errors():
             assert getattr(errors, exported) is value
 
 
+@pytest.mark.promise("Packaging", "uvloop is optional and never imported by the package")
 def test_importing_the_package_starts_nothing_and_imports_no_test_tools():
     script = """
 import sys, threading
@@ -164,6 +167,7 @@ def test_star_import_gives_the_public_names():
     assert set(namespace) - {"__builtins__"} == set(aioproducer.__all__)
 
 
+@pytest.mark.promise("Packaging", "`py.typed` and the stubs are in the wheel")
 def test_package_is_typed():
     package = Path(aioproducer.__file__).parent
 

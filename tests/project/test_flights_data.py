@@ -33,15 +33,26 @@ def at(text: str) -> int:
     return int(datetime.fromisoformat(text).timestamp() * 1000)
 
 
+@pytest.mark.promise(
+    "Demo and pipeline", "the 336,776 flights are read from the data package, which is never imported"
+)
 def test_all_flights_of_the_year_are_read(flights):
     assert len(flights) == FLIGHTS == 336_776
 
 
+@pytest.mark.promise(
+    "Demo and pipeline",
+    "a flight's timestamp is its departure, or the scheduled one for the 8,255 cancelled flights",
+)
 def test_8255_flights_were_cancelled(flights):
     assert Counter(flight.is_cancelled for flight in flights) == {True: CANCELLED, False: FLIGHTS - CANCELLED}
     assert CANCELLED == 8_255
 
 
+@pytest.mark.promise(
+    "Demo and pipeline",
+    "a flight is sent as a JSON value, keyed by carrier and flight number, with two headers",
+)
 def test_each_value_is_json_with_every_column_of_its_row(flights):
     values = [json.loads(flight.value) for flight in flights[::101]]
 
@@ -60,6 +71,10 @@ def test_rows_are_numbered_in_the_order_of_the_file(flights):
     assert all(flight.headers[0] == ("row", b"%d" % row) for row, flight in enumerate(flights))
 
 
+@pytest.mark.promise(
+    "Demo and pipeline",
+    "a flight's timestamp is its departure, or the scheduled one for the 8,255 cancelled flights",
+)
 def test_every_timestamp_is_the_time_on_new_yorks_clocks(flights):
     try:
         new_york = ZoneInfo("America/New_York")
@@ -75,6 +90,10 @@ def test_every_timestamp_is_the_time_on_new_yorks_clocks(flights):
         assert timedelta(days=-1) < departure - day < timedelta(days=3), value
 
 
+@pytest.mark.promise(
+    "Demo and pipeline",
+    "a flight is sent as a JSON value, keyed by carrier and flight number, with two headers",
+)
 def test_a_flight_becomes_a_record():
     flight = one("2013,1,1,517,515,2,830,819,11,UA,1545,N14228,EWR,IAH,227,1400,5,15,2013-01-01T10:00:00Z")
 
@@ -91,6 +110,10 @@ def test_a_flight_that_left_after_midnight_has_the_next_days_timestamp():
     assert flight.timestamp_ms == at("2013-07-05T00:12:00-04:00")
 
 
+@pytest.mark.promise(
+    "Demo and pipeline",
+    "a flight's timestamp is its departure, or the scheduled one for the 8,255 cancelled flights",
+)
 def test_a_cancelled_flight_has_its_scheduled_time():
     flight = one("2013,1,1,NA,1630,NA,NA,1815,NA,EV,4308,N18120,EWR,RDU,NA,416,16,30,2013-01-01T21:00:00Z")
 
@@ -114,6 +137,9 @@ def test_what_progress_raises_ends_the_reading():
         load(FLIGHTS, stop)
 
 
+@pytest.mark.promise(
+    "Demo and pipeline", "the 336,776 flights are read from the data package, which is never imported"
+)
 def test_a_missing_data_package_is_named(monkeypatch):
     def missing(name: str) -> None:
         raise data.importlib.metadata.PackageNotFoundError(name)
@@ -124,6 +150,9 @@ def test_a_missing_data_package_is_named(monkeypatch):
         load(10, lambda _: None)
 
 
+@pytest.mark.promise(
+    "Demo and pipeline", "the 336,776 flights are read from the data package, which is never imported"
+)
 def test_the_data_package_itself_is_not_imported():
     load(10, lambda _: None)
 

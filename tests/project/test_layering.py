@@ -216,6 +216,8 @@ def modules() -> dict[str, Path]:
 # -------------------------------------------------------------------------------------------------- the package
 
 
+@pytest.mark.promise("Packaging", "uvloop is optional and never imported by the package")
+@pytest.mark.promise("Docs", "DESIGN shows the layers")
 @pytest.mark.parametrize("module", modules())
 def test_module_imports_what_its_layer_may(module):
     path = modules()[module]
@@ -223,6 +225,7 @@ def test_module_imports_what_its_layer_may(module):
     assert violations(module, path.read_text(), is_cython=path.suffix == ".pyx") == []
 
 
+@pytest.mark.promise("Docs", "DESIGN shows the layers")
 def test_every_module_has_a_layer():
     tops = {module.split(".")[0] for module in modules()}
     in_rooms_with_steps = {

@@ -125,6 +125,11 @@ def still_there(processes: dict[int, str]) -> list[str]:
 # ------------------------------------------------------------------------------------------------ the whole
 
 
+@pytest.mark.promise(
+    "Demo and pipeline",
+    "`make pipeline` takes the flights through Spark, as a batch and as an exactly-once stream, and "
+    "proves them against plain Python",
+)
 @slow
 def test_the_pipeline_is_proved_and_a_record_too_many_or_changed_convicts_it(capsys):
     expected = compute(5_000, lambda _: None)
@@ -176,6 +181,10 @@ def test_the_pipeline_is_proved_and_a_record_too_many_or_changed_convicts_it(cap
         assert "the proof FAILED" in capsys.readouterr().err
 
 
+@pytest.mark.promise(
+    "Demo and pipeline",
+    "`SPARK=cluster`: the pipeline starts and ends a master and two workers, with any Java from 17, or pip's",
+)
 @slow
 def test_a_cluster_of_master_and_workers_does_the_same_with_pips_java_and_leaves_no_process(tmp_path):
     old = tmp_path / "java"
@@ -196,6 +205,11 @@ def test_a_cluster_of_master_and_workers_does_the_same_with_pips_java_and_leaves
     assert still_there(processes) == []
 
 
+@pytest.mark.promise(
+    "Demo and pipeline",
+    "Ctrl-C stops the pipeline, also while Spark starts or before the first task, prints the report, and "
+    "leaves no transaction open",
+)
 @slow
 def test_ctrl_c_ends_the_stream_reports_what_is_committed_and_leaves_nothing_open():
     with cluster_process() as (address, _):
@@ -228,6 +242,11 @@ def log_ends(address: str, topic: str) -> tuple[int, ...]:
         consumer.close()
 
 
+@pytest.mark.promise(
+    "Demo and pipeline",
+    "Ctrl-C stops the pipeline, also while Spark starts or before the first task, prints the report, and "
+    "leaves no transaction open",
+)
 async def test_what_spark_has_not_begun_when_ctrl_c_comes_is_stopped_when_it_has():
     interrupt, calls = Interrupt(), 0
     working = asyncio.get_running_loop().create_future()
@@ -245,6 +264,11 @@ async def test_what_spark_has_not_begun_when_ctrl_c_comes_is_stopped_when_it_has
     assert working.done()
 
 
+@pytest.mark.promise(
+    "Demo and pipeline",
+    "Ctrl-C stops the pipeline, also while Spark starts or before the first task, prints the report, and "
+    "leaves no transaction open",
+)
 async def test_a_second_ctrl_c_waits_for_no_job_and_nobody_misses_its_error():
     interrupt = Interrupt()
     loop = asyncio.get_running_loop()
@@ -266,6 +290,11 @@ async def test_a_second_ctrl_c_waits_for_no_job_and_nobody_misses_its_error():
     assert told == []
 
 
+@pytest.mark.promise(
+    "Demo and pipeline",
+    "Ctrl-C stops the pipeline, also while Spark starts or before the first task, prints the report, and "
+    "leaves no transaction open",
+)
 def test_ctrl_c_while_spark_starts_kills_the_java_that_starts(monkeypatch, tmp_path, caplog):
     begun = threading.Event()
     said = ("root", logging.ERROR, py4j.java_gateway.__file__, 1038, "Exception while sending", (), None)
@@ -306,6 +335,11 @@ def test_arguments_that_make_no_sense_are_refused(arguments, text, capsys):
     assert text in capsys.readouterr().err
 
 
+@pytest.mark.promise(
+    "Demo and pipeline",
+    "`make pipeline` takes the flights through Spark, as a batch and as an exactly-once stream, and "
+    "proves them against plain Python",
+)
 def test_by_default_it_runs_here_on_an_embedded_cluster_with_topics_of_its_own():
     options = pipeline.arguments([])
 
@@ -313,6 +347,10 @@ def test_by_default_it_runs_here_on_an_embedded_cluster_with_topics_of_its_own()
     assert re.fullmatch(r"aioproducer-pipeline-\d{8}-\d{6}", options.topics)
 
 
+@pytest.mark.promise(
+    "Demo and pipeline",
+    "`SPARK=cluster`: the pipeline starts and ends a master and two workers, with any Java from 17, or pip's",
+)
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -330,6 +368,11 @@ def test_make_pipeline_takes_the_clusters(settings, words):
 # ------------------------------------------------------------------------------------------------ its parts
 
 
+@pytest.mark.promise(
+    "Demo and pipeline",
+    "`make pipeline` takes the flights through Spark, as a batch and as an exactly-once stream, and "
+    "proves them against plain Python",
+)
 def test_plain_python_counts_each_flight_of_the_year_in_each_aggregate():
     expected = compute(FLIGHTS, lambda _: None)
 
@@ -366,6 +409,10 @@ def test_all_rows_are_in_the_files_of_a_stream_and_the_oldest_is_the_first(tmp_p
     assert [line for part in parts for line in part[1:]] == whole[1:1_001]
 
 
+@pytest.mark.promise(
+    "Demo and pipeline",
+    "`SPARK=cluster`: the pipeline starts and ends a master and two workers, with any Java from 17, or pip's",
+)
 def test_the_first_java_that_is_new_enough_is_taken_and_else_that_of_pip(monkeypatch, tmp_path):
     def made(name: str, version: str) -> Path:
         executable = tmp_path / name / "bin" / "java"
@@ -460,6 +507,11 @@ CORRUPTIONS: dict[str, tuple[Callable[[list[ReadRecord]], list[ReadRecord]], dic
 }
 
 
+@pytest.mark.promise(
+    "Demo and pipeline",
+    "`make pipeline` takes the flights through Spark, as a batch and as an exactly-once stream, and "
+    "proves them against plain Python",
+)
 @pytest.mark.parametrize("corruption", CORRUPTIONS)
 def test_the_proof_of_the_pipeline_convicts(corruption):
     expected, records = rows()

@@ -56,6 +56,11 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 # ------------------------------------------------------------------------------------------------- the package
 
 
+@pytest.mark.promise(
+    "Packaging",
+    "pyproject.toml alone declares the package and its extensions; Python 3.11 or later; Apache-2.0; no "
+    "lock file",
+)
 def test_pyproject_alone_declares_the_package():
     assert PROJECT["build-system"]["build-backend"] == "setuptools.build_meta"
     assert [module["name"] for module in PROJECT["tool"]["setuptools"]["ext-modules"]] == [
@@ -69,6 +74,7 @@ def test_pyproject_alone_declares_the_package():
     assert [path.name for pattern in others for path in ROOT.glob(pattern)] == []
 
 
+@pytest.mark.promise("Packaging", "`py.typed` and the stubs are in the wheel")
 def test_types_and_stubs_go_into_the_wheel():
     data = PROJECT["tool"]["setuptools"]["package-data"]["*"]
     packages = PROJECT["tool"]["setuptools"]["packages"]
@@ -79,11 +85,14 @@ def test_types_and_stubs_go_into_the_wheel():
     )
 
 
+@pytest.mark.promise("Packaging", "requirements are version ranges")
 def test_requirements_have_a_lower_and_an_upper_bound():
     for requirement in PROJECT["project"]["dependencies"]:
         assert re.fullmatch(r"[\w-]+>=[\d.]+,<\d+", requirement), requirement
 
 
+@pytest.mark.promise("Packaging", "all four codecs work after a plain install")
+@pytest.mark.promise("Packaging", "uvloop is optional and never imported by the package")
 def test_a_plain_install_brings_all_that_the_package_imports_and_no_loop():
     built_on_it = {"blocking", "spark", "testing"}
     sources = [
@@ -161,6 +170,10 @@ def commands_of(target: str, *settings: str) -> str:
     ).stdout
 
 
+@pytest.mark.promise("Demo and pipeline", "`make demo` and `make test` set up all that they need")
+@pytest.mark.promise(
+    "As a whole", "`make demo`, `make test`, `make check` and `make bench` work on a fresh checkout"
+)
 @pytest.mark.parametrize("target", ["demo", "pipeline", "test", "test-all", "check", "bench", "wheel"])
 def test_every_command_sets_up_what_it_needs(target):
     commands = commands_of(target)
@@ -170,6 +183,10 @@ def test_every_command_sets_up_what_it_needs(target):
     assert commands.index("-m venv .venv") < commands.index("--group dev") < commands.index("-e .")
 
 
+@pytest.mark.promise(
+    "Demo and pipeline", "`KAFKA=host:port`: the demo runs on the user's cluster, in a topic of its own"
+)
+@pytest.mark.promise("Demo and pipeline", "`KAFKA=apache`: a real Apache Kafka that the demo starts and ends")
 @pytest.mark.parametrize("kafka", ["", "apache", "somewhere:9092"])
 def test_make_demo_takes_the_cluster(kafka):
     commands = commands_of("demo", *([f"KAFKA={kafka}"] if kafka else []))
@@ -177,6 +194,10 @@ def test_make_demo_takes_the_cluster(kafka):
     assert commands.splitlines()[-1].endswith(f'examples/flights_demo.py --kafka "{kafka or "embedded"}" ')
 
 
+@pytest.mark.promise(
+    "Packaging",
+    "an sdist and a wheel are built; the wheel is tried in an environment that contains nothing else",
+)
 def test_make_wheel_tries_the_wheel_in_an_empty_environment():
     *_, build, environment, install, check = commands_of("wheel").splitlines()
 
@@ -200,6 +221,10 @@ def test_make_test_and_test_all_run_each_test_once_and_one_room_on_demand():
     assert "tests/records" not in commands_of("test")
 
 
+@pytest.mark.promise("Packaging", "CI runs the checks, the wheel, the demo, the tests")
+@pytest.mark.promise(
+    "As a whole", "`make demo`, `make test`, `make check` and `make bench` work on a fresh checkout"
+)
 def test_ci_runs_check_wheel_demo_and_test_in_this_order():
     lines = (ROOT / ".ci" / "run").read_text().splitlines()
 
@@ -296,12 +321,14 @@ def test_without_what_gssapi_needs_its_tests_are_skipped_or_fail(
     assert kdc.java_or_skip() == str(java)
 
 
+@pytest.mark.promise("Docs", "CHANGELOG begins with the version that is installed")
 def test_the_changelog_begins_with_the_version_that_is_installed():
     (newest, *_) = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
 
     assert newest == PROJECT["project"]["version"] == importlib.metadata.version("aioproducer")
 
 
+@pytest.mark.promise("As a whole", "unit tests run under asyncio and uvloop, warnings are errors")
 def test_unit_tests_run_on_both_loops_with_warnings_as_errors(request):
     item = SimpleNamespace(get_closest_marker=lambda name: None)
 
@@ -320,6 +347,9 @@ class Terminal(io.StringIO):
         return True
 
 
+@pytest.mark.promise(
+    "Demo and pipeline", "the demo's progress bar shows records/s, MB/s and requests in flight"
+)
 async def test_the_demo_shows_a_bar_with_rates_and_requests_in_flight(kafka_cluster, monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
@@ -332,6 +362,13 @@ async def test_the_demo_shows_a_bar_with_rates_and_requests_in_flight(kafka_clus
     assert [part for part in sending if re.search(r"\d+ in flight", part)]
 
 
+@pytest.mark.promise(
+    "Demo and pipeline",
+    "the demo's topic has 12 partitions; its embedded cluster has 3 brokers in a process of their own",
+)
+@pytest.mark.promise(
+    "Demo and pipeline", "`KAFKA=host:port`: the demo runs on the user's cluster, in a topic of its own"
+)
 def test_each_run_of_the_demo_has_a_topic_of_its_own_with_twelve_partitions():
     options = flights_demo.arguments([])
 
@@ -339,6 +376,10 @@ def test_each_run_of_the_demo_has_a_topic_of_its_own_with_twelve_partitions():
     assert (options.kafka, options.partitions) == ("embedded", 12)
 
 
+@pytest.mark.promise(
+    "Demo and pipeline",
+    "the demo's topic has 12 partitions; its embedded cluster has 3 brokers in a process of their own",
+)
 async def test_the_demos_embedded_cluster_has_three_brokers_in_a_process_of_its_own():
     async with clusters.running("embedded", None) as kafka:
         addresses = kafka.bootstrap_servers.split(",")
@@ -351,6 +392,7 @@ async def test_the_demos_embedded_cluster_has_three_brokers_in_a_process_of_its_
             await RawClient(address).__aenter__()
 
 
+@pytest.mark.promise("Demo and pipeline", "`KAFKA=apache`: a real Apache Kafka that the demo starts and ends")
 async def test_the_demo_starts_a_real_kafka_and_ends_it(monkeypatch):
     events = []
 
@@ -378,6 +420,7 @@ async def test_the_demo_starts_a_real_kafka_and_ends_it(monkeypatch):
 # --------------------------------------------------------------------------------------------------- the public API
 
 
+@pytest.mark.promise("Public API", "calls have aiokafka's names, order and defaults")
 @pytest.mark.parametrize(
     "call",
     ["start", "stop", "send", "send_and_wait", "flush", "partitions_for", "create_batch", "send_batch"],
@@ -402,6 +445,7 @@ OTHERWISE_NAMED = {
 }
 
 
+@pytest.mark.promise("Settings", "settings are typed keywords with Java's names in snake_case")
 def test_settings_have_javas_names_in_snake_case():
     javas = {setting.name: setting.java for setting in SETTINGS.values() if setting.java}
 
@@ -429,6 +473,9 @@ OURS = {
 """The requests of a producer. Others are for the embedded cluster and for reading back."""
 
 
+@pytest.mark.promise(
+    "Protocol", "every request that a producer needs, at every version from Kafka 2.1 to 4.3"
+)
 def test_every_request_of_a_producer_is_spoken_from_kafka_2_1_to_4_3():
     assert {name: CLIENT_VERSIONS[ApiKey[name]] for name in OURS} == OURS
     assert CLIENT_VERSIONS.keys() - {ApiKey[name] for name in OURS} == {
@@ -441,6 +488,7 @@ def test_every_request_of_a_producer_is_spoken_from_kafka_2_1_to_4_3():
 SUPPORTED = list(itertools.dropwhile(lambda release: release != "2.1", RELEASES))
 
 
+@pytest.mark.promise("Protocol", "requests use the newest version that both sides know, for each release")
 def test_releases_from_2_1_on_need_every_version_of_produce():
     newest = {release_named(release).versions[ApiKey.PRODUCE].max for release in SUPPORTED}
 
@@ -448,6 +496,8 @@ def test_releases_from_2_1_on_need_every_version_of_produce():
     assert SUPPORTED[-1] == "4.3"
 
 
+@pytest.mark.promise("Protocol", "requests use the newest version that both sides know, for each release")
+@pytest.mark.promise("Protocol", "ApiVersions 0-4 are supported, with the downgrade")
 @pytest.mark.parametrize("release", SUPPORTED)
 async def test_each_request_goes_in_the_newest_version_of_both_sides(release):
     async with producing(cluster={"versions": release}) as (cluster, producer):
@@ -466,6 +516,10 @@ async def test_each_request_goes_in_the_newest_version_of_both_sides(release):
 # ------------------------------------------------------------------------------------------------------ the leaders
 
 
+@pytest.mark.promise(
+    "Accumulator, sender, connections",
+    "if the connection to a leader hangs, another broker is asked for the leader",
+)
 async def test_a_leader_that_hangs_while_it_is_connected_to_is_asked_for_elsewhere(monkeypatch):
     """A frozen broker still takes connections: nothing is refused or lost that would tell that it is gone."""
     monkeypatch.setattr(brokers, "PATIENCE", 50 * MS)
@@ -487,6 +541,10 @@ async def test_a_leader_that_hangs_while_it_is_connected_to_is_asked_for_elsewhe
         assert numbers(cluster) == [0, 1, 2, 3, 4, 5]
 
 
+@pytest.mark.promise(
+    "Accumulator, sender, connections",
+    "if the connection to a leader hangs, another broker is asked for the leader",
+)
 async def test_a_leader_that_hangs_at_the_first_connect_is_asked_for_elsewhere(monkeypatch):
     """Nothing has failed yet, and nothing will for a long time."""
     async with producing(2, {"t": 2}, socket_connection_setup_timeout_ms=600_000) as (cluster, producer):
@@ -507,6 +565,12 @@ async def test_a_leader_that_hangs_at_the_first_connect_is_asked_for_elsewhere(m
         assert (await within(1, delivery)).offset == 0
 
 
+@pytest.mark.promise(
+    "Records", "records without a key go to uniformly sticky partitions, adaptive to slow brokers"
+)
+@pytest.mark.promise(
+    "KIPs", "KIP-794: uniform sticky partitions, adaptive, without brokers that take nothing"
+)
 async def test_records_without_a_key_leave_out_a_broker_that_takes_nothing():
     settings = {"batch_size": 300, "partitioner_availability_timeout_ms": 20}
     settings |= {"request_timeout_ms": 60_000, "delivery_timeout_ms": 120_000}
@@ -542,6 +606,7 @@ async def test_records_without_a_key_leave_out_a_broker_that_takes_nothing():
 # ------------------------------------------------------------------------------------------------------ the design
 
 
+@pytest.mark.promise("Docs", "DESIGN shows the state tables")
 def test_states_in_the_design_are_those_of_the_code():
     design = (ROOT / "DESIGN.md").read_text().split("## 3. ")[1].split("## 4. ")[0]
     rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", design, re.MULTILINE))
@@ -554,6 +619,10 @@ def test_states_in_the_design_are_those_of_the_code():
         assert set(re.findall(r"[A-Z_]{2,}", rows[name])) == {state.name for state in states}
 
 
+@pytest.mark.promise(
+    "Public API", "a producer is started and closed by `start` and `stop`/`close`, or by `async with`"
+)
+@pytest.mark.promise("Docs", "DESIGN shows the state tables")
 @pytest.mark.parametrize("to", producer.State)
 @pytest.mark.parametrize("state", producer.State)
 def test_producer_makes_the_moves_of_the_table_and_no_other(state, to):
@@ -569,6 +638,7 @@ def test_producer_makes_the_moves_of_the_table_and_no_other(state, to):
     moving._state = producer.State.CLOSED  # it was never started: there is nothing to close
 
 
+@pytest.mark.promise("Docs", "DESIGN shows the record's path, stop by stop")
 def test_each_stop_of_the_records_way_is_in_the_code():
     design = (ROOT / "DESIGN.md").read_text().split("## 2. ")[1].split("### ")[0]
     stops = re.findall(r"^\| \d+ \| ([^|]+) \|", design, re.MULTILINE)

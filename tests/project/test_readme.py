@@ -24,6 +24,7 @@ CONSOLE = re.findall(r"```console\n(.*?)```", README, re.DOTALL)
 SITE = "https://github.com/aioproducer/aioproducer/"
 
 
+@pytest.mark.promise("Docs", "README names the two commands and says how to install")
 def test_it_has_at_most_500_words():
     assert 200 < len(README.split()) <= 500
 
@@ -33,6 +34,7 @@ def test_the_example_has_about_ten_lines_and_compiles():
     assert compile(EXAMPLE, "README.md", "exec")
 
 
+@pytest.mark.promise("Docs", "README has a quick start that runs")
 async def test_the_example_runs_against_an_embedded_cluster(capsys):
     async with EmbeddedCluster(topics={"orders": 1}) as cluster:
         names: dict = {}
@@ -62,6 +64,7 @@ def wheel(tmp_path_factory):
     return built
 
 
+@pytest.mark.promise("Docs", "README has a quick start that runs")
 def test_the_commands_and_the_program_run_in_an_empty_environment(wheel, tmp_path):
     venv.create(tmp_path / "venv", with_pip=True)
     path = os.pathsep.join([str(tmp_path / "venv" / "bin"), os.environ["PATH"]])
@@ -89,6 +92,7 @@ def test_the_commands_and_the_program_run_in_an_empty_environment(wheel, tmp_pat
     assert (done.stdout, done.stderr) == ("orders 0 0\n", "")
 
 
+@pytest.mark.promise("Docs", "README names the two commands and says how to install")
 def test_it_names_the_two_commands_right_after_the_example():
     headings = re.findall(r"^## (.*)", README, re.MULTILINE)
 
@@ -96,6 +100,7 @@ def test_it_names_the_two_commands_right_after_the_example():
     assert re.search(r"^make demo .*\nmake test ", CONSOLE[1], re.MULTILINE)
 
 
+@pytest.mark.promise("Docs", "README names the two commands and says how to install")
 def test_its_links_are_absolute_and_lead_to_files_of_this_tree():
     links = re.findall(r"\]\((.*?)\)", README)
     files = [

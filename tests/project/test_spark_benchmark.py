@@ -116,6 +116,12 @@ def test_all_goals_are_met_just_so():
     assert set(verdicts(run_of()).values()) == {True}
 
 
+@pytest.mark.promise(
+    "Spark",
+    "`make bench-spark` compares the sink with the JVM connector, clients in `foreachPartition` and "
+    "`mapInArrow`, and a Python sink that does nothing; it measures the CPU of the whole job, and the "
+    "broker counts the rows",
+)
 @pytest.mark.parametrize(
     ("cell", "result", "sentences"),
     [
@@ -233,6 +239,12 @@ def test_the_picture_is_the_same_for_the_same_run(tmp_path):
 # plan
 
 
+@pytest.mark.promise(
+    "Spark",
+    "`make bench-spark` compares the sink with the JVM connector, clients in `foreachPartition` and "
+    "`mapInArrow`, and a Python sink that does nothing; it measures the CPU of the whole job, and the "
+    "broker counts the rows",
+)
 def test_a_full_run_has_every_sink_generated_and_cached():
     cells = plan.cells(False, None, [BATCH], plan.ALL_SINKS)
     headline = [cell for cell in cells if (cell.value_size, cell.compression) == (100, "none")]
@@ -243,6 +255,12 @@ def test_a_full_run_has_every_sink_generated_and_cached():
     assert len(cells) == len(set(cells))
 
 
+@pytest.mark.promise(
+    "Spark",
+    "`make bench-spark` compares the sink with the JVM connector, clients in `foreachPartition` and "
+    "`mapInArrow`, and a Python sink that does nothing; it measures the CPU of the whole job, and the "
+    "broker counts the rows",
+)
 def test_rounds_are_interleaved_and_whole():
     cells = plan.cells(False, 6000, [BATCH, STREAM, SMALL], plan.ALL_SINKS)
 
@@ -261,6 +279,12 @@ def test_repeats_can_be_fewer():
     assert {cell.repeats for cell in cells} == {1}
 
 
+@pytest.mark.promise(
+    "Spark",
+    "`make bench-spark` compares the sink with the JVM connector, clients in `foreachPartition` and "
+    "`mapInArrow`, and a Python sink that does nothing; it measures the CPU of the whole job, and the "
+    "broker counts the rows",
+)
 def test_each_sink_is_warmed_up_in_frames_and_in_streams():
     asked = []
 
@@ -334,6 +358,12 @@ class FakeTarget:
         self.dropped.append(topic)
 
 
+@pytest.mark.promise(
+    "Spark",
+    "`make bench-spark` compares the sink with the JVM connector, clients in `foreachPartition` and "
+    "`mapInArrow`, and a Python sink that does nothing; it measures the CPU of the whole job, and the "
+    "broker counts the rows",
+)
 def test_a_row_too_few_is_a_failure():
     cell = Cell(BATCH, OURS, 6000)
     enough, short = FakeTarget(cell.sent), FakeTarget(cell.sent - 1)
@@ -382,6 +412,12 @@ def test_a_process_of_any_name_is_parsed():
     assert parsed(f"12 (a) b) {fields}") == Process("a) b", 7, 1.2, 0.07)
 
 
+@pytest.mark.promise(
+    "Spark",
+    "`make bench-spark` compares the sink with the JVM connector, clients in `foreachPartition` and "
+    "`mapInArrow`, and a Python sink that does nothing; it measures the CPU of the whole job, and the "
+    "broker counts the rows",
+)
 def test_cpu_is_that_of_all_descendants():
     table = {
         1: Process("init", 0, 50.0),

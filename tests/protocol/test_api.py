@@ -166,6 +166,7 @@ def refusal(*api_keys):
     return frame_of(encode_response(response, 0, 1)), response
 
 
+@pytest.mark.promise("KIPs", "KIP-511: the client's name, and the downgrade of ApiVersions")
 @pytest.mark.parametrize("asked", [0, 1, 2, 3, 4])
 def test_refused_api_versions_request_is_read_in_the_shape_of_version_0(asked):
     ours = ApiVersionsResponse.ApiVersion(api_key=ApiKey.API_VERSIONS, min_version=0, max_version=2)
@@ -239,6 +240,9 @@ def test_api_that_the_broker_does_not_offer_is_named():
         negotiate(ApiKey.INIT_PRODUCER_ID, {0: VersionRange(3, 13)})
 
 
+@pytest.mark.promise(
+    "Protocol", "every request that a producer needs, at every version from Kafka 2.1 to 4.3"
+)
 def test_kafka_2_1_speaks_every_api_that_the_producer_needs():
     kafka_2_1 = {0: 7, 3: 7, 10: 2, 17: 1, 18: 2, 22: 1, 24: 1, 25: 1, 26: 1, 28: 2, 36: 0}
     broker = {key: VersionRange(0, newest) for key, newest in kafka_2_1.items()}

@@ -56,6 +56,11 @@ def test_a_long_array_stays_in_its_frame_and_a_short_one_is_a_list():
     assert type(through_a_frame(metadata(2), 12).brokers) is list
 
 
+@pytest.mark.promise(
+    "Simulation and fuzzing",
+    "decoding a response takes at most 4 times its frame and 8 KiB (for a text of at most 32 KiB, briefly "
+    "three times more): a long array is validated at once and its elements are decoded on access",
+)
 def test_elements_are_those_of_the_list_at_each_look():
     expected = brokers(40)
     found = through_a_frame(MetadataResponse(brokers=expected), 12).brokers
@@ -173,6 +178,11 @@ def outcome(message, version, frame):
         return str(error)
 
 
+@pytest.mark.promise(
+    "Simulation and fuzzing",
+    "decoding a response takes at most 4 times its frame and 8 KiB (for a text of at most 32 KiB, briefly "
+    "three times more): a long array is validated at once and its elements are decoded on access",
+)
 def test_walking_over_an_array_refuses_what_decoding_it_does_and_in_the_same_words():
     source = random.Random(1)
     frames = []

@@ -77,6 +77,8 @@ def test_unknown_codec_is_refused_with_the_nearest_name(name, hint):
     assert (f"did you mean {hint}?" in str(caught.value)) is (hint is not None)
 
 
+@pytest.mark.promise("Records", "gzip, snappy, lz4 and zstd are supported, with levels")
+@pytest.mark.promise("KIPs", "KIP-390: compression levels")
 @pytest.mark.parametrize(
     ("codec", "level"),
     [
@@ -95,6 +97,8 @@ def test_level_of_kip_390_is_taken(codec, level):
     assert decompress(codec, packed) == b"abc" * 10
 
 
+@pytest.mark.promise("Records", "gzip, snappy, lz4 and zstd are supported, with levels")
+@pytest.mark.promise("KIPs", "KIP-390: compression levels")
 @pytest.mark.parametrize(
     ("codec", "level"),
     [
@@ -112,6 +116,7 @@ def test_level_out_of_range_is_refused(codec, level):
     assert caught.value.setting == "compression_level"
 
 
+@pytest.mark.promise("Packaging", "all four codecs work after a plain install")
 @pytest.mark.parametrize("sample", SAMPLES)
 @pytest.mark.parametrize(("codec", "level"), CODEC_AND_LEVEL)
 def test_round_trip(codec, level, sample):
@@ -133,6 +138,7 @@ def test_any_buffer_can_be_compressed(codec):
     assert compress(memoryview(b"head" + data + b"tail")[4:-4]) == expected
 
 
+@pytest.mark.promise("Records", "gzip, snappy, lz4 and zstd are supported, with levels")
 @pytest.mark.parametrize("sample", SAMPLES)
 @pytest.mark.parametrize(
     ("codec", "read"),
@@ -182,6 +188,7 @@ def test_gzip_is_one_member_without_name_and_time():
     assert reader.unused_data == b""
 
 
+@pytest.mark.promise("Records", "snappy is written in xerial framing, lz4 as a frame that Kafka reads")
 def test_lz4_frame_is_one_that_kafka_accepts():
     packed = compressor(Codec.LZ4)(SAMPLES["more than a block"])
 
@@ -194,12 +201,14 @@ def test_lz4_frame_is_one_that_kafka_accepts():
     assert frame["content_size"] == 0
 
 
+@pytest.mark.promise("KIPs", "KIP-110: zstd")
 def test_zstd_frame_says_its_size():
     packed = compressor(Codec.ZSTD)(SAMPLES["text"])
 
     assert zstandard.frame_content_size(packed) == len(SAMPLES["text"])
 
 
+@pytest.mark.promise("Records", "snappy is written in xerial framing, lz4 as a frame that Kafka reads")
 def test_snappy_stands_in_xerials_framing():
     data = SAMPLES["more than a block"]
 
@@ -218,6 +227,7 @@ def test_snappy_stands_in_xerials_framing():
     assert unpacked == data
 
 
+@pytest.mark.promise("Records", "large batches are compressed in a thread")
 @pytest.mark.parametrize("codec", PACKING)
 def test_one_compressor_serves_several_threads_at_once(codec):
     compress = compressor(codec)

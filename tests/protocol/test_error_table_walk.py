@@ -175,6 +175,11 @@ PLAYED = [
 ]
 
 
+@pytest.mark.promise(
+    "Error table",
+    "each cell of the table is played over the wire and ends as was decided; a cell that is added or "
+    "changed is noticed",
+)
 def test_each_cell_of_the_table_was_decided_and_is_played():
     found = cells()
 
@@ -183,6 +188,11 @@ def test_each_cell_of_the_table_was_decided_and_is_played():
     assert {parameters.values[0] for parameters in PLAYED} == set(found)
 
 
+@pytest.mark.promise(
+    "Error table",
+    "each cell of the table is played over the wire and ends as was decided; a cell that is added or "
+    "changed is noticed",
+)
 @pytest.mark.parametrize(("cell", "scene", "row"), PLAYED)
 def test_what_was_decided_is_in_the_table_and_is_seen(cell, scene, row):
     with consulted() as asked:

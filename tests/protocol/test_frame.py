@@ -21,6 +21,7 @@ def test_prefix_round_trips(size):
     assert decode_size(encode_prefix(size), MAX_FRAME) == size
 
 
+@pytest.mark.promise("Protocol", "frame sizes are capped before and after authentication")
 def test_frame_at_the_limit_passes_and_one_byte_more_is_refused():
     assert decode_size(encode_prefix(1000), 1000) == 1000
     with pytest.raises(ProtocolError, match="1001 bytes is announced, the limit is 1000"):

@@ -63,6 +63,7 @@ def built(message_type: type[Message], values: dict[str, Any]) -> Message:
     return part(message_type, values)
 
 
+@pytest.mark.promise("Protocol", "all messages are checked against bytes made by Kafka's own serializers")
 def test_golden_cases_cover_every_declared_version():
     covered = {(case["message"], case["version"], case["case"]) for case in CASES}
 
@@ -78,6 +79,12 @@ def test_golden_cases_cover_every_declared_version():
     assert covered == declared
 
 
+@pytest.mark.promise("Protocol", "all messages are checked against bytes made by Kafka's own serializers")
+@pytest.mark.promise(
+    "KIPs",
+    "KIP-152, 227, 368, 392, 430, 447, 525, 588, 595, 599, 709, 734, 890, 932: only fields and codes of "
+    "message versions",
+)
 @pytest.mark.parametrize("case", CASES, ids=case_id)
 def test_frame_of_kafka_decodes_to_its_values(case):
     message_type, frame = getattr(messages, case["message"]), bytes.fromhex(case["frame"])
@@ -91,6 +98,12 @@ def test_frame_of_kafka_decodes_to_its_values(case):
     assert message == built(message_type, case["values"])
 
 
+@pytest.mark.promise("Protocol", "all messages are checked against bytes made by Kafka's own serializers")
+@pytest.mark.promise(
+    "KIPs",
+    "KIP-152, 227, 368, 392, 430, 447, 525, 588, 595, 599, 709, 734, 890, 932: only fields and codes of "
+    "message versions",
+)
 @pytest.mark.parametrize("case", CASES, ids=case_id)
 def test_values_encode_to_the_frame_of_kafka(case):
     message, frame = built(getattr(messages, case["message"]), case["values"]), bytes.fromhex(case["frame"])
@@ -116,6 +129,7 @@ def test_decoding_a_memoryview_gives_the_same_as_decoding_bytes(case):
     assert message == built(getattr(messages, case["message"]), case["values"])
 
 
+@pytest.mark.promise("KIPs", "KIP-482: flexible versions and tagged fields")
 def test_unknown_tagged_fields_are_passed_over():
     case = next(case for case in CASES if case_id(case) == "EndTxnResponse-5-full")
     frame = bytes.fromhex(case["frame"])
@@ -180,6 +194,12 @@ def range_of(versions: str) -> range:
     return range(low, high + 1)
 
 
+@pytest.mark.promise("Protocol", "each message has one declaration, with versions per field")
+@pytest.mark.promise(
+    "KIPs",
+    "KIP-152, 227, 368, 392, 430, 447, 525, 588, 595, 599, 709, 734, 890, 932: only fields and codes of "
+    "message versions",
+)
 @pytest.mark.parametrize("name", GOLDEN["schemas"])
 def test_declaration_says_what_the_schema_of_kafka_says(name):
     message_type, schema = getattr(messages, name), GOLDEN["schemas"][name]
@@ -196,5 +216,6 @@ def test_declaration_says_what_the_schema_of_kafka_says(name):
     )
 
 
+@pytest.mark.promise("Protocol", "all messages are checked against bytes made by Kafka's own serializers")
 def test_error_codes_are_those_of_kafka():
     assert {code.name: int(code) for code in ErrorCode} == GOLDEN["errors"]

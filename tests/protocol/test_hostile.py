@@ -51,6 +51,7 @@ def decoded_or_refused(case, frame):
         return
 
 
+@pytest.mark.promise("Protocol", "responses are decoded defensively: counts against the bytes that are left")
 @pytest.mark.parametrize("case", FULL, ids=case_id)
 def test_every_prefix_of_a_valid_frame_is_a_protocol_error(case):
     frame = bytes.fromhex(case["frame"])
@@ -72,6 +73,7 @@ def test_every_single_byte_can_be_replaced(case):
         frame[place] = kept
 
 
+@pytest.mark.promise("Protocol", "responses are decoded defensively: counts against the bytes that are left")
 @settings(deadline=None)  # the first use of a version compiles its codec
 @given(st.sampled_from(FULL), st.data())
 def test_mutated_frames_raise_nothing_but_protocol_error(case, data):
@@ -107,6 +109,7 @@ def test_random_requests_raise_nothing_but_protocol_and_version_errors(frame):
 # Counts
 
 
+@pytest.mark.promise("Protocol", "responses are decoded defensively: counts against the bytes that are left")
 @pytest.mark.parametrize(
     ("message_type", "version", "head"),
     [
@@ -171,6 +174,7 @@ def test_tagged_field_may_be_absent_or_unknown():
     assert decode_response(ProduceResponse, 10, produce_response("02 07 02 abcd" + NO_ENDPOINTS), 1) == empty
 
 
+@pytest.mark.promise("KIPs", "KIP-482: flexible versions and tagged fields")
 @pytest.mark.parametrize(
     ("tags", "why"),
     [

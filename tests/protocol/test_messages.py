@@ -39,6 +39,7 @@ def encoded(message, version):
 # Declarations
 
 
+@pytest.mark.promise("Protocol", "each message has one declaration, with versions per field")
 def test_every_api_key_has_a_request_and_its_response():
     assert REQUESTS.keys() == set(ApiKey)
     for key, request in REQUESTS.items():
@@ -48,6 +49,9 @@ def test_every_api_key_has_a_request_and_its_response():
     assert set(MESSAGES) == {kind for request in REQUESTS.values() for kind in (request, request.Response)}
 
 
+@pytest.mark.promise(
+    "Protocol", "every request that a producer needs, at every version from Kafka 2.1 to 4.3"
+)
 def test_versions_of_the_client_are_declared():
     assert CLIENT_VERSIONS.keys() == set(ApiKey)
     for key, ours in CLIENT_VERSIONS.items():
@@ -166,6 +170,7 @@ def test_undeclared_version_is_refused(version):
         codec.decode(ProduceRequest, version, b"", 0)
 
 
+@pytest.mark.promise("Protocol", "each message has one declaration, with versions per field")
 @pytest.mark.parametrize(
     ("message", "version", "field"),
     [
@@ -291,6 +296,7 @@ def structs(draw, part, message_type, version):
     return part(**chosen)
 
 
+@pytest.mark.promise("Protocol", "encoder and decoder come from the same declaration")
 @settings(deadline=None)  # the first use of a version compiles its codec
 @given(st.data())
 def test_any_message_of_any_version_round_trips(data):

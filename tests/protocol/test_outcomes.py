@@ -72,6 +72,9 @@ def rows_of(api):
     return [rule.row for rule in (*rules, *UNKNOWN_CODES[api])]
 
 
+@pytest.mark.promise(
+    "Error table", "each code of each API and each failure has a row in the table, under all conditions"
+)
 @pytest.mark.parametrize("api", UNKNOWN_CODES, ids=lambda api: api.name)
 def test_each_code_of_each_api_has_a_row_whatever_holds(api):
     for code in (*ErrorCode, -2, 9999, 32_767, -32_768):
@@ -82,6 +85,9 @@ def test_each_code_of_each_api_has_a_row_whatever_holds(api):
             assert isinstance(row.outcome, Outcome), code
 
 
+@pytest.mark.promise(
+    "Error table", "each code of each API and each failure has a row in the table, under all conditions"
+)
 @pytest.mark.parametrize("failure", Failure)
 def test_each_failure_has_a_row_whatever_holds(failure):
     for conditions in ((), set(Condition), {Condition.ACKS_0}):
@@ -112,6 +118,9 @@ def test_in_gapless_order_a_batch_behind_a_failed_one_fails_with_its_answer_at_t
         assert decide(PRODUCE, code, {Condition.RECORD_ERRORS, Condition.GAPLESS}) == Row(Action.FAIL, NO)
 
 
+@pytest.mark.promise(
+    "Error table", "each code of each API and each failure has a row in the table, under all conditions"
+)
 def test_each_entry_ends_with_a_rule_that_needs_nothing_and_none_stands_behind_it():
     for key, rules in [*TABLE.items(), *UNKNOWN_CODES.items()]:
         assert not rules[-1].when, key
@@ -353,12 +362,14 @@ def test_in_a_transaction_what_fails_a_record_aborts_it_and_what_fences_needs_a_
 # ------------------------------------------------------------------------------------------------------ Produce
 
 
+@pytest.mark.promise("As a whole", "each failure says correctly whether its record may be in the log")
 @pytest.mark.parametrize("code", sorted(AFTER_AN_APPEND), ids=lambda code: code.name)
 def test_code_that_may_come_after_an_append_leaves_the_outcome_unknown(code):
     assert decide(PRODUCE, code).outcome is MAYBE
     assert decide(PRODUCE, code, IN_TRANSACTION).outcome is MAYBE
 
 
+@pytest.mark.promise("As a whole", "each failure says correctly whether its record may be in the log")
 def test_no_other_code_of_produce_leaves_it_unknown_by_itself():
     unknown = {
         code for code in ErrorCode if (PRODUCE, code) in TABLE and decide(PRODUCE, code).outcome is MAYBE
@@ -373,6 +384,7 @@ def test_code_that_nobody_knows_fails_with_an_unknown_outcome(code):
     assert decide(PRODUCE, code, IN_TRANSACTION) == Row(Action.ABORT, MAYBE)
 
 
+@pytest.mark.promise("Accumulator, sender, connections", "duplicates count as success")
 def test_only_an_answer_without_error_and_a_duplicate_succeed():
     succeed = {code: decide(PRODUCE, code).action for code in ErrorCode}
 
@@ -528,6 +540,7 @@ def test_each_error_of_a_connection_stands_for_one_failure(error, failure):
 # ------------------------------------------------------------------------------------------------ transactions
 
 
+@pytest.mark.promise("Transactions", "a commit that is not answered has an unknown outcome")
 @pytest.mark.parametrize("version", [Condition.V1, Condition.V2])
 def test_a_commit_is_called_unknown_only_if_an_earlier_attempt_was_not_answered(version):
     commit = {version, Condition.COMMIT}
@@ -689,6 +702,7 @@ def source_files(*patterns: str) -> list[Path]:
     )
 
 
+@pytest.mark.promise("Error table", "no code outside the table decides what an error means")
 def test_nothing_but_the_table_compares_error_codes():
     found = {
         (path.relative_to(PACKAGE).as_posix(), decision.where)
@@ -711,6 +725,7 @@ def test_compiled_code_compares_no_error_codes():
     assert found == READ_COMPILED.keys()
 
 
+@pytest.mark.promise("Error table", "no code outside the table decides what an error means")
 @pytest.mark.parametrize(
     "planted",
     [

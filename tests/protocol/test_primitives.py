@@ -293,6 +293,7 @@ def tag_section(*tags):
     return bytes(out)
 
 
+@pytest.mark.promise("KIPs", "KIP-482: flexible versions and tagged fields")
 def test_tag_section_has_the_bytes_of_the_protocol():
     assert tag_section() == b"\x00"
     assert tag_section((0, b"ab"), (200, b"")) == b"\x02\x00\x02ab\xc8\x01\x00"

@@ -50,6 +50,7 @@ def header_of(count: int, **fields) -> BatchHeader:
     return read_header(encode_batch([OracleRecord(1000)] * count))._replace(**fields)
 
 
+@pytest.mark.promise("Records", "CRC-32C, attributes and sequence numbers are in the batch header")
 def test_header_fields_stand_at_their_offsets():
     batch = encode_batch(
         RECORDS,
@@ -98,6 +99,7 @@ def test_named_offsets_add_up():
     assert recordbatch.RECORD_COUNT_AT == 57
 
 
+@pytest.mark.promise("Records", "CRC-32C, attributes and sequence numbers are in the batch header")
 @pytest.mark.parametrize("codec", Codec)
 def test_attributes_say_the_codec(codec):
     assert read_header(encode_batch(RECORDS, codec=codec)).codec is codec
@@ -148,6 +150,10 @@ def test_oracle_writes_what_aiokafka_reads(records):
     ]
 
 
+@pytest.mark.promise(
+    "Records",
+    "the compiled writer of batch v2 writes keys, values, headers and timestamps as the oracle does",
+)
 @given(records=oracle_records)
 @settings(max_examples=60, deadline=None)
 def test_oracle_writes_what_aiokafka_writes(records):
@@ -169,6 +175,7 @@ def test_oracle_writes_what_aiokafka_writes(records):
     assert ours == theirs
 
 
+@pytest.mark.promise("Records", "CRC-32C, attributes and sequence numbers are in the batch header")
 def test_oracles_crc_is_castagnolis():
     assert oracle.crc32c(b"123456789") == 0xE3069283
     assert oracle.crc32c(bytes(range(256)) * 3) == crc32c.crc32c(bytes(range(256)) * 3)

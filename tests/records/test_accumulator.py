@@ -32,6 +32,7 @@ from tests.support.accumulator_bench import (
 # ------------------------------------------------------------------------------------------------ what is due
 
 
+@pytest.mark.promise("Accumulator, sender, connections", "a batch is due by linger")
 async def test_open_batch_is_due_when_it_has_lingered():
     bench = Bench(linger_ms=50)
     bench.send()
@@ -54,6 +55,7 @@ async def test_batch_is_due_at_once_without_linger():
     assert len(bench.drain()) == 1
 
 
+@pytest.mark.promise("Accumulator, sender, connections", "a batch is due by its size")
 async def test_full_batch_is_due_and_the_open_one_behind_it_is_not():
     bench = Bench(batch_size=1000)
 
@@ -121,6 +123,7 @@ async def test_hurried_batch_is_due():
     assert bench.drain() == [batch]
 
 
+@pytest.mark.promise("Accumulator, sender, connections", "a batch is due by exhausted memory")
 async def test_everything_is_due_while_somebody_waits_for_memory():
     bench = Bench([0, 1], buffer_memory=2000, batch_size=1000)
     bench.send(0, b"v" * 900)
@@ -131,6 +134,7 @@ async def test_everything_is_due_while_somebody_waits_for_memory():
         assert sorted(bench.ready()) == [0, 1]
 
 
+@pytest.mark.promise("Accumulator, sender, connections", "a batch is due by a flush")
 async def test_everything_is_due_while_a_flush_runs_and_it_ends_with_the_last_batch():
     bench = Bench([0, 1])
     bench.send(0)
@@ -185,6 +189,11 @@ async def test_cancelled_flush_changes_nothing():
     bench.succeed(*bench.drain())
 
 
+@pytest.mark.promise(
+    "Rules of Kafka's producer",
+    "a partition is ready when its first batch is full, has another behind it, has lingered, or is needed "
+    "for memory, flush or close",
+)
 async def test_everything_is_due_once_the_accumulator_is_closed():
     bench = Bench()
     bench.send()
@@ -196,6 +205,10 @@ async def test_everything_is_due_once_the_accumulator_is_closed():
     assert bench.ready() == [0]
 
 
+@pytest.mark.promise(
+    "Rules of Kafka's producer",
+    "a partition is ready only if it is not muted, not in back-off, and has a leader that can be sent to",
+)
 async def test_batch_without_a_leader_is_reported_and_goes_to_the_leader_that_comes():
     bench = Bench([NO_NODE], linger_ms=0)
     bench.send()
@@ -232,6 +245,9 @@ async def test_batches_of_a_topic_that_metadata_forgot_wait_for_a_leader():
     assert len(bench.drain(1)) == 1
 
 
+@pytest.mark.promise(
+    "Rules of Kafka's producer", "the sender sleeps until the earliest event that may need it"
+)
 async def test_when_to_look_again_is_the_first_of_linger_back_off_and_deadline():
     bench = Bench([0, 1, 2], linger_ms=5000, delivery_timeout_ms=40_000)
     assert bench.accumulator.ready(bench.loop.time())[1] is None
@@ -251,6 +267,10 @@ async def test_when_to_look_again_is_the_first_of_linger_back_off_and_deadline()
     assert bench.accumulator.ready(now + 5) == ([], now + 7)
 
 
+@pytest.mark.promise(
+    "Accumulator, sender, connections",
+    "the cost of `ready` depends on what there is to send, not on how many partitions exist",
+)
 async def test_cost_of_ready_does_not_depend_on_idle_partitions(monkeypatch):
     touched = Counter()
 
@@ -299,6 +319,10 @@ async def test_ended_batches_are_not_kept_until_their_linger_would_have_ended():
 # ------------------------------------------------------------------------------------------------------ waking
 
 
+@pytest.mark.promise(
+    "Rules of Kafka's producer",
+    "the sender is woken for batches that are new, full or must go, not for every record",
+)
 async def test_sender_is_woken_for_the_first_open_batch_and_not_for_each_record():
     bench = Bench()
     bench.wake.counted()
@@ -322,6 +346,10 @@ async def test_sender_is_not_woken_for_a_new_batch_whose_linger_ends_later_than_
     assert bench.accumulator.ready(bench.loop.time())[1] == bench.topic.queues[0].tail.created + LONG / 1000
 
 
+@pytest.mark.promise(
+    "Rules of Kafka's producer",
+    "the sender is woken for batches that are new, full or must go, not for every record",
+)
 async def test_sender_is_woken_once_for_each_full_batch():
     bench = Bench(batch_size=1000)
     bench.send()
@@ -346,6 +374,10 @@ async def test_sender_is_woken_for_each_batch_without_linger():
     assert bench.wake.counted() == 1
 
 
+@pytest.mark.promise(
+    "Rules of Kafka's producer",
+    "the sender is woken for batches that are new, full or must go, not for every record",
+)
 async def test_sender_is_woken_by_who_waits_for_memory_and_by_flush():
     bench = small_bench()
     bench.wake.counted()
@@ -388,6 +420,7 @@ async def test_drain_takes_one_batch_of_each_partition_at_a_time():
     assert bench.drain() == []
 
 
+@pytest.mark.promise("Accumulator, sender, connections", "each partition has one deque of batches")
 async def test_drain_keeps_the_order_of_a_partition():
     bench = Bench(batch_size=1000)
     bench.fill(batches=5)
@@ -409,6 +442,9 @@ async def test_drain_takes_what_is_due_for_its_node_only():
     assert bench.drain(2) == []
 
 
+@pytest.mark.promise(
+    "Accumulator, sender, connections", "a request contains several partitions, up to `max_request_size`"
+)
 async def test_drain_stops_at_max_request_size_and_goes_on_where_it_stopped():
     bench = Bench([0] * 5, batch_size=1000, max_request_size=2100)
     for partition in range(5):
@@ -483,6 +519,7 @@ async def test_partition_that_was_held_back_is_drained_after_an_answer():
     assert len(bench.drain()) == 1
 
 
+@pytest.mark.promise("Records", "large batches are compressed in a thread")
 async def test_batch_that_is_being_compressed_waits_and_its_neighbours_do_not():
     bench = Bench([0, 0], batch_size=64 * 1024, compression_type="gzip", linger_ms=0)
     bench.send(0, b"v" * 2 * batch_compressor.SMALL)
@@ -500,6 +537,7 @@ async def test_batch_that_is_being_compressed_waits_and_its_neighbours_do_not():
     assert bytes(batch.payload) == compressor(Codec.GZIP)(batch.records)
 
 
+@pytest.mark.promise("Records", "large batches are compressed in a thread")
 async def test_batch_that_can_not_be_compressed_goes_uncompressed(caplog):
     bench = Bench(batch_size=64 * 1024, compression_type="gzip", linger_ms=0)
 
@@ -532,6 +570,7 @@ async def test_batch_that_expires_while_it_is_compressed_is_not_brought_back():
     assert bench.memory.available == bench.memory.total
 
 
+@pytest.mark.promise("Public API", "a record can have its own `timeout=`")
 @pytest.mark.parametrize("linger_ms", [0, LONG])
 async def test_batch_ends_with_the_last_of_its_records_and_returns_its_memory_at_once(linger_ms):
     bench = Bench(linger_ms=linger_ms)
@@ -579,6 +618,7 @@ async def test_batches_behind_one_that_ended_with_its_last_record_are_sent():
     assert bench.drain() == [kept.batch]
 
 
+@pytest.mark.promise("Public API", "a record can have its own `timeout=`")
 async def test_records_that_ended_early_are_left_out_and_a_batch_without_any_is_not_sent():
     bench = Bench([0, 0], linger_ms=0)
     late = [bench.send(0), bench.send(1)]
@@ -606,6 +646,7 @@ def large_batch_of_records_with_timeouts(bench: Bench) -> list[Delivery]:
     return sent
 
 
+@pytest.mark.promise("Public API", "a record can have its own `timeout=`")
 @pytest.mark.parametrize("level", [1, 9])
 async def test_large_batch_that_lost_a_record_is_compressed_again_by_a_thread(level):
     bench = Bench(batch_size=64 * 1024, compression_type="gzip", compression_level=level, linger_ms=0)
@@ -625,6 +666,7 @@ async def test_large_batch_that_lost_a_record_is_compressed_again_by_a_thread(le
     assert bytes(batches[0].payload) == compressor(Codec.GZIP, level)(batches[0].records)
 
 
+@pytest.mark.promise("Public API", "a record can have its own `timeout=`")
 async def test_time_outs_can_not_keep_a_batch_in_the_compressing_thread():
     bench = Bench(batch_size=64 * 1024, compression_type="gzip", compression_level=9, linger_ms=0)
     sent = large_batch_of_records_with_timeouts(bench)
@@ -674,6 +716,7 @@ async def test_records_that_timed_out_while_their_batch_was_open_are_not_compres
 # --------------------------------------------------------------------------------------------------- retries
 
 
+@pytest.mark.promise("Accumulator, sender, connections", "each partition has one deque of batches")
 async def test_requeued_batches_are_in_the_order_in_which_they_were_opened():
     bench = Bench(batch_size=1000)
     bench.fill(batches=4)
@@ -692,6 +735,10 @@ async def test_requeued_batches_are_in_the_order_in_which_they_were_opened():
     assert bench.drain_all() == batches
 
 
+@pytest.mark.promise(
+    "Rules of Kafka's producer",
+    "a partition is ready only if it is not muted, not in back-off, and has a leader that can be sent to",
+)
 async def test_partition_in_back_off_is_not_drained_before_its_time():
     bench = Bench([0, 0], linger_ms=0)
     bench.send(0)
@@ -711,6 +758,10 @@ async def test_partition_in_back_off_is_not_drained_before_its_time():
     assert bench.drain(later=10) == [first]
 
 
+@pytest.mark.promise(
+    "Rules of Kafka's producer",
+    "a partition is ready only if it is not muted, not in back-off, and has a leader that can be sent to",
+)
 async def test_back_off_holds_also_for_newer_batches_flush_and_memory_waiters():
     bench = Bench(batch_size=1000)
     bench.fill()
@@ -750,6 +801,9 @@ async def test_records_without_a_key_spread_evenly_and_fill_their_batches():
     assert sum(batch.size for batch in batches) / len(batches) > 0.7 * 1000
 
 
+@pytest.mark.promise(
+    "Records", "records without a key go to uniformly sticky partitions, adaptive to slow brokers"
+)
 async def test_sticky_partition_changes_after_batch_size_bytes():
     bench = Bench([0] * 10, batch_size=1000)
     bench.send(None)
@@ -774,6 +828,9 @@ def lingered(bench: Bench) -> list[ProducerBatch]:
     return bench.drain_all()
 
 
+@pytest.mark.promise(
+    "Records", "records without a key go to uniformly sticky partitions, adaptive to slow brokers"
+)
 async def test_sticky_partition_is_left_after_16_kib_once_its_batch_was_sent():
     bench = Bench([0] * 12, linger_ms=5)
     sticky = bench.send(None, b"v" * 17_000).topic_partition.partition
@@ -927,6 +984,7 @@ def check_invariants(bench: Bench) -> None:
         assert all(batch in bench.accumulator.incomplete for batch in queue.batches)
 
 
+@pytest.mark.promise("Accumulator, sender, connections", "buffer memory is accounted exactly")
 @pytest.mark.parametrize("seed", range(25))
 async def test_whatever_happens_memory_is_exact_order_is_kept_and_what_is_due_can_be_drained(seed):
     random = Random(seed)

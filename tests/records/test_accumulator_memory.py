@@ -28,6 +28,7 @@ from tests.support.accumulator_bench import (
 # ------------------------------------------------------------------------------------------------------ memory
 
 
+@pytest.mark.promise("Accumulator, sender, connections", "buffer memory is accounted exactly")
 async def test_memory_is_what_the_batches_reserve_and_all_of_it_comes_back():
     bench = Bench([0, 1], batch_size=4096)
     bench.check_memory()
@@ -51,6 +52,7 @@ async def test_memory_is_what_the_batches_reserve_and_all_of_it_comes_back():
     assert not bench.accumulator.incomplete
 
 
+@pytest.mark.promise("Rules of Kafka's producer", "a closing batch returns the memory that it does not need")
 async def test_closing_a_batch_returns_what_it_does_not_need():
     bench = Bench(batch_size=16_384)
     bench.topic.queues[0].size_hint = 10_000
@@ -76,6 +78,7 @@ async def test_compressed_batch_keeps_its_records_reserved_until_it_ends():
     assert bench.memory.available == bench.memory.total
 
 
+@pytest.mark.promise("Accumulator, sender, connections", "buffer memory is returned on every path")
 async def test_expired_and_aborted_batches_return_their_memory_in_every_state():
     bench = Bench(batch_size=1000)
     bench.fill(batches=3)
@@ -158,6 +161,7 @@ async def test_record_larger_than_batch_size_has_a_batch_of_its_own():
     bench.check_memory()
 
 
+@pytest.mark.promise("Rules of Kafka's producer", "a record larger than `batch_size` has a batch of its own")
 async def test_record_larger_than_batch_size_is_due_at_once_because_its_batch_is_full():
     bench = Bench(batch_size=1000)
     bench.wake.counted()
@@ -186,6 +190,10 @@ async def test_batch_starts_with_what_its_predecessor_used():
 # -------------------------------------------------------------------------------------------- waiting for memory
 
 
+@pytest.mark.promise("Public API", "`send` waits while the buffer is full, bounded by `max_block`")
+@pytest.mark.promise(
+    "Accumulator, sender, connections", "buffer memory is bounded, with waiters first in, first out"
+)
 async def test_full_buffer_is_bounded_and_its_waiters_are_counted():
     bench = small_bench()
 
@@ -199,6 +207,9 @@ async def test_full_buffer_is_bounded_and_its_waiters_are_counted():
     bench.check_memory()
 
 
+@pytest.mark.promise(
+    "Accumulator, sender, connections", "buffer memory is bounded, with waiters first in, first out"
+)
 async def test_waiters_are_served_first_come_first_served():
     bench = small_bench()
     served = []
@@ -216,6 +227,9 @@ async def test_waiters_are_served_first_come_first_served():
         bench.check_memory()
 
 
+@pytest.mark.promise(
+    "Accumulator, sender, connections", "buffer memory is bounded, with waiters first in, first out"
+)
 async def test_newcomer_never_overtakes_a_waiter_even_if_it_would_fit():
     bench = small_bench()
     async with waiting_sends(bench, [b"v" * 900]) as tasks:
@@ -236,6 +250,7 @@ async def test_newcomer_never_overtakes_a_waiter_even_if_it_would_fit():
         assert second.batch is queue.batches[-1]
 
 
+@pytest.mark.promise("Public API", "callers that wait for room are served first come, first served")
 async def test_exactly_those_waiters_that_fit_are_woken():
     bench = Bench(buffer_memory=4000, batch_size=1100)
     for _ in range(3):
@@ -266,6 +281,7 @@ async def test_exactly_those_waiters_that_fit_are_woken():
     bench.check_memory()
 
 
+@pytest.mark.promise("Rules of Kafka's producer", "a closing batch returns the memory that it does not need")
 async def test_memory_that_a_closing_batch_does_not_need_goes_to_a_waiter():
     bench = Bench(buffer_memory=4000, batch_size=3600)
     bench.topic.queues[0].size_hint = 3500
@@ -319,6 +335,7 @@ async def test_max_block_of_zero_does_not_wait():
         await bench.path.send("orders", b"v" * 900, partition=0)
 
 
+@pytest.mark.promise("Accumulator, sender, connections", "buffer memory is returned on every path")
 async def test_cancelled_waiter_leaks_nothing_and_the_next_one_has_its_turn():
     bench = small_bench()
 
@@ -344,6 +361,7 @@ async def test_cancelled_waiter_leaks_nothing_and_the_next_one_has_its_turn():
     assert bench.memory.available == bench.memory.total
 
 
+@pytest.mark.promise("Accumulator, sender, connections", "buffer memory is returned on every path")
 async def test_waiter_that_is_cancelled_when_its_record_was_appended_detaches_itself_only():
     bench = small_bench()
 

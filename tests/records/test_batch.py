@@ -56,6 +56,7 @@ def sent_bytes(batch: ProducerBatch) -> bytes:
 # ------------------------------------------------------------------------------------------------------ states
 
 
+@pytest.mark.promise("Docs", "DESIGN shows the state tables")
 @pytest.mark.parametrize("to", BatchState)
 @pytest.mark.parametrize("state", BatchState)
 def test_batch_makes_the_moves_of_the_table_and_no_other(state, to):
@@ -157,6 +158,7 @@ def test_compressed_batch_is_what_the_oracle_writes_round_the_same_payload(codec
     assert decompress(codec, sent[HEADER_SIZE:], 1 << 20) == encode_records(RECORDS)
 
 
+@pytest.mark.promise("Records", "incompressible batches go uncompressed")
 def test_payload_that_did_not_shrink_is_sent_uncompressed():
     batch = filled()
 
@@ -180,6 +182,10 @@ def test_compression_that_comes_after_the_end_changes_nothing():
 # --------------------------------------------------------------------------------------------- numbers and bytes
 
 
+@pytest.mark.promise(
+    "Rules of Kafka's producer",
+    "a batch is compressed when it closes, numbered and checksummed when it is drained",
+)
 def test_sealed_batch_is_the_same_object_at_each_attempt():
     batch = filled()
     batch.number(IDENTITY, 17)

@@ -51,6 +51,7 @@ async def test_with_two_processors_a_turn_of_the_loop_compresses_a_millisecond_s
     assert [batch.codec for batch in bench.drain()] == [Codec.LZ4], "a new turn"
 
 
+@pytest.mark.promise("Records", "large batches are compressed in a thread")
 @pytest.mark.parametrize(
     ("codec", "level", "size", "is_held"),
     [

@@ -36,6 +36,7 @@ def path(accumulator: OpensBatches) -> Path:
 # ----------------------------------------------------------------------------------------------- RecordMetadata
 
 
+@pytest.mark.promise("Public API", "calls have aiokafka's names, order and defaults")
 def test_record_metadata_has_its_fields_and_shows_them():
     metadata = RecordMetadata("orders", 3, 17, 1234, 1, 5)
 
@@ -119,6 +120,7 @@ async def test_delivery_without_a_result_says_so(path):
         delivery.exception()
 
 
+@pytest.mark.promise("Public API", "a delivery is an asyncio future that can be awaited")
 async def test_delivery_is_one_of_asyncios_futures(path, accumulator):
     delivery = path.try_send("orders", b"v")
 
@@ -165,6 +167,7 @@ async def awaited(delivery: Delivery) -> RecordMetadata:
     return await delivery
 
 
+@pytest.mark.promise("Public API", "a delivery is an asyncio future that can be awaited")
 async def test_delivery_can_be_awaited_by_hand_and_in_generator_based_coroutines(path, accumulator):
     delivery = path.try_send("orders", b"v")
 
@@ -207,6 +210,7 @@ async def test_single_record_fails_while_the_others_of_its_batch_do_not(path, ac
     assert str(deliveries[1].exception()) == str(error)
 
 
+@pytest.mark.promise("KIPs", "KIP-467: errors of single records")
 async def test_errors_of_single_records_stand_for_the_batchs_error(path, accumulator):
     deliveries = [path.try_send("orders", b"v") for _ in range(2)]
     bad, of_all = DeliveryError("this record"), DeliveryError("its batch")
@@ -258,6 +262,7 @@ async def test_gather_returns_the_errors_of_deliveries(path, accumulator):
         await asyncio.gather(*deliveries)
 
 
+@pytest.mark.promise("Public API", "`asyncio.wait` and `as_completed` work with deliveries")
 async def test_wait_leaves_pending_deliveries_alone(path, accumulator):
     deliveries = [path.try_send("orders", b"v") for _ in range(2)]
 
@@ -281,6 +286,7 @@ async def test_wait_for_that_times_out_detaches_the_waiter_only(path, accumulato
     assert delivery.cancelled()
 
 
+@pytest.mark.promise("Public API", "`asyncio.wait_for` works with deliveries")
 async def test_wait_for_returns_the_result(path, accumulator):
     delivery = path.try_send("orders", b"v")
     asyncio.get_running_loop().call_soon(accumulator.tail.succeed, 5, -1, -1)
@@ -308,6 +314,7 @@ async def test_shielded_delivery_outlives_the_waiter(path, accumulator):
     assert (await asyncio.shield(delivery)).offset == 5
 
 
+@pytest.mark.promise("Public API", "`cancel` works as with any future, and the record is still sent")
 async def test_cancelled_delivery_stays_cancelled_and_its_record_is_sent(path, accumulator):
     delivery = path.try_send("orders", b"v")
     ended = []
@@ -333,6 +340,9 @@ async def test_cancelled_delivery_stays_cancelled_and_its_record_is_sent(path, a
     assert ended == [delivery]
 
 
+@pytest.mark.promise(
+    "Public API", "each call ends in its cancel scope, anyio's too: the message of a cancellation is kept"
+)
 @pytest.mark.parametrize("message", ["Cancelled via cancel scope 7f", None, ("any", "object")])
 async def test_whoever_awaits_a_cancelled_delivery_gets_the_message_of_the_cancellation(path, message):
     """anyio recognises its own cancellation by it."""
@@ -403,6 +413,7 @@ async def test_several_tasks_await_the_same_delivery(path, accumulator):
     assert [metadata.offset for metadata in await asyncio.gather(*tasks)] == [5] * 5
 
 
+@pytest.mark.promise("Public API", "using a producer from another loop or thread is a clear error")
 async def test_delivery_can_not_be_awaited_in_another_loop(path):
     delivery = path.try_send("orders", b"v")
 
@@ -416,6 +427,7 @@ async def test_delivery_can_not_be_awaited_in_another_loop(path):
 # ------------------------------------------------------------------------- callbacks
 
 
+@pytest.mark.promise("Public API", "`add_done_callback` works as with any future")
 async def test_callbacks_run_in_the_order_of_the_appends(path, accumulator):
     deliveries = [path.try_send("orders", b"v") for _ in range(20)]
     ended = []
@@ -492,6 +504,7 @@ async def test_removed_callbacks_do_not_run_and_are_counted(path, accumulator):
     assert delivery.remove_done_callback(keep) == 0
 
 
+@pytest.mark.promise("Public API", "`add_done_callback` works as with any future")
 async def test_callback_runs_in_the_context_in_which_it_was_added(path, accumulator):
     variable = contextvars.ContextVar("variable", default="outside")
     delivery = path.try_send("orders", b"v")

@@ -73,12 +73,17 @@ def test_last_numbers_are_the_largest_that_go_on_the_wire():
         struct.pack(">h", LAST_EPOCH + 1)
 
 
+@pytest.mark.promise(
+    "Accumulator, sender, connections",
+    "the producer id is requested until one comes, and batches are numbered one after the other",
+)
 def test_batches_of_a_partition_are_numbered_one_behind_the_other():
     idempotence, sequence = begun()
 
     assert [idempotence.take(sequence, count) for count in (3, 1, 500, 1)] == [0, 3, 4, 504]
 
 
+@pytest.mark.promise("Accumulator, sender, connections", "sequences wrap from 2^31-1 to 0")
 def test_batch_that_straddles_the_wrap_starts_before_it_and_the_next_one_behind():
     idempotence, sequence = begun()
     sequence.next_sequence = LAST_SEQUENCE - 1
@@ -119,6 +124,10 @@ def test_topic_made_anew_under_its_old_name_starts_anew_and_the_old_one_is_remem
     assert idempotence.sequence_of(again, TOPIC, 0) is sequence
 
 
+@pytest.mark.promise(
+    "Accumulator, sender, connections",
+    "nothing grows: the sequences of a topic that was re-created are forgotten with their epoch",
+)
 def test_sequences_of_topics_that_were_made_anew_are_forgotten_with_their_epoch():
     idempotence, sequence = begun()
     idempotence.take(sequence, 3)
@@ -132,6 +141,10 @@ def test_sequences_of_topics_that_were_made_anew_are_forgotten_with_their_epoch(
     assert set(idempotence._sequences) == {(UUID(int=98), 0), (UUID(int=99), 0)}
 
 
+@pytest.mark.promise(
+    "Accumulator, sender, connections",
+    "nothing grows: the sequences of a topic that was re-created are forgotten with their epoch",
+)
 def test_sequences_of_topics_that_were_made_anew_are_kept_as_long_as_their_epoch():
     idempotence, first = begun()
     idempotence.take(first, 3)
@@ -318,6 +331,7 @@ def test_beginning_again_keeps_the_numbers():
     assert idempotence.may_be_in_flight(sequence, LEADER, MOST) == MOST
 
 
+@pytest.mark.promise("KIPs", "KIP-360: a new epoch without a new producer id")
 def test_gap_raises_the_epoch_when_the_partition_begins_again_and_not_before():
     idempotence, sequence = begun()
     idempotence.take(sequence, 5)
@@ -332,6 +346,7 @@ def test_gap_raises_the_epoch_when_the_partition_begins_again_and_not_before():
     assert not sequence.has_gap
 
 
+@pytest.mark.promise("KIPs", "KIP-360: a new epoch without a new producer id")
 def test_other_partitions_adopt_a_raised_epoch_when_they_begin():
     idempotence, sequence = begun()
     other = idempotence.sequence_of(None, TOPIC, 1)
@@ -448,6 +463,10 @@ def test_the_producer_id_of_a_transactional_id_is_never_discarded_here():
     assert idempotence.identity == identity
 
 
+@pytest.mark.promise(
+    "Accumulator, sender, connections",
+    "the producer id is requested until one comes, and batches are numbered one after the other",
+)
 @given(
     st.lists(st.sampled_from(["take", "give up", "acknowledge", "bump", "begin"]), max_size=60),
     st.integers(1, 9),

@@ -117,6 +117,11 @@ async def test_on_send_may_replace_the_record_in_order():
     assert last.records[0].value == b"v12"
 
 
+@pytest.mark.promise(
+    "Coming from other clients",
+    "interceptors run before everything else in `send` and once per record at its end; one that raises is "
+    "skipped",
+)
 async def test_on_send_comes_before_metadata_serializers_and_partitioner():
     calls = []
 
@@ -146,6 +151,11 @@ async def test_on_send_comes_before_metadata_serializers_and_partitioner():
     assert calls == ["on_send", "serializer", "partitioner"]
 
 
+@pytest.mark.promise(
+    "Coming from other clients",
+    "interceptors run before everything else in `send` and once per record at its end; one that raises is "
+    "skipped",
+)
 @pytest.mark.parametrize(
     ("record", "error"),
     [
@@ -284,6 +294,11 @@ async def test_a_records_own_timeout_is_acknowledged():
     assert [type(result) for result in recorder.results] == [DeliveryTimeoutError]
 
 
+@pytest.mark.promise(
+    "Coming from other clients",
+    "interceptors run before everything else in `send` and once per record at its end; one that raises is "
+    "skipped",
+)
 async def test_an_interceptor_that_raises_is_logged_and_skipped(caplog):
     recorder = Recorder()
 

@@ -87,6 +87,9 @@ def lingered_together(bench: Bench, count: int) -> float:
     return then
 
 
+@pytest.mark.promise(
+    "Accumulator, sender, connections", "very many lingers that end together make the next ones longer"
+)
 async def test_after_many_lingers_that_ended_together_the_next_ones_are_longer_and_their_batches_fuller():
     bench = Bench([0] * 400, linger_ms=5)
     then = lingered_together(bench, 300)
@@ -101,6 +104,9 @@ async def test_after_many_lingers_that_ended_together_the_next_ones_are_longer_a
     assert len(bench.drain()) == 299
 
 
+@pytest.mark.promise(
+    "Accumulator, sender, connections", "very many lingers that end together make the next ones longer"
+)
 async def test_a_few_lingers_that_end_together_make_none_longer():
     bench = Bench([0] * 100, linger_ms=5)
     then = lingered_together(bench, 99)
@@ -109,6 +115,9 @@ async def test_a_few_lingers_that_end_together_make_none_longer():
     assert bench.accumulator.ready(then)[0] == [0]
 
 
+@pytest.mark.promise(
+    "Accumulator, sender, connections", "very many lingers that end together make the next ones longer"
+)
 async def test_longer_lingers_leave_time_for_the_request():
     bench = Bench([0] * 3000, linger_ms=5, request_timeout_ms=80, delivery_timeout_ms=60_000)
     then = lingered_together(bench, 2999)
@@ -119,6 +128,9 @@ async def test_longer_lingers_leave_time_for_the_request():
     assert bench.accumulator.ready(then + 0.02)[0] == [0]
 
 
+@pytest.mark.promise(
+    "Accumulator, sender, connections", "very many lingers that end together make the next ones longer"
+)
 async def test_a_record_that_is_not_one_of_many_does_not_linger_longer_after_many():
     bench = Bench([0] * 2000, linger_ms=5)
     then = lingered_together(bench, 2000)
@@ -127,6 +139,9 @@ async def test_a_record_that_is_not_one_of_many_does_not_linger_longer_after_man
     assert bench.accumulator.ready(then)[0] == [0]
 
 
+@pytest.mark.promise(
+    "Accumulator, sender, connections", "very many lingers that end together make the next ones longer"
+)
 async def test_a_topic_with_few_batches_does_not_linger_longer_beside_one_with_many():
     bench = Bench([0] * 2000, linger_ms=5)
     bench.accumulator.open_topic(topic_info([1], "other"))
@@ -154,6 +169,9 @@ async def test_a_record_that_lingered_already_when_many_of_another_topic_ended_g
     assert bench.accumulator.ready(now + 0.004)[0] == [0, 1]
 
 
+@pytest.mark.promise(
+    "Accumulator, sender, connections", "very many lingers that end together make the next ones longer"
+)
 async def test_many_topics_with_one_batch_each_linger_longer_together():
     bench = Bench([0], linger_ms=5)
     names = [f"topic {number}" for number in range(300)]

@@ -38,6 +38,7 @@ PUBLISHED = {
 }
 
 
+@pytest.mark.promise("Records", "keys are hashed by Java's murmur2")
 @pytest.mark.parametrize("key", PUBLISHED)
 async def test_a_key_goes_where_javas_client_puts_it(key):
     assert compiled_murmur2(key) == murmur2(key) == PUBLISHED[key]
@@ -75,6 +76,7 @@ async def test_the_name_default_is_murmur2():
         assert metadata.partition == murmur2_partition(b"foobar", 12)
 
 
+@pytest.mark.promise("Records", "an explicit partition wins over the key")
 async def test_an_explicit_partition_wins_over_the_key():
     async with producing(topics={"t": 3}) as (_, producer):
         for partition in (0, 1, 2):
@@ -153,6 +155,9 @@ async def test_records_without_a_key_spread_over_all_partitions():
         assert max(counts.values()) < 300
 
 
+@pytest.mark.promise(
+    "Records", "records without a key go to uniformly sticky partitions, adaptive to slow brokers"
+)
 async def test_records_without_a_key_share_a_batch():
     """Sticky: they fill one partition's batch before they go to another (KIP-794)."""
     async with producing(topics={"t": 12}, batch_size=4000, linger_ms=20) as (cluster, producer):
@@ -164,6 +169,9 @@ async def test_records_without_a_key_share_a_batch():
         assert sum(len(cluster.batches("t", partition)) for partition in range(12)) == 1
 
 
+@pytest.mark.promise(
+    "Records", "records without a key go to uniformly sticky partitions, adaptive to slow brokers"
+)
 async def test_lingering_records_without_a_key_reach_all_partitions():
     """Their batches never get full: after 16 KiB they go to another partition all the same."""
     async with producing(topics={"t": 12}, linger_ms=1) as (cluster, producer):
@@ -176,6 +184,9 @@ async def test_lingering_records_without_a_key_reach_all_partitions():
         assert sum(len(cluster.batches("t", partition)) for partition in range(12)) < 60
 
 
+@pytest.mark.promise(
+    "Records", "records without a key go to uniformly sticky partitions, adaptive to slow brokers"
+)
 async def test_records_without_a_key_do_not_stay_with_a_slow_partition():
     async with producing(brokers=2, topics={"t": 2}, batch_size=300) as (cluster, producer):
         await producer.partitions_for("t")
@@ -197,6 +208,12 @@ async def test_records_without_a_key_do_not_stay_with_a_slow_partition():
         assert fast > 2 * slow
 
 
+@pytest.mark.promise(
+    "Records", "records without a key go to uniformly sticky partitions, adaptive to slow brokers"
+)
+@pytest.mark.promise(
+    "KIPs", "KIP-794: uniform sticky partitions, adaptive, without brokers that take nothing"
+)
 async def test_a_broker_that_is_back_gets_records_without_a_key_again():
     """Its records have expired, so nothing but new ones can show that it is back."""
     settings = {"partitioner_availability_timeout_ms": 20, "batch_size": 1000}
@@ -236,6 +253,11 @@ async def leaderless(cluster, producer, partition: int) -> None:
     await until_chosen_from(producer, lambda: metadata.cluster.partition("t", partition).leader == -1)
 
 
+@pytest.mark.promise(
+    "Rules of Kafka's producer",
+    "a key is hashed over all partitions; a record without a key goes to a partition with a leader, or to "
+    "any if none has one; each topic has one round-robin counter",
+)
 async def test_a_key_is_hashed_over_all_partitions_also_those_without_a_leader():
     async with producing(brokers=3, topics={}) as (cluster, producer):
         cluster.create_topic("t", 3, replication_factor=1)
@@ -250,6 +272,11 @@ async def test_a_key_is_hashed_over_all_partitions_also_those_without_a_leader()
         assert [metadata.partition for metadata in await results(deliveries)] == expected
 
 
+@pytest.mark.promise(
+    "Rules of Kafka's producer",
+    "a key is hashed over all partitions; a record without a key goes to a partition with a leader, or to "
+    "any if none has one; each topic has one round-robin counter",
+)
 @pytest.mark.parametrize("partitioner", ["murmur2", "consistent_random", "round_robin", "random"])
 async def test_records_without_a_key_go_only_to_partitions_with_a_leader(partitioner):
     settings = {"partitioner": partitioner, "batch_size": 100}
@@ -262,6 +289,11 @@ async def test_records_without_a_key_go_only_to_partitions_with_a_leader(partiti
         assert {metadata.partition for metadata in found} == {0, 2}
 
 
+@pytest.mark.promise(
+    "Rules of Kafka's producer",
+    "a key is hashed over all partitions; a record without a key goes to a partition with a leader, or to "
+    "any if none has one; each topic has one round-robin counter",
+)
 @pytest.mark.parametrize("partitioner", ["murmur2", "consistent_random", "round_robin", "random"])
 async def test_records_without_a_key_go_to_any_partition_if_none_has_a_leader(partitioner):
     settings = {"partitioner": partitioner, "batch_size": 100}
@@ -294,6 +326,7 @@ async def test_a_sticky_partition_that_loses_its_leader_is_left():
 # ---------------------------------------------------------------------------------------- other partitioners
 
 
+@pytest.mark.promise("Records", "the round-robin partitioner takes the partitions in turn")
 async def test_round_robin_takes_the_partitions_in_turn_whatever_the_key():
     async with producing(topics={"t": 3}, partitioner="round_robin") as (_, producer):
         keys = [None, b"a", b"a", b"b", None, None, b"a"]
@@ -304,6 +337,11 @@ async def test_round_robin_takes_the_partitions_in_turn_whatever_the_key():
         assert found == [0, 1, 2, 0, 1, 2, 0]
 
 
+@pytest.mark.promise(
+    "Rules of Kafka's producer",
+    "a key is hashed over all partitions; a record without a key goes to a partition with a leader, or to "
+    "any if none has one; each topic has one round-robin counter",
+)
 async def test_round_robin_has_one_counter_for_each_topic():
     async with producing(topics={"t": 2, "u": 2}, partitioner="round_robin") as (_, producer):
         first = [await producer.send(topic, b"v") for topic in ("t", "u", "t", "u")]
@@ -311,6 +349,7 @@ async def test_round_robin_has_one_counter_for_each_topic():
         assert [metadata.partition for metadata in await results(first)] == [0, 0, 1, 1]
 
 
+@pytest.mark.promise("Records", "librdkafka's `consistent_random` puts keys where librdkafka does")
 async def test_consistent_random_puts_keys_where_librdkafka_puts_them():
     async with producing(topics={"t": 7}, partitioner="consistent_random") as (_, producer):
         keys = [b"key %d" % number for number in range(30)]
@@ -320,6 +359,7 @@ async def test_consistent_random_puts_keys_where_librdkafka_puts_them():
         assert [metadata.partition for metadata in found] == [zlib.crc32(key) % 7 for key in keys]
 
 
+@pytest.mark.promise("Records", "librdkafka's `consistent_random` puts keys where librdkafka does")
 async def test_consistent_random_takes_an_empty_key_for_none():
     async with producing(topics={"t": 4}, partitioner="consistent_random") as (_, producer):
         for key in (None, b""):
@@ -334,6 +374,8 @@ async def test_random_takes_any_partition_whatever_the_key():
         assert {metadata.partition for metadata in found} == {0, 1, 2, 3}
 
 
+@pytest.mark.promise("Public API", "calls have aiokafka's names, order and defaults")
+@pytest.mark.promise("Records", "any callable can be the partitioner")
 async def test_a_callable_has_aiokafkas_signature():
     seen = []
 
@@ -354,6 +396,7 @@ async def test_a_callable_has_aiokafkas_signature():
         assert seen == [(b"k", [0, 1, 2], [0, 2]), (None, [0, 1, 2], [0, 2])]
 
 
+@pytest.mark.promise("Records", "any callable can be the partitioner")
 @pytest.mark.parametrize("nonsense", [None, -1, 2, "0", 0.0, True, [0]])
 async def test_a_callable_that_returns_nonsense_is_an_error_and_nothing_is_buffered(nonsense):
     answers = [nonsense, nonsense, 1]
@@ -371,6 +414,7 @@ async def test_a_callable_that_returns_nonsense_is_an_error_and_nothing_is_buffe
         assert numbers(cluster) == [0]
 
 
+@pytest.mark.promise("Records", "any callable can be the partitioner")
 async def test_a_callable_that_raises_is_the_cause_of_the_error_and_nothing_is_buffered():
     def partitioner(key, all_partitions, available):
         raise ZeroDivisionError

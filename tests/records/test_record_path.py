@@ -72,6 +72,11 @@ def as_oracle(given_records: Sequence[tuple]) -> list[OracleRecord]:
     ]
 
 
+@pytest.mark.promise(
+    "Records",
+    "the compiled writer of batch v2 writes keys, values, headers and timestamps as the oracle does",
+)
+@pytest.mark.promise("KIPs", "KIP-98: record batch v2, idempotent producer")
 @settings(max_examples=150, deadline=None)
 @given(records, st.integers(1, 8), st.integers(0, 4000))
 def test_batch_is_byte_for_byte_what_the_oracle_writes(given_records, times, capacity):
@@ -86,6 +91,7 @@ def test_batch_is_byte_for_byte_what_the_oracle_writes(given_records, times, cap
     assert batch.record_count == len(given_records)
 
 
+@pytest.mark.promise("Records", "CRC-32C, attributes and sequence numbers are in the batch header")
 @settings(max_examples=100, deadline=None)
 @given(records, st.integers(0, 2**63 - 1), st.integers(0, 2**15 - 1), st.integers(0, 2**31 - 1))
 def test_numbered_batch_is_what_the_oracle_writes(given_records, producer_id, epoch, sequence):
@@ -155,6 +161,10 @@ def test_batch_without_its_withdrawn_records_reads_as_if_they_had_never_been_sen
     assert [batch.original_index(index) for index in range(len(kept))] == positions
 
 
+@pytest.mark.promise(
+    "Records",
+    "the compiled writer of batch v2 writes keys, values, headers and timestamps as the oracle does",
+)
 def test_longest_possible_record_has_room():
     batch = new_batch(capacity=1)
     batch.try_append(None, None, 0, None)
@@ -328,6 +338,7 @@ def test_murmur2_is_that_of_the_reference(key):
     assert murmur2(bytearray(key)) == murmur2(memoryview(key)) == murmur2(key)
 
 
+@pytest.mark.promise("Records", "keys are hashed by Java's murmur2")
 @pytest.mark.parametrize(
     ("key", "expected"),
     [
@@ -381,6 +392,9 @@ def test_records_without_a_key_stay_with_a_partition_until_it_had_batch_size_byt
     assert all(1000 <= used <= 2 * 1000 + 101 for used in accumulator.switches[1:])
 
 
+@pytest.mark.promise(
+    "Records", "records without a key go to uniformly sticky partitions, adaptive to slow brokers"
+)
 @pytest.mark.parametrize("at_once", [False, True])
 def test_what_found_no_room_does_not_count_for_the_sticky_partition(at_once):
     """KIP-794: BuiltInPartitioner.updatePartitionInfo is called once the record is in its batch."""
@@ -408,6 +422,7 @@ def test_what_found_no_room_does_not_count_for_the_sticky_partition(at_once):
 # --------------------------------------------------------------------------------------------------- send
 
 
+@pytest.mark.promise("Public API", "`send` is a coroutine that returns the delivery")
 async def test_send_returns_the_delivery_and_does_not_let_others_run_before(path, accumulator):
     ran = []
     asyncio.get_running_loop().call_soon(ran.append, 1)
@@ -419,6 +434,7 @@ async def test_send_returns_the_delivery_and_does_not_let_others_run_before(path
     assert sealed(accumulator.tail) == encode_batch([OracleRecord(7, b"k", b"v", [("a", None)])])
 
 
+@pytest.mark.promise("Public API", "`send` is a coroutine that returns the delivery")
 async def test_send_can_be_a_task(path, accumulator):
     delivery = await asyncio.create_task(path.send("orders", b"v"))
 
@@ -454,6 +470,7 @@ async def test_send_and_wait_hurries_its_batch_once_and_returns_the_metadata(pat
     assert [metadata.offset for metadata in await asyncio.gather(*tasks)] == [3, 4, 5]
 
 
+@pytest.mark.promise("Public API", "`send_and_wait` returns the metadata and never lingers")
 async def test_send_and_wait_raises_what_became_of_the_record(path, accumulator):
     tasks = [asyncio.ensure_future(path.send_and_wait("orders", b"v")) for _ in range(2)]
     await asyncio.sleep(0)
@@ -573,6 +590,7 @@ asyncio.run(main())
 # ----------------------------------------------------------------------------------------------- BufferMemory
 
 
+@pytest.mark.promise("Accumulator, sender, connections", "buffer memory is accounted exactly")
 def test_buffer_memory_hands_out_what_there_is_and_no_more():
     memory = BufferMemory(100)
 

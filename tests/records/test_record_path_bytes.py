@@ -189,6 +189,10 @@ def cut(
     return [(rest, [index for position, index in enumerate(indexes) if position not in culprits])]
 
 
+@pytest.mark.promise(
+    "Simulation and fuzzing",
+    "withdrawn records and parts of split batches are written as the oracle writes them",
+)
 @settings(max_examples=200, deadline=None)
 @given(light_batches, st.data())
 def test_batch_without_its_withdrawn_records_is_what_the_oracle_writes(given_records, data):
@@ -200,6 +204,10 @@ def test_batch_without_its_withdrawn_records_is_what_the_oracle_writes(given_rec
     assert [batch.original_index(index) for index in range(len(kept))] == kept
 
 
+@pytest.mark.promise(
+    "Simulation and fuzzing",
+    "withdrawn records and parts of split batches are written as the oracle writes them",
+)
 @settings(max_examples=300, deadline=None)
 @given(light_batches, st.data())
 def test_parts_are_what_the_oracle_writes_and_each_delivery_follows_its_record(given_records, data):

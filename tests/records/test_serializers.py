@@ -87,6 +87,11 @@ async def test_both_ways_name_the_part_and_the_topic_if_it_is_known_and_show_no_
 # ------------------------------------------------------------------------------------------------ in a producer
 
 
+@pytest.mark.promise("Public API", "serializers are optional, sync or async")
+@pytest.mark.promise(
+    "Rules of Kafka's producer",
+    "a serializer is a function or an object with `serialize`, either may be async",
+)
 async def test_serializers_are_plain_functions():
     settings = {"value_serializer": lambda value: str(value).encode(), "key_serializer": str.encode}
     async with producing(**settings) as (cluster, producer):
@@ -100,6 +105,11 @@ async def test_serializers_are_plain_functions():
         ]
 
 
+@pytest.mark.promise("Public API", "serializers are optional, sync or async")
+@pytest.mark.promise(
+    "Rules of Kafka's producer",
+    "a serializer is a function or an object with `serialize`, either may be async",
+)
 async def test_serializers_may_be_async():
     async def slowly(value: int) -> bytes:
         await asyncio.sleep(0)
@@ -113,6 +123,10 @@ async def test_serializers_may_be_async():
         assert numbers(cluster) == [42]
 
 
+@pytest.mark.promise(
+    "Rules of Kafka's producer",
+    "a serializer is a function or an object with `serialize`, either may be async",
+)
 async def test_serializers_may_be_objects_that_see_topic_and_headers():
     class Registry:
         async def serialize(self, topic, value, headers):
@@ -130,6 +144,7 @@ async def test_serializers_may_be_objects_that_see_topic_and_headers():
         assert (record.key, record.value, record.headers) == (b"K", b"<v>", (("schema", b"t"),))
 
 
+@pytest.mark.promise("Public API", "serializers are optional, sync or async")
 async def test_a_serializer_that_raises_is_the_cause_of_the_error_and_nothing_is_buffered():
     def picky(value: object) -> bytes:
         if value == "bad":

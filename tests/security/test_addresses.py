@@ -29,6 +29,11 @@ async def refused_by(address_filter, **settings) -> str:
         return error.message
 
 
+@pytest.mark.promise(
+    "Accumulator, sender, connections",
+    "anything but None or (host, port) from `address_filter` is an error; link-local addresses are "
+    "refused unless `resolved_address_filter` allows them",
+)
 @pytest.mark.parametrize(
     "returned",
     [False, True, (), "", "kafka:9092", 0, (None, 9092), ("", 9092), ("kafka", "9092"), ("kafka", 0), ("kafka", True),
@@ -87,6 +92,11 @@ def test_link_local_addresses_are_known(address, expected):
     assert is_link_local(address) is expected
 
 
+@pytest.mark.promise(
+    "Accumulator, sender, connections",
+    "anything but None or (host, port) from `address_filter` is an error; link-local addresses are "
+    "refused unless `resolved_address_filter` allows them",
+)
 @pytest.mark.parametrize("address", ["169.254.169.254", "fe80::1", "::ffff:169.254.169.254"])
 async def test_a_link_local_address_is_refused_and_the_error_names_the_setting(monkeypatch, address):
     resolve(monkeypatch, address)

@@ -403,6 +403,7 @@ def _can_be_pickled(producer: Producer) -> bool:
     return True
 
 
+@pytest.mark.promise("Security", "no secret is written anywhere")
 async def test_threat_20_no_secret_is_in_anything_that_was_written(
     everything, derived, tmp_path, monkeypatch
 ):

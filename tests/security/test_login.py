@@ -126,6 +126,10 @@ async def test_a_token_is_used_again_for_80_percent_of_its_life(lifetime, young_
     assert login._token_until - began == pytest.approx(young_for, abs=0.5)
 
 
+@pytest.mark.promise(
+    "Security",
+    "tokens are fetched once for all connections, used for 80 % of their life, and dropped when rejected",
+)
 @pytest.mark.parametrize("lifetime", [3600.0, 350.0, 10.0])
 def test_a_provider_is_asked_again_after_80_percent_of_a_tokens_life_and_not_before(lifetime):
     """In virtual time: each new connection authenticates, and none but the last of them needs a new token."""
@@ -163,6 +167,10 @@ def test_a_provider_is_asked_again_after_80_percent_of_a_tokens_life_and_not_bef
     simulate(main)
 
 
+@pytest.mark.promise(
+    "Security",
+    "tokens are fetched once for all connections, used for 80 % of their life, and dropped when rejected",
+)
 async def test_connections_that_need_a_token_at_the_same_time_fetch_one():
     calls = []
 
@@ -206,6 +214,10 @@ async def test_who_gives_up_fetching_leaves_it_to_the_next():
     assert len(calls) == 2
 
 
+@pytest.mark.promise(
+    "Security",
+    "tokens are fetched once for all connections, used for 80 % of their life, and dropped when rejected",
+)
 async def test_a_token_that_a_broker_refuses_is_not_offered_again():
     calls = []
 

@@ -256,6 +256,10 @@ async def test_acks_0_resolves_through_tls_once_the_bytes_have_left():
 # ---------------------------------------------------------------------------------------------------------- refusals
 
 
+@pytest.mark.promise(
+    "Security",
+    "a failed authentication ends `start()` at once; a running producer tries again with growing pauses",
+)
 async def test_a_wrong_password_ends_start_at_once_with_what_the_broker_said():
     security = Security(mechanisms=["SCRAM-SHA-256"], users=USERS)
     async with cluster_of(security, brokers=3) as cluster:
@@ -279,6 +283,9 @@ async def test_a_mechanism_that_the_broker_does_not_take_is_named_with_those_it_
         assert cluster.requests_of(ApiKey.SASL_AUTHENTICATE) == []
 
 
+@pytest.mark.promise(
+    "Security", "no request and no password is sent before the broker's certificate is verified"
+)
 @pytest.mark.parametrize(
     ("kind", "told"),
     [
@@ -505,6 +512,11 @@ HANGS = {
 }
 
 
+@pytest.mark.promise(
+    "Security",
+    "calls that may hang (files, the user's functions, Kerberos) run in a few threads of their own, which "
+    "block nothing else",
+)
 @pytest.mark.parametrize("setting", HANGS)
 async def test_what_hangs_in_a_thread_has_one_thread_and_not_the_applications(setting, monkeypatch):
     calls = []
@@ -717,6 +729,10 @@ async def test_a_running_producer_outlives_a_password_that_is_changed_on_the_bro
             await asyncio.wait_for(delivery, 4 * LONG)
 
 
+@pytest.mark.promise(
+    "Security",
+    "a failed authentication ends `start()` at once; a running producer tries again with growing pauses",
+)
 async def test_pauses_grow_while_a_running_producer_is_refused_and_records_end_by_their_timeout(monkeypatch):
     pauses = []
     security = Security(mechanisms=["SCRAM-SHA-512"], users=USERS)
@@ -736,6 +752,7 @@ async def test_pauses_grow_while_a_running_producer_is_refused_and_records_end_b
     assert pauses[-1] - pauses[-2] > pauses[3] - pauses[2]
 
 
+@pytest.mark.promise("Security", "certificates are read again when files change")
 async def test_certificates_that_are_exchanged_count_for_the_next_connection(tmp_path):
     path = tmp_path / "client.pem"
     for_alice, for_bob = client_certificate("alice"), client_certificate("bob")

@@ -60,6 +60,9 @@ LEAKY: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.promise(
+    "Coming from other clients", "no error text and no log shows a key, a value or a password"
+)
 @pytest.mark.parametrize("wrong", LEAKY.values(), ids=LEAKY)
 async def test_no_error_text_and_no_log_shows_what_a_refused_record_holds(wrong, caplog):
     caplog.set_level(logging.DEBUG)
@@ -93,6 +96,9 @@ async def what_becomes_of_records(producer: Producer, cluster: EmbeddedCluster) 
     return shown
 
 
+@pytest.mark.promise(
+    "Coming from other clients", "no error text and no log shows a key, a value or a password"
+)
 async def test_no_result_no_error_and_no_log_shows_what_is_sent(caplog):
     caplog.set_level(logging.DEBUG)
     loop = asyncio.get_running_loop()

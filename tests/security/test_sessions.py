@@ -59,6 +59,9 @@ def short_sessions(monkeypatch):
 # ------------------------------------------------------------------------------------------------- under load
 
 
+@pytest.mark.promise(
+    "Security", "a session is re-authenticated in time, and nothing else is written meanwhile (KIP-368)"
+)
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "OAUTHBEARER"])
 @pytest.mark.usefixtures("short_sessions")
 async def test_under_load_nothing_is_lost_or_reordered_and_no_connection_breaks(mechanism):
@@ -175,6 +178,9 @@ def ask(connection: Connection) -> asyncio.Future:
     return connection.request(MetadataRequest(topics=[]), timeout=LONG)
 
 
+@pytest.mark.promise(
+    "Security", "a session is re-authenticated in time, and nothing else is written meanwhile (KIP-368)"
+)
 @pytest.mark.usefixtures("short_sessions")
 async def test_answers_to_earlier_requests_keep_arriving_and_nothing_is_written_until_the_last_answer():
     script = Scripted()

@@ -327,6 +327,9 @@ def test_threat_12_nothing_below_tls_1_2_is_spoken():
         Producer("h:1", security_protocol="SSL", ssl_context=weak)
 
 
+@pytest.mark.promise(
+    "Security", "no request and no password is sent before the broker's certificate is verified"
+)
 async def test_threat_13_a_plaintext_listener_in_the_place_of_a_tls_one_gets_nothing_but_a_hello():
     got = bytearray()
 
@@ -574,6 +577,7 @@ def threats() -> dict[int, str]:
     return {int(number): last for number, last in rows}
 
 
+@pytest.mark.promise("Security", "each of the 28 threats has a test or a reason")
 def test_each_of_the_28_threats_has_a_test_or_a_paragraph_that_says_why_none_can_be():
     text = (ROOT / "SECURITY.md").read_text()
     defined = {

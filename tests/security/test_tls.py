@@ -574,6 +574,7 @@ def test_other_names_of_java_are_known_too(suite):
 # ----------------------------------------------------------------------------------------------------------- reload
 
 
+@pytest.mark.promise("Security", "certificates are read again when files change")
 def test_files_are_read_again_when_they_change_and_only_then(tmp_path):
     path = tmp_path / "ca.pem"
     write(path, authority_pem())
@@ -591,6 +592,7 @@ def test_files_are_read_again_when_they_change_and_only_then(tmp_path):
         shaken(second, server_context())
 
 
+@pytest.mark.promise("Security", "certificates are read again when files change")
 @pytest.mark.parametrize("kind", ["one file", "two files", "PKCS12"])
 def test_the_clients_certificate_is_read_again_when_it_changes(tmp_path, kind):
     taken = TlsContext(config(**TRUST, **own_certificates(tmp_path)[kind]))
@@ -619,6 +621,7 @@ def test_a_pair_of_which_one_file_has_changed_leaves_the_former_context(tmp_path
     assert peer_name(shaken(taken.current(), server_context(wants_certificate=True))) == "bob"
 
 
+@pytest.mark.promise("Security", "certificates are read again when files change")
 def test_a_list_of_revoked_certificates_is_read_again_when_it_changes(tmp_path):
     path = tmp_path / "crl.pem"
     taken = TlsContext(config(**TRUST, ssl_crl_location=write(path, revocations(of_broker=False))))
@@ -650,6 +653,7 @@ def hash_of(certificate: bytes) -> str:
     return subprocess.run(command, input=certificate, check=True, capture_output=True).stdout.decode().strip()
 
 
+@pytest.mark.promise("Security", "certificates are read again when files change")
 @pytest.mark.parametrize("by_link", [False, True])
 def test_a_directory_whose_file_is_rewritten_in_place_counts_as_a_change(tmp_path, by_link):
     directory = tmp_path / "trusted"

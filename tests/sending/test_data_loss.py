@@ -53,6 +53,10 @@ async def truncate(cluster, producer, end: int) -> None:
     await look(producer)
 
 
+@pytest.mark.promise(
+    "Accumulator, sender, connections",
+    "a broker that lost acknowledged records is reported, once for each event",
+)
 @pytest.mark.parametrize("settings", [{}, {"acks": 1}, {"enable_idempotence": False}], ids=str)
 async def test_a_log_that_became_shorter_is_reported_once_with_its_offsets(settings, reports):
     async with producing(brokers=2, **ONE_BATCH_PER_RECORD, **settings) as (cluster, producer):
@@ -105,6 +109,10 @@ async def test_a_log_that_others_have_filled_since_may_have_lost_records(reports
         assert (producer.metrics().data_losses, other.metrics().data_losses) == (1, 0)
 
 
+@pytest.mark.promise(
+    "Accumulator, sender, connections",
+    "a broker that lost acknowledged records is reported, once for each event",
+)
 @pytest.mark.parametrize("versions", ["2.1", "3.9", "4.1"])
 async def test_a_topic_that_was_recreated_is_reported_once(versions, reports):
     async with producing(topics={"t": 3}, cluster={"versions": versions}) as (cluster, producer):
@@ -151,6 +159,10 @@ async def test_an_acknowledgement_of_the_deleted_topic_says_nothing_of_the_new_o
         assert "re-created" in reports()[0][1]
 
 
+@pytest.mark.promise(
+    "Accumulator, sender, connections",
+    "a broker that lost acknowledged records is reported, once for each event",
+)
 async def test_retries_of_what_was_in_the_log_are_no_loss(reports):
     async with producing(**ONE_BATCH_PER_RECORD) as (cluster, producer):
         await producer.send_and_wait("t", b"0")

@@ -43,6 +43,10 @@ from tests.support.producing import (
 # ------------------------------------------------------------------------------------- timeouts and outcomes
 
 
+@pytest.mark.promise(
+    "Accumulator, sender, connections", "every record has a delivery timeout, with an honest outcome"
+)
+@pytest.mark.promise("KIPs", "KIP-91: one delivery timeout")
 @in_virtual_time
 async def test_a_delivery_timeout_of_records_never_sent_is_not_persisted():
     settings = {"request_timeout_ms": 20_000 * MS, "delivery_timeout_ms": 100_000 * MS}
@@ -62,6 +66,9 @@ async def test_a_delivery_timeout_of_records_never_sent_is_not_persisted():
         assert producer.metrics().records_failed == 1
 
 
+@pytest.mark.promise(
+    "Accumulator, sender, connections", "every record has a delivery timeout, with an honest outcome"
+)
 @in_virtual_time
 async def test_a_delivery_timeout_of_records_that_were_sent_is_unknown():
     settings = {"request_timeout_ms": 40_000 * MS, "delivery_timeout_ms": 100_000 * MS}
@@ -177,6 +184,10 @@ async def test_a_loop_that_stood_still_does_not_expire_what_was_answered_in_time
         assert (await within(1, delivery)).offset == 1
 
 
+@pytest.mark.promise(
+    "Rules of Kafka's producer",
+    "nothing is drained for a broker that can't take it: batches fill, and expire as NOT_PERSISTED",
+)
 @in_virtual_time
 async def test_nothing_is_drained_for_a_broker_that_can_not_take_it_and_so_expires_not_persisted():
     settings = {"request_timeout_ms": 90_000 * MS, "delivery_timeout_ms": 120_000 * MS}
@@ -193,6 +204,10 @@ async def test_nothing_is_drained_for_a_broker_that_can_not_take_it_and_so_expir
         cluster.thaw_broker(0)
 
 
+@pytest.mark.promise(
+    "Rules of Kafka's producer",
+    "nothing is drained for a broker that can't take it: batches fill, and expire as NOT_PERSISTED",
+)
 async def test_batches_keep_filling_while_the_broker_can_not_take_them():
     async with producing(max_in_flight_requests_per_connection=1) as (cluster, producer):
         await producer.send_and_wait("t", b"0")
@@ -341,6 +356,7 @@ async def test_a_broker_that_forgot_the_producer_takes_the_next_records():
         assert numbers(cluster) == list(range(6))
 
 
+@pytest.mark.promise("KIPs", "KIP-360: a new epoch without a new producer id")
 @pytest.mark.parametrize(
     "code",
     [
@@ -458,6 +474,7 @@ def rewrite(monkeypatch):
     return install
 
 
+@pytest.mark.promise("Accumulator, sender, connections", "any time-out or violation closes the connection")
 async def test_an_answer_for_a_partition_that_was_not_asked_closes_the_connection_and_loses_nothing(rewrite):
     async with producing(topics={"t": 2}, **ONE_BATCH_PER_RECORD) as (cluster, producer):
         await producer.send_and_wait("t", b"0", partition=0)
@@ -509,6 +526,7 @@ async def test_an_answer_without_an_offset_is_a_success_without_an_offset(rewrit
         assert (await within(1, producer.send_and_wait("t", b"v"))).offset is None
 
 
+@pytest.mark.promise("Accumulator, sender, connections", "leader hints in Produce responses are used")
 async def test_a_new_leader_that_makes_no_sense_is_ignored(rewrite):
     async with producing(brokers=2, **ONE_BATCH_PER_RECORD) as (cluster, producer):
         await producer.send_and_wait("t", b"0")
@@ -533,6 +551,7 @@ async def test_a_new_leader_that_makes_no_sense_is_ignored(rewrite):
         assert numbers(cluster) == [0, 1, 2, 3]
 
 
+@pytest.mark.promise("KIPs", "KIP-467: errors of single records")
 async def test_records_that_the_broker_names_have_its_reason_and_the_others_are_sent_again(rewrite):
     async with producing(linger_ms=20) as (cluster, producer):
         await producer.partitions_for("t")

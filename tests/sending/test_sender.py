@@ -72,6 +72,7 @@ async def test_many_retriable_errors_in_a_row_are_all_retried(code):
         assert numbers(cluster, "t", 0) == numbers(cluster, "t", 1) == list(range(6))
 
 
+@pytest.mark.promise("Accumulator, sender, connections", "order is kept across retries and leader moves")
 async def test_order_is_kept_without_idempotence_too():
     async with producing(enable_idempotence=False, **ONE_BATCH_PER_RECORD) as (cluster, producer):
         cluster.faults.add(PRODUCE, error=ErrorCode.NOT_ENOUGH_REPLICAS, count=2)
@@ -83,6 +84,8 @@ async def test_order_is_kept_without_idempotence_too():
         assert numbers(cluster) == list(range(6))
 
 
+@pytest.mark.promise("Accumulator, sender, connections", "retries back off exponentially, with jitter")
+@pytest.mark.promise("KIPs", "KIP-580: exponential back-off")
 async def test_retries_back_off_exponentially_and_do_not_spin():
     async with producing(retry_backoff_ms=20, retry_backoff_max_ms=60) as (cluster, producer):
         await producer.partitions_for("t")
@@ -97,6 +100,9 @@ async def test_retries_back_off_exponentially_and_do_not_spin():
             assert pause >= (least - 2) / 1000
 
 
+@pytest.mark.promise(
+    "Rules of Kafka's producer", "the sender sleeps until the earliest event that may need it"
+)
 async def test_the_sender_sleeps_between_retries_instead_of_turning():
     async with producing(retry_backoff_ms=30, retry_backoff_max_ms=30) as (cluster, producer):
         await producer.partitions_for("t")
@@ -108,6 +114,9 @@ async def test_the_sender_sleeps_between_retries_instead_of_turning():
         assert passes.total() < 30
 
 
+@pytest.mark.promise(
+    "Rules of Kafka's producer", "the sender sleeps until the earliest event that may need it"
+)
 async def test_the_sender_sleeps_while_it_lingers_or_waits_for_an_answer():
     async with producing(linger_ms=40) as (cluster, producer):
         await producer.send_and_wait("t", b"0")
@@ -120,6 +129,10 @@ async def test_the_sender_sleeps_while_it_lingers_or_waits_for_an_answer():
         assert passes.total() < 10
 
 
+@pytest.mark.promise(
+    "Rules of Kafka's producer",
+    "the sender is woken for batches that are new, full or must go, not for every record",
+)
 async def test_the_sender_is_woken_for_batches_and_not_for_each_record():
     async with producing(linger_ms=60_000, delivery_timeout_ms=120_000, batch_size=2000) as (
         cluster,
@@ -154,6 +167,12 @@ def count_passes(producer) -> Counter[str]:
 # ------------------------------------------------------------------------------------------ what is in a request
 
 
+@pytest.mark.promise("Accumulator, sender, connections", "a batch is due by its size")
+@pytest.mark.promise(
+    "Rules of Kafka's producer",
+    "a partition is ready when its first batch is full, has another behind it, has lingered, or is needed "
+    "for memory, flush or close",
+)
 async def test_a_full_batch_goes_without_lingering_and_the_open_one_stays():
     settings = {"linger_ms": 60_000, "delivery_timeout_ms": 120_000, "batch_size": 500}
     async with producing(**settings) as (_, producer):
@@ -167,6 +186,12 @@ async def test_a_full_batch_goes_without_lingering_and_the_open_one_stays():
         assert deliveries[4].done()
 
 
+@pytest.mark.promise("Accumulator, sender, connections", "a batch is due by linger")
+@pytest.mark.promise(
+    "Rules of Kafka's producer",
+    "a partition is ready when its first batch is full, has another behind it, has lingered, or is needed "
+    "for memory, flush or close",
+)
 @in_virtual_time
 async def test_a_batch_goes_when_it_has_lingered():
     async with producing(linger_ms=30) as (cluster, producer):
@@ -181,6 +206,12 @@ async def test_a_batch_goes_when_it_has_lingered():
         assert produce_count(cluster) == 1
 
 
+@pytest.mark.promise("Accumulator, sender, connections", "a batch is due by exhausted memory")
+@pytest.mark.promise(
+    "Rules of Kafka's producer",
+    "a partition is ready when its first batch is full, has another behind it, has lingered, or is needed "
+    "for memory, flush or close",
+)
 async def test_everything_goes_while_somebody_waits_for_room():
     settings = {"linger_ms": 60_000, "delivery_timeout_ms": 120_000}
     async with producing(topics={"t": 4}, **settings, **FOUR_RECORDS_FILL_IT) as (cluster, producer):
@@ -195,6 +226,11 @@ async def test_everything_goes_while_somebody_waits_for_room():
         assert late.done()
 
 
+@pytest.mark.promise(
+    "Rules of Kafka's producer",
+    "one batch per partition in a request; the next request goes on where the last stopped; a blocked "
+    "partition stops no other; a first batch that is too large goes alone",
+)
 async def test_a_request_has_one_batch_of_each_partition_and_later_ones_go_on_in_turns():
     async with producing(topics={"t": 3}, **ONE_BATCH_PER_RECORD) as (cluster, producer):
         await producer.partitions_for("t")
@@ -284,6 +320,11 @@ async def test_an_answer_sends_what_has_another_leader_by_now_though_the_old_one
         await results(sent)
 
 
+@pytest.mark.promise(
+    "Rules of Kafka's producer",
+    "one batch per partition in a request; the next request goes on where the last stopped; a blocked "
+    "partition stops no other; a first batch that is too large goes alone",
+)
 async def test_what_does_not_fit_into_a_request_is_first_in_the_next():
     settings = {"max_request_size": 3000, "batch_size": 2000}
     async with producing(topics={"t": 6}, **settings) as (cluster, producer):
@@ -296,6 +337,11 @@ async def test_what_does_not_fit_into_a_request_is_first_in_the_next():
         assert requests == [[0, 1], [2, 3], [4, 5]]
 
 
+@pytest.mark.promise(
+    "Rules of Kafka's producer",
+    "one batch per partition in a request; the next request goes on where the last stopped; a blocked "
+    "partition stops no other; a first batch that is too large goes alone",
+)
 async def test_a_first_batch_above_max_request_size_goes_alone():
     settings = {"max_request_size": 1100, "batch_size": 4000, "linger_ms": 20}
     async with producing(topics={"t": 3}, **settings) as (cluster, producer):
@@ -311,6 +357,11 @@ async def test_a_first_batch_above_max_request_size_goes_alone():
         assert [partitions_of(request) for request in cluster.requests_of(PRODUCE)] == [[0], [1], [2]]
 
 
+@pytest.mark.promise(
+    "Rules of Kafka's producer",
+    "one batch per partition in a request; the next request goes on where the last stopped; a blocked "
+    "partition stops no other; a first batch that is too large goes alone",
+)
 async def test_a_blocked_partition_does_not_stop_its_neighbours():
     settings = {"retry_backoff_ms": 200_000 * MS, "retry_backoff_max_ms": 200_000 * MS}
     async with producing(topics={"t": 3}, **settings) as (cluster, producer):
@@ -326,6 +377,7 @@ async def test_a_blocked_partition_does_not_stop_its_neighbours():
         assert (await within(1, blocked)).offset == 0
 
 
+@pytest.mark.promise("Rules of Kafka's producer", "a record larger than `batch_size` has a batch of its own")
 async def test_a_record_larger_than_a_batch_has_one_of_its_own():
     async with producing(batch_size=500, linger_ms=20) as (cluster, producer):
         await producer.partitions_for("t")
@@ -335,6 +387,10 @@ async def test_a_record_larger_than_a_batch_has_one_of_its_own():
         assert [batch.header.record_count for batch in cluster.batches("t", 0)] == [2, 1, 2]
 
 
+@pytest.mark.promise(
+    "Rules of Kafka's producer",
+    "deliveries complete in the order of their appends; a failing callback stops no other",
+)
 async def test_deliveries_of_a_batch_complete_in_order_and_a_failing_callback_stops_no_other():
     loop = asyncio.get_running_loop()
     raised = []
@@ -361,6 +417,10 @@ async def test_deliveries_of_a_batch_complete_in_order_and_a_failing_callback_st
     assert [type(error) for error in raised] == [ZeroDivisionError]
 
 
+@pytest.mark.promise(
+    "Rules of Kafka's producer",
+    "a batch is compressed when it closes, numbered and checksummed when it is drained",
+)
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
 async def test_requests_are_packed_by_the_compressed_size(codec):
     settings = {
@@ -414,6 +474,10 @@ async def test_compressed_batches_survive_faults_in_order(codec, size):
 # --------------------------------------------------------------------------------------------- producer ids
 
 
+@pytest.mark.promise(
+    "Accumulator, sender, connections",
+    "the producer id is requested until one comes, and batches are numbered one after the other",
+)
 async def test_the_producer_id_is_asked_for_until_one_comes():
     async with EmbeddedCluster(topics={"t": 1}) as cluster:
         asked = cluster.faults.add(INIT_PRODUCER_ID, error=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, count=5)
@@ -450,6 +514,7 @@ async def test_a_producer_id_that_makes_no_sense_is_not_used(monkeypatch):
             assert cluster.batches("t", 0)[0].header.producer_id == 4711
 
 
+@pytest.mark.promise("Accumulator, sender, connections", "sequences wrap from 2^31-1 to 0")
 async def test_sequences_wrap_from_their_last_number_to_zero():
     async with producing(batch_size=400) as (cluster, producer):
         await producer.send_and_wait("t", b"0")
@@ -472,6 +537,7 @@ async def test_sequences_wrap_from_their_last_number_to_zero():
         assert expected < 100
 
 
+@pytest.mark.promise("KIPs", "KIP-360: a new epoch without a new producer id")
 async def test_after_the_last_epoch_comes_a_new_producer_id():
     async with producing(**ONE_BATCH_PER_RECORD) as (cluster, producer):
         await producer.partitions_for("t")

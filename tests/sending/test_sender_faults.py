@@ -38,6 +38,7 @@ from tests.support.producing import (
 # ------------------------------------------------------------------------------------- broken connections
 
 
+@pytest.mark.promise("Accumulator, sender, connections", "any time-out or violation closes the connection")
 @pytest.mark.parametrize("what", BREAKS)
 async def test_a_broken_answer_with_five_in_flight_loses_repeats_and_reorders_nothing(what):
     async with producing(**ONE_BATCH_PER_RECORD) as (cluster, producer):
@@ -75,6 +76,7 @@ async def test_a_broken_answer_several_times_in_a_row(what):
         assert numbers(cluster) == list(range(9))
 
 
+@pytest.mark.promise("Accumulator, sender, connections", "duplicates count as success")
 async def test_a_duplicate_is_a_success_with_the_original_offset():
     async with producing() as (cluster, producer):
         await producer.send_and_wait("t", b"0")
@@ -87,6 +89,7 @@ async def test_a_duplicate_is_a_success_with_the_original_offset():
         assert produce_count(cluster) == 3
 
 
+@pytest.mark.promise("Accumulator, sender, connections", "duplicates count as success")
 async def test_a_duplicate_that_the_broker_no_longer_remembers_is_a_success_without_an_offset():
     async with producing() as (cluster, producer):
         cluster.faults.add(PRODUCE, error=ErrorCode.DUPLICATE_SEQUENCE_NUMBER, after_append=True)
@@ -112,6 +115,9 @@ async def test_a_partition_left_out_does_not_concern_its_neighbours():
         assert [partitions_of(request) for request in rest] == [[1]], "only what was left out is sent again"
 
 
+@pytest.mark.promise(
+    "Accumulator, sender, connections", "a request contains several partitions, up to `max_request_size`"
+)
 async def test_an_error_of_one_partition_does_not_concern_its_neighbours():
     async with producing(topics={"t": 100}) as (cluster, producer):
         await producer.partitions_for("t")
@@ -125,6 +131,7 @@ async def test_an_error_of_one_partition_does_not_concern_its_neighbours():
         assert produce_count(cluster) == 1, "all of them go in one request"
 
 
+@pytest.mark.promise("Accumulator, sender, connections", "idle connections close, and come back when needed")
 async def test_a_broker_that_closes_idle_connections_costs_no_record():
     async with producing() as (cluster, producer):
         await producer.send_and_wait("t", b"0")
@@ -134,6 +141,9 @@ async def test_a_broker_that_closes_idle_connections_costs_no_record():
         assert numbers(cluster) == [0, 1]
 
 
+@pytest.mark.promise(
+    "Rules of Kafka's producer", "the sender wakes after a throttle and after a reconnect back-off"
+)
 async def test_a_broker_that_stops_and_starts_gets_what_was_buffered_meanwhile():
     async with producing(**ONE_BATCH_PER_RECORD) as (cluster, producer):
         await producer.send_and_wait("t", b"0")
@@ -161,6 +171,10 @@ async def test_a_stopped_leader_is_replaced_by_the_next():
         assert cluster.leader("t", 0) != first
 
 
+@pytest.mark.promise(
+    "Accumulator, sender, connections",
+    "if the connection to a leader hangs, another broker is asked for the leader",
+)
 async def test_a_frozen_leader_is_left_after_the_request_timeout():
     settings = {"request_timeout_ms": 80_000 * MS}
     async with producing(brokers=2, **ONE_BATCH_PER_RECORD, **settings) as (cluster, producer):
@@ -186,6 +200,8 @@ async def test_a_frozen_leader_is_left_after_the_request_timeout():
 # ------------------------------------------------------------------------------------------------- leaders
 
 
+@pytest.mark.promise("Accumulator, sender, connections", "leader hints in Produce responses are used")
+@pytest.mark.promise("KIPs", "KIP-951: the new leader in the answer")
 async def test_a_new_leader_named_in_the_answer_gets_the_records_without_a_pause_or_a_refresh():
     settings = {"retry_backoff_ms": 60_000, "retry_backoff_max_ms": 60_000, "delivery_timeout_ms": 120_000}
     settings["request_timeout_ms"] = 60_000
@@ -216,6 +232,7 @@ async def test_a_new_leader_is_found_by_a_refresh_where_the_answer_does_not_name
         assert numbers(cluster) == list(range(9))
 
 
+@pytest.mark.promise("Accumulator, sender, connections", "order is kept across retries and leader moves")
 async def test_leaders_that_move_all_the_time_cost_order_and_records_nothing():
     async with producing(brokers=3, topics={"t": 3}, batch_size=200) as (cluster, producer):
         deliveries = {partition: [] for partition in range(3)}
@@ -232,6 +249,10 @@ async def test_leaders_that_move_all_the_time_cost_order_and_records_nothing():
             assert numbers(cluster, "t", partition) == list(range(120))
 
 
+@pytest.mark.promise(
+    "Accumulator, sender, connections",
+    "a partition has up to 5 batches in flight, and one until the first acknowledgement",
+)
 async def test_a_new_leader_has_one_batch_in_flight_until_its_first_acknowledgement():
     async with producing(brokers=2, **ONE_BATCH_PER_RECORD) as (cluster, producer):
         await producer.send_and_wait("t", b"0")
@@ -255,6 +276,10 @@ async def test_a_new_leader_has_one_batch_in_flight_until_its_first_acknowledgem
         assert numbers(cluster) == list(range(7))
 
 
+@pytest.mark.promise(
+    "Accumulator, sender, connections",
+    "a partition has up to 5 batches in flight, and one until the first acknowledgement",
+)
 async def test_the_first_batch_of_all_is_acknowledged_before_a_second_is_sent():
     """A broker that knows nothing of a producer takes any first sequence (KAFKA-15591)."""
     async with producing(**ONE_BATCH_PER_RECORD) as (cluster, producer):
@@ -313,6 +338,10 @@ async def distant(cluster: EmbeddedCluster, delay: float):
         await server.wait_closed()
 
 
+@pytest.mark.promise(
+    "Accumulator, sender, connections",
+    "a partition has up to 5 batches in flight, and one until the first acknowledgement",
+)
 async def test_after_the_first_acknowledgement_one_partition_has_nearly_five_batches_per_round_trip():
     batches, best = 30, 0.0
     async with EmbeddedCluster(topics={"t": 1}) as cluster, distant(cluster, 20 * MS):
@@ -334,6 +363,7 @@ async def test_after_the_first_acknowledgement_one_partition_has_nearly_five_bat
     assert {header[2] for header in batch_headers(cluster)} == {1}
 
 
+@pytest.mark.promise("Accumulator, sender, connections", "a connection has up to 5 requests in flight")
 async def test_five_requests_are_in_flight_after_the_first_acknowledgement_and_never_six():
     async with producing(**ONE_BATCH_PER_RECORD) as (cluster, producer):
         await producer.send_and_wait("t", b"0")
@@ -352,6 +382,7 @@ async def test_five_requests_are_in_flight_after_the_first_acknowledgement_and_n
 # --------------------------------------------------------------------------------------------- at random
 
 
+@pytest.mark.promise("As a whole", "each failure says correctly whether its record may be in the log")
 @pytest.mark.parametrize("seed", range(12))
 async def test_a_random_schedule_of_faults_keeps_every_promise(seed):
     """Delivered records are at the reported offset, once and in order; NOT_PERSISTED ones are not in the log."""

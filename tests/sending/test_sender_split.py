@@ -36,6 +36,10 @@ def small_batches_only(cluster, most=200, topic="small"):
     return topic
 
 
+@pytest.mark.promise(
+    "Error table",
+    "a batch that is too large is sent in halves; nothing is lost, duplicated or reordered (KIP-126)",
+)
 @pytest.mark.parametrize("compression", ["none", "gzip", "snappy", "lz4", "zstd"])
 async def test_a_batch_that_is_too_large_goes_in_parts(compression):
     async with producing(linger_ms=50, compression_type=compression) as (cluster, producer):
@@ -57,6 +61,10 @@ async def test_a_batch_that_is_too_large_goes_in_parts(compression):
         assert producer.metrics().records_acked == 40
 
 
+@pytest.mark.promise(
+    "Error table",
+    "a batch that is too large is sent in halves; nothing is lost, duplicated or reordered (KIP-126)",
+)
 async def test_one_record_that_is_too_large_fails_alone():
     async with producing(linger_ms=50) as (cluster, producer):
         topic = small_batches_only(cluster)
@@ -74,6 +82,10 @@ async def test_one_record_that_is_too_large_fails_alone():
         assert [result.offset for result in found if not isinstance(result, DeliveryError)] == list(range(20))
 
 
+@pytest.mark.promise(
+    "Error table",
+    "a batch that is too large is sent in halves; nothing is lost, duplicated or reordered (KIP-126)",
+)
 async def test_batches_in_flight_behind_it_follow_in_order():
     async with producing(batch_size=400, linger_ms=0) as (cluster, producer):
         topic = small_batches_only(cluster, 300)
@@ -98,6 +110,10 @@ async def test_a_limit_that_is_lowered_while_sending_costs_nothing():
         assert producer.metrics().splits > 0
 
 
+@pytest.mark.promise(
+    "Error table",
+    "a batch that is too large is sent in halves; nothing is lost, duplicated or reordered (KIP-126)",
+)
 async def test_a_batch_in_doubt_is_not_split():
     """Its parts could be in the log a second time: the broker checks the size before it looks for duplicates."""
     async with producing(linger_ms=50) as (cluster, producer):
@@ -221,6 +237,9 @@ async def test_a_producer_that_closes_gives_up_parts_too():
 # ------------------------------------------------------------------------------------------- the order of the parts
 
 
+@pytest.mark.promise(
+    "Error table", "the parts of a split batch keep their order, and their records keep their own time-outs"
+)
 @pytest.mark.parametrize(
     "code", [ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.NOT_LEADER_OR_FOLLOWER], ids=by_name
 )
@@ -241,6 +260,9 @@ async def test_parts_of_a_batch_keep_their_order_when_several_are_sent_again(cod
         assert numbers(cluster) == [0, *range(2, 9)]
 
 
+@pytest.mark.promise(
+    "Error table", "the parts of a split batch keep their order, and their records keep their own time-outs"
+)
 async def test_parts_of_a_batch_keep_their_order_behind_one_that_fails():
     async with producing(cluster={"max_message_bytes": 400}, linger_ms=5) as (cluster, producer):
         await producer.send_and_wait("t", b"0")
@@ -258,6 +280,9 @@ async def test_parts_of_a_batch_keep_their_order_behind_one_that_fails():
         assert kept == [number for number in range(82) if number != 41]
 
 
+@pytest.mark.promise(
+    "Error table", "the parts of a split batch keep their order, and their records keep their own time-outs"
+)
 async def test_records_with_timeouts_of_their_own_end_in_time_in_parts_too():
     async with producing(linger_ms=5) as (cluster, producer):
         hold = asyncio.Event()
@@ -310,6 +335,9 @@ MISHAPS = [
 ]
 
 
+@pytest.mark.promise(
+    "Error table", "the parts of a split batch keep their order, and their records keep their own time-outs"
+)
 @pytest.mark.parametrize("hasty", [False, True], ids=["no timeouts", "timeouts of their own"])
 @pytest.mark.parametrize("seed", range(5))
 async def test_whatever_befalls_batches_in_parts_nothing_is_lost_doubled_or_overtaken(seed, hasty):

@@ -59,6 +59,11 @@ async def test_an_unknown_topic_fails_by_name_and_other_topics_are_not_affected(
         assert numbers(cluster) == list(range(6))
 
 
+@pytest.mark.promise(
+    "Accumulator, sender, connections",
+    "`send` waits for a topic that is being created; an unknown topic is asked for again, also for "
+    "`try_send`, which does not wait",
+)
 async def test_a_topic_that_is_created_while_send_waits_gets_the_record():
     async with producing(cluster={"auto_create": False}) as (cluster, producer):
         waiting = asyncio.create_task(producer.send_and_wait("later", b"v"))
@@ -70,6 +75,7 @@ async def test_a_topic_that_is_created_while_send_waits_gets_the_record():
         assert (await within(1, waiting)).offset == 0
 
 
+@pytest.mark.promise("Rules of Kafka's producer", "`max_block_ms` is one budget for metadata and room")
 async def test_a_partition_that_does_not_exist_yet_is_waited_for():
     async with producing(topics={"t": 2}) as (cluster, producer):
         await producer.send_and_wait("t", b"0")
@@ -82,6 +88,7 @@ async def test_a_partition_that_does_not_exist_yet_is_waited_for():
         assert (metadata.partition, metadata.offset) == (3, 0)
 
 
+@pytest.mark.promise("Rules of Kafka's producer", "`max_block_ms` is one budget for metadata and room")
 async def test_a_partition_that_does_not_exist_fails_after_max_block():
     async with producing(topics={"t": 2}, max_block_ms=40_000 * MS) as (_, producer):
         await producer.partitions_for("t")
@@ -92,6 +99,7 @@ async def test_a_partition_that_does_not_exist_fails_after_max_block():
         assert (error.topic, error.partition, error.outcome) == ("t", 2, Outcome.NOT_PERSISTED)
 
 
+@pytest.mark.promise("Accumulator, sender, connections", "metadata are refreshed when they are old")
 async def test_partitions_that_are_added_are_used_after_the_next_refresh():
     async with producing(topics={"t": 1}, metadata_max_age_ms=30) as (cluster, producer):
         await producer.send_and_wait("t", b"0")
@@ -103,6 +111,7 @@ async def test_partitions_that_are_added_are_used_after_the_next_refresh():
         assert {metadata.partition for metadata in found} == {0, 1, 2, 3}
 
 
+@pytest.mark.promise("Accumulator, sender, connections", "topic ids reveal a topic that was re-created")
 @pytest.mark.parametrize("versions", ["2.1", "2.8", "3.9", "4.0", "4.1"])
 async def test_a_topic_made_anew_swallows_nothing(versions):
     """Its new log may have records under numbers that the producer would give out a second time."""
@@ -149,6 +158,11 @@ async def test_a_topic_made_anew_under_load_gets_every_record_that_is_reported_d
                 assert end.outcome is Outcome.UNKNOWN or 3 + place not in log
 
 
+@pytest.mark.promise(
+    "Accumulator, sender, connections",
+    "leader epochs go backwards only for a topic without id whose leader is gone or denies leading: it "
+    "may have been re-created",
+)
 @pytest.mark.parametrize("versions", ["2.1", "2.8", "4.0"])
 @pytest.mark.parametrize("lost", [False, True])
 async def test_a_topic_made_anew_after_its_leader_had_moved_is_written_to_soon(versions, lost):
@@ -264,6 +278,10 @@ async def test_a_topic_without_partitions_is_not_available_and_nothing_is_report
         assert isinstance(error, MetadataTimeoutError)
 
 
+@pytest.mark.promise(
+    "Rules of Kafka's producer",
+    "a batch is compressed when it closes, numbered and checksummed when it is drained",
+)
 async def test_records_for_a_partition_without_a_leader_wait_for_one_and_use_no_number():
     async with producing(brokers=2, topics={}) as (cluster, producer):
         cluster.create_topic("t", 1, replication_factor=1)
@@ -283,6 +301,11 @@ async def test_records_for_a_partition_without_a_leader_wait_for_one_and_use_no_
         assert batch_headers(cluster) == [(0, 0, 1), (0, 1, 1)]
 
 
+@pytest.mark.promise(
+    "Rules of Kafka's producer",
+    "data without a leader, a refused connect, a lost connection and a close at acks=0 end in one "
+    "coalesced refresh",
+)
 async def test_data_without_a_leader_asks_for_one_refresh_after_another_and_not_for_a_storm():
     async with producing(brokers=2, topics={}, retry_backoff_ms=20, retry_backoff_max_ms=20) as (
         cluster,
@@ -305,6 +328,11 @@ async def test_data_without_a_leader_asks_for_one_refresh_after_another_and_not_
         await offsets(deliveries)
 
 
+@pytest.mark.promise(
+    "Rules of Kafka's producer",
+    "data without a leader, a refused connect, a lost connection and a close at acks=0 end in one "
+    "coalesced refresh",
+)
 async def test_a_lost_connection_and_a_refused_connect_ask_for_one_coalesced_refresh():
     async with producing(brokers=2, topics={"t": 2}) as (cluster, producer):
         for what_happens in (cluster.close_connections, cluster.stop_broker):
@@ -321,6 +349,9 @@ async def test_a_lost_connection_and_a_refused_connect_ask_for_one_coalesced_ref
         assert cluster.leader("t", 1) == 0
 
 
+@pytest.mark.promise(
+    "Rules of Kafka's producer", "a metadata refresh never waits behind a full deque of requests in flight"
+)
 async def test_a_metadata_refresh_does_not_wait_behind_a_full_deque_in_flight():
     async with producing(**ONE_BATCH_PER_RECORD, max_in_flight_requests_per_connection=1) as (
         cluster,
@@ -341,6 +372,11 @@ async def test_a_metadata_refresh_does_not_wait_behind_a_full_deque_in_flight():
         await within(1, producer.flush())
 
 
+@pytest.mark.promise(
+    "Rules of Kafka's producer",
+    "a request for any broker goes to the least loaded one, else to one that is connecting, else to a "
+    "free one in rotation",
+)
 async def test_requests_for_any_broker_avoid_one_that_does_not_answer():
     async with producing(brokers=3, topics={"t": 3}, request_timeout_ms=2000) as (cluster, producer):
         for partition in range(3):
@@ -362,6 +398,10 @@ async def test_requests_for_any_broker_avoid_one_that_does_not_answer():
 # --------------------------------------------------------------------------------------------- acks 0 and 1
 
 
+@pytest.mark.promise(
+    "Rules of Kafka's producer",
+    "an acks=0 request is never in flight: its deliveries resolve without an offset once the bytes have left",
+)
 async def test_acks_0_resolves_without_an_offset_once_the_bytes_have_left():
     async with producing(acks=0) as (cluster, producer):
         assert not producer.config.enable_idempotence
@@ -374,6 +414,10 @@ async def test_acks_0_resolves_without_an_offset_once_the_bytes_have_left():
         assert cluster.batches("t", 0)[0].header.producer_id == -1
 
 
+@pytest.mark.promise(
+    "Rules of Kafka's producer",
+    "an acks=0 request is never in flight: its deliveries resolve without an offset once the bytes have left",
+)
 async def test_acks_0_does_not_resolve_while_the_bytes_have_not_left():
     async with producing(acks=0, max_request_size=32 * 1024 * 1024, request_timeout_ms=2000) as (
         cluster,
@@ -393,6 +437,10 @@ async def test_acks_0_does_not_resolve_while_the_bytes_have_not_left():
         assert len(cluster.records("t")) in (1, 2)
 
 
+@pytest.mark.promise(
+    "Rules of Kafka's producer",
+    "an acks=0 request is never in flight: its deliveries resolve without an offset once the bytes have left",
+)
 async def test_acks_0_keeps_order_and_is_not_bounded_by_requests_in_flight():
     async with producing(acks=0, **ONE_BATCH_PER_RECORD) as (cluster, producer):
         deliveries = await send_numbers(producer, range(50))
@@ -402,6 +450,11 @@ async def test_acks_0_keeps_order_and_is_not_bounded_by_requests_in_flight():
         assert numbers(cluster) == list(range(50))
 
 
+@pytest.mark.promise(
+    "Rules of Kafka's producer",
+    "data without a leader, a refused connect, a lost connection and a close at acks=0 end in one "
+    "coalesced refresh",
+)
 async def test_a_connection_closed_for_acks_0_asks_for_a_refresh():
     async with producing(brokers=2, acks=0) as (cluster, producer):
         await producer.send_and_wait("t", b"0")
@@ -470,6 +523,8 @@ def test_settings_that_would_break_idempotence_are_refused():
 # --------------------------------------------------------------------------------------------- versions
 
 
+@pytest.mark.promise("Protocol", "requests use the newest version that both sides know, for each release")
+@pytest.mark.promise("KIPs", "KIP-110: zstd")
 @pytest.mark.parametrize(
     "versions", ["2.1", "2.2", "2.4", "2.7", "2.8", "3.0", "3.5", "3.7", "3.8", "3.9", "4.0", "4.1", "4.3"]
 )
@@ -488,6 +543,10 @@ async def test_each_release_works_at_its_own_ceilings(versions):
         assert {request.header.version for request in cluster.requests_of(PRODUCE)} == {ceiling}
 
 
+@pytest.mark.promise(
+    "Protocol", "Produce names topics by id from version 13 on, and is capped at 12 where an id is missing"
+)
+@pytest.mark.promise("KIPs", "KIP-516: topic ids")
 async def test_topic_ids_are_used_from_version_13_on():
     async with producing() as (cluster, producer):
         await producer.send_and_wait("t", b"0")
@@ -503,6 +562,9 @@ def serve(broker, api_key, versions):
     broker.release = replace(broker.release, versions={**broker.release.versions, api_key: versions})
 
 
+@pytest.mark.promise(
+    "Protocol", "Produce names topics by id from version 13 on, and is capped at 12 where an id is missing"
+)
 async def test_a_topic_without_an_id_is_addressed_by_name_also_on_a_new_broker():
     """Metadata came from a broker that is too old for ids, the leader knows them."""
     async with EmbeddedCluster(2, topics={"t": 1, "u": 1}) as cluster:
@@ -515,6 +577,9 @@ async def test_a_topic_without_an_id_is_addressed_by_name_also_on_a_new_broker()
             assert {request.header.version for request in cluster.requests_of(PRODUCE)} == {12}
 
 
+@pytest.mark.promise(
+    "Rules of Kafka's producer", "a request that no common version can carry fails locally, as NOT_PERSISTED"
+)
 async def test_without_a_common_version_records_fail_locally_as_not_persisted():
     async with EmbeddedCluster(topics={"t": 1}) as cluster:
         serve(cluster.broker(0), PRODUCE, VersionRange(3, 5))
@@ -532,6 +597,9 @@ async def test_without_a_common_version_records_fail_locally_as_not_persisted():
         await assert_nothing_left(producer, cluster)
 
 
+@pytest.mark.promise(
+    "Rules of Kafka's producer", "a request that no common version can carry fails locally, as NOT_PERSISTED"
+)
 async def test_a_cluster_that_is_too_old_for_metadata_is_refused_by_start():
     async with EmbeddedCluster(versions="1.1") as cluster:
         producer = quick_producer(cluster)
@@ -571,6 +639,7 @@ async def test_a_broker_that_refuses_a_version_that_it_offers_fails_the_records(
         assert (await producer.send_and_wait("t", b"2")).offset == 1
 
 
+@pytest.mark.promise("Accumulator, sender, connections", "versions are negotiated on each connection")
 async def test_a_broker_that_comes_back_older_is_asked_for_its_versions_again():
     async with producing(brokers=2, cluster={"versions": "4.1"}) as (cluster, producer):
         await producer.send_and_wait("t", b"0")
@@ -585,6 +654,11 @@ async def test_a_broker_that_comes_back_older_is_asked_for_its_versions_again():
 # ----------------------------------------------------------------------------------------------- throttling
 
 
+@pytest.mark.promise("Accumulator, sender, connections", "a throttle is honoured")
+@pytest.mark.promise("KIPs", "KIP-219: a throttled client mutes itself")
+@pytest.mark.promise(
+    "Rules of Kafka's producer", "the sender wakes after a throttle and after a reconnect back-off"
+)
 async def test_a_throttle_mutes_its_broker_and_no_other():
     async with producing(brokers=2, topics={"t": 2}) as (cluster, producer):
         for partition in (0, 1):
@@ -608,6 +682,9 @@ async def test_a_throttle_mutes_its_broker_and_no_other():
         assert node.throttle_time == pytest.approx(0.15)
 
 
+@pytest.mark.promise(
+    "Accumulator, sender, connections", "every record has a delivery timeout, with an honest outcome"
+)
 async def test_the_delivery_timeout_goes_on_while_a_broker_is_muted():
     settings = {"request_timeout_ms": 50, "delivery_timeout_ms": 100}
     async with producing(**settings) as (cluster, producer):

@@ -319,6 +319,10 @@ def fate_of(name: str) -> str:
     return key.fate.value
 
 
+@pytest.mark.promise(
+    "Settings from anywhere",
+    "every setting of Java's producer and of librdkafka is handled, none is forgotten",
+)
 @pytest.mark.parametrize(("name", "fate"), rows(JAVA, LIBRDKAFKA, MORE))
 def test_every_key_has_its_fate(name, fate):
     assert fate_of(name) == fate
@@ -398,6 +402,10 @@ def string_constants(data: bytes) -> dict[str, str]:
     return constants
 
 
+@pytest.mark.promise(
+    "Settings from anywhere",
+    "every setting of Java's producer and of librdkafka is handled, none is forgotten",
+)
 @pytest.mark.apache
 async def test_no_key_of_javas_producer_is_forgotten(tmp_path):
     children = ChildProcesses()
@@ -422,6 +430,10 @@ async def test_no_key_of_javas_producer_is_forgotten(tmp_path):
     assert keys - {name for name, _ in rows(JAVA)} == set()
 
 
+@pytest.mark.promise(
+    "Settings from anywhere",
+    "every setting of Java's producer and of librdkafka is handled, none is forgotten",
+)
 def test_no_key_that_confluent_kafka_takes_is_forgotten():
     package = Path(confluent_kafka.__file__).parent
     libraries = [*package.glob("*.so"), *package.parent.glob("confluent_kafka.libs/*rdkafka*")]

@@ -111,6 +111,9 @@ GOLDEN = [
 """What java.util.Properties.load (OpenJDK 17) made of each text, in the order of its calls of put; None: it raised."""
 
 
+@pytest.mark.promise(
+    "Settings from anywhere", "a properties file is read as Java reads it; errors name file and line"
+)
 @pytest.mark.parametrize(("text", "expected"), GOLDEN)
 def test_a_file_is_read_as_java_reads_it(text, expected, tmp_path):
     path = written(tmp_path, text)

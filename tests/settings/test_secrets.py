@@ -44,6 +44,7 @@ def test_a_secret_shows_nothing():
     assert secret.reveal() == CANARY
 
 
+@pytest.mark.promise("Settings from anywhere", "a secret setting is never shown")
 def test_a_pickle_of_a_secret_has_lost_it():
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
         data = pickle.dumps(Secret(CANARY), protocol)
@@ -247,6 +248,7 @@ ENTRANCES: dict[str, Callable[..., object]] = {
 """Every way in which keywords reach a producer. Those with a mapping are given it whole."""
 
 
+@pytest.mark.promise("Settings from anywhere", "a secret setting is never shown")
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 @pytest.mark.parametrize("case", GOOD)
 def test_a_secret_is_in_the_config_and_shows_nowhere(case, way, tmp_path, caplog):
@@ -281,6 +283,7 @@ def frames(error: BaseException | None) -> Iterator[TracebackType]:
         error = error.__cause__ or error.__context__
 
 
+@pytest.mark.promise("Settings from anywhere", "a secret setting is never shown")
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 @pytest.mark.parametrize("case", BAD)
 def test_a_refusal_shows_no_secret(case, way: Callable[..., Producer], tmp_path, caplog):

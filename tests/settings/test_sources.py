@@ -462,6 +462,9 @@ def test_javas_own_file_is_taken_as_it_is(tmp_path, caplog):
     )
 
 
+@pytest.mark.promise(
+    "Settings from anywhere", "a properties file is read as Java reads it; errors name file and line"
+)
 @pytest.mark.parametrize(
     ("text", "problem"),
     [

@@ -20,6 +20,9 @@ PAGE = Path(__file__).parent.parent.parent / "docs" / "configuration.md"
 SIGNATURE = inspect.signature(Producer).parameters
 
 
+@pytest.mark.promise(
+    "Settings from anywhere", "the table of settings, the signature, the config and the guide agree"
+)
 def test_every_setting_is_a_keyword_with_the_same_default():
     keywords = {name: parameter.default for name, parameter in SIGNATURE.items() if name != "security"}
     security = set(get_type_hints(SecuritySettings))
@@ -35,6 +38,9 @@ def test_every_security_setting_begins_with_its_family():
     assert all(name.startswith(("security_", "ssl_", "sasl_")) for name in get_type_hints(SecuritySettings))
 
 
+@pytest.mark.promise(
+    "Settings from anywhere", "the table of settings, the signature, the config and the guide agree"
+)
 def test_every_field_of_the_config_is_a_setting_or_follows_from_some():
     fields = {field.name for field in dataclasses.fields(ProducerConfig)}
 
@@ -91,6 +97,7 @@ WRONG_VALUES = [
 ]
 
 
+@pytest.mark.promise("Settings from anywhere", "every wrong value names its setting")
 @pytest.mark.parametrize(
     ("name", "value"), WRONG_VALUES, ids=[f"{name}-{number}" for number, (name, _) in enumerate(WRONG_VALUES)]
 )
@@ -180,6 +187,9 @@ def row_for(setting: Setting) -> list[str]:
     ]
 
 
+@pytest.mark.promise(
+    "Settings from anywhere", "the table of settings, the signature, the config and the guide agree"
+)
 def test_the_guide_has_a_row_for_every_setting_and_it_is_true():
     rows = rows_of_the_guide("All settings")
 
@@ -187,6 +197,9 @@ def test_the_guide_has_a_row_for_every_setting_and_it_is_true():
     assert all(len(row) == 7 and len(row[6]) > 10 for row in rows), "each says what it means"
 
 
+@pytest.mark.promise(
+    "Settings from anywhere", "the table of settings, the signature, the config and the guide agree"
+)
 @pytest.mark.parametrize(
     ("fate", "heading"),
     [

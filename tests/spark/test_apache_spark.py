@@ -78,6 +78,7 @@ DRIVERS = {"v1": ("F7", "F8", "F10"), "v2": ("F2", "F3", "F8", "F10")}
 """Where the driver is killed; F1 comes before anything that concerns a broker."""
 
 
+@pytest.mark.promise("Spark", "each row is written once, whichever process is killed at whatever point")
 @pytest.mark.timeout(400)
 def test_each_row_is_committed_once_wherever_processes_are_killed(request, kafka, driver, made, tmp_path):
     killed = DRIVERS[request.node.callspec.params["kafka"]]
@@ -88,6 +89,11 @@ def test_each_row_is_committed_once_wherever_processes_are_killed(request, kafka
         assert play(run, [DEATHS[name] for name in names]) == 1 + len(killed)
 
 
+@pytest.mark.promise(
+    "Transactions",
+    "a second writer of a partition is detected by the timestamp in the response, which only a repetition "
+    "has",
+)
 async def test_the_second_writer_of_a_partition_is_noticed(kafka, made):
     """A real broker's answer to a repetition has the time of the first batch; other answers have none."""
     servers = kafka.bootstrap_servers
@@ -108,6 +114,11 @@ async def test_the_second_writer_of_a_partition_is_noticed(kafka, made):
     assert [record.value for record in log[0]] == [b"1", b"2"]
 
 
+@pytest.mark.promise(
+    "Spark",
+    "a second attempt, a stage that is run again, two tasks on a partition, a second driver and a new "
+    "checkpoint are rejected",
+)
 def test_a_topic_with_log_append_time_is_refused_until_the_option_says_it(kafka):
     name = f"spark-{uuid4().hex[:8]}"
     asyncio.run(kafka.create_topic(name, 1, config={"message.timestamp.type": "LogAppendTime"}))
@@ -137,6 +148,7 @@ def three(request):
         yield place
 
 
+@pytest.mark.promise("Spark", "each row is written once, whichever process is killed at whatever point")
 @pytest.mark.timeout(400)
 def test_brokers_that_are_killed_in_mid_stream_and_in_mid_commit_and_answers_that_are_lost(
     three, driver, tmp_path
@@ -152,6 +164,7 @@ def test_brokers_that_are_killed_in_mid_stream_and_in_mid_commit_and_answers_tha
         assert all("was not committed: " in text for text in outlived)
 
 
+@pytest.mark.promise("Spark", "each row is written once, whichever process is killed at whatever point")
 @pytest.mark.timeout(400)
 def test_a_coordinator_that_is_killed_while_a_batch_write_is_committed(spark, three):
     name, kafka = "mid-commit", three.kafka

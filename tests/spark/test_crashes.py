@@ -126,6 +126,7 @@ def test_chaos_goes_on_with_another_driver_when_a_run_breaks(monkeypatch, capsys
     assert "3 runs of 0 rows, 6 crashes, 2 processes killed, 1 runs broken" in said
 
 
+@pytest.mark.promise("Spark", "each row is written once, whichever process is killed at whatever point")
 @pytest.mark.timeout(400)
 def test_each_row_is_committed_once_wherever_the_driver_is_killed(driver, place, tmp_path):
     crashes = [DEATHS[name] for name in ("F1", "F2", "F3", "F7", "F8", "F10")]
@@ -136,6 +137,7 @@ def test_each_row_is_committed_once_wherever_the_driver_is_killed(driver, place,
     assert killed == len(crashes)
 
 
+@pytest.mark.promise("Spark", "each row is written once, whichever process is killed at whatever point")
 @pytest.mark.timeout(400)
 def test_failing_tasks_zombies_and_a_commit_that_fails_after_it_was_made(driver, place, tmp_path):
     names = ("F3 error", "F3 worker", "F4", "F6", "F12", "F13")
@@ -148,6 +150,7 @@ def test_failing_tasks_zombies_and_a_commit_that_fails_after_it_was_made(driver,
     )  # each batch was given up
 
 
+@pytest.mark.promise("Spark", "each row is written once, whichever process is killed at whatever point")
 @pytest.mark.timeout(400)
 def test_lost_answers_and_brokers_that_are_killed_in_mid_stream(driver, place, tmp_path):
     crashes = [
@@ -161,6 +164,9 @@ def test_lost_answers_and_brokers_that_are_killed_in_mid_stream(driver, place, t
     )
 
 
+@pytest.mark.promise(
+    "Spark", "the proof of `make chaos-spark` convicts an at-least-once sink and one that ignores its marker"
+)
 @pytest.mark.timeout(400)
 def test_the_proof_convicts_at_least_once_and_a_sink_that_ignores_its_marker(driver, place, tmp_path):
     run = Run(driver, place, "twice", tmp_path / "one", delivery="at_least_once")
@@ -199,6 +205,7 @@ def anywhere(request, topic):
         yield real
 
 
+@pytest.mark.promise("Spark", "each row is written once, whichever process is killed at whatever point")
 @pytest.mark.timeout(400)
 def test_an_executor_that_is_killed_takes_nothing_with_it_and_leaves_nothing_twice(
     anywhere, executors, topic, tmp_path

@@ -40,6 +40,10 @@ def said(caught):
 # ------------------------------------------------------------------------------------------------- batch, default
 
 
+@pytest.mark.promise(
+    "Spark",
+    "the columns are those of Spark's own sink, checked on the driver, with its words for the same mistakes",
+)
 def test_a_dataframe_is_written_with_all_parts_of_its_records(spark, cluster, topic):
     df = spark.range(100).selectExpr(
         "CAST(id AS string) AS key",
@@ -61,6 +65,10 @@ def test_a_dataframe_is_written_with_all_parts_of_its_records(spark, cluster, to
         assert list(record.headers) == [("one", b"1"), ("none", None)]
 
 
+@pytest.mark.promise(
+    "Spark",
+    "the columns are those of Spark's own sink, checked on the driver, with its words for the same mistakes",
+)
 def test_the_topic_may_stand_in_a_column_and_the_option_wins(spark, cluster, topic):
     df = spark.range(30).selectExpr(
         "CAST(id AS string) AS value",
@@ -75,6 +83,10 @@ def test_the_topic_may_stand_in_a_column_and_the_option_wins(spark, cluster, top
     assert len(cluster.records(topic)) == 30
 
 
+@pytest.mark.promise(
+    "Spark",
+    "helpers put the rows of a partition into one task, run failed batches again, and serve update mode",
+)
 def test_keys_go_where_every_client_sends_them_and_nulls_anywhere(spark, cluster, topic):
     df = spark.range(300).selectExpr(
         "IF(id % 10 = 0, NULL, CAST(id AS string)) AS key", "CAST(NULL AS string) AS value"
@@ -125,6 +137,11 @@ def once(spark, cluster, topic, count=300, **options):
     write(df, cluster.servers, topic, delivery="exactly_once", transactionalId=f"tx-{topic}", **options)
 
 
+@pytest.mark.promise(
+    "Spark",
+    "exactly once: a batch is committed whole, recognized when it is repeated, and skipped if Spark did "
+    "not note its commit",
+)
 def test_exactly_once_and_a_repeated_write_is_known(spark, cluster, topic):
     for _ in range(2):
         once(spark, cluster, topic, txnAppId="app", txnVersion=4)
@@ -171,6 +188,11 @@ def test_a_single_task_needs_no_partition_column(spark, cluster, topic):
     assert cluster.committed(topic) == values(300)
 
 
+@pytest.mark.promise(
+    "Spark",
+    "a second attempt, a stage that is run again, two tasks on a partition, a second driver and a new "
+    "checkpoint are rejected",
+)
 def test_two_tasks_that_write_to_one_partition_are_refused(spark, cluster, topic):
     df = numbered(spark, 30, partitions=2).withColumn("partition", F.lit(1))
 
@@ -224,6 +246,11 @@ def files(folder, count, first=0):
     write_files(folder, count, first, rows=50)
 
 
+@pytest.mark.promise(
+    "Spark",
+    "exactly once: a batch is committed whole, recognized when it is repeated, and skipped if Spark did "
+    "not note its commit",
+)
 @pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
 def test_a_stream_goes_on_where_it_was(spark, cluster, topic, tmp_path, delivery):
     options = {"delivery": delivery}
@@ -241,6 +268,9 @@ def test_a_stream_goes_on_where_it_was(spark, cluster, topic, tmp_path, delivery
     assert [progress["batchId"] for progress in map(dict_of, query.recentProgress)][-1] == 4
 
 
+@pytest.mark.promise(
+    "Spark", "each write adds a line to the file of reports; a file that can't be written fails no write"
+)
 def test_each_batch_adds_a_line_to_the_file_of_reports(spark, cluster, topic, tmp_path):
     reports = tmp_path / "reports.jsonl"
     files(tmp_path / "in", 2)
@@ -260,6 +290,11 @@ def dict_of(progress):
     return progress if isinstance(progress, dict) else {"batchId": progress.batchId}
 
 
+@pytest.mark.promise(
+    "Spark",
+    "a second attempt, a stage that is run again, two tasks on a partition, a second driver and a new "
+    "checkpoint are rejected",
+)
 def test_a_new_checkpoint_is_refused(spark, cluster, topic, tmp_path):
     options = {"delivery": "exactly_once", "transactionalId": topic}
     files(tmp_path / "in", 1)
@@ -271,6 +306,11 @@ def test_a_new_checkpoint_is_refused(spark, cluster, topic, tmp_path):
     assert cluster.committed(topic) == values(50)
 
 
+@pytest.mark.promise(
+    "Spark",
+    "exactly once: a batch is committed whole, recognized when it is repeated, and skipped if Spark did "
+    "not note its commit",
+)
 def test_a_batch_that_was_committed_before_spark_knew_is_skipped(spark, cluster, topic, tmp_path):
     options = {"delivery": "exactly_once", "transactionalId": topic}
     folder, checkpoint = tmp_path / "in", tmp_path / "checkpoint"
@@ -284,6 +324,10 @@ def test_a_batch_that_was_committed_before_spark_knew_is_skipped(spark, cluster,
     assert cluster.committed(topic) == values(100)
 
 
+@pytest.mark.promise(
+    "Spark",
+    "helpers put the rows of a partition into one task, run failed batches again, and serve update mode",
+)
 def test_foreach_batch_serves_update_mode_and_runs_a_failed_batch_again(spark, cluster, topic, tmp_path):
     files(tmp_path / "in", 3)
     failed = []
@@ -326,6 +370,10 @@ def test_foreach_batch_serves_update_mode_and_runs_a_failed_batch_again(spark, c
     assert len(cluster.committed(topic)) == 21
 
 
+@pytest.mark.promise(
+    "Spark",
+    "helpers put the rows of a partition into one task, run failed batches again, and serve update mode",
+)
 def test_foreach_batch_does_not_run_a_batch_again_when_its_query_is_stopped(
     spark, cluster, topic, tmp_path, caplog
 ):

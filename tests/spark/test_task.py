@@ -66,6 +66,10 @@ def test_a_report_tells_what_was_written_where(cluster):
     assert summary([report]).startswith("150 rows, 0.0 MB to ")
 
 
+@pytest.mark.promise(
+    "Spark",
+    "at least once: a worker's producer is kept, and dropped with everything on its way when a task fails",
+)
 def test_a_workers_producer_is_used_again_and_dropped_when_it_fails(cluster):
     options = options_of(cluster)
     task.write_at_least_once([batch_of(0, 1)], options, 0)
@@ -82,6 +86,10 @@ def test_a_workers_producer_is_used_again_and_dropped_when_it_fails(cluster):
     assert cluster.committed("t") == [b"v0", b"v1", b"v3"]
 
 
+@pytest.mark.promise(
+    "Spark",
+    "at least once: a worker's producer is kept, and dropped with everything on its way when a task fails",
+)
 def test_nothing_of_a_failed_task_is_sent_later(cluster):
     def batches():
         yield batch_of(0, 10)
@@ -110,6 +118,10 @@ def write_in_child(options):
     assert len(task._kept) == 2  # that of the parent can't be used, nor closed
 
 
+@pytest.mark.promise(
+    "Spark",
+    "at least once: a worker's producer is kept, and dropped with everything on its way when a task fails",
+)
 def test_a_forked_worker_has_a_producer_of_its_own(cluster):
     options = options_of(cluster)
     task.write_at_least_once([batch_of(0, 1)], options, 0)
@@ -122,6 +134,10 @@ def test_a_forked_worker_has_a_producer_of_its_own(cluster):
     assert cluster.committed("t") == [b"v0", b"v1"]
 
 
+@pytest.mark.promise(
+    "Spark",
+    "at least once: a worker's producer is kept, and dropped with everything on its way when a task fails",
+)
 def test_what_waits_for_acknowledgements_is_bounded(cluster, monkeypatch):
     most = []
     monkeypatch.setattr(task, "IN_FLIGHT", 4000)
@@ -141,6 +157,11 @@ def test_what_waits_for_acknowledgements_is_bounded(cluster, monkeypatch):
     assert 0 < max(most) <= max(4000, size) + size
 
 
+@pytest.mark.promise(
+    "Spark",
+    "rows of small Arrow batches go into the buffer 4 MB at a time, since each time costs a wake-up of "
+    "the loop's thread; all batches of a task have the same columns",
+)
 def test_small_batches_go_into_the_buffer_together(cluster, monkeypatch):
     calls = []
     send_many = task.Producer.send_many
@@ -160,6 +181,11 @@ def test_small_batches_go_into_the_buffer_together(cluster, monkeypatch):
     assert cluster.committed("t") == [b"v%d" % number for number in range(100, 800)]
 
 
+@pytest.mark.promise(
+    "Spark",
+    "rows of small Arrow batches go into the buffer 4 MB at a time, since each time costs a wake-up of "
+    "the loop's thread; all batches of a task have the same columns",
+)
 def test_rows_of_several_batches_go_to_the_topics_of_their_own(cluster):
     batches = [
         batch_of(0, 3, topic=pa.array(["t", "u", "t"])),
@@ -225,6 +251,11 @@ def open_connections(cluster):
     return cluster.call(lambda: cluster.cluster.broker(0).connection_count)
 
 
+@pytest.mark.promise(
+    "Spark",
+    "a second attempt, a stage that is run again, two tasks on a partition, a second driver and a new "
+    "checkpoint are rejected",
+)
 @pytest.mark.parametrize(
     ("attempt", "speculation", "why"),
     [(1, False, r"attempt 1 .*Lost task 0\.0"), (0, True, "spark.speculation is on")],
@@ -237,6 +268,11 @@ def test_a_second_attempt_does_not_write(cluster, attempt, speculation, why):
     assert cluster.records("t") == []
 
 
+@pytest.mark.promise(
+    "Spark",
+    "a second attempt, a stage that is run again, two tasks on a partition, a second driver and a new "
+    "checkpoint are rejected",
+)
 @pytest.mark.parametrize(
     ("count", "answer"),
     [(10, "another producer has written"), (7, "OUT_OF_ORDER_SEQUENCE_NUMBER"), (12, "OUT_OF_ORDER")],
@@ -250,6 +286,11 @@ def test_the_second_writer_of_a_partition_is_told_what_to_do(cluster, count, ans
         write(options, plan, [placed(0, count, 0)])
 
 
+@pytest.mark.promise(
+    "Spark",
+    "a second attempt, a stage that is run again, two tasks on a partition, a second driver and a new "
+    "checkpoint are rejected",
+)
 def test_a_partition_that_the_topic_has_not_is_refused_without_waiting_for_it(cluster):
     options, plan = planned(cluster)
     batch = batch_of(0, 3, partition=pa.array([0, 3, 1], pa.int32()))
@@ -259,6 +300,11 @@ def test_a_partition_that_the_topic_has_not_is_refused_without_waiting_for_it(cl
     assert cluster.records("t") == []
 
 
+@pytest.mark.promise(
+    "Spark",
+    "rows of small Arrow batches go into the buffer 4 MB at a time, since each time costs a wake-up of "
+    "the loop's thread; all batches of a task have the same columns",
+)
 @pytest.mark.parametrize(
     "keys", [([None, b"a"], [b"a", b"b"]), ([b"a", b"b"], [None, b"b"]), ([b"a"], [b"b"])]
 )
@@ -297,6 +343,11 @@ def test_reports_that_do_not_belong_together_are_not_committed(cluster):
     assert cluster.committed("t") == []
 
 
+@pytest.mark.promise(
+    "Spark",
+    "a second attempt, a stage that is run again, two tasks on a partition, a second driver and a new "
+    "checkpoint are rejected",
+)
 def test_a_task_that_kafka_refuses_tells_it_to_the_commit_and_is_not_tried_again(cluster, monkeypatch):
     told = {"kafka.bootstrap.servers": cluster.servers, "topic": "t", **MODES}
     writer = KafkaSink(told).writer(StructType([StructField("value", StringType())]), False)
@@ -324,6 +375,11 @@ def test_a_write_that_took_too_long_is_not_committed(cluster):
         exactly_once.commit(options, None, Version("q", 0), [report])
 
 
+@pytest.mark.promise(
+    "Spark",
+    "a second attempt, a stage that is run again, two tasks on a partition, a second driver and a new "
+    "checkpoint are rejected",
+)
 def test_a_later_plan_fences_an_earlier_one(cluster):
     """F13: a second driver."""
     options, plan = planned(cluster)
@@ -354,6 +410,7 @@ def test_an_abort_shuts_out_who_still_writes_and_never_raises(cluster, reported)
     exactly_once.abort(broken, plan, [report])
 
 
+@pytest.mark.promise("Spark", "the outcome of a Spark commit whose response is lost is found out")
 def test_an_answer_to_the_commit_that_is_lost_is_made_good(cluster):
     """F9: asked again, or found out from the marker."""
     options, plan = planned(cluster)
@@ -364,6 +421,7 @@ def test_an_answer_to_the_commit_that_is_lost_is_made_good(cluster):
     assert len(cluster.committed("t")) == 10
 
 
+@pytest.mark.promise("Spark", "the outcome of a Spark commit whose response is lost is found out")
 def test_a_commit_that_is_never_answered_is_found_in_the_log(cluster):
     options, plan = planned(cluster, **{"kafka.max.block.ms": "1500"})
     report = write(options, plan, [placed(0, 10, 0)])
@@ -490,6 +548,9 @@ def test_no_frame_of_a_task_that_gets_no_connection_shows_a_password(cluster):
     assert_no_frame_of_ours_shows(caught.value, password)
 
 
+@pytest.mark.promise(
+    "Spark", "each write adds a line to the file of reports; a file that can't be written fails no write"
+)
 def test_a_file_of_reports_has_a_directory_and_a_full_disk_fails_no_batch(cluster, tmp_path, caplog):
     told = {"kafka.bootstrap.servers": cluster.servers, "topic": "t"}
     schema = StructType([StructField("value", StringType())])

@@ -35,6 +35,11 @@ def collector(monkeypatch):
     return calls
 
 
+@pytest.mark.promise(
+    "Spark",
+    "between two calls, PySpark's processes neither scan imported objects nor read their archives again, "
+    "and what Spark writes to a task is acknowledged without a delay of 40 ms",
+)
 def test_what_was_imported_is_kept_from_the_collector_once(main, collector):
     for _ in range(2):
         worker.spare()
@@ -42,6 +47,11 @@ def test_what_was_imported_is_kept_from_the_collector_once(main, collector):
     assert collector == ["collect", "freeze"]
 
 
+@pytest.mark.promise(
+    "Spark",
+    "between two calls, PySpark's processes neither scan imported objects nor read their archives again, "
+    "and what Spark writes to a task is acknowledged without a delay of 40 ms",
+)
 def test_a_process_that_is_not_sparks_is_left_alone(main, collector):
     main.name = "my.job"
     importers = dict(sys.path_importer_cache)
@@ -52,6 +62,11 @@ def test_a_process_that_is_not_sparks_is_left_alone(main, collector):
     assert sys.path_importer_cache == importers
 
 
+@pytest.mark.promise(
+    "Spark",
+    "between two calls, PySpark's processes neither scan imported objects nor read their archives again, "
+    "and what Spark writes to a task is acknowledged without a delay of 40 ms",
+)
 def test_modules_in_archives_are_imported_as_before(main, collector, monkeypatch, tmp_path):
     archive = tmp_path / "some.zip"
     with zipfile.ZipFile(archive, "w") as file:
@@ -98,6 +113,11 @@ def called_by_the_daemon(connection: socket.socket | None) -> None:
     called(connection)
 
 
+@pytest.mark.promise(
+    "Spark",
+    "between two calls, PySpark's processes neither scan imported objects nor read their archives again, "
+    "and what Spark writes to a task is acknowledged without a delay of 40 ms",
+)
 @pytest.mark.skipif(sys.platform != "linux", reason="TCP_QUICKACK is Linux's")
 def test_what_the_jvm_writes_is_acknowledged_at_once(main, connection):
     called_by_the_daemon(connection)

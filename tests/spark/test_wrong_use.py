@@ -40,6 +40,10 @@ def wrong(df, cluster, **options):
 # ----------------------------------------------------------------------------------------------- columns and options
 
 
+@pytest.mark.promise(
+    "Spark",
+    "the columns are those of Spark's own sink, checked on the driver, with its words for the same mistakes",
+)
 @pytest.mark.parametrize(
     ("columns", "options", "text"),
     [
@@ -115,6 +119,10 @@ def test_what_is_wrong_is_said(spark, cluster, columns, options, text):
     assert text in wrong(spark.range(3).selectExpr(*columns), cluster, **options)
 
 
+@pytest.mark.promise(
+    "Spark",
+    "the columns are those of Spark's own sink, checked on the driver, with its words for the same mistakes",
+)
 @pytest.mark.parametrize(
     ("options", "text"),
     [
@@ -162,6 +170,10 @@ def test_columns_of_a_stream_are_checked_before_anything_is_planned():
         )
 
 
+@pytest.mark.promise(
+    "Spark",
+    "the columns are those of Spark's own sink, checked on the driver, with its words for the same mistakes",
+)
 def test_what_is_wrong_before_any_task_runs(spark, cluster):
     df = spark.range(3).selectExpr("'x' AS value")
 
@@ -198,6 +210,11 @@ def test_a_topic_that_is_not_there_is_named_with_what_kafka_says(spark, cluster,
     )
 
 
+@pytest.mark.promise(
+    "Spark",
+    "a second attempt, a stage that is run again, two tasks on a partition, a second driver and a new "
+    "checkpoint are rejected",
+)
 def test_where_spark_speculates_no_task_writes_exactly_once(spark, cluster, topic):
     df = partition_by_key(spark.range(3).selectExpr("'k' AS key", "'x' AS value"), 3)
 
@@ -216,6 +233,11 @@ def test_where_spark_speculates_no_task_writes_exactly_once(spark, cluster, topi
 # ------------------------------------------------------------------------------------------------- modes, SQL, reading
 
 
+@pytest.mark.promise(
+    "Spark",
+    "modes other than append, SQL, reading and the continuous trigger are rejected with advice; nothing "
+    "is noted as written that is not",
+)
 @pytest.mark.parametrize(
     ("mode", "text"),
     [
@@ -235,6 +257,11 @@ def test_other_modes_than_append_are_refused(spark, cluster, topic, mode, text):
     assert text in str(caught.value)
 
 
+@pytest.mark.promise(
+    "Spark",
+    "modes other than append, SQL, reading and the continuous trigger are rejected with advice; nothing "
+    "is noted as written that is not",
+)
 def test_sql_gives_the_options_with_the_insert_since_those_of_a_table_are_lost(spark, cluster, topic, table):
     options = f"'kafka.bootstrap.servers' = '{cluster.servers}', 'topic' = '{topic}'"
 
@@ -247,6 +274,11 @@ def test_sql_gives_the_options_with_the_insert_since_those_of_a_table_are_lost(s
     assert cluster.committed(topic) == [b"v0", b"v1", b"v2"]
 
 
+@pytest.mark.promise(
+    "Spark",
+    "modes other than append, SQL, reading and the continuous trigger are rejected with advice; nothing "
+    "is noted as written that is not",
+)
 def test_reading_is_left_to_sparks_own_source(spark, table):
     with pytest.raises(Exception, match="only writes; Spark reads Kafka by its own source"):
         spark.read.format(FORMAT).load()
@@ -299,6 +331,11 @@ def test_the_continuous_trigger_raises_instead_of_losing_rows():
         writer.commit([None, None], 0)
 
 
+@pytest.mark.promise(
+    "Spark",
+    "modes other than append, SQL, reading and the continuous trigger are rejected with advice; nothing "
+    "is noted as written that is not",
+)
 @pytest.mark.parametrize("options", [{}, ONCE], ids=["at_least_once", "exactly_once"])
 def test_a_continuous_query_notes_nothing_as_written_and_ends(spark, cluster, topic, tmp_path, options):
     """Spark only logs what the commit raises, and gives up when too many epochs wait; by default that is 10,000."""

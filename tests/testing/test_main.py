@@ -54,6 +54,9 @@ async def ended(child: asyncio.subprocess.Process) -> tuple[int | None, str, str
     return child.returncode, out.decode(), errors.decode()
 
 
+@pytest.mark.promise(
+    "Test clusters", "`EmbeddedCluster` runs in process, and as `python -m aioproducer.testing`"
+)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_the_command_serves_until_a_signal_and_leaves_with_0(number):
     async with command("--brokers", "3", "--port", "0", "--topic", "t:4") as child:
@@ -132,6 +135,9 @@ async def test_the_command_ends_with_its_standard_input_if_it_is_told_to():
         assert await ended(child) == (0, "", "")
 
 
+@pytest.mark.promise(
+    "Test clusters", "an embedded cluster leaves nothing behind, whatever clients and tests do"
+)
 async def test_the_command_does_not_outlive_a_parent_that_is_killed():
     parent = (
         "import subprocess, sys, time\n"

@@ -85,6 +85,9 @@ async def test_embedded_cluster_is_up(kafka_cluster):
 
 @pytest.mark.kafka_cluster(brokers=3)
 class TestMarkedCluster:
+    @pytest.mark.promise(
+        "Test clusters", "a marker configures the embedded cluster; a mistake in it is named"
+    )
     @pytest.mark.kafka_cluster(topics={"orders": 12}, versions="2.8")
     async def test_cluster_has_the_settings_of_all_its_markers(self, kafka_cluster):
         async with Producer(kafka_cluster.bootstrap_servers) as producer:
@@ -93,11 +96,15 @@ class TestMarkedCluster:
         assert len(kafka_cluster.nodes) == 3
         assert len(partitions) == 12
 
+    @pytest.mark.promise(
+        "Test clusters", "a marker configures the embedded cluster; a mistake in it is named"
+    )
     @pytest.mark.kafka_cluster(brokers=2)
     async def test_cluster_has_the_settings_of_the_closest_marker(self, kafka_cluster):
         assert len(kafka_cluster.nodes) == 2
 
 
+@pytest.mark.promise("Test clusters", "the embedded cluster starts within 50 ms")
 async def test_embedded_cluster_starts_within_50_ms():
     durations = []
     for _ in range(5):
@@ -127,12 +134,18 @@ TWO_TESTS = """
 ASYNCIO, ANYIO = "@pytest.mark.asyncio", "@pytest.mark.anyio"
 
 
+@pytest.mark.promise(
+    "Test clusters", "pytest fixtures for both clusters work in both modes of pytest-asyncio and with anyio"
+)
 def test_fixtures_work_in_strict_mode_too(project):
     told = run_pytest(project(TWO_TESTS.format(mark=ASYNCIO)), "-o", "asyncio_mode=strict")
 
     assert "2 passed" in told, told
 
 
+@pytest.mark.promise(
+    "Test clusters", "pytest fixtures for both clusters work in both modes of pytest-asyncio and with anyio"
+)
 @pytest.mark.parametrize(
     ("mark", "options"),
     [
@@ -166,6 +179,7 @@ ASKS_THE_CLUSTER = """
 """
 
 
+@pytest.mark.promise("Test clusters", "a marker configures the embedded cluster; a mistake in it is named")
 @pytest.mark.parametrize(
     ("mark", "test_scope", "fixture_scope", "told_scope"),
     [
@@ -197,6 +211,7 @@ def test_test_that_is_not_async_is_told_why_it_gets_no_cluster(project):
     assert "make it `async def`" in told
 
 
+@pytest.mark.promise("Test clusters", "a marker configures the embedded cluster; a mistake in it is named")
 def test_marker_with_a_mistake_is_told_what_is_wrong(project):
     tests = """
         import pytest
@@ -222,6 +237,7 @@ def test_marker_with_a_mistake_is_told_what_is_wrong(project):
     assert "takes settings by name, not (3,)" in told
 
 
+@pytest.mark.promise("Test clusters", "the pytest fixtures leave nothing behind")
 def test_cluster_is_gone_after_its_test_also_if_that_failed(project):
     tests = """
         import socket
@@ -261,6 +277,9 @@ MISSING = """
 """
 
 
+@pytest.mark.promise(
+    "Test clusters", "pytest fixtures for both clusters work in both modes of pytest-asyncio and with anyio"
+)
 @pytest.mark.parametrize(
     ("ci", "outcome", "status"), [("false", "1 skipped", 0), ("true", "1 error", 1), ("1", "1 error", 1)]
 )
@@ -411,6 +430,7 @@ def temporary(tmp_path):
     return directory
 
 
+@pytest.mark.promise("Test clusters", "the pytest fixtures leave nothing behind")
 @pytest.mark.apache
 def test_real_broker_is_gone_after_an_interrupted_session(project, temporary):
     tests = """
@@ -435,6 +455,7 @@ def test_real_broker_is_gone_after_an_interrupted_session(project, temporary):
 # ------------------------------------------------------------------------------------------------- the plugin
 
 
+@pytest.mark.promise("Test clusters", "the plugin imports nothing but itself")
 def test_plugin_imports_nothing_but_itself():
     script = """
 import sys
@@ -463,6 +484,7 @@ def test_markers_and_fixtures_are_described(project):
     assert "_kafka_cluster_of" not in fixtures
 
 
+@pytest.mark.promise("As a whole", "unit tests run under asyncio and uvloop, warnings are errors")
 def test_task_that_is_left_behind_fails_the_test(tmp_path):
     (tmp_path / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())
     write(

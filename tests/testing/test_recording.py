@@ -42,6 +42,7 @@ def public_calls(cls):
     }
 
 
+@pytest.mark.promise("Test clusters", "the test double accepts and rejects what the producer does")
 def test_every_call_of_the_producer_has_the_same_signature():
     double = public_calls(RecordingProducer)
 
@@ -110,6 +111,7 @@ async def test_without_acknowledgements_there_are_no_offsets():
     assert producer.sent[0].offset == 0
 
 
+@pytest.mark.promise("Test clusters", "the test double accepts and rejects what the producer does")
 async def test_keys_go_where_the_producer_puts_them():
     keys = [f"key-{number}".encode() for number in range(50)]
     async with RecordingProducer() as producer:
@@ -206,6 +208,7 @@ async def refusal(producer, record):
     return type(refused.value), str(refused.value)
 
 
+@pytest.mark.promise("Test clusters", "the test double accepts and rejects what the producer does")
 @pytest.mark.parametrize("record", BAD_RECORDS, ids=lambda record: repr(record)[:60])
 async def test_bad_input_is_refused_with_the_producers_words(record):
     async with EmbeddedCluster(topics={"orders": 1}) as cluster:
@@ -247,6 +250,9 @@ async def test_it_can_be_used_between_start_and_close_only(call):
         producer.create_batch()
 
 
+@pytest.mark.promise(
+    "Test clusters", "the test double fails as configured; transactions are in `sent` once committed"
+)
 async def test_records_of_a_transaction_are_sent_once_it_is_committed():
     async with RecordingProducer(transactional_id="orders-1") as producer:
         async with producer.transaction() as transaction:
@@ -422,6 +428,9 @@ async def test_a_delivery_fails_as_told_and_the_next_does_not():
     assert [(record.value, record.offset) for record in producer.sent] == [(b"2", 0)]
 
 
+@pytest.mark.promise(
+    "Test clusters", "the test double fails as configured; transactions are in `sent` once committed"
+)
 async def test_failures_are_told_by_topic_count_error_and_outcome():
     mine = DeliveryError("mine", outcome=Outcome.UNKNOWN)
     async with RecordingProducer() as producer:
@@ -443,6 +452,9 @@ async def test_failures_are_told_by_topic_count_error_and_outcome():
     assert (report.delivered, report.failed, report.unknown) == (2, 0, 3)
 
 
+@pytest.mark.promise(
+    "Test clusters", "the test double fails as configured; transactions are in `sent` once committed"
+)
 async def test_send_itself_is_refused_as_told_and_nothing_is_sent():
     async with RecordingProducer() as producer:
         await producer.partitions_for("orders")

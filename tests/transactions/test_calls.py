@@ -72,6 +72,7 @@ def state_of(producer):
     return producer._transaction.state
 
 
+@pytest.mark.promise("Transactions", "a transaction is committed whole or not at all, v1 and v2")
 async def test_a_block_that_ends_is_committed_and_one_that_raises_is_aborted(version):
     async with transactional(version) as (cluster, producer):
         async with producer.transaction():
@@ -102,6 +103,7 @@ async def test_begin_commit_and_abort_by_name(version):
         assert committed(cluster) == [b"1"]
 
 
+@pytest.mark.promise("Transactions", "an abort drops the records that were not sent (KIP-654)")
 async def test_what_was_not_sent_is_thrown_away_by_an_abort(version):
     async with transactional(version, linger_ms=1_000_000 * MS) as (cluster, producer):
         await producer.begin_transaction()
@@ -171,6 +173,9 @@ async def test_without_a_transactional_id_there_are_no_transactions():
                 await call()
 
 
+@pytest.mark.promise(
+    "Transactions", "the finalized feature decides on v2, and v1's request versions are pinned (KIP-890)"
+)
 async def test_protocol_is_that_of_the_finalized_feature_and_not_of_the_advertised_versions(version):
     async with transactional(version) as (cluster, producer):
         async with producer.transaction() as transaction:
@@ -194,6 +199,9 @@ async def test_protocol_is_that_of_the_finalized_feature_and_not_of_the_advertis
             assert cluster.requests_of(ApiKey.ADD_OFFSETS_TO_TXN) == []
 
 
+@pytest.mark.promise(
+    "Transactions", "the finalized feature decides on v2, and v1's request versions are pinned (KIP-890)"
+)
 async def test_a_transaction_that_begins_without_a_connection_runs_by_the_clusters_level(version):
     """Idle connections are closed, also by the brokers, while an application waits for its next transaction."""
     async with transactional(version, topics={"t": 1}) as (cluster, producer):
@@ -208,6 +216,9 @@ async def test_a_transaction_that_begins_without_a_connection_runs_by_the_cluste
         assert committed(cluster) == [b"0", b"1"]
 
 
+@pytest.mark.promise(
+    "Transactions", "the finalized feature decides on v2, and v1's request versions are pinned (KIP-890)"
+)
 async def test_each_transaction_of_v2_has_an_epoch_of_its_own(version):
     async with transactional(version, topics={"t": 1}) as (cluster, producer):
         for number in range(3):
@@ -248,6 +259,9 @@ async def test_many_partitions_join_together(version):
 # ------------------------------------------------------------------------------------------------ when records fail
 
 
+@pytest.mark.promise(
+    "Transactions", "a failed record makes the commit impossible, and the error says so (KIP-1050)"
+)
 async def test_a_failed_record_makes_the_transaction_impossible_to_commit(version):
     async with transactional(version) as (cluster, producer):
         cluster.faults.add(PRODUCE, error=ErrorCode.INVALID_RECORD, partition=1)
@@ -285,6 +299,11 @@ async def test_a_block_whose_record_failed_unseen_is_aborted_and_says_so(version
         assert committed(cluster) == [b"next"]
 
 
+@pytest.mark.promise(
+    "Transactions",
+    "a record that was rejected without an exception makes the commit impossible: a row of `send_many`, a "
+    "record that was queued without await",
+)
 @pytest.mark.parametrize(
     "settings", [{}, {"value_serializer": lambda value: value}], ids=["columns", "records"]
 )
@@ -300,6 +319,11 @@ async def test_a_block_with_a_row_that_was_refused_unseen_is_aborted_and_says_so
         assert committed(cluster) == [b"next"]
 
 
+@pytest.mark.promise(
+    "Transactions",
+    "a record that was rejected without an exception makes the commit impossible: a row of `send_many`, a "
+    "record that was queued without await",
+)
 async def test_a_block_with_rows_for_which_there_was_no_room_is_aborted_and_says_so(version):
     async with transactional(version, max_block_ms=100, **FOUR_RECORDS_FILL_IT) as (cluster, producer):
         held = asyncio.Event()
@@ -313,6 +337,11 @@ async def test_a_block_with_rows_for_which_there_was_no_room_is_aborted_and_says
         assert committed(cluster) == []
 
 
+@pytest.mark.promise(
+    "Transactions",
+    "a record that was rejected without an exception makes the commit impossible: a row of `send_many`, a "
+    "record that was queued without await",
+)
 async def test_rows_of_a_transaction_that_has_ended_do_no_harm_to_the_next(version):
     async with transactional(version, **FOUR_RECORDS_FILL_IT) as (cluster, producer):
         held = asyncio.Event()
@@ -401,6 +430,10 @@ async def test_a_coordinator_that_moves_or_is_busy_is_waited_for(api, code):
 # ---------------------------------------------------------------------------------------------- fencing, time-outs
 
 
+@pytest.mark.promise(
+    "Transactions",
+    "producers of one transactional id fence each other, other clients' too (KIP-360, KIP-588)",
+)
 async def test_a_second_producer_of_the_same_id_fences_the_first(version):
     async with transactional(version) as (cluster, first):
         await first.begin_transaction()
@@ -443,6 +476,10 @@ async def _send_in_a_group(producer):
             group.create_task(producer.send_and_wait("t", b"2", partition=partition))
 
 
+@pytest.mark.promise(
+    "Transactions",
+    "producers of one transactional id fence each other, other clients' too (KIP-360, KIP-588)",
+)
 @pytest.mark.parametrize("rest", FENCED_BLOCKS.values(), ids=FENCED_BLOCKS)
 async def test_a_block_of_a_fenced_producer_ends_in_the_error_that_says_so(version, rest, caplog):
     """With v2 a refused record looks as after a time-out; the answer to the abort tells."""
@@ -476,6 +513,10 @@ async def test_a_block_of_a_fenced_producer_keeps_an_exception_of_the_applicatio
             await first.begin_transaction()
 
 
+@pytest.mark.promise(
+    "Transactions",
+    "producers of one transactional id fence each other, other clients' too (KIP-360, KIP-588)",
+)
 async def test_init_transactions_takes_the_id_back(version):
     async with transactional(version) as (cluster, first):
         async with quick_producer(cluster, transactional_id="tx") as second:
@@ -497,6 +538,7 @@ async def test_init_transactions_takes_the_id_back(version):
         assert committed(cluster) == [b"2"]
 
 
+@pytest.mark.promise("Transactions", "a commit that is not answered has an unknown outcome")
 async def test_a_commit_that_is_never_answered_is_unknown_and_nothing_but_a_new_start_is_allowed(version):
     async with transactional(version, max_block_ms=300_000 * MS, request_timeout_ms=50_000 * MS) as (
         cluster,
@@ -587,6 +629,10 @@ async def test_start_says_why_the_coordinator_refuses(code, advice):
 # ----------------------------------------------------------------------------------------- cancelling and closing
 
 
+@pytest.mark.promise(
+    "Transactions",
+    "a cancelled block is aborted, a cancelled commit ends first, and a cancelled call goes on",
+)
 async def test_a_cancelled_block_is_aborted_before_the_cancellation_goes_on(version):
     async with transactional(version) as (cluster, producer):
         inside = asyncio.Event()
@@ -608,6 +654,10 @@ async def test_a_cancelled_block_is_aborted_before_the_cancellation_goes_on(vers
         assert [request.message.committed for request in cluster.requests_of(END_TXN)] == [False]
 
 
+@pytest.mark.promise(
+    "Transactions",
+    "a cancelled block is aborted, a cancelled commit ends first, and a cancelled call goes on",
+)
 async def test_a_cancelled_commit_ends_before_the_cancellation_goes_on(version):
     async with transactional(version) as (cluster, producer):
         hold = asyncio.Event()
@@ -629,6 +679,10 @@ async def test_a_cancelled_commit_ends_before_the_cancellation_goes_on(version):
         assert state_of(producer) is TransactionState.READY
 
 
+@pytest.mark.promise(
+    "Transactions",
+    "a cancelled block is aborted, a cancelled commit ends first, and a cancelled call goes on",
+)
 async def test_a_cancelled_call_goes_on_and_the_same_call_joins_it(version):
     async with transactional(version) as (cluster, producer):
         hold = asyncio.Event()
@@ -653,6 +707,10 @@ async def test_a_cancelled_call_goes_on_and_the_same_call_joins_it(version):
 ENDINGS = ["commit_transaction", "abort_transaction", "fence_transaction"]
 
 
+@pytest.mark.promise(
+    "Transactions",
+    "a cancelled block is aborted, a cancelled commit ends first, and a cancelled call goes on",
+)
 @pytest.mark.parametrize("name", ENDINGS)
 async def test_a_call_that_succeeded_after_its_caller_was_cancelled_returns_when_it_is_made_again(
     version, name
@@ -680,6 +738,10 @@ async def test_a_call_that_succeeded_after_its_caller_was_cancelled_returns_when
         assert committed(cluster) == ([b"1"] if name.startswith("commit") else [])
 
 
+@pytest.mark.promise(
+    "Transactions",
+    "a cancelled block is aborted, a cancelled commit ends first, and a cancelled call goes on",
+)
 async def test_a_second_commit_after_a_success_is_refused(version):
     """As in Java: no transaction is open, and the call is more likely a mistake than a repetition."""
     async with transactional(version) as (cluster, producer):
@@ -778,6 +840,7 @@ GROUPS = {
 }
 
 
+@pytest.mark.promise("Transactions", "offsets are committed with the group's membership (KIP-447)")
 @pytest.mark.parametrize("group", GROUPS.values(), ids=GROUPS)
 async def test_offsets_are_committed_with_the_records_or_not_at_all(version, group):
     async with transactional(version) as (cluster, producer):

@@ -32,6 +32,9 @@ async def expired(producer):
     await until(lambda: state_of(producer) is TransactionState.ABORT_REQUIRED)
 
 
+@pytest.mark.promise(
+    "Transactions", "a transaction near its time-out is aborted by the producer, unless a commit is under way"
+)
 async def test_an_open_transaction_is_aborted_before_the_brokers_would(version):
     async with transactional(version, **SHORT) as (cluster, producer):
         loop = asyncio.get_running_loop()
@@ -81,6 +84,9 @@ async def test_what_was_buffered_is_given_up_with_the_reason(version):
         await producer.abort_transaction()
 
 
+@pytest.mark.promise(
+    "Transactions", "a transaction near its time-out is aborted by the producer, unless a commit is under way"
+)
 async def test_the_time_counts_from_the_first_request_of_the_transaction(version):
     """The coordinator knows nothing of it before, and an application may wait for its input."""
     async with transactional(version) as (cluster, producer):
@@ -94,6 +100,9 @@ async def test_the_time_counts_from_the_first_request_of_the_transaction(version
         assert committed(cluster) == [b"1"]
 
 
+@pytest.mark.promise(
+    "Transactions", "a transaction near its time-out is aborted by the producer, unless a commit is under way"
+)
 async def test_a_commit_under_way_is_not_disturbed(version):
     async with transactional(version) as (cluster, producer):
         hold = asyncio.Event()

@@ -30,6 +30,7 @@ def participant(cluster, handle, partition):
     )
 
 
+@pytest.mark.promise("Transactions", "a partition has one writer in a transaction")
 async def test_a_partition_that_the_owner_has_written_to_can_not_be_exported(version):
     """A participant would begin with the owner's first sequence number: its records would count as duplicates."""
     async with transactional(version) as (cluster, owner):
@@ -55,6 +56,7 @@ async def test_a_partition_that_the_owner_has_records_for_in_the_buffer_can_not_
         assert committed(cluster) == [b"1"]
 
 
+@pytest.mark.promise("Transactions", "a partition has one writer in a transaction")
 async def test_a_record_of_the_owner_for_what_it_exported_fails_and_the_transaction_with_it(version):
     async with transactional(version) as (cluster, owner):
         await owner.begin_transaction()
@@ -101,6 +103,7 @@ async def test_a_partition_is_exported_once_in_a_transaction(version):
                 await owner.send("t", b"1", partition=1)
 
 
+@pytest.mark.promise("Transactions", "a partition has one writer in a transaction")
 async def test_of_two_exports_that_wait_for_the_same_partition_one_has_it():
     async with transactional(1) as (cluster, owner):
         answer = asyncio.Event()
@@ -188,6 +191,7 @@ async def test_participants_wait_out_errors_that_pass(version):
 # ------------------------------------------------------------------------ partitions of earlier transactions
 
 
+@pytest.mark.promise("Transactions", "a partition has one writer in a transaction")
 @pytest.mark.parametrize("timestamps", ["CreateTime", "LogAppendTime"])
 async def test_a_partition_that_the_owner_wrote_to_in_an_earlier_transaction_is_exported_under_a_new_epoch(
     version, timestamps
@@ -214,6 +218,7 @@ async def test_a_partition_that_the_owner_wrote_to_in_an_earlier_transaction_is_
         assert cluster.records("t")[1].offset == metadata.offset
 
 
+@pytest.mark.promise("Transactions", "a partition has one writer in a transaction")
 async def test_a_partition_of_an_earlier_transaction_is_not_exported_once_the_transaction_has_begun():
     """A new epoch would abort the transaction."""
     async with transactional(1) as (cluster, owner):

@@ -60,6 +60,7 @@ def ends(cluster):
     return [request.message.committed for request in cluster.requests_of(ApiKey.END_TXN)]
 
 
+@pytest.mark.promise("Transactions", "other processes can write to the same transaction")
 async def test_participants_write_to_the_owners_transaction(version):
     async with cluster_of(version, 3) as cluster, quick_producer(cluster, transactional_id="tx") as owner:
         for batch in range(2):
@@ -92,6 +93,7 @@ async def test_nothing_of_a_participant_is_committed_if_the_owner_aborts(version
         assert committed(cluster) == [2]
 
 
+@pytest.mark.promise("Transactions", "other processes can write to the same transaction")
 async def test_a_handle_is_a_value_that_another_process_can_use(version):
     script = """
 import asyncio, pickle, sys
@@ -148,6 +150,7 @@ async def test_a_participant_may_send_and_flush_and_nothing_else(version):
         assert committed(cluster) == [1]
 
 
+@pytest.mark.promise("Transactions", "other processes can write to the same transaction")
 async def test_other_partitions_are_refused(version):
     async with cluster_of(version) as cluster, quick_producer(cluster, transactional_id="tx") as owner:
         async with owner.transaction() as transaction:
@@ -221,6 +224,7 @@ async def test_a_failed_record_fails_the_participant(version):
         assert committed(cluster) == []
 
 
+@pytest.mark.promise("Transactions", "other processes can write to the same transaction")
 async def test_a_fenced_participant_can_write_nothing_more(version):
     async with cluster_of(version) as cluster, quick_producer(cluster, transactional_id="tx") as owner:
         await owner.begin_transaction()

@@ -39,6 +39,7 @@ def version(request):
 # -------------------------------------------------------------------------------------------------- the commit
 
 
+@pytest.mark.promise("Transactions", "a transaction that may be committed is never reported as not committed")
 @pytest.mark.parametrize(
     "code",
     [ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR, ErrorCode.REQUEST_TIMED_OUT],
@@ -80,6 +81,7 @@ async def test_a_commit_without_an_answer_stays_in_doubt_if_its_coordinator_can_
         await until(lambda: committed(cluster) == [b"1"])
 
 
+@pytest.mark.promise("Transactions", "a transaction that may be committed is never reported as not committed")
 async def test_a_commit_without_an_answer_stays_in_doubt_if_it_can_not_be_sent_again(version, monkeypatch):
     """The broker was replaced by one that speaks no version of it."""
     async with transactional(version) as (cluster, producer):
@@ -186,6 +188,7 @@ async def test_with_v2_a_commit_in_doubt_turns_out_to_be_aborted_if_the_transact
         assert committed(cluster) == [b"2"]
 
 
+@pytest.mark.promise("Transactions", "a transaction that may be committed is never reported as not committed")
 async def test_a_commit_that_has_not_left_is_surely_not_committed(version):
     """Only the question for the coordinator has left, and was not answered."""
     async with transactional(version, brokers=2, topics={"t": 2}, **IMPATIENT) as (cluster, producer):
@@ -229,6 +232,7 @@ async def test_a_commit_whose_answer_has_no_epoch_is_a_commit(monkeypatch):
         assert committed(cluster) == [b"1", b"2"]
 
 
+@pytest.mark.promise("Transactions", "with v1 a late copy of any request meets another epoch (KAFKA-17754)")
 async def test_with_v1_an_end_that_went_twice_is_followed_by_a_new_epoch():
     """A copy of it that comes late would end the next transaction of the same epoch (KAFKA-17754)."""
     async with transactional(1) as (cluster, producer):
@@ -245,6 +249,7 @@ async def test_with_v1_an_end_that_went_twice_is_followed_by_a_new_epoch():
         assert committed(cluster) == [b"1", b"2"]
 
 
+@pytest.mark.promise("Transactions", "with v1 a late copy of any request meets another epoch (KAFKA-17754)")
 async def test_with_v1_an_abort_that_is_called_again_is_followed_by_a_new_epoch_too():
     """A copy of the first call's request may come as late as one of the same call's."""
     async with transactional(1, **IMPATIENT) as (cluster, producer):
@@ -490,6 +495,7 @@ async def attempt(producer, values, number, kind, patience):
         assert state_of(producer) is TransactionState.READY
 
 
+@pytest.mark.promise("Transactions", "a transaction that may be committed is never reported as not committed")
 @pytest.mark.parametrize("seed", range(4))
 async def test_whatever_fails_a_transaction_is_there_whole_or_not_at_all(version, seed):
     chance = random.Random(seed)

@@ -57,11 +57,17 @@ CELLS = [*transaction_cells.CELLS, *offset_cells.CELLS]
 each = {level: [case for case in CELLS if level in case.levels] for level in (1, 2)}
 
 
+@pytest.mark.promise(
+    "Test clusters", "the embedded coordinator answers transactions as Kafka does, v1 and v2"
+)
 @pytest.mark.parametrize("case", each[1], ids=lambda case: case.name)
 async def test_v1(case: Case, kafka_v1: ApacheKafka):
     await play(case, 1, kafka_v1)
 
 
+@pytest.mark.promise(
+    "Test clusters", "the embedded coordinator answers transactions as Kafka does, v1 and v2"
+)
 @pytest.mark.parametrize("case", each[2], ids=lambda case: case.name)
 async def test_v2(case: Case, kafka_v2: ApacheKafka):
     await play(case, 2, kafka_v2)
@@ -148,10 +154,16 @@ async def noted(stage: Stage, partitions: int) -> Noted:
     return Noted(states, offsets, markers, features)
 
 
+@pytest.mark.promise(
+    "Test clusters", "the embedded coordinator answers transactions as Kafka does, v1 and v2"
+)
 async def test_v1_logs_and_features_are_kafkas(kafka_v1: ApacheKafka):
     await compare_logs(kafka_v1, 1)
 
 
+@pytest.mark.promise(
+    "Test clusters", "the embedded coordinator answers transactions as Kafka does, v1 and v2"
+)
 async def test_v2_logs_and_features_are_kafkas(kafka_v2: ApacheKafka):
     await compare_logs(kafka_v2, 2)
 

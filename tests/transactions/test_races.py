@@ -58,6 +58,7 @@ async def test_close_during_a_commit_cancels_nobody(version):
         assert isinstance(commit.exception(), CommitOutcomeUnknownError)
 
 
+@pytest.mark.promise("Transactions", "a transaction that may be committed is never reported as not committed")
 async def test_close_between_a_commit_and_the_next_epoch_leaves_it_a_success():
     """With v1 the next transaction needs another epoch; it would have heard that there is none."""
     async with transactional(1) as (cluster, producer):
@@ -360,6 +361,7 @@ async def test_offsets_of_many_groups_may_be_sent_at_once(version):
 # ------------------------------------------------------------------------------- an end and what is on its way
 
 
+@pytest.mark.promise("Transactions", "a commit or an abort is sent after all requests that are on their way")
 async def test_a_commit_waits_for_offsets_on_their_way_and_fails_with_them(version):
     async with transactional(version) as (cluster, producer):
         answer = asyncio.Event()
@@ -380,6 +382,7 @@ async def test_a_commit_waits_for_offsets_on_their_way_and_fails_with_them(versi
         assert committed(cluster) == []
 
 
+@pytest.mark.promise("Transactions", "a commit or an abort is sent after all requests that are on their way")
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
 async def test_an_end_goes_behind_both_requests_of_offsets_on_their_way(commit):
     async with transactional(1) as (cluster, producer):
@@ -480,6 +483,7 @@ class HeldBack:
         return value
 
 
+@pytest.mark.promise("Transactions", "a record belongs to the transaction in which `send` was called")
 async def test_a_send_that_was_called_in_an_aborted_transaction_sends_nothing_in_the_next_one(version):
     serializer = HeldBack(b"old")
     async with transactional(version, value_serializer=serializer) as (cluster, producer):
@@ -497,6 +501,7 @@ async def test_a_send_that_was_called_in_an_aborted_transaction_sends_nothing_in
         assert committed(cluster) == [b"new"]
 
 
+@pytest.mark.promise("Transactions", "a record belongs to the transaction in which `send` was called")
 @pytest.mark.parametrize("call", ["send", "send_batch"])
 async def test_what_waited_for_metadata_while_its_transaction_ended_is_not_sent_in_the_next_one(
     version, call
@@ -599,6 +604,7 @@ async def test_close_lets_a_block_that_is_committing_finish(version):
         assert committed(cluster) == [b"1"]
 
 
+@pytest.mark.promise("Transactions", "`close()` takes its time-out once")
 async def test_cancelling_close_does_not_wait_for_a_silent_coordinator(version):
     async with transactional(version) as (cluster, producer):
         answer = asyncio.Event()
@@ -616,6 +622,7 @@ async def test_cancelling_close_does_not_wait_for_a_silent_coordinator(version):
         assert done
 
 
+@pytest.mark.promise("Transactions", "`close()` takes its time-out once")
 @pytest.mark.parametrize("silent", ["what it waits for", "every broker"])
 async def test_close_takes_its_timeout_once(version, silent):
     async with transactional(version, request_timeout_ms=3_000_000 * MS) as (cluster, producer):

@@ -60,6 +60,9 @@ async def begun_and_released(cluster):
     return pickle.loads(pickle.dumps(handle))
 
 
+@pytest.mark.promise(
+    "Transactions", "another process can end a transaction, and learn what a group has committed"
+)
 async def test_another_producer_commits_with_offsets(version):
     async with cluster_of(version) as cluster:
         handle = await begun_and_released(cluster)
@@ -86,6 +89,9 @@ async def test_another_producer_aborts(version, end):
         assert values(cluster) == [b"3"]
 
 
+@pytest.mark.promise(
+    "Transactions", "another process can end a transaction, and learn what a group has committed"
+)
 async def test_what_a_resumed_producer_may_not(version):
     async with cluster_of(version) as cluster:
         handle = await begun_and_released(cluster)
@@ -130,6 +136,11 @@ async def test_a_transaction_with_a_failed_record_is_not_released(version):
         await first.abort_transaction()
 
 
+@pytest.mark.promise(
+    "Transactions",
+    "a transaction that is being released accepts nothing more, and is open again if the release was "
+    "cancelled",
+)
 async def test_what_comes_while_a_transaction_is_given_away_is_refused(version):
     """It would be acknowledged after that, and belong to the next transaction of this producer."""
     async with cluster_of(version) as cluster, quick_producer(cluster, transactional_id="tx") as first:
@@ -156,6 +167,11 @@ async def test_what_comes_while_a_transaction_is_given_away_is_refused(version):
         assert values(cluster) == [b"1"]
 
 
+@pytest.mark.promise(
+    "Transactions",
+    "a transaction that is being released accepts nothing more, and is open again if the release was "
+    "cancelled",
+)
 async def test_a_release_that_was_cancelled_leaves_the_transaction_open(version):
     async with cluster_of(version) as cluster, quick_producer(cluster, transactional_id="tx") as first:
         await first.begin_transaction()
@@ -184,6 +200,11 @@ async def test_a_block_may_give_its_transaction_away(version):
         assert values(cluster) == [b"1"]
 
 
+@pytest.mark.promise(
+    "Transactions",
+    "a record that was rejected without an exception makes the commit impossible: a row of `send_many`, a "
+    "record that was queued without await",
+)
 async def test_a_transaction_that_lacks_a_row_is_not_given_away(version):
     async with cluster_of(version) as cluster:
         async with quick_producer(cluster, transactional_id="tx", **FOUR_RECORDS_FILL_IT) as first:
@@ -224,6 +245,9 @@ async def test_a_release_meets_an_abort(version):
         assert values(cluster) == [b"2"]
 
 
+@pytest.mark.promise(
+    "Transactions", "another process can end a transaction, and learn what a group has committed"
+)
 async def test_committed_offsets_wait_for_an_open_transaction(version):
     async with cluster_of(version) as cluster, quick_producer(cluster, transactional_id="tx") as producer:
         places = [PLACE, TopicPartition("t", 2)]
@@ -286,6 +310,11 @@ async def test_committed_offsets_need_a_cluster_that_can_wait():
             await producer.committed("g", [PLACE])
 
 
+@pytest.mark.promise(
+    "Transactions",
+    "a second writer of a partition is detected by the timestamp in the response, which only a repetition "
+    "has",
+)
 async def test_the_second_writer_of_a_partition_is_noticed(version):
     """The broker takes its batch for a repetition, answers success, and appends nothing."""
     async with cluster_of(version) as cluster, quick_producer(cluster, transactional_id="tx") as owner:

@@ -72,6 +72,7 @@ def transaction_in(state, *, is_v2=True):
     return transaction
 
 
+@pytest.mark.promise("Transactions", "a transaction's states and their moves are a table")
 @pytest.mark.parametrize(("here", "to"), list(itertools.product(S, S)), ids=lambda state: state.name)
 def test_a_transaction_makes_the_moves_of_the_table_and_no_other(here, to):
     transaction = transaction_in(here)
@@ -451,6 +452,7 @@ def drawn() -> str:
     return "\n".join(lines)
 
 
+@pytest.mark.promise("Transactions", "a transaction's states and their moves are a table")
 def test_the_design_shows_the_table():
     design = (Path(__file__).parent.parent.parent / "DESIGN.md").read_text()
 

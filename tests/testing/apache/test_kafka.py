@@ -34,6 +34,7 @@ def temporary(monkeypatch, tmp_path) -> Path:
     return directory
 
 
+@pytest.mark.promise("Test clusters", "`ApacheKafka` is a real broker from pip alone")
 @pytest.mark.apache
 async def test_shared_broker_takes_records_and_gives_them_back(apache_kafka):
     await apache_kafka.create_topic("taken", partitions=3, config={"retention.ms": 3_600_000})
@@ -166,6 +167,9 @@ async def test_setting_that_kafka_refuses_is_reported_with_its_log(temporary):
     assert not command_lines(str(temporary))
 
 
+@pytest.mark.promise(
+    "Test clusters", "the logs of a real Kafka are kept on failure, and the error says where and why"
+)
 @pytest.mark.apache
 async def test_the_cause_of_an_end_is_told_though_a_long_shutdown_is_logged_behind_it(temporary):
     secure = {
@@ -246,6 +250,9 @@ async def test_cancelled_start_leaves_nothing(temporary):
     assert descriptors() == opened
 
 
+@pytest.mark.promise(
+    "Test clusters", "the logs of a real Kafka are kept on failure, and the error says where and why"
+)
 @pytest.mark.apache
 async def test_block_that_raises_keeps_the_logs_and_says_where(temporary):
     kafka = ApacheKafka(jvm_args=LEAN)

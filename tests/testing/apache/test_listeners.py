@@ -50,6 +50,9 @@ def kafka(request, proxy_socket) -> Iterator[ApacheKafka]:
         yield kafka
 
 
+@pytest.mark.promise(
+    "Test clusters", "`ApacheKafka` has listeners, proxies, features, users and Kafka's own tools"
+)
 async def test_clients_go_where_they_are_told(kafka, proxy_socket):
     await kafka.create_topic("through-a-proxy")
 
@@ -113,6 +116,9 @@ async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
     writer.close()
 
 
+@pytest.mark.promise(
+    "Test clusters", "`ApacheKafka` has listeners, proxies, features, users and Kafka's own tools"
+)
 @pytest.mark.parametrize(
     ("mechanism", "user", "password"),
     [("PLAIN", "alice", "plain secret"), ("SCRAM-SHA-256", "bob", "scram-secret")],
@@ -154,6 +160,9 @@ def produce(settings: dict[str, object], topic: str, value: bytes) -> None:
     assert delivered == [None]
 
 
+@pytest.mark.promise(
+    "Test clusters", "`ApacheKafka` has listeners, proxies, features, users and Kafka's own tools"
+)
 async def test_features_are_those_of_the_format(kafka, apache_kafka):
     assert await finalized(kafka, "transaction.version") == 1
     assert await finalized(apache_kafka, "transaction.version") == 2
@@ -166,6 +175,9 @@ async def finalized(kafka: ApacheKafka, feature: str) -> int:
     return next(found.max_version_level for found in answer.finalized_features if found.name == feature)
 
 
+@pytest.mark.promise(
+    "Test clusters", "`ApacheKafka` has listeners, proxies, features, users and Kafka's own tools"
+)
 async def test_kafkas_tools_run_and_tell(kafka):
     await kafka.create_topic("told", partitions=2)
 

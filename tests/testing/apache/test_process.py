@@ -44,6 +44,7 @@ async def test_children_end_with_their_owner(tmp_path):
     assert not is_alive(stopped.pid)
 
 
+@pytest.mark.promise("Test clusters", "`ApacheKafka` is a real broker from pip alone")
 async def test_children_end_when_their_owner_is_killed(tmp_path):
     scratch = tmp_path / "scratch"
     scratch.mkdir()
@@ -70,6 +71,9 @@ async def test_children_end_when_their_owner_is_killed(tmp_path):
     await until(lambda: not scratch.exists())
 
 
+@pytest.mark.promise(
+    "Test clusters", "a real Kafka ends with its owner: Ctrl-C, SIGTERM, SIGKILL, in start-up too"
+)
 async def test_a_child_whose_owner_dies_before_the_watchdog_knows_it_never_runs(tmp_path):
     script = f"""
         import os, signal
@@ -102,6 +106,9 @@ async def test_a_child_is_the_command_itself_and_reads_nothing(children, tmp_pat
     assert log.read_text() == f"{child.pid}  ['-c', 'a b', '$HOME', '']\n"
 
 
+@pytest.mark.promise(
+    "Test clusters", "a real Kafka ends with its owner: Ctrl-C, SIGTERM, SIGKILL, in start-up too"
+)
 async def test_ctrl_c_in_a_terminal_reaches_the_owner_alone(tmp_path):
     script = f"""
         import os, signal, subprocess
@@ -177,6 +184,9 @@ OWNER = f"""
 """
 
 
+@pytest.mark.promise(
+    "Test clusters", "a real Kafka ends with its owner: Ctrl-C, SIGTERM, SIGKILL, in start-up too"
+)
 @pytest.mark.apache
 @pytest.mark.parametrize(
     ("signals", "moment", "brokers"),
@@ -218,6 +228,9 @@ async def test_an_owner_that_is_signalled_leaves_no_process_and_no_folder(tmp_pa
     await until(lambda: not list(tmp_path.iterdir()))
 
 
+@pytest.mark.promise(
+    "Test clusters", "a real Kafka ends with its owner: Ctrl-C, SIGTERM, SIGKILL, in start-up too"
+)
 @pytest.mark.apache
 async def test_an_owner_that_forgets_its_broker_leaves_no_process_and_no_folder(tmp_path):
     async with owner_of_brokers(tmp_path, 1, "leaves it running") as owner:

@@ -108,6 +108,7 @@ def test_a_rule_that_makes_no_sense_is_refused():
 # Produce
 
 
+@pytest.mark.promise("Test clusters", "the embedded cluster has a scripted authorizer, per principal")
 @pytest.mark.parametrize("version", [3, 9, 12])
 async def test_produce_refuses_only_the_partitions_that_may_not_be_written_to(version):
     async with EmbeddedCluster(topics={"t": 2, "u": 2}) as cluster, RawClient(address(cluster)) as client:
@@ -204,6 +205,7 @@ async def test_a_transactional_id_that_is_denied_gets_no_producer_id_and_no_coor
         assert (old.error_code, old.node_id) == (DENIED_ID, -1)
 
 
+@pytest.mark.promise("Test clusters", "the embedded cluster has a scripted authorizer, per principal")
 def test_added_partitions_are_refused_together():
     cluster = EmbeddedCluster()
     for name in ("t", "u"):

@@ -46,6 +46,9 @@ async def test_bytes_that_are_no_request_close_the_connection():
 # States
 
 
+@pytest.mark.promise(
+    "Test clusters", "brokers stop, freeze, change their release; leaders and in-sync replicas move"
+)
 async def test_a_frozen_broker_keeps_quiet_until_it_thaws():
     async with EmbeddedCluster(2, topics={"t": 2}) as cluster:
         async with RawClient(address(cluster, 0)) as client, RawClient(address(cluster, 1)) as other:
@@ -133,6 +136,9 @@ async def test_metadata_names_a_broker_once_it_can_be_connected_to():
         await starting
 
 
+@pytest.mark.promise(
+    "Test clusters", "brokers stop, freeze, change their release; leaders and in-sync replicas move"
+)
 async def test_a_broker_can_come_back_as_another_release():
     async with EmbeddedCluster(versions="2.8") as cluster:
         await cluster.stop_broker(0)

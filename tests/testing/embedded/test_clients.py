@@ -88,6 +88,7 @@ async def aiokafka_consumes(servers: str, partitions: int, count: int) -> list[a
         await consumer.stop()
 
 
+@pytest.mark.promise("Test clusters", "the embedded cluster answers as Kafka does")
 @pytest.mark.parametrize(
     ("versions", "codec"),
     [("2.1", "zstd"), ("2.8", "lz4"), ("4.1", "none"), ("4.1", "gzip"), ("4.1", "snappy"), ("4.3", "zstd")],
@@ -129,6 +130,7 @@ async def test_librdkafka_reports_what_the_broker_refuses():
         assert failed == [KafkaError.MSG_SIZE_TOO_LARGE]
 
 
+@pytest.mark.promise("Test clusters", "the embedded cluster answers as Kafka does")
 @pytest.mark.parametrize(
     ("versions", "codec"),
     [("2.1", "zstd"), ("2.8", "lz4"), ("4.1", None), ("4.1", "gzip"), ("4.1", "snappy"), ("4.3", "zstd")],
@@ -207,6 +209,7 @@ async def write(servers: str, records: list[ProducerRecord], **settings: object)
         return [metadata.offset for metadata in await asyncio.gather(*deliveries)]
 
 
+@pytest.mark.promise("Test clusters", "other clients read what aioproducer wrote to the embedded cluster")
 @pytest.mark.parametrize(
     ("versions", "codec"),
     [("2.1", "zstd"), ("2.8", "lz4"), ("3.9", "snappy"), ("4.3", "none"), ("4.3", "gzip"), ("4.3", "zstd")],

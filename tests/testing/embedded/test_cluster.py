@@ -15,6 +15,9 @@ from tests.support.raw_client import TIMEOUT, RawClient, address, batch_of, prod
 # Brokers
 
 
+@pytest.mark.promise(
+    "Test clusters", "brokers stop, freeze, change their release; leaders and in-sync replicas move"
+)
 async def test_stopping_a_broker_moves_its_partitions_and_starting_it_brings_it_back():
     async with EmbeddedCluster(3, topics={"t": 3}) as cluster:
         port = cluster.nodes[1].port
@@ -50,6 +53,9 @@ async def test_partitions_can_be_added():
             cluster.add_partitions("t", 3)
 
 
+@pytest.mark.promise(
+    "Test clusters", "`EmbeddedCluster` runs in process, and as `python -m aioproducer.testing`"
+)
 async def test_nothing_is_left_when_a_test_fails_in_the_middle():
     before = asyncio.all_tasks()
     clients = []

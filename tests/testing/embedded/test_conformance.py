@@ -42,6 +42,9 @@ def apache(each_kafka: ApacheKafka) -> Target:
 each_case = pytest.mark.parametrize("one", CASES.values(), ids=lambda one: one.name)
 
 
+@pytest.mark.promise(
+    "Test clusters", "the embedded cluster and Apache Kafka 4.3.1 and 3.9.2 pass the same raw requests"
+)
 @pytest.mark.apache
 @each_case
 async def test_a_real_kafka_answers_as_the_case_says(one: Case, apache: Target):
@@ -49,6 +52,10 @@ async def test_a_real_kafka_answers_as_the_case_says(one: Case, apache: Target):
     ran.add((REAL, apache.release, one.name))
 
 
+@pytest.mark.promise("Test clusters", "the embedded cluster answers as Kafka does")
+@pytest.mark.promise(
+    "Test clusters", "the embedded cluster and Apache Kafka 4.3.1 and 3.9.2 pass the same raw requests"
+)
 @pytest.mark.parametrize("release", RELEASES)
 @each_case
 async def test_the_embedded_broker_answers_as_kafka_does(one: Case, release: str):
@@ -81,6 +88,9 @@ def is_whole(request: pytest.FixtureRequest) -> bool:
     return not left_out and not any("::" in argument for argument in request.config.args)
 
 
+@pytest.mark.promise(
+    "Test clusters", "the embedded cluster and Apache Kafka 4.3.1 and 3.9.2 pass the same raw requests"
+)
 def test_at_least_60_cases_ran_on_every_cluster(request: pytest.FixtureRequest):
     wanted = {found for found in map(chosen, request.session.items) if found is not None}
     if any(kind == REAL for kind, _, _ in wanted):

@@ -61,6 +61,9 @@ def base_offsets(answer: FetchResponse.PartitionData) -> list[int]:
     return [read_header(batch).base_offset for batch in split_batches(answer.records)]
 
 
+@pytest.mark.promise(
+    "Protocol", "Fetch, ListOffsets and CreateTopics exist for the embedded cluster and for reading back"
+)
 @pytest.mark.parametrize("version", range(4, 13))
 async def test_every_fetch_version_returns_whole_batches(version):
     async with EmbeddedCluster(topics={"t": 1}) as cluster, RawClient(address(cluster)) as client:
@@ -72,6 +75,7 @@ async def test_every_fetch_version_returns_whole_batches(version):
         assert base_offsets(answer) == [0, 2]
 
 
+@pytest.mark.promise("Test clusters", "a fetch returns no cut-off batch without a whole one before it")
 async def test_sizes_are_respected_but_for_the_first_batch():
     async with EmbeddedCluster(topics={"t": 2}) as cluster, RawClient(address(cluster)) as client:
         for partition in (0, 0, 1):
@@ -158,6 +162,9 @@ async def test_consumers_see_nothing_above_the_high_watermark():
         assert (answer.high_watermark, base_offsets(answer)) == (2, [0, 1])
 
 
+@pytest.mark.promise(
+    "Protocol", "Fetch, ListOffsets and CreateTopics exist for the embedded cluster and for reading back"
+)
 @pytest.mark.parametrize("version", range(1, 8))
 async def test_list_offsets(version):
     async with EmbeddedCluster(topics={"t": 1}) as cluster, RawClient(address(cluster)) as client:

@@ -41,6 +41,9 @@ def transaction(state: TransactionState = TransactionState.EMPTY, **fields: Any)
 ME = ProducerIdAndEpoch(7, 3)
 
 
+@pytest.mark.promise(
+    "Test clusters", "the embedded coordinator's states are a table, and in the log before they are answered"
+)
 @pytest.mark.parametrize("before", TransactionState)
 @pytest.mark.parametrize("after", TransactionState)
 def test_the_table_says_which_state_may_follow_which(before, after):

@@ -121,6 +121,7 @@ async def test_a_topic_is_created_on_demand_and_ready_at_the_second_ask():
         assert (second.error_code, len(second.partitions)) == (0, 3)
 
 
+@pytest.mark.promise("Test clusters", "the embedded cluster answers as Kafka does")
 @pytest.mark.parametrize(("name", "key_type"), [("__consumer_offsets", 0), ("__transaction_state", 1)])
 async def test_an_internal_topic_is_created_on_demand_as_its_coordinators_need_it(name, key_type):
     async with EmbeddedCluster(3) as cluster, RawClient(address(cluster)) as client:
@@ -148,6 +149,7 @@ async def test_no_topic_is_created_unless_broker_and_client_agree():
 # FindCoordinator
 
 
+@pytest.mark.promise("KIPs", "KIP-699: several coordinators in one request")
 @pytest.mark.parametrize("version", range(7))
 async def test_find_coordinator_names_a_broker(version):
     async with EmbeddedCluster(3) as cluster, RawClient(address(cluster)) as client:
@@ -163,6 +165,10 @@ async def test_find_coordinator_names_a_broker(version):
 # CreateTopics
 
 
+@pytest.mark.promise(
+    "Protocol", "Fetch, ListOffsets and CreateTopics exist for the embedded cluster and for reading back"
+)
+@pytest.mark.promise("KIPs", "KIP-464: defaults of the cluster in CreateTopics")
 @pytest.mark.parametrize("version", range(2, 8))
 async def test_create_topics(version):
     async with EmbeddedCluster(3, topics={"old": 1}) as cluster, RawClient(address(cluster)) as client:
@@ -206,6 +212,7 @@ async def test_create_topics(version):
         assert cluster.topics["new"].config.max_message_bytes == 5000
 
 
+@pytest.mark.promise("Test clusters", "the embedded cluster answers as Kafka does")
 async def test_topics_whose_names_differ_in_dots_and_underscores_only_collide():
     async with EmbeddedCluster(topics={"a.b_c": 1}) as cluster, RawClient(address(cluster)) as client:
         with pytest.raises(ValueError, match=r"'a_b\.c' can't be made: it collides with topic 'a\.b_c'"):

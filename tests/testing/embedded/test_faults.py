@@ -66,6 +66,7 @@ async def test_an_error_of_one_partition_leaves_the_others_alone():
         assert errors == [0, 7, 3]
 
 
+@pytest.mark.promise("Test clusters", "the embedded cluster plays faults by script")
 async def test_faults_with_the_same_target_come_one_after_the_other():
     async with EmbeddedCluster(topics={"t": 1}) as cluster, RawClient(address(cluster)) as client:
         for error in (5, 6, 7):
@@ -75,6 +76,7 @@ async def test_faults_with_the_same_target_come_one_after_the_other():
         assert errors == [5, 6, 7, 0]
 
 
+@pytest.mark.promise("Test clusters", "the embedded cluster plays faults by script")
 async def test_a_fault_waits_for_the_broker_topic_and_api_that_it_is_meant_for():
     async with EmbeddedCluster(2, topics={"t": 2}) as cluster:
         fault = cluster.faults.add(ApiKey.PRODUCE, drop_before=True, node=1, topic="t", partition=1)
@@ -128,6 +130,7 @@ async def test_a_request_that_is_held_is_served_although_its_client_has_gone():
         assert [record.value for record in cluster.records("t")] == [b"early", b"late"]
 
 
+@pytest.mark.promise("Test clusters", "the embedded cluster plays faults by script")
 async def test_drop_after_append_closes_with_the_records_in_the_log():
     async with EmbeddedCluster(topics={"t": 1}) as cluster, RawClient(address(cluster)) as client:
         cluster.faults.add(ApiKey.PRODUCE, drop_after_append=True)
@@ -256,6 +259,7 @@ def test_a_fault_that_does_nothing_is_refused():
         script.add(ApiKey.PRODUCE, after_append=True, drop_before=True)
 
 
+@pytest.mark.promise("Test clusters", "the embedded cluster plays faults by script")
 @pytest.mark.parametrize(
     "api_key",
     [

@@ -54,6 +54,7 @@ async def test_a_group_coordinator_that_moved_knows_what_is_pending():
             assert await there.offset() == GroupOffset(OK, 2)
 
 
+@pytest.mark.promise("Test clusters", "the embedded cluster writes group offsets as transactional records")
 @pytest.mark.parametrize("commit", [True, False])
 async def test_both_coordinators_die_with_an_offset_pending(commit):
     async with staged_with_group(3) as (cluster, on, group):

@@ -52,6 +52,9 @@ class Leftovers:
 # Start-up
 
 
+@pytest.mark.promise(
+    "Test clusters", "`EmbeddedCluster` runs in process, and as `python -m aioproducer.testing`"
+)
 async def test_a_cluster_starts_within_50_ms():
     loop = asyncio.get_running_loop()
     took = []
@@ -198,6 +201,9 @@ async def gone(client: RawClient) -> None:
     await client.__aexit__()
 
 
+@pytest.mark.promise(
+    "Test clusters", "an embedded cluster leaves nothing behind, whatever clients and tests do"
+)
 @pytest.mark.parametrize("hang", WAYS_TO_HANG, ids=lambda hang: hang.__name__)
 async def test_nothing_is_left_of_a_cluster_whose_client_hangs(hang):
     with Leftovers():
@@ -261,6 +267,9 @@ async def run(work: CancelledAt) -> asyncio.Task[None]:
     return task
 
 
+@pytest.mark.promise(
+    "Test clusters", "an embedded cluster leaves nothing behind, whatever clients and tests do"
+)
 async def test_a_start_that_is_cancelled_wherever_it_waits_leaves_nothing():
     for waits in itertools.count():
         with Leftovers():

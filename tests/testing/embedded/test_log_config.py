@@ -10,6 +10,7 @@ from aioproducer.testing.embedded.log_config import LogConfig
 CONFIG = LogConfig()
 
 
+@pytest.mark.promise("Test clusters", "the embedded cluster checks topic settings as the release does")
 def test_config_takes_kafkas_names_and_refuses_others():
     config = CONFIG.changed({"max.message.bytes": "1000", "message.timestamp.type": "LogAppendTime"})
 
@@ -20,6 +21,7 @@ def test_config_takes_kafkas_names_and_refuses_others():
     assert CONFIG.changed({"compression.type": "producer"}).codec is None
 
 
+@pytest.mark.promise("Test clusters", "the embedded cluster checks topic settings as the release does")
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -22,6 +22,9 @@ from tests.support.raw_client import TIMEOUT, RawClient, address, batch_of, prod
 # Leaders
 
 
+@pytest.mark.promise(
+    "Test clusters", "by script, leaders move, brokers go down or freeze, and answers trickle"
+)
 async def test_a_leader_moves_as_a_request_arrives():
     async with EmbeddedCluster(2, topics={"t": 2}) as cluster, RawClient(address(cluster)) as client:
         cluster.faults.add(ApiKey.PRODUCE, move_leader_to=1, partition=0, skip=1)
@@ -56,6 +59,9 @@ async def test_leaders_of_all_partitions_meant_move_whatever_the_request_is_abou
 # Brokers
 
 
+@pytest.mark.promise(
+    "Test clusters", "by script, leaders move, brokers go down or freeze, and answers trickle"
+)
 async def test_a_broker_goes_down_with_the_request_and_comes_back_by_itself():
     async with EmbeddedCluster(2, topics={"t": 2}) as cluster, RawClient(address(cluster, 1)) as other:
         async with RawClient(address(cluster)) as client:
@@ -171,6 +177,7 @@ async def test_a_broker_that_is_thawed_early_does_not_thaw_twice():
 # Frozen and noticed
 
 
+@pytest.mark.promise("Test clusters", "a frozen follower holds up acks=all until it is fenced")
 async def test_a_frozen_follower_holds_up_acks_all_until_it_is_fenced():
     async with EmbeddedCluster(3, topics={"t": 1}) as cluster, RawClient(address(cluster)) as client:
         cluster.freeze_broker(2, fenced_after=200 * MS)
@@ -200,6 +207,11 @@ async def test_a_frozen_leader_that_is_fenced_hands_over():
             assert (await back.produce(batch_of(b"b"))).error_code == 6
 
 
+@pytest.mark.promise(
+    "Test clusters",
+    "a broker that was fenced leads and follows again when it thaws, including topics that were created "
+    "meanwhile",
+)
 async def test_a_fenced_broker_gets_what_was_made_without_it_when_it_thaws():
     async with EmbeddedCluster(2) as cluster:
         cluster.freeze_broker(1, fenced_after=5 * MS)
@@ -279,6 +291,9 @@ async def test_an_answer_can_be_cut_off_before_its_first_byte():
 # Together
 
 
+@pytest.mark.promise(
+    "Test clusters", "by script, leaders move, brokers go down or freeze, and answers trickle"
+)
 async def test_all_that_one_fault_asks_for_happens_to_the_same_request():
     async with EmbeddedCluster(2, topics={"t": 2}) as cluster, RawClient(address(cluster)) as client:
         loop = asyncio.get_running_loop()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.support.coordinators import staged_with_group
 from tests.support.transaction_stage import OK
 
 
+@pytest.mark.promise("Test clusters", "the embedded cluster writes group offsets as transactional records")
 async def test_offsets_are_transactional_records_of_the_groups_partition():
     async with staged_with_group() as (cluster, on, group):
         me = await on.init()

@@ -20,6 +20,7 @@ from tests.support.producing import until
 from tests.support.raw_client import TIMEOUT, RawClient, address, batch_of, produce_request
 
 
+@pytest.mark.promise("Test clusters", "the embedded cluster answers as Kafka does")
 @pytest.mark.parametrize("version", range(3, 14))
 async def test_every_produce_version_appends_and_answers(version):
     async with EmbeddedCluster(topics={"t": 2}) as cluster, RawClient(address(cluster)) as client:
@@ -205,6 +206,9 @@ async def test_only_the_leader_appends_and_others_name_it():
             assert (await client.produce(batch_of(b"a"))).error_code == 0
 
 
+@pytest.mark.promise(
+    "Test clusters", "brokers stop, freeze, change their release; leaders and in-sync replicas move"
+)
 async def test_acks_all_waits_for_the_followers():
     async with EmbeddedCluster(3, topics={"t": 1}) as cluster, RawClient(address(cluster)) as client:
         cluster.hold_replication("t", 0)

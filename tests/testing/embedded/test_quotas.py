@@ -59,6 +59,9 @@ def throttles(limit: float, *recorded: tuple[float, float]) -> list[float]:
     return found
 
 
+@pytest.mark.promise(
+    "Test clusters", "quotas: the embedded broker answers first, then mutes the connection (KIP-219)"
+)
 @pytest.mark.parametrize(
     ("recorded", "expected"),
     [
@@ -159,6 +162,9 @@ async def awaited(timed: Timed[str]) -> str:
 # On a connection
 
 
+@pytest.mark.promise(
+    "Test clusters", "quotas: the embedded broker answers first, then mutes the connection (KIP-219)"
+)
 async def test_above_its_byte_rate_a_client_is_answered_at_once_and_then_muted():
     async with EmbeddedCluster(topics={"t": 1}) as cluster:
         cluster.set_quota("fast", producer_byte_rate=BYTE_RATE)

@@ -28,6 +28,9 @@ def test_records_are_stepped_over_as_they_are_read():
     assert len(scanned.bodies) == 200
 
 
+@pytest.mark.promise(
+    "Test clusters", "the embedded cluster checks batches and their records in Kafka's order"
+)
 def test_every_cut_and_every_flipped_byte_is_refused_or_read():
     payload = record(b"value", key=b"key", headers=b"\x02\x02h\x02v")
     header = read_header(batch_of_payload(payload))

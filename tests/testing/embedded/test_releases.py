@@ -87,6 +87,7 @@ def errors_in(part: object) -> list[int]:
     return own + [error for field in fields for error in errors_in(getattr(part, field.name))]
 
 
+@pytest.mark.promise("Test clusters", "the embedded cluster answers every served version of every API")
 async def test_every_served_version_of_every_api_answers_what_can_be_decoded():
     async with EmbeddedCluster(versions="4.3", topics={"t": 1}) as cluster:
         asked: dict[ApiKey, list[int]] = {}
@@ -220,6 +221,7 @@ async def ceilings_of(kafka: ApacheKafka) -> dict[int, int]:
     return {key.api_key: key.max_version for key in response.api_keys}
 
 
+@pytest.mark.promise("Test clusters", "embedded brokers behave like a release, or like Azure Event Hubs")
 @pytest.mark.apache
 async def test_ceilings_of_4_3_are_those_of_a_real_kafka(apache_kafka: ApacheKafka):
     real = await ceilings_of(apache_kafka)
@@ -227,6 +229,7 @@ async def test_ceilings_of_4_3_are_those_of_a_real_kafka(apache_kafka: ApacheKaf
     assert {api_key: real[api_key] for api_key in _ceilings("4.3")} == _ceilings("4.3")
 
 
+@pytest.mark.promise("Test clusters", "embedded brokers behave like a release, or like Azure Event Hubs")
 @pytest.mark.apache
 async def test_ceilings_of_3_9_are_those_of_a_real_kafka(apache_kafka_39: ApacheKafka):
     real = await ceilings_of(apache_kafka_39)
@@ -246,6 +249,7 @@ async def test_event_hubs_has_no_topic_ids_in_metadata_and_advertises_produce_wi
     assert (ranges[ApiKey.METADATA], ranges[ApiKey.PRODUCE]) == (9, 13)
 
 
+@pytest.mark.promise("Test clusters", "embedded brokers behave like a release, or like Azure Event Hubs")
 async def test_event_hubs_cuts_off_who_asks_for_newer_api_versions():
     async with EmbeddedCluster(versions=EVENT_HUBS) as cluster:
         request = ApiVersionsRequest(client_software_name="raw", client_software_version="1")

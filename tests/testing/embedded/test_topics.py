@@ -40,6 +40,7 @@ async def test_what_was_not_replicated_is_lost_when_the_leader_moves(acks, answe
         assert [record.value for record in cluster.records("t")] == kept
 
 
+@pytest.mark.promise("Test clusters", "followers hold up acks=all while they are in the ISR, and only then")
 async def test_followers_that_are_not_in_sync_hold_up_nothing():
     async with EmbeddedCluster(3, topics={"t": 1}) as cluster, RawClient(address(cluster)) as client:
         cluster.hold_replication("t", 0)
@@ -60,6 +61,7 @@ async def test_followers_that_are_not_in_sync_hold_up_nothing():
         assert cluster.partition("t", 0).high_watermark == 3
 
 
+@pytest.mark.promise("Test clusters", "followers hold up acks=all while they are in the ISR, and only then")
 async def test_a_partition_without_followers_waits_for_nobody():
     async with EmbeddedCluster(topics={"t": 1}) as cluster, RawClient(address(cluster)) as client:
         cluster.hold_replication("t", 0)

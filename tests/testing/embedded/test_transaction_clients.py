@@ -124,6 +124,9 @@ async def check_what_is_read(cluster: EmbeddedCluster) -> None:
     assert await aiokafka_reads(servers, "read_uncommitted") == everything
 
 
+@pytest.mark.promise(
+    "Test clusters", "consumers of the embedded cluster see only committed transactions with read_committed"
+)
 @releases
 async def test_librdkafka_commits_and_aborts(versions, tv):
     topics = {"t": 3, "in": 1}
@@ -132,6 +135,9 @@ async def test_librdkafka_commits_and_aborts(versions, tv):
         await check_what_is_read(cluster)
 
 
+@pytest.mark.promise(
+    "Test clusters", "consumers of the embedded cluster see only committed transactions with read_committed"
+)
 @releases
 async def test_aiokafka_commits_and_aborts(versions, tv):
     topics = {"t": 3, "in": 1}

@@ -244,6 +244,9 @@ async def test_transactional_ids_and_topics_that_may_not_be_used_are_refused():
 # What consumers are given
 
 
+@pytest.mark.promise(
+    "Test clusters", "consumers of the embedded cluster see only committed transactions with read_committed"
+)
 async def test_an_open_transaction_holds_back_everything_behind_its_first_record():
     async with staged() as (cluster, on):
         other = Stage(on.client, 2, "t", "other", "group")

@@ -47,6 +47,9 @@ async def test_cell(case: Case, tv: int):
 # The log
 
 
+@pytest.mark.promise(
+    "Test clusters", "the embedded coordinator's states are a table, and in the log before they are answered"
+)
 @levels
 async def test_every_state_is_in_the_log_before_it_is_answered(tv):
     async with staged(tv) as (cluster, on):
@@ -119,6 +122,9 @@ async def test_a_state_that_too_few_replicas_would_hold_is_not_written():
         assert await on.visible() == [b"first"]
 
 
+@pytest.mark.promise(
+    "Test clusters", "no write needs more replicas in sync than exist, not even a coordinator's"
+)
 @pytest.mark.parametrize("brokers", [1, 3])
 async def test_transactions_do_not_need_more_replicas_than_there_are(brokers):
     async with staged(2, brokers, min_insync_replicas=4) as (cluster, on):
@@ -130,6 +136,9 @@ async def test_transactions_do_not_need_more_replicas_than_there_are(brokers):
 # Where the coordinator is
 
 
+@pytest.mark.promise(
+    "Test clusters", "the embedded coordinator's states are a table, and in the log before they are answered"
+)
 @levels
 async def test_a_coordinator_that_moved_knows_what_the_log_says(tv):
     async with staged(tv, 3) as (cluster, on):
@@ -173,6 +182,9 @@ async def test_a_transaction_that_was_prepared_is_ended_by_the_next_coordinator(
         assert [record.value for record in cluster.records("t", committed=True)] == [b"first"]
 
 
+@pytest.mark.promise(
+    "Test clusters", "a transaction whose end too few replicas could store is ended once they are back"
+)
 async def test_a_transaction_that_too_few_replicas_would_hold_is_ended_when_they_are_back():
     async with staged(2, 3) as (cluster, on):
         me = await on.begin()

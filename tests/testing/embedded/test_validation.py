@@ -137,6 +137,9 @@ def test_log_append_time_is_written_with_a_new_checksum():
     assert (valid.header.log_append_time, valid.header.max_timestamp) == (True, NOW + 1000)
 
 
+@pytest.mark.promise(
+    "Test clusters", "the embedded cluster checks batches and their records in Kafka's order"
+)
 @pytest.mark.parametrize("codec", PACKED)
 def test_a_topics_codec_packs_the_records_anew(codec: Codec):
     records = [OracleRecord(NOW, b"k", b"v" * 100), OracleRecord(NOW - 5, None, None, (("h", b"1"),))]
@@ -151,6 +154,9 @@ def test_a_topics_codec_packs_the_records_anew(codec: Codec):
     assert bytes(back.data) == crafted(batch)
 
 
+@pytest.mark.promise(
+    "Test clusters", "the embedded cluster checks batches and their records in Kafka's order"
+)
 def test_all_records_that_are_to_blame_are_named():
     config = LogConfig(cleanup_policy="compact", message_timestamp_after_max_ms=HOUR_MS)
     good, keyless = OracleRecord(NOW, b"k"), OracleRecord(NOW)

@@ -87,6 +87,7 @@ def digest(kind, seed, hash_seed):
     return done.stdout.split()
 
 
+@pytest.mark.promise("Simulation and fuzzing", "the same seed is the same run, to the byte, in every process")
 @pytest.mark.parametrize("kind", ["idempotent", "transactions v2"])
 def test_the_same_seed_gives_the_same_bytes_at_the_same_times_in_every_process(kind):
     first, second = digest(kind, 5, hash_seed=1), digest(kind, 5, hash_seed=4711)
