@@ -21,7 +21,7 @@ from aioproducer.errors import (
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.testing import EmbeddedCluster
-from tests.conftest import MS
+from tests.conftest import MS, in_virtual_time
 from tests.support.producing import (
     FOUR_RECORDS_FILL_IT,
     LARGE,
@@ -265,6 +265,7 @@ async def test_use_in_a_thread_without_a_loop_is_refused():
         assert values(cluster) == [b"v"]
 
 
+@in_virtual_time
 async def test_start_without_a_cluster_names_each_address_and_leaves_nothing():
     async with EmbeddedCluster() as cluster:
         dead = cluster.bootstrap_servers
@@ -352,6 +353,7 @@ async def test_every_close_returns_the_same_report():
 
 
 @pytest.mark.promise("Public API", "`close()` has a finite default")
+@in_virtual_time
 async def test_close_has_a_finite_default():
     settings = {"request_timeout_ms": 50_000 * MS, "delivery_timeout_ms": 100_000 * MS}
     async with producing(**settings) as (cluster, producer):

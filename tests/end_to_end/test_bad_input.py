@@ -26,7 +26,7 @@ from aioproducer.errors import (
     UnknownPartitionError,
 )
 from aioproducer.testing import EmbeddedCluster
-from tests.conftest import MS
+from tests.conftest import MS, in_virtual_time
 from tests.support.producing import (
     error_of,
     producing,
@@ -186,6 +186,7 @@ SMALL = {"max_request_size": 1500, "max_block_ms": 500 * MS * 1000, **SLOW}
     "a caller's mistake raises a narrow error with its facts, and costs no other caller a record",
 )
 @pytest.mark.parametrize("case", BAD_RECORDS.values(), ids=BAD_RECORDS)
+@in_virtual_time
 async def test_a_bad_argument_has_a_narrow_error_with_its_facts_and_nobody_elses_record_is_lost(case):
     wrong, error_type, fields, words = case
     async with producing(topics={"t": 2}, **SMALL) as (cluster, producer):
@@ -205,6 +206,7 @@ async def test_a_bad_argument_has_a_narrow_error_with_its_facts_and_nobody_elses
 
 
 @pytest.mark.parametrize("case", BAD_RECORDS.values(), ids=BAD_RECORDS)
+@in_virtual_time
 async def test_every_way_to_send_refuses_the_same(case):
     wrong, error_type, _, _ = case
     async with producing(topics={"t": 2}, **SMALL) as (cluster, producer):
@@ -232,6 +234,7 @@ async def test_every_way_to_send_refuses_the_same(case):
     "Coming from other clients",
     "a caller's mistake raises a narrow error with its facts, and costs no other caller a record",
 )
+@in_virtual_time
 async def test_among_many_tasks_only_those_with_a_mistake_fail():
     async with producing(topics={"t": 3}, max_request_size=1500, max_block_ms=500 * MS * 1000) as (
         cluster,

@@ -222,6 +222,7 @@ async def test_a_batch_that_waits_for_room_can_not_be_sent_twice():
         assert len(values(cluster)) == 5
 
 
+@in_virtual_time
 async def test_a_batch_of_at_most_buffer_memory_finds_room_in_an_empty_buffer():
     async with producing(buffer_memory=3000, max_block_ms=200) as (_, producer):
         builder = producer.create_batch()

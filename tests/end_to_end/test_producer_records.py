@@ -240,10 +240,12 @@ async def test_a_records_own_timeout_ends_its_delivery_alone():
         assert isinstance(hasty.exception(), DeliveryTimeoutError), "a result never changes"
 
 
+@in_virtual_time
 async def test_records_that_ended_by_their_own_timeout_leave_nothing_behind_while_no_broker_answers():
     async with producing(buffer_memory=1 << 20) as (cluster, producer):
         await producer.partitions_for("t")
         await cluster.stop_broker(0)
+        await until(lambda: producer._brokers.lost)
         for _ in range(2):
             sent = [await producer.send("t", bytes(1000), timeout=50 * MS) for _ in range(900)]
             assert {type(error) for error in await results(sent)} == {DeliveryTimeoutError}
@@ -368,6 +370,7 @@ async def test_a_records_own_timeout_bounds_its_wait_for_room_and_is_named():
 
 
 @pytest.mark.promise("Public API", "`send` waits while the buffer is full, bounded by `max_block`")
+@in_virtual_time
 async def test_max_block_bounds_a_wait_for_room():
     async with producing(**FOUR_RECORDS_FILL_IT, max_block_ms=50) as (cluster, producer):
         await producer.partitions_for("t")

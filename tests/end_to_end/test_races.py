@@ -17,7 +17,7 @@ from aioproducer.producer import _task_ended
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.messages import MetadataResponse
-from tests.conftest import MS
+from tests.conftest import MS, in_virtual_time
 from tests.support.merging import merged
 from tests.support.producing import ONE_BATCH_PER_RECORD, error_of, producing, results, until, within
 
@@ -233,6 +233,7 @@ async def test_a_record_that_was_withdrawn_is_counted_once():
         assert (await producer.close(timeout=0)).failed == 2
 
 
+@in_virtual_time
 async def test_a_built_batch_takes_the_memory_of_its_records_and_no_more():
     async with producing(buffer_memory=5000, max_block_ms=500) as (cluster, producer):
         built = producer.create_batch()

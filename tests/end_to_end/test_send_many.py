@@ -34,7 +34,7 @@ from aioproducer.errors import (
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.records._record_path import ALL_APPENDED, NO_ROOM, OTHERS_TURN, Rows, murmur2
 from aioproducer.testing import EmbeddedCluster, RecordingProducer
-from tests.conftest import MS
+from tests.conftest import MS, in_virtual_time
 from tests.support.compiled_path import NOW, NoLoop, OpensBatches, bound, sealed
 from tests.support.oracle import OracleRecord, encode_batch
 from tests.support.producing import (
@@ -340,6 +340,7 @@ def all_records(cluster, topic, partitions):
     "Public API",
     "a row of `send_many` that can't be sent keeps no other one from being sent; the receipt reports each",
 )
+@in_virtual_time
 async def test_rows_that_can_not_be_sent_keep_no_other_from_being_sent():
     async with producing(topics={"t": 2}, max_request_size=10_000, max_block_ms=50_000 * MS) as (
         cluster,
@@ -373,6 +374,7 @@ async def test_rows_that_can_not_be_sent_keep_no_other_from_being_sent():
         assert (await receipt.delivery(6)).offset == 1
 
 
+@in_virtual_time
 async def test_arrow_rows_that_can_not_be_sent():
     table = pa.table(
         {
@@ -504,6 +506,7 @@ async def test_rows_wait_for_room_as_often_as_it_takes():
         assert values(cluster) == given
 
 
+@in_virtual_time
 async def test_rows_without_room_in_time_are_told_and_the_first_ones_are_sent():
     async with producing(**FOUR_RECORDS_FILL_IT, max_block_ms=50_000 * MS) as (cluster, producer):
         await producer.partitions_for("t")
@@ -677,6 +680,7 @@ async def test_closing_ends_the_rows_that_wait():
 # --------------------------------------------------------------------------------------------- what fails later
 
 
+@in_virtual_time
 async def test_rows_that_are_not_acknowledged_have_their_outcome():
     settings = {"request_timeout_ms": 40_000 * MS, "delivery_timeout_ms": 100_000 * MS}
     async with producing(**settings) as (cluster, producer):
@@ -858,6 +862,7 @@ async def test_rows_that_a_serializer_refused_are_told_without_a_collector(seria
     "a kept error keeps no frames alive: an error that is never retrieved is reported when it is dropped, "
     "not when the garbage collector runs",
 )
+@in_virtual_time
 async def test_rows_without_room_are_told_without_a_collector():
     async with producing(**FOUR_RECORDS_FILL_IT, max_block_ms=50_000 * MS) as (cluster, producer):
         await producer.partitions_for("t")
@@ -969,6 +974,7 @@ async def test_a_row_that_the_partitioner_refuses_keeps_no_other_from_being_sent
     "Public API",
     "a row of `send_many` that can't be sent keeps no other one from being sent; the receipt reports each",
 )
+@in_virtual_time
 async def test_rows_for_partitions_that_are_not_there_wait_once_whichever_way_they_go():
     async with producing(value_serializer=bytes, max_block_ms=50_000 * MS) as (_, producer):
         began = asyncio.get_running_loop().time()
@@ -981,6 +987,7 @@ async def test_rows_for_partitions_that_are_not_there_wait_once_whichever_way_th
         assert took < 4 * 50 * MS
 
 
+@in_virtual_time
 async def test_each_row_meets_the_interceptors_also_behind_one_whose_partition_is_not_there():
     class Rerouting:
         def on_send(self, record):

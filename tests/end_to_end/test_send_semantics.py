@@ -15,7 +15,7 @@ from aioproducer.errors import BufferTimeoutError, MetadataTimeoutError
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.records import unretrieved
-from tests.conftest import MS
+from tests.conftest import MS, in_virtual_time
 from tests.support.producing import (
     FOUR_RECORDS_FILL_IT,
     LARGE,
@@ -261,6 +261,7 @@ async def test_a_task_group_whose_sibling_fails_leaves_a_whole_batch():
 
 
 @pytest.mark.promise("Rules of Kafka's producer", "`max_block_ms` is one budget for metadata and room")
+@in_virtual_time
 async def test_max_block_is_one_budget_for_metadata_and_room():
     async with producing(
         cluster={"auto_create": False}, max_block_ms=200_000 * MS, **FOUR_RECORDS_FILL_IT
@@ -283,6 +284,7 @@ async def test_max_block_is_one_budget_for_metadata_and_room():
         release.set()
 
 
+@in_virtual_time
 async def test_max_block_bounds_the_wait_for_metadata():
     async with producing(cluster={"auto_create": False}, max_block_ms=50_000 * MS) as (_, producer):
         loop = asyncio.get_running_loop()
@@ -757,6 +759,7 @@ async def test_failed_deliveries_that_somebody_looked_at_are_not_logged(caplog):
         assert report.unretrieved == {}
 
 
+@in_virtual_time
 async def test_each_topic_and_error_is_logged_by_itself_and_cancelled_deliveries_are_not(caplog):
     settings = {"request_timeout_ms": 20_000 * MS, "delivery_timeout_ms": 60_000 * MS}
     async with producing(topics={"t": 1, "u": 1}, **settings) as (cluster, producer):

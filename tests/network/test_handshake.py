@@ -21,6 +21,7 @@ from aioproducer.protocol.api import ApiKey, VersionRange
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.messages import ApiVersionsResponse, MetadataRequest
 from aioproducer.types import Node
+from tests.conftest import in_virtual_time
 from tests.support.scripted_broker import (
     HOST,
     LONG,
@@ -179,6 +180,7 @@ async def test_a_peer_that_says_nothing_is_given_up_after_the_set_up_time():
 
 
 @pytest.mark.parametrize("step", ["TLS", "ApiVersions", "SASL"])
+@in_virtual_time
 async def test_each_answer_of_the_handshake_is_bounded_by_the_request_timeout_too(step):
     settings = {"request_timeout_ms": 50}
     if step == "TLS":

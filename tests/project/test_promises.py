@@ -34,7 +34,7 @@ from aioproducer.testing.embedded.releases import RELEASES, release_named
 from flights import clusters
 from flights.interrupt import Interrupt
 from tests import conftest
-from tests.conftest import MS
+from tests.conftest import MS, in_virtual_time
 from tests.support import kdc
 from tests.support.producing import (
     ONE_BATCH_PER_RECORD,
@@ -520,6 +520,7 @@ async def test_each_request_goes_in_the_newest_version_of_both_sides(release):
     "Accumulator, sender, connections",
     "if the connection to a leader hangs, another broker is asked for the leader",
 )
+@in_virtual_time
 async def test_a_leader_that_hangs_while_it_is_connected_to_is_asked_for_elsewhere(monkeypatch):
     """A frozen broker still takes connections: nothing is refused or lost that would tell that it is gone."""
     monkeypatch.setattr(brokers, "PATIENCE", 50 * MS)

@@ -19,7 +19,7 @@ from aioproducer.errors import (
 )
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.records.interceptors import Interceptors
-from tests.conftest import MS
+from tests.conftest import MS, in_virtual_time
 from tests.support.producing import (
     FOUR_RECORDS_FILL_IT,
     LARGE,
@@ -165,6 +165,7 @@ async def test_on_send_comes_before_metadata_serializers_and_partitioner():
         ({"topic": "t", "value": "not bytes"}, SerializationError),
     ],
 )
+@in_virtual_time
 async def test_records_that_fail_before_the_append_are_acknowledged_with_their_error(record, error):
     recorder = Recorder()
 

@@ -15,7 +15,7 @@ from aioproducer.partitioner import murmur2, murmur2_partition
 from aioproducer.protocol.api import ApiKey
 from aioproducer.records._record_path import murmur2 as compiled_murmur2
 from aioproducer.records.partition_choice import shown
-from tests.conftest import MS
+from tests.conftest import MS, in_virtual_time
 from tests.support.producing import (
     numbers,
     producing,
@@ -214,6 +214,7 @@ async def test_records_without_a_key_do_not_stay_with_a_slow_partition():
 @pytest.mark.promise(
     "KIPs", "KIP-794: uniform sticky partitions, adaptive, without brokers that take nothing"
 )
+@in_virtual_time
 async def test_a_broker_that_is_back_gets_records_without_a_key_again():
     """Its records have expired, so nothing but new ones can show that it is back."""
     settings = {"partitioner_availability_timeout_ms": 20, "batch_size": 1000}

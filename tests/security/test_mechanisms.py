@@ -733,6 +733,7 @@ async def test_a_running_producer_outlives_a_password_that_is_changed_on_the_bro
     "Security",
     "a failed authentication ends `start()` at once; a running producer tries again with growing pauses",
 )
+@in_virtual_time
 async def test_pauses_grow_while_a_running_producer_is_refused_and_records_end_by_their_timeout(monkeypatch):
     pauses = []
     security = Security(mechanisms=["SCRAM-SHA-512"], users=USERS)
@@ -743,6 +744,7 @@ async def test_pauses_grow_while_a_running_producer_is_refused_and_records_end_b
             await producer.send_and_wait("t", b"1")
             security.users["alice"] = "changed"
             await cluster.close_connections(0)
+            await until(lambda: producer._brokers.lost)
             with pytest.raises(DeliveryTimeoutError, match="invalid credentials"):
                 await asyncio.wait_for(producer.send_and_wait("t", b"2"), LONG)
             pauses = [seen.at for seen in cluster.requests_of(ApiKey.SASL_HANDSHAKE)]

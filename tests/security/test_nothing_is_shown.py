@@ -15,7 +15,7 @@ from aioproducer.errors import InvalidRecordError
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.settings.table import SecuritySettings
 from aioproducer.testing import EmbeddedCluster
-from tests.conftest import MS
+from tests.conftest import MS, in_virtual_time
 from tests.support.producing import PRODUCE, error_of, producing, quick_producer
 
 # Put together here, so that no line of source that a traceback quotes has them whole.
@@ -64,6 +64,7 @@ LEAKY: dict[str, dict[str, Any]] = {
     "Coming from other clients", "no error text and no log shows a key, a value or a password"
 )
 @pytest.mark.parametrize("wrong", LEAKY.values(), ids=LEAKY)
+@in_virtual_time
 async def test_no_error_text_and_no_log_shows_what_a_refused_record_holds(wrong, caplog):
     caplog.set_level(logging.DEBUG)
     settings = {"max_request_size": 1024, "max_block_ms": 500 * MS * 1000, "allow_auto_create_topics": False}

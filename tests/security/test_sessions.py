@@ -423,6 +423,7 @@ async def test_a_machine_that_computes_for_too_long_is_given_up(monkeypatch):
 
 
 @pytest.mark.usefixtures("short_sessions")
+@in_virtual_time
 async def test_a_broker_that_does_not_answer_a_renewal_is_given_up_after_the_request_time(monkeypatch):
     script = Scripted()
 

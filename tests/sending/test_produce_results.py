@@ -54,6 +54,7 @@ async def test_a_delivery_timeout_of_records_never_sent_is_not_persisted():
         cluster.create_topic("t", 1, replication_factor=1)
         await producer.partitions_for("t")
         await cluster.stop_broker(cluster.leader("t", 0))
+        await asyncio.sleep(20 * MS)  # until the producer has seen the end of its connection, if it had one
 
         error = await error_of(producer.send_and_wait("t", b"v"), 1)
 
@@ -662,6 +663,7 @@ async def test_what_the_new_leader_does_not_have_is_sent_again_once():
         assert numbers(cluster) == list(range(4))
 
 
+@in_virtual_time
 async def test_a_replication_that_times_out_is_waited_out_without_a_second_copy():
     settings = {"request_timeout_ms": 60_000 * MS}
     async with producing(brokers=2, **settings) as (cluster, producer):

@@ -589,6 +589,7 @@ async def test_the_same_bytes_are_sent_at_each_attempt():
         assert len(set(headers)) == 1
 
 
+@in_virtual_time
 async def test_a_connection_error_says_whether_anything_was_written():
     async with producing(request_timeout_ms=30_000 * MS, delivery_timeout_ms=60_000 * MS) as (
         cluster,

@@ -11,7 +11,7 @@ import pytest
 from aioproducer import DeliveryError, Outcome
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.testing import EmbeddedCluster
-from tests.conftest import MS
+from tests.conftest import MS, in_virtual_time
 from tests.support.producing import (
     AFTER_APPEND,
     BREAKS,
@@ -175,6 +175,7 @@ async def test_a_stopped_leader_is_replaced_by_the_next():
     "Accumulator, sender, connections",
     "if the connection to a leader hangs, another broker is asked for the leader",
 )
+@in_virtual_time
 async def test_a_frozen_leader_is_left_after_the_request_timeout():
     settings = {"request_timeout_ms": 80_000 * MS}
     async with producing(brokers=2, **ONE_BATCH_PER_RECORD, **settings) as (cluster, producer):

@@ -10,6 +10,7 @@ import pytest
 from aioproducer import DeliveryError, DeliveryTimeoutError, Outcome
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.records.idempotence import LAST_EPOCH
+from tests.conftest import in_virtual_time
 from tests.support.producing import (
     INIT_PRODUCER_ID,
     ONE_BATCH_PER_RECORD,
@@ -75,6 +76,7 @@ async def test_by_its_name_records_in_doubt_may_be_in_either_log(versions, answe
         assert (await producer.send_and_wait("t", b"6")).offset == len(log)
 
 
+@in_virtual_time
 async def test_a_record_that_moved_to_the_new_topic_and_fails_there_is_still_unknown():
     """It may be in the log that was deleted: its consumers have it."""
     settings = {"request_timeout_ms": 100, "delivery_timeout_ms": 400, **ONE_BATCH_PER_RECORD}

@@ -98,6 +98,7 @@ async def test_without_gapless_order_those_behind_a_failed_record_go_on():
         assert numbers(cluster) == [0, *range(2, 8)]
 
 
+@in_virtual_time
 async def test_in_gapless_order_an_expired_record_leaves_no_gap_whatever_is_in_flight():
     settings = {"request_timeout_ms": 90_000 * MS, "delivery_timeout_ms": 100_000 * MS, **GAPLESS}
     async with producing(**settings) as (cluster, producer):
@@ -114,6 +115,7 @@ async def test_in_gapless_order_an_expired_record_leaves_no_gap_whatever_is_in_f
         assert numbers(cluster) == [0, 9]
 
 
+@in_virtual_time
 async def test_in_gapless_order_a_follower_that_is_in_the_log_is_delivered():
     """The record before it ended as unknown, and is in the log: there is no gap."""
     settings = {"request_timeout_ms": 190, "delivery_timeout_ms": 200, **GAPLESS}
@@ -167,6 +169,7 @@ async def test_in_gapless_order_a_record_is_not_left_out_by_its_own_timeout():
         assert numbers(cluster) == [0, 1, 2]
 
 
+@in_virtual_time
 async def test_in_gapless_order_thousands_fail_with_the_first_one_in_a_moment():
     settings = {"request_timeout_ms": 50, "delivery_timeout_ms": 100, **GAPLESS}
     async with producing(**settings) as (cluster, producer):
@@ -203,6 +206,7 @@ async def test_close_gives_up_a_follower_first_if_the_record_before_it_is_retrie
 # ----------------------------------------------------------------------------------------------- endless retries
 
 
+@in_virtual_time
 async def test_endless_retries_deliver_records_in_doubt_long_after_their_time():
     async with producing(**ENDLESS) as (cluster, producer):
         await producer.send_and_wait("t", b"0")
@@ -218,6 +222,7 @@ async def test_endless_retries_deliver_records_in_doubt_long_after_their_time():
         assert producer.metrics().records_unknown == 0
 
 
+@in_virtual_time
 async def test_endless_retries_let_records_expire_that_are_in_no_doubt():
     async with producing(**ENDLESS) as (cluster, producer):
         await producer.send_and_wait("t", b"0")
@@ -253,6 +258,7 @@ async def test_endless_retries_end_a_batch_whose_answer_comes_late_and_says_that
         assert "NOT_ENOUGH_REPLICAS" in str(error)
 
 
+@in_virtual_time
 async def test_close_ends_endless_retries_as_unknown():
     async with producing(**ENDLESS) as (cluster, producer):
         await producer.send_and_wait("t", b"0")
@@ -285,6 +291,7 @@ async def test_endless_retries_end_where_a_topic_was_re_created_without_the_part
         assert (await producer.send_and_wait("t", b"2", partition=0)).offset == 0
 
 
+@in_virtual_time
 async def test_records_behind_one_that_is_retried_without_end_expire_in_their_time():
     settings = {**ENDLESS, "max_in_flight_requests_per_connection": 1}
     async with producing(**settings) as (cluster, producer):

@@ -17,7 +17,7 @@ from aioproducer.errors import (
 from aioproducer.protocol.api import ApiKey, VersionRange
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.testing import EmbeddedCluster
-from tests.conftest import MS
+from tests.conftest import MS, in_virtual_time
 from tests.support.producing import (
     METADATA,
     ONE_BATCH_PER_RECORD,
@@ -42,6 +42,7 @@ from tests.support.producing import (
 # -------------------------------------------------------------------------------------------------- topics
 
 
+@in_virtual_time
 async def test_an_unknown_topic_fails_by_name_and_other_topics_are_not_affected():
     async with producing(cluster={"auto_create": False}, max_block_ms=100_000 * MS) as (cluster, producer):
         await producer.send_and_wait("t", b"0")
@@ -89,6 +90,7 @@ async def test_a_partition_that_does_not_exist_yet_is_waited_for():
 
 
 @pytest.mark.promise("Rules of Kafka's producer", "`max_block_ms` is one budget for metadata and room")
+@in_virtual_time
 async def test_a_partition_that_does_not_exist_fails_after_max_block():
     async with producing(topics={"t": 2}, max_block_ms=40_000 * MS) as (_, producer):
         await producer.partitions_for("t")
@@ -234,6 +236,7 @@ async def test_a_topic_made_anew_with_fewer_partitions_takes_keyed_records():
         assert {metadata.partition for metadata in found} <= {0, 1}
 
 
+@in_virtual_time
 async def test_a_deleted_topic_fails_its_records_and_no_others():
     settings = {"request_timeout_ms": 40_000 * MS, "delivery_timeout_ms": 120_000 * MS}
     async with producing(topics={"t": 1, "u": 1}, cluster={"auto_create": False}, **settings) as (
@@ -269,6 +272,7 @@ async def test_a_topic_that_vanishes_from_metadata_for_a_while_keeps_its_numbers
         assert numbers(cluster) == list(range(9)), "reused numbers would be taken for duplicates"
 
 
+@in_virtual_time
 async def test_a_topic_without_partitions_is_not_available_and_nothing_is_reported_delivered():
     async with producing(max_block_ms=100_000 * MS) as (cluster, producer):
         cluster.faults.add(METADATA, omit_partitions=True, topic="t", count=1000)
@@ -685,6 +689,7 @@ async def test_a_throttle_mutes_its_broker_and_no_other():
 @pytest.mark.promise(
     "Accumulator, sender, connections", "every record has a delivery timeout, with an honest outcome"
 )
+@in_virtual_time
 async def test_the_delivery_timeout_goes_on_while_a_broker_is_muted():
     settings = {"request_timeout_ms": 50, "delivery_timeout_ms": 100}
     async with producing(**settings) as (cluster, producer):

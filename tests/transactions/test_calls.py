@@ -31,7 +31,7 @@ from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.testing import EmbeddedCluster
 from aioproducer.transactions.calls import Transactional, TransactionScope, _is_kafkas
 from aioproducer.transactions.state import TransactionState
-from tests.conftest import MS
+from tests.conftest import MS, in_virtual_time
 from tests.support.producing import (
     FOUR_RECORDS_FILL_IT,
     LARGE,
@@ -324,6 +324,7 @@ async def test_a_block_with_a_row_that_was_refused_unseen_is_aborted_and_says_so
     "a record that was rejected without an exception makes the commit impossible: a row of `send_many`, a "
     "record that was queued without await",
 )
+@in_virtual_time
 async def test_a_block_with_rows_for_which_there_was_no_room_is_aborted_and_says_so(version):
     async with transactional(version, max_block_ms=100, **FOUR_RECORDS_FILL_IT) as (cluster, producer):
         held = asyncio.Event()
@@ -539,6 +540,7 @@ async def test_init_transactions_takes_the_id_back(version):
 
 
 @pytest.mark.promise("Transactions", "a commit that is not answered has an unknown outcome")
+@in_virtual_time
 async def test_a_commit_that_is_never_answered_is_unknown_and_nothing_but_a_new_start_is_allowed(version):
     async with transactional(version, max_block_ms=300_000 * MS, request_timeout_ms=50_000 * MS) as (
         cluster,
@@ -565,6 +567,7 @@ async def test_a_commit_that_is_never_answered_is_unknown_and_nothing_but_a_new_
         assert committed(cluster) == [b"1", b"2"]
 
 
+@in_virtual_time
 async def test_a_commit_that_could_not_be_sent_is_surely_not_committed(version):
     async with transactional(version, max_block_ms=200_000 * MS) as (cluster, producer):
         await producer.begin_transaction()
@@ -579,6 +582,7 @@ async def test_a_commit_that_could_not_be_sent_is_surely_not_committed(version):
         assert committed(cluster) == []
 
 
+@in_virtual_time
 async def test_an_abort_without_an_answer_can_be_called_again(version):
     async with transactional(version, max_block_ms=1_000_000 * MS, request_timeout_ms=50_000 * MS) as (
         cluster,
@@ -598,6 +602,7 @@ async def test_an_abort_without_an_answer_can_be_called_again(version):
         assert committed(cluster) == [b"2"]
 
 
+@in_virtual_time
 async def test_start_says_that_no_coordinator_answers(version):
     async with EmbeddedCluster(topics={"t": 1}, transaction_version=version) as cluster:
         cluster.faults.add(ApiKey.FIND_COORDINATOR, error=ErrorCode.COORDINATOR_NOT_AVAILABLE, count=10_000)
@@ -805,6 +810,7 @@ async def test_close_at_once_leaves_it_to_the_time_out(version, caplog):
         await assert_nothing_left(producer, cluster)
 
 
+@in_virtual_time
 async def test_an_abort_that_fails_does_not_hide_what_left_the_block(version, caplog):
     async with transactional(version, max_block_ms=100_000 * MS, request_timeout_ms=50_000 * MS) as (
         cluster,

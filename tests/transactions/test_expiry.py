@@ -12,7 +12,7 @@ from aioproducer.errors import TransactionAbortedError, TransactionTimeoutError
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.transactions.state import TransactionState
-from tests.conftest import MS
+from tests.conftest import MS, in_virtual_time
 from tests.support.producing import PRODUCE, error_of, until, within
 from tests.transactions.test_calls import committed, state_of, transactional
 
@@ -152,6 +152,7 @@ async def test_with_v1_what_was_exported_gets_a_new_epoch_after_it(version):
         assert committed(cluster) == [b"1"]
 
 
+@in_virtual_time
 async def test_an_abort_of_the_producer_that_is_not_answered_is_repeated_by_the_users(version, caplog):
     impatient = {"max_block_ms": 200_000 * MS, "request_timeout_ms": 100_000 * MS}
     async with transactional(version, **impatient) as (cluster, producer):

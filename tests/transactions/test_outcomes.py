@@ -22,7 +22,7 @@ from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.messages import EndTxnRequest
 from aioproducer.transactions.state import TransactionState
-from tests.conftest import MS
+from tests.conftest import MS, in_virtual_time
 from tests.support.producing import PRODUCE, by_name, error_of, quick_producer, results, until, within
 from tests.transactions.test_calls import committed, state_of, transactional
 
@@ -45,6 +45,7 @@ def version(request):
     [ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR, ErrorCode.REQUEST_TIMED_OUT],
     ids=by_name,
 )
+@in_virtual_time
 async def test_a_commit_that_may_be_in_the_coordinators_log_is_in_doubt(version, code):
     """A coordinator whose own log has taken the commit, and not replicated it in time, answers so."""
     async with transactional(version, **IMPATIENT) as (cluster, producer):
@@ -106,6 +107,7 @@ async def test_a_commit_without_an_answer_stays_in_doubt_if_it_can_not_be_sent_a
 
 
 @pytest.mark.parametrize("lost", ["drop_before", "drop_after_append"])
+@in_virtual_time
 async def test_a_commit_in_doubt_is_resolved_by_the_same_commit(version, lost):
     async with transactional(version, **IMPATIENT) as (cluster, producer):
         cluster.faults.add(END_TXN, **{lost: True}, count=10_000)
@@ -131,6 +133,7 @@ async def test_a_commit_in_doubt_is_resolved_by_the_same_commit(version, lost):
         assert len({request.message.producer_epoch for request in cluster.requests_of(END_TXN)}) == 2
 
 
+@in_virtual_time
 async def test_a_commit_in_doubt_stays_so_if_nothing_more_can_be_learned(version):
     """Another producer has taken the transactional id over, and the coordinator has forgotten how it ended before."""
     async with transactional(version, **IMPATIENT) as (cluster, producer):
@@ -151,6 +154,7 @@ async def test_a_commit_in_doubt_stays_so_if_nothing_more_can_be_learned(version
         assert committed(cluster) == [b"1", b"2"]
 
 
+@in_virtual_time
 async def test_a_commit_in_doubt_that_can_not_be_repeated_stays_in_doubt(version):
     """Also if the repetition never left, or the producer is closed while it waits."""
     async with transactional(version, **IMPATIENT) as (cluster, producer):
@@ -170,6 +174,7 @@ async def test_a_commit_in_doubt_that_can_not_be_repeated_stays_in_doubt(version
         assert isinstance(await error_of(again), CommitOutcomeUnknownError)
 
 
+@in_virtual_time
 async def test_with_v2_a_commit_in_doubt_turns_out_to_be_aborted_if_the_transaction_timed_out():
     async with transactional(2, **IMPATIENT) as (cluster, producer):
         await producer.begin_transaction()
@@ -189,6 +194,7 @@ async def test_with_v2_a_commit_in_doubt_turns_out_to_be_aborted_if_the_transact
 
 
 @pytest.mark.promise("Transactions", "a transaction that may be committed is never reported as not committed")
+@in_virtual_time
 async def test_a_commit_that_has_not_left_is_surely_not_committed(version):
     """Only the question for the coordinator has left, and was not answered."""
     async with transactional(version, brokers=2, topics={"t": 2}, **IMPATIENT) as (cluster, producer):
@@ -196,7 +202,9 @@ async def test_a_commit_that_has_not_left_is_surely_not_committed(version):
         elsewhere = next(partition for partition in (0, 1) if cluster.leader("t", partition) != coordinator)
         await producer.begin_transaction()
         await producer.send_and_wait("t", b"1", partition=elsewhere)
+        lost = producer._brokers.lost
         await cluster.stop_broker(coordinator)
+        await until(lambda: producer._brokers.lost > lost)
         cluster.faults.add(ApiKey.FIND_COORDINATOR, drop_after_append=True, count=10_000)
 
         error = await error_of(producer.commit_transaction())
@@ -250,6 +258,7 @@ async def test_with_v1_an_end_that_went_twice_is_followed_by_a_new_epoch():
 
 
 @pytest.mark.promise("Transactions", "with v1 a late copy of any request meets another epoch (KAFKA-17754)")
+@in_virtual_time
 async def test_with_v1_an_abort_that_is_called_again_is_followed_by_a_new_epoch_too():
     """A copy of the first call's request may come as late as one of the same call's."""
     async with transactional(1, **IMPATIENT) as (cluster, producer):
@@ -267,6 +276,7 @@ async def test_with_v1_an_abort_that_is_called_again_is_followed_by_a_new_epoch_
         assert committed(cluster) == [b"2"]
 
 
+@in_virtual_time
 async def test_with_v1_an_abort_that_was_never_carried_out_keeps_the_epoch():
     async with transactional(1, **IMPATIENT) as (cluster, producer):
         await producer.begin_transaction()
@@ -352,6 +362,7 @@ async def test_a_fenced_record_asks_for_a_new_start_and_not_for_an_abort(version
         assert committed(cluster) == [b"2"]
 
 
+@in_virtual_time
 async def test_an_init_without_an_answer_says_nothing_of_the_transaction_that_was_aborted_before(version):
     async with transactional(version, **IMPATIENT) as (cluster, producer):
         await producer.begin_transaction()
@@ -373,6 +384,7 @@ async def test_an_init_without_an_answer_says_nothing_of_the_transaction_that_wa
         assert committed(cluster) == [b"2"]
 
 
+@in_virtual_time
 async def test_an_init_without_an_answer_leaves_a_commit_in_doubt(version):
     async with transactional(version, **IMPATIENT) as (cluster, producer):
         await producer.begin_transaction()

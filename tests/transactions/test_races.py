@@ -18,7 +18,7 @@ from aioproducer.errors import (
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.transactions.state import TransactionState
-from tests.conftest import MS
+from tests.conftest import MS, in_virtual_time
 from tests.support.producing import (
     FOUR_RECORDS_FILL_IT,
     LARGE,
@@ -298,6 +298,7 @@ async def test_a_fence_waits_for_the_abort_that_is_at_work(version):
 
 
 @pytest.mark.parametrize("answered", [True, False], ids=["answered", "not answered"])
+@in_virtual_time
 async def test_two_fences_behind_one_abort_are_one(version, answered):
     async with transactional(version, max_block_ms=300_000 * MS, request_timeout_ms=200_000 * MS) as (
         cluster,
@@ -448,6 +449,7 @@ async def test_a_commit_holds_what_was_buffered_and_nothing_that_was_refused_mea
         assert committed(cluster) == [b"first", *taken]
 
 
+@in_virtual_time
 async def test_a_late_batch_of_an_aborted_transaction_does_not_appear_in_the_next_one(version):
     quick = {"delivery_timeout_ms": 300_000 * MS, "request_timeout_ms": 290_000 * MS}
     async with transactional(version, brokers=2, topics={"t": 4}, **quick) as (cluster, producer):
@@ -624,6 +626,7 @@ async def test_cancelling_close_does_not_wait_for_a_silent_coordinator(version):
 
 @pytest.mark.promise("Transactions", "`close()` takes its time-out once")
 @pytest.mark.parametrize("silent", ["what it waits for", "every broker"])
+@in_virtual_time
 async def test_close_takes_its_timeout_once(version, silent):
     async with transactional(version, request_timeout_ms=3_000_000 * MS) as (cluster, producer):
         answer = asyncio.Event()

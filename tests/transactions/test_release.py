@@ -27,6 +27,7 @@ from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.testing import EmbeddedCluster
 from aioproducer.transactions.state import TransactionState
+from tests.conftest import in_virtual_time
 from tests.support.producing import FOUR_RECORDS_FILL_IT, LARGE, QUICK, quick_producer, until, within
 
 PLACE = TopicPartition("t", 0)
@@ -263,6 +264,7 @@ async def test_committed_offsets_wait_for_an_open_transaction(version):
         assert found == {PLACE: OffsetAndMetadata(4, "four", -1), places[1]: None}
 
 
+@in_virtual_time
 async def test_committed_offsets_do_not_wait_for_ever():
     async with (
         cluster_of(2) as cluster,

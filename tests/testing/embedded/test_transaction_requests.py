@@ -21,6 +21,7 @@ from aioproducer.protocol.messages import (
 )
 from aioproducer.testing import EmbeddedCluster
 from aioproducer.testing.embedded.authorizer import Operation
+from tests.conftest import in_virtual_time
 from tests.support.raw_client import TIMEOUT, RawClient, address, batch_of
 from tests.support.raw_transactions import Identity, refused, txn_batch
 from tests.support.transaction_stage import INVALID_STATE, OK, Stage
@@ -363,6 +364,7 @@ async def test_producer_ids_are_never_given_twice():
         assert len(set(ids)) == 3
 
 
+@in_virtual_time
 async def test_an_empty_transactional_id_is_an_invalid_request():
     async with EmbeddedCluster() as cluster, RawClient(address(cluster)) as client:
         request = InitProducerIdRequest(transactional_id="", transaction_timeout_ms=1000)

@@ -9,7 +9,7 @@ import pytest
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.testing import EmbeddedCluster
-from tests.conftest import MS
+from tests.conftest import MS, in_virtual_time
 from tests.support.coordinators import levels, staged, states, within_deadline
 from tests.support.raw_client import RawClient, address
 from tests.support.transaction_stage import OK, Stage
@@ -58,6 +58,7 @@ async def test_a_coordinator_that_dies_while_a_leader_asks_it_is_a_network_excep
         assert await on.write(me, 0) == OK
 
 
+@in_virtual_time
 async def test_a_leader_asks_again_while_markers_are_written():
     async with staged() as (cluster, on):
         me = await on.begin()
