@@ -6,13 +6,9 @@ import asyncio
 
 import pytest
 
-from aioproducer.protocol.api import (
-    ApiKey,
-)
+from aioproducer.protocol.api import ApiKey
 from aioproducer.testing import EmbeddedCluster
 from tests.support.raw_client import TIMEOUT, RawClient, address, batch_of, produce_request
-
-# Brokers
 
 
 @pytest.mark.promise(
@@ -40,9 +36,6 @@ async def test_stopping_a_broker_moves_its_partitions_and_starting_it_brings_it_
             assert sorted(response.topics[0].partitions[1].isr_nodes) == [0, 1, 2]
         async with RawClient(address(cluster, 1)) as client:
             await client.metadata("t")
-
-
-# The rest
 
 
 async def test_partitions_can_be_added():

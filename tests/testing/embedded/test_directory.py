@@ -19,6 +19,8 @@ from aioproducer.protocol.messages import (
     MetadataResponse,
 )
 from aioproducer.testing import EmbeddedCluster
+from aioproducer.testing.embedded.directory import BROKER_DEFAULT, create_topics, refused_api_versions
+from tests.support.direct_calls import call_of, unstarted_cluster
 from tests.support.raw_client import RawClient, address
 
 # ApiVersions
@@ -235,3 +237,34 @@ async def test_create_topics_can_be_rehearsed():
         assert isinstance(response, CreateTopicsResponse)
         assert response.topics[0].error_code == 0
         assert cluster.topics == {}
+
+
+async def test_replicas_that_the_client_assigns_are_refused_and_defaults_are_filled_in():
+    cluster = unstarted_cluster({}, brokers=3, default_partitions=4)
+    wanted = CreateTopicsRequest.CreatableTopic(
+        name="t", num_partitions=BROKER_DEFAULT, replication_factor=BROKER_DEFAULT
+    )
+    assigned = CreateTopicsRequest.CreatableTopic(
+        name="u",
+        num_partitions=-1,
+        replication_factor=-1,
+        assignments=[CreateTopicsRequest.CreatableReplicaAssignment(partition_index=0, broker_ids=[2])],
+    )
+    request = CreateTopicsRequest(topics=[wanted, assigned])
+
+    made, refused = (await create_topics(call_of(cluster, request, 7), request)).topics
+
+    assert (made.error_code, made.num_partitions, made.replication_factor) == (0, 4, 3)
+    assert made.topic_id == cluster.topics["t"].topic_id
+    assert refused.error_code == ErrorCode.INVALID_REPLICA_ASSIGNMENT
+    assert list(cluster.topics) == ["t"]
+
+
+def test_only_a_version_that_is_too_new_is_answered_with_the_versions_to_ask_in():
+    served = unstarted_cluster({}).broker(0).release.versions
+
+    too_new = refused_api_versions(ErrorCode.UNSUPPORTED_VERSION, served)
+    otherwise = refused_api_versions(ErrorCode.INVALID_REQUEST, served)
+
+    assert [key.api_key for key in too_new.api_keys] == [ApiKey.API_VERSIONS]
+    assert (otherwise.error_code, otherwise.api_keys) == (ErrorCode.INVALID_REQUEST, [])

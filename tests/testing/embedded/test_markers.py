@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from aioproducer.protocol.error_codes import ErrorCode
+from aioproducer.testing import EmbeddedCluster
+from aioproducer.testing.embedded.batches import Marker, read_marker
+from aioproducer.testing.embedded.coordinator import TransactionMetadata, TransactionState
+from aioproducer.testing.embedded.markers import Markers
+from aioproducer.types import TopicPartition
 from tests.support.coordinators import another, levels, staged, within_deadline
 from tests.support.raw_transactions import refused
 from tests.support.transaction_stage import ABORTABLE, BUSY, OK, OLD_EPOCH
@@ -107,3 +112,77 @@ async def test_a_deleted_topic_needs_no_marker():
         cluster.delete_topic("t")
         assert (await on.end_once(me, commit=True, version=5)).error == OK
         assert (await within_deadline(cluster.transactions.wait_ended("txn"))).state.name == "COMPLETE_COMMIT"
+
+
+# Markers alone
+
+
+def prepared(*partitions: int, commit: bool = True) -> TransactionMetadata:
+    return TransactionMetadata(
+        "txn",
+        producer_id=7,
+        timeout_ms=1000,
+        state=TransactionState.PREPARE_COMMIT if commit else TransactionState.PREPARE_ABORT,
+        producer_epoch=3,
+        partitions=tuple(TopicPartition("t", index) for index in partitions),
+    )
+
+
+def marker_in(cluster: EmbeddedCluster, partition: int) -> list[Marker]:
+    return [
+        read_marker(next(batch.records()))
+        for batch in cluster.batches("t", partition)
+        if batch.header.is_control
+    ]
+
+
+async def test_each_partition_is_written_to_though_another_one_has_to_wait():
+    async with EmbeddedCluster(topics={"t": 3}) as cluster:
+        markers = Markers(cluster)
+        markers.hold("t", 0)
+
+        assert not markers.write(prepared(0, 1), 5)
+        assert [marker_in(cluster, index) for index in range(3)] == [[], [Marker(True, 5)], []]
+        assert markers.targets() == [cluster.partition("t", 0)]
+
+        markers.release()
+        assert markers.write(prepared(0, 1), 5)
+        assert [marker_in(cluster, index) for index in range(3)] == [[Marker(True, 5)], [Marker(True, 5)], []]
+        assert markers.targets() == []
+
+
+async def test_a_marker_is_written_once_until_its_leader_is_lost_before_the_followers_have_it():
+    async with EmbeddedCluster(2, topics={"t": 1}) as cluster:
+        markers = Markers(cluster)
+        cluster.hold_replication("t", 0)
+
+        assert not markers.write(prepared(0, commit=False), 5)
+        assert not markers.write(prepared(0, commit=False), 5)
+        assert marker_in(cluster, 0) == [Marker(False, 5)]
+
+        cluster.move_leader("t", 0, 1)
+        assert marker_in(cluster, 0) == []
+        cluster.release_replication("t", 0)
+        assert markers.write(prepared(0, commit=False), 5)
+        assert marker_in(cluster, 0) == [Marker(False, 5)]
+
+
+async def test_no_marker_is_written_without_a_leader_that_runs():
+    async with EmbeddedCluster(topics={"t": 1}) as cluster:
+        markers = Markers(cluster)
+        cluster.freeze_broker(0)
+        assert not markers.write(prepared(0), 5)
+        await cluster.stop_broker(0)
+        assert not markers.write(prepared(0), 5)
+        assert marker_in(cluster, 0) == []
+
+        await cluster.start_broker(0)
+        assert markers.write(prepared(0), 5)
+
+
+async def test_a_partition_that_a_newer_coordinator_has_written_to_needs_no_marker():
+    async with EmbeddedCluster(topics={"t": 1}) as cluster:
+        assert Markers(cluster).write(prepared(0), 6)
+
+        assert Markers(cluster).write(prepared(0, commit=False), 5)
+        assert marker_in(cluster, 0) == [Marker(True, 6)]

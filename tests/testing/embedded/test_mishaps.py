@@ -8,10 +8,12 @@ import math
 import pytest
 
 from aioproducer.protocol.api import ApiKey, decode_response
-from aioproducer.protocol.messages import ProduceResponse
+from aioproducer.protocol.messages import MetadataRequest, ProduceResponse
 from aioproducer.testing import EmbeddedCluster
+from aioproducer.testing.embedded import mishaps
 from aioproducer.testing.embedded.broker import BrokerState
-from aioproducer.testing.embedded.faults import ImpossibleFaultError
+from aioproducer.testing.embedded.call import CloseConnection
+from aioproducer.testing.embedded.faults import FaultScript, ImpossibleFaultError
 from tests.conftest import MS
 from tests.support.producing import until
 from tests.support.raw_client import TIMEOUT, RawClient, address, batch_of, produce_request
@@ -362,3 +364,83 @@ async def test_a_scripted_move_that_is_impossible_fails_with_the_brokers_state(
         cluster.failures.clear()
     assert "can't be carried out" in caplog.text
     assert "a bug" not in caplog.text
+
+
+# Each alone
+
+
+class Pieces:
+    """A writer that keeps what it is given, piece by piece."""
+
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        self.written.append(bytes(data))
+
+    def writelines(self, segments: list[bytes]) -> None:
+        self.write(b"".join(segments))
+
+    async def drain(self) -> None:
+        """Everything is always sent."""
+
+
+@pytest.mark.parametrize(
+    ("wishes", "written"),
+    [
+        ({"delay": 1.0}, [b"abcdef"]),
+        ({"trickle": 4}, [b"abcd", b"ef"]),
+        ({"trickle": 3}, [b"abc", b"def"]),
+        ({"trickle": 100}, [b"abcdef"]),
+        ({"truncate": 5}, [b"abcde"]),
+        ({"truncate": 100}, [b"abcdef"]),
+        ({"truncate": 0}, []),
+        ({"truncate": 5, "trickle": 2}, [b"ab", b"cd", b"e"]),
+    ],
+)
+async def test_an_answer_is_written_in_the_pieces_that_the_script_wants(wishes, written):
+    fault = FaultScript().add(ApiKey.PRODUCE, **wishes)
+    writer = Pieces()
+
+    if "truncate" in wishes:
+        with pytest.raises(CloseConnection, match=f"after {len(b''.join(written))} bytes of the answer"):
+            await mishaps.write(writer, [b"abc", b"def"], [fault])
+    else:
+        await mishaps.write(writer, [b"abc", b"def"], [fault])
+
+    assert writer.written == written
+
+
+async def test_of_two_faults_the_shorter_end_of_the_answer_counts():
+    script = FaultScript()
+    faults = [script.add(ApiKey.PRODUCE, truncate=size, partition=size) for size in (4, 2)]
+    writer = Pieces()
+
+    with pytest.raises(CloseConnection):
+        await mishaps.write(writer, [b"abcdef"], faults)
+
+    assert writer.written == [b"ab"]
+
+
+def test_a_request_that_is_dropped_keeps_its_partitions_and_not_their_records():
+    request = produce_request({("t", 0): batch_of(b"a"), ("u", 1): batch_of(b"b")})
+
+    mishaps.forget_records(request)
+    mishaps.forget_records(MetadataRequest())  # which has none
+
+    parts = [
+        (topic.name, data.index, data.records)
+        for topic in request.topic_data
+        for data in topic.partition_data
+    ]
+    assert parts == [("t", 0, None), ("u", 1, None)]
+
+
+async def test_what_befalls_brokers_comes_before_or_after_the_work():
+    async with EmbeddedCluster(2, topics={"t": 1}) as cluster:
+        fault = FaultScript().add(ApiKey.PRODUCE, move_leader_to=1, freeze_for=math.inf, after_append=True)
+
+        mishaps.strike(cluster, 0, [fault], [("t", 0)], late=False)
+        assert (cluster.leader("t", 0), cluster.broker(0).state) == (0, BrokerState.RUNNING)
+        mishaps.strike(cluster, 0, [fault], [("t", 0)], late=True)
+        assert (cluster.leader("t", 0), cluster.broker(0).state) == (1, BrokerState.FROZEN)

@@ -6,9 +6,12 @@ import pytest
 
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
+from aioproducer.protocol.messages import OffsetFetchRequest
 from aioproducer.testing import EmbeddedCluster
 from aioproducer.testing.embedded.authorizer import Operation
+from aioproducer.testing.embedded.offset_requests import offset_fetch
 from tests.support.coordinators import staged_with_group
+from tests.support.direct_calls import call_of
 from tests.support.offset_cells import CELLS
 from tests.support.raw_client import RawClient, address
 from tests.support.raw_transactions import GroupOffset, Offset
@@ -89,3 +92,31 @@ async def test_what_may_not_be_read_or_written_is_refused():
         cluster.authorizer.deny(Operation.DESCRIBE, topic="t")
         assert await group.fetch_offsets() == {0: GroupOffset(ErrorCode.TOPIC_AUTHORIZATION_FAILED)}
         assert await group.fetch_offsets(None) == {}
+
+
+async def test_of_several_groups_each_has_its_own_answer():
+    async with staged_with_group(3) as (cluster, on, group):
+        me = await on.init()
+        assert await group.commit_offset(me, 1, version=5) == OK
+        await on.commit(me)
+        node = cluster.groups.node("group")
+        elsewhere = next(name for name in "abcdef" if cluster.groups.node(name) != node)
+        here = next(name for name in "abcdef" if cluster.groups.node(name) == node)
+        request = OffsetFetchRequest(
+            groups=[
+                OffsetFetchRequest.OffsetFetchRequestGroup(group_id=name, topics=None)
+                for name in ("group", elsewhere, here)
+            ]
+        )
+
+        response = await offset_fetch(call_of(cluster, request, 8, node=node), request)
+
+        described = [
+            (
+                one.group_id,
+                one.error_code,
+                [part.committed_offset for topic in one.topics for part in topic.partitions],
+            )
+            for one in response.groups
+        ]
+        assert described == [("group", OK, [1]), (elsewhere, ErrorCode.NOT_COORDINATOR, []), (here, OK, [])]

@@ -7,7 +7,11 @@ import asyncio
 import pytest
 
 from aioproducer.protocol.error_codes import ErrorCode
+from aioproducer.protocol.recordbatch import read_header
 from aioproducer.testing import EmbeddedCluster
+from aioproducer.testing.embedded.log_config import LogConfig
+from aioproducer.testing.embedded.topics import NO_LEADER, Partition, is_valid_name, wait_until
+from tests.conftest import MS
 from tests.support.producing import until
 from tests.support.raw_client import TIMEOUT, RawClient, address, batch_of
 
@@ -70,3 +74,122 @@ async def test_a_partition_without_followers_waits_for_nobody():
         await cluster.stop_broker(0)
         await cluster.start_broker(0)
         assert len(cluster.records("t")) == 1
+
+
+# Partitions alone
+
+
+def partition(replicas: int = 3, **config: object) -> Partition:
+    """It is led by broker 0, and all replicas are in sync."""
+    return Partition("t", 0, range(replicas), LogConfig(**config))
+
+
+def write(to: Partition, value: bytes = b"a") -> None:
+    batch = batch_of(value)
+    to.append(batch, read_header(batch))
+
+
+@pytest.mark.parametrize(
+    ("name", "is_valid"),
+    [
+        ("a", True),
+        ("A.b_c-9", True),
+        ("x" * 249, True),
+        ("..." * 2, True),
+        ("x" * 250, False),
+        ("", False),
+        (".", False),
+        ("..", False),
+        ("a/b", False),
+        ("a b", False),
+        ("flüge", False),
+        ("a\n", False),
+    ],
+)
+def test_names_are_those_that_kafka_takes(name, is_valid):
+    assert is_valid_name(name) is is_valid
+
+
+def test_min_insync_replicas_is_never_more_than_there_are_replicas():
+    assert partition(3, min_insync_replicas=2).effective_min_isr == 2
+    assert partition(1, min_insync_replicas=2).effective_min_isr == 1
+
+
+def test_a_leader_that_stops_hands_over_to_the_next_replica_in_sync_that_is_alive():
+    one = partition()
+    one.set_isr([0, 2])
+    one.broker_stopped(0, alive={1, 2})
+    assert (one.leader, one.leader_epoch, one.isr) == (2, 1, [2])
+
+    one.broker_started(0)
+    assert (one.leader, sorted(one.isr)) == (2, [0, 2]), "it follows, and does not lead again"
+
+
+def test_the_last_replica_in_sync_stays_so_and_must_come_back_before_the_others_can():
+    one = partition()
+    one.set_isr([0])
+    one.broker_stopped(0, alive={1, 2})
+    assert (one.leader, one.isr) == (NO_LEADER, [0])
+
+    one.broker_started(1)
+    assert (one.leader, one.isr) == (NO_LEADER, [0]), "it may lack records"
+
+    one.broker_started(0)
+    assert (one.leader, sorted(one.isr)) == (0, [0, 1])
+
+
+def test_a_replica_that_does_not_fetch_holds_up_the_high_watermark_while_it_is_in_sync():
+    one = partition()
+    one.stop_fetching(2)
+    write(one)
+    assert one.high_watermark == 0
+    one.set_isr([0, 1])
+    assert one.high_watermark == 1
+
+    one.start_fetching(2)
+    write(one)
+    assert (one.high_watermark, sorted(one.isr)) == (2, [0, 1, 2])
+
+
+def test_an_election_cuts_off_what_was_not_replicated():
+    one = partition()
+    write(one)
+    one.hold_replication()
+    write(one)
+    assert (one.high_watermark, one.log.end_offset) == (1, 2)
+
+    one.move_leader(1)
+    assert (one.log.end_offset, one.leader_epoch) == (1, 1)
+
+
+# Waiting
+
+
+async def test_waiting_looks_again_after_each_change_of_any_of_the_partitions():
+    first, second = partition(), partition()
+    looks = 0
+
+    def both_written() -> bool:
+        nonlocal looks
+        looks += 1
+        return bool(first.high_watermark and second.high_watermark)
+
+    waiting = asyncio.create_task(wait_until([first, second, first], both_written, TIMEOUT))
+    for change in (first, second):
+        await asyncio.sleep(0)
+        before = looks
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert (waiting.done(), looks) == (False, before), "nothing has changed"
+        write(change)
+
+    assert await waiting
+
+
+async def test_waiting_ends_with_its_time_and_leaves_no_watcher():
+    one = partition()
+
+    assert await wait_until([one], lambda: True, 0)
+    assert not await wait_until([one], lambda: False, 5 * MS)
+
+    assert not one._watchers

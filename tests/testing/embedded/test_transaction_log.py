@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
+from aioproducer.errors import UnsupportedVersionError
+from aioproducer.testing.embedded.batches import encode_batch
 from aioproducer.testing.embedded.coordinator import TransactionMetadata, TransactionState
-from aioproducer.testing.embedded.transaction_log import decoded, encoded_key, encoded_value
+from aioproducer.testing.embedded.log import PartitionLog
+from aioproducer.testing.embedded.log_config import LogConfig
+from aioproducer.testing.embedded.transaction_log import decoded, encoded_key, encoded_value, read_states
 from aioproducer.types import TopicPartition
+from tests.support.raw_client import NOW
 
 
 def test_records_of_the_log_are_written_as_kafka_writes_them():
@@ -33,3 +40,41 @@ def test_records_of_the_log_are_written_as_kafka_writes_them():
     )
     together = (TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("u", 2))
     assert decoded(encoded_key("txn"), value) == replace(metadata, partitions=together)
+
+
+def state(name: str, to: TransactionState = TransactionState.EMPTY, epoch: int = 0) -> TransactionMetadata:
+    return TransactionMetadata(name, producer_id=7, timeout_ms=1000, state=to, producer_epoch=epoch)
+
+
+def test_a_log_adds_up_to_the_last_state_of_each_transactional_id():
+    log = PartitionLog(LogConfig())
+    written = [
+        state("a"),
+        state("b"),
+        state("a", epoch=1),
+        state("b", TransactionState.DEAD),
+        state("c", TransactionState.COMPLETE_ABORT, epoch=4),
+    ]
+    for one in written:
+        record = encoded_key(one.transactional_id), encoded_value(one, 1)
+        log.append_by_broker(encode_batch([record], NOW), leader_epoch=0)
+
+    assert read_states(log) == {"a": written[2], "c": written[4]}
+
+
+def test_version_0_knows_neither_other_producer_ids_nor_the_clients_version():
+    metadata = replace(state("txn"), previous_producer_id=5, next_producer_id=9, client_version=2)
+
+    value = encoded_value(metadata, 0)
+
+    assert value is not None
+    assert value.startswith(b"\x00\x00")
+    assert decoded(encoded_key("txn"), value) == state("txn")
+
+
+def test_a_record_of_a_version_to_come_is_refused():
+    value = encoded_value(state("txn"), 1)
+    assert value is not None
+
+    with pytest.raises(UnsupportedVersionError):
+        decoded(encoded_key("txn"), b"\x00\x02" + value[2:])

@@ -12,6 +12,7 @@ import pytest
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.messages import (
+    AddPartitionsToTxnRequest,
     ApiVersionsRequest,
     ApiVersionsResponse,
     FindCoordinatorRequest,
@@ -21,7 +22,10 @@ from aioproducer.protocol.messages import (
 )
 from aioproducer.testing import EmbeddedCluster
 from aioproducer.testing.embedded.authorizer import Operation
+from aioproducer.testing.embedded.faults import FaultScript
+from aioproducer.testing.embedded.transaction_requests import add_partitions_to_txn
 from tests.conftest import in_virtual_time
+from tests.support.direct_calls import call_of
 from tests.support.raw_client import TIMEOUT, RawClient, address, batch_of
 from tests.support.raw_transactions import Identity, refused, txn_batch
 from tests.support.transaction_stage import INVALID_STATE, OK, Stage
@@ -372,3 +376,29 @@ async def test_an_empty_transactional_id_is_an_invalid_request():
 
         assert isinstance(response, InitProducerIdResponse)
         assert response.error_code == ErrorCode.INVALID_REQUEST
+
+
+# The handler alone
+
+
+async def test_a_partition_that_is_left_out_of_the_answer_is_added_all_the_same():
+    async with staged() as (cluster, on):
+        me = await on.init()
+        request = AddPartitionsToTxnRequest(
+            v3_and_below_transactional_id="txn",
+            v3_and_below_producer_id=me.producer_id,
+            v3_and_below_producer_epoch=me.epoch,
+            v3_and_below_topics=[
+                AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(name="t", partitions=[0, 1])
+            ],
+        )
+        fault = FaultScript().add(ApiKey.ADD_PARTITIONS_TO_TXN, omit_partitions=True, topic="t", partition=0)
+
+        response = await add_partitions_to_txn(call_of(cluster, request, 3, faults=[fault]), request)
+
+        (answered,) = response.results_by_topic_v3_and_below
+        results = [(one.partition_index, one.partition_error_code) for one in answered.results_by_partition]
+        assert results == [(1, OK)]
+        known = cluster.transactions.describe("txn")
+        assert known is not None
+        assert known.partitions == (("t", 0), ("t", 1))

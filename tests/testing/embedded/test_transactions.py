@@ -11,6 +11,7 @@ from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.messages import FindCoordinatorRequest
 from aioproducer.testing import EmbeddedCluster
+from aioproducer.testing.embedded import transactions
 from aioproducer.testing.embedded.coordinator import Refused
 from aioproducer.testing.embedded.state_topic import partition_for
 from aioproducer.testing.embedded.transaction_log import TOPIC
@@ -288,3 +289,19 @@ async def test_a_transactional_id_that_was_not_used_for_long_is_forgotten():
         fresh = await on.init(after)
         assert (fresh.epoch, fresh.error) == (0, OK)
         assert fresh.producer_id != me.producer_id
+
+
+async def test_a_state_that_is_not_replicated_in_time_is_answered_so_and_counts_later(monkeypatch):
+    monkeypatch.setattr(transactions, "WRITE_TIMEOUT", 50 * MS)
+    async with staged(2, 3) as (cluster, on):
+        me = await on.begin()
+        partition = partition_for("txn", 50)
+        cluster.hold_replication(TOPIC, partition)
+        ended = await on.end_once(me, commit=True, version=5)
+        assert ended == refused(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        assert await on.end_once(me, commit=True, version=5) == refused(BUSY)
+
+        cluster.release_replication(TOPIC, partition)
+
+        await until(lambda: states(cluster)[-1] == "COMPLETE_COMMIT", TIMEOUT)
+        assert await on.visible() == [b"first"]

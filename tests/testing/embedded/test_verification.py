@@ -9,6 +9,9 @@ import pytest
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.testing import EmbeddedCluster
+from aioproducer.testing.embedded.coordinator import ProducerIdAndEpoch
+from aioproducer.testing.embedded.verification import Question, Support, VerificationFaults, verify
+from aioproducer.types import TopicPartition
 from tests.conftest import MS, in_virtual_time
 from tests.support.coordinators import levels, staged, states, within_deadline
 from tests.support.raw_client import RawClient, address
@@ -108,3 +111,78 @@ async def test_before_kafka_3_6_nobody_asks():
         await on.added(me, 0)
         assert (await on.end(me, commit=True, version=3)).error == OK
         assert await on.visible() == [b"x"]
+
+
+# The question alone
+
+
+@pytest.mark.parametrize(
+    ("version", "abortable_since", "support"),
+    # Produce knows TRANSACTION_ABORTABLE from version 11 on, TxnOffsetCommit from 4 on (KIP-890).
+    [
+        (9, 11, Support.NOTHING),
+        (10, 11, Support.NOTHING),
+        (11, 11, Support.ABORTABLE),
+        (12, 11, Support.ADDS),
+        (13, 11, Support.ADDS),
+        (3, 4, Support.NOTHING),
+        (4, 4, Support.ABORTABLE),
+        (5, 4, Support.ADDS),
+    ],
+)
+def test_the_version_of_a_request_says_what_its_client_knows(version, abortable_since, support):
+    assert Support.of(version, abortable_since) is support
+
+
+def test_scripted_answers_go_to_the_questions_that_they_are_meant_for():
+    faults = VerificationFaults()
+    faults.add(ErrorCode.NETWORK_EXCEPTION, "t", 1, 1)
+    faults.add(ErrorCode.NOT_COORDINATOR, None, None, 2)
+    t0, t1 = TopicPartition("t", 0), TopicPartition("t", 1)
+
+    answers = [faults.take(targets) for targets in ([t0], [t0, t1], [t1], [t1])]
+
+    assert answers == [
+        ErrorCode.NOT_COORDINATOR,
+        ErrorCode.NETWORK_EXCEPTION,
+        ErrorCode.NOT_COORDINATOR,
+        None,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("support", "code"),
+    [
+        (Support.NOTHING, ErrorCode.INVALID_TXN_STATE),
+        (Support.ABORTABLE, ErrorCode.TRANSACTION_ABORTABLE),
+        (Support.ADDS, OK),
+    ],
+)
+async def test_only_partitions_without_records_of_the_transaction_are_asked_about(support, code):
+    async with staged() as (cluster, on):
+        me = await on.begin(0)
+        questions = {
+            TopicPartition("t", index): Question(cluster.partition("t", index), sequence=index)
+            for index in (0, 1)
+        }
+
+        answers = await verify(
+            cluster, "txn", ProducerIdAndEpoch(me.producer_id, me.epoch), questions, support
+        )
+
+        assert {target: answer.code for target, answer in answers.items()} == {("t", 1): code}
+        assert answers[TopicPartition("t", 1)].guard.lowest_sequence == 1
+
+
+@pytest.mark.parametrize("support", Support)
+async def test_a_fenced_producer_has_an_old_epoch_in_the_words_of_a_leader(support):
+    async with staged() as (cluster, on):
+        old = await on.init()
+        await on.init()
+        questions = {TopicPartition("t", 0): Question(cluster.partition("t", 0), 0)}
+
+        answers = await verify(
+            cluster, "txn", ProducerIdAndEpoch(old.producer_id, old.epoch), questions, support
+        )
+
+        assert [answer.code for answer in answers.values()] == [ErrorCode.INVALID_PRODUCER_EPOCH]

@@ -1,0 +1,36 @@
+"""Requests handed straight to the handlers of an embedded cluster: no socket, no frame."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from aioproducer.protocol.api import RequestHeader
+from aioproducer.protocol.schema import Message
+from aioproducer.testing import EmbeddedCluster
+from aioproducer.testing.embedded.authorizer import ANONYMOUS
+from aioproducer.testing.embedded.call import Call, SeenRequest, Session
+from aioproducer.testing.embedded.faults import Fault
+
+
+def unstarted_cluster(topics: Mapping[str, int], brokers: int = 1, **settings: object) -> EmbeddedCluster:
+    """A cluster whose brokers do not listen. Partitions have the leaders and replicas that they start with."""
+    cluster = EmbeddedCluster(brokers, **settings)
+    for name, partitions in topics.items():
+        for partition in cluster.create_topic(name, partitions).partitions:
+            partition.isr = list(partition.replicas)
+            partition.leader = partition.replicas[0]
+    return cluster
+
+
+def call_of(
+    cluster: EmbeddedCluster,
+    request: Message,
+    version: int,
+    *,
+    node: int = 0,
+    faults: Sequence[Fault] = (),
+    principal: str = ANONYMOUS,
+) -> Call:
+    """The call that a broker would make of this request."""
+    header = RequestHeader(request.api_key, version, 1, "direct")
+    return Call(cluster, node, SeenRequest(node, header, request, 0.0), list(faults), Session(principal))
