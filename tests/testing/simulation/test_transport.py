@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from aioproducer.testing.simulation.loop import simulate
+from aioproducer.testing.simulation.transport import SimulatedTransport
 from tests.support.simulated_echo import echo_server, network
 
 
@@ -84,3 +85,137 @@ def test_a_dropped_connection_ends_the_other_end_after_what_was_on_its_way_or_be
 
     assert len(got) == 40
     assert {100, "reset"} <= set(got), "both happen"
+
+
+# The transport alone
+
+
+class Seen(asyncio.Protocol):
+    """Remembers what it is called for, in order."""
+
+    def __init__(self) -> None:
+        self.calls: list[object] = []
+        self.transport: SimulatedTransport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, SimulatedTransport)
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.calls.append(bytes(data))
+
+    def eof_received(self) -> None:
+        self.calls.append("eof")
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.calls.append(("lost", error))
+
+    def pause_writing(self) -> None:
+        self.calls.append("pause")
+
+    def resume_writing(self) -> None:
+        self.calls.append("resume")
+
+
+async def both_ends() -> tuple[Seen, Seen]:
+    """The client's end and the server's."""
+    loop = asyncio.get_running_loop()
+    server = Seen()
+    listening = await loop.create_server(lambda: server, "server", 7)
+    _, client = await loop.create_connection(Seen, "server", 7)
+    listening.close()
+    assert isinstance(client, Seen)
+    return client, server
+
+
+def test_each_end_knows_both_addresses():
+    async def main():
+        client, server = await both_ends()
+        names = [
+            [end.transport.get_extra_info(name) for name in ("sockname", "peername")]
+            for end in (client, server)
+        ]
+        assert names[0] == names[1][::-1]
+        assert names[0][1] == ("server", 7)
+        assert client.transport.port == server.transport.port == 7
+
+    simulate(main)
+
+
+def test_close_sends_what_is_written_and_abort_does_not():
+    async def main():
+        big = bytes(200_000)  # more than the window: most of it waits with the sender
+        client, server = await both_ends()
+        client.transport.write(big)
+        client.transport.close()
+        client.transport.write(b"too late")
+        await asyncio.sleep(1)
+        received = [call for call in server.calls if isinstance(call, bytes)]
+        assert b"".join(received) == big
+        assert server.calls[len(received) :] == ["eof", ("lost", None)]
+        assert client.calls[-1] == ("lost", None)
+
+        client, server = await both_ends()
+        client.transport.write(big)
+        client.transport.abort()
+        await asyncio.sleep(1)
+        assert sum(len(call) for call in server.calls if isinstance(call, bytes)) < len(big)
+        assert server.calls[-1][0] == "lost"
+        assert client.calls[-1] == ("lost", None)
+
+    simulate(main)
+
+
+def test_the_protocol_is_told_above_the_high_mark_and_below_the_low_one():
+    async def main():
+        client, server = await both_ends()
+        assert client.transport.get_write_buffer_limits() == (16 * 1024, 64 * 1024)
+        server.transport.pause_reading()
+        client.transport.write(bytes(65536))  # fits into the window
+        client.transport.write(bytes(65536))
+        assert client.calls == []
+        client.transport.write(b"x")
+        client.transport.write(b"x")
+        assert client.calls == ["pause"], "once"
+
+        await asyncio.sleep(1)
+        assert client.transport.get_write_buffer_size() == 65538
+        server.transport.resume_reading()
+        await asyncio.sleep(1)
+        assert client.calls == ["pause", "resume"]
+        assert client.transport.get_write_buffer_size() == 0
+
+    simulate(main)
+
+
+def test_a_paused_reader_is_given_nothing_not_even_the_end():
+    async def main():
+        client, server = await both_ends()
+        server.transport.pause_reading()
+        assert not server.transport.is_reading()
+        client.transport.write(b"a")
+        client.transport.close()
+        await asyncio.sleep(1)
+        assert server.calls == []
+
+        server.transport.resume_reading()
+        await asyncio.sleep(1)
+        assert server.calls == [b"a", "eof", ("lost", None)]
+
+    simulate(main)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_is_sent_to_an_end_that_is_closed_resets_the_connection(seed):
+    async def main():
+        client, server = await both_ends()
+        client.transport.pause_reading()  # so that it does not learn of the end
+        server.transport.close()
+        await asyncio.sleep(1)
+        client.transport.write(b"x")
+        await asyncio.sleep(1)
+        kind, error = client.calls[-1]
+        assert (kind, type(error)) == ("lost", ConnectionResetError)
+        assert server.calls == [("lost", None)]
+
+    simulate(main, seed=seed)
