@@ -14,6 +14,7 @@ import pytest
 
 from aioproducer.protocol.messages import ApiVersionsRequest, MetadataRequest
 from aioproducer.testing import EmbeddedCluster
+from aioproducer.testing import __main__ as command_line
 from tests.support.raw_client import RawClient, batch_of
 
 WAIT = 30.0  # seconds; more than any of this takes on a slow machine
@@ -200,3 +201,42 @@ async def test_the_command_tells_what_it_can_do():
     assert (status, errors) == (0, "")
     for name in ("--brokers", "--port", "--topic", "--versions", "--stop-with-stdin", "azure-", "SIGTERM"):
         assert name in out
+
+
+# In this process
+
+
+def cluster_of(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> EmbeddedCluster:
+    monkeypatch.setattr(sys, "argv", ["testing", *arguments])
+    return command_line._cluster(command_line._arguments())
+
+
+def test_without_arguments_it_is_one_broker_at_kafkas_port_like_kafka_4_1(monkeypatch):
+    cluster = cluster_of(monkeypatch)
+
+    assert cluster.bootstrap_servers == "127.0.0.1:9092"
+    assert (cluster.default_partitions, cluster.transactions.version) == (1, 2)
+    assert cluster.broker(0).release.name == "4.1"
+
+
+async def test_each_argument_reaches_the_cluster(monkeypatch):
+    arguments = "--brokers 2 --port 0 --partitions 4 --topic t --topic u:3 --transaction-version 1"
+    async with cluster_of(monkeypatch, *arguments.split()) as cluster:
+        assert [node.host for node in cluster.nodes] == ["127.0.0.1"] * 2
+        assert all(node.port > 0 for node in cluster.nodes)
+        assert {name: len(topic.partitions) for name, topic in cluster.topics.items()} == {"t": 1, "u": 3}
+        assert (cluster.default_partitions, cluster.transactions.version) == (4, 1)
+
+
+def test_clients_are_told_the_host_that_is_named_and_ports_up_to_the_highest_there_is(monkeypatch):
+    cluster = cluster_of(monkeypatch, *"--brokers 2 --host example.org --port 65534".split())
+
+    assert cluster.bootstrap_servers == "example.org:65534,example.org:65535"
+
+
+def test_without_standard_input_there_is_nothing_to_stop_with(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", None)
+    monkeypatch.setattr(sys, "argv", ["testing", "--stop-with-stdin"])
+
+    assert command_line.main() == 2
+    assert capsys.readouterr().err.startswith("--stop-with-stdin: there is no standard input")

@@ -1,4 +1,4 @@
-"""One real broker with all that a test may ask for: a proxy before it, passwords, features, Kafka's tools."""
+"""The listeners of a real broker: how they are declared, and what clients find behind them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from confluent_kafka import KafkaError, Producer
 import aioproducer
 from aioproducer.protocol.messages import ApiVersionsRequest
 from aioproducer.testing import ApacheKafka
-from aioproducer.testing.apache.jars import ApacheKafkaError
+from aioproducer.testing.apache.listeners import CLIENT, Listener, declared, protocol_map
 from tests.support.apache_clusters import LEAN, running
-from tests.support.apache_processes import command_lines, until
 from tests.support.raw_client import RawClient
 from tests.support.read_back import read_back
 
-pytestmark = [pytest.mark.apache, pytest.mark.slow]
+
+def apache(test):
+    """The test starts a real Kafka of its own."""
+    return pytest.mark.apache(pytest.mark.slow(test))
+
 
 MODULES = "org.apache.kafka.common.security"
 
@@ -53,6 +56,7 @@ def kafka(request, proxy_socket) -> Iterator[ApacheKafka]:
 @pytest.mark.promise(
     "Test clusters", "`ApacheKafka` has listeners, proxies, features, users and Kafka's own tools"
 )
+@apache
 async def test_clients_go_where_they_are_told(kafka, proxy_socket):
     await kafka.create_topic("through-a-proxy")
 
@@ -68,6 +72,7 @@ async def test_clients_go_where_they_are_told(kafka, proxy_socket):
     assert [record.value for record in log[0]] == [b"v"]
 
 
+@apache
 async def test_each_of_several_brokers_is_reached_where_it_is_advertised():
     with socket.create_server(("127.0.0.1", 0)) as proxy_socket:
         told = {1: ("localhost", 0), 2: proxy_socket.getsockname()}
@@ -119,6 +124,7 @@ async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 @pytest.mark.promise(
     "Test clusters", "`ApacheKafka` has listeners, proxies, features, users and Kafka's own tools"
 )
+@apache
 @pytest.mark.parametrize(
     ("mechanism", "user", "password"),
     [("PLAIN", "alice", "plain secret"), ("SCRAM-SHA-256", "bob", "scram-secret")],
@@ -163,6 +169,7 @@ def produce(settings: dict[str, object], topic: str, value: bytes) -> None:
 @pytest.mark.promise(
     "Test clusters", "`ApacheKafka` has listeners, proxies, features, users and Kafka's own tools"
 )
+@apache
 async def test_features_are_those_of_the_format(kafka, apache_kafka):
     assert await finalized(kafka, "transaction.version") == 1
     assert await finalized(apache_kafka, "transaction.version") == 2
@@ -175,52 +182,47 @@ async def finalized(kafka: ApacheKafka, feature: str) -> int:
     return next(found.max_version_level for found in answer.finalized_features if found.name == feature)
 
 
-@pytest.mark.promise(
-    "Test clusters", "`ApacheKafka` has listeners, proxies, features, users and Kafka's own tools"
-)
-async def test_kafkas_tools_run_and_tell(kafka):
-    await kafka.create_topic("told", partitions=2)
+# On paper
 
-    printed = await kafka.run_tool(
-        "org.apache.kafka.tools.TopicCommand",
-        "--bootstrap-server",
-        kafka.bootstrap_servers_of("INTERNAL"),
-        "--describe",
-        "--topic",
-        "told",
+
+def test_without_a_declaration_there_is_one_listener_in_plain_text():
+    assert declared({}) == (Listener("CLIENT"),)
+    assert protocol_map(declared({})) == "CLIENT:PLAINTEXT,INTERNAL:PLAINTEXT,CONTROLLER:PLAINTEXT"
+
+
+def test_the_client_listener_is_declared_again_and_others_come_behind_it():
+    found = declared({"SECURE": {"security.protocol": "SASL_SSL"}, CLIENT: {"security.protocol": "SSL"}})
+
+    assert [(listener.name, listener.protocol) for listener in found] == [
+        ("CLIENT", "SSL"),
+        ("SECURE", "SASL_SSL"),
+    ]
+
+
+def test_a_listeners_settings_have_its_name_in_lower_case_and_no_protocol_among_them():
+    (_, listener) = declared(
+        {"TWO_WAY": {"security.protocol": "SSL", "ssl.client.auth": "required", "max.connections": 5}}
     )
 
-    assert "PartitionCount: 2" in printed
-    assert not list(kafka.directory.glob("tool-*"))
+    assert listener.broker_settings() == {
+        "listener.name.two_way.ssl.client.auth": "required",
+        "listener.name.two_way.max.connections": 5,
+    }
 
 
-async def test_a_tool_that_fails_is_reported_with_what_it_printed(kafka):
-    with pytest.raises(
-        ApacheKafkaError, match=r"DumpLogSegments exited with 1:\n(?s:.*)This tool helps to parse a log file"
-    ):
-        await kafka.run_tool("org.apache.kafka.tools.DumpLogSegments")
-
-
-async def test_a_tool_that_does_not_end_is_ended(kafka, monkeypatch):
-    monkeypatch.setattr(kafka, "start_timeout", 0.02)
-
-    with pytest.raises(ApacheKafkaError, match=r"DumpLogSegments did not end in 0\.02 s"):
-        await kafka.run_tool("org.apache.kafka.tools.DumpLogSegments", "--help")
-
-    assert not of_tools(kafka)
-
-
-async def test_a_cancelled_tool_is_ended(kafka):
-    running = asyncio.create_task(kafka.run_tool("org.apache.kafka.tools.DumpLogSegments", "--help"))
-    await until(lambda: of_tools(kafka) or running.done())
-
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
-
-    assert not of_tools(kafka)
-
-
-def of_tools(kafka: ApacheKafka) -> list[str]:
-    lines = command_lines(str(kafka.directory)).values()
-    return [line for line in lines if "DumpLogSegments" in line]
+@pytest.mark.parametrize(
+    ("name", "settings", "problem"),
+    [
+        ("secure", {"security.protocol": "SSL"}, "upper case, .* not 'secure'"),
+        ("9TH", {"security.protocol": "SSL"}, "upper case, .* not '9TH'"),
+        ("CONTROLLER", {"security.protocol": "SSL"}, "CONTROLLER is the brokers' own"),
+        (
+            "SECURE",
+            {"security.protocol": "ssl"},
+            "one of PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL, not 'ssl'",
+        ),
+    ],
+)
+def test_a_declaration_that_no_broker_would_take_names_what_is_wrong(name, settings, problem):
+    with pytest.raises(ValueError, match=problem):
+        declared({name: settings})

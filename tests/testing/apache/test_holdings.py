@@ -1,0 +1,103 @@
+"""What one real Kafka holds, and that all of it is given back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from aioproducer.testing.apache.broker import Broker
+from aioproducer.testing.apache.holdings import Holdings
+from tests.support.apache_processes import descriptors, is_alive
+
+
+@pytest.fixture
+def temporary() -> Iterator[Holdings]:
+    """Holdings with a directory of their own."""
+    held = Holdings(None)
+    yield held
+    held.release()
+
+
+def sleeper(held: Holdings) -> int:
+    """A child process; its id."""
+    child = held.children.spawn(["sleep", "1000"], directory=held.directory, log=held.directory / "sleep.out")
+    return child.pid
+
+
+def test_releasing_ends_processes_frees_ports_and_removes_the_directory(temporary):
+    before = descriptors()
+    child = sleeper(temporary)
+    temporary.ports.reserve()
+    assert descriptors() != before
+
+    temporary.release()
+
+    assert not is_alive(child)
+    assert not temporary.directory.exists()
+    assert len(descriptors()) < len(before), "neither a socket nor a pipe to a process is left"
+    temporary.release()  # once more changes nothing
+
+
+def test_a_directory_that_was_chosen_is_made_and_stays(tmp_path):
+    held = Holdings(tmp_path / "a" / "b")
+    (held.directory / "data").write_text("kept")
+
+    held.release()
+
+    assert (tmp_path / "a" / "b" / "data").read_text() == "kept"
+
+
+def test_a_directory_has_one_cluster_id_for_ever(tmp_path):
+    ids = []
+    for directory in (tmp_path / "one", tmp_path / "one", tmp_path / "other"):
+        held = Holdings(directory)
+        ids.append(held.cluster_id())
+        held.release()
+
+    assert ids[0] == ids[1] != ids[2]
+    assert len(ids[0]) == 22, "as Kafka's: 16 bytes in base 64, without padding"
+
+
+def broker_with_log(directory: Path) -> Broker:
+    """A broker that has left data and a log behind."""
+    broker = Broker(0, directory / "broker-0", {}, {})
+    broker.data.mkdir(parents=True)
+    (broker.data / "meta.properties").write_text("data")
+    (directory / "broker-0" / "broker.log").write_text("what happened")
+    return broker
+
+
+def test_logs_are_kept_without_the_data_and_the_sentence_says_where(temporary):
+    broker, child = broker_with_log(temporary.directory), sleeper(temporary)
+
+    told = temporary.release_but_logs([broker])
+
+    assert told == f"Kafka's logs are kept in {temporary.directory}"
+    assert not is_alive(child)
+    assert not broker.data.exists()
+    assert [path.read_text() for path in temporary.directory.glob("**/*.log")] == ["what happened"]
+    temporary._discard_directory()
+
+
+def test_data_in_a_directory_that_was_chosen_stay_beside_the_logs(tmp_path):
+    held = Holdings(tmp_path)
+    broker = broker_with_log(tmp_path)
+
+    held.release_but_logs([broker])
+
+    assert (broker.data / "meta.properties").exists()
+
+
+def test_without_a_log_nothing_is_kept_and_nothing_said(temporary):
+    assert temporary.release_but_logs([]) is None
+    assert not temporary.directory.exists()
+
+
+def test_a_directory_that_can_not_be_made_is_an_error_and_what_is_there_stays(tmp_path):
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(OSError, match="file"):
+        Holdings(tmp_path / "file" / "below")
+    assert (tmp_path / "file").exists()
