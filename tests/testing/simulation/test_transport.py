@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from aioproducer.testing.simulation.loop import simulate
+from aioproducer.testing.simulation.network import SimulatedNetwork
 from aioproducer.testing.simulation.transport import SimulatedTransport
 from tests.support.simulated_echo import echo_server, network
 
@@ -114,7 +115,7 @@ class Seen(asyncio.Protocol):
         self.calls.append("pause")
 
     def resume_writing(self) -> None:
-        self.calls.append("resume")
+        self.calls.append(("resume", self.transport.get_write_buffer_size()))
 
 
 async def both_ends() -> tuple[Seen, Seen]:
@@ -166,26 +167,28 @@ def test_close_sends_what_is_written_and_abort_does_not():
     simulate(main)
 
 
-def test_the_protocol_is_told_above_the_high_mark_and_below_the_low_one():
+def test_the_protocol_is_told_above_the_high_mark_and_not_before_the_low_one():
     async def main():
         client, server = await both_ends()
         assert client.transport.get_write_buffer_limits() == (16 * 1024, 64 * 1024)
+        client.transport.set_write_buffer_limits(high=1000, low=250)
         server.transport.pause_reading()
-        client.transport.write(bytes(65536))  # fits into the window
-        client.transport.write(bytes(65536))
+        client.transport.write(bytes(100))  # fits into the window
+        client.transport.write(bytes(1000))
         assert client.calls == []
         client.transport.write(b"x")
         client.transport.write(b"x")
         assert client.calls == ["pause"], "once"
 
         await asyncio.sleep(1)
-        assert client.transport.get_write_buffer_size() == 65538
+        assert client.transport.get_write_buffer_size() == 1002
         server.transport.resume_reading()
         await asyncio.sleep(1)
-        assert client.calls == ["pause", "resume"]
+        # A window full at a time: 902, ..., 302, and 202 is the first below the mark.
+        assert client.calls == ["pause", ("resume", 202)]
         assert client.transport.get_write_buffer_size() == 0
 
-    simulate(main)
+    simulate(main, network=SimulatedNetwork(window=100, pieces=0.0))
 
 
 def test_a_paused_reader_is_given_nothing_not_even_the_end():
