@@ -31,7 +31,7 @@ async def command(*arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONDEVMODE": "1"},
+        env={**os.environ, "PYTHONWARNINGS": "default"},
     )
     try:
         yield child
