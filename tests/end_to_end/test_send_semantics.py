@@ -710,6 +710,7 @@ async def test_failed_deliveries_that_nobody_looked_at_are_logged_once_with_thei
         assert report.unretrieved == {("t", "DeliveryError"): 15}
 
 
+@in_virtual_time
 async def test_failures_of_several_batches_are_logged_together_and_counted_by_metrics(caplog, monkeypatch):
     monkeypatch.setattr(unretrieved, "GATHERING", 400 * MS)
     async with producing(**ONE_BATCH_PER_RECORD) as (cluster, producer):

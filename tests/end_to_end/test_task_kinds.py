@@ -19,10 +19,12 @@ from tests.support.producing import producing, results, values, within
 async def test_in_debug_mode_a_record_goes_its_way_without_a_warning(caplog):
     loop = asyncio.get_running_loop()
     loop.set_debug(True)
-    loop.slow_callback_duration = 1.0  # seconds; shared machines stand still for a while
+    # Seconds: shared machines stand still for a while.
+    loop.slow_callback_duration = 30.0
+    settings = {"linger_ms": 1, "request_timeout_ms": 30_000}
     with warnings.catch_warnings(record=True) as warned, caplog.at_level(logging.WARNING, "asyncio"):
         warnings.simplefilter("always")
-        async with producing(2, transactional_id="tx", topics={"t": 2}, linger_ms=1) as (cluster, producer):
+        async with producing(2, transactional_id="tx", topics={"t": 2}, **settings) as (cluster, producer):
             async with producer.transaction():
                 deliveries = [await producer.send("t", b"%d" % number) for number in range(100)]
                 await producer.flush()
