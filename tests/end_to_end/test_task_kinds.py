@@ -10,6 +10,7 @@ import warnings
 import pytest
 
 from aioproducer.concurrency.tasks import new_task
+from tests.conftest import MS
 from tests.support.producing import producing, results, values, within
 
 
@@ -21,7 +22,7 @@ async def test_in_debug_mode_a_record_goes_its_way_without_a_warning(caplog):
     loop.set_debug(True)
     # Seconds: shared machines stand still for a while.
     loop.slow_callback_duration = 30.0
-    settings = {"linger_ms": 1, "request_timeout_ms": 30_000}
+    settings = {"linger_ms": 1, "request_timeout_ms": 3_000_000 * MS}
     with warnings.catch_warnings(record=True) as warned, caplog.at_level(logging.WARNING, "asyncio"):
         warnings.simplefilter("always")
         async with producing(2, transactional_id="tx", topics={"t": 2}, **settings) as (cluster, producer):
