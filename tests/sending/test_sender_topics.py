@@ -663,6 +663,7 @@ async def test_a_broker_that_comes_back_older_is_asked_for_its_versions_again():
 @pytest.mark.promise(
     "Rules of Kafka's producer", "the sender wakes after a throttle and after a reconnect back-off"
 )
+@in_virtual_time
 async def test_a_throttle_mutes_its_broker_and_no_other():
     async with producing(brokers=2, topics={"t": 2}) as (cluster, producer):
         for partition in (0, 1):
