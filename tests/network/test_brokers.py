@@ -24,7 +24,7 @@ from aioproducer.network.connection import State
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.messages import ApiVersionsResponse, MetadataRequest, MetadataResponse
 from aioproducer.types import Node
-from tests.conftest import MS
+from tests.conftest import MS, in_virtual_time
 from tests.support.scripted_broker import (
     HOST,
     LONG,
@@ -257,6 +257,7 @@ async def test_a_broker_that_refuses_is_tried_with_growing_pauses(monkeypatch):
 
 
 @pytest.mark.promise("Accumulator, sender, connections", "reconnects back off with growing pauses")
+@in_virtual_time
 async def test_asking_often_does_not_connect_often():
     async with Net("127.0.0.1:1", reconnect_backoff_ms=100, reconnect_backoff_max_ms=1000) as net:
         net.brokers.update(cluster_of(dead_port()))
@@ -264,7 +265,7 @@ async def test_asking_often_does_not_connect_often():
         end = loop.time() + 0.3
         while loop.time() < end:
             net.brokers.ready(0)
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.1 * MS)
 
         assert 1 <= net.brokers.lost <= 3
         assert net.metrics.node(0).connect_failures == net.brokers.lost
@@ -581,6 +582,7 @@ async def test_when_no_broker_can_be_connected_to_each_is_named():
         assert not net.brokers.is_hopeless
 
 
+@in_virtual_time
 async def test_brokers_are_unreachable_after_failing_for_a_while_and_not_at_the_first_failure():
     back_off = {"reconnect_backoff_ms": 10, "reconnect_backoff_max_ms": 1_000_000 * MS}
     async with Net(f"{HOST}:{dead_port()}", **back_off) as net:

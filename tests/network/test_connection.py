@@ -28,7 +28,7 @@ from aioproducer.protocol.messages import (
     ProduceRequest,
 )
 from aioproducer.security.login import Login
-from tests.conftest import MS
+from tests.conftest import MS, in_virtual_time
 from tests.support.scripted_broker import (
     LONG,
     Peer,
@@ -755,6 +755,7 @@ async def test_an_idle_connection_closes_without_error():
         assert connection.error is None
 
 
+@in_virtual_time
 async def test_a_connection_in_use_is_not_idle():
     async with connected(echo, connections_max_idle_ms=150_000 * MS) as connection:
         for _ in range(10):
@@ -764,6 +765,7 @@ async def test_a_connection_in_use_is_not_idle():
         await until(lambda: connection.is_gone)
 
 
+@in_virtual_time
 async def test_a_request_in_flight_is_not_idle():
     async with connected(silence, connections_max_idle_ms=30) as connection:
         future = request(connection, 200 * MS)

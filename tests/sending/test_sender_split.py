@@ -146,6 +146,7 @@ async def test_without_idempotence_a_batch_is_split_too():
         assert numbers(cluster, topic) == list(range(100))
 
 
+@in_virtual_time
 async def test_parts_keep_what_was_done_with_the_deliveries_of_the_whole():
     """Whoever waits already, waits on; what was cancelled or has ended stays so; what was withdrawn stays out."""
     async with producing(linger_ms=60) as (cluster, producer):
