@@ -7,6 +7,8 @@ import ssl
 import pytest
 
 from aioproducer import ConfigError, Producer, ProducerConfig
+from aioproducer.settings.draft import Draft
+from aioproducer.settings.security import settle_security
 from aioproducer.types import Secret
 
 PEM = "-----BEGIN CERTIFICATE-----\nMAo=\n-----END CERTIFICATE-----\n"
@@ -460,3 +462,18 @@ def test_lists_are_written_as_each_client_writes_them():
 
     assert effective.ssl_enabled_protocols == ("TLSv1.3", "TLSv1.2")
     assert effective.ssl_cipher_suites == ("ECDHE-RSA-AES128-GCM-SHA256", "ECDHE-RSA-AES256-GCM-SHA384")
+
+
+def test_a_draft_with_sasl_settings_and_no_sasl_is_refused_as_a_whole():
+    draft = Draft({"sasl_mechanism": "PLAIN", "sasl_plain_username": "alice"}, {})
+
+    with pytest.raises(ConfigError, match="sasl_mechanism has no use with security_protocol=PLAINTEXT"):
+        settle_security(draft)
+
+
+def test_a_mechanism_alone_is_left_out_with_a_note():
+    draft = Draft({"sasl_mechanism": "PLAIN"}, {})
+    settle_security(draft)
+
+    assert draft["sasl_mechanism"] is None
+    assert draft.notes == ["sasl_mechanism=PLAIN has no use with security_protocol=PLAINTEXT"]

@@ -15,6 +15,7 @@ from aioproducer import ConfigError, Producer
 from aioproducer.protocol.compression import Codec
 from aioproducer.settings.java import SERIALIZERS
 from aioproducer.settings.keys import KEYS
+from aioproducer.settings.sources import entries_of_environment, entries_of_mapping, resolve
 from aioproducer.settings.table import SETTINGS
 from aioproducer.testing import EmbeddedCluster
 from aioproducer.types import Secret
@@ -590,3 +591,22 @@ async def test_a_producer_from_another_clients_configuration_sends():
             await producer.send_and_wait("orders", "7")
 
         assert [record.value for record in cluster.records("orders")] == [b"7"]
+
+
+# --------------------------------------------------------------------------------------------------- from entries
+
+
+def test_entries_of_a_mapping_become_keywords_with_their_origins():
+    sourced = resolve(entries_of_mapping({"linger.ms": "5", "acks": "all"}), {})
+
+    assert sourced.settings == {"linger_ms": 5, "acks": "all"}
+    assert sourced.origins["linger_ms"] == "explicit"
+
+
+def test_a_keyword_wins_over_an_entry_and_takes_its_origin():
+    entries = entries_of_environment("APP_", {"APP_LINGER_MS": "5", "OTHER": "x"})
+    sourced = resolve(entries, {"linger_ms": 7})
+
+    assert [entry.origin for entry in entries] == ["environment APP_LINGER_MS"]
+    assert sourced.settings == {"linger_ms": 7}
+    assert sourced.origins == {}

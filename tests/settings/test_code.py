@@ -1,0 +1,61 @@
+"""Settings that are the user's Python code: what each accepts, and how it is shown."""
+
+from __future__ import annotations
+
+import pytest
+
+from aioproducer.settings.code import Code, Interceptors, Partitioning, Serializing
+from aioproducer.settings.java import SERIALIZERS
+
+STRING = "org.apache.kafka.common.serialization.StringSerializer"
+
+
+class Sees:
+    def on_send(self, record: object) -> object:
+        return record
+
+
+class Serializes:
+    def serialize(self, topic: str, value: object, headers: object) -> bytes:
+        return b""
+
+
+def test_a_function_and_an_object_with_the_method_are_serializers():
+    for value in (str.encode, found := Serializes()):
+        assert Serializing().check(value) is value
+    assert Serializing().shown(found) == "<Serializes>"
+
+
+@pytest.mark.parametrize("value", [b"bytes", 5, Sees()])
+def test_anything_else_is_no_serializer(value):
+    with pytest.raises(ValueError, match="callable or have a method serialize"):
+        Serializing().check(value)
+
+
+def test_a_file_may_name_a_java_class_that_has_a_counterpart():
+    assert Serializing().parse(f" {STRING} ") is SERIALIZERS[STRING]
+    with pytest.raises(ValueError, match="without a counterpart"):
+        Serializing().parse("io.confluent.kafka.serializers.KafkaAvroSerializer")
+
+
+def test_other_code_can_not_be_given_as_text():
+    with pytest.raises(ValueError, match="it must be a function of two"):
+        Code("a function of two").parse("os.getcwd")
+
+
+def test_interceptors_are_a_list_of_objects_with_one_of_the_methods():
+    sees = Sees()
+
+    assert Interceptors().check([sees]) == (sees,)
+    assert Interceptors().shown((sees,)) == "[<Sees>]"
+    for wrong in (sees, [object()], [print]):
+        with pytest.raises(ValueError, match="a list of objects with on_send"):
+            Interceptors().check(wrong)
+
+
+def test_a_partitioner_is_a_name_a_java_class_or_a_function():
+    partitioning = Partitioning()
+
+    assert partitioning.parse("org.apache.kafka.clients.producer.RoundRobinPartitioner") == "round_robin"
+    assert partitioning.check("murmur2") == "murmur2"
+    assert partitioning.shown(max) == "<max>"

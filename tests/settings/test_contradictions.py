@@ -1,0 +1,74 @@
+"""Settings against each other: contradictions are refused, defaults yield, and notes say so."""
+
+from __future__ import annotations
+
+import pytest
+
+from aioproducer import ConfigError
+from aioproducer.settings.contradictions import MOST_IN_FLIGHT_WITH_IDEMPOTENCE, settle
+from aioproducer.settings.draft import Draft
+
+
+def draft(**given: object) -> Draft:
+    return Draft({"bootstrap_servers": "a:9092", **given}, {})
+
+
+@pytest.mark.parametrize(
+    ("given", "in_flight"),
+    [
+        ({}, MOST_IN_FLIGHT_WITH_IDEMPOTENCE),
+        ({"max_in_flight_requests_per_connection": 2}, 2),
+        ({"acks": 1}, 1),
+        ({"acks": 1, "max_in_flight_requests_per_connection": 9}, 9),
+    ],
+)
+def test_without_idempotence_one_batch_of_a_partition_is_in_flight_unless_more_are_asked_for(
+    given, in_flight
+):
+    assert settle(draft(**given)) == in_flight
+
+
+def test_fewer_acks_turn_idempotence_off_with_a_note():
+    found = draft(acks=1)
+    settle(found)
+
+    assert found["enable_idempotence"] is False
+    assert "retries may duplicate records" in found.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("given", "setting"),
+    [
+        ({"acks": 1, "enable_idempotence": True}, "acks"),
+        ({"max_in_flight_requests_per_connection": 6}, "max_in_flight_requests_per_connection"),
+        ({"transactional_id": "t", "acks": 1}, "transactional_id"),
+        ({"transactional_id": "t", "max_block_ms": 0}, "max_block_ms"),
+        ({"delivery_timeout_ms": 100, "request_timeout_ms": 200}, "delivery_timeout_ms"),
+        ({"retry_backoff_ms": 200, "retry_backoff_max_ms": 100}, "retry_backoff_ms"),
+        ({"acks": 1, "enable_gapless_order": True}, "enable_gapless_order"),
+        ({"transactional_id": "t", "enable_endless_retries": True}, "enable_endless_retries"),
+        ({"partitioner": "round_robin", "partitioner_ignore_keys": True}, "partitioner_ignore_keys"),
+    ],
+)
+def test_what_the_user_set_against_itself_is_refused_by_the_settings_name(given, setting):
+    with pytest.raises(ConfigError) as caught:
+        settle(draft(**given))
+
+    assert caught.value.setting == setting
+    assert setting in str(caught.value)
+
+
+def test_a_default_back_off_yields_to_one_that_was_given():
+    found = draft(retry_backoff_ms=5000)
+    settle(found)
+
+    assert found["retry_backoff_max_ms"] == 5.0
+    assert found.notes == ["retry_backoff_ms=5000 makes retry_backoff_max_ms the same"]
+
+
+def test_the_delivery_time_out_that_was_left_out_is_at_most_that_of_a_transaction():
+    found = draft(transactional_id="t", transaction_timeout_ms=60_000)
+    settle(found)
+
+    assert found["delivery_timeout_ms"] == 60.0
+    assert found.notes == []
