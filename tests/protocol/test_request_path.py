@@ -11,6 +11,7 @@ from uuid import UUID
 import pytest
 
 from aioproducer.errors import CorrelationError, ProtocolError
+from aioproducer.protocol._request_path import Histogram
 from aioproducer.protocol.api import decode_request, decode_response, encode_request, encode_response
 from aioproducer.protocol.messages import ProduceRequest, ProduceResponse
 from aioproducer.protocol.primitives import NIL_UUID
@@ -327,3 +328,15 @@ def outcome(decode: Callable[[bytes], object], frame: bytes) -> object:
         return decode(frame)
     except ProtocolError as error:
         return str(error)
+
+
+def test_a_compiled_histogram_knows_its_quantiles_to_a_fifth():
+    histogram = Histogram()
+    for milliseconds in range(1, 1001):
+        histogram.add(milliseconds / 1000)
+    histogram.add(0.5, 9)
+
+    assert (histogram.count, histogram.maximum) == (1009, 1.0)
+    assert histogram.total == pytest.approx(500.5 + 4.5)
+    assert histogram.quantile(0.5) == pytest.approx(0.5, rel=0.2)
+    assert histogram.quantile(0.99) == pytest.approx(0.99, rel=0.2)

@@ -1,0 +1,47 @@
+"""Where a producer gets its settings from, and what it remembers of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from aioproducer import ConfigError, Producer
+from aioproducer.configured import Configured
+
+
+def test_each_way_to_give_settings_makes_the_same_producer(tmp_path):
+    path = tmp_path / "client.properties"
+    path.write_text("linger.ms=7\n")
+    producers = [
+        Producer(linger_ms=7),
+        Producer.from_config({"linger.ms": "7"}),
+        Producer.from_env(environ={"AIOPRODUCER_LINGER_MS": "7"}),
+        Producer.from_properties(path),
+    ]
+
+    assert [producer.config.linger for producer in producers] == [0.007] * 4
+    assert all(isinstance(producer, Configured) for producer in producers)
+
+
+def test_keywords_win_over_each_source(tmp_path):
+    path = tmp_path / "client.properties"
+    path.write_text("linger.ms=7\n")
+
+    assert Producer.from_properties(path, linger_ms=9).config.linger == 0.009
+    assert Producer.from_config({"linger_ms": 7}, linger_ms=9).config.linger == 0.009
+
+
+def test_an_unknown_keyword_is_a_config_error_with_advice():
+    with pytest.raises(ConfigError, match="did you mean linger_ms"):
+        Producer(linger_mss=5)
+
+
+def test_a_subclass_with_its_own_init_gets_what_a_source_gives():
+    class Named(Producer):
+        def __init__(self, *arguments: object, **settings: object) -> None:
+            super().__init__(*arguments, **settings)
+            self.name = "mine"
+
+    found = Named.from_config({"linger.ms": "7"})
+
+    assert found.name == "mine"
+    assert found.config.linger == 0.007
