@@ -25,13 +25,6 @@ WITHOUT_TESTS_OF_THEIR_OWN = {
     "token_providers": "a re-export; test_exports.py imports it",
 }
 
-TESTED_BY_WAY_OF_OTHERS = {
-    "blocking.loop_thread",
-    "blocking.receipt",
-    "blocking.send_queue",
-}
-"""Modules whose tests still lie in files of other names. Nothing may be added here."""
-
 
 def mirror_of(module: str) -> Path:
     """The test file of `aioproducer.<module>`."""
@@ -108,18 +101,12 @@ def test_module_has_a_test_that_asserts_something_about_it(module):
         assert not mirror_of(module).exists(), "it has tests by now: take it from the list"
         return
 
-    if module in TESTED_BY_WAY_OF_OTHERS:
-        path = mirror_of(module)
-        assert not path.exists() or not list(found_tests(path.read_text(), module)), "take it from the list"
-        return
-
     assert mirror_of(module).exists()
     assert list(found_tests(mirror_of(module).read_text(), module))
 
 
 def test_each_exception_is_a_module():
-    assert set(WITHOUT_TESTS_OF_THEIR_OWN) | TESTED_BY_WAY_OF_OTHERS <= set(modules())
-    assert len(TESTED_BY_WAY_OF_OTHERS) <= 3
+    assert set(WITHOUT_TESTS_OF_THEIR_OWN) <= set(modules())
     assert PACKAGE.is_dir()
 
 
