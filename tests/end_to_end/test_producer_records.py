@@ -217,6 +217,7 @@ async def test_a_record_with_a_timeout_is_delivered_in_time_as_any_other():
 
 
 @pytest.mark.promise("Public API", "a record can have its own `timeout=`")
+@in_virtual_time
 async def test_a_records_own_timeout_ends_its_delivery_alone():
     patience = {"request_timeout_ms": 20_000_000 * MS, "delivery_timeout_ms": 40_000_000 * MS}
     async with producing(linger_ms=30, **patience) as (cluster, producer):
