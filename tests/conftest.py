@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import pytest
 import pytest_asyncio
 
@@ -91,6 +92,11 @@ _topics = itertools.count()
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Neither counts the time of one example: the machine may stand still in it.
+    hypothesis.settings.register_profile(
+        "no deadline", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    )
+    hypothesis.settings.load_profile("no deadline")
     # Of an installed package, pytest has found the plugin already.
     if not config.pluginmanager.hasplugin("aioproducer"):
         from aioproducer.testing import plugin
