@@ -108,7 +108,7 @@ async def test_a_handshake_is_followed_by_each_token_and_the_last_answer_has_the
         (
             {"authenticate": ErrorCode.SASL_AUTHENTICATION_FAILED, "message": "not alice-secret\n"},
             AuthenticationError,
-            r"PLAIN: not ...\x0a",
+            r"PLAIN credentials: not ...\x0a",
         ),
         (
             {"authenticate": ErrorCode.SASL_AUTHENTICATION_FAILED},
