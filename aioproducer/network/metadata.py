@@ -270,6 +270,9 @@ class Metadata:
             if not limit.expired():
                 raise
         if self.version == 0:
+            # It may have come together with the deadline.
+            if (refusal := self._brokers.refusal) is not None:
+                raise refusal
             reasons, errors = self._brokers.reasons(), self._brokers.errors()
             # A broker that hangs up on each request is connected, or being connected to, most of the time.
             if self.last_error is not None and len(errors) < len(self._brokers.nodes):

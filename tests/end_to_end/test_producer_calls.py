@@ -17,7 +17,7 @@ from aioproducer.errors import (
 )
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
-from tests.conftest import MS, in_virtual_time
+from tests.conftest import MS, at_most, in_virtual_time
 from tests.support.producing import (
     FOUR_RECORDS_FILL_IT,
     LARGE,
@@ -371,7 +371,7 @@ async def test_try_send_refuses_an_unknown_topic_and_makes_it_known():
         assert caught.value.outcome is Outcome.NOT_PERSISTED
         assert caught.value.retriable
 
-        async with asyncio.timeout(1):
+        async with at_most(1000 * MS):
             while True:
                 try:
                     delivery = producer.try_send("t", b"v")

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from aioproducer.errors import (
+    AuthenticationError,
     BootstrapError,
     BrokerConnectionError,
     InvalidTopicError,
@@ -211,6 +212,17 @@ async def test_the_first_update_names_the_last_failure_also_if_the_broker_is_jus
 
         patient.cancel()
         await asyncio.wait([patient])
+
+
+async def test_a_refusal_that_comes_together_with_the_deadline_of_the_first_update_counts(monkeypatch):
+    async with Net(f"{HOST}:{dead_port()}") as net:
+        (link,) = net.brokers._links.values()
+        link.last_error = AuthenticationError("the broker rejects us")
+        # The task that asks has not had its turn since.
+        monkeypatch.setattr(net.metadata, "_refresh", asyncio.Event().wait)
+
+        with pytest.raises(AuthenticationError, match="rejects us"):
+            await net.metadata.first_update(soon(20 * MS))
 
 
 # Waiting for a topic

@@ -41,7 +41,7 @@ from aioproducer.security import login as login_module
 from aioproducer.security.sasl import OAuthToken
 from aioproducer.testing import EmbeddedCluster, Operation, Security
 from aioproducer.types import Secret
-from tests.conftest import MS, in_virtual_time
+from tests.conftest import MS, at_most, in_virtual_time
 from tests.support.certificates import (
     authority_pem,
     chain_pem,
@@ -84,16 +84,18 @@ async def cluster_of(security: Security | None, **settings: object) -> AsyncIter
 
 async def deliver(cluster: EmbeddedCluster, **settings: object) -> None:
     """A record gets through."""
-    async with Producer(cluster.bootstrap_servers, **{**QUICK, **settings}) as producer:
+    patient = {**QUICK, "max_block_ms": LONG * 1000}
+    async with Producer(cluster.bootstrap_servers, **{**patient, **settings}) as producer:
         await producer.send_and_wait("t", b"value")
     assert [record.value for record in cluster.records("t")] == [b"value"]
 
 
 async def refusal(servers: str, **settings: object) -> BaseException:
     """What start() fails with; it has to fail soon."""
-    producer = Producer(servers, **{**QUICK, **settings})
+    producer = Producer(servers, **{**QUICK, "max_block_ms": 600_000, **settings})
     with pytest.raises(Exception) as caught:  # noqa: PT011  # looked at by the caller
-        await asyncio.wait_for(producer.start(), LONG)
+        async with at_most(LONG):
+            await producer.start()
     await producer.close()
     assert not isinstance(caught.value, TimeoutError) or isinstance(caught.value, BootstrapError)
     return caught.value
@@ -796,11 +798,10 @@ async def test_an_advertised_address_can_be_mapped_and_its_name_is_still_what_th
             await producer.send_and_wait("t", b"1")
 
         broker.host = "elsewhere.example"
-        settings.update(max_block_ms=300, delivery_timeout_ms=300, request_timeout_ms=100)
         async with Producer(servers, **settings) as producer:
             with pytest.raises(KafkaTimeoutError):
-                await producer.send_and_wait("t", b"2")
-        assert "not valid for 'elsewhere.example'" in caplog.text
+                await producer.send_and_wait("t", b"2", timeout=300 * MS)
+            await until(lambda: "not valid for 'elsewhere.example'" in caplog.text)
 
         assert set(asked) == {(host, broker.port, 0) for host in ("localhost", "elsewhere.example")}
         assert len(cluster.records("t")) == 1
