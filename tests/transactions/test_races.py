@@ -413,7 +413,7 @@ async def test_an_end_goes_behind_both_requests_of_offsets_on_their_way(commit):
 
 
 async def test_an_abort_does_not_wait_for_partitions_that_can_not_join():
-    async with transactional(1, max_block_ms=1_500_000 * MS) as (cluster, producer):
+    async with transactional(1, max_block_ms=6_000_000 * MS) as (cluster, producer):
         await producer.begin_transaction()
         fault = cluster.faults.add(
             ApiKey.ADD_PARTITIONS_TO_TXN, error=ErrorCode.CONCURRENT_TRANSACTIONS, count=1000
@@ -421,7 +421,7 @@ async def test_an_abort_does_not_wait_for_partitions_that_can_not_join():
         await producer.send("t", b"1", partition=0)
         await until(lambda: fault.hits >= 2)
 
-        await within(0.6, producer.abort_transaction())
+        await within(3, producer.abort_transaction())
 
         assert committed(cluster) == []
 
