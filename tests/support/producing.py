@@ -29,7 +29,7 @@ QUICK = {
     "reconnect_backoff_max_ms": 20,
     "request_timeout_ms": 300_000 * MS,
     "delivery_timeout_ms": 4_000_000 * MS,
-    "max_block_ms": 2_000_000 * MS,
+    "max_block_ms": 10_000_000 * MS,
 }
 """Settings of a producer that shall not keep a test waiting."""
 
