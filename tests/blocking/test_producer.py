@@ -417,7 +417,7 @@ def test_a_record_that_waits_in_send_does_not_overtake_those_that_are_queued(mak
 def test_a_buffer_that_stays_full_fails_send_and_what_was_queued_behind_it_together(
     make, cluster, topic, caplog
 ):
-    producer = make(**FOUR_RECORDS_FILL_IT, max_block_ms=300_000 * MS)
+    producer = make(**FOUR_RECORDS_FILL_IT, max_block_ms=1_500_000 * MS)
     producer.send(topic, b"known").result(SOON)
     producer._most = 1000
     cluster.freeze()
@@ -431,8 +431,8 @@ def test_a_buffer_that_stays_full_fails_send_and_what_was_queued_behind_it_toget
 
         assert queued[-1].exception(SOON)
         errors = [delivery.exception() for delivery in queued if delivery.done()]
-        # 16 records that each wait for 300 ms take 4.8 s.
-        assert time.monotonic() - began < 2500 * MS, "each waited for itself"
+        # 16 records that each wait for 1.5 s take 24 s.
+        assert time.monotonic() - began < 8000 * MS, "each waited for itself"
         assert {type(error) for error in errors} == {BufferTimeoutError, BufferFullError}
         assert {error.outcome for error in errors} == {Outcome.NOT_PERSISTED}
         with pytest.raises((BufferTimeoutError, BufferFullError)):
@@ -449,7 +449,7 @@ def test_a_buffer_that_stays_full_fails_send_and_what_was_queued_behind_it_toget
     "the blocking `send` waits while the buffer is full, and a record that is rejected later is reported",
 )
 def test_a_refused_record_that_nobody_looks_at_is_logged_and_reported(make, cluster, topic, caplog):
-    producer = make(**FOUR_RECORDS_FILL_IT, max_block_ms=50_000 * MS)
+    producer = make(**FOUR_RECORDS_FILL_IT, max_block_ms=1_500_000 * MS)
     producer.send(topic, b"known").result(SOON)
     producer._most = 1000
     cluster.freeze()
@@ -535,7 +535,7 @@ def test_another_topic_does_not_wait_for_a_topic_that_waits(producer, cluster, t
     ],
 )
 def test_errors_are_those_of_the_asyncio_producer_and_come_from_the_call(make, topic, call, error_type):
-    producer = make(max_block_ms=1_000_000 * MS)
+    producer = make(max_block_ms=2_000_000 * MS)
     producer.send(topic, b"known").result(SOON)
 
     with pytest.raises(error_type) as caught:
@@ -867,7 +867,7 @@ def test_a_transaction_is_aborted_when_an_exception_leaves_it(transactional, clu
     "record that was queued without await",
 )
 def test_a_block_whose_records_were_refused_unseen_is_aborted_and_says_so(make, cluster, topic):
-    producer = make(transactional_id=topic, **FOUR_RECORDS_FILL_IT, max_block_ms=300_000 * MS)
+    producer = make(transactional_id=topic, **FOUR_RECORDS_FILL_IT, max_block_ms=1_500_000 * MS)
     deliveries = []
     try:
         with pytest.raises(TransactionAbortableError, match="buffer"):  # noqa: PT012  # the whole block is what is tested
