@@ -28,7 +28,7 @@ from aioproducer.config import AddressFilter, Connector
 from aioproducer.configured import Configured, keeps_what_was_given
 from aioproducer.errors import (
     BufferFullError,
-    DeliveryTimeoutError,
+    BufferTimeoutError,
     ForkedError,
     IllegalStateError,
     InvalidRecordError,
@@ -49,6 +49,7 @@ from aioproducer.records._record_path import (
     Delivery,
     PartitionQueue,
     Rows,
+    Span,
     Topic,
     murmur2,
 )
@@ -61,13 +62,14 @@ from aioproducer.records.partition_choice import PartitionChoice, check_is_bytes
 from aioproducer.records.receipt import Receipt
 from aioproducer.records.serializers import Serializer, serialized, serialized_now
 from aioproducer.security.addresses import ResolvedAddressFilter
+from aioproducer.sending.own_timeouts import OwnTimeouts
 from aioproducer.sending.sender import Sender
 from aioproducer.settings.table import SecuritySettings
 from aioproducer.transactions.calls import Transactional
 from aioproducer.transactions.coordinator import Coordinator
 from aioproducer.transactions.offsets import partitions_of_handoff
-from aioproducer.transactions.state import Transaction, abortable
-from aioproducer.types import Headers, Outcome, ProducerRecord, TopicPartition, TransactionHandle
+from aioproducer.transactions.state import Transaction
+from aioproducer.types import Headers, ProducerRecord, TopicPartition, TransactionHandle
 
 logger = logging.getLogger(__name__)
 
@@ -242,6 +244,7 @@ class Producer(Transactional, Configured):
         self._metadata: Metadata
         self._coordinator: Coordinator
         self._sender: Sender
+        self._own_timeouts: OwnTimeouts
         self._tasks: list[asyncio.Task[None]] = []
         self._packing: Packing
         self._closing: asyncio.Future[CloseReport] | None = None
@@ -356,6 +359,9 @@ class Producer(Transactional, Configured):
         self._brokers = Brokers(config, wake, self._metrics, self._random)
         self._metadata = Metadata(config, self._brokers, wake, self._metrics, self._random)
         self._accumulator = Accumulator(config, self._loop, wake, self._random, self._packing)
+        self._own_timeouts = OwnTimeouts(
+            self._loop, self._accumulator, self._transaction, self._metrics, wake
+        )
         idempotence = Idempotence(config.enable_idempotence)
         self._coordinator = Coordinator(
             config,
@@ -614,32 +620,41 @@ class Producer(Transactional, Configured):
         """What `send` does when it has to wait or to call the user's code: interceptors, metadata, serializers,
         partitioner."""
         self._check_may_append()
-        transaction = self._transaction.number
-        record = self._interceptors.on_send(
-            ProducerRecord(topic, value, key, partition, timestamp_ms, headers)
-        )
+        check_timeout(timeout, InvalidRecordError)
+        began = self._loop.time()
+        record = ProducerRecord(topic, value, key, partition, timestamp_ms, headers)
         appended: list[Delivery] = []
         try:
-            delivery = await self._send_record(record, timeout, transaction, appended)
+            return await self._send_before(_end_of(timeout, began), record, appended)
+        finally:
+            if timeout is not None:
+                for delivery in appended:
+                    self._own_timeouts.end_delivery_after(delivery, timeout, began)
+
+    async def _send_before(
+        self, deadline: float, record: ProducerRecord, appended: list[Delivery]
+    ) -> Delivery:
+        """Send a record that has to be in the buffer at this loop time. The delivery is in `appended` from the moment
+        of the append on."""
+        transaction = self._transaction.number
+        record = self._interceptors.on_send(record)
+        try:
+            return await self._send_record(deadline, record, transaction, appended)
         except BaseException as error:
-            if not appended:  # else the record is in the buffer, and whoever waited was cancelled
+            if not appended:  # else the record is in the buffer, and its caller was cancelled
                 self._interceptors.on_acknowledgement(error)
             raise
         finally:
-            for one in appended:
-                self._interceptors.watch(one)
-        return delivery
+            for delivery in appended:
+                self._interceptors.watch(delivery)
 
     async def _send_record(
-        self, record: ProducerRecord, timeout: float | None, transaction: int, appended: list[Delivery]
+        self, deadline: float, record: ProducerRecord, transaction: int, appended: list[Delivery]
     ) -> Delivery:
-        """The delivery is in `appended` from the moment of the append on."""
         topic, value, key, partition, timestamp_ms, headers = record
         partition = check_target(topic, partition)
-        check_timeout(timeout, InvalidRecordError)
-        began = self._loop.time()
-        deadline = began + min(self._config.max_block, timeout if timeout is not None else math.inf)
-        info = await self._metadata.wait_for_topic(topic, deadline, partition)
+        end, bound = self._end_of_wait(deadline)
+        info = await self._metadata.wait_for_topic(topic, end, partition)
         known = self._accumulator.open_topic(info)
         value = await serialized(self._config.value_serializer, value, topic, headers, "value")
         key = await serialized(self._config.key_serializer, key, topic, headers, "key")
@@ -651,15 +666,15 @@ class Producer(Transactional, Configured):
             append = partial(
                 self._append_waiting, transaction, appended, known, value, key, number, timestamp_ms, headers
             )
-            is_own = timeout is not None and timeout < self._config.max_block
-            delivery = await self._accumulator.append_when_room(
-                append, deadline, "the record's own timeout" if is_own else "max_block_ms"
-            )
-        else:
-            appended.append(delivery)
-        if timeout is not None:
-            self._end_after(delivery, timeout, began)
+            return await self._accumulator.append_when_room(append, end, bound)
+        appended.append(delivery)
         return delivery
+
+    def _end_of_wait(self, deadline: float) -> tuple[float, str]:
+        """The loop time until which a call that begins now may wait, and what bounds it: max_block_ms, unless the
+        deadline of the caller's timeout is earlier."""
+        end = self._loop.time() + self._config.max_block
+        return (deadline, "the timeout of the call") if deadline < end else (end, "max_block_ms")
 
     def _partition_of(self, info: TopicInfo, key: bytes | None, partition: int | None) -> int:
         """The partition that was asked for, or the partitioner's; COMPILED_PATH_CHOOSES leaves it to the append."""
@@ -744,42 +759,8 @@ class Producer(Transactional, Configured):
                 f"the buffer of {self._config.buffer_memory} bytes (buffer_memory) is full; use send, which waits"
             )
         if timeout is not None:
-            self._end_after(delivery, timeout, began)
+            self._own_timeouts.end_delivery_after(delivery, timeout, began)
         return delivery
-
-    def _end_after(self, delivery: Delivery, timeout: float, began: float) -> None:
-        """End one delivery `timeout` seconds after `began`; its record is left out if its batch was never sent."""
-
-        def end() -> None:
-            batch = delivery.batch
-            if delivery.done():
-                return
-            queue = batch.queue
-            outcome = Outcome.NOT_PERSISTED if batch.may_withdraw else Outcome.UNKNOWN
-            known = "it is not in the log" if batch.may_withdraw else "it may be in the log"
-            error = DeliveryTimeoutError(
-                f"a record for {queue.topic}-{queue.partition} was not acknowledged within its own timeout of "
-                f"{timeout:g} s ({known})",
-                outcome=outcome,
-                topic=queue.topic,
-                partition=queue.partition,
-                broker=batch.broker,
-                attempts=batch.attempts,
-                elapsed=timeout,
-                last_error=batch.last_error,
-                requires_abort=self._transaction.is_used,
-            )
-            if self._transaction.is_used:
-                self._transaction.must_abort(abortable(self._transaction, error))
-                self._wake.set()
-            if batch.may_withdraw:
-                self._metrics.records_failed += 1  # the others of its batch are counted with the batch
-                self._accumulator.withdraw(delivery, error)
-            else:
-                self._accumulator.end_record(delivery, error)
-
-        timer = self._loop.call_at(began + timeout, end)
-        delivery.add_done_callback(lambda _: timer.cancel())
 
     # ----------------------------------------------------------------------------------- other public calls
 
@@ -832,7 +813,9 @@ class Producer(Transactional, Configured):
             serialized_now(of_value, value, "", None, "value"),
         )
 
-    async def send_batch(self, batch: BatchBuilder, topic: str, *, partition: int) -> Delivery:
+    async def send_batch(
+        self, batch: BatchBuilder, topic: str, *, partition: int, timeout: float | None = None
+    ) -> Delivery:
         """Send a batch that was built by hand; the delivery is that of its first record.
 
         The records were encoded when they were appended to the batch, so interceptors do not see them.
@@ -841,6 +824,7 @@ class Producer(Transactional, Configured):
             batch: from `create_batch`; it can be sent once.
             topic: where to.
             partition: the number of the partition.
+            timeout: seconds for all records of the batch, the waiting here included; None for delivery_timeout_ms.
 
         Raises:
             IllegalStateError: the batch is empty or was sent before.
@@ -866,19 +850,31 @@ class Producer(Transactional, Configured):
             raise RecordTooLargeError(
                 f"a batch of {size} bytes exceeds max_request_size of {limit} bytes", size=size, limit=limit
             )
-        deadline = self._loop.time() + self._config.max_block
-        info = await self._metadata.wait_for_topic(topic, deadline, number)
+        check_timeout(timeout, InvalidRecordError)
+        began = self._loop.time()
+        end, bound = self._end_of_wait(_end_of(timeout, began))
+        info = await self._metadata.wait_for_topic(topic, end, number)
         queue = self._accumulator.open_topic(info).queues[number]
         self._check_usable()
         self._transaction.check_is_still(transaction)
         self._transaction.check_is_own(topic, number)
-        return await self._accumulator.append_when_room(
-            partial(self._append_built, transaction, queue, batch), deadline
-        )
+        appended: list[Delivery] = []
+        append = partial(self._append_built, transaction, queue, batch, appended)
+        try:
+            return await self._accumulator.append_when_room(append, end, bound)
+        finally:
+            if timeout is not None:
+                spans = [Span(one.batch, 0, one.batch.record_count) for one in appended]
+                self._own_timeouts.end_rows_after(spans, timeout, began)
 
-    def _append_built(self, transaction: int, queue: PartitionQueue, batch: BatchBuilder) -> Delivery | None:
+    def _append_built(
+        self, transaction: int, queue: PartitionQueue, batch: BatchBuilder, appended: list[Delivery]
+    ) -> Delivery | None:
         self._transaction.check_is_still(transaction)
-        return self._accumulator.append_built(queue, batch)
+        delivery = self._accumulator.append_built(queue, batch)
+        if delivery is not None:
+            appended.append(delivery)
+        return delivery
 
     async def send_many(
         self,
@@ -889,6 +885,7 @@ class Producer(Transactional, Configured):
         headers: Any = None,
         timestamps: Any = None,
         partitions: Any = None,
+        timeout: float | None = None,
     ) -> Receipt:
         """Put many records into the buffer, in their order; waits for metadata, and for room as often as it takes.
 
@@ -903,10 +900,11 @@ class Producer(Transactional, Configured):
             headers: of each row a list of (str, bytes or None) or None; in Arrow list<struct<string, binary>> or a map.
             timestamps: milliseconds since 1970, None for now; in Arrow integers or timestamps.
             partitions: a number for all rows, or of each row a number, or None for the partitioner's choice.
+            timeout: seconds for all rows, the waiting here included; None for max_block_ms and delivery_timeout_ms.
 
         Returns:
             The Receipt: await it for the acknowledgements. A row that can't be sent has its error there and keeps no
-            other one from being sent; so have the rows for which there was no room within max_block_ms.
+            other one from being sent; so have the rows for which there was no room within max_block_ms or `timeout`.
 
         Raises:
             InvalidRecordError: the columns make no sense, or differ in length.
@@ -917,20 +915,31 @@ class Producer(Transactional, Configured):
         self._check_may_append()
         transaction = self._transaction.number
         check_target(topic, None)
+        check_timeout(timeout, InvalidRecordError)
+        began = self._loop.time()
+        deadline = _end_of(timeout, began)
         rows = Rows(values, keys, headers, timestamps, partitions)
         receipt = Receipt(topic, rows, self._loop, self._accumulator.note_unsent)
         append_some = self._append_columns if self._takes_columns else self._append_one
         try:
             if self._takes_columns:
-                await self._learn_partitions(topic, rows.largest_partition)
+                await self._learn_partitions(topic, rows.largest_partition, deadline)
             while not rows.is_complete:
                 self._check_usable()
                 self._transaction.check_is_still(transaction)
-                await append_some(topic, rows)
+                if self._loop.time() >= deadline:
+                    raise BufferTimeoutError(
+                        f"{rows.count - rows.next} of {rows.count} rows for topic {topic} were not in the buffer "
+                        f"within the timeout of {timeout:g} s"
+                    )
+                await append_some(topic, rows, deadline)
         except KafkaError as error:
             if rows.next == 0:
                 raise
             rows.refuse_rest(without_tracebacks(error))
+        finally:
+            if timeout is not None:
+                self._own_timeouts.end_rows_after(rows.spans, timeout, began, receipt.waits)
         if rows.errors:
             self._refused_unseen(transaction, next(iter(rows.errors.values())))
         return receipt
@@ -940,26 +949,27 @@ class Producer(Transactional, Configured):
         self._transaction.misses_record(transaction, error)
         self._wake.set()
 
-    async def _learn_partitions(self, topic: str, largest: int) -> None:
+    async def _learn_partitions(self, topic: str, largest: int, deadline: float) -> None:
         """Wait for a partition that metadata does not know yet. If there is none, that is the error of its rows."""
-        deadline = self._loop.time() + self._config.max_block
-        info = await self._metadata.wait_for_topic(topic, deadline)
+        end, _ = self._end_of_wait(deadline)
+        info = await self._metadata.wait_for_topic(topic, end)
         if largest >= len(info.partitions):
             with contextlib.suppress(UnknownPartitionError):
-                await self._metadata.wait_for_topic(topic, deadline, largest)
+                await self._metadata.wait_for_topic(topic, end, largest)
 
-    async def _append_columns(self, topic: str, rows: Rows) -> None:
+    async def _append_columns(self, topic: str, rows: Rows, deadline: float) -> None:
         """Append rows until there is no room or others shall run."""
         info = self._metadata.topic(topic)
+        end, bound = self._end_of_wait(deadline)
         if info is None:
-            await self._metadata.wait_for_topic(topic, self._loop.time() + self._config.max_block)
+            await self._metadata.wait_for_topic(topic, end)
             return  # what was checked before may not hold any more
         known = self._accumulator.open_topic(info)
         refusals = self._transaction.refusals(topic, len(known.queues))
         pause = self._append_rows(known, rows, refusals, False)
         if pause == NO_ROOM:
             append = partial(self._append_waiting_rows, self._transaction.number, known, rows)
-            await self._accumulator.append_when_room(append, self._loop.time() + self._config.max_block)
+            await self._accumulator.append_when_room(append, end, bound)
         elif pause == OTHERS_TURN:
             await asyncio.sleep(0)
 
@@ -971,17 +981,19 @@ class Producer(Transactional, Configured):
         self._append_rows(topic, rows, refusals, True)
         return rows.next - before or None
 
-    async def _append_one(self, topic: str, rows: Rows) -> None:
+    async def _append_one(self, topic: str, rows: Rows, deadline: float) -> None:
         """Append the next row by way of `send`, where something of the user's has to see each record."""
         try:
             value, key, partition, timestamp_ms, headers = rows.record()
             if rows.has_waited_in_vain and not self._config.interceptors:  # which may send it elsewhere
                 self._check_has_partition(topic, partition)
-            rows.sent(await self.send(topic, value, key, partition, timestamp_ms, headers))
+            record = ProducerRecord(topic, value, key, partition, timestamp_ms, headers)
+            rows.sent(await self._send_before(deadline, record, []))
+            await self._give_way()
         except (InvalidRecordError, UnknownPartitionError) as error:
             rows.has_waited_in_vain |= isinstance(error, UnknownPartitionError)
             rows.refuse(without_tracebacks(error))
-            await asyncio.sleep(0)  # `send` gives way by the bytes of its records, and here was none
+            await asyncio.sleep(0)  # _give_way() counts the bytes of records, and here was none
 
     def _check_has_partition(self, topic: str, partition: object) -> None:
         """Raise at once for a partition that metadata does not know."""
@@ -1007,6 +1019,11 @@ class Producer(Transactional, Configured):
             buffer_waiters=memory.waiters,
             in_flight=self._brokers.in_flight,
         )
+
+
+def _end_of(timeout: float | None, began: float) -> float:
+    """The loop time at which a timeout of so many seconds ends; infinite for None."""
+    return math.inf if timeout is None else began + timeout
 
 
 def _running_loop() -> asyncio.AbstractEventLoop:

@@ -456,9 +456,11 @@ class Producer:
 
         return self._call(create)
 
-    def send_batch(self, batch: BatchBuilder, topic: str, *, partition: int) -> Delivery:
+    def send_batch(
+        self, batch: BatchBuilder, topic: str, *, partition: int, timeout: float | None = None
+    ) -> Delivery:
         """As `aioproducer.Producer.send_batch`: the delivery is that of its first record."""
-        send = partial(self._inner.send_batch, batch, topic, partition=partition)
+        send = partial(self._inner.send_batch, batch, topic, partition=partition, timeout=timeout)
         return Delivery(self._sends, topic, self._call_settled(send, topic))
 
     def send_many(
@@ -470,6 +472,7 @@ class Producer:
         headers: Any = None,
         timestamps: Any = None,
         partitions: Any = None,
+        timeout: float | None = None,
     ) -> Receipt:
         """As `aioproducer.Producer.send_many`: many records at once, as lists or Arrow data.
 
@@ -483,6 +486,7 @@ class Producer:
             headers=headers,
             timestamps=timestamps,
             partitions=partitions,
+            timeout=timeout,
         )
         return Receipt(self._sends, self._call_settled(send_many, topic))
 

@@ -34,7 +34,7 @@ import asyncio
 import contextvars
 import os
 from asyncio import CancelledError, InvalidStateError
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections import deque
 from copy import copy
 from operator import index
@@ -367,10 +367,13 @@ cdef class Batch:
     """Errors of single records by index, where they differ from the batch's."""
     cdef set seen
     """Indexes of those of them that somebody has looked at; None before there is any."""
-    cdef readonly tuple withdrawn
-    """Indexes, ascending, of records that are left out, because their deliveries ended before the first attempt."""
-    cdef readonly tuple left_out
-    """Those of them without which the records were built already; the same object when that is all of them."""
+    cdef readonly set ended_early
+    """Indexes of the records that ended before the batch; None before there is any."""
+    cdef uint8_t has_ended_early   # a flag: `ended_early` is not None
+    cdef readonly list withdrawn
+    """Indexes, ascending, of records that are left out, because they ended before the first attempt."""
+    cdef readonly list left_out
+    """Those of them without which the records were built already."""
     cdef readonly int unretrieved
     """Deliveries that were thrown away before anybody looked at their result."""
     cdef public bint is_due
@@ -386,7 +389,8 @@ cdef class Batch:
         self.reserved = capacity
         self.limit = limit
         self.is_open = True
-        self.withdrawn = self.left_out = ()
+        self.withdrawn = []
+        self.left_out = []
         self.base_timestamp = -1
         self.max_timestamp = -1
         self.base_offset = self.log_append_time = self.log_start_offset = -1
@@ -516,14 +520,34 @@ cdef class Batch:
     def end_record(self, Delivery delivery, error, bint withdraw):
         """End one delivery alone with `error`. With `withdraw` its record is left out when the batch is sent."""
         assert delivery.state == PENDING and delivery.batch is self and not flag_is_set(&self.ended)
-        if self.record_errors is None:
-            self.record_errors = {}
-            self.seen = set()
-        self.record_errors[delivery.index] = error
+        note_early_end(self, [delivery.index], error)
         if withdraw:
-            self.withdrawn = tuple(sorted([*self.withdrawn, delivery.index]))
+            insort(self.withdrawn, delivery.index)
         set_flag(&delivery.state, ENDED)
         schedule_callbacks(delivery)
+
+    def end_records(self, int first, int end, error, bint withdraw):
+        """End the records from index `first` to before `end` with `error`, except those that have ended; returns how
+        many that were. With `withdraw` they are left out when the batch is sent."""
+        cdef Delivery delivery
+        cdef set before = self.ended_early or set()
+        cdef list indexes = [index for index in range(first, end) if index not in before]
+        assert not flag_is_set(&self.ended) and self.parts is None
+        if not indexes:
+            return 0
+        note_early_end(self, indexes, error)
+        if withdraw:
+            self.withdrawn = sorted([*self.withdrawn, *indexes])
+        for delivery in self.waiters or ():
+            if delivery.state == PENDING and first <= delivery.index < end:
+                set_flag(&delivery.state, ENDED)
+                schedule_callbacks(delivery)
+        return len(indexes)
+
+    def have_ended(self, int first, int end):
+        """Whether each record from index `first` to before `end` has its result."""
+        return flag_is_set(&self.ended) or (
+            self.ended_early is not None and self.ended_early.issuperset(range(first, end)))
 
     def leave_out_withdrawn(self):
         """Build the records again without those that were withdrawn; before the first attempt only."""
@@ -532,7 +556,7 @@ cdef class Batch:
         assert not self.is_open
         self.buffer = RecordsBuffer(old.size)
         copy_records(self, old, [index not in withdrawn for index in original_indexes(self)])
-        self.left_out = self.withdrawn
+        self.left_out = self.withdrawn.copy()
 
     def take_records(self, Batch parent, int first, int end, dict errors):
         """Fill this empty batch with the records of `parent` from index `first` to before `end`, but for those that
@@ -543,11 +567,15 @@ cdef class Batch:
         cdef list indexes = original_indexes(parent)
         assert self.is_open and self.record_count == 0 and not parent.is_open
         self.base_timestamp = parent.base_timestamp
-        self.withdrawn = tuple(sorted([index - first for index in (*parent.withdrawn, *errors) if first <= index < end]))
-        self.left_out = self.withdrawn
-        found = {**(parent.record_errors or {}), **errors}
+        self.withdrawn = sorted([index - first for index in (*parent.withdrawn, *errors) if first <= index < end])
+        self.left_out = self.withdrawn.copy()
+        found = {**errors, **(parent.record_errors or {})}
         self.record_errors = {index - first: error for index, error in found.items() if first <= index < end} or None
         self.seen = {index - first for index in (parent.seen or set()).copy() if first <= index < end}
+        early = {index - first for index in parent.ended_early or () if first <= index < end}
+        if early:
+            self.ended_early = early
+            set_flag(&self.has_ended_early, True)
         copy_records(self, parent.buffer, [first <= index < end and index not in errors for index in indexes])
 
     def split_into(self, parts):
@@ -575,6 +603,19 @@ cdef class Batch:
             if left_out <= index:
                 index += 1
         return index
+
+
+cdef int note_early_end(Batch batch, list indexes, error) except -1:
+    if batch.record_errors is None:
+        batch.record_errors = {}
+    if batch.seen is None:
+        batch.seen = set()
+    if batch.ended_early is None:
+        batch.ended_early = set()
+    batch.record_errors.update(dict.fromkeys(indexes, error))
+    batch.ended_early.update(indexes)
+    set_flag(&batch.has_ended_early, True)
+    return 0
 
 
 cdef list original_indexes(Batch batch):
@@ -895,15 +936,23 @@ cdef inline int let_wait(Delivery delivery) except -1:
 
 
 cdef inline bint has_ended(Delivery delivery) except -1:
-    cdef bint ended, is_split
+    cdef bint ended, may_have_ended_early, is_split
     while True:
         lock(&delivery.mutex)
         is_split = delivery.batch.parts is not None
         ended = flag_is_set(&delivery.state) or flag_is_set(&delivery.batch.ended)
+        may_have_ended_early = flag_is_set(&delivery.batch.has_ended_early)
         unlock(&delivery.mutex)
         if not is_split:
-            return ended
+            return ended or (may_have_ended_early and ended_early(delivery))
         follow(delivery)
+
+
+cdef bint ended_early(Delivery delivery) except -1:
+    """Whether its record ended before the batch, perhaps before there was a delivery of it."""
+    cdef int index
+    cdef Batch batch = batch_of(delivery, &index)
+    return batch.ended_early is not None and index in batch.ended_early
 
 
 cdef bint follow(Delivery delivery) except -1:
@@ -1205,6 +1254,12 @@ cdef class RecordPath:
         if delivery is None:
             return self._try_send_slowly(topic, value, key, partition, timestamp_ms, headers, timeout)
         return delivery
+
+    async def _give_way(self):
+        """Let the other tasks run if this one has appended much since they did."""
+        if self.burst >= TURN_AFTER:
+            self.burst = 0
+            await _Turn.__new__(_Turn)
 
     def _append(self, Topic topic, value, key, int partition, timestamp_ms, headers, bint has_turn):
         """Append to a partition of a known topic; None if there is no memory for it now.

@@ -342,7 +342,7 @@ class Accumulator:
                 continue
             if batch.state is BatchState.OPEN:
                 self._close(batch)
-            if batch.withdrawn is not batch.left_out and not batch.is_packing:
+            if len(batch.withdrawn) != len(batch.left_out) and not batch.is_packing:
                 self._rebuild(batch)  # which may hand it to a thread
             if batch.is_packing:
                 continue
@@ -382,9 +382,7 @@ class Accumulator:
         """End a record that was sent. After the last one of its batch the batch is not sent again."""
         batch: ProducerBatch = delivery.batch
         batch.end_record(delivery, error, False)
-        if not batch.has_live_records:
-            self._abandoned.add(batch)
-            self._wake.set()
+        self._abandon_if_empty(batch)
 
     def withdraw(self, delivery: Delivery, error: BaseException) -> None:
         """End a record that was never sent, and with the last one of its batch the batch.
@@ -393,6 +391,25 @@ class Accumulator:
         """
         batch: ProducerBatch = delivery.batch
         batch.end_record(delivery, error, True)
+        self._drop_if_empty(batch)
+
+    def end_records(self, batch: ProducerBatch, first: int, end: int, error: BaseException) -> int:
+        """End the records of a batch from index `first` to before `end`, except those that have ended; returns how many
+        that were. They are withdrawn if the batch was never sent."""
+        withdraw = batch.may_withdraw
+        count = batch.end_records(first, end, error, withdraw)
+        if withdraw:
+            self._drop_if_empty(batch)
+        else:
+            self._abandon_if_empty(batch)
+        return count
+
+    def _abandon_if_empty(self, batch: ProducerBatch) -> None:
+        if not batch.has_live_records:
+            self._abandoned.add(batch)
+            self._wake.set()
+
+    def _drop_if_empty(self, batch: ProducerBatch) -> None:
         if batch.live_count == 0:
             self.forget(batch)
             batch.succeed(-1, -1, -1)  # each of its records has an error of its own
@@ -429,9 +446,11 @@ class Accumulator:
                 self.incomplete.update((part, None) for _, part in parts)
             else:
                 self.incomplete[other] = None
+        self._abandoned.discard(batch)
         for _, part in reversed(parts):
             self.requeue(part, retry_at)
             self.packing.pack(part)
+            self._abandon_if_empty(part)
 
     def holds(self, topic: str, partition: int) -> bool:
         """Records of this partition are buffered or in flight."""

@@ -339,11 +339,16 @@ class FlushWait:
         for batch in batches:
             batch.flushes += (self,)
         if not batches:
-            self.future.set_result(None)
+            self.end()
 
     def one_ended(self) -> None:
         self.left -= 1
-        if self.left == 0 and not self.future.done():
+        if self.left == 0:
+            self.end()
+
+    def end(self) -> None:
+        """Wait no longer."""
+        if not self.future.done():
             self.future.set_result(None)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
 from aioproducer.errors import SendManyError
-from aioproducer.records._record_path import Batch, Delivery, Rows
+from aioproducer.records._record_path import Batch, Delivery, Rows, Span
 from aioproducer.records.batch import FlushWait, ProducerBatch
 from aioproducer.types import Outcome
 
@@ -40,6 +40,8 @@ class Receipt:
         self._order: dict[int, memoryview] = {}
         """By partition: its rows, in the order of their records."""
         self._is_seen = False
+        self.waits: list[FlushWait] = []
+        """Callers that wait for all rows; the timeout of the call ends the wait."""
 
     def __len__(self) -> int:
         """How many rows the call had."""
@@ -67,7 +69,12 @@ class Receipt:
         """Wait for all rows, and leave it to the caller to look at `errors`."""
         pending = self._pending()
         if pending:
-            await FlushWait(self._loop, pending).future
+            wait = FlushWait(self._loop, pending)
+            self.waits.append(wait)
+            try:
+                await wait.future
+            finally:
+                self.waits.remove(wait)
         return self
 
     def raise_errors(self) -> None:
@@ -91,9 +98,9 @@ class Receipt:
         found: dict[int, list[range]] = {}
         for batch, first, count, _ in self._leaves():
             if batch.is_done and batch.error is None and batch.base_offset >= 0:
-                ranges = found.setdefault(batch.queue.partition, [])
                 for start, end in _without(_failed(batch), first, first + count):
                     offset = batch.base_offset + start - bisect_left(batch.withdrawn, start)
+                    ranges = found.setdefault(batch.queue.partition, [])
                     _extend(ranges, range(offset, offset + end - start))
         return found
 
@@ -103,8 +110,6 @@ class Receipt:
         self._is_seen = True
         errors = dict(self._rows.errors)
         for batch, first, count, rank in self._leaves():
-            if not batch.is_done:
-                continue
             failed = _failed(batch)
             if batch.error is None and not failed:
                 continue
@@ -164,13 +169,12 @@ class Receipt:
             partition = span.batch.queue.partition
             rank = ranks.get(partition, 0)
             ranks[partition] = rank + span.count
-            for batch, first, count in _parts_of(span.batch, span.first, span.count):
+            for batch, first, count in parts_of(span):
                 yield batch, first, count, rank
                 rank += count
 
     def _pending(self) -> list[ProducerBatch]:
-        pending = {batch: None for batch, _, _, _ in self._leaves() if not batch.is_done}
-        return [batch for batch in pending if isinstance(batch, ProducerBatch)]
+        return pending_batches(self._rows.spans)
 
     def __del__(self) -> None:
         if self._is_seen:
@@ -181,6 +185,21 @@ class Receipt:
 
 
 _FLAGS = ("retriable", "requires_abort", "requires_reinit", "fatal")
+
+
+def parts_of(span: Span) -> Iterator[tuple[Batch, int, int]]:
+    """(batch, index of the first record, count): where the records of a span are now; a batch may have been split."""
+    return _parts_of(span.batch, span.first, span.count)
+
+
+def pending_batches(spans: Iterable[Span]) -> list[ProducerBatch]:
+    """The batches in which a record of these spans has no result yet."""
+    pending: dict[ProducerBatch, None] = {}
+    for span in spans:
+        for batch, first, count in parts_of(span):
+            if isinstance(batch, ProducerBatch) and not batch.have_ended(first, first + count):
+                pending[batch] = None
+    return list(pending)
 
 
 def _parts_of(batch: Batch, first: int, count: int) -> Iterator[tuple[Batch, int, int]]:
@@ -197,7 +216,12 @@ def _parts_of(batch: Batch, first: int, count: int) -> Iterator[tuple[Batch, int
 
 
 def _failed(batch: Batch) -> dict[int, BaseException]:
-    return batch.record_errors or {}
+    """The errors of single records, by index, as far as these records have their result."""
+    errors = batch.record_errors or {}
+    if batch.is_done or not errors:
+        return errors
+    early = batch.ended_early or set()
+    return {index: error for index, error in errors.items() if index in early}
 
 
 def _without(left_out: dict[int, BaseException], first: int, end: int) -> Iterator[tuple[int, int]]:

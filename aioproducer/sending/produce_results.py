@@ -255,7 +255,7 @@ class Answers:
 
     def _fail(self, said: PartitionAnswer) -> None:
         batch, answer = said.batch, said.answer
-        batch.record_errors = {**(batch.record_errors or {}), **self._named(batch, answer)} or None
+        batch.record_errors = {**self._named(batch, answer), **(batch.record_errors or {})} or None
         requires_reinit = said.action is Action.REINIT
         self.give_up(batch, said.refusal, requires_reinit=requires_reinit, code=answer.error_code)
 

@@ -217,10 +217,12 @@ class RecordingProducer(Producer):
         self._end(delivery.batch)
         return delivery
 
-    async def send_batch(self, batch: BatchBuilder, topic: str, *, partition: int) -> Delivery:
+    async def send_batch(
+        self, batch: BatchBuilder, topic: str, *, partition: int, timeout: float | None = None
+    ) -> Delivery:
         self._check_usable()
         self._script.refuse(topic)
-        delivery = await super().send_batch(batch, topic, partition=partition)
+        delivery = await super().send_batch(batch, topic, partition=partition, timeout=timeout)
         self._end(delivery.batch)
         return delivery
 

@@ -56,7 +56,7 @@ STEPS: dict[str, int] = {
         ],
         "security": ["addresses kerberos pem sasl", "authentication tls token_providers", "login"],
         "transactions": ["offsets state", "requests", "coordinator", "calls"],
-        "sending": ["data_loss producer_id refusals", "produce_results", "sender"],
+        "sending": ["data_loss own_timeouts producer_id refusals", "produce_results", "sender"],
     }.items()
     for step, names in enumerate(steps, 1)
     for name in names.split()
@@ -86,6 +86,7 @@ MAY_IMPORT_ASYNCIO = {
     "security.authentication",
     "security.login",
     "security.token_providers",
+    "sending.own_timeouts",
     "sending.produce_results",
     "sending.producer_id",
     "sending.sender",
