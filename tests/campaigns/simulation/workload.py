@@ -114,14 +114,19 @@ class Workload:
             await asyncio.wait([delivery])
 
     async def _send_many(self, task: int, random: Random, transaction: SimulatedTransaction | None) -> None:
-        """Several records in one call, which is sometimes cancelled."""
+        """Several records in one call, which is sometimes cancelled, or has a timeout of its own."""
         rows = [self._record(task, random, transaction) for _ in range(random.randint(1, MOST_ROWS))]
         columns = {
             f"{name}s".replace("_mss", "s"): [record[name] for _, record in rows] for name in rows[0][1]
         }
         for sent, _ in rows:
             sent.call_due += self._max_block * len(rows)  # it waits for room as often as it takes
-        call = self.producer.send_many(TOPIC, **columns)
+        timeout = None
+        if transaction is None and random.random() < self._plan.cancels:
+            timeout = random.choice([0.001, 0.05, 1.0])
+            for sent, _ in rows:
+                sent.call_due = min(sent.call_due, self._loop.time() + timeout)
+        call = self.producer.send_many(TOPIC, **columns, timeout=timeout)
         try:
             if random.random() < self._plan.cancels:
                 receipt = await self._impatient(call, random)
@@ -146,7 +151,7 @@ class Workload:
                     self._loop.time()
                 )  # no exception says so: its transaction can't be committed
             else:
-                self._take(sent, delivery)
+                self._take(sent, delivery, timeout)
         if random.random() < 0.3:
             await receipt.wait()
 
