@@ -13,7 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
-from aioproducer.errors import CommitOutcomeUnknownError, KafkaError, TransactionReinitError
+from aioproducer.errors import (
+    CommitOutcomeUnknownError,
+    DeliveryTimeoutError,
+    KafkaError,
+    TransactionReinitError,
+)
 from aioproducer.network.brokers import Brokers
 from aioproducer.producer import Producer
 from aioproducer.protocol.messages import AddOffsetsToTxnRequest, TxnOffsetCommitRequest
@@ -21,6 +26,7 @@ from aioproducer.protocol.outcomes import Action, Condition, Moment, Row, decide
 from aioproducer.records.accumulator import Accumulator
 from aioproducer.records.batch import BatchState, ProducerBatch
 from aioproducer.records.idempotence import Idempotence
+from aioproducer.sending import own_timeouts
 from aioproducer.sending.produce_results import Answers
 from aioproducer.sending.sender import Sender
 from aioproducer.transactions.coordinator import Coordinator
@@ -520,4 +526,18 @@ def forgotten_commit() -> Iterator[None]:
             raise TransactionReinitError(str(error), transactional_id=error.transactional_id) from error
 
     with mock.patch.object(Producer, "commit_transaction", committing):
+        yield
+
+
+@_bug(
+    "rows in flight that end by their timeout are called not persisted",
+    IDEMPOTENT,
+    60,
+    "nothing_not_persisted_is",
+)
+def forgotten_rows() -> Iterator[None]:
+    def error(*args: Any, **fields: Any) -> DeliveryTimeoutError:
+        return DeliveryTimeoutError(*args, **{**fields, "outcome": Outcome.NOT_PERSISTED})
+
+    with mock.patch.object(own_timeouts, "DeliveryTimeoutError", error):
         yield

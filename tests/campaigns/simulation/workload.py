@@ -122,7 +122,7 @@ class Workload:
         for sent, _ in rows:
             sent.call_due += self._max_block * len(rows)  # it waits for room as often as it takes
         timeout = None
-        if transaction is None and random.random() < self._plan.cancels:
+        if transaction is None and self._plan.cancels and random.random() < 0.5:
             timeout = random.choice([0.001, 0.05, 1.0])
             for sent, _ in rows:
                 sent.call_due = min(sent.call_due, self._loop.time() + timeout)
