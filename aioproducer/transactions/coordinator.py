@@ -87,7 +87,6 @@ class Coordinator:
         self._accumulator = accumulator
         self._brokers = brokers
         self._wake = wake
-        self._metrics = metrics
         self._random = random
         self._requests = CoordinatorRequests(config, transaction, brokers, metrics, random)
         self._questions = CoordinatorRequests(config, transaction, brokers, metrics, random)

@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from random import Random
 
 import pytest
 
 from aioproducer import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition, TransactionAbortableError
-from aioproducer.errors import KafkaError, ProducerClosed
+from aioproducer.errors import (
+    IllegalStateError,
+    KafkaError,
+    ProducerClosed,
+    ProtocolError,
+    TransactionReinitError,
+)
 from aioproducer.metrics import Metrics
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.messages import (
     AddOffsetsToTxnResponse,
     AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
     EndTxnResponse,
     FindCoordinatorResponse,
+    InitProducerIdResponse,
+    OffsetFetchResponse,
     TxnOffsetCommitResponse,
 )
+from aioproducer.protocol.schema import Message
 from aioproducer.records._record_path import Gate
 from aioproducer.records.idempotence import Idempotence, ProducerIdentity
 from aioproducer.transactions.coordinator import LONGEST_OPEN, Coordinator
@@ -36,6 +47,10 @@ class Cluster:
 
     def __init__(self) -> None:
         self.asked: list[ApiKey] = []
+        self.requests: list[Message] = []
+        self.code_of_init = 0
+        self.producer_id = 7
+        self.committed_offsets: list[int] = [-1, -1]
         self.offset_codes: list[int] = [0, 0]
         self.is_silent = False
 
@@ -45,6 +60,7 @@ class Cluster:
     async def request_node(self, node_id, request, timeout, *, about_to_write, **_):
         about_to_write()
         self.asked.append(ApiKey(request.api_key))
+        self.requests.append(request)
         if self.is_silent:
             await asyncio.Event().wait()
         if request.api_key == ApiKey.TXN_OFFSET_COMMIT:
@@ -58,6 +74,35 @@ class Cluster:
             return TxnOffsetCommitResponse(topics=[topic])
         if request.api_key == ApiKey.ADD_OFFSETS_TO_TXN:
             return AddOffsetsToTxnResponse()
+        if request.api_key == ApiKey.INIT_PRODUCER_ID:
+            return InitProducerIdResponse(
+                error_code=self.code_of_init, producer_id=self.producer_id, producer_epoch=5
+            )
+        if request.api_key == ApiKey.OFFSET_FETCH:
+            places = [
+                OffsetFetchResponse.OffsetFetchResponsePartition(
+                    partition_index=number, committed_offset=offset
+                )
+                for number, offset in enumerate(self.committed_offsets)
+            ]
+            return OffsetFetchResponse(
+                topics=[OffsetFetchResponse.OffsetFetchResponseTopic(name="t", partitions=places)]
+            )
+        if request.api_key == ApiKey.ADD_PARTITIONS_TO_TXN:
+            return AddPartitionsToTxnResponse(
+                results_by_topic_v3_and_below=[
+                    AddPartitionsToTxnResponse.AddPartitionsToTxnTopicResult(
+                        name=topic.name,
+                        results_by_partition=[
+                            AddPartitionsToTxnResponse.AddPartitionsToTxnPartitionResult(
+                                partition_index=partition
+                            )
+                            for partition in topic.partitions
+                        ],
+                    )
+                    for topic in request.v3_and_below_topics
+                ]
+            )
         assert request.api_key == ApiKey.END_TXN
         return EndTxnResponse(producer_id=7, producer_epoch=request.producer_epoch + 1)
 
@@ -85,8 +130,8 @@ class Begun:
         self.transaction.move(TransactionState.READY)
         self.transaction.begin(is_v2=version == 2)
 
-    async def send_offsets(self) -> None:
-        offsets = {place: OffsetAndMetadata(17) for place in PLACES}
+    async def send_offsets(self, offset: int = 17) -> None:
+        offsets = {place: OffsetAndMetadata(offset) for place in PLACES}
         await self.coordinator.send_offsets(offsets, GROUP)
 
 
@@ -138,6 +183,34 @@ async def test_a_transaction_that_is_being_ended_is_not_aborted_for_its_time(ste
     assert begun.transaction.error is None
 
 
+async def test_an_expired_transaction_is_aborted_once_however_often_it_is_watched():
+    begun = Begun()
+    await begun.send_offsets()
+    begun.coordinator.watch(200.0)
+    begun.cluster.asked.clear()
+
+    for now in (208.1, 208.2, 208.3):
+        assert begun.coordinator.watch(now) is None
+
+    await begun.coordinator.ended()
+    assert begun.cluster.asked == [ApiKey.END_TXN]
+
+
+async def test_a_failed_transaction_whose_user_does_not_abort_it_is_aborted_for_its_time():
+    begun = Begun()
+    await begun.send_offsets()
+    begun.coordinator.watch(200.0)
+    begun.transaction.must_abort(TransactionAbortableError("a record failed"))
+    begun.cluster.asked.clear()
+
+    assert begun.coordinator.watch(207.9) == 200.0 + LONGEST_OPEN * 10
+    begun.coordinator.watch(208.1)
+
+    await begun.coordinator.ended()
+    assert begun.cluster.asked == [ApiKey.END_TXN]
+    assert "a record failed" in str(begun.transaction.error)
+
+
 # --------------------------------------------------------------------------------------------- what it asks for
 
 
@@ -163,6 +236,37 @@ async def test_the_worst_answer_of_all_partitions_decides(version):
     assert isinstance(error, TransactionAbortableError)
     assert final.name in str(error)
     assert begun.cluster.asked.count(ApiKey.TXN_OFFSET_COMMIT) == 1, "what passes is not waited for"
+
+
+async def test_offsets_that_were_answered_may_be_sent_again_with_other_values(version):
+    begun = Begun(version)
+    await begun.send_offsets(17)
+
+    await begun.send_offsets(18)
+
+    last = begun.cluster.requests[-1].topics[0].partitions
+    assert [partition.committed_offset for partition in last] == [18, 18]
+
+
+async def test_offset_0_is_an_offset_and_below_0_is_none():
+    begun = Begun()
+    begun.cluster.committed_offsets = [0, -1]
+
+    found = await begun.coordinator.committed("g", PLACES)
+
+    assert found == {PLACES[0]: OffsetAndMetadata(0, "", -1), PLACES[1]: None}
+
+
+async def test_partitions_that_have_joined_are_exported_without_a_request():
+    begun = Begun(1)
+    begun.transaction.joined([PLACES[0]])
+
+    handle = await begun.coordinator.export(PLACES)
+
+    assert handle.producer_id == 7
+    [request] = begun.cluster.requests
+    assert [topic.partitions for topic in request.v3_and_below_topics] == [[1]]
+    assert list(begun.transaction.exported) == PLACES
 
 
 async def test_no_offsets_are_no_request_and_nothing_of_the_transaction_begins(version):
@@ -202,7 +306,147 @@ async def test_a_join_that_breaks_unforeseen_ends_the_transaction_and_is_not_tri
         assert committed(cluster) == [b"2"]
 
 
+# ------------------------------------------------------------------------------------------- a new producer epoch
+
+
+def uninitialized(begun: Begun) -> Begun:
+    begun.transaction = begun.coordinator._transaction = Transaction("tx", Gate())
+    begun.coordinator._requests._transaction = begun.transaction
+    return begun
+
+
+async def test_initializing_names_the_time_out_in_milliseconds_and_begins_every_sequence_again():
+    begun = uninitialized(Begun())
+    begun.transaction.numbered[PLACES[0]] = None
+    begun.transaction.epoch_is_spent = True
+
+    await begun.coordinator.initialize()
+
+    [request] = begun.cluster.requests
+    assert request.transaction_timeout_ms == 10_000
+    assert begun.transaction.state is TransactionState.READY
+    assert begun.idempotence.identity == ProducerIdentity(7, 5, True)
+    assert not begun.transaction.numbered
+    assert not begun.transaction.epoch_is_spent
+
+
+async def test_a_first_initialization_that_failed_leaves_the_producer_as_it_was():
+    begun = uninitialized(Begun())
+    begun.cluster.producer_id = -1
+
+    error = await error_of(begun.coordinator.initialize())
+
+    assert isinstance(error, ProtocolError)
+    assert begun.transaction.state is TransactionState.UNINITIALIZED
+
+
+async def test_an_epoch_that_can_not_be_had_before_an_export_ends_the_export_and_the_producers_epoch(
+    monkeypatch,
+):
+    begun = Begun(1)
+    begun.transaction.numbered[PLACES[0]] = None
+    begun.cluster.code_of_init = ErrorCode.INVALID_PRODUCER_EPOCH
+
+    error = await error_of(begun.coordinator.export(PLACES))
+
+    assert isinstance(error, TransactionReinitError)
+    assert error is begun.transaction.error
+    assert begun.transaction.state is TransactionState.REINIT_REQUIRED
+    assert not begun.transaction.exported
+
+
+async def test_a_transaction_that_failed_while_an_epoch_was_had_is_not_exported():
+    begun = Begun(1)
+    begun.transaction.numbered[PLACES[0]] = None
+    new_epoch = begun.coordinator._new_epoch
+
+    async def fail_meanwhile(*arguments, **settings):
+        await new_epoch(*arguments, **settings)
+        begun.transaction.must_abort(TransactionAbortableError("a record failed"))
+
+    begun.coordinator._new_epoch = fail_meanwhile
+
+    error = await error_of(begun.coordinator.export(PLACES))
+
+    assert "a record failed" in str(error)
+    assert ApiKey.ADD_PARTITIONS_TO_TXN not in begun.cluster.asked
+
+
+async def test_a_second_fence_joins_the_first_one_whatever_that_has_done_so_far():
+    begun = Begun()
+    await begun.send_offsets()
+    begun.cluster.is_silent = True
+    begun.cluster.asked.clear()
+    first = asyncio.ensure_future(begun.coordinator.fence())
+    while not begun.cluster.asked:  # noqa: ASYNC110  # what is waited for sets no event
+        await asyncio.sleep(0)
+    assert begun.transaction.state is TransactionState.INITIALIZING
+
+    second = asyncio.ensure_future(begun.coordinator.fence())
+    await asyncio.sleep(0)
+    assert not second.done()
+    await begun.coordinator.close()
+
+    for fence in (first, second):
+        assert isinstance(await error_of(fence), ProducerClosed)
+    assert begun.cluster.asked == [ApiKey.INIT_PRODUCER_ID]
+
+
 # ------------------------------------------------------------------------------------------------------- its end
+
+
+async def test_a_success_that_nobody_saw_is_forgotten_once_the_producer_was_initialized_again():
+    begun = Begun()
+    await begun.send_offsets()
+    committing = asyncio.ensure_future(begun.coordinator.commit())
+    await asyncio.sleep(0)
+    committing.cancel()
+    await asyncio.wait([committing])
+    await begun.coordinator.ended()
+    await begun.coordinator.initialize()
+
+    assert isinstance(await error_of(begun.coordinator.commit()), IllegalStateError)
+
+
+async def test_a_success_that_nobody_saw_is_seen_by_the_same_call_made_again():
+    begun = Begun()
+    await begun.send_offsets()
+    committing = asyncio.ensure_future(begun.coordinator.commit())
+    await asyncio.sleep(0)
+    committing.cancel()
+    await asyncio.wait([committing])
+    await begun.coordinator.ended()
+    begun.cluster.asked.clear()
+
+    await begun.coordinator.commit()
+
+    assert begun.cluster.asked == []
+
+
+async def test_calls_that_have_ended_leave_nothing_behind_and_complain_of_nothing():
+    complaints = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    begun = Begun()
+    for _ in range(3):
+        await begun.send_offsets()
+    begun.cluster.offset_codes = [ErrorCode.GROUP_AUTHORIZATION_FAILED] * 2
+    abandoned = asyncio.ensure_future(begun.send_offsets())
+    await asyncio.sleep(0)
+    abandoned.cancel()
+    await asyncio.wait([abandoned])
+    await begun.coordinator.ended()
+    begun.cluster.is_silent = True
+    aborting = asyncio.ensure_future(error_of(begun.coordinator.abort()))
+    while begun.cluster.asked[-1] is not ApiKey.END_TXN:  # noqa: ASYNC110  # what is waited for sets no event
+        await asyncio.sleep(0)
+    await begun.coordinator.close()
+    assert isinstance(await aborting, ProducerClosed)
+    await asyncio.sleep(0)
+    gc.collect()
+
+    assert begun.coordinator._calls == {}
+    assert begun.coordinator._abandoned == set()
+    assert complaints == []
 
 
 async def test_close_ends_each_call_that_is_at_work_and_lets_none_begin(version):
