@@ -248,6 +248,32 @@ async def test_offsets_that_were_answered_may_be_sent_again_with_other_values(ve
     assert [partition.committed_offset for partition in last] == [18, 18]
 
 
+async def test_another_offset_than_one_in_doubt_can_not_be_sent_in_the_same_transaction(version):
+    begun = Begun(version)
+    begun.transaction.doubtful_offsets["g"] = {PLACES[0]: OffsetAndMetadata(17)}
+    await begun.send_offsets(17)
+
+    error = await error_of(begun.send_offsets(18))
+
+    assert isinstance(error, TransactionAbortableError)
+    assert "the offset 17 of t-0 was sent more than once for group 'g'" in str(error)
+    assert begun.cluster.asked.count(ApiKey.TXN_OFFSET_COMMIT) == 1
+
+
+async def test_offsets_carry_the_membership_of_their_consumer():
+    begun = Begun()
+    group = ConsumerGroupMetadata("g", 3, "member", "instance")
+
+    await begun.coordinator.send_offsets({place: OffsetAndMetadata(17, "note", 5) for place in PLACES}, group)
+
+    [request] = begun.cluster.requests
+    assert (request.group_id, request.generation_id) == ("g", 3)
+    assert (request.member_id, request.group_instance_id) == ("member", "instance")
+    [topic] = request.topics
+    for partition in topic.partitions:
+        assert (partition.committed_metadata, partition.committed_leader_epoch) == ("note", 5)
+
+
 async def test_offset_0_is_an_offset_and_below_0_is_none():
     begun = Begun()
     begun.cluster.committed_offsets = [0, -1]
