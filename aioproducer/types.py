@@ -157,6 +157,8 @@ class TransactionHandle(NamedTuple):
     epoch: int
     is_v2: bool
     """By which protocol partitions join (KIP-890)."""
+    has_begun: bool = True
+    """Whether the coordinator may know of the transaction: something was sent to it, or may be by a participant."""
 
 
 class ConsumerGroupMetadata(NamedTuple):

@@ -253,7 +253,11 @@ class Coordinator:
     def _handle(self) -> TransactionHandle:
         transaction, identity = self._transaction, self._identity
         return TransactionHandle(
-            transaction.transactional_id, identity.producer_id, identity.epoch, transaction.is_v2
+            transaction.transactional_id,
+            identity.producer_id,
+            identity.epoch,
+            transaction.is_v2,
+            transaction.may_have_started,
         )
 
     async def send_offsets(self, offsets: Offsets, group: ConsumerGroupMetadata) -> None:

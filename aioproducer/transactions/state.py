@@ -258,7 +258,8 @@ class Transaction:
         self.move(_S.IN_TRANSACTION)
         self.number += 1
         self.is_v2 = handle.is_v2
-        self.may_have_started = self.epoch_is_spent = True
+        self.may_have_started = handle.has_begun
+        self.epoch_is_spent = True
 
     def attach(
         self, handle: TransactionHandle, partitions: Iterable[TopicPartition], *, tells_repetitions: bool

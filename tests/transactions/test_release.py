@@ -61,6 +61,34 @@ async def begun_and_released(cluster):
     return pickle.loads(pickle.dumps(handle))
 
 
+@pytest.mark.parametrize("end", ["commit", "abort"])
+async def test_a_transaction_that_was_released_before_anything_was_sent_can_be_ended(version, end):
+    async with cluster_of(version) as cluster:
+        async with quick_producer(cluster, transactional_id="tx") as first:
+            await first.begin_transaction()
+            handle = pickle.loads(pickle.dumps(await first.release_transaction()))
+
+        async with Producer.resume(handle, **settings_of(cluster)) as second:
+            await (second.commit_transaction() if end == "commit" else second.abort_transaction())
+
+            await second.init_transactions()
+            async with second.transaction():
+                await second.send("t", b"1", partition=0)
+        assert values(cluster) == [b"1"]
+
+
+async def test_offsets_make_a_transaction_that_was_released_empty_one_to_be_committed(version):
+    async with cluster_of(version) as cluster:
+        async with quick_producer(cluster, transactional_id="tx") as first:
+            await first.begin_transaction()
+            handle = await first.release_transaction()
+
+        async with Producer.resume(handle, **settings_of(cluster)) as second:
+            await second.send_offsets_to_transaction({PLACE: OffsetAndMetadata(7)}, "g")
+            await second.commit_transaction()
+            assert (await second.committed("g", [PLACE]))[PLACE].offset == 7
+
+
 @pytest.mark.promise(
     "Transactions", "another process can end a transaction, and learn what a group has committed"
 )

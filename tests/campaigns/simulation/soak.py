@@ -133,7 +133,10 @@ def main() -> int:
         first = itertools.islice(shares, arguments.processes * 2)
         running = [pool.submit(play, kinds, share) for share in first]
         while running:
-            tally.add(running.pop(0).result())
+            played = running.pop(0).result()
+            tally.add(played)
+            for finding in played.findings:
+                sys.stderr.write(f"finding: {finding}\n")
             took = time.perf_counter() - began
             sys.stderr.write(f"{tally.schedules} schedules, {len(tally.findings)} findings, {took:.0f} s\n")
             sys.stderr.flush()
