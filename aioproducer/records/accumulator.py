@@ -1,6 +1,6 @@
 """Batches waiting to be sent, one deque per partition, and the memory that they may hold.
 
-The user's task appends (by the compiled path, which asks here for each new batch), the sender drains. Nothing here
+The user's task appends, through the compiled path, which asks here for each new batch; the sender drains. Nothing here
 touches a socket. Nothing interleaves between two awaits. Callers that wait for memory are served first come, first
 served."""
 
@@ -40,10 +40,10 @@ NO_NODE = NO_LEADER
 SMALLEST_BATCH = 1024
 """Bytes that a partition's first batch reserves; later ones start with what their predecessor used."""
 PAUSE_OF_WEIGHING = 20e-6
-"""Seconds for each partition between two looks at the load of a topic: one look takes a twentieth of that."""
+"""Seconds per partition between two measurements of a topic's load; one measurement takes a twentieth of that."""
 
 MOST_REBUILDS = 3
-"""How often a thread may compress a batch again because records of it have timed out."""
+"""How often a thread compresses a batch again because some of its records timed out."""
 
 MayDrain = Callable[[PartitionQueue, ProducerBatch], bool]
 
@@ -65,43 +65,43 @@ class Accumulator:
         self._random = random
         self.packing = packing
         packing.on_packed = self._packed
-        # A batch has to fit into a request; a single record that does not is refused earlier.
+        # A batch must fit into a request; a single record that does not fit is rejected earlier.
         self.batch_limit = max(min(config.batch_size, config.max_request_size) - HEADER_SIZE, 0)
         # looked up by the record's path
         self.topics: dict[str, Topic] = {}
         self.memory = BufferMemory(config.buffer_memory)
         self._waiting: OrderedDict[asyncio.Future[Any], Callable[[], object | None]] = OrderedDict()
-        """Who waits for memory, first come first served: the accumulator's lock. Nobody overtakes them."""
+        """Callers that wait for memory, first come, first served: the accumulator's lock."""
         self._is_serving = False
         self._closed = False
-        # every partition of every topic that was ever written to: their numbers outlive metadata
+        # every partition of every topic ever written to: sequence numbers outlive metadata
         self._queues: dict[tuple[str, int], PartitionQueue] = {}
         self._filed: dict[str, TopicInfo] = {}
-        """What each topic's queues were filed by; it stays the same object as long as nothing changes."""
+        """The metadata that assigned each topic's queues to leaders; the same object as long as nothing changes."""
         self._orders = count()
         # what has to be sent
         self._filled: dict[PartitionQueue, None] = {}
-        """Queues with batches, in the order in which they got their first one."""
+        """Queues that have batches, in the order of their first batch."""
         self._ready: dict[int, dict[PartitionQueue, None]] = {}
-        """Of these, by leader, the queues whose first batch is due, in rotation."""
+        """The queues whose first batch is due, by leader, in rotation."""
         self._lingers = Lingers(config)
         self._backing_off: list[tuple[float, tuple[int, int], PartitionQueue]] = []
         self.incomplete: OrderedDict[ProducerBatch, None] = OrderedDict()
-        """Every batch that has not ended, oldest first: also the order of their deadlines."""
+        """Every batch that has not ended, oldest first, which is also the order of their deadlines."""
         self._abandoned: set[ProducerBatch] = set()
-        """Batches that were sent and have no live record: they are not sent again."""
+        """Batches that were sent and have no live record left; they are not sent again."""
         self._flushing = 0
         # partitions of records without a key
         self._available: dict[str, list[int]] = {}
         self._weighed: dict[str, float] = {}
-        """Topics whose load is known well enough until a pass of the sender at this time or later."""
+        """The loop time until which the measured load of a topic is used."""
         self.availability = NodeAvailability(config.partitioner_availability_timeout)
         self.unretrieved = Unretrieved(loop)
 
     # ------------------------------------------------------------------------------------------ the user's task
 
     def open_topic(self, info: TopicInfo) -> Topic:
-        """The topic for the record's path, with a queue for each partition that metadata knows of."""
+        """Return the topic for the record's path, with a queue for each partition in the metadata."""
         topic = self.topics.get(info.name)
         if topic is None:
             sticky = UniformSticky(self._config.batch_size, self._random, self._config.partitioner_adaptive)
@@ -113,22 +113,22 @@ class Accumulator:
         return topic
 
     def open_batch(self, queue: PartitionQueue, size: int) -> ProducerBatch | None:
-        """A new batch at the end of the queue, with room for `size` bytes of records; None without memory for it.
+        """Open a batch at the end of the queue, with room for `size` bytes of records; None if there is no memory.
 
-        Called by the compiled path, when the last batch is full or there is none.
+        The compiled path calls this when the last batch is full or does not exist.
         """
         tail = queue.tail
         if tail is not None and tail.size - HEADER_SIZE + size > self.batch_limit:
-            self._close(tail)  # full; what it had reserved in vain may be what the new one needs
+            self._close(
+                tail
+            )  # full; the memory that it reserved and did not use may be enough for the new batch
             self._make_ready(queue)
             self._wake.set()
             tail = None
         capacity = max(size, min(queue.size_hint, self.batch_limit))
         if not self.memory.take(capacity):
             if not self.memory.take(size):
-                return (
-                    None  # an open tail stays open: it grows once there is memory, instead of many small ones
-                )
+                return None  # an open tail stays open and grows once there is memory, which avoids many small batches
             capacity = size
         if queue.tail is not None:
             self._close(queue.tail)
@@ -151,7 +151,7 @@ class Accumulator:
             raise
         batch.keeps_records = self._config.enable_gapless_order
         if queue.tail is not None:
-            self._close(queue.tail)  # a collector or signal handler has appended meanwhile
+            self._close(queue.tail)  # the garbage collector or a signal handler appended in the meantime
         queue.tail = batch
         self._enqueue(queue, batch)
         if self._config.linger > 0 and size < min(self.batch_limit, LARGE_RECORD):
@@ -164,13 +164,13 @@ class Accumulator:
         return batch
 
     def hurry(self, batch: ProducerBatch) -> None:
-        """Somebody waits for this batch: it is due at the next pass of the sender."""
+        """Make a batch due at the sender's next pass, because a caller waits for it."""
         if batch.state is BatchState.OPEN:
             self._make_ready(batch.queue)
             self._wake.set()
 
     def append_built(self, queue: PartitionQueue, builder: BatchBuilder) -> Delivery | None:
-        """Put a batch that the user built behind all others of its partition; None without memory for it."""
+        """Append a batch that the user built to its partition's queue; None if there is no memory for it."""
         batch = builder.take()
         if not self.memory.take(batch.reserved):
             return None
@@ -190,16 +190,16 @@ class Accumulator:
     async def append_when_room(
         self, append: Callable[[], T | None], deadline: float, bound: str = "max_block_ms"
     ) -> T:
-        """Call `append` until it finds memory, after all those who wait already.
+        """Call `append` until it finds memory, behind the callers that already wait.
 
         Args:
             append: returns None as long as there is no memory.
-            deadline: loop time at which to give up.
-            bound: what the deadline comes from, for the error.
+            deadline: loop time at which to stop waiting.
+            bound: the setting that the deadline comes from, for the error text.
 
         Raises:
-            BufferTimeoutError: there was none before `deadline`.
-            ProducerClosed: the producer was closed meanwhile.
+            BufferTimeoutError: there was no memory before `deadline`.
+            ProducerClosed: the producer was closed in the meantime.
         """
         began = self._loop.time()
         waiter: asyncio.Future[T] = self._loop.create_future()
@@ -222,10 +222,10 @@ class Accumulator:
             self._leave(waiter)
 
     def _serve_waiting(self) -> None:
-        """Append for those who wait, in their order and all in this turn of the loop, as long as there is memory.
+        """Append the records of waiting callers, in their order and in this turn of the loop, while there is memory.
 
-        Were they woken to append by themselves, each would stand in line again with its next record before the last of
-        them had its turn: once full for a moment, the buffer would be passed from hand to hand, a record a turn.
+        If each caller were woken to append its own record, it would queue again with its next record before the last
+        caller had its turn. A buffer that was full once would then accept only one record per turn.
         """
         if self._is_serving:
             return
@@ -247,7 +247,7 @@ class Accumulator:
             appended = append()
         except Exception as error:
             waiter.set_exception(error)
-            waiter.exception()  # whoever waited may be gone
+            waiter.exception()  # the caller may be gone
             return True
         if appended is None:
             return False
@@ -259,7 +259,7 @@ class Accumulator:
             self.memory.waiters -= 1
 
     async def flush(self) -> None:
-        """Wait until every batch that there is now has ended; none of them lingers any longer."""
+        """Wait until every current batch has ended. No batch lingers in the meantime."""
         waiting = FlushWait(self._loop, list(self.incomplete))
         self._flushing += 1
         self._wake.set()
@@ -271,7 +271,7 @@ class Accumulator:
     # ---------------------------------------------------------------------------------------- the sender's task
 
     def file_queues(self, cluster: Cluster) -> None:
-        """Take over a new snapshot: which node leads which queue."""
+        """Apply a new metadata snapshot: assign each queue to its leader."""
         for name, topic in list(self.topics.items()):
             info = cluster.topic(name)
             if info is not None:
@@ -281,11 +281,11 @@ class Accumulator:
             for queue in topic.queues:
                 self._lead(queue, NO_NODE)
             if name not in cluster.topics:
-                # Forgotten as idle, or never to come back: the next record asks for it again.
+                # Dropped as idle, or deleted for good: the next record requests its metadata again.
                 del self.topics[name]
         for queue in self._filled:
             if queue.topic in self.topics:
-                continue  # it was filed with its topic
+                continue  # already assigned with its topic
             partition = cluster.partition(queue.topic, queue.partition)
             self._lead(queue, NO_NODE if partition is None else partition.leader)
         due = [queue for group in self._ready.values() for queue in group]
@@ -294,7 +294,7 @@ class Accumulator:
             self._make_ready(queue)
 
     def ready(self, now: float) -> tuple[list[int], float | None]:
-        """The nodes for which something is due (NO_NODE: a leader is missing), and when to look again."""
+        """Return the nodes that have a due batch (NO_NODE: the leader is unknown), and when to check again."""
         for queue in self._lingers.end(now):
             assert queue.tail is not None
             queue.tail.is_due = True
@@ -319,7 +319,7 @@ class Accumulator:
         return nodes, min(times, default=None)
 
     def topics_without_leader(self) -> set[str]:
-        """Topics with data that can't be sent because the leader of its partition is not known."""
+        """Return the topics that have data for partitions without a known leader."""
         return {queue.topic for queue in self._ready.get(NO_NODE, ())}
 
     def drain(
@@ -327,7 +327,7 @@ class Accumulator:
     ) -> list[ProducerBatch]:
         """Take at most one batch of each partition that is due for this node, up to max_request_size and `most`.
 
-        Goes on where the last call stopped: a queue that gave a batch moves behind the others.
+        Continues where the last call stopped: once a batch is taken from a queue, the queue moves behind the others.
         """
         group = self._ready.get(node_id)
         drained: list[ProducerBatch] = []
@@ -343,7 +343,7 @@ class Accumulator:
             if batch.state is BatchState.OPEN:
                 self._close(batch)
             if len(batch.withdrawn) != len(batch.left_out) and not batch.is_packing:
-                self._rebuild(batch)  # which may hand it to a thread
+                self._rebuild(batch)  # may pass it to a thread
             if batch.is_packing:
                 continue
             size += batch.wire_size
@@ -354,7 +354,7 @@ class Accumulator:
         return drained
 
     def serve_last(self, node_id: int) -> None:
-        """This node has had its share: the next pass begins with the others."""
+        """Let the next pass begin with the other nodes."""
         if node_id in self._ready:
             self._ready[node_id] = self._ready.pop(node_id)
 
@@ -367,10 +367,10 @@ class Accumulator:
             group[queue] = None  # behind the others
 
     def _rebuild(self, batch: ProducerBatch) -> None:
-        """Leave out the records whose own timeout has passed, and compress the others as any batch.
+        """Leave out the records whose own timeout has passed, and compress the others like any batch.
 
-        Further time-outs pass while a thread compresses. So that they can't keep the batch from being sent, it goes
-        uncompressed in the end, if it is large.
+        More records may time out while a thread compresses. After MOST_REBUILDS attempts a large batch is therefore
+        sent uncompressed.
         """
         batch.rebuild()
         if batch.rebuilds <= MOST_REBUILDS:
@@ -379,15 +379,15 @@ class Accumulator:
             self.packing.pack_if_quick(batch)
 
     def end_record(self, delivery: Delivery, error: BaseException) -> None:
-        """End a record that was sent. After the last one of its batch the batch is not sent again."""
+        """End one record of a batch that was sent. A batch without live records is not sent again."""
         batch: ProducerBatch = delivery.batch
         batch.end_record(delivery, error, False)
         self._abandon_if_empty(batch)
 
     def withdraw(self, delivery: Delivery, error: BaseException) -> None:
-        """End a record that was never sent, and with the last one of its batch the batch.
+        """End a record that was never sent. If it was the last live record of its batch, the batch ends as well.
 
-        An empty batch would keep its memory, and flush() and close() would wait for it, until a broker can be reached.
+        An empty batch would keep its memory until a broker can be reached, and flush() and close() would wait for it.
         """
         batch: ProducerBatch = delivery.batch
         batch.end_record(delivery, error, True)
@@ -412,7 +412,7 @@ class Accumulator:
     def _drop_if_empty(self, batch: ProducerBatch) -> None:
         if batch.live_count == 0:
             self.forget(batch)
-            batch.succeed(-1, -1, -1)  # each of its records has an error of its own
+            batch.succeed(-1, -1, -1)  # each record has its own error
             self.release(batch)
             self._wake.set()  # for the batches behind it
 
@@ -432,14 +432,14 @@ class Accumulator:
             self._wake.set()
 
     def replace(self, batch: ProducerBatch, parts: list[tuple[int, ProducerBatch]], retry_at: float) -> None:
-        """Put parts of a batch, (first index, batch), into its place; its memory is theirs now."""
+        """Replace a batch by its parts, (first index, batch), which take over its memory."""
         reserved = batch.take_reserved()
         for _, part in parts:
             part.reserved = min(part.size - HEADER_SIZE, reserved)
             reserved -= part.reserved
         self.memory.give(reserved)
         batch.become(parts)
-        # Their deadline is the batch's, so they stand where it stood.
+        # The parts have the batch's deadline, so they take its place in the order.
         ended, self.incomplete = self.incomplete, OrderedDict()
         for other in ended:
             if other is batch:
@@ -453,12 +453,12 @@ class Accumulator:
             self._abandon_if_empty(part)
 
     def holds(self, topic: str, partition: int) -> bool:
-        """Records of this partition are buffered or in flight."""
+        """Whether records of this partition are buffered or in flight."""
         queue = self._queues.get((topic, partition))
         return queue is not None and bool(queue.batches or queue.in_flight)
 
     def hurry_node(self, node_id: int) -> None:
-        """Whatever is buffered for this node is due."""
+        """Make all batches that are buffered for this node due."""
         for queue in self._filled:
             if queue.node_id == node_id:
                 first: ProducerBatch = queue.batches[0]
@@ -466,12 +466,12 @@ class Accumulator:
                 self._make_ready(queue)
 
     def touch(self, queue: PartitionQueue) -> None:
-        """An answer came for this partition: what it held back may be sent."""
+        """Let the next batch of a partition be sent, after an answer that it had to wait for."""
         if queue.batches and self._is_due(queue):
             self._make_ready(queue)
 
     def release(self, batch: ProducerBatch) -> None:
-        """A batch has ended: its memory goes back to whoever waits first. The sender is not woken."""
+        """Return the memory of a batch that has ended, and serve waiting callers. Does not wake the sender."""
         del self.incomplete[batch]
         self._abandoned.discard(batch)
         self.memory.give(batch.take_reserved())
@@ -481,18 +481,18 @@ class Accumulator:
             self._serve_waiting()
 
     def behind(self, batch: ProducerBatch) -> list[ProducerBatch]:
-        """The batches behind this one in its partition, in their order, those in flight included."""
+        """Return the batches behind this one in its partition, in order, including those in flight."""
         queue = batch.queue
         others: list[ProducerBatch] = [*queue.in_flight, *queue.batches]
         return [other for other in others if other.order > batch.order]
 
     def postpone(self, batch: ProducerBatch, deadline: float) -> None:
-        """Give a batch a later deadline than any other has."""
+        """Give a batch a deadline later than that of any other batch."""
         batch.deadline = deadline
         self.incomplete.move_to_end(batch)
 
     def forget(self, batch: ProducerBatch) -> None:
-        """Take a batch that will not be sent out of its queue."""
+        """Remove a batch that will not be sent from its queue."""
         queue = batch.queue
         if batch is queue.tail:
             queue.tail = None
@@ -504,8 +504,8 @@ class Accumulator:
                 group.pop(queue, None)
 
     def expired(self, now: float) -> list[ProducerBatch]:
-        """The batches whose delivery timeout has passed, or the own one of each of their records unless an answer may
-        still come."""
+        """Return the batches whose delivery timeout has passed, and those whose records all timed out one by one,
+        unless an answer may still arrive."""
         found = [batch for batch in self._abandoned if batch.state is BatchState.CLOSED]
         for batch in self.incomplete:
             if batch.deadline > now:
@@ -515,7 +515,7 @@ class Accumulator:
         return found
 
     def close(self) -> None:
-        """Refuse those who wait for memory; what is buffered is due."""
+        """Fail the callers that wait for memory, and make everything in the buffer due."""
         self._closed = True
         self._serve_waiting()
         self._wake.set()
@@ -525,7 +525,7 @@ class Accumulator:
     def _file(self, topic: Topic, info: TopicInfo) -> None:
         self._filed[info.name] = info
         for queue in topic.queues[len(info.partitions) :]:
-            self._lead(queue, NO_NODE)  # the topic was made anew with fewer partitions
+            self._lead(queue, NO_NODE)  # the topic was re-created with fewer partitions
         del topic.queues[len(info.partitions) :]
         for number in range(len(topic.queues), len(info.partitions)):
             if (info.name, number) not in self._queues:
@@ -581,7 +581,7 @@ class Accumulator:
         self.packing.pack(batch)
 
     def _packed(self, batch: ProducerBatch) -> None:
-        """A thread is done with a batch that waits to be sent."""
+        """Make a batch due once a thread has compressed it."""
         self._make_ready(batch.queue)
         self._wake.set()
 
@@ -602,7 +602,7 @@ class Accumulator:
         return sticky.current(available)
 
     def note_unsent(self, topic: str, errors: Iterable[BaseException]) -> None:
-        """Records were rejected before the buffer, and no caller has looked for it. May be called in any thread."""
+        """Count rejected records whose errors no caller has retrieved. May be called from any thread."""
         for error in errors:
             self.unretrieved.add(topic, error, 1)
 

@@ -1,7 +1,7 @@
-"""One batch of records on its way: open, closed, in flight, done.
+"""One batch of records and its states: open, closed, in flight, done.
 
-The accumulator opens and closes it, the sender numbers, sends and ends it. The records themselves, and who waits for
-them, are in the compiled base class."""
+The accumulator opens and closes it; the sender numbers, sends and ends it. The records themselves, and the deliveries
+that wait for them, are in the compiled base class."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ logger = logging.getLogger(__name__)
 
 
 class BatchState(Enum):
-    OPEN = "open"  # takes records
-    CLOSED = "closed"  # waits to be sent, for the first time or again
-    IN_FLIGHT = "in flight"  # written, not answered
-    DONE = "done"  # its deliveries have their result
+    OPEN = "open"  # accepts records
+    CLOSED = "closed"  # waiting to be sent, for the first time or again
+    IN_FLIGHT = "in flight"  # written to a connection, not answered
+    DONE = "done"  # its deliveries have their results
 
     __hash__ = (
         object.__hash__
@@ -54,12 +54,12 @@ _SUMMED = struct.Struct(
 _NO_PRODUCER = (-1, -1, -1)
 _TRANSACTIONAL = 0x10
 NAMED = 0
-"""In place of a topic's id: whichever topic had the name when the broker looked."""
+"""Stands for the id of a topic that was addressed by name."""
 NO_REFUSALS: Mapping[int, int] = MappingProxyType({})
 
 
 class ProducerBatch(Batch):
-    """Records of one partition that are sent, acknowledged or refused together."""
+    """Records of one partition that are sent, acknowledged or rejected together."""
 
     __slots__ = (
         "attempts",
@@ -101,35 +101,35 @@ class ProducerBatch(Batch):
         super().__init__(queue, loop, capacity, limit)
         self.state = BatchState.OPEN
         self.order = order
-        """Place among all batches of its partition: the number of the batch as it was opened, and the index in it of
-        the first record, for the parts of one that was split."""
+        """Position among all batches of the partition: the number of the batch when it was opened and, for part of a
+        batch that was split, the index of the part's first record."""
         self.created = created
         self.deadline = deadline
         self.keeps_records = False
-        """No record is left out by its own timeout."""
-        # set when it closes
+        """Records are never left out because of their own timeouts (enable_gapless_order)."""
+        # set when the batch closes
         self.payload: bytes | memoryview = b""
         self.codec = Codec.NONE
         self.wire_size = HEADER_SIZE
-        """Bytes on the wire; final when it is compressed."""
+        """Bytes on the wire; final once the batch is compressed."""
         self.rebuilds = 0
-        """How often records were left out."""
+        """How often the batch was rebuilt without withdrawn records."""
         self.is_packing = False
-        """A thread copies its large record, or compresses it."""
-        # set when it is numbered: they name these bytes, for ever
+        """A thread is copying its large record or compressing it."""
+        # set when the batch is numbered: they identify these bytes for good
         self.identity: ProducerIdentity | None = None
         self.first_sequence = -1
         self.segments: tuple[bytes | memoryview, ...] = ()
-        # what became of it so far
+        # its history so far
         self.attempts = 0
         self.maybe_persisted = False
-        """An attempt ended so that the records may be in the log."""
+        """After some attempt, the records may be in the log."""
         self.doubted_in: frozenset[int] = frozenset()
-        """The ids of the topics whose log that may be, NAMED for one that was addressed by its name."""
+        """The ids of the topics whose logs may have the records; NAMED for a topic that was addressed by name."""
         self.refusals: Mapping[int, int] = NO_REFUSALS
-        """How often a broker has answered each error code to these bytes."""
+        """How often brokers answered these bytes with each error code."""
         self.moments: tuple[Moment, ...] = ()
-        """What has passed while it was in flight and ends it unless it succeeds."""
+        """Events during its flight that end the batch unless it succeeds."""
         self.last_error: BaseException | None = None
         self.broker: int | None = None
         self.flushes: tuple[FlushWait, ...] = ()
@@ -143,7 +143,7 @@ class ProducerBatch(Batch):
         deadline: float,
         unretrieved_errors: Callable[[ProducerBatch], None],
     ) -> None:
-        """A batch that the user built gets its place."""
+        """Give a batch that the user built its place in a queue."""
         self.queue = queue
         self.order = order
         self.created = created
@@ -155,7 +155,7 @@ class ProducerBatch(Batch):
         self.state = to
 
     def close(self) -> int:
-        """Take no more records; returns the bytes of memory that it does not need."""
+        """Accept no more records. Return the bytes of memory that the batch does not need."""
         self._move(BatchState.CLOSED)
         surplus = self.freeze()
         self._carry(self.records, Codec.NONE)
@@ -167,27 +167,27 @@ class ProducerBatch(Batch):
         self.wire_size = HEADER_SIZE + len(payload)
 
     def compressed(self, codec: Codec, payload: bytes | memoryview) -> None:
-        """Send `payload` for the records, unless they did not shrink."""
+        """Send `payload` in place of the records if it is smaller."""
         if not self.is_done and len(payload) < len(self.payload):
             self._carry(payload, codec)
 
     @property
     def live_count(self) -> int:
-        """Records whose result is still the batch's: without those that are yet to be left out."""
+        """The number of records whose result is the batch's, that is, without withdrawn ones."""
         return self.record_count - len(self.withdrawn) + len(self.left_out)
 
     @property
     def has_live_records(self) -> bool:
-        """Whether a record has no error of its own."""
+        """Whether at least one record has no error of its own."""
         return len(self.record_errors or ()) < self.record_count + len(self.left_out)
 
     @property
     def may_withdraw(self) -> bool:
-        """Whether a record can still be left out: nothing was ever sent."""
+        """Whether records can still be left out because the batch was never sent."""
         return self.attempts == 0 and not self.is_numbered and not self.is_done and not self.keeps_records
 
     def rebuild(self) -> None:
-        """Leave out what was withdrawn, before the first attempt. The records are uncompressed afterwards."""
+        """Leave out withdrawn records, before the first attempt. The payload is uncompressed afterwards."""
         self.rebuilds += 1
         self.leave_out_withdrawn()
         self._carry(self.records, Codec.NONE)
@@ -195,9 +195,9 @@ class ProducerBatch(Batch):
     def part(
         self, loop: AbstractEventLoop, first: int, end: int, errors: dict[int, BaseException]
     ) -> ProducerBatch:
-        """A closed batch with the records from index `first` to before `end`, in this one's place.
+        """Return a closed batch with the records from index `first` up to, but not including, `end`.
 
-        Those that `errors` names are left out, and end with these errors when the part does.
+        Records in `errors` are left out; they end with these errors when the new batch ends.
         """
         room = self.size - HEADER_SIZE
         part = ProducerBatch(
@@ -218,7 +218,7 @@ class ProducerBatch(Batch):
         return part
 
     def become(self, parts: list[tuple[int, ProducerBatch]]) -> None:
-        """End this batch in favour of its parts, (first index, batch)."""
+        """End this batch and let its parts, (first index, batch), replace it."""
         self._move(BatchState.DONE)
         self._drop_bytes()
         self.split_into(parts)
@@ -234,35 +234,35 @@ class ProducerBatch(Batch):
         return Outcome.UNKNOWN if self.maybe_persisted or self.doubted_in else Outcome.NOT_PERSISTED
 
     def doubt(self, topic_id: int) -> None:
-        """An attempt that was addressed to this topic ended so that the records may be in its log."""
+        """Note that the records may be in the log of this topic after an attempt."""
         self.maybe_persisted = True
         self.doubted_in |= {topic_id}
 
     def may_be_in(self, topic_id: int) -> bool:
-        """Whether an attempt may have put the records into the log of the topic with this id."""
+        """Whether the records may be in the log of the topic with this id."""
         return (self.maybe_persisted and not self.doubted_in) or bool(self.doubted_in & {NAMED, topic_id})
 
     def leave_for(self, topic_id: int) -> None:
-        """Be sent to the topic with this id instead, in whose log the records can't be. The numbers are void."""
+        """Redirect the batch to the topic with this id, which cannot have the records yet. Discards the numbers."""
         assert not self.may_be_in(topic_id)
         self.maybe_persisted = False
         self.number(None, -1)
 
     def number(self, identity: ProducerIdentity | None, first_sequence: int) -> None:
-        """Give the batch its name in the log. May be changed only while no attempt can have been persisted."""
+        """Set the producer id, epoch and sequence. They may change only while the records cannot be in a log."""
         assert not self.maybe_persisted
         self.identity = identity
         self.first_sequence = first_sequence
         self.segments = ()
 
     def seal(self) -> tuple[bytes | memoryview, ...]:
-        """The bytes to send, the same at each attempt. The header is made once it is numbered: it is checksummed."""
+        """Return the bytes to send, the same for each attempt. The header is built once the batch is numbered."""
         assert self.is_whole
         if not self.segments:
             identity, first = self.identity, self.first_sequence
             numbers = _NO_PRODUCER if identity is None else (identity.producer_id, identity.epoch, first)
-            # The bit comes from the identity alone: a transactional batch without a producer id, or the reverse, would
-            # be appended outside of any transaction, and nobody would complain.
+            # The transactional bit depends on the identity alone. A transactional batch without a producer id, or the
+            # reverse, would be appended outside any transaction, without an error.
             is_transactional = identity is not None and identity.is_transactional
             self.segments = (self._header(*numbers, is_transactional), self.payload)
         return self.segments
@@ -276,13 +276,13 @@ class ProducerBatch(Batch):
         return bool(crc32c(payload, crc32c(header[_UNSUMMED.size :])) == checksum)
 
     def was_refused(self, code: int) -> None:
-        """Count an answer with this error code."""
+        """Count an answer that has this error code."""
         self.refusals = {**self.refusals, code: self.refusals.get(code, 0) + 1}
 
     def _header(
         self, producer_id: int, producer_epoch: int, first_sequence: int, is_transactional: bool
     ) -> bytes:
-        # recordbatch.py draws the layout. The checksum covers everything behind itself.
+        # recordbatch.py describes the layout. The checksum covers all bytes after itself.
         summed = _SUMMED.pack(
             self.codec | (_TRANSACTIONAL if is_transactional else 0),
             self.record_count - 1,
@@ -294,7 +294,7 @@ class ProducerBatch(Batch):
             self.record_count,
         )
         checksum = crc32c(self.payload, crc32c(summed))
-        # The base offset is the broker's to give; it does not look at the leader epoch.
+        # The broker assigns the base offset, and it ignores the leader epoch.
         return _UNSUMMED.pack(0, self.wire_size - LOG_OVERHEAD, -1, MAGIC, checksum) + summed
 
     def sent(self, broker: int) -> None:
@@ -303,23 +303,23 @@ class ProducerBatch(Batch):
         self.attempts += 1
 
     def returned(self) -> None:
-        """An attempt ended without success and the batch will be sent again."""
+        """Close the batch again after an attempt without success; it will be sent again."""
         self._move(BatchState.CLOSED)
 
     def succeed(self, base_offset: int, log_append_time: int, log_start_offset: int) -> None:
-        """The records are in the log; all deliveries are resolved."""
+        """Resolve all deliveries: the records are in the log."""
         self._move(BatchState.DONE)
         self._drop_bytes()
         self.complete(base_offset, log_append_time, log_start_offset)
 
     def give_up(self, error: BaseException) -> None:
-        """All deliveries fail with `error`."""
+        """Fail all deliveries with `error`."""
         self._move(BatchState.DONE)
         self._drop_bytes()
         self.fail(error)
 
     def _drop_bytes(self) -> None:
-        # Only our references: a transport that still writes them holds its own.
+        # A transport that is still writing these bytes has its own references.
         self.payload = b""
         self.segments = ()
 
@@ -329,7 +329,7 @@ class ProducerBatch(Batch):
 
 
 class FlushWait:
-    """Somebody waits until a number of batches have ended."""
+    """Waits until a number of batches have ended."""
 
     __slots__ = ("future", "left")
 
@@ -347,13 +347,13 @@ class FlushWait:
             self.end()
 
     def end(self) -> None:
-        """Wait no longer."""
+        """End the wait."""
         if not self.future.done():
             self.future.set_result(None)
 
 
 class BatchBuilder:
-    """A batch that the user fills: `Producer.create_batch()` makes it, `Producer.send_batch()` sends it."""
+    """A batch that the user fills: made by `Producer.create_batch()`, sent by `Producer.send_batch()`."""
 
     def __init__(
         self,
@@ -383,11 +383,11 @@ class BatchBuilder:
         timestamp: int | None = None,
         headers: Headers | None = None,
     ) -> BatchRecordMetadata | None:
-        """Add a record, serialized by the producer's serializers; None if the batch is closed, or full and so closed.
+        """Add a record, serialized with the producer's serializers. Return None if the batch is closed or full.
 
         Raises:
-            InvalidRecordError: a value is not bytes, a header not (str, bytes), a timestamp below 0.
-            SerializationError: a serializer raised; its error is the cause.
+            InvalidRecordError: a value is not bytes, a header is not (str, bytes), or a timestamp is negative.
+            SerializationError: a serializer raised an exception, which is the cause.
             IllegalStateError: a serializer is async.
         """
         if self._is_closed:
@@ -396,30 +396,30 @@ class BatchBuilder:
             key, value = self._serialize(key, value)
         size = self._batch.size
         if not self._batch.try_append(value, key, timestamp, headers or None):
-            self._is_closed = True  # a smaller record may not overtake the one that did not fit
+            self._is_closed = True  # otherwise a smaller record could overtake the one that did not fit
             return None
         return BatchRecordMetadata(
             self._batch.record_count - 1, self._batch.size - size, self._batch.last_timestamp
         )
 
     def close(self) -> None:
-        """Take no more records."""
+        """Accept no more records."""
         self._is_closed = True
 
     def closed(self) -> bool:
-        """Whether it takes no more records: it was full, closed or sent."""
+        """Whether the batch accepts no more records because it is full, closed or sent."""
         return self._is_closed
 
     def size(self) -> int:
-        """Bytes, uncompressed."""
+        """The size in bytes, uncompressed."""
         return self._batch.size
 
     def record_count(self) -> int:
-        """How many records were appended."""
+        """The number of records."""
         return self._batch.record_count
 
     def take(self) -> ProducerBatch:
-        """The batch, to be sent; once."""
+        """Return the batch to be sent. Works once."""
         batch = self._batch
         if batch.order[0] >= 0:
             raise IllegalStateError("this batch was sent before; make a new one with create_batch()")
@@ -428,18 +428,18 @@ class BatchBuilder:
         self._is_closed = True
         if batch.state is BatchState.OPEN:
             batch.close()
-            batch.reserved = batch.size - HEADER_SIZE  # what it will take; nothing was reserved so far
+            batch.reserved = batch.size - HEADER_SIZE  # the memory that it will need; nothing is reserved yet
         return batch
 
 
 class BatchRecordMetadata(NamedTuple):
-    """A record's place in a batch that is being built."""
+    """The position of a record in a batch that is being built."""
 
     offset: int
     size: int
-    """Bytes that the record took."""
+    """Bytes that the record takes."""
     timestamp: int
 
 
 def _nobody(batch: ProducerBatch) -> None:
-    """For a batch that was never sent."""
+    """Ignore the unretrieved errors of a batch that was never sent."""

@@ -1,4 +1,4 @@
-"""What became of the rows of one `send_many`."""
+"""The results of the rows of one `send_many` call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aioproducer.types import Outcome
 
 
 class Receipt:
-    """Of all rows of one `send_many`: `await` it until each has its result.
+    """The results of all rows of one `send_many` call: `await` it until each row has its result.
 
         receipt = await producer.send_many("orders", values, keys=keys)
         await receipt                  # raises SendManyError if a row failed; the others are in the log
@@ -22,8 +22,8 @@ class Receipt:
         receipt.errors                 # {row: error}
         await receipt.delivery(7)      # the RecordMetadata of row 7
 
-    Cancelling whoever awaits it has no effect on the rows. If a row failed and nobody has looked at `errors` or awaited
-    the receipt, that is logged, and shown by `close()`, as for the delivery of a single record.
+    Cancelling a task that awaits it has no effect on the rows. A failed row is logged and counted by `close()` unless
+    `errors` was read or the receipt was awaited, as with the delivery of a single record.
     """
 
     def __init__(
@@ -38,13 +38,13 @@ class Receipt:
         self._loop = loop
         self._note_unsent = note_unsent
         self._order: dict[int, memoryview] = {}
-        """By partition: its rows, in the order of their records."""
+        """The rows of each partition, in the order of their records."""
         self._is_seen = False
         self.waits: list[FlushWait] = []
-        """Callers that wait for all rows; the timeout of the call ends the wait."""
+        """The waits for all rows, which the timeout of the call ends."""
 
     def __len__(self) -> int:
-        """How many rows the call had."""
+        """The number of rows of the call."""
         return self._rows.count
 
     def __repr__(self) -> str:
@@ -59,14 +59,14 @@ class Receipt:
         """Wait for all rows.
 
         Raises:
-            SendManyError: some failed.
+            SendManyError: at least one row failed.
         """
         yield from self.wait().__await__()
         self.raise_errors()
         return self
 
     async def wait(self) -> Receipt:
-        """Wait for all rows, and leave it to the caller to look at `errors`."""
+        """Wait for all rows without raising; the caller reads `errors`."""
         pending = self._pending()
         if pending:
             wait = FlushWait(self._loop, pending)
@@ -93,8 +93,8 @@ class Receipt:
 
     @property
     def offsets(self) -> dict[int, list[range]]:
-        """The offsets of the rows that are in the log so far, ascending, by partition. Where the broker does not tell
-        them (acks=0) there are none."""
+        """The offsets of the rows that are in the log so far, by partition, ascending. Empty with acks=0, where the
+        broker does not report offsets."""
         found: dict[int, list[range]] = {}
         for batch, first, count, _ in self._leaves():
             if batch.is_done and batch.error is None and batch.base_offset >= 0:
@@ -106,7 +106,7 @@ class Receipt:
 
     @property
     def errors(self) -> dict[int, BaseException]:
-        """By row: why it is not in the log, or (`outcome` UNKNOWN) may not be; as far as that is known."""
+        """The error of each row that failed so far. `outcome` UNKNOWN: the row may be in the log all the same."""
         self._is_seen = True
         errors = dict(self._rows.errors)
         for batch, first, count, rank in self._leaves():
@@ -123,20 +123,20 @@ class Receipt:
         return dict(sorted(errors.items()))
 
     def partition(self, row: int) -> int | None:
-        """The partition that a row went to; None if it was not sent.
+        """Return the partition of a row; None if the row was not sent.
 
         Raises:
-            IndexError: there is no such row.
+            IndexError: the row does not exist.
         """
         number = self._rows.place(self._checked(row))
         return None if number < 0 else number
 
     def delivery(self, row: int) -> Delivery:
-        """The delivery of one row.
+        """Return the delivery of one row.
 
         Raises:
-            IndexError: there is no such row.
-            InvalidRecordError and others of `send`: why the row was not sent.
+            IndexError: the row does not exist.
+            InvalidRecordError and others as `send`: the reason why the row was not sent.
         """
         error = self._rows.errors.get(self._checked(row))
         if error is not None:
@@ -162,8 +162,8 @@ class Receipt:
         return rows
 
     def _leaves(self) -> Iterator[tuple[Batch, int, int, int]]:
-        """(batch, index of the first row's record, count of rows, how many rows of the partition come before them);
-        of a batch that was split, its parts."""
+        """Yield (batch, index of the first record, number of rows, number of earlier rows of the partition); for a
+        batch that was split, its parts."""
         ranks: dict[int, int] = {}
         for span in self._rows.spans:
             partition = span.batch.queue.partition
@@ -188,12 +188,12 @@ _FLAGS = ("retriable", "requires_abort", "requires_reinit", "fatal")
 
 
 def parts_of(span: Span) -> Iterator[tuple[Batch, int, int]]:
-    """(batch, index of the first record, count): where the records of a span are now; a batch may have been split."""
+    """Yield (batch, index of the first record, count) for the records of a span, whose batch may have been split."""
     return _parts_of(span.batch, span.first, span.count)
 
 
 def pending_batches(spans: Iterable[Span]) -> list[ProducerBatch]:
-    """The batches in which a record of these spans has no result yet."""
+    """Return the batches in which a record of these spans has no result yet."""
     pending: dict[ProducerBatch, None] = {}
     for span in spans:
         for batch, first, count in parts_of(span):
@@ -203,7 +203,7 @@ def pending_batches(spans: Iterable[Span]) -> list[ProducerBatch]:
 
 
 def _parts_of(batch: Batch, first: int, count: int) -> Iterator[tuple[Batch, int, int]]:
-    """Where the records from index `first` on are now."""
+    """Yield the batches that have the records from index `first` on now."""
     if batch.parts is None:
         yield batch, first, count
         return
@@ -216,7 +216,7 @@ def _parts_of(batch: Batch, first: int, count: int) -> Iterator[tuple[Batch, int
 
 
 def _failed(batch: Batch) -> dict[int, BaseException]:
-    """The errors of single records, by index, as far as these records have their result."""
+    """Return the errors of single records, by index, for records that have their results."""
     errors = batch.record_errors or {}
     if batch.is_done or not errors:
         return errors
@@ -225,7 +225,7 @@ def _failed(batch: Batch) -> dict[int, BaseException]:
 
 
 def _without(left_out: dict[int, BaseException], first: int, end: int) -> Iterator[tuple[int, int]]:
-    """The runs of indexes from `first` to before `end` that are not left out."""
+    """Yield the runs of indexes from `first` up to `end`, without those in `left_out`."""
     for index in sorted(left_out):
         if first <= index < end:
             if first < index:
