@@ -372,10 +372,12 @@ class Answers:
 
     def end_at(self, batch: ProducerBatch, moment: Moment, why: str = "", *, in_flight: bool) -> bool:
         """End a batch because of something that has passed; False if the table keeps it."""
+        is_endless = self._config.enable_endless_retries
         holds = {
             Condition.IN_FLIGHT: in_flight,
-            Condition.IN_DOUBT: batch.maybe_persisted,
-            Condition.ENDLESS: self._config.enable_endless_retries,
+            # Endless retries also apply to a batch that may be in the log of a topic that was re-created since.
+            Condition.IN_DOUBT: batch.maybe_persisted or (is_endless and batch.outcome is Outcome.UNKNOWN),
+            Condition.ENDLESS: is_endless,
         }
         row = decide_moment(moment, {condition for condition, is_so in holds.items() if is_so})
         if row.action is Action.KEEP:

@@ -274,6 +274,25 @@ async def test_close_ends_endless_retries_as_unknown():
         cluster.thaw_broker(0)
 
 
+@in_virtual_time
+async def test_endless_retries_continue_for_a_record_that_moved_to_a_re_created_topic():
+    async with producing(cluster={"versions": "4.1"}, **ENDLESS) as (cluster, producer):
+        await producer.send_and_wait("t", b"0")
+        cluster.faults.add(PRODUCE, error=ErrorCode.REQUEST_TIMED_OUT, after_append=True)
+        refused = cluster.faults.add(PRODUCE, error=ErrorCode.NOT_ENOUGH_REPLICAS, count=10_000)
+        (delivery,) = await send_numbers(producer, [1])
+        await within(1, refused.reached())
+        cluster.delete_topic("t")
+        cluster.create_topic("t", 1)
+        await asyncio.sleep(0.35)
+        assert not delivery.done()
+
+        refused.count = 0
+
+        assert (await within(2, delivery)).offset == 0
+        assert numbers(cluster) == [1]
+
+
 async def test_endless_retries_end_where_a_topic_was_re_created_without_the_partition():
     """No broker will ever be asked again, and the log that may have had the record is gone."""
     async with producing(topics={"t": 2}, cluster={"versions": "3.5"}, **ENDLESS) as (cluster, producer):
