@@ -1,6 +1,6 @@
-"""class Producer: the public coroutines. Wires the parts, starts and ends them, and has every slow path of `send`.
+"""class Producer: the public coroutines. Connects the parts, starts and stops them, and has the slow paths of `send`.
 
-The fast path, a record of a known topic with room in the buffer, is in the compiled base class."""
+The fast path, for a record of a known topic with room in the buffer, is in the compiled base class."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ logger = logging.getLogger(__name__)
 
 TASKS_CANCELLED = "its tasks were cancelled, as when an event loop ends,"
 MOST_TOPICS_NAMED = 10
-"""In a line of the log."""
+"""In one log line."""
 
 
 class State(Enum):
@@ -96,15 +96,15 @@ TRANSITIONS: dict[State, frozenset[State]] = {
 
 @dataclass(frozen=True, slots=True)
 class CloseReport:
-    """What became of all records of a producer, as `close()` returns it."""
+    """The results of all records of a producer, returned by `close()`."""
 
     delivered: int
     failed: int
-    """Not in the log, provably."""
+    """Certainly not in the log."""
     unknown: int
     """May be in the log."""
     unretrieved: dict[tuple[str, str], int]
-    """Failed records whose result no caller has looked at, by (topic, error)."""
+    """Failed records whose result was not retrieved, by (topic, error)."""
 
 
 class Producer(Transactional, Configured):
@@ -114,59 +114,60 @@ class Producer(Transactional, Configured):
             delivery = await producer.send("orders", b"...", key=b"42")   # in the buffer
             metadata = await delivery                                      # on the broker
 
-    It can be built anywhere, also without a running loop; it belongs to the loop in which it is started.
+    It can be built anywhere, even without a running loop, and belongs to the loop in which it is started.
 
     Args:
         bootstrap_servers: "host:port,host:port" or a list of them; the port is 9092 if left out.
-        client_id: the name that brokers see in their logs and quotas.
-        acks: "all" (every in-sync replica has the record), 1 (the leader has it), 0 (nobody says).
-        enable_idempotence: no duplicates by retries, order kept with several requests in flight (KIP-98, KIP-360).
-            By default on where `acks` is "all".
-        enable_gapless_order: a failed record fails those that are buffered behind it in its partition.
+        client_id: the name of this client in the brokers' logs and quotas.
+        acks: "all" (all in-sync replicas have the record), 1 (the leader has it), or 0 (no acknowledgement).
+        enable_idempotence: retries create no duplicates and keep the order with several requests in flight (KIP-98,
+            KIP-360). On by default if `acks` is "all".
+        enable_gapless_order: a failed record fails the records that are buffered behind it in its partition.
         enable_endless_retries: records that may be in the log are sent again until a broker answers, or `close`.
         max_in_flight_requests_per_connection: at most 5 with idempotence.
-        linger_ms: how long a batch waits for more records. `send_and_wait` never lingers.
-        batch_size: bytes after which a batch is full; a larger record has a batch of its own.
-        buffer_memory: bytes of records that may wait; when they are used up, `send` waits.
-        max_request_size: bytes of one record, and of one request unless it holds a single batch.
-        max_block_ms: how long `send` may wait for metadata and for room in the buffer, together. With 0 it never
+        linger_ms: how long a batch waits for more records. `send_and_wait` does not linger.
+        batch_size: the size of a full batch in bytes; a larger record gets its own batch.
+        buffer_memory: bytes of records that may wait in the buffer. If it is full, `send` waits.
+        max_request_size: the maximum size in bytes of a record, and of a request with more than one batch.
+        max_block_ms: how long `send` may wait in total for metadata and for room in the buffer. With 0 it never
             waits, and `start` may take request_timeout_ms.
-        delivery_timeout_ms: after this time each record is delivered or has failed (KIP-91); 120000, or linger_ms +
-            request_timeout_ms if that is more. With a transactional_id at most transaction_timeout_ms if left out.
-        close_timeout_ms: how long the end of `async with` waits for what is buffered and in flight, at most
-            delivery_timeout_ms; `close()` itself takes a timeout.
+        delivery_timeout_ms: the time within which a record is delivered or fails (KIP-91). Default: 120000, or
+            linger_ms + request_timeout_ms if that is longer; with a transactional_id at most transaction_timeout_ms.
+        close_timeout_ms: how long the end of `async with` waits for records that are buffered or in flight, at most
+            delivery_timeout_ms. `close()` has its own timeout.
         request_timeout_ms: how long to wait for a broker's answer before its connection is closed.
-        retry_backoff_ms, retry_backoff_max_ms: pause before a retry, doubled each time, 20 % jitter (KIP-580).
+        retry_backoff_ms, retry_backoff_max_ms: the pause before a retry, doubled each time, 20 % jitter (KIP-580).
         compression_type: "none", "gzip", "snappy", "lz4" or "zstd".
-        compression_level: the codec's own scale (KIP-390); its default if None. Java's compression_gzip_level,
-            compression_lz4_level and compression_zstd_level go for one codec only.
+        compression_level: the level on the codec's own scale (KIP-390), or None for its default. Java's
+            compression_gzip_level, compression_lz4_level and compression_zstd_level apply to one codec only.
         partitioner: "murmur2" (Java's: keys hashed, records without a key uniformly sticky, KIP-794),
             "consistent_random" (librdkafka's), "round_robin", "random", or a callable
             (key, all partitions, available partitions) -> partition.
         partitioner_ignore_keys: the same as partitioner="random".
-        partitioner_adaptive_partitioning_enable: fewer records without a key for partitions whose batches queue up.
-        partitioner_availability_timeout_ms: leave out partitions whose broker took nothing for so long; 0: never.
+        partitioner_adaptive_partitioning_enable: send fewer records without a key to partitions whose batches queue up.
+        partitioner_availability_timeout_ms: skip partitions whose broker accepted nothing for this long; 0: never.
         key_serializer, value_serializer: f(value) -> bytes, or an object with serialize(topic, value, headers);
             either may be async.
-        metadata_max_age_ms, metadata_max_idle_ms: refresh at least so often; forget topics unused so long (KIP-526).
-        metadata_recovery_strategy: "rebootstrap" goes back to the bootstrap addresses when no known broker is
-            left (KIP-899), or when `metadata_recovery_rebootstrap_trigger_ms` pass without an update (KIP-1102).
-        allow_auto_create_topics: let brokers create topics that are asked for.
-        reconnect_backoff_ms, reconnect_backoff_max_ms: pause between attempts to connect to a broker.
-        socket_connection_setup_timeout_ms, socket_connection_setup_timeout_max_ms: bound of one attempt.
-        connections_max_idle_ms: close connections that were unused for so long; 0 or None: never.
-        transactional_id: the name under which transactions go on after a restart; needs idempotence and acks="all".
-        transaction_timeout_ms: after so long the broker aborts a transaction that was not ended; the producer itself
-            does after 80 % of it, unless a commit is under way.
-        interceptors: objects with on_send(record) -> record or on_acknowledgement(metadata or error), called in order;
-            they do not see batches that were built by hand (`send_batch`).
-        connector: async f(host, port) -> a connected socket, to go through a proxy.
-        address_filter: f(host, port, node id) of each broker that the cluster names -> the address to connect to
-            instead, or None to refuse it.
-        resolved_address_filter: f(host, IP address, port) of each address that a broker's name resolves to -> whether
-            to connect to it. By default link-local addresses (169.254.0.0/16, fe80::/10) are refused.
-        max_batch_size: aiokafka's name of `batch_size`.
-        security: `security_protocol`, `ssl_...` and `sasl_...` as docs/configuration.md lists them.
+        metadata_max_age_ms, metadata_max_idle_ms: the longest time between refreshes, and the time after which an
+            unused topic is forgotten (KIP-526).
+        metadata_recovery_strategy: "rebootstrap" returns to the bootstrap addresses when no known broker is
+            left (KIP-899), or after `metadata_recovery_rebootstrap_trigger_ms` without an update (KIP-1102).
+        allow_auto_create_topics: let brokers create topics that do not exist.
+        reconnect_backoff_ms, reconnect_backoff_max_ms: the pause between attempts to connect to a broker.
+        socket_connection_setup_timeout_ms, socket_connection_setup_timeout_max_ms: the time limit of one attempt.
+        connections_max_idle_ms: close connections that were unused for this long; 0 or None: never.
+        transactional_id: identifies this producer's transactions across restarts; needs idempotence and acks="all".
+        transaction_timeout_ms: the time after which the broker aborts an open transaction. The producer itself aborts
+            it after 80 % of this time, unless a commit is in progress.
+        interceptors: objects with on_send(record) -> record or on_acknowledgement(metadata or error), called in order.
+            They do not see batches that were built by hand (`send_batch`).
+        connector: async f(host, port) -> a connected socket, for example through a proxy.
+        address_filter: f(host, port, node id) for each broker of the cluster -> the address to connect to instead, or
+            None to reject the broker.
+        resolved_address_filter: f(host, IP address, port) for each address that a broker's name resolves to -> whether
+            to connect to it. By default link-local addresses (169.254.0.0/16, fe80::/10) are rejected.
+        max_batch_size: aiokafka's name for `batch_size`.
+        security: the `security_protocol`, `ssl_...` and `sasl_...` settings listed in docs/configuration.md.
 
     Raises:
         ConfigError: a setting is unknown, malformed or contradicts another one.
@@ -231,14 +232,14 @@ class Producer(Transactional, Configured):
         self._interceptors = Interceptors(self._config.interceptors)
         self._transaction = Transaction(self._config.transactional_id, self._gate)
         self._handle: TransactionHandle | None = None
-        """Of the transaction of another producer that this one takes part in, or has taken over."""
+        """The handle of another producer's transaction that this one takes part in or has taken over."""
         self._is_owner = False
         self._shares_the_loop = True
-        """False where nothing of the user's runs in the loop, so that compression need not wait for it."""
-        # The rest is made by start(), which knows the loop.
+        """False if no user code runs in the loop, so that compression need not give way to it."""
+        # start() creates the rest, once the loop is known.
         self._loop: asyncio.AbstractEventLoop
         self._process: int
-        """A child that was forked inherits the producer, but must not touch its loop."""
+        """The process id. A forked child inherits the producer, but must not touch its loop."""
         self._accumulator: Accumulator
         self._brokers: Brokers
         self._metadata: Metadata
@@ -252,7 +253,7 @@ class Producer(Transactional, Configured):
         self._logs_given_up = False
         self._give_up_flush = asyncio.Event()
         self._takes_columns = False
-        """Nothing of the user's has to see each record: rows of send_many go into the batches as they are."""
+        """No user code has to see each record, so rows of send_many are appended to the batches directly."""
 
     def _move(self, to: State) -> None:
         assert to in TRANSITIONS[self._state], f"a producer can't go from {self._state.value} to {to.value}"
@@ -268,24 +269,24 @@ class Producer(Transactional, Configured):
         config: Mapping[str, Any] | None = None,
         **settings: Any,
     ) -> Self:
-        """A producer that takes part in a transaction which another one, perhaps in another process, has begun.
+        """Return a producer that takes part in a transaction of another producer, perhaps in another process.
 
-        It may send to these partitions and flush, nothing else; the transaction is ended by the producer that began it,
-        when this one is closed and has delivered all. Records need `partition=`, or a key (murmur2).
+        It may only send to these partitions and flush. The producer that began the transaction ends it, after this one
+        has delivered all its records and is closed. Records need `partition=`, or a key (murmur2).
 
-        If another one has written to a partition in the same transaction, the first delivery there fails, and the
-        transaction must be aborted: the broker takes the batch for a repetition of the other one's, appends nothing and
-        answers success, but with the time of that one (kafka.storage.UnifiedLog). A participant's own batch, repeated
-        because the first answer was lost, gets the same answer. So one lost answer to the first batch of a partition
-        also ends the transaction; later batches are repeated as usual.
+        If another producer has written to a partition in the same transaction, the first delivery there fails, and the
+        transaction must be aborted: the broker takes the batch for a repetition of the other producer's, appends
+        nothing and answers success, but with the time of the other batch (kafka.storage.UnifiedLog). A participant's
+        own batch, repeated because the first answer was lost, gets the same answer. Therefore one lost answer to the
+        first batch of a partition also ends the transaction; later batches are repeated as usual.
 
         Args:
-            handle: from `export_transaction`; for each partition it may be used once.
-            partitions: those that this producer writes to, and no other one.
-            log_append_time: the topics' message.timestamp.type is LogAppendTime. Every answer has a time then, so that
-                another writer is noticed only where its batches had other sizes.
-            config: settings by anybody's names, as `from_config` takes them.
-            settings: as `Producer`; not transactional_id.
+            handle: from `export_transaction`. It may be used once for each partition.
+            partitions: the partitions that this producer, and no other one, writes to.
+            log_append_time: the topics' message.timestamp.type is LogAppendTime. Every answer has a time then, so
+                another writer is noticed only if its batches had other sizes.
+            config: settings under any client's names, as for `from_config`.
+            settings: as `Producer`, without transactional_id.
         """
         try:
             producer = cls.from_config(config or {}, **settings, transactional_id=handle.transactional_id)
@@ -301,15 +302,16 @@ class Producer(Transactional, Configured):
     def resume(
         cls, handle: TransactionHandle, *, config: Mapping[str, Any] | None = None, **settings: Any
     ) -> Self:
-        """A producer that owns a transaction which another one, perhaps in another process, has begun and released.
+        """Return a producer that owns a transaction which another producer, perhaps in another process, has released.
 
-        It may send offsets to it, and commit, abort or fence it; it may not send records. Closed before that, it aborts
-        the transaction. When it has ended the transaction, `init_transactions()` takes the transactional id for good.
+        It may send offsets, and commit, abort or fence the transaction, but not send records. If it is closed before,
+        it aborts the transaction. After the end of the transaction, `init_transactions()` takes over the transactional
+        id for good.
 
         Args:
-            handle: from `release_transaction`; to be resumed once.
-            config: settings by anybody's names, as `from_config` takes them.
-            settings: as `Producer`; not transactional_id.
+            handle: from `release_transaction`. It may be resumed once.
+            config: settings under any client's names, as for `from_config`.
+            settings: as `Producer`, without transactional_id.
         """
         try:
             producer = cls.from_config(config or {}, **settings, transactional_id=handle.transactional_id)
@@ -322,15 +324,15 @@ class Producer(Transactional, Configured):
     # ---------------------------------------------------------------------------------------- start and close
 
     async def start(self) -> None:
-        """Connect to the cluster and begin to send. `async with` does it.
+        """Connect to the cluster and begin to send. `async with` calls it.
 
         Raises:
-            BootstrapError: no bootstrap address answered within max_block_ms (if that is 0, request_timeout_ms); it
-                says of each address why.
-            AuthenticationError: a broker refuses us, or we refuse its certificate; at once.
-            ConfigError: certificates can't be read.
+            BootstrapError: no bootstrap address answered within max_block_ms (if that is 0, request_timeout_ms). The
+                error names the reason for each address.
+            AuthenticationError: a broker rejects our credentials, or we reject its certificate. Raised immediately.
+            ConfigError: certificates cannot be read.
             IllegalStateError: the producer was started before.
-            WrongLoopError: no asyncio event loop runs here.
+            WrongLoopError: no asyncio event loop is running.
 
         Cancelling it leaves the producer closed.
         """
@@ -346,13 +348,13 @@ class Producer(Transactional, Configured):
         try:
             await self._open()
         except GeneratorExit:
-            raise  # thrown away with its loop: nothing can be awaited
+            raise  # the loop is gone: nothing can be awaited
         except BaseException:
             await self.close(timeout=0)
             raise
 
     def _make_parts(self) -> None:
-        """Everything behind the buffer; nothing of it does anything yet."""
+        """Create the parts behind the buffer. None of them is active yet."""
         self._wake = wake = WakeUp(self._loop)
         config = self._config
         self._packing = Packing(config, self._loop, gives_way=self._shares_the_loop)
@@ -388,10 +390,10 @@ class Producer(Transactional, Configured):
         )
 
     async def _open(self) -> None:
-        """Learn the cluster, and let the parts work."""
+        """Get the metadata of the cluster, and start the parts."""
         config = self._config
         self._spawn(self._metadata.run(), "aioproducer-metadata")
-        # 0 means that `send` never waits; a connection takes its time all the same.
+        # With 0 `send` never waits, but connecting takes time all the same.
         await self._metadata.first_update(self._loop.time() + (config.max_block or config.request_timeout))
         self._spawn(self._sender.run(), "aioproducer-sender")
         self._takes_columns = (
@@ -419,22 +421,24 @@ class Producer(Transactional, Configured):
 
     def _spawn(self, coroutine: Any, name: str) -> None:
         task = new_task(self._loop, coroutine, name)
-        # Weak, as is everything by which the loop refers to a producer: one that is dropped is collected.
+        # Weak, like every reference from the loop to a producer, so that a dropped producer is garbage-collected.
         task.add_done_callback(partial(_task_ended, weakref.ref(self)))
         self._tasks.append(task)
 
     async def close(self, timeout: float | None = None) -> CloseReport:
-        """Send what is buffered and end everything. No task or socket is left afterwards, and no thread but one that
-        compresses a batch for longer than a moment: it ends with the batch, and does not keep the interpreter.
+        """Send the buffered records and stop.
+
+        Afterwards no task or socket is left. A thread that is still compressing a batch ends with the batch, and does
+        not keep the interpreter alive.
 
         Args:
-            timeout: seconds to wait for what is buffered and in flight; 0 gives it up at once. By default
+            timeout: seconds to wait for records that are buffered or in flight; 0 fails them immediately. Default:
                 delivery_timeout_ms, after which every record has its result anyway.
 
         Returns:
-            How many records were delivered, failed, or have an unknown outcome, since the start.
+            The number of records that were delivered, failed, or have an unknown outcome, since the start.
 
-        Cancelling it gives up what is left at once. A second call waits for the first and returns its report.
+        Cancelling it fails the remaining records immediately. A second call waits for the first and returns its report.
         """
         check_timeout(timeout)
         if self._state is State.NEW:
@@ -454,7 +458,7 @@ class Producer(Transactional, Configured):
             raise
 
     stop = close
-    """aiokafka's name."""
+    """aiokafka's name for `close`."""
 
     async def _close(self, timeout: float, reason: str) -> CloseReport:
         self._move(State.CLOSING)
@@ -472,7 +476,7 @@ class Producer(Transactional, Configured):
             given_up.cancel()
             await asyncio.wait({finish, given_up})
             if not finish.cancelled() and (error := finish.exception()) is not None:
-                logger.error("closing went wrong; what is left is given up", exc_info=error)
+                logger.error("close() failed; the remaining records are failed as well", exc_info=error)
             if self._logs_given_up:
                 self._report_given_up(self._loop.time() - began)
         self._sender.abort(f"{reason} before the records were acknowledged")
@@ -493,7 +497,7 @@ class Producer(Transactional, Configured):
         )
 
     def _report_given_up(self, waited: float) -> None:
-        """Log what the end of a block has waited for in vain: what close() returns is thrown away there."""
+        """Log the records that the end of a block did not wait for, since the report of close() is dropped there."""
         counts: Counter[str] = Counter()
         for batch in self._accumulator.incomplete:
             counts[batch.queue.topic] += batch.live_count
@@ -503,17 +507,17 @@ class Producer(Transactional, Configured):
         if len(counts) > MOST_TOPICS_NAMED:
             topics.append(f"the others for {len(counts) - MOST_TOPICS_NAMED} more topics")
         logger.error(
-            "%r closes and gives up %s not acknowledged within %.3g s: %s. Each delivery says whether its record may "
+            "%r is closed before %s acknowledged, after %.3g s: %s. Each delivery says whether its record may "
             "be in the log. To wait longer, raise close_timeout_ms (%g) or call close(timeout=seconds)",
             self,
-            "1 record" if counts.total() == 1 else f"{counts.total()} records",
+            "1 record was" if counts.total() == 1 else f"{counts.total()} records were",
             waited,
             ", ".join(topics),
             self._config.close_timeout * 1000,
         )
 
     async def _finish(self) -> None:
-        """What close() waits for, as long as it may."""
+        """End the transaction and flush: the part of close() that may take long."""
         await self._end_transaction()
         await self._accumulator.flush()
 
@@ -527,11 +531,11 @@ class Producer(Transactional, Configured):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # Left by an exception (a cancellation included): nobody waits for the rest, so it is given up quickly.
+        # After an exception, including a cancellation, there is no wait for the remaining records.
         await self.close(timeout=self._seconds_to_leave() if error_type is None else 0)
 
     def _seconds_to_leave(self) -> float:
-        """How long the end of a block may wait; it logs what it gives up."""
+        """Return how long the end of a block may wait. Makes close() log the records that it fails."""
         self._logs_given_up = True
         return min(self._config.close_timeout, self._config.delivery_timeout + 1)
 
@@ -541,7 +545,7 @@ class Producer(Transactional, Configured):
         )
 
     def __exit__(self, *error: object) -> None:
-        """Python wants it before it calls __enter__."""
+        """Needed because Python looks it up before it calls __enter__."""
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -557,17 +561,16 @@ class Producer(Transactional, Configured):
                 self._report_unclosed("it was garbage-collected")
 
     def _report_unclosed(self, why: str) -> None:
-        """Log, once, how many accepted records are lost with a producer that was not closed. After close() there are
-        none."""
+        """Log, once, how many accepted records are lost because the producer was not closed."""
         batches = list(self._accumulator.incomplete) if hasattr(self, "_accumulator") else []
         if not batches or self._is_reported:
             return
         try:
             self._check_place()
         except ForkedError:
-            return  # they are the parent's
+            return  # the records belong to the parent process
         except WrongLoopError:
-            pass  # it has ended
+            pass  # the loop has ended
         self._is_reported = True
         count = sum(batch.live_count for batch in batches)
         unknown = sum(
@@ -586,22 +589,22 @@ class Producer(Transactional, Configured):
         )
 
     def _close_dropped(self) -> bool:
-        """Close a running producer that nothing refers to any more, if its loop can still do that; False if not.
+        """Close a running producer that is no longer referred to. Return False if its loop cannot do that any more.
 
-        The task of close() refers to the producer, which lives until that has ended; its __del__ is not called again.
-        May be called in any thread, by the garbage collector.
+        The task of close() refers to the producer, which lives until the task ends; its __del__ is not called again.
+        The garbage collector may call this in any thread.
         """
         if self._state is not State.RUNNING or self._process != os.getpid() or self._loop.is_closed():
             return False
         try:
             self._loop.call_soon_threadsafe(_close_in_background, self)
         except RuntimeError:
-            return False  # another thread has closed the loop meanwhile
+            return False  # another thread has closed the loop in the meantime
         return True
 
     def __repr__(self) -> str:
         if not hasattr(self, "_state"):
-            return "<Producer that was refused its settings>"
+            return "<Producer with rejected settings>"
         servers = ",".join(f"{host}:{port}" for host, port in self._config.bootstrap_servers)
         return f"<Producer {self._state.value} {servers}>"
 
@@ -617,8 +620,7 @@ class Producer(Transactional, Configured):
         headers: Headers | None,
         timeout: float | None,
     ) -> Delivery:
-        """What `send` does when it has to wait or to call the user's code: interceptors, metadata, serializers,
-        partitioner."""
+        """`send` for records that have to wait or need user code: interceptors, metadata, serializers, partitioner."""
         self._check_may_append()
         check_timeout(timeout, InvalidRecordError)
         began = self._loop.time()
@@ -634,8 +636,8 @@ class Producer(Transactional, Configured):
     async def _send_before(
         self, deadline: float, record: ProducerRecord, appended: list[Delivery]
     ) -> Delivery:
-        """Send a record that has to be in the buffer at this loop time. The delivery is in `appended` from the moment
-        of the append on."""
+        """Send a record that must be in the buffer at the loop time `deadline`. Adds its delivery to `appended` at the
+        moment of the append, even if the caller is then cancelled."""
         transaction = self._transaction.number
         record = self._interceptors.on_send(record)
         try:
@@ -671,18 +673,19 @@ class Producer(Transactional, Configured):
         return delivery
 
     def _end_of_wait(self, deadline: float) -> tuple[float, str]:
-        """The loop time until which a call that begins now may wait, and what bounds it: max_block_ms, unless the
-        deadline of the caller's timeout is earlier."""
+        """Return the loop time until which a call that begins now may wait, and the name of the bound: max_block_ms,
+        unless the deadline of the caller's timeout is earlier."""
         end = self._loop.time() + self._config.max_block
         return (deadline, "the timeout of the call") if deadline < end else (end, "max_block_ms")
 
     def _partition_of(self, info: TopicInfo, key: bytes | None, partition: int | None) -> int:
-        """The partition that was asked for, or the partitioner's; COMPILED_PATH_CHOOSES leaves it to the append."""
+        """Return the given partition or the partitioner's choice; COMPILED_PATH_CHOOSES leaves it to the append."""
         if self._handle is not None and partition is None:
-            # A participant has to know it before the append: not every partition is its own.
+            # A participant may write to some partitions only: the partition must be known before the append.
             if key is None or not self._choice.is_compiled:
                 raise InvalidRecordError(
-                    "a producer that takes part in another one's transaction needs partition=, or a key for murmur2",
+                    "a producer that takes part in another producer's transaction needs partition=, or a key for "
+                    "murmur2",
                     argument="partition",
                 )
             if type(key) is not bytes:
@@ -703,7 +706,7 @@ class Producer(Transactional, Configured):
         timestamp_ms: int | None,
         headers: Headers | None,
     ) -> Delivery | None:
-        """Append a record that has waited for memory; meanwhile its transaction may have ended."""
+        """Append a record that waited for memory, unless its transaction has ended in the meantime."""
         self._transaction.check_is_still(transaction)
         delivery = self._append(topic, value, key, partition, timestamp_ms, headers, True)
         if delivery is not None:
@@ -765,13 +768,13 @@ class Producer(Transactional, Configured):
     # ----------------------------------------------------------------------------------- other public calls
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Wait until every record sent so far has its result, and let none of them linger.
+        """Wait until every record sent so far has its result. None of them lingers.
 
         Args:
-            timeout: in seconds; None waits as long as the records may live (delivery_timeout_ms).
+            timeout: in seconds; None for no limit other than delivery_timeout_ms.
 
         Raises:
-            TimeoutError: some have no result yet; they stay on their way.
+            TimeoutError: some records have no result yet. They are still being sent.
 
         Cancelling it has no effect on the records.
         """
@@ -781,32 +784,32 @@ class Producer(Transactional, Configured):
             await self._accumulator.flush()
 
     async def partitions_for(self, topic: str) -> set[int]:
-        """The numbers of the topic's partitions; waits for metadata up to max_block_ms."""
+        """Return the numbers of the topic's partitions. Waits for metadata, at most max_block_ms."""
         return {partition.partition for partition in await self.partition_info(topic)}
 
     async def partition_info(self, topic: str) -> tuple[PartitionInfo, ...]:
-        """Leader, leader epoch, replicas and ISR of each partition; waits for metadata up to max_block_ms."""
+        """Return leader, leader epoch, replicas and ISR of each partition. Waits for metadata, at most max_block_ms."""
         self._check_usable()
         check_target(topic, None)
         info = await self._metadata.wait_for_topic(topic, self._loop.time() + self._config.max_block)
         return info.partitions
 
     def create_batch(self) -> BatchBuilder:
-        """An empty batch to be filled by hand and given to `send_batch`; it holds up to batch_size bytes."""
+        """Return an empty batch of up to batch_size bytes, to be filled by hand and passed to `send_batch`."""
         self._check_usable()
         queue = PartitionQueue("", -1)
         return BatchBuilder(queue, self._loop, self._accumulator.batch_limit, self._batch_serializer())
 
     def _batch_serializer(self) -> Callable[[Any, Any], tuple[Any, Any]] | None:
-        """What a batch built by hand runs over (key, value); it does not know its topic and can't wait."""
+        """Return the serializer of (key, value) for batches that are built by hand: without a topic, and not async."""
         of_key, of_value = self._config.key_serializer, self._config.value_serializer
         if of_key is None and of_value is None:
             return None
         for serializer in (of_key, of_value):
             if hasattr(serializer, "serialize"):
                 raise IllegalStateError(
-                    f"a batch built by hand can't tell the serializer {type(serializer).__qualname__} its topic; "
-                    "use send, or a function as serializer"
+                    f"a batch that is built by hand has no topic to pass to the serializer "
+                    f"{type(serializer).__qualname__}; use send(), or a function as serializer"
                 )
         return lambda key, value: (
             serialized_now(of_key, key, "", None, "key"),
@@ -816,21 +819,21 @@ class Producer(Transactional, Configured):
     async def send_batch(
         self, batch: BatchBuilder, topic: str, *, partition: int, timeout: float | None = None
     ) -> Delivery:
-        """Send a batch that was built by hand; the delivery is that of its first record.
+        """Send a batch that was built by hand. Return the delivery of its first record.
 
         The records were encoded when they were appended to the batch, so interceptors do not see them.
 
         Args:
-            batch: from `create_batch`; it can be sent once.
-            topic: where to.
+            batch: from `create_batch`. It can be sent once.
+            topic: the name of the topic.
             partition: the number of the partition.
-            timeout: seconds for all records of the batch, the waiting here included; None for delivery_timeout_ms.
+            timeout: seconds for all records of the batch, including the wait for room; None for delivery_timeout_ms.
 
         Raises:
             IllegalStateError: the batch is empty or was sent before.
             Others as `send`.
 
-        Cancelling it: the batch is either in the buffer or it is not.
+        Cancelling it while it waits leaves the batch unsent; a batch that is in the buffer is sent.
         """
         self._check_may_append()
         transaction = self._transaction.number
@@ -887,30 +890,30 @@ class Producer(Transactional, Configured):
         partitions: Any = None,
         timeout: float | None = None,
     ) -> Receipt:
-        """Put many records into the buffer, in their order; waits for metadata, and for room as often as it takes.
+        """Put many records into the buffer, in order. Waits for metadata, and for room whenever the buffer is full.
 
-        Each argument is a list, or Arrow data of any library (what has `__arrow_c_array__` or `__arrow_c_stream__`),
-        which is encoded without a Python object per row. All are of one length.
+        Each column is a list, or Arrow data of any library (an object with `__arrow_c_array__` or
+        `__arrow_c_stream__`), which is encoded without a Python object per row. All columns have the same length.
 
         Args:
             topic: the name of the topic, str.
-            values, keys: bytes or None; in Arrow binary, string, fixed-size binary, also large, as view or dictionary.
+            values, keys: bytes or None; in Arrow binary, string or fixed-size binary, large, view or dictionary.
                 `values` may be a whole record batch or table, with columns named value, key, headers, timestamp and
-                partition instead of the other arguments.
-            headers: of each row a list of (str, bytes or None) or None; in Arrow list<struct<string, binary>> or a map.
+                partition in place of the other arguments.
+            headers: for each row a list of (str, bytes or None), or None; in Arrow list<struct<string, binary>> or map.
             timestamps: milliseconds since 1970, None for now; in Arrow integers or timestamps.
-            partitions: a number for all rows, or of each row a number, or None for the partitioner's choice.
-            timeout: seconds for all rows, the waiting here included; None for max_block_ms and delivery_timeout_ms.
+            partitions: a number for all rows, or for each row a number, or None for the partitioner's choice.
+            timeout: seconds for all rows, including the wait for room; None for max_block_ms and delivery_timeout_ms.
 
         Returns:
-            The Receipt: await it for the acknowledgements. A row that can't be sent has its error there and keeps no
-            other one from being sent; so have the rows for which there was no room within max_block_ms or `timeout`.
+            The Receipt: await it for the acknowledgements. It has the errors of rows that cannot be sent, and of rows
+            for which there was no room within max_block_ms or `timeout`. The other rows are sent.
 
         Raises:
-            InvalidRecordError: the columns make no sense, or differ in length.
-            Others as `send`. After each of these there is no record.
+            InvalidRecordError: the columns are malformed, or differ in length.
+            Others as `send`. If send_many() raises, no row is sent.
 
-        Cancelling it: the rows that are in the buffer by then, the first ones, are sent.
+        If it is cancelled, the rows that are already in the buffer, the first ones, are sent.
         """
         self._check_may_append()
         transaction = self._transaction.number
@@ -945,12 +948,12 @@ class Producer(Transactional, Configured):
         return receipt
 
     def _refused_unseen(self, transaction: int, error: BaseException) -> None:
-        """A record was refused, and its caller has to look for the error: a transaction must not be without it."""
+        """Note that a record was rejected without an exception: its transaction cannot be committed without it."""
         self._transaction.misses_record(transaction, error)
         self._wake.set()
 
     async def _learn_partitions(self, topic: str, largest: int, deadline: float) -> None:
-        """Wait for a partition that metadata does not know yet. If there is none, that is the error of its rows."""
+        """Wait for a partition that is not in the metadata yet. If it does not appear, its rows get that error."""
         end, _ = self._end_of_wait(deadline)
         info = await self._metadata.wait_for_topic(topic, end)
         if largest >= len(info.partitions):
@@ -958,12 +961,12 @@ class Producer(Transactional, Configured):
                 await self._metadata.wait_for_topic(topic, end, largest)
 
     async def _append_columns(self, topic: str, rows: Rows, deadline: float) -> None:
-        """Append rows until there is no room or others shall run."""
+        """Append rows until there is no room or other tasks should run."""
         info = self._metadata.topic(topic)
         end, bound = self._end_of_wait(deadline)
         if info is None:
             await self._metadata.wait_for_topic(topic, end)
-            return  # what was checked before may not hold any more
+            return  # the earlier checks may be out of date
         known = self._accumulator.open_topic(info)
         refusals = self._transaction.refusals(topic, len(known.queues))
         pause = self._append_rows(known, rows, refusals, False)
@@ -974,18 +977,22 @@ class Producer(Transactional, Configured):
             await asyncio.sleep(0)
 
     def _append_waiting_rows(self, transaction: int, topic: Topic, rows: Rows) -> int | None:
-        """Append rows that have waited for room: as many as there is room for; None if not even one."""
+        """Append rows that waited for room. Return their number, or None if there is no room for one."""
         self._transaction.check_is_still(transaction)
-        refusals = self._transaction.refusals(topic.name, len(topic.queues))  # it may have grown meanwhile
+        refusals = self._transaction.refusals(
+            topic.name, len(topic.queues)
+        )  # the topic may have grown in the meantime
         before = rows.next
         self._append_rows(topic, rows, refusals, True)
         return rows.next - before or None
 
     async def _append_one(self, topic: str, rows: Rows, deadline: float) -> None:
-        """Append the next row by way of `send`, where something of the user's has to see each record."""
+        """Append the next row like `send`, because user code has to see each record."""
         try:
             value, key, partition, timestamp_ms, headers = rows.record()
-            if rows.has_waited_in_vain and not self._config.interceptors:  # which may send it elsewhere
+            if (
+                rows.has_waited_in_vain and not self._config.interceptors
+            ):  # an interceptor may send it elsewhere
                 self._check_has_partition(topic, partition)
             record = ProducerRecord(topic, value, key, partition, timestamp_ms, headers)
             rows.sent(await self._send_before(deadline, record, []))
@@ -993,10 +1000,10 @@ class Producer(Transactional, Configured):
         except (InvalidRecordError, UnknownPartitionError) as error:
             rows.has_waited_in_vain |= isinstance(error, UnknownPartitionError)
             rows.refuse(without_tracebacks(error))
-            await asyncio.sleep(0)  # _give_way() counts the bytes of records, and here was none
+            await asyncio.sleep(0)  # _give_way() counts the bytes of records, and a rejected row has none
 
     def _check_has_partition(self, topic: str, partition: object) -> None:
-        """Raise at once for a partition that metadata does not know."""
+        """Raise, without waiting, if a partition is not in the metadata."""
         info = self._metadata.topic(topic)
         if info is not None and isinstance(partition, int) and partition >= len(info.partitions):
             raise UnknownPartitionError(
@@ -1007,9 +1014,9 @@ class Producer(Transactional, Configured):
             )
 
     def metrics(self) -> MetricsSnapshot:
-        """All counters at this moment."""
+        """Return a snapshot of all counters."""
         if not hasattr(self, "_accumulator"):
-            raise ProducerNotStartedError("metrics() needs a producer that was started")
+            raise ProducerNotStartedError("metrics() needs a started producer")
         memory = self._accumulator.memory
         return self._metrics.snapshot(
             records_buffered=sum(batch.live_count for batch in self._accumulator.incomplete),
@@ -1022,7 +1029,7 @@ class Producer(Transactional, Configured):
 
 
 def _end_of(timeout: float | None, began: float) -> float:
-    """The loop time at which a timeout of so many seconds ends; infinite for None."""
+    """Return the loop time at which a timeout in seconds ends; infinite for None."""
     return math.inf if timeout is None else began + timeout
 
 
@@ -1031,16 +1038,16 @@ def _running_loop() -> asyncio.AbstractEventLoop:
         return asyncio.get_running_loop()
     except RuntimeError:
         raise WrongLoopError(
-            "start() needs asyncio's event loop, and none runs here. Use asyncio.run(); with anyio its asyncio "
-            'backend, anyio.run(main, backend="asyncio"); with trio, or without an event loop, '
+            "start() needs a running asyncio event loop. Use asyncio.run(); with anyio, its asyncio backend, "
+            'anyio.run(main, backend="asyncio"); with trio, or without an event loop, '
             "aioproducer.blocking.Producer in a thread"
         ) from None
 
 
 _dropped: set[asyncio.Task[CloseReport]] = set()
-"""Tasks that close dropped producers; a loop refers to its tasks weakly."""
+"""Tasks that close dropped producers. The loop has only weak references to its tasks."""
 _started: weakref.WeakSet[Producer] = weakref.WeakSet()
-"""Producers that may have records to lose when the interpreter ends."""
+"""Producers that may lose records when the interpreter exits."""
 
 
 def _close_in_background(producer: Producer) -> None:
@@ -1056,7 +1063,7 @@ def _close_in_background(producer: Producer) -> None:
 
 
 def _task_ended(reference: weakref.ref[Producer], task: asyncio.Task[None]) -> None:
-    """A task of a producer has ended. Unless it was cancelled that is a bug of ours: nothing may hang on it."""
+    """Close the producer after one of its tasks ended unexpectedly, which is a bug in aioproducer."""
     producer = reference()
     if producer is not None and producer._closing is not None:
         return
@@ -1073,7 +1080,7 @@ def _task_ended(reference: weakref.ref[Producer], task: asyncio.Task[None]) -> N
 
 
 def _report_all_unclosed() -> None:
-    """For producers whose loop was closed under them, and which are still referred to."""
+    """Report the producers whose loop was closed before them and that are still referred to."""
     for producer in list(_started):
         producer._report_unclosed("the interpreter ended")
 

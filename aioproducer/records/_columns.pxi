@@ -2,8 +2,8 @@
 # object per row. Part of _record_path.pyx, which includes this file.
 #
 #     Piece     one contiguous array, or one list
-#     Column    pieces one behind the other
-#     Rows      the columns of one call, and which row went into which batch
+#     Column    a sequence of pieces
+#     Rows      the columns of one call, and the batch of each row
 
 from array import array
 
@@ -65,11 +65,11 @@ cdef extern from *:
         int (*get_next)(ArrowArrayStream*, ArrowArray*)
         const char* (*get_last_error)(ArrowArrayStream*)
 
-DEF SLICE = 2 << 20            # how much send_many may encode until it lets others run: bytes of records and
-DEF ROW_COST = 100             # these for each row; some 0.3 ms
-DEF REFUSAL_COST = 20000       # and these for one that is refused: most of them raise an error
+DEF SLICE = 2 << 20            # bytes that send_many may encode before it lets other tasks run, about 0.3 ms
+DEF ROW_COST = 100             # bytes that each row counts besides its own
+DEF REFUSAL_COST = 20000       # bytes that each rejected row counts: most of them raise an error
 
-DEF INLINE_VIEW = 12           # bytes that an Arrow view holds itself
+DEF INLINE_VIEW = 12           # the longest value that an Arrow view contains itself
 
 cdef enum Pause:
     COMPLETE
@@ -93,7 +93,7 @@ _NAMES = {"values": "value", "keys": "key", "headers": "headers", "timestamps": 
 
 @cython.final
 cdef class _Memory:
-    """What a stream has handed out, until nobody reads it any more."""
+    """The memory that a stream has returned; released when it is no longer read."""
 
     cdef ArrowSchema schema
     cdef ArrowArray array
@@ -114,12 +114,12 @@ cdef class Piece:
     """One contiguous array of Arrow, or one list."""
 
     cdef object owner
-    """Keeps the memory alive that the pointers point to."""
+    """Keeps alive the memory that the pointers refer to."""
     cdef Kind kind
     cdef Py_ssize_t length
     cdef int64_t offset
     cdef const uint8_t* validity
-    """A bit for each row that is not null; NULL: none is."""
+    """A set bit for each row that is not null; NULL if no row is null."""
     cdef const char* buffer
     """Offsets, views, bytes of fixed size, or integers."""
     cdef const char* data
@@ -129,14 +129,14 @@ cdef class Piece:
     """Bytes of one integer, or of one value of fixed size."""
     cdef bint is_signed
     cdef bint is_text
-    """Its bytes are UTF-8, as Arrow promises."""
+    """The bytes are UTF-8, as Arrow guarantees."""
     cdef int64_t times, parts
-    """An integer times this, divided by that, are milliseconds."""
+    """An integer times `times`, divided by `parts`, is in milliseconds."""
     cdef list objects
     cdef Piece inner
-    """What a dictionary's integers point to; the names of headers."""
+    """The values of a dictionary, or the names of headers."""
     cdef Piece values
-    """Of headers."""
+    """The values of headers."""
 
 
 cdef inline bint is_null(Piece piece, int64_t at) noexcept nogil:
@@ -144,7 +144,7 @@ cdef inline bint is_null(Piece piece, int64_t at) noexcept nogil:
 
 
 cdef int64_t integer_at(Piece piece, int64_t at) noexcept nogil:
-    # Statements: a conditional expression has one type for both ends, the unsigned one.
+    # Statements, since a conditional expression would have the unsigned type for both branches.
     cdef const char* found = piece.buffer + at * piece.width
     if piece.width == 8:
         return (<const int64_t*>found)[0]
@@ -162,7 +162,7 @@ cdef int64_t integer_at(Piece piece, int64_t at) noexcept nogil:
 
 
 cdef inline int bytes_at(Piece piece, int64_t row, const char** data, Py_ssize_t* size) noexcept nogil:
-    """The bytes of a row of an Arrow array; size -1 for null."""
+    """Point to the bytes of a row of an Arrow array; size -1 for null."""
     cdef int64_t at = piece.offset + row
     cdef int32_t start
     if piece.kind == BINARY and piece.validity == NULL:
@@ -199,7 +199,7 @@ cdef int other_bytes_at(Piece piece, int64_t at, const char** data, Py_ssize_t* 
 
 
 cdef int header_range(Piece piece, int64_t row, int64_t* first, int64_t* end) noexcept nogil:
-    """Which of the inner rows are the headers of a row."""
+    """Return the range of the inner rows that are the headers of a row."""
     cdef int64_t at = piece.offset + row
     first[0] = end[0] = 0
     if piece.kind == LIST and not is_null(piece, at):
@@ -212,7 +212,7 @@ cdef int header_range(Piece piece, int64_t row, int64_t* first, int64_t* end) no
 
 
 cdef int refuse_nulls(ArrowArray* array, int64_t first, int64_t end, str what, str argument) except -1:
-    """Of the structs from `first` to before `end`: a null among them would hide what its fields hold."""
+    """Raise if a struct from `first` up to `end` is null: that would hide the contents of its fields."""
     cdef const uint8_t* validity = <const uint8_t*>array.buffers[0] if array.n_buffers > 0 else NULL
     cdef int64_t at
     if validity == NULL or array.null_count == 0:
@@ -312,12 +312,12 @@ cdef int raise_type(str argument, str format, str wanted) except -1:
 
 @cython.final
 cdef class Column:
-    """Pieces one behind the other. They are read from the first row to the last."""
+    """A sequence of pieces, read from the first row to the last."""
 
     cdef list pieces
     cdef Py_ssize_t length
     cdef Piece piece
-    """The one that holds the rows from `first` to before `end`."""
+    """The piece that contains the rows from `first` up to `end`."""
     cdef Py_ssize_t number, first, end
 
     def __cinit__(self):
@@ -354,7 +354,7 @@ cdef Column list_column(list objects):
 
 
 cdef int add_arrays(dict columns, ArrowSchema* schema, ArrowArray* array, object owner, str argument) except -1:
-    """Add an array to the column that `argument` names, or the fields of a record batch to those that they name."""
+    """Add an array to the column `argument`, or each field of a record batch to the column with its name."""
     cdef int64_t number
     cdef str name
     cdef ArrowSchema* field
@@ -382,7 +382,7 @@ cdef int add_arrays(dict columns, ArrowSchema* schema, ArrowArray* array, object
 
 
 cdef dict columns_of(data, str argument):
-    """The columns that stand in one argument of send_many, by the arguments' names."""
+    """Return the columns in one argument of send_many, by the names of arguments."""
     cdef dict columns = {}
     cdef ArrowArrayStream* stream
     cdef _Memory memory, schema
@@ -422,7 +422,7 @@ cdef dict columns_of(data, str argument):
 
 @cython.final
 cdef class Span:
-    """Rows of one call that lie side by side in a batch."""
+    """Consecutive records of a batch that are rows of one call."""
 
     cdef readonly Batch batch
     cdef readonly int first
@@ -436,30 +436,30 @@ cdef class Span:
 
 @cython.final
 cdef class Rows:
-    """The rows of one send_many: what they hold, as long as they are not in the buffer, and where they went."""
+    """The rows of one send_many call: their contents until they are in the buffer, and the partition of each."""
 
     cdef readonly Py_ssize_t count
     cdef readonly Py_ssize_t next
-    """Rows before this one are in the buffer, or have an error."""
+    """All rows before this one are in the buffer or have an error."""
     cdef readonly dict errors
-    """By row: why it is not in the buffer."""
+    """The error of each row that is not in the buffer, by row."""
     cdef public bint has_waited_in_vain
-    """For a partition that a row asked for, by way of `send`: the other rows need not."""
+    """A row has already waited without success, through `send`, for the partition that it names."""
     cdef readonly list spans
-    """In the order of their first rows; those of a partition in the order of their records."""
+    """The spans in the order of their first rows; for one partition also in the order of their records."""
     cdef Column values, keys, headers, timestamps, partitions
     cdef int partition
-    """That of all rows; -1: they say it themselves, or leave it to the partitioner."""
+    """The partition of all rows; -1 if each row names its own or leaves it to the partitioner."""
     cdef int32_t* places
-    """The partition that each row went to; -1: none."""
+    """The partition of each row; -1 if it was not sent."""
     cdef int64_t* times
-    """When each row was, in ms; NULL if the call named no times."""
+    """The timestamp of each row in ms; NULL if the call has no timestamps."""
     cdef list clock
-    """Without `times`: (row, ms) where rows have another time than those before."""
+    """Without `times`: (row, ms) for each row whose time differs from that of the row before."""
     cdef PyObject** last
-    """By partition: the last Span, which `spans` holds; NULL: none."""
+    """The last Span of each partition, a borrowed reference to an item of `spans`; NULL if there is none."""
     cdef int partition_count
-    """How long `last` is."""
+    """The length of `last`."""
 
     def __init__(self, values, keys, headers, timestamps, partitions):
         cdef dict columns = columns_of(values, "values")
@@ -515,7 +515,7 @@ cdef class Rows:
 
     @property
     def largest_partition(self):
-        """The largest number that a row asks for; -1 if none asks."""
+        """The largest partition that a row names; -1 if no row names one."""
         cdef int64_t largest = self.partition
         cdef int64_t row
         cdef Piece piece
@@ -533,30 +533,30 @@ cdef class Rows:
         return largest
 
     def refuse(self, error):
-        """The next row is not sent."""
+        """Reject the next row."""
         self.errors[self.next] = error
         self.next += 1
 
     def refuse_rest(self, error):
-        """No row from the next one on is sent."""
+        """Reject all rows from the next one on."""
         while self.next < self.count:
             self.refuse(error)
 
     def forget_columns(self):
-        """All rows are where they go: nobody needs what they held."""
+        """Drop the contents of the rows, once all rows are in the buffer or rejected."""
         self.values = self.keys = self.headers = self.timestamps = self.partitions = None
 
     def record(self):
-        """The next row as arguments of `send`: (value, key, partition, timestamp_ms, headers)."""
+        """Return the next row as arguments of `send`: (value, key, partition, timestamp_ms, headers)."""
         cdef Py_ssize_t row = self.next
         return (object_at(self.values, row), object_at(self.keys, row),
                 object_at(self.partitions, row) if self.partition < 0 else self.partition,
                 object_at(self.timestamps, row), headers_at(self.headers, row))
 
     def sent(self, Delivery delivery):
-        """The next row was appended, by way of `send`."""
+        """Note that the next row was appended through `send`."""
         has_ended(delivery)        # it follows its record
-        delivery.flags = RETRIEVED # whether somebody looks at the result, the receipt knows
+        delivery.flags = RETRIEVED # the receipt tracks whether the result is retrieved
         if self.times == NULL:
             note_clock(self, delivery.timestamp)
         else:
@@ -564,18 +564,18 @@ cdef class Rows:
         note_row(self, delivery.batch, delivery.batch.queue.partition, delivery.index)
 
     def place(self, Py_ssize_t row):
-        """The partition of a row; -1 if it is in none."""
+        """Return the partition of a row; -1 if it was not sent."""
         return self.places[row]
 
     def timestamp(self, Py_ssize_t row):
-        """The time, in ms, of the record that a row has become."""
+        """Return the timestamp of a row's record in ms."""
         assert 0 <= row < self.next
         if self.times != NULL:
             return self.times[row]
         return self.clock[bisect_left(self.clock, (row + 1,)) - 1][1]
 
     def rows_of(self, int partition):
-        """The rows that went to a partition, in the order of their records; a memoryview of int64."""
+        """Return the rows of a partition, in the order of their records, as a memoryview of int64."""
         cdef Py_ssize_t row, count = 0
         cdef int64_t* found
         for row in range(self.next):
@@ -595,14 +595,14 @@ def column_length(Column column):
 
 
 cdef int note_clock(Rows rows, int64_t now) except -1:
-    """Rows from the next one on have this time, where they name none."""
+    """Set the time of rows without a timestamp, from the next row on."""
     if not rows.clock or rows.clock[len(rows.clock) - 1][1] != now:
         rows.clock.append((rows.next, now))
     return 0
 
 
 cdef inline int note_row(Rows rows, Batch batch, int partition, int index) except -1:
-    """The next row is the batch's record `index`."""
+    """Note that the next row is record `index` of the batch."""
     cdef Span span
     if partition < rows.partition_count and rows.last[partition] != NULL:
         span = <Span>rows.last[partition]
@@ -634,7 +634,7 @@ cdef int begin_span(Rows rows, Batch batch, int partition, int index) except -1:
 
 
 cdef object object_at(Column column, Py_ssize_t row):
-    """A row as a Python object."""
+    """Return a row as a Python object."""
     cdef Piece piece
     cdef const char* data = NULL
     cdef Py_ssize_t size
@@ -684,14 +684,14 @@ NO_ROOM = FULL             # no memory for the next row
 
 
 cdef Pause append_rows(RecordPath self, Topic topic, Rows rows, list refusals, bint has_turn) except *:
-    """Append rows until all are in the buffer, there is no memory, or others shall run; a row that can't be sent gets
-    its error."""
+    """Append rows until all are in the buffer, there is no memory, or other tasks should run. A row that cannot be sent
+    gets its error."""
     cdef int64_t budget = SLICE
     while True:
         try:
             return append_good_rows(self, topic, rows, refusals, has_turn, &budget)
         except (InvalidRecordError, UnknownPartitionError) as error:
-            rows.refuse(error.with_traceback(None))    # which would hold this frame, and with it the rows
+            rows.refuse(error.with_traceback(None))    # a traceback would refer to this frame, and so to the rows
             budget -= REFUSAL_COST
 
 
@@ -743,7 +743,7 @@ cdef Pause append_good_rows(RecordPath self, Topic topic, Rows rows, list refusa
                     murmur2_of(<const unsigned char*>record.key, record.key_size) & 0x7FFFFFFF, count, inverse)
             elif refusals is not None:
                 raise InvalidRecordError(
-                    "a producer that takes part in another one's transaction needs partitions=, or keys for murmur2",
+                    "a producer that takes part in another producer's transaction needs partitions=, or keys for murmur2",
                     argument="partitions")
             else:
                 number = sticky(self, topic, most)
@@ -756,7 +756,7 @@ cdef Pause append_good_rows(RecordPath self, Topic topic, Rows rows, list refusa
             continue
         queue = <PartitionQueue>PyList_GET_ITEM(topic.queues, number)
         if self.memory.waiters and not has_turn:
-            return FULL                # nobody overtakes those who wait for memory
+            return FULL                # callers that wait for memory come first
         batch = queue.tail
         if batch is None or batch.buffer.size + most > batch.buffer.capacity:
             while batch is None or not has_room(batch, most, self.memory):
@@ -778,7 +778,7 @@ cdef Pause append_good_rows(RecordPath self, Topic topic, Rows rows, list refusa
 
 
 cdef inline object read_bytes(Piece piece, Py_ssize_t row, str what, const char** data, Py_ssize_t* size):
-    """Points to the bytes of a row, size -1 for null; returns what keeps them alive, if that is a row's object."""
+    """Point to the bytes of a row, size -1 for null. Return the Python object that keeps them alive, if any."""
     cdef object found
     if piece is None:
         size[0] = -1
@@ -823,7 +823,7 @@ cdef int64_t timestamp_at(Column column, Py_ssize_t row, int64_t now) except? -1
 
 
 cdef int partition_at(Column column, Py_ssize_t row) except? -1:
-    """The number that a row asks for, or -1."""
+    """Return the partition that a row names, or -1."""
     cdef Piece piece = column.at(row)
     cdef int64_t at = row - column.first
     cdef object found
@@ -849,7 +849,7 @@ cdef int partition_at(Column column, Py_ssize_t row) except? -1:
 
 
 cdef object read_row_headers(Column column, Py_ssize_t row, Py_ssize_t* total):
-    """Counts the bytes of a row's headers; returns them if they are Python objects, None if they are in Arrow."""
+    """Count the bytes of a row's headers. Return the headers if they are Python objects, None if they are in Arrow."""
     cdef Piece piece = column.at(row)
     cdef int64_t first, end, at
     cdef const char* data = NULL
@@ -904,7 +904,7 @@ cdef int raise_unknown_partition(Topic topic, int number) except -1:
 
 
 def murmur2_partitions(keys, int partitions):
-    """The partition that Java's default partitioner, and that of `Producer`, gives each key of a column.
+    """Return the partition of each key of a column, as Java's default partitioner and that of `Producer` choose it.
 
     Args:
         keys: a list of bytes or None, or Arrow data, as `send_many` takes them.

@@ -2,19 +2,19 @@
 # cython: embedsignature=False, freethreading_compatible=True
 """The compiled part of a record's path: `send` -> partition -> append, and from the answer back to the delivery.
 
-What stands here runs once per record; everything that runs once per batch or less is Python (producer.py,
-accumulator.py, batch.py). tests/support/oracle.py is the plain-Python encoder that this one is compared with.
+This code runs once per record; everything that runs once per batch or less is Python (producer.py, accumulator.py,
+batch.py). The tests compare the encoder with a plain-Python one, tests/support/oracle.py.
 
     RecordPath    base of Producer: send, try_send, send_and_wait
-    Topic         what a record needs to know of its topic: its queues, the sticky partition
-    PartitionQueue   the deque of batches of one partition and its open last one
-    Batch         base of ProducerBatch: the encoded records, and who waits for them
-    Delivery      (batch, index): what asyncio takes for a future
+    Topic         the part of a topic that a record needs: its queues and the sticky partition
+    PartitionQueue   the deque of batches of one partition, and the open batch at its end
+    Batch         base of ProducerBatch: the encoded records and their deliveries
+    Delivery      (batch, index): a future, as asyncio sees it
     BufferMemory  the bytes that may be buffered
-    Rows          the columns of one send_many, and where each row went (_columns.pxi)
+    Rows          the columns of one send_many call, and the partition of each row (_columns.pxi)
 
-All of it is written by the loop's thread. Other threads complete and compress batches, look at deliveries (the blocking
-producer) and throw them away; what they touch is guarded by a Mutex or an atomic access, for Pythons without the GIL.
+The thread of the event loop writes all of it. Other threads complete and compress batches, and read and drop deliveries
+(the blocking producer). For Pythons without the GIL, a Mutex or an atomic access guards the state that they share.
 """
 
 cimport cython
@@ -83,13 +83,13 @@ cdef extern from *:
     #define aioproducer_add(number, more) ((void)__atomic_fetch_add(number, more, __ATOMIC_RELAXED))
     #define aioproducer_publish() __atomic_thread_fence(__ATOMIC_RELEASE)
     """
-    # Held over a few assignments only: never while Python code may run, which also the last reference to an object
-    # does that goes away.
+    # Held for a few assignments only, and never while Python code may run. Dropping the last reference to an object may
+    # run Python code.
     ctypedef struct Mutex "aioproducer_mutex":
         pass
     void lock "aioproducer_lock"(Mutex* mutex) noexcept nogil
     void unlock "aioproducer_unlock"(Mutex* mutex) noexcept nogil
-    # Who sees the flag sees what was written before it was set.
+    # A thread that reads a set flag also sees everything that was written before the flag was set.
     bint flag_is_set "aioproducer_is_set"(uint8_t* flag) noexcept nogil
     void set_flag "aioproducer_set"(uint8_t* flag, uint8_t value) noexcept nogil
     void add_to "aioproducer_add"(int* number, int more) noexcept nogil
@@ -104,17 +104,17 @@ cdef extern from "time.h" nogil:
 
 DEF HEADER = 61                # bytes of a batch before its records (DefaultRecordBatch.RECORD_BATCH_OVERHEAD)
 DEF LONGEST_VARINT = 5
-DEF TURN_AFTER = 1 << 20       # how much one turn of the loop may append before `send` lets others run:
-DEF RECORD_COST = 512          # each record counts its bytes and these; about 1 ms, and enough for a large request
-DEF LARGE = 4 << 20            # bytes from which on a thread copies a value: in the loop 100 MiB would take 60-200 ms
-DEF STICKY_LEAST = 16 << 10    # bytes without a key after which a partition is left between two batches (Java's batch.size)
+DEF TURN_AFTER = 1 << 20       # bytes appended in one turn of the loop before `send` lets other tasks run, about 1 ms
+DEF RECORD_COST = 512          # bytes that each record counts besides its own
+DEF LARGE = 4 << 20            # size from which a thread copies a value: 100 MiB would block the loop for 60 to 200 ms
+DEF STICKY_LEAST = 16 << 10    # bytes without a key before a switch of the partition between two batches (Java's size)
 
 HEADER_SIZE = HEADER
 LARGE_RECORD = LARGE
 
 cdef object _running_loop = asyncio._get_running_loop
 cdef object _copy_context = contextvars.copy_context
-cdef int _generation = 0       # changes in a forked child, so that no inherited producer is used there
+cdef int _generation = 0       # changes in a forked child, so that it cannot use an inherited producer
 
 
 def _forked():
@@ -151,7 +151,7 @@ cdef inline char* put_varint(char* at, int64_t value) noexcept nogil:
 
 
 cdef inline const char* get_varint(const char* at, int64_t* value) noexcept nogil:
-    """Reads what put_varint wrote; for our own bytes only."""
+    """Read what put_varint wrote. Does not check its input."""
     cdef uint64_t result = 0
     cdef int shift = 0
     while at[0] & 0x80:
@@ -164,7 +164,7 @@ cdef inline const char* get_varint(const char* at, int64_t* value) noexcept nogi
 
 
 cdef inline char* put_bytes(char* at, const char* data, Py_ssize_t size) noexcept nogil:
-    """A length (-1 for null) and the bytes; with NULL for them, room for as many."""
+    """Write a length (-1 for null) and the bytes. With NULL for `data`, leave room for them."""
     at = put_varint(at, size)
     if size > 0:
         if data != NULL:
@@ -201,7 +201,7 @@ cdef uint32_t murmur2_of(const unsigned char* data, Py_ssize_t size) noexcept no
 
 
 def murmur2(key):
-    """Java's murmur2 of `key` as a signed 32-bit number; `& 0x7fffffff`, modulo the partitions, is the partition."""
+    """Java's murmur2 of `key` as a signed 32-bit integer. The partition is `& 0x7fffffff`, modulo the count."""
     cdef const unsigned char[::1] view = key
     cdef uint32_t h = murmur2_of(&view[0] if view.shape[0] else NULL, view.shape[0])
     return <int32_t>h
@@ -211,26 +211,26 @@ def murmur2(key):
 
 @cython.final
 cdef class BufferMemory:
-    """Bytes that batches may hold, as Kafka's BufferPool counts them. Waiting for them is accumulator.py's."""
+    """The memory for batches, counted like Kafka's BufferPool. accumulator.py lets callers wait for it."""
 
     cdef readonly int64_t total
     cdef readonly int64_t available
     cdef public int waiters
-    """How many `send` calls wait for room. While there are any, nobody else gets memory: first come, first served."""
+    """The number of `send` calls that wait for memory. Until they are served, no other call gets any."""
 
     def __init__(self, int64_t total):
         self.total = self.available = total
         self.waiters = 0
 
     cpdef bint take(self, int64_t size) noexcept:
-        """Reserve bytes, or do nothing and say no."""
+        """Reserve bytes. Return False, without reserving any, if there are too few."""
         if size > self.available:
             return False
         self.available -= size
         return True
 
     def give(self, int64_t size):
-        """Return bytes that `take` handed out."""
+        """Return bytes that `take` reserved."""
         self.available += size
         assert self.available <= self.total, "buffer memory returned twice"
 
@@ -244,13 +244,15 @@ DEF LARGEST_SPARE = 256 * 1024
 cdef char* spare_data[SPARE_BUFFERS]
 cdef Py_ssize_t spare_capacity[SPARE_BUFFERS]
 cdef int spares = 0
-cdef Mutex of_spares           # all loops of the process share them
+cdef Mutex of_spares           # the event loops of a process share them
 
 
 cdef char* allocate(Py_ssize_t* capacity) except NULL:
-    """At least `capacity` bytes. The allocator gives large blocks back to the system and gets them again page by page,
-    which was a tenth of all time, so up to 64 MiB (buffer_memory's default) are kept: only what nobody can see any more
-    (RecordsBuffer.__dealloc__).
+    """Allocate at least `capacity` bytes.
+
+    The allocator returns large blocks to the system and gets them back page by page, which took a tenth of the total
+    time. Therefore up to 64 MiB (the default of buffer_memory) of blocks without any view (RecordsBuffer.__dealloc__)
+    are kept.
     """
     global spares
     cdef int i
@@ -288,13 +290,13 @@ cdef void keep_or_free(char* data, Py_ssize_t capacity) noexcept:
 
 @cython.final
 cdef class RecordsBuffer:
-    """The encoded records of one batch. Grows while the batch is open, then never changes.
+    """The encoded records of one batch. It grows while the batch is open and never changes afterwards.
 
-    Every view keeps it alive, so what a transport still holds can't be overwritten by another batch.
+    Each view keeps it alive, so another batch cannot overwrite bytes that a transport is still writing.
     """
 
     cdef char* data
-    cdef Py_ssize_t capacity   # what may be used
+    cdef Py_ssize_t capacity   # bytes that may be used
     cdef Py_ssize_t allocated
     cdef Py_ssize_t size
     cdef bint was_viewed
@@ -331,58 +333,58 @@ cdef struct Record:
     const char* value
     Py_ssize_t value_size
     int64_t timestamp
-    Py_ssize_t headers_size    # all bytes of the headers, their count included
+    Py_ssize_t headers_size    # bytes of the headers, including their count
 
 
 cdef class Batch:
-    """Records of one partition, encoded, and the deliveries that somebody waits for.
+    """The encoded records of one partition, and the deliveries that are waited for.
 
-    Base of batch.ProducerBatch, which owns the states; here is what each record touches.
+    The base of batch.ProducerBatch, which has the states; this class has the part that each record touches.
     """
 
     cdef public PartitionQueue queue
     cdef readonly int record_count
     cdef readonly bint is_open
-    cdef uint8_t ended             # a flag, which other threads read: what is written before it, is written once
+    cdef uint8_t ended             # a flag that other threads read; what is written before it never changes
     cdef readonly int64_t base_timestamp
     cdef readonly int64_t max_timestamp
     cdef readonly int64_t last_timestamp
-    """Of the record that try_append() added last."""
+    """The timestamp of the record that try_append() added last."""
     cdef public int64_t reserved
-    """Bytes of the buffer memory that this batch holds until it is released."""
-    cdef Mutex mutex               # of `buffer` and `late_value`, where a thread may meet the loop's
+    """Bytes of the buffer memory that this batch occupies until it is released."""
+    cdef Mutex mutex               # guards `buffer` and `late_value`, which worker threads also use
     cdef RecordsBuffer buffer
     cdef Py_ssize_t limit
-    cdef bytes late_value          # a large one that has its place in the buffer, and is not there yet
+    cdef bytes late_value          # a large value that is yet to be copied to its place in the buffer
     cdef Py_ssize_t late_at
     cdef object loop
     cdef list waiters
-    """Deliveries with callbacks; None without any."""
+    """Deliveries that have callbacks; None if there are none."""
     # the result, written once
     cdef readonly int64_t base_offset
     cdef readonly int64_t log_append_time
     cdef readonly int64_t log_start_offset
     cdef readonly object error
     cdef public dict record_errors
-    """Errors of single records by index, where they differ from the batch's."""
+    """The errors of single records, by index, where they differ from the batch's error."""
     cdef set seen
-    """Indexes of those of them that somebody has looked at; None before there is any."""
+    """The indexes of record errors that were retrieved; None before the first record error."""
     cdef readonly set ended_early
-    """Indexes of the records that ended before the batch; None before there is any."""
+    """The indexes of records that ended before the batch; None before the first one."""
     cdef uint8_t has_ended_early   # a flag: `ended_early` is not None
     cdef readonly list withdrawn
-    """Indexes, ascending, of records that are left out, because they ended before the first attempt."""
+    """The indexes, ascending, of records that are left out because they ended before the first attempt."""
     cdef readonly list left_out
-    """Those of them without which the records were built already."""
+    """The withdrawn indexes that the encoded records already lack."""
     cdef readonly int unretrieved
-    """Deliveries that were thrown away before anybody looked at their result."""
+    """The number of deliveries that were dropped before their result was retrieved."""
     cdef public bint is_due
-    """It has lingered, or somebody waits for it alone: it is sent although it is open."""
+    """The batch has lingered, or a caller waits for it: it is sent even while it is open."""
     cdef readonly list parts
-    """Once it was split: (first index, Batch), ascending. Its deliveries move on to the part that holds their record."""
+    """The parts of a batch that was split: (first index, Batch), ascending. Each delivery moves to one of them."""
 
     def __init__(self, PartitionQueue queue, loop, Py_ssize_t capacity, Py_ssize_t limit):
-        # Both in bytes of records, the batch's header not counted.
+        # Both count the bytes of records, without the header of the batch.
         self.queue = queue
         self.loop = loop
         self.buffer = RecordsBuffer(capacity)
@@ -397,22 +399,22 @@ cdef class Batch:
 
     @property
     def size(self):
-        """Bytes of the batch uncompressed, header included."""
+        """The uncompressed size of the batch in bytes, including its header."""
         return HEADER + self.buffer.size if self.buffer is not None else 0
 
     @property
     def is_done(self):
-        """Whether it has its result; true for ever then."""
+        """Whether the batch has its result. Once true, it stays true."""
         return flag_is_set(&self.ended)
 
     @property
     def records(self):
-        """A view of the encoded records; only once the batch is closed, from when on they never change."""
+        """A view of the encoded records. The batch must be closed; the records no longer change."""
         assert not self.is_open
         return memoryview(self.buffer)
 
     def freeze(self):
-        """Take no more records; returns the bytes of memory that were reserved in vain."""
+        """Accept no more records. Return the number of reserved bytes that were not used."""
         cdef int64_t surplus
         assert self.is_open
         self.is_open = False
@@ -425,11 +427,11 @@ cdef class Batch:
 
     @property
     def is_whole(self):
-        """Whether every byte of the records is in its place; False while a large value is yet to be copied."""
+        """Whether the encoded records are complete; False while a large value is yet to be copied."""
         return self.late_value is None
 
     def complete_records(self):
-        """Copy the large value that is not in its place yet. Takes long, so a thread does it, without the GIL."""
+        """Copy the large value to its place. This takes long, so a worker thread does it, without the GIL."""
         cdef bytes value
         cdef RecordsBuffer buffer
         cdef Py_ssize_t at
@@ -440,7 +442,7 @@ cdef class Batch:
         buffer = self.buffer
         at = self.late_at
         unlock(&self.mutex)
-        if value is None or buffer is None:     # ended meanwhile, in the loop
+        if value is None or buffer is None:     # the batch has ended in the meantime
             return
         data = PyBytes_AS_STRING(value)
         size = PyBytes_GET_SIZE(value)
@@ -448,17 +450,17 @@ cdef class Batch:
         with nogil:
             memcpy(buffer.data + at, data, size)
         lock(&self.mutex)
-        self.late_value = None     # which `value` still holds
+        self.late_value = None     # `value` still refers to it
         unlock(&self.mutex)
 
     def take_reserved(self):
-        """The bytes of memory to give back when the batch has ended; 0 from the second call on."""
+        """Return the number of bytes to give back once the batch has ended; 0 from the second call on."""
         cdef int64_t reserved = self.reserved
         self.reserved = 0
         return reserved
 
     def try_append(self, value, key, timestamp_ms, headers):
-        """Add a record to a batch that the user builds; False if it is full."""
+        """Add a record to a batch that the user builds. Return False if the batch is full."""
         cdef Record record
         cdef Py_buffer key_view, value_view
         cdef int views = 0
@@ -480,31 +482,31 @@ cdef class Batch:
             release_views(views, &key_view, &value_view)
 
     def delivery(self, int index=0, timestamp=None):
-        """A new delivery of the record at `index`, whose time is that of the first record unless it is given."""
+        """Return a new delivery of the record at `index`. The default timestamp is that of the first record."""
         return new_delivery(self, index, self.base_timestamp if timestamp is None else timestamp)
 
     def another(self, Delivery delivery):
-        """A second delivery of the same record, for whoever must hear of it also if the first is cancelled."""
+        """Return a second delivery of the same record, which is independent of a cancellation of the first."""
         cdef Delivery second = new_delivery(self, delivery.index, delivery.timestamp)
         second.flags = SECOND
         return second
 
     def nobody_looked(self, int count):
-        """Results of so many records were thrown away before anybody looked at them."""
+        """Count records whose results were dropped before they were retrieved."""
         add_to(&self.unretrieved, count)
 
     def looked_at(self, int index):
-        """Somebody has seen the error of this single record."""
+        """Note that the error of this record was retrieved."""
         if self.seen is not None:
             self.seen.add(index)
 
     @property
     def unseen_errors(self):
-        """The errors of single records that nobody has looked at."""
+        """The errors of single records that were not retrieved."""
         return [error for index, error in sorted((self.record_errors or {}).items()) if index not in (self.seen or ())]
 
     def complete(self, int64_t base_offset, int64_t log_append_time, int64_t log_start_offset):
-        """The records are in the log from `base_offset` on (-1: unknown offset)."""
+        """End the batch with success: the records are in the log from `base_offset` on (-1: unknown offset)."""
         assert not flag_is_set(&self.ended)
         self.base_offset = base_offset
         self.log_append_time = log_append_time
@@ -512,13 +514,13 @@ cdef class Batch:
         resolve(self)
 
     def fail(self, error):
-        """No record of this batch will be tried again."""
+        """End the batch with an error: its records are not sent again."""
         assert not flag_is_set(&self.ended)
         self.error = error
         resolve(self)
 
     def end_record(self, Delivery delivery, error, bint withdraw):
-        """End one delivery alone with `error`. With `withdraw` its record is left out when the batch is sent."""
+        """End one delivery with `error`. With `withdraw`, its record is left out when the batch is sent."""
         assert delivery.state == PENDING and delivery.batch is self and not flag_is_set(&self.ended)
         note_early_end(self, [delivery.index], error)
         if withdraw:
@@ -527,8 +529,8 @@ cdef class Batch:
         schedule_callbacks(delivery)
 
     def end_records(self, int first, int end, error, bint withdraw):
-        """End the records from index `first` to before `end` with `error`, except those that have ended; returns how
-        many that were. With `withdraw` they are left out when the batch is sent."""
+        """End the records from index `first` up to `end` with `error`, except those that have ended. Return how many
+        ended. With `withdraw`, they are left out when the batch is sent."""
         cdef Delivery delivery
         cdef set before = self.ended_early or set()
         cdef list indexes = [index for index in range(first, end) if index not in before]
@@ -545,12 +547,12 @@ cdef class Batch:
         return len(indexes)
 
     def have_ended(self, int first, int end):
-        """Whether each record from index `first` to before `end` has its result."""
+        """Whether each record from index `first` up to `end` has its result."""
         return flag_is_set(&self.ended) or (
             self.ended_early is not None and self.ended_early.issuperset(range(first, end)))
 
     def leave_out_withdrawn(self):
-        """Build the records again without those that were withdrawn; before the first attempt only."""
+        """Encode the records again without the withdrawn ones. Only before the first attempt."""
         cdef RecordsBuffer old = self.buffer
         cdef set withdrawn = set(self.withdrawn)
         assert not self.is_open
@@ -559,10 +561,10 @@ cdef class Batch:
         self.left_out = self.withdrawn.copy()
 
     def take_records(self, Batch parent, int first, int end, dict errors):
-        """Fill this empty batch with the records of `parent` from index `first` to before `end`, but for those that
-        `errors` names: they end with these errors, when the batch does.
+        """Fill this empty batch with the records of `parent` from index `first` up to `end`, except those in `errors`,
+        which end with these errors when the batch ends.
 
-        It takes no more than these; no byte is longer than it was, since only offset deltas change.
+        The records do not get larger, since only their offset deltas change.
         """
         cdef list indexes = original_indexes(parent)
         assert self.is_open and self.record_count == 0 and not parent.is_open
@@ -579,7 +581,7 @@ cdef class Batch:
         copy_records(self, parent.buffer, [first <= index < end and index not in errors for index in indexes])
 
     def split_into(self, parts):
-        """The records go on in other batches, [(first index, batch)]; each delivery follows its record."""
+        """Move the records to other batches, [(first index, batch)]. Each delivery follows its record."""
         cdef Delivery delivery
         cdef list waiters = self.waiters
         cdef list kept = list(parts)
@@ -593,12 +595,12 @@ cdef class Batch:
                 pass
             let_wait(delivery)
         for _, part in self.parts:
-            # Which records nobody kept a delivery of is not known, only how many at most.
+            # It is not known which records have no delivery any more, only how many at most.
             add_to(&(<Batch>part).unretrieved,
                    min(self.unretrieved, (<Batch>part).record_count + <int>len((<Batch>part).withdrawn)))
 
     def original_index(self, int index):
-        """The index that a record had before others were left out."""
+        """Return the index that a record had before others were left out."""
         for left_out in self.left_out:
             if left_out <= index:
                 index += 1
@@ -619,13 +621,13 @@ cdef int note_early_end(Batch batch, list indexes, error) except -1:
 
 
 cdef list original_indexes(Batch batch):
-    """Of each record that is there, the index that it had before others were left out."""
+    """Return, for each record, the index that it had before others were left out."""
     cdef set left_out = set(batch.left_out)
     return [index for index in range(batch.record_count + <int>len(batch.left_out)) if index not in left_out]
 
 
 cdef int copy_records(Batch batch, RecordsBuffer old, list kept) except -1:
-    """Write the records of `old` that `kept` says, by position, into the batch, and count them."""
+    """Copy the records of `old` for which `kept`, by position, is true into the batch, and count them."""
     cdef RecordsBuffer new = batch.buffer
     cdef const char* at = old.data
     cdef const char* after
@@ -638,10 +640,10 @@ cdef int copy_records(Batch batch, RecordsBuffer old, list kept) except -1:
         at = get_varint(at, &body)
         after = at + body
         if is_kept:
-            at = get_varint(at + 1, &delta)      # behind the attributes
+            at = get_varint(at + 1, &delta)      # after the attributes
             at = get_varint(at, &number)
             body = 1 + varint_size(delta) + varint_size(count) + (after - at)
-            # Offset deltas only get smaller, so everything fits into as many bytes as before.
+            # Offset deltas only get smaller, so the records fit into as many bytes as before.
             to = put_varint(to, body)
             to[0] = 0
             to = put_varint(to + 1, delta)
@@ -666,14 +668,14 @@ cdef int resolve(Batch batch) except -1:
     set_flag(&batch.ended, True)
     batch.is_open = False
     lock(&batch.mutex)
-    batch.buffer = None            # a transport may still hold a view of it
+    batch.buffer = None            # a transport may still have a view of it
     batch.late_value = None
     unlock(&batch.mutex)
     buffer = late_value = None
     batch.waiters = None
     if waiters is None:
         return 0
-    # Deliveries complete in the order of their appends, in which they are nearly always awaited.
+    # Deliveries complete in the order of their appends, and they are nearly always awaited in that order.
     for delivery in waiters:
         if delivery.index < last:
             waiters.sort(key=_index_of)
@@ -696,10 +698,10 @@ def _index_of(Delivery delivery):
 @cython.no_gc
 @cython.freelist(256)
 cdef class RecordMetadata:
-    """Where a record is: `topic`, `partition`, `offset`, `timestamp`, `timestamp_type`, `log_start_offset`.
+    """The position of a record: `topic`, `partition`, `offset`, `timestamp`, `timestamp_type`, `log_start_offset`.
 
-    `offset` is None where the broker did not tell (acks=0, or a duplicate that it no longer remembers).
-    `timestamp` is in ms; `timestamp_type` is 0 for the producer's own time, 1 for the broker's append time.
+    `offset` is None if the broker did not return it (acks=0, or a duplicate that the broker no longer remembers).
+    `timestamp` is in milliseconds; `timestamp_type` is 0 for the producer's time and 1 for the broker's append time.
     """
 
     cdef readonly str topic
@@ -746,25 +748,26 @@ cdef class RecordMetadata:
 # ------------------------------------------------------------------------------------------------------ Delivery
 
 cdef enum:
-    PENDING = 0        # the batch knows
-    CANCELLED = 1      # the waiter was detached; the record goes its way
-    ENDED = 2          # ended alone; batch.record_errors knows
-    RETRIEVED = 4      # a flag on top: somebody looked at the result
-    SECOND = 8         # another one: it is not the user's own
+    PENDING = 0        # the batch has the result, or will have it
+    CANCELLED = 1      # cancelled by a caller; the record is still sent
+    ENDED = 2          # ended before the batch; batch.record_errors has the result
+    RETRIEVED = 4      # a flag: the result was retrieved
+    SECOND = 8         # a flag: a second delivery, not the user's
 
 
 @cython.final
 @cython.no_gc
 @cython.freelist(1024)
 cdef class Delivery:
-    """The future of one record: `await` it for its RecordMetadata, or use it wherever asyncio takes a future.
+    """The future of one record: `await` it for the RecordMetadata, or use it wherever asyncio accepts a future.
 
-    Nothing is made for it when its batch is acknowledged: it looks into the batch when somebody asks. Cancelling
-    it, or a task that awaits it, does not keep the record from being sent. As with any asyncio.Future, the delivery
-    is cancelled then for every task that awaits it; where there are several, await `asyncio.shield(delivery)`.
+    Cancelling it, or a task that awaits it, does not stop the record from being sent. As with any asyncio.Future, it is
+    then cancelled for every task that awaits it; if there are several, await `asyncio.shield(delivery)`.
+
+    A delivery reads its result from its batch on demand, so an acknowledgement creates no object for each record.
 
     Raises (from `await` and `result()`):
-        DeliveryError: the record was given up; `outcome` says whether it may be in the log.
+        DeliveryError: the record failed; `outcome` says whether it may be in the log.
     """
 
     cdef readonly Batch batch
@@ -772,12 +775,12 @@ cdef class Delivery:
     cdef int index
     cdef uint8_t state
     cdef uint8_t flags
-    cdef uint8_t is_blocking   # not bint: these four share a word, and a delivery takes 48 bytes instead of 64
-    cdef Mutex mutex           # of `batch` and `index`, which change together when the batch is split
+    cdef uint8_t is_blocking   # not bint: these four fields share a word, and a delivery takes 48 bytes instead of 64
+    cdef Mutex mutex           # guards `batch` and `index`, which change together when the batch is split
     cdef object callbacks      # None, one (callback, context), or a list of them; once CANCELLED, the cancel message
 
     def __init__(self):
-        raise TypeError("deliveries are made by Producer.send()")
+        raise TypeError("Producer.send() creates deliveries; they cannot be created directly")
 
     def __dealloc__(self):
         if self.batch is None:
@@ -787,7 +790,7 @@ cdef class Delivery:
         if self.flags != RETRIEVED and self.state == PENDING:
             add_to(&self.batch.unretrieved, 1)
 
-    # asyncio recognises a future by this attribute
+    # asyncio recognizes a future by this attribute
     @property
     def _asyncio_future_blocking(self):
         return self.is_blocking != 0
@@ -798,7 +801,7 @@ cdef class Delivery:
 
     @property
     def _cancel_message(self):
-        """The `msg` of cancel(): asyncio.gather reads it, and anyio recognises its own cancellations by it."""
+        """The `msg` of cancel(): asyncio.gather reads it, and anyio recognizes its own cancellations by it."""
         return self.callbacks if self.state == CANCELLED else None
 
     @property
@@ -822,16 +825,16 @@ cdef class Delivery:
         return self.state == CANCELLED
 
     def cancel(self, msg=None):
-        """Give up the result, for every task that awaits it; False if it is there already. The record is still sent."""
+        """Cancel the wait of every task that awaits it; False if it has a result already. The record is still sent."""
         if has_ended(self):
             return False
         self.state = CANCELLED
         schedule_callbacks(self)
-        self.callbacks = msg       # their place is free from now on
+        self.callbacks = msg       # the field of the callbacks is free from now on
         return True
 
     def result(self):
-        """The RecordMetadata; raises the error of a failed record, InvalidStateError while there is no result."""
+        """Return the RecordMetadata. Raise the error of a failed record; InvalidStateError without a result."""
         cdef object error
         cdef int index
         cdef Batch batch
@@ -846,7 +849,7 @@ cdef class Delivery:
         return metadata_of(self, batch, index)
 
     def exception(self):
-        """The error of a failed record, else None; InvalidStateError while there is no result."""
+        """Return the error of a failed record, or None. Raise InvalidStateError without a result."""
         cdef int index
         cdef Batch batch
         if self.state == CANCELLED:
@@ -875,7 +878,7 @@ cdef class Delivery:
             return 0
         all = self.callbacks if type(self.callbacks) is list else [self.callbacks]
         kept = [entry for entry in all if entry[0] != callback]
-        self.callbacks = kept      # an empty list: still on the batch's list of waiters
+        self.callbacks = kept      # an empty list means that the batch still has it in its list of waiters
         return len(all) - len(kept)
 
     def _make_cancelled_error(self):
@@ -902,7 +905,7 @@ cdef class Delivery:
 
 
 cdef int send_to_delivery(PyObject* itself, PyObject* value, PyObject** result) except -1:
-    """The slot am_send: what `await` calls instead of __next__, so that no StopIteration is made for each result."""
+    """The am_send slot, which `await` calls instead of __next__. It avoids a StopIteration for each result."""
     cdef Delivery self = <Delivery>itself
     cdef object answer
     result[0] = NULL
@@ -928,7 +931,7 @@ cdef inline Delivery new_delivery(Batch batch, int index, int64_t timestamp):
 
 
 cdef inline int let_wait(Delivery delivery) except -1:
-    """Its batch calls its callbacks."""
+    """Let the batch call its callbacks."""
     if delivery.batch.waiters is None:
         delivery.batch.waiters = []
     delivery.batch.waiters.append(delivery)
@@ -949,14 +952,14 @@ cdef inline bint has_ended(Delivery delivery) except -1:
 
 
 cdef bint ended_early(Delivery delivery) except -1:
-    """Whether its record ended before the batch, perhaps before there was a delivery of it."""
+    """Whether its record ended before the batch, possibly before this delivery was created."""
     cdef int index
     cdef Batch batch = batch_of(delivery, &index)
     return batch.ended_early is not None and index in batch.ended_early
 
 
 cdef bint follow(Delivery delivery) except -1:
-    """If its batch was split, it becomes a delivery of the part that holds its record; whether there is one."""
+    """If the batch was split, move the delivery to the part with its record. Return whether it was."""
     cdef Batch left = None, taken = None
     cdef int index, first = 0
     lock(&delivery.mutex)
@@ -970,7 +973,7 @@ cdef bint follow(Delivery delivery) except -1:
             break
     taken = part
     lock(&delivery.mutex)
-    if delivery.batch is left:     # no other thread was here meanwhile
+    if delivery.batch is left:     # no other thread has moved it in the meantime
         delivery.batch = taken
         delivery.index = index - first
     unlock(&delivery.mutex)
@@ -978,7 +981,7 @@ cdef bint follow(Delivery delivery) except -1:
 
 
 cdef inline Batch batch_of(Delivery delivery, int* index):
-    """The batch that holds its record by now, and the index there."""
+    """Return the batch that contains its record now, and the index there."""
     cdef Batch batch = None
     while True:
         lock(&delivery.mutex)
@@ -992,8 +995,8 @@ cdef inline Batch batch_of(Delivery delivery, int* index):
 
 
 cdef inline object error_of(Delivery delivery, Batch batch, int index):
-    """A copy: a traceback on the batch's own error would hold the frame of whoever awaits, which holds the delivery,
-    and the collector can't see through a delivery."""
+    """Return a copy of the error. A traceback on the batch's own error would refer to the frame of the awaiting task,
+    which refers to the delivery, a cycle that the garbage collector cannot see."""
     cdef bint is_second = delivery.flags == SECOND
     delivery.flags = RETRIEVED
     if batch.record_errors is not None:
@@ -1039,7 +1042,7 @@ cdef int schedule_callbacks(Delivery delivery, call_soon=None) except -1:
 cdef class PartitionQueue:
     """The batches of one partition that are not in flight, oldest first; the last one may be open.
 
-    Owned by the accumulator; `tail` is the only field that the record's path writes.
+    The accumulator owns it. The record's path writes only `tail`.
     """
 
     cdef readonly str topic
@@ -1049,15 +1052,15 @@ cdef class PartitionQueue:
     cdef public Batch tail
     """The open batch at the end of `batches`, or None."""
     cdef public list in_flight
-    """Batches that were written and are not answered, in the order of their writes."""
+    """Batches that were written but not answered, in the order of their writes."""
     cdef public double retry_at
-    """loop.time() before which nothing is sent again after an error; 0 if there is none."""
+    """The loop time before which nothing is sent again after an error; 0 without an error."""
     cdef public object sequence
     """idempotence.PartitionSequence"""
     cdef public int size_hint
-    """Bytes of the last batch: what the next one reserves first."""
+    """Bytes of the last batch, which the next batch reserves first."""
     cdef public int node_id
-    """The leader under which the accumulator filed this queue."""
+    """The leader to which the accumulator assigned this queue."""
 
     def __init__(self, str topic, int partition):
         self.topic = topic
@@ -1072,13 +1075,13 @@ cdef class PartitionQueue:
 
 
 cdef class Topic:
-    """One topic as the record's path sees it."""
+    """The part of a topic that the record's path needs."""
 
     cdef readonly str name
     cdef readonly list queues
-    """One PartitionQueue for each partition, by number."""
+    """The PartitionQueue of each partition, by number."""
     cdef public object next_partition
-    """Callable: the bytes that went to the sticky partition -> the next one (KIP-794)."""
+    """f(bytes sent to the sticky partition) -> the next sticky partition (KIP-794)."""
     cdef public int sticky_partition
     cdef public int64_t sticky_bytes
 
@@ -1092,7 +1095,7 @@ cdef class Topic:
 
 @cython.final
 cdef class _Turn:
-    """Awaited once: lets the other tasks of the loop run."""
+    """An awaitable, for one use, that lets the other tasks of the loop run."""
 
     cdef bint taken
 
@@ -1108,7 +1111,7 @@ cdef class _Turn:
 
 @cython.final
 cdef class Gate:
-    """Whether records may be appended: with transactions, only while there is one. transactions/state.py opens and closes it."""
+    """Whether records may be appended. With transactions, transactions/state.py opens it while one is open."""
 
     cdef public bint is_open
 
@@ -1117,7 +1120,7 @@ cdef class Gate:
 
 
 cdef class RecordPath:
-    """What `Producer` inherits: the coroutines that a record enters by, as far as they need not wait."""
+    """The base of `Producer`: `send`, `send_and_wait` and `try_send`, as far as they need not wait."""
 
     cdef dict topics
     cdef object loop
@@ -1133,7 +1136,7 @@ cdef class RecordPath:
     cdef int64_t burst
     cdef bint is_running
     cdef bint was_closed
-    cdef bint is_plain             # no serializer, no interceptor, no partitioner of the user's
+    cdef bint is_plain             # no serializers, interceptors or partitioner of the user
     cdef object wall_clock         # () -> ms, or None: the system's
 
     def __cinit__(self, *args, **settings):
@@ -1141,7 +1144,7 @@ cdef class RecordPath:
 
     def _bind(self, loop, accumulator, BufferMemory memory, Py_ssize_t batch_size, Py_ssize_t max_request_size,
               bint is_plain, wall_clock):
-        """Called by start(): from now on `send` appends."""
+        """Let `send` append from now on. Called by start()."""
         self.topics = accumulator.topics
         self.loop = loop
         self.accumulator = accumulator
@@ -1157,12 +1160,12 @@ cdef class RecordPath:
         self.is_running = True
 
     def _unbind(self):
-        """Called when closing begins: from now on `send` refuses."""
+        """Let `send` raise ProducerClosed from now on. Called when closing begins."""
         self.is_running = False
         self.was_closed = True
 
     def _check_usable(self):
-        """Raise unless the producer runs, in this loop and this process."""
+        """Raise unless the producer is running, in this loop and this process."""
         if self.was_closed:
             raise ProducerClosed("the producer is closed; build a new one")
         if self.loop is None:
@@ -1171,11 +1174,11 @@ cdef class RecordPath:
         self._check_place()
 
     def _check_may_append(self):
-        """Raise unless a record may be appended now; Producer knows of transactions too."""
+        """Raise unless a record may be appended now. Producer also checks for transactions."""
         self._check_usable()
 
     def _check_place(self):
-        """Raise in another process or loop than that of start()."""
+        """Raise in a process or loop other than that of start()."""
         if self.loop is None:
             return
         if self.generation != _generation:
@@ -1187,28 +1190,28 @@ cdef class RecordPath:
 
     async def send(self, topic, value=None, key=None, partition=None, timestamp_ms=None, headers=None, *,
                    timeout=None):
-        """Put a record into the buffer and return its delivery; waits for metadata and for room, first come first served.
+        """Put a record into the buffer and return its delivery. Waits for metadata and room, first come, first served.
 
         Args:
             topic: the name of the topic, str.
-            value, key: bytes, bytearray, memoryview or None, or what the serializers take.
+            value, key: bytes, bytearray, memoryview or None, or what the serializers accept.
             partition: a number, or None for the partitioner's choice.
             timestamp_ms: milliseconds since 1970; now if None.
             headers: a list of (str, bytes or None).
-            timeout: seconds for this record alone, the waiting here included; None for delivery_timeout_ms.
+            timeout: seconds for this record, including the wait for room; None for delivery_timeout_ms.
 
         Returns:
             The Delivery, a future of the RecordMetadata.
 
         Raises:
-            InvalidRecordError, InvalidTopicError, RecordTooLargeError, SerializationError: it can't be sent as it is.
-            MetadataTimeoutError, UnknownPartitionError, BufferTimeoutError: not within max_block_ms.
-            TopicAuthorizationError: the cluster does not let this client write.
-            ProducerNotStartedError, ProducerClosed, WrongLoopError, ForkedError: not now, or not from here.
-            After each of these there is no record.
+            InvalidRecordError, InvalidTopicError, RecordTooLargeError, SerializationError: the record is not valid.
+            MetadataTimeoutError, UnknownPartitionError, BufferTimeoutError: the wait exceeded max_block_ms.
+            TopicAuthorizationError: the cluster does not allow this client to write.
+            ProducerNotStartedError, ProducerClosed, WrongLoopError, ForkedError: the producer cannot be used here.
+            If send() raises, the record is not sent.
 
-        Cancelling it while it waits leaves no record; a record that is in the buffer already is sent, also if the
-        delivery, or a task that awaits it, is cancelled.
+        If send() is cancelled while it waits, the record is not sent. A record that is already in the buffer is sent,
+        even if its delivery, or a task that awaits it, is cancelled.
         """
         cdef Delivery delivery = None
         if self.is_plain and timeout is None:
@@ -1216,21 +1219,22 @@ cdef class RecordPath:
         if delivery is None:
             delivery = await self._send_slowly(topic, value, key, partition, timestamp_ms, headers, timeout)
         if self.burst >= TURN_AFTER:
-            # A loop of sends that never has to wait would keep the sender, and everybody else, from running.
+            # A loop of sends that never has to wait would block all other tasks, the sender included.
             self.burst = 0
             await _Turn.__new__(_Turn)
         return delivery
 
     async def send_and_wait(self, topic, value=None, key=None, partition=None, timestamp_ms=None, headers=None, *,
                             timeout=None):
-        """Send a record and wait for its acknowledgement; its batch does not linger.
+        """Send a record and wait for its acknowledgement. Its batch does not linger.
 
-        Arguments and errors as `send`, and besides:
+        Takes the arguments of `send`.
 
         Raises:
-            DeliveryError: the record was given up; `outcome` says whether it may be in the log.
+            DeliveryError: the record failed; `outcome` says whether it may be in the log.
+            Others as `send`.
 
-        Cancelling it after the record was put into the buffer gives up the waiting only.
+        Cancelling it once the record is in the buffer ends only the wait.
         """
         cdef Delivery delivery = None
         if self.is_plain and timeout is None:
@@ -1243,10 +1247,13 @@ cdef class RecordPath:
         return await delivery
 
     def try_send(self, topic, value=None, key=None, partition=None, timestamp_ms=None, headers=None, *, timeout=None):
-        """Put a record into the buffer or refuse at once; arguments and errors as `send`, which waits.
+        """Put a record into the buffer and return its delivery, without waiting.
+
+        Takes the arguments of `send`.
 
         Raises:
-            BufferFullError: there is no room, or the topic is not known yet (it is asked for).
+            BufferFullError: the buffer is full, or the topic's metadata is not known yet (it is requested).
+            Others as `send`.
         """
         cdef Delivery delivery = None
         if self.is_plain and timeout is None:
@@ -1256,34 +1263,34 @@ cdef class RecordPath:
         return delivery
 
     async def _give_way(self):
-        """Let the other tasks run if this one has appended much since they did."""
+        """Let the other tasks run if many records were appended in this turn of the loop."""
         if self.burst >= TURN_AFTER:
             self.burst = 0
             await _Turn.__new__(_Turn)
 
     def _append(self, Topic topic, value, key, int partition, timestamp_ms, headers, bint has_turn):
-        """Append to a partition of a known topic; None if there is no memory for it now.
+        """Append a record to a partition of a known topic. Return None if there is no memory for it now.
 
-        `has_turn`: the caller is the first of those who wait for memory.
+        `has_turn`: the caller is the first of those that wait for memory.
         """
         return append(self, topic, value, key, partition, timestamp_ms, headers, has_turn)
 
     def _append_rows(self, Topic topic, Rows rows, list refusals, bint has_turn):
         """Append rows of send_many: ALL_APPENDED, OTHERS_TURN (call again later) or NO_ROOM.
 
-        `refusals`, if not None: by partition, the error of rows for it, or None if this producer may write to it.
-        `has_turn`: the caller is the first of those who wait for memory.
+        `refusals`, if not None: for each partition, None if this producer may write to it, or the error of its rows.
+        `has_turn`: the caller is the first of those that wait for memory.
         """
         return append_rows(self, topic, rows, refusals, has_turn)
 
 
 cdef Delivery append_known(RecordPath self, topic_name, value, key, partition, timestamp_ms, headers):
-    """Append if nothing has to be waited for, else None."""
+    """Append a record if that needs no wait; otherwise return None."""
     cdef PyObject* found
     cdef Topic topic
     cdef int number = -1
-    # In its own thread the producer's loop is the running one if it runs at all; asyncio's own look-up costs a system
-    # call on Python 3.11.
+    # In its own thread, the producer's loop is the running loop if it runs at all. On Python 3.11, asyncio's look-up
+    # costs a system call.
     if (not self.is_running or not self._gate.is_open or self.generation != _generation or self.thread != PyThread_get_thread_ident()
             or not self.is_loop_running()):
         self._check_may_append()
@@ -1306,10 +1313,10 @@ cdef Delivery append(RecordPath self, Topic topic, value, key, int number, times
     cdef Py_buffer key_view, value_view
     cdef int views = 0
     if type(headers) is list:
-        headers = tuple(headers)       # between the check and the write, nobody may change them
+        headers = tuple(headers)       # a list could change between the check and the write
     try:
         views = read_record(&record, value, key, timestamp_ms, headers, &key_view, &value_view, self.wall_clock)
-        if record.value_size >= LARGE and PyBytes_CheckExact(value):    # which nobody can change later
+        if record.value_size >= LARGE and PyBytes_CheckExact(value):    # bytes cannot change later
             record.value = NULL
             late_value = value
         return append_record(self, topic, number, &record, headers, late_value, has_turn)
@@ -1319,7 +1326,7 @@ cdef Delivery append(RecordPath self, Topic topic, value, key, int number, times
 
 cdef Delivery append_record(RecordPath self, Topic topic, int number, Record* record, headers, bytes late_value,
                             bint has_turn):
-    """`late_value`: the record's value, if a thread is to copy it; then `record.value` is NULL."""
+    """`late_value`: a value that a thread will copy, with NULL as `record.value`; otherwise None."""
     cdef PartitionQueue queue
     cdef Batch batch
     cdef bint is_sticky = number < 0 and record.key_size < 0
@@ -1333,23 +1340,23 @@ cdef Delivery append_record(RecordPath self, Topic topic, int number, Record* re
                            % <uint32_t>PyList_GET_SIZE(topic.queues))
         else:
             number = sticky(self, topic, most)
-    if number >= PyList_GET_SIZE(topic.queues):    # the topic was made anew while the record waited
+    if number >= PyList_GET_SIZE(topic.queues):    # the topic was re-created while the record waited
         raise UnknownPartitionError(
             f"topic {topic.name} has {PyList_GET_SIZE(topic.queues)} partitions by now; partition {number} does not exist",
             topic=topic.name, partition=number, partitions=PyList_GET_SIZE(topic.queues))
     queue = <PartitionQueue>PyList_GET_ITEM(topic.queues, number)
 
     if self.memory.waiters and not has_turn:
-        return None                # nobody overtakes those who wait for memory
+        return None                # callers that wait for memory come first
     batch = queue.tail
     while batch is None or (most >= LARGE and batch.record_count) or not has_room(batch, most, self.memory):
         if self.accumulator.open_batch(queue, most) is None:
             return None
         if self.accumulator.packing.turn_is_full:
             self.burst = TURN_AFTER
-        batch = queue.tail         # a collector or a signal handler may have appended to it: look again
+        batch = queue.tail         # the garbage collector or a signal handler may have appended to it: look again
     write_record(batch, record, headers)
-    if late_value is not None:     # its batch has no other record
+    if late_value is not None:     # its batch has only this record
         batch.late_value = late_value
         batch.late_at = batch.buffer.size - record.headers_size - record.value_size
     if is_sticky:
@@ -1360,7 +1367,7 @@ cdef Delivery append_record(RecordPath self, Topic topic, int number, Record* re
 
 cdef int read_record(Record* record, value, key, timestamp_ms, headers, Py_buffer* key_view, Py_buffer* value_view,
                      wall_clock) except -1:
-    """Look at what the user gave; returns which views must be released (1: value, 2: key)."""
+    """Check the user's arguments. Return the views that must be released (1: value, 2: key)."""
     cdef int views = 0
     record.timestamp = now_ms(wall_clock) if timestamp_ms is None else checked_timestamp(timestamp_ms)
     record.headers_size = 1 if headers is None else size_of_headers(headers)
@@ -1405,7 +1412,7 @@ cdef inline Py_ssize_t most_bytes(Record* record) noexcept nogil:
 
 
 cdef inline char* begin_record(Batch batch, Record* record) noexcept:
-    """Write a record up to its headers, for which it returns the place."""
+    """Write a record up to its headers. Return the position of the headers."""
     cdef Py_ssize_t body
     cdef int64_t delta
     cdef char* at
@@ -1418,7 +1425,7 @@ cdef inline char* begin_record(Batch batch, Record* record) noexcept:
             + varint_size(record.key_size) + (record.key_size if record.key_size > 0 else 0)
             + varint_size(record.value_size) + (record.value_size if record.value_size > 0 else 0)
             + record.headers_size)
-    # The caller made sure of most_bytes() behind `size`, and `body` with its own length is never more.
+    # The caller has ensured room for most_bytes() after `size`; `body` with its length never needs more.
     at = put_varint(batch.buffer.data + batch.buffer.size, body)
     at[0] = 0                      # attributes, unused
     at = put_varint(at + 1, delta)
@@ -1446,7 +1453,7 @@ cdef int write_record(Batch batch, Record* record, headers) except -1:
 
 
 cdef bint has_room(Batch batch, Py_ssize_t most, BufferMemory memory) except -1:
-    """Whether `most` bytes fit into the open batch, after it has grown if need be and memory (if given) allows."""
+    """Whether `most` bytes fit into the open batch. Grows it if needed, as far as `memory`, unless None, allows."""
     cdef RecordsBuffer buffer = batch.buffer
     cdef Py_ssize_t needed = buffer.size + most
     cdef Py_ssize_t before = buffer.capacity
@@ -1457,7 +1464,7 @@ cdef bint has_room(Batch batch, Py_ssize_t most, BufferMemory memory) except -1:
         return False
     capacity = min(batch.limit, max(needed, 2 * buffer.capacity))
     if memory is not None and not memory.take(capacity - before):
-        capacity = needed          # memory is scarce: no more than this record takes, or batches stay tiny
+        capacity = needed          # memory is scarce: reserve only what this record needs
         if not memory.take(capacity - before):
             return False
     try:
@@ -1471,11 +1478,11 @@ cdef bint has_room(Batch batch, Py_ssize_t most, BufferMemory memory) except -1:
 
 
 cdef inline int sticky(RecordPath self, Topic topic, Py_ssize_t most) except -1:
-    """The partition of records without a key: the same until it had `batch_size` bytes (KIP-794).
+    """Return the partition of records without a key: the same until it has received `batch_size` bytes (KIP-794).
 
-    The switch waits for a batch to be full, up to twice that size, so that it does not leave a fraction behind. If the
-    last batch was sent before it was full (linger, flush), 16 KiB are enough: no batch gets smaller by a switch then.
-    The caller counts the bytes, once the record is in its batch.
+    The switch waits until the batch is full, up to twice that size, so that it does not leave a partial batch behind.
+    If the last batch was sent before it was full (linger, flush), 16 KiB are enough: the switch makes no batch smaller.
+    The caller counts the bytes once the record is in its batch.
     """
     cdef Batch tail
     if topic.sticky_partition >= 0:
@@ -1492,7 +1499,7 @@ cdef inline int sticky(RecordPath self, Topic topic, Py_ssize_t most) except -1:
 
 
 def whole_number(value):
-    """`value` as an int, as operator.index gives it (IntEnum, numpy's integers), but no bool; None for anything else."""
+    """Return `value` as an int if operator.index accepts it (IntEnum, numpy's integers). None for bool and others."""
     if type(value) is int:
         return value
     if isinstance(value, bool):
@@ -1543,7 +1550,7 @@ cdef bint get_view(data, Py_buffer* view, str what) except -1:
 
 
 cdef inline bint holds_bytes(Py_buffer* view) noexcept nogil:
-    """Whether each item is one byte: formats B, b and c of struct, also with a byte order in front (ctypes)."""
+    """Whether each item is one byte: formats B, b and c of struct, possibly after a byte order (ctypes)."""
     cdef const char* format = view.format
     if format[0] in (b"<", b">", b"=", b"@", b"!"):
         format += 1
@@ -1558,7 +1565,7 @@ cdef int raise_too_large(RecordPath self, Py_ssize_t size) except -1:
 
 
 cdef Py_ssize_t size_of_headers(headers) except -1:
-    """The exact bytes of all headers with their count; raises for what is not a sequence of (str, bytes | None)."""
+    """Return the exact size of the headers with their count. Raise unless they are a list of (str, bytes | None)."""
     cdef Py_ssize_t size, name_size, value_size, total
     if type(headers) is not tuple:
         raise InvalidRecordError(
@@ -1589,7 +1596,7 @@ cdef Py_ssize_t size_of_headers(headers) except -1:
 
 
 cdef char* put_headers(char* at, headers) except NULL:
-    # size_of_headers() has checked every type and counted every byte.
+    # size_of_headers() has checked the types and counted the bytes.
     cdef Py_ssize_t size
     cdef const char* text
     at = put_varint(at, len(headers))

@@ -1,6 +1,6 @@
-"""Which open batches have lingered long enough.
+"""Finds the open batches that have lingered long enough.
 
-The accumulator adds each batch as it is opened and asks which are due; nothing here reads a clock."""
+The accumulator adds each batch when it is opened and asks which ones are due. Nothing here reads a clock."""
 
 from __future__ import annotations
 
@@ -10,51 +10,51 @@ from aioproducer.config import ProducerConfig
 from aioproducer.records._record_path import PartitionQueue
 
 PACE = 50e-6
-"""Seconds for each batch whose linger is over: some three times what it costs to open, send and end a small one."""
+"""Seconds per batch whose linger is over: about three times the cost of opening, sending and ending a small one."""
 LONGEST_REST = 0.5
-"""Seconds; how much longer than `linger_ms` a batch may linger because too many do."""
+"""The most seconds that a batch may linger beyond `linger_ms` because too many batches do."""
 
 _Linger = tuple[float, tuple[int, int], PartitionQueue]
-"""When an open batch is due, its order, and its queue."""
+"""The loop time at which an open batch is due, its order, and its queue."""
 
 
 class Lingers:
-    """The open batches in the order in which they are due, which one linger for all makes that of their opening.
+    """The open batches in the order in which they are due. All linger equally long, so it is the order of opening.
 
-    Thousands of partitions would fill as many batches with a record or two in each linger, and to send them would take
-    the time in which other records could have joined. So after many batches whose linger ended together comes a rest,
-    in which none of the next ones ends. It concerns the topics that had more than their share of the many, as long as
-    many of their batches are open: a record that is not one of many waits for its linger and no longer.
+    With thousands of partitions, each linger would end thousands of batches of one or two records. Sending them would
+    take longer than the linger, in which other records could have joined them. Therefore, when many lingers end
+    together, the next ones are postponed: the rest. Only topics with more than their share of these batches rest, and
+    only while many of their batches are open. Other records wait for their linger and no longer.
     """
 
     def __init__(self, config: ProducerConfig) -> None:
         self._linger = config.linger
-        # What is left of the delivery timeout behind the linger is for the request.
+        # The rest of the delivery timeout, after the linger, is for the request.
         self._longest_rest = min(LONGEST_REST, config.request_timeout / 4)
         self._many = config.linger / PACE
-        """So many batches can be sent in the time of a linger."""
+        """The number of batches that can be sent within one linger."""
         self._lingering: deque[_Linger] = deque()
         self._rests_until = 0.0
-        """As long as there are many in `_lingering`, none of them ends before."""
+        """While there are many batches in `_lingering`, none of them is due before this loop time."""
         self._resting: set[str] = set()
-        """The topics that rest until then."""
+        """The topics that rest until `_rests_until`."""
         self._prompt: deque[_Linger] = deque()
-        """Batches of other topics, which don't rest."""
+        """Batches of topics that do not rest."""
 
     def __len__(self) -> int:
         return len(self._lingering) + len(self._prompt)
 
     def add(self, queue: PartitionQueue, order: tuple[int, int], now: float) -> bool:
-        """Let the open batch of a queue linger; returns whether it may be due before all others."""
+        """Let the open batch of a queue linger. Return whether it may be due before all others."""
         lingering = self._lingering
-        # More than can be sent beside the others are not spared: they rest, too.
+        # More batches than can be sent beside the others also rest.
         if now < self._rests_until and queue.topic not in self._resting and len(self._prompt) < self._many:
             lingering = self._prompt
         lingering.append((now + self._linger, order, queue))
         return len(lingering) == 1
 
     def end(self, now: float) -> list[PartitionQueue]:
-        """The queues whose open batches have lingered long enough; they are forgotten here."""
+        """Return and forget the queues whose open batches have lingered long enough."""
         ended = _ended(self._prompt, now)
         ended += _ended(self._lingering, now if now >= self._rest_ends() else 0.0)
         if len(ended) > self._many:
@@ -63,14 +63,14 @@ class Lingers:
         return ended
 
     def next_due(self) -> float | None:
-        """When the next linger ends."""
+        """Return the loop time at which the next linger ends, or None."""
         times = [self._prompt[0][0]] if self._prompt else []
         if self._lingering:
             times.append(max(self._lingering[0][0], self._rest_ends()))
         return min(times, default=None)
 
     def _rest_ends(self) -> float:
-        """Before this time no batch of `_lingering` is due."""
+        """Return the loop time before which no batch of `_lingering` is due."""
         return self._rests_until if len(self._lingering) > self._many else 0.0
 
     def _choose_who_rests(self, ended: list[PartitionQueue]) -> None:

@@ -1,6 +1,6 @@
-"""Failed records whose result was never looked at: counted by topic and error, and logged together.
+"""Counts and logs failed records whose result was never retrieved, by topic and error.
 
-Batches count them when they are thrown away, in any thread, also in the middle of a garbage collection."""
+Batches report them when they are deleted, in any thread, possibly during a garbage collection."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from asyncio import AbstractEventLoop, TimerHandle
 logger = logging.getLogger(__name__)
 
 GATHERING = 1.0
-"""Seconds from the first of them to the line in the log, which so counts all batches that failed together."""
+"""Seconds from the first failure to the log line, so that one line counts all batches that failed together."""
 
 
 class Unretrieved:
@@ -19,16 +19,16 @@ class Unretrieved:
 
     def __init__(self, loop: AbstractEventLoop) -> None:
         self.counts: dict[tuple[str, str], int] = {}
-        """By (topic, name of the error), since the start."""
+        """Counts since the start, by (topic, name of the error)."""
         self._loop = loop
         self._unlogged: dict[tuple[str, str], tuple[int, BaseException]] = {}
-        """Of these, what no line in the log has counted so far, with the first error."""
+        """The counts that were not logged yet, with the first error."""
         self._timer: TimerHandle | None = None
         self._will_log = False
         self._is_closed = False
         self._logged_late: set[tuple[str, str]] = set()
-        """Logged when the loop had stopped. Nothing is gathered then, so of each kind only the first is logged."""
-        # A collector that runs under it may find others to be counted.
+        """Kinds that were logged after the loop had stopped, when only the first failure of a kind is logged."""
+        # Reentrant, since a garbage collection while it is held may find more to count.
         self._lock = threading.RLock()
 
     def add(self, topic: str, error: BaseException, count: int) -> None:
@@ -49,18 +49,18 @@ class Unretrieved:
     def _ask_loop(self) -> None:
         try:
             self._loop.call_soon_threadsafe(self._log_later)
-        except RuntimeError:  # it was closed meanwhile
+        except RuntimeError:  # the loop was closed in the meantime
             self.log()
 
     def _log_later(self) -> None:
-        """In the loop. What comes after close() is logged in this turn, as no timer may be left."""
+        """Start the timer of the log line, in the loop. After close(), which may leave no timer, log immediately."""
         if self._is_closed:
             self.log()
         elif self._timer is None:
             self._timer = self._loop.call_later(GATHERING, self.log)
 
     def log(self) -> None:
-        """Log what was not logged so far: a line for each topic and error."""
+        """Write a log line for each topic and error that was not logged yet."""
         with self._lock:
             unlogged, self._unlogged = self._unlogged, {}
             self._will_log = False
@@ -72,7 +72,7 @@ class Unretrieved:
             logger.error("%s not delivered, and no caller has looked at the result: %s", what, error)
 
     def close(self) -> None:
-        """Log what was gathered; nothing is gathered any longer."""
+        """Log the remaining counts. From now on each failure is logged immediately."""
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
