@@ -1,1 +1,1 @@
-"""Connections to brokers, and what they say of the cluster."""
+"""Connections to brokers, and the cluster metadata that brokers report."""

@@ -1,7 +1,7 @@
-"""Node id -> Connection: connects with back-off, routes requests, closes what is not needed.
+"""Node id -> Connection: connects with back-off, routes requests, closes connections that are no longer needed.
 
-The sender asks `ready`, which never waits; metadata uses `request_any`. Whatever changes sets the wake-up
-event of the sender: nobody is called back."""
+The sender calls `ready`, which never waits; metadata uses `request_any`. Each change sets the sender's wake-up event;
+there are no callbacks."""
 
 from __future__ import annotations
 
@@ -40,26 +40,27 @@ from aioproducer.types import Node
 logger = logging.getLogger(__name__)
 
 JITTER = 0.2
-"""Share by which each back-off is longer or shorter, so that clients don't come back all at once."""
+"""The fraction by which each back-off is randomly longer or shorter, so that clients do not all reconnect together."""
 
 REFUSED_BACKOFF_MAX = 10.0
-"""Seconds; the longest pause between attempts while a broker rejects our credentials. Accounts get locked."""
+"""Seconds; the longest pause between attempts while a broker rejects our credentials. More attempts could lock the
+account."""
 
 FIRST_ASKED = (4, 4, 3, 3, 0)
-"""Version of ApiVersions to ask with, after so many connections in a row that were closed instead of an answer: some
-brokers (Azure Event Hubs) hang up on a version that they don't know (KIP-511 came later)."""
+"""The version of the first ApiVersions request, indexed by the number of connections in a row that the broker closed
+instead of answering. Some brokers (Azure Event Hubs) predate KIP-511 and close the connection on an unknown version."""
 
 PATIENCE = 0.5
-"""Seconds that a connection may take until another broker is tried beside it, where any broker would do."""
+"""Seconds after which another broker is tried in parallel to a connection attempt, for requests to any broker."""
 
 
 def backoff(base: float, maximum: float, failures: int, random: Random) -> float:
-    """Seconds to wait when there were `failures` failures before this one: doubling, bounded, with jitter."""
+    """Return the seconds to wait after a failure that `failures` others preceded: exponential, limited, with jitter."""
     return min(base * 2.0 ** min(failures, 32), maximum) * random.uniform(1 - JITTER, 1 + JITTER)
 
 
 class _Link:
-    """What is kept of a broker beyond one connection to it."""
+    """The state of one broker that outlives a single connection to it."""
 
     __slots__ = (
         "attempt",
@@ -81,21 +82,21 @@ class _Link:
         self.node = node
         self.connection: Connection | None = None
         self.task: asyncio.Task[None] | None = None
-        """The attempt to connect, while there is one."""
+        """The task of the current attempt to connect, if any."""
         self.attempt: Connection | None = None
         """The first connection of that attempt."""
         self.dialing_since = 0.0
         self.ready_since = 0.0
         self.failures = 0
-        """Connections in a row that could not be made or did not last."""
+        """The number of connections in a row that could not be established or did not last."""
         self.failed_setups = 0
-        """Connections in a row that could not be made."""
+        """The number of connections in a row that could not be established."""
         self.hang_ups = 0
-        """Connections in a row that the broker closed when it was asked for its versions."""
+        """The number of connections in a row that the broker closed on an ApiVersions request."""
         self.failing_since: float | None = None
-        """When the first of these began."""
+        """Loop time at which the first attempt counted in `failed_setups` began."""
         self.losses = 0
-        """All connections that broke or could not be made."""
+        """The total number of connections that were lost or could not be established."""
         self.retry_at = 0.0
         self.last_error: KafkaError | None = None
 
@@ -109,7 +110,7 @@ class _Link:
 
     @property
     def progress(self) -> str:
-        """What the attempt to connect is waiting for, while there is one."""
+        """The step that the current attempt to connect is waiting for."""
         attempt = self.attempt
         return "not connected yet" if attempt is None or self.connection is not None else attempt.progress
 
@@ -119,9 +120,9 @@ class _Link:
 
 
 class Brokers:
-    """All connections of one producer. Belongs to the event loop that it is first used on.
+    """All connections of one producer. It belongs to the event loop on which it is first used.
 
-    Until `update` brings the cluster's nodes, the bootstrap addresses are the nodes, with ids -1, -2, ...
+    Until `update` provides the cluster's nodes, the bootstrap addresses are the nodes, with ids -1, -2, ...
     """
 
     def __init__(self, config: ProducerConfig, wake: WakeUp, metrics: Metrics, random: Random) -> None:
@@ -132,45 +133,45 @@ class Brokers:
         self._login = Login(config, random=random)
         self._links: dict[int, _Link] = {}
         self._former: dict[int, _Link] = {}
-        """The nodes before the last exchange of nodes."""
+        """The nodes that the last replacement removed."""
         self._departing: list[Connection] = []
-        """Connections that nobody gets any more, until their sockets are gone."""
+        """Connections that are no longer handed out, until their sockets are closed."""
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._changes: list[asyncio.Future[None]] = []
-        """Who waits for a change, any change."""
+        """Futures of the tasks that wait for any change."""
         self._turn = random.randrange(1 << 16)
         self._newest_features = BrokerVersions({})
-        """The report of the highest features epoch so far; -1, without features, before the first."""
+        """The versions reported with the highest features epoch so far; before the first report, the epoch is -1."""
         self._is_closed = False
         self._has_known_cluster = False
         self.lost = 0
-        """Connections that broke, or could not be made."""
+        """The number of connections that were lost or could not be established."""
         self.update_wanted = False
-        """Set when a broker was lost or is not known. Taken back by whoever asks for metadata then."""
+        """True if metadata should be refreshed, because a broker was lost or is not known. The sender resets it."""
         self._replace(self._bootstrap_nodes())
 
-    # Which nodes there are
+    # The nodes
 
     @property
     def nodes(self) -> list[Node]:
-        """The nodes that connections are made to."""
+        """The nodes to connect to."""
         return [link.node for link in self._links.values()]
 
     @property
     def is_bootstrapping(self) -> bool:
-        """The nodes are the bootstrap addresses: no cluster is known."""
+        """True if the nodes are the bootstrap addresses, so no cluster is known."""
         return any(node_id < 0 for node_id in self._links)
 
     def rebootstrap(self) -> None:
         """Forget the cluster's nodes and start again from the bootstrap addresses (KIP-899, KIP-1102).
 
-        What is in flight is still answered or fails by its own deadline.
+        Requests in flight are not cancelled: they complete or fail at their own deadlines.
         """
         if not self._is_closed:
             self._replace(self._bootstrap_nodes())
 
     def update(self, cluster: Cluster) -> None:
-        """Take over the nodes of a snapshot; connections to lost or moved ones are drained."""
+        """Use the nodes of a snapshot; connections to nodes that were removed or moved are drained."""
         if cluster.nodes and not self._is_closed:
             self._has_known_cluster = True
             self._replace(cluster.nodes)
@@ -195,8 +196,8 @@ class Brokers:
                 connection.drain()
         for node_id, node in nodes.items():
             if node_id not in self._links:
-                # One that was left before comes back with its back-off, or two lists of dead brokers that
-                # take turns would be tried without any.
+                # A node that returns keeps its back-off. Otherwise two alternating lists of dead brokers would be
+                # tried without any back-off.
                 known = self._former.get(node_id)
                 self._links[node_id] = known if known and known.node[:3] == node[:3] else _Link(node)
         if former:
@@ -204,14 +205,14 @@ class Brokers:
         self._changed()
 
     def _depart(self, connection: Connection) -> None:
-        """Nobody gets this connection any more; remember it until its socket is gone."""
+        """Stop handing out this connection, and keep it until its socket is closed."""
         self._departing = [one for one in self._departing if not one.is_gone and one is not connection]
         self._departing.append(connection)
 
-    # What the sender asks, each without waiting
+    # Calls of the sender, none of which waits
 
     def ready(self, node_id: int) -> bool:
-        """Whether a request can go to this broker now. If not, a connection is on its way, or in back-off."""
+        """Return whether a request can be sent to this broker now; start connecting to it if necessary."""
         link = self._links.get(node_id)
         if link is None:
             self.update_wanted = True  # no wake-up: see below
@@ -220,24 +221,23 @@ class Brokers:
             return link.connection.can_send
         self._connect(link)
         if link.failures or self._waits_in_vain(link):
-            # Whoever asks has records for a broker that may be gone: its partitions may have other leaders by
-            # now, or soon. No wake-up, or the sender would go round and round: each new snapshot makes it ask again.
+            # The sender has records for a broker that may be gone; its partitions may have new leaders now or soon.
+            # No wake-up, or the sender would loop for ever: each new snapshot makes it call `ready` again.
             self.update_wanted = True
         return False
 
     def connection(self, node_id: int) -> Connection | None:
-        """The connection to this broker, while there is one."""
+        """Return the connection to this broker, or None."""
         link = self._links.get(node_id)
         return link.connection if link is not None else None
 
     def retry_at(self, node_id: int, since: float) -> float | None:
-        """Loop time from which `ready` is worth asking again; None if that is not a matter of time.
+        """Return the loop time at which to call `ready` again; None if the wake-up event announces the change instead.
 
-        `since` is a loop time from before `ready` said no. Judged by a later clock, a throttle that ended in between
-        would be nobody's business any more, and nobody would ask again.
+        A time is returned during back-off, while the broker throttles, and while a connection attempt takes long.
 
-        It is one during back-off, while the broker throttles, and when a connection takes long to be made; in all
-        other cases the wake-up event is set.
+        `since` is a loop time from before `ready` returned False. With a later time, a throttle that ended in between
+        would be missed, and no event would follow.
         """
         link = self._links.get(node_id)
         if link is None:
@@ -249,16 +249,16 @@ class Brokers:
         return when if when > since else None
 
     def last_error(self, node_id: int) -> KafkaError | None:
-        """Why the last attempt to connect to this broker failed; None if it did not."""
+        """Return the error of the last attempt to connect to this broker; None if it succeeded."""
         link = self._links.get(node_id)
         return link.last_error if link is not None else None
 
     def _waits_in_vain(self, link: _Link) -> bool:
-        """A connection is being made, for so long that the broker may well be gone."""
+        """Return whether an attempt to connect has taken so long that the broker is probably gone."""
         return link.is_connecting and asyncio.get_running_loop().time() >= link.dialing_since + PATIENCE
 
     def in_flight(self, node_id: int) -> int:
-        """Requests to this broker that are not answered."""
+        """Return the number of requests to this broker that are not answered yet."""
         link = self._links.get(node_id)
         return link.connection.in_flight if link is not None and link.connection is not None else 0
 
@@ -271,10 +271,9 @@ class Brokers:
         version_ceiling: int | None = None,
         expects_response: bool = True,
     ) -> asyncio.Future[Any]:
-        """Write a request to a broker; see `Connection.request`. Without a connection the future fails at
-        once.
+        """Write a request to a broker; see `Connection.request`. Without a connection the future fails immediately.
 
-        Not held back by a full deque in flight or a throttle: `ready` is where to ask about them.
+        The in-flight limit and throttling do not delay the request: check `ready` first.
         """
         link = self._links.get(node_id)
         if link is None or link.connection is None:
@@ -287,13 +286,13 @@ class Brokers:
         )
 
     def disconnect(self, node_id: int, error: KafkaError) -> None:
-        """Close the connection to a broker that broke the rules; what is in flight fails with `error`."""
+        """Close the connection to a broker that violated the protocol; requests in flight fail with `error`."""
         link = self._links.get(node_id)
         if link is not None and link.connection is not None:
             link.connection.abort(error)
 
     def renegotiate(self, node_id: int) -> None:
-        """Close a connection once all requests are answered; the next one begins with the broker's versions."""
+        """Close a connection once all requests are answered; the next connection asks for the broker's versions."""
         link = self._links.get(node_id)
         if link is not None and link.connection is not None:
             link.connection.drain()
@@ -301,10 +300,10 @@ class Brokers:
     # Any broker
 
     def least_loaded(self) -> int | None:
-        """The best broker for a request that any can answer; None while all of them are waited for.
+        """Return the best broker for a request that any broker can answer; None while all are in back-off or throttled.
 
-        Fewest in flight among those that are connected and not throttled, else one that is connecting,
-        else one that is free to connect, in rotation.
+        The order of preference: the connected, unthrottled broker with the fewest requests in flight; a broker that is
+        connecting; a broker that may be connected to. Equal candidates take turns.
         """
         now = asyncio.get_running_loop().time()
         self._turn += 1
@@ -320,16 +319,16 @@ class Brokers:
     async def request_any(
         self, message: Message, timeout: float, *, version_ceiling: int | None = None
     ) -> Any:
-        """Send a request to whichever broker is ready first and return its answer.
+        """Send a request to the broker that is ready first and return its response.
 
-        Not bound by the limit in flight. Another broker is tried beside one that takes half a second to connect to, or
-        that has not answered after HEDGE_AFTER seconds. Cancelling it gives up the answer.
+        The in-flight limit does not apply. Another broker is tried in parallel if connecting takes half a second, or if
+        no response arrives within HEDGE_AFTER seconds. If `request_any` is cancelled, the response is discarded.
 
         Raises:
-            BrokerConnectionError: each broker was tried and none can be connected to; or the connection broke.
+            BrokerConnectionError: every broker was tried and none is reachable; or the connection was lost.
             AuthenticationError: before any cluster was known, a broker rejected our credentials, or we its certificate.
-            RequestTimedOutError: no answer within `timeout` seconds.
-            ProtocolError: the answer made no sense.
+            RequestTimedOutError: no response within `timeout` seconds.
+            ProtocolError: the response is malformed.
             UnsupportedVersionError: the broker is too old for the request.
             ProducerClosed: the brokers were closed.
         """
@@ -344,7 +343,7 @@ class Brokers:
             if node_id is not None and self._links[node_id].is_ready:
                 return await self._first_answer(message, deadline, version_ceiling)
             if not self._has_known_cluster and (refusal := self.refusal) is not None:
-                raise refusal  # others would say the same, and accounts get locked
+                raise refusal  # other brokers would respond the same, and more attempts could lock the account
             self._connect_any(now)
             if all(
                 link.connection is None and link.task is None and link.losses > losses.get(node_id, 0)
@@ -356,7 +355,7 @@ class Brokers:
             await self._change(min(self._next_look(now), deadline))
 
     async def _first_answer(self, message: Message, deadline: float, version_ceiling: int | None) -> Any:
-        """The answer of a broker that is ready, or of the next one if it stays silent for HEDGE_AFTER seconds."""
+        """Return the response of a ready broker, or of the next one if it is silent for HEDGE_AFTER seconds."""
         loop = asyncio.get_running_loop()
         asked: dict[Connection, asyncio.Future[Any]] = {}
 
@@ -379,7 +378,7 @@ class Brokers:
         return answer
 
     def _ready_connection(self, asked: Container[Connection]) -> Connection | None:
-        """The connection with the fewest requests in flight that is not among `asked`."""
+        """Return the ready connection with the fewest requests in flight that is not in `asked`."""
         now = asyncio.get_running_loop().time()
         ready = [
             link.connection
@@ -400,15 +399,16 @@ class Brokers:
         version_ceiling: int | None = None,
         about_to_write: Callable[[], None] | None = None,
     ) -> Any:
-        """Send a request to one broker, connect to it first if need be, and return its answer.
+        """Send a request to one broker, connect to it first if necessary, and return its response.
 
-        Not bound by the limit in flight, but by a throttle. Cancelling it gives up the answer.
+        Throttling delays the request; the in-flight limit does not apply. If `request_node` is cancelled, the response
+        is discarded.
 
         Raises:
-            BrokerConnectionError: the broker is not known, can't be connected to, or the connection broke.
-            RequestTimedOutError: no answer within `timeout` seconds.
-            ProtocolError: the answer made no sense.
-            UnsupportedVersionError: no version is spoken by both sides.
+            BrokerConnectionError: the broker is not known or not reachable, or the connection was lost.
+            RequestTimedOutError: no response within `timeout` seconds.
+            ProtocolError: the response is malformed.
+            UnsupportedVersionError: client and broker have no version in common.
             ProducerClosed: the brokers were closed.
         """
         loop = asyncio.get_running_loop()
@@ -436,7 +436,7 @@ class Brokers:
                     link.progress if link.is_connecting else "it is throttled, or not connected"
                 )
                 raise RequestTimedOutError(
-                    f"broker {node_id} could not be asked within {timeout:g} s: {why}", written=False
+                    f"no request could be sent to broker {node_id} within {timeout:g} s: {why}", written=False
                 )
             if link.connection is None:
                 self._connect(link)
@@ -444,14 +444,15 @@ class Brokers:
             await self._change(min(time for time in times if time > now))
 
     def finalized_feature(self, name: str) -> int:
-        """Level of a finalized feature of the cluster (KIP-584), from the newest report of any broker; 0 without one.
+        """Return the level of a finalized feature of the cluster (KIP-584); 0 if no broker has reported it.
 
-        A report outlives its connection: the level is also asked for while no connection is open.
+        The newest report of any broker counts. It is kept after its connection closes, since the level is also needed
+        while no connection is open.
         """
         return self._newest_features.features.get(name, 0)
 
     def forget_features(self) -> None:
-        """Keep only what open connections report: the cluster is another one, and its feature epochs begin again."""
+        """Keep only the reports of open connections: the cluster was replaced, and its feature epochs start again."""
         self._newest_features = BrokerVersions({})
         for link in self._links.values():
             if link.connection is not None:
@@ -463,19 +464,19 @@ class Brokers:
 
     @property
     def refusal(self) -> KafkaError | None:
-        """Why a broker, or we, don't believe who the other one is, or that certificates can't be read."""
+        """An error that retrying does not solve: authentication failed, or certificates can't be read. None without."""
         errors = [link.last_error for link in self._links.values()]
         return next((error for error in errors if isinstance(error, AuthenticationError | ConfigError)), None)
 
     @property
     def is_hopeless(self) -> bool:
-        """Each broker failed in a way that waiting does not change, such as not being a Kafka broker."""
+        """True if every broker failed with an error that is not retriable, such as not being a Kafka broker."""
         errors = [link.last_error for link in self._links.values()]
         return all(error is not None and not error.retriable for error in errors)
 
     @property
     def is_unreachable(self) -> bool:
-        """For a while by now (reconnect_backoff_max) each attempt to connect to any broker has failed."""
+        """True if all attempts to connect to any broker have failed for at least `reconnect_backoff_max`."""
         before = asyncio.get_running_loop().time() - self._config.reconnect_backoff_max
         return all(
             link.connection is None
@@ -486,11 +487,11 @@ class Brokers:
         )
 
     def unreachable(self) -> BrokerConnectionError:
-        """The error that says of each broker why it can't be connected to."""
-        return BrokerConnectionError(f"no broker can be connected to: {self.reasons()}", written=False)
+        """Return an error that gives, for each broker, the reason why it is not reachable."""
+        return BrokerConnectionError(f"no broker is reachable: {self.reasons()}", written=False)
 
     def reasons(self) -> str:
-        """Of each broker why there is no connection to it."""
+        """Return the reason why there is no connection, for each broker."""
         reasons = []
         for link in self._links.values():
             if link.last_error is None:
@@ -514,7 +515,7 @@ class Brokers:
         return errors
 
     def _connect_any(self, now: float) -> None:
-        """Start one more attempt, unless one is young enough to be waited for."""
+        """Start one more attempt to connect, unless another one began less than PATIENCE seconds ago."""
         if any(link.is_connecting and link.dialing_since + PATIENCE > now for link in self._links.values()):
             return
         for link in self._rotated():
@@ -523,7 +524,7 @@ class Brokers:
                 return
 
     def _next_look(self, now: float) -> float:
-        """When time alone changes what `request_any` may do."""
+        """Return the next loop time at which `request_any` must check again without an event."""
         times = [now + PATIENCE]
         for link in self._links.values():
             if link.is_connecting:
@@ -580,12 +581,13 @@ class Brokers:
         link.failed_setups = 0
         known = connection.versions.ranges.get(ApiKey.API_VERSIONS)
         if known is not None and known.max >= FIRST_ASKED[0]:
-            link.hang_ups = 0  # it would have answered the newest one: what hung up was something in between
+            # The broker supports the newest version, so an intermediary closed those connections.
+            link.hang_ups = 0
         link.failing_since = None
         link.last_error = None
 
     def _make(self, link: _Link, address: tuple[str, int], number: int) -> Connection:
-        """A connection to be opened; of several for one attempt each begins with another address of the name."""
+        """Create a connection. Each connection of an attempt starts with a different address of the host name."""
         config = self._config
         return Connection(
             link.node.node_id,
@@ -608,7 +610,7 @@ class Brokers:
         )
 
     def _address(self, node: Node) -> tuple[str, int]:
-        """Where to connect to: the user may map an advertised address, or refuse it."""
+        """Return the address to connect to: `address_filter` may map or reject an advertised address."""
         ask = self._config.address_filter
         if ask is None or node.node_id < 0:
             return node.host, node.port
@@ -618,9 +620,9 @@ class Brokers:
             why = f"address_filter raised {type(error).__name__}: {escaped(str(error))}"
             raise BrokerConnectionError(f"{node}: {why}", written=False) from error
         if address is None:
-            raise BrokerConnectionError(f"{node}: address_filter refuses this address", written=False)
+            raise BrokerConnectionError(f"{node}: address_filter rejected this address", written=False)
         if (found := as_address(address)) is None:
-            why = f"address_filter returned {described(address)}; it must return (host, port), or None to refuse"
+            why = f"address_filter returned {described(address)}; it must return (host, port), or None to reject"
             raise BrokerConnectionError(f"{node}: {why} the broker", written=False)
         return found
 
@@ -643,7 +645,7 @@ class Brokers:
         self._changed()
 
     def _lost(self, link: _Link, error: KafkaError) -> None:
-        """A connection broke or could not be made: wait before the next attempt, and refresh the metadata."""
+        """Handle a connection that was lost or could not be established: start the back-off, request new metadata."""
         if self._is_closed:
             return
         config = self._config
@@ -679,7 +681,7 @@ class Brokers:
                 waiter.set_result(None)
 
     async def _change(self, until: float) -> None:
-        """Wait for a change, or until that loop time."""
+        """Wait for a change, at most until the given loop time."""
         waiter = asyncio.get_running_loop().create_future()
         self._changes.append(waiter)
         try:
@@ -692,7 +694,7 @@ class Brokers:
                 self._changes.remove(waiter)
 
     async def close(self) -> None:
-        """Close all connections; requests in flight fail. Afterwards neither task nor socket is left."""
+        """Close all connections; requests in flight fail. On return all tasks have ended, all sockets are closed."""
         self._is_closed = True
         tasks = list(self._tasks)
         for task in tasks:

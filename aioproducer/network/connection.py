@@ -1,8 +1,7 @@
 """One broker's socket: frames, the deque of requests in flight, deadlines, the handshake.
 
-Answers come in the order of the requests, so the oldest in flight owns the next frame. Whatever goes wrong
-on a connection ends it and fails everything in flight: a stream whose position is in doubt is never used
-again."""
+Responses arrive in the order of the requests, so the next frame belongs to the oldest request in flight. Any error
+closes the connection and fails every request in flight: a stream whose position is in doubt is never used again."""
 
 from __future__ import annotations
 
@@ -53,25 +52,25 @@ from aioproducer.types import Node
 logger = logging.getLogger(__name__)
 
 HIGH_WATER = 1024 * 1024
-"""Bytes in the transport from which on nothing more is drained for this broker, until all have left."""
+"""Unsent bytes at which no more batches are drained for this broker, until all of the bytes have been sent."""
 
 NEAR = 0.001
-"""Seconds; a broker that answers sooner than this on average is near: a request that waits until half of those before
-it are answered waits about as long at most."""
+"""Seconds. A broker with a lower smoothed latency is nearby: a request that waits until half of the in-flight limit is
+free is delayed by about this much at most."""
 
 MAX_THROTTLE = 60.0
-"""Seconds; a broker that asks for more silence is not believed (the field could say 24 days)."""
+"""Seconds. A longer throttle time is reduced to this value (the field can express 24 days)."""
 
 LATE_TIMER = 0.1
-"""Seconds. A deadline that is noticed later than this was missed because the event loop stood still:
-answers may be waiting unread in the socket, and get a moment to come in."""
+"""Seconds. If a deadline timer fires later than this, the event loop was blocked: responses may be waiting unread in
+the socket, so they are given some more time to be read."""
 
 LONGEST_LOOK = 1.0
-"""Seconds for which a port that hung up is asked whether it wants TLS."""
+"""The maximum number of seconds spent on finding out whether a port that closed the connection requires TLS."""
 
 
 class State(Enum):
-    """Where a connection stands."""
+    """The state of a connection."""
 
     CONNECTING = "connecting"
     TLS = "tls"
@@ -80,7 +79,7 @@ class State(Enum):
     READY = "ready"
     REAUTHENTICATING = "reauthenticating"
     DRAINING = "draining"
-    """Takes no request any more, and closes when the last one in flight is answered."""
+    """Accepts no more requests, and closes when the last one in flight is answered."""
     CLOSED = "closed"
 
 
@@ -97,11 +96,11 @@ TRANSITIONS: dict[State, tuple[State, ...]] = {
 
 
 Answered: TypeAlias = Callable[[Any, KafkaError | None], None]
-"""Called with the answer, or with None and the error."""
+"""Called with the response, or with None and the error."""
 
 
 class _InFlight:
-    """A request that was written and waits for its answer (or, without one, for its bytes to leave)."""
+    """A request that was written and waits for its response (with acks=0: until its bytes have been sent)."""
 
     __slots__ = (
         "answered",
@@ -140,7 +139,7 @@ class _InFlight:
 class Connection:
     """A connection to one broker. `on_change` is called whenever `can_send` may have changed.
 
-    Built by Brokers, once per attempt to connect: a closed connection stays closed. Belongs to one loop.
+    Brokers creates one for each attempt to connect: a closed connection stays closed. It belongs to one event loop.
     """
 
     def __init__(
@@ -159,20 +158,21 @@ class Connection:
         passed_over: int = 0,
         renew_at: float = 0.85,
     ) -> None:
-        """Nothing is opened yet.
+        """Create the connection without opening it.
 
         Args:
             node_id: the broker's id, negative for a bootstrap address.
-            host: the broker's name, which its certificate has to have.
+            host: the broker's host name, which its certificate must match.
             port: its port.
             config: the settings.
             on_change: called whenever `can_send` may have changed.
-            metrics: where to count.
-            setup_timeout: seconds for each step until the connection can be used; request_timeout bounds answers too.
+            metrics: the counters to update.
+            first_asked: the version of the first ApiVersions request.
+            setup_timeout: seconds for each set-up step; responses during set-up are also limited by request_timeout.
             login: credentials and certificates, shared by all connections of a producer.
-            address: where to connect instead of host and port.
+            address: the address to connect to instead of host and port.
             passed_over: how many of the name's addresses are tried after all others.
-            renew_at: the share of a session's life after which we authenticate anew.
+            renew_at: the fraction of a session's lifetime after which the connection re-authenticates.
         """
         self.node = Node(node_id, host, port)
         self._address = address or (host, port)
@@ -185,50 +185,50 @@ class Connection:
         """The version of the first ApiVersions request."""
         self._setup_timeout = setup_timeout or config.socket_connection_setup_timeout
         self._answer_timeout = min(self._setup_timeout, config.request_timeout)
-        """Seconds for each answer of the handshake, TLS included."""
+        """Seconds for each response of the handshake, TLS included."""
         self._loop = asyncio.get_running_loop()
         self._authentication = Authentication(
             self._login, self, host=host, timeout=self._setup_timeout, renew_at=renew_at
         )
-        # moved by _move() alone
+        # changed by _move() only
         self.state = State.CONNECTING
         self._closed_in = State.CLOSED
         """The state before CLOSED."""
         self.error: KafkaError | None = None
-        """Why it was closed; None for a close in good order (idle, drained)."""
+        """The reason why the connection was closed; None for an orderly close (idle, drained)."""
         # set by the handshake
         self.versions = BrokerVersions({})
         # the socket
         self._wire: Wire | None = None
         self._opened_at = math.inf
-        """Loop time from which the socket was being opened: certificates were read and the name was resolved."""
+        """Loop time at which opening the socket began, after certificates were read and the name was resolved."""
         self._reader_task: asyncio.Task[None] | None = None
         self._session_task: asyncio.Task[None] | None = None
-        """Authenticates anew before a session ends, where sessions end."""
+        """The task that re-authenticates before each session expires; None if sessions do not expire."""
         self._frame_limit = MAX_FRAME_BEFORE_AUTHENTICATION
         self._congested = False
         self._most_in_flight = config.max_in_flight_requests_per_connection
         self.is_full = False
         """True from the moment the in-flight limit is reached until half of it is free (nearby brokers) or one slot is
-        free (others). Meanwhile answers do not wake the sender; `on_change` does when this becomes False. Otherwise a
-        request would follow each answer, and would cost a turn of the loop and a system call."""
+        free (others). Meanwhile responses do not wake the sender; `on_change` does when this becomes False. Otherwise
+        each response would trigger a request of its own, which costs a turn of the loop and a system call."""
         self._frames = Frames()
         # requests
         self._in_flight: deque[_InFlight] = deque()
         self._unanswered: deque[int] = deque(maxlen=1000)
-        """Correlation ids of requests to which no answer is due."""
+        """Correlation ids of the requests for which no response is expected."""
         self._leaving: deque[_InFlight] = deque()
-        """Requests without an answer (acks=0) whose bytes are still in the transport."""
+        """Requests without a response (acks=0) whose bytes are still in the transport."""
         self._correlation_id = -1
         self._sliced: set[int] = set()
-        """Correlation ids of the requests whose answers may be decoded in slices."""
+        """Correlation ids of the requests whose responses may be decoded in slices."""
         self._first_request = -1
         """Correlation id of the first request after the handshake."""
         self.throttled_until = 0.0
-        """Loop time before which the broker wants to be left alone (KIP-219)."""
+        """Loop time until which the broker throttles this client (KIP-219)."""
         self.last_used = self._loop.time()
         self.latency = 0.0
-        """Seconds from a request to its answer, smoothed."""
+        """Seconds from a request to its response, smoothed."""
         # one timer for the earliest deadline
         self._timer: asyncio.TimerHandle | None = None
         self._gave_a_moment = False
@@ -239,16 +239,16 @@ class Connection:
     def __repr__(self) -> str:
         return f"<Connection {self.node}, {self.state.value}, {self.in_flight} in flight>"
 
-    # What others may ask
+    # State, as seen by other modules
 
     @property
     def in_flight(self) -> int:
-        """Requests that were written and are not answered."""
+        """The number of requests that were written and are not answered yet."""
         return len(self._in_flight) + len(self._leaving)
 
     @property
     def can_send(self) -> bool:
-        """A request may be drained for this broker now."""
+        """True if a request can be sent to this broker now."""
         return (
             self.state is State.READY
             and not self._congested
@@ -260,20 +260,20 @@ class Connection:
 
     @property
     def is_gone(self) -> bool:
-        """Closed, and neither socket nor task is left."""
+        """True once the connection is closed and its tasks have ended."""
         return self.state is State.CLOSED and all(task.done() for task in self._tasks())
 
     @property
     def unanswered_for(self) -> float:
-        """Seconds since the socket was being opened, while the broker has not answered ApiVersions; else 0.0."""
+        """Seconds since opening the socket began, until the broker answers ApiVersions; 0.0 otherwise."""
         is_waiting = self.state in (State.CONNECTING, State.TLS, State.NEGOTIATING)
         return max(self._loop.time() - self._opened_at, 0.0) if is_waiting else 0.0
 
     def version_of(self, api_key: ApiKey, ceiling: int | None = None) -> int:
-        """The version in which requests of this API are sent here.
+        """Return the version in which requests of this API are sent on this connection.
 
         Raises:
-            UnsupportedVersionError: no version is spoken by both sides.
+            UnsupportedVersionError: client and broker have no version in common.
         """
         return self.versions.of(api_key, ceiling)
 
@@ -289,22 +289,22 @@ class Connection:
         answered: Answered | None = None,
         in_slices: bool = False,
     ) -> asyncio.Future[Any]:
-        """Write a request at once and return the future of its answer. Never waits.
+        """Write a request immediately, without waiting, and return the future of its response.
 
-        The future fails with BrokerConnectionError, RequestTimedOutError or ProtocolError, whose `written`
-        says whether bytes of the request may have left. Cancelling it only gives up interest: the answer is
-        read and dropped. It need not be awaited.
+        The future fails with BrokerConnectionError, RequestTimedOutError or ProtocolError, whose `written` attribute
+        says whether bytes of the request may have been sent. Cancelling the future does not cancel the request: the
+        response is read and discarded. The future need not be awaited.
 
         Args:
-            timeout: seconds until the answer must be complete; then the connection is closed.
+            timeout: seconds until the response must be complete; after that, the connection is closed.
             version_ceiling: the highest version that fits the message.
-            expects_response: False for acks=0: the future gets None once the bytes have left the transport.
-            answered: called besides, with an answer in the turn of the loop in which it came, where a callback of the
-                future would be called one turn later; never before `request` has returned.
-            in_slices: the future may get a LargeAnswer, which is decoded in slices.
+            expects_response: False for acks=0: the result is None once the bytes have left the transport.
+            answered: also called with the response, in the turn of the loop in which it arrives (a callback of the
+                future would run one turn later). Never called before `request` has returned.
+            in_slices: the result may be a LargeAnswer, which is decoded in slices.
 
         Raises:
-            UnsupportedVersionError: no version is spoken by both sides; nothing was written.
+            UnsupportedVersionError: client and broker have no version in common; nothing was written.
         """
         if self.state is not State.READY:
             future: asyncio.Future[Any] = self._loop.create_future()
@@ -318,17 +318,17 @@ class Connection:
         return answer
 
     def cork(self) -> None:
-        """Hold back requests until `uncork`, so that they are written together. No await may come between."""
+        """Hold back requests until `uncork`, so that they are written together. Do not await in between."""
         if self._wire is not None:
             self._wire.cork()
 
     def uncork(self) -> None:
-        """Write what was held back."""
+        """Write the requests that were held back."""
         wire = self._wire
         if wire is not None:
             wire.uncork()
             if not wire.unsent and not wire.is_closing:
-                self._drained()  # it went straight to the kernel, so no transport will say so
+                self._drained()  # the kernel accepted everything immediately: the transport will not report it
 
     def _send(
         self,
@@ -339,7 +339,7 @@ class Connection:
         answered: Answered | None = None,
     ) -> asyncio.Future[Any]:
         wire = self._wire
-        assert wire is not None  # the state says so
+        assert wire is not None  # set in every state in which requests are sent
         if wire.is_closing:
             lost: asyncio.Future[Any] = self._loop.create_future()
             error = BrokerConnectionError(f"{self}: the connection was lost", written=False)
@@ -362,7 +362,7 @@ class Connection:
             self._unanswered.append(correlation_id)
         if expects_response:
             self._in_flight.append(entry)
-        elif unsent or wire.is_closing:  # a write that failed empties the transport too; _shut() will tell
+        elif unsent or wire.is_closing:  # a failed write also empties the transport; _shut() reports it
             self._leaving.append(entry)
         else:
             self._has_left(entry)
@@ -373,7 +373,7 @@ class Connection:
         return future
 
     def _drained(self) -> None:
-        """Everything written has left for the kernel."""
+        """Handle the event that all written bytes have been passed to the kernel."""
         if self.state is State.CLOSED or not (self._congested or self._leaving):
             return
         self._congested = False
@@ -384,31 +384,31 @@ class Connection:
         self._close_if_drained()
 
     def _has_left(self, entry: _InFlight) -> None:
-        """The bytes of a request without an answer are in the kernel."""
+        """Complete a request without a response: its bytes have been passed to the kernel."""
         if not entry.future.done():
             entry.future.set_result(None)
         if entry.answered is not None:
             self._loop.call_soon(entry.answered, None, None)
 
-    # Answers
+    # Responses
 
     def _read_responses(self, data: bytes) -> None:
-        """Bytes came: the answers that are complete now are handled in this turn of the loop."""
+        """Handle received bytes: all responses that are now complete, in this turn of the loop."""
         try:
             for frame in self._frames.feed(data, self._frame_limit):
                 self._receive(frame)
         except NotKafkaError as error:
             self._shut(NotKafkaError(f"{self}: {error.message}; the connection was closed", peer=error.peer))
         except ProtocolError as error:
-            # Whatever makes no sense before the handshake is over does not come from a broker.
+            # A peer that sends malformed data before the handshake is complete is not a broker.
             error_type = NotKafkaError if self.state is State.NEGOTIATING else type(error)
             self._shut(error_type(f"{self}: {error.message}; the connection was closed{self._hint()}"))
         except Exception:
-            logger.exception("%s: reading an answer failed", self)
-            self._shut(ProtocolError(f"{self}: an answer could not be handled; the connection was closed"))
+            logger.exception("%s: handling a response failed", self)
+            self._shut(ProtocolError(f"{self}: a response could not be handled; the connection was closed"))
 
     async def _watch(self, wire: Wire) -> None:
-        """The task that waits for the end of the stream: lives as long as the socket."""
+        """Wait for the end of the stream. This task lives as long as the socket."""
         try:
             wire.listen(self._read_responses)
             await wire.reader.read()
@@ -424,14 +424,14 @@ class Connection:
 
     @property
     def hung_up_on_versions(self) -> bool:
-        """The connection was lost between the question for the broker's versions and its answer."""
+        """True if the connection was lost between the ApiVersions request and its response."""
         return self._closed_in is State.NEGOTIATING and type(self.error) is BrokerConnectionError
 
     def _receive(self, frame: bytes) -> None:
         if self.state is State.CLOSED or self._is_unasked(frame):
             return
         if not self._in_flight:
-            raise ProtocolError(f"an answer of {len(frame)} bytes came that nobody asked for")
+            raise ProtocolError(f"received a response of {len(frame)} bytes without a request in flight")
         entry = self._in_flight[0]
         request = entry.request
         response: Any
@@ -439,7 +439,7 @@ class Connection:
             response = request.answer(entry.version, frame, entry.correlation_id)
         else:
             response = self._decoded(request, entry, frame)
-        # Not before: an answer that makes no sense leaves its request in the deque, to fail with the others.
+        # Not earlier: if the response is malformed, its request stays in the deque and fails with the others.
         self._in_flight.popleft()
         metrics = self._metrics
         self.last_used = now = self._loop.time()
@@ -469,13 +469,13 @@ class Connection:
         return decode_response(request.Response, entry.version, frame, entry.correlation_id)
 
     def heed_throttle(self, response: Message) -> None:
-        """Leave the broker alone for as long as an answer asks that was decoded in slices."""
+        """Apply the throttle time of a response that was decoded in slices."""
         throttle_ms: int = getattr(response, "throttle_time_ms", 0)
         if throttle_ms > 0:
             self._throttle(throttle_ms / 1000)
 
     def _refuse(self, error: ProtocolError) -> KafkaError:
-        """Close because of an answer that was decoded in slices and makes no sense."""
+        """Close the connection because a response that was decoded in slices is malformed."""
         refused = type(error)(f"{self}: {error.message}; the connection was closed")
         self._shut(refused)
         return refused
@@ -492,7 +492,7 @@ class Connection:
 
     def _throttle(self, seconds: float) -> None:
         if seconds > MAX_THROTTLE:
-            logger.warning("%s asks for silence of %g s; %g s are kept", self, seconds, MAX_THROTTLE)
+            logger.warning("%s: throttle time of %g s reduced to %g s", self, seconds, MAX_THROTTLE)
             seconds = MAX_THROTTLE
         self._metrics.throttle_time += seconds
         self.throttled_until = max(self.throttled_until, self._loop.time() + seconds)
@@ -500,7 +500,7 @@ class Connection:
     # Deadlines
 
     def _arm(self, when: float) -> None:
-        """Let the timer fire no later than `when`. Answers don't disarm it: it looks again instead."""
+        """Ensure that the timer fires no later than `when`. Responses do not cancel it; `_on_timer` re-arms it."""
         if self._timer is not None:
             if self._timer.when() <= when + CLOCK_SLACK:
                 return
@@ -534,22 +534,26 @@ class Connection:
     # Begin and end
 
     async def connect(self) -> None:
-        """Open the socket, shake hands, authenticate. Cancelling it leaves nothing open.
+        """Open the socket, shake hands, authenticate. If it is cancelled, nothing stays open.
 
-        Each step is bounded by the set-up time-out, each answer of the peer by `request_timeout` too.
+        Each step is limited by the set-up timeout, and each response also by `request_timeout`.
 
         Raises:
-            BrokerConnectionError: nobody listens, or the connection broke, or the time is over.
-            NotKafkaError: the peer is no Kafka broker, or not without TLS.
-            AuthenticationError: broker and client don't believe who the other one is.
-            BrokerError: the broker refuses the handshake.
+            BrokerConnectionError: the port does not accept connections, the connection was lost, or a step timed out.
+            NotKafkaError: the peer is not a Kafka broker, or it requires TLS.
+            AuthenticationError: the broker rejects our credentials, or we reject its certificate.
+            BrokerError: the broker rejects the handshake.
             ConfigError: certificates can't be read.
         """
         await self.reach()
         await self.authenticate()
 
     async def reach(self) -> None:
-        """Open the socket, agree on keys and versions: all of `connect` before authentication, with its errors."""
+        """Do the part of `connect` that precedes authentication: open the socket, agree on TLS keys and versions.
+
+        Raises:
+            KafkaError: as `connect`.
+        """
         try:
             self._wire = wire = await self._dial()
             wire.on_drained = self._drained
@@ -560,13 +564,13 @@ class Connection:
             self.versions = await learn_versions(self._ask_versions, self, self._first_asked)
             self._advance(State.AUTHENTICATING)
         except GeneratorExit:
-            raise  # thrown away with its loop: nothing can be awaited
+            raise  # discarded together with its loop: nothing can be awaited
         except BaseException as error:
             await self._give_up(error)
             raise
 
     async def authenticate(self) -> None:
-        """What `connect` does after `reach`: then the connection can be used."""
+        """Do the second part of `connect`, after `reach`: authenticate. The connection is ready for use afterwards."""
         try:
             if self._login.uses_sasl:
                 authentication = self._authentication
@@ -576,7 +580,7 @@ class Connection:
             self._first_request = self._correlation_id + 1
             self._advance(State.READY)
         except GeneratorExit:
-            raise  # thrown away with its loop: nothing can be awaited
+            raise  # discarded together with its loop: nothing can be awaited
         except BaseException as error:
             await self._give_up(error)
             raise
@@ -590,9 +594,9 @@ class Connection:
         self.on_change()
 
     async def _give_up(self, error: BaseException) -> None:
-        """Leave nothing open after an attempt that failed. Raises a more specific error if there is one."""
+        """Close everything after a failed attempt. Raises a more specific error if there is one."""
         self._metrics.connect_failures += 1
-        self._shut(error if isinstance(error, KafkaError) else BrokerConnectionError(f"{self}: given up"))
+        self._shut(error if isinstance(error, KafkaError) else BrokerConnectionError(f"{self}: aborted"))
         if self._wire is not None:
             self._wire.abort()
         await self._ended()
@@ -602,7 +606,7 @@ class Connection:
     async def _dial(self) -> Wire:
         make_wire: Callable[[asyncio.AbstractEventLoop], Wire] = Wire
         if self._login.uses_tls:
-            # Before the socket: files may have to be read, and the peer need not wait for that.
+            # Before the socket is opened: certificate files may have to be read, and the peer should not wait for it.
             context = await self._tls_context()
             make_wire = partial(TlsWire, context=context, server_name=certificate_name(self.node.host))
         host, port = self._address
@@ -621,7 +625,7 @@ class Connection:
         self._opened_at = self._loop.time()
 
     async def _tls_context(self) -> ssl.SSLContext:
-        """Files may hang, those of a network or behind threads that are all busy, but no longer than any step may."""
+        """Return the TLS context. Reading its files may hang (network, busy threads): the set-up timeout limits it."""
         try:
             async with asyncio.timeout(self._setup_timeout):
                 return await self._login.tls_context()
@@ -631,7 +635,10 @@ class Connection:
         raise BrokerConnectionError(message, written=False)
 
     async def _look_for_tls(self, error: BrokerConnectionError) -> None:
-        """Raise NotKafkaError if the port that hung up on us is one for TLS. Old brokers hang up on versions too."""
+        """Raise NotKafkaError if the port that closed the connection requires TLS.
+
+        Old brokers also close the connection when they receive an unknown version of ApiVersions.
+        """
         if self._login.uses_tls or self._first_asked > 0:
             return
         host, port = self._address
@@ -641,13 +648,13 @@ class Connection:
             host, port, timeout, config.connector, config.resolved_address_filter, self._passed_over
         ):
             raise NotKafkaError(
-                f"{self}: the peer hung up on a Kafka request and answers TLS: this port wants TLS, so set "
-                "security_protocol to SSL or SASL_SSL",
+                f"{self}: the peer closed the connection on a Kafka request and answers TLS: this port requires TLS; "
+                "set security_protocol to SSL or SASL_SSL",
                 peer="TLS",
             ) from error
 
     def _is_unasked(self, frame: bytes) -> bool:
-        """Some brokers (Azure Event Hubs) answer requests with acks=0 too; that says nothing to anybody."""
+        """Return True for the response to a request with acks=0: some brokers (Azure Event Hubs) send one."""
         if not self._unanswered or len(frame) < 4:
             return False
         correlation_id = int.from_bytes(frame[:4])
@@ -657,7 +664,7 @@ class Connection:
         return False
 
     def _broken(self, error: OSError) -> KafkaError:
-        """What the reader met: with TLS 1.3 a broker refuses our certificate after the handshake."""
+        """Return the error for a failed read. With TLS 1.3, a broker rejects our certificate after the handshake."""
         if isinstance(error, ssl.SSLError) and self.state is State.NEGOTIATING:
             return handshake_error(self, error)
         return BrokerConnectionError(
@@ -669,7 +676,7 @@ class Connection:
         return answer
 
     async def _stay_authenticated(self) -> None:
-        """Authenticate anew before each end of the session (KIP-368)."""
+        """Re-authenticate before each session expires (KIP-368)."""
         try:
             while self._authentication.has_end:
                 mechanism = await self._authentication.renewal()
@@ -679,27 +686,25 @@ class Connection:
         except KafkaError as error:
             self._shut(error)
         except Exception:
-            logger.exception("%s: authenticating anew failed", self)
-            self._shut(
-                BrokerConnectionError(f"{self}: authenticating anew failed; the connection was closed")
-            )
+            logger.exception("%s: re-authentication failed", self)
+            self._shut(BrokerConnectionError(f"{self}: re-authentication failed; the connection was closed"))
 
     async def _reauthenticate(self, mechanism: Mechanism) -> None:
-        """From the first request to the last answer nothing else is written: brokers refuse it (KIP-368).
+        """Re-authenticate. No other request is written until it is complete: brokers would reject it (KIP-368).
 
-        Answers to what was written before come first, in their order.
+        Responses to earlier requests arrive first, in their order.
         """
         used = self.last_used
         self._move(State.REAUTHENTICATING)
         timeout = max(self._setup_timeout, self._config.request_timeout)
         await self._authentication.run(mechanism, partial(self._ask, timeout=timeout), self.versions)
         if self.state is State.REAUTHENTICATING:
-            self.last_used = used  # this is no use that keeps an idle connection open
+            self.last_used = used  # re-authentication does not keep an idle connection open
             self._move(State.READY)
             self.on_change()
 
     def _advance(self, to: State) -> None:
-        """One step of the handshake. The connection may have been closed since the last one was answered."""
+        """Enter the next state of the handshake. Raises an error if the connection was closed in the meantime."""
         if self.state is State.CLOSED:
             raise self.error or BrokerConnectionError(f"{self}: the connection was closed")
         self._move(to)
@@ -710,7 +715,7 @@ class Connection:
         return answer
 
     def drain(self) -> None:
-        """Take no request any more and close once those in flight are answered or failed."""
+        """Accept no more requests, and close once those in flight are answered or have failed."""
         if self.state is State.READY or self.state is State.REAUTHENTICATING:
             self._move(State.DRAINING)
             if not self.in_flight:
@@ -719,11 +724,11 @@ class Connection:
             self._shut(None)
 
     def abort(self, error: KafkaError) -> None:
-        """Close at once because of `error`, which is what everything in flight fails with."""
+        """Close immediately; all requests in flight fail with `error`."""
         self._shut(error)
 
     async def close(self) -> None:
-        """Close at once, failing what is in flight. Afterwards neither task nor socket is left."""
+        """Close immediately; requests in flight fail. On return the socket is closed and all tasks have ended."""
         self._shut(BrokerConnectionError(f"{self}: the connection was closed by this client"))
         await self._ended()
 
@@ -739,7 +744,7 @@ class Connection:
         return [task for task in (self._reader_task, self._session_task) if task is not None]
 
     def _shut(self, error: KafkaError | None) -> None:
-        """The one way into CLOSED: stops the timer, drops the socket, fails what is in flight."""
+        """Enter CLOSED: stop the timer, drop the socket, fail the requests in flight. No other code enters CLOSED."""
         if self.state is State.CLOSED:
             return
         was_open = self.state in (State.READY, State.REAUTHENTICATING, State.DRAINING)
@@ -751,7 +756,7 @@ class Connection:
             self._timer = None
         if self._session_task is not None and self._session_task is not asyncio.current_task():
             self._session_task.cancel()
-        # Before the transport forgets its buffer: a request that lies wholly in it was never sent.
+        # Read before the transport discards its buffer: a request that is entirely in the buffer was never sent.
         left = 0
         if self._wire is not None:
             left = self._wire.left
@@ -764,7 +769,7 @@ class Connection:
             self._fail(entry.future, entry.answered, self._failure(error, entry, entry.start < left, now))
         if was_open:
             self._metrics.disconnects += 1
-            logger.debug("%s: closed: %s", self, error or "in good order")
+            logger.debug("%s: closed: %s", self, error or "idle or drained")
         self.on_change()
 
     def _failure(self, error: KafkaError | None, entry: _InFlight, written: bool, now: float) -> KafkaError:
@@ -775,7 +780,7 @@ class Connection:
         if isinstance(error, BrokerConnectionError) and entry.deadline <= now + CLOCK_SLACK:
             return RequestTimedOutError(self._no_answer(entry), written=written)
         if isinstance(error, AuthenticationError) and self._closed_in is State.NEGOTIATING:
-            return error  # with TLS 1.3, a broker that refuses our certificate says so where it should answer
+            return error  # with TLS 1.3, the alert that rejects our certificate arrives in place of the first response
         message = error.message if error is not None else f"{self}: the connection was closed"
         return BrokerConnectionError(message, written=written)
 
@@ -784,7 +789,7 @@ class Connection:
         return f"{self}: no answer to {what}; the connection was closed{self._hint()}"
 
     def _hint(self) -> str:
-        """A silent peer is often no Kafka broker, or one that speaks TLS."""
+        """Return a hint for error texts: a silent peer is often not a Kafka broker, or it requires TLS."""
         state = self._closed_in if self.state is State.CLOSED else self.state
         if state in (State.READY, State.DRAINING):
             return self._hint_of_sasl()
@@ -792,21 +797,21 @@ class Connection:
             return f" during authentication by {self._config.sasl_mechanism}" if self._login.uses_sasl else ""
         if state is not State.NEGOTIATING:
             return ""
-        return " during the handshake: is this the port of a Kafka broker, and is security_protocol its listener's?"
+        return " during the handshake: is this a Kafka broker's port, and does security_protocol match its listener?"
 
     def _hint_of_sasl(self) -> str:
-        """A listener of SASL answers ApiVersions and hangs up on the first request after it."""
+        """Return a hint: a SASL listener answers ApiVersions, and closes the connection on the next request."""
         first = self._in_flight[0] if self._in_flight else None
         if self._login.uses_sasl or first is None or first.correlation_id != self._first_request:
             return ""
         return (
-            " instead of an answer to the first request: does this listener want SASL? Then set security_protocol to "
+            " instead of answering the first request: does this listener require SASL? If so, set security_protocol to "
             f"{'SASL_SSL' if self._login.uses_tls else 'SASL_PLAINTEXT'}"
         )
 
     @property
     def progress(self) -> str:
-        """What an attempt to connect is waiting for, and since when."""
+        """The step that an attempt to connect is waiting for, and for how long."""
         opened = self._opened_at
         seconds = f"{self._loop.time() - opened:.3g} s" if opened < math.inf else ""
         if self.state is State.CONNECTING:
@@ -816,17 +821,17 @@ class Connection:
         if self.state is State.NEGOTIATING:
             return f"the port accepted the connection and has not answered ApiVersions for {seconds}{self._hint()}"
         if self.state is State.AUTHENTICATING:
-            return "the authentication has not ended yet"
+            return "authentication is not complete yet"
         return "not connected yet"
 
     def _fail(self, future: asyncio.Future[Any], answered: Answered | None, error: KafkaError) -> None:
         if not future.done():
             future.set_exception(error)
-            future.exception()  # counts as looked at: nobody has to await a request
+            future.exception()  # marks it as retrieved: the future of a request need not be awaited
         if answered is not None:
             self._loop.call_soon(answered, None, error)
 
     def _move(self, to: State) -> None:
-        """Every change of state goes through here; the table above is the whole truth."""
+        """Change the state. TRANSITIONS lists all permitted changes."""
         assert to in TRANSITIONS[self.state], f"{self.state} to {to}"
         self.state = to

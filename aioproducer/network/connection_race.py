@@ -1,6 +1,6 @@
-"""Connects to one broker: a first connection, and a second one beside it while the first gets no answer.
+"""Connects to one broker with one connection, and opens a second one in parallel if the first gets no response.
 
-Brokers calls it for each attempt to connect. A path through the network may accept a connection and carry nothing (a
+Brokers runs this race for each attempt to connect. A network path may accept a connection and transport nothing (a
 half-open broker, a firewall that has lost its state), while a connection that is opened later works. The race ends
 before authentication, so only the winner sends credentials."""
 
@@ -15,10 +15,10 @@ from aioproducer.concurrency.wakeup import CLOCK_SLACK
 from aioproducer.network.connection import LATE_TIMER, Connection
 
 HEAD_START = 1.0
-"""Seconds that the first connection has for its answer to ApiVersions until a second one is opened beside it."""
+"""Seconds without a response to ApiVersions after which a second connection is opened in parallel to the first."""
 
 Make: TypeAlias = Callable[[int], Connection]
-"""Builds the connection of this number. The first one has number 0, second ones are counted from 1."""
+"""Creates the connection with the given number: 0 is the first one, second connections are numbered from 1."""
 
 
 class _Attempt:
@@ -32,25 +32,25 @@ class _Attempt:
 
     @property
     def has_answer(self) -> bool:
-        """The broker has answered ApiVersions."""
+        """True if the broker has answered ApiVersions."""
         return self.task.done() and not self.task.cancelled() and self.task.exception() is None
 
     async def stop(self) -> None:
-        """Leave nothing open."""
+        """Cancel the attempt and close its connection."""
         self.task.cancel()
         await asyncio.wait([self.task])
         if not self.task.cancelled():
-            self.task.exception()  # counts as looked at
+            self.task.exception()  # marks it as retrieved, so that asyncio does not log it
         await self.connection.close()
 
 
 async def first_to_answer(first: Connection, make: Make, pause: float) -> Connection:
-    """Return the connection whose ApiVersions answer comes first; it has to authenticate next. Others are closed.
+    """Return the connection that receives an ApiVersions response first; the caller authenticates it. Close the others.
 
-    The first connection has its whole set-up time. If it fails, the attempt fails with its error. The second one is
-    opened after HEAD_START and replaced by a fresh one every `pause` seconds, so there are never more than two.
+    The first connection may use its whole set-up time; if it fails, the attempt fails with its error. The second one
+    is opened after HEAD_START and replaced by a new one every `pause` seconds, so there are never more than two.
 
-    Cancelling it leaves nothing open.
+    If it is cancelled, nothing stays open.
 
     Raises:
         KafkaError: as `Connection.reach`.
@@ -72,7 +72,7 @@ async def first_to_answer(first: Connection, make: Make, pause: float) -> Connec
                 number += 1
                 attempts[1:] = [_Attempt(make(number))]
     except GeneratorExit:
-        raise  # thrown away with its loop: nothing can be awaited
+        raise  # discarded together with its loop: nothing can be awaited
     except BaseException:
         await _stop(attempts)
         raise
@@ -84,10 +84,10 @@ async def _stop(attempts: list[_Attempt]) -> None:
 
 
 async def _stay_silent(attempts: list[_Attempt], seconds: float) -> bool:
-    """Wait until an attempt ends, or for `seconds`; True if none has ended.
+    """Wait until an attempt ends, for at most `seconds`. Return True if no attempt has ended.
 
-    After a timer that fires late the wait is repeated once: the event loop stood still, and the answer may be waiting
-    in the socket.
+    If the timer fires late, the event loop was blocked and a response may be waiting in the socket, so the wait is
+    repeated once.
     """
     loop = asyncio.get_running_loop()
     running = [attempt.task for attempt in attempts if not attempt.task.done()]

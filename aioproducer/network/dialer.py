@@ -1,6 +1,6 @@
-"""Opens the socket to a broker: every address of the name, raced, or whatever the user's connector opens.
+"""Opens the socket to a broker: by a race of all addresses of the host name, or by the user's connector.
 
-uvloop's `create_connection` has no `happy_eyeballs_delay`, so the race (RFC 8305) is run here."""
+uvloop's `create_connection` has no `happy_eyeballs_delay`, so the race (RFC 8305) is implemented here."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from aioproducer.security.tls import handshake_error
 from aioproducer.types import qualified_name
 
 ATTEMPT_DELAY = 0.25
-"""Seconds that one address has before the next one is tried beside it (RFC 8305, 5)."""
+"""Seconds after which the next address is tried in parallel (RFC 8305, section 5)."""
 
 MakeWire: TypeAlias = Callable[[asyncio.AbstractEventLoop], Wire]
 
 Connector: TypeAlias = Callable[[str, int], Awaitable[socket.socket]]
-"""(host, port) -> a socket that is connected, e.g. through a proxy."""
+"""An async callable that takes (host, port) and returns a connected socket, e.g. through a proxy."""
 
 
 async def dial(
@@ -41,15 +41,16 @@ async def dial(
     address_filter: ResolvedAddressFilter | None = None,
     on_open: Callable[[], None] = lambda: None,
 ) -> Wire:
-    """Connect to whichever address of `host` answers first, within `timeout` seconds, name lookup included.
+    """Connect to the address of `host` that answers first, within `timeout` seconds including name resolution.
 
-    The addresses are tried in the resolver's order, families taking turns, each with a head start on the next. Those
-    that `address_filter` refuses are left out. The first `passed_over` of the others go to the end, since one that
-    accepts may be no use all the same. A connector looks the name up, or not, as it likes, and is not filtered.
-    `on_open` is called when the name is resolved, or when the connector has returned. Cancelling leaves nothing open.
+    The addresses are tried in the resolver's order, alternating between address families; each has a head start on the
+    next. Addresses that `address_filter` rejects are skipped. The first `passed_over` of the others are tried last,
+    since an address that accepts connections may still be unusable. A connector resolves the name itself if it needs
+    to, and its addresses are not filtered. `on_open` is called when the name is resolved, or when the connector has
+    returned. If `dial` is cancelled, nothing stays open.
 
     Raises:
-        BrokerConnectionError: no address answered; the text says of each why.
+        BrokerConnectionError: no address answered; the text gives the reason for each.
     """
     loop = asyncio.get_running_loop()
     where = f"{host}:{port}"
@@ -78,12 +79,12 @@ async def dial(
 async def _looked_up(loop: asyncio.AbstractEventLoop, host: str, port: int) -> list[tuple[Any, ...]]:
     try:
         return await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except RuntimeError:  # at the interpreter's end asyncio has no thread for it any more
+    except RuntimeError:  # asyncio can no longer start a thread while the interpreter shuts down
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
 
 
 def _interleaved(found: list[tuple[Any, ...]]) -> list[str]:
-    """The addresses without repetition, the resolver's first family and the others in turns (RFC 8305, 4)."""
+    """Return the addresses without duplicates, alternating between families (RFC 8305, section 4)."""
     families: dict[int, deque[str]] = {}
     for family, _, _, _, address in found:
         if family in (socket.AF_INET, socket.AF_INET6):
@@ -99,7 +100,7 @@ def _interleaved(found: list[tuple[Any, ...]]) -> list[str]:
 def _allowed(
     addresses: list[str], host: str, port: int, address_filter: ResolvedAddressFilter | None
 ) -> list[str]:
-    """The addresses that may be connected to. Raises OSError if there is none."""
+    """Return the addresses that the filter accepts. Raises OSError if it accepts none of them."""
     if not addresses:
         raise OSError("the name has no address")
     refusals = {address: refusal(address_filter, host, address, port) for address in addresses}
@@ -141,18 +142,18 @@ async def _race(
             running = [attempt for attempt in running if not attempt.done()]
         await _discard(attempts, winner)
     except GeneratorExit:
-        raise  # thrown away with its loop: nothing can be awaited
+        raise  # discarded together with its loop: nothing can be awaited
     except BaseException:
         await _discard(attempts, None)
         raise
     if winner is None:
         why = "; ".join(f"{address}: {attempt.exception()}" for attempt, address in attempts.items())
-        raise OSError(f"no address answers ({why})")
+        raise OSError(f"no address answered ({why})")
     return winner.result()
 
 
 async def _discard(attempts: dict[asyncio.Task[Wire], str], winner: asyncio.Task[Wire] | None) -> None:
-    """Stop the attempts that lost; one that got through all the same is closed."""
+    """Cancel the losing attempts; close those that connected nevertheless."""
     losers = [attempt for attempt in attempts if attempt is not winner]
     for attempt in losers:
         attempt.cancel()
@@ -172,11 +173,11 @@ async def _open(loop: asyncio.AbstractEventLoop, address: str, port: int, make_w
 
 
 async def shake_hands(wire: Wire, who: object, timeout: float) -> None:
-    """Agree on keys by TLS, if `wire` speaks it; not a byte of ours is sent before the certificate was found right.
+    """Do the TLS handshake, if `wire` uses TLS. No request is sent before the certificate has been verified.
 
     Raises:
-        TlsError: a certificate is refused, or the peer does not speak TLS.
-        BrokerConnectionError: the connection broke.
+        TlsError: a certificate is rejected, or the peer does not speak TLS.
+        BrokerConnectionError: the connection was lost.
         RequestTimedOutError: it took longer than `timeout` seconds.
     """
     try:
@@ -199,9 +200,9 @@ async def answers_tls(
     address_filter: ResolvedAddressFilter | None,
     passed_over: int,
 ) -> bool:
-    """Whether a port that hung up on plain bytes answers the greeting of TLS: not every server says what it wants.
+    """Return whether the port answers a TLS ClientHello. Not every TLS port sends an alert on plain-text bytes.
 
-    The greeting names nobody and holds no secret; the connection is closed after the first bytes of the answer.
+    The ClientHello contains no host name and no secret. The connection is closed after the first bytes of the answer.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
@@ -253,7 +254,7 @@ async def _connected(connector: Connector, host: str, port: int) -> socket.socke
 
 
 async def _adopt(loop: asyncio.AbstractEventLoop, sock: socket.socket, make_wire: MakeWire) -> Wire:
-    """The streams of a socket that the user's connector has opened."""
+    """Create the wire for a socket that the user's connector has opened."""
     try:
         sock.setblocking(False)
         _, wire = await loop.create_connection(lambda: make_wire(loop), sock=sock)
@@ -270,7 +271,7 @@ def _opened(wire: Wire) -> Wire:
 
 
 def _keep_alive(sock: socket.socket | None) -> None:
-    """Notice within some minutes that a silent peer is gone, also while nothing is in flight."""
+    """Enable TCP keep-alive, which detects a lost peer within minutes, even while nothing is in flight."""
     if sock is None:
         return
     options = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))

@@ -1,6 +1,6 @@
-"""What is agreed upon before a connection carries anything else: the versions of both sides.
+"""Negotiates API versions, the first step on every new connection.
 
-Pure steps: the connection hands in how to ask, and keeps what comes out."""
+This module does no I/O itself: the connection passes in a function that sends a request, and stores the result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aioproducer.protocol.outcomes import Action, decide
 
 
 class BrokerVersions:
-    """The versions that one broker speaks, and the features that its cluster has finalized (KIP-584)."""
+    """The API versions that one broker supports, and the finalized features of its cluster (KIP-584)."""
 
     def __init__(
         self,
@@ -26,15 +26,15 @@ class BrokerVersions:
     ) -> None:
         self.ranges = ranges
         self.features = dict(features or {})
-        """Finalized features by name, with their level, e.g. transaction.version: 2."""
+        """The level of each finalized feature, by name, e.g. transaction.version: 2."""
         self.features_epoch = features_epoch
         self._chosen: dict[tuple[ApiKey, int | None], int] = {}
 
     def of(self, api_key: ApiKey, ceiling: int | None = None) -> int:
-        """The version in which requests of this API are sent, at most `ceiling`.
+        """Return the version in which requests of this API are sent, at most `ceiling`.
 
         Raises:
-            UnsupportedVersionError: no version is spoken by both sides.
+            UnsupportedVersionError: client and broker have no version in common.
         """
         chosen = self._chosen.get((api_key, ceiling))
         if chosen is None:
@@ -43,7 +43,7 @@ class BrokerVersions:
 
 
 FIRST_WITH_FEATURES = 3
-"""The first version of ApiVersions that tells the cluster's finalized features (KIP-584)."""
+"""The first version of ApiVersions whose response contains the cluster's finalized features (KIP-584)."""
 
 
 async def learn_versions(
@@ -51,25 +51,26 @@ async def learn_versions(
     who: object,
     asked: int = CLIENT_VERSIONS[ApiKey.API_VERSIONS].max,
 ) -> BrokerVersions:
-    """Ask which versions the broker speaks, at most twice: once too high, then as it says (KIP-511).
+    """Ask the broker for its API versions, with at most two requests (KIP-511).
 
-    `asked` is the version of the first question.
+    The first request has version `asked`. If the broker does not support it, the second uses the version that the
+    broker names.
 
     Raises:
-        BrokerError: the broker refuses to say.
+        BrokerError: the broker does not report its versions.
     """
     request = ApiVersionsRequest(client_software_name="aioproducer", client_software_version=_own_version())
     answer = await ask(request, asked)
     if decide(ApiKey.API_VERSIONS, answer.error_code).action is Action.DOWNGRADE:
-        # Strictly lower, whatever the hint, and not a third time: a broker can't send us round in circles.
+        # Always lower, whatever the broker names, and never a third request: the negotiation can't go on for ever.
         answer = await ask(request, max(0, min(_newest(answer), asked - 1)))
     elif asked < FIRST_WITH_FEATURES <= _newest(answer):
-        # Asked low because connections were closed before: features would stay unknown.
+        # The first version was low because earlier connections were closed: the features would stay unknown.
         answer = await ask(request, FIRST_WITH_FEATURES)
     if decide(ApiKey.API_VERSIONS, answer.error_code).action is not Action.SUCCEED:
         name = error_name(answer.error_code)
         raise BrokerError(
-            f"{who}: the broker refuses to say which versions it speaks: {name}",
+            f"{who}: the broker did not report its API versions: {name}",
             code=answer.error_code,
             name=name,
             retriable=True,
@@ -86,13 +87,13 @@ async def learn_versions(
 
 
 def _newest(answer: ApiVersionsResponse) -> int:
-    """The newest version of ApiVersions that the broker says it knows."""
+    """Return the newest version of ApiVersions that the broker supports, according to its response."""
     return next((api.max_version for api in answer.api_keys if api.api_key == ApiKey.API_VERSIONS), 0)
 
 
 @cache
 def _own_version() -> str:
-    """Ours as brokers accept it: letters, digits, dots and hyphens (KIP-511)."""
+    """Return our version in the characters that brokers accept: letters, digits, dots and hyphens (KIP-511)."""
     try:
         text = version("aioproducer")
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""One question for whichever broker answers first: the next broker is asked beside one that stays silent."""
+"""Sends one request to several brokers, one after the other while they do not respond, and uses the first response."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import TypeVar
 
 HEDGE_AFTER = 1.0
-"""Seconds without an answer until another broker is asked as well. A healthy broker answers in milliseconds."""
+"""Seconds without a response after which another broker is also asked. A healthy broker responds in milliseconds."""
 
 LOOK_AGAIN = 0.1
-"""Seconds until the next attempt to ask another broker while none is connected."""
+"""Seconds between attempts to ask another broker while no other broker is connected."""
 
 T = TypeVar("T")
 
@@ -18,11 +18,11 @@ T = TypeVar("T")
 async def first_answer(ask_another: Callable[[], asyncio.Future[T] | None]) -> asyncio.Future[T]:
     """Return the first future that has a result; if all of them failed, the first one.
 
-    Cancelling it cancels all of them.
+    Cancelling `first_answer` cancels all of the futures.
 
     Args:
-        ask_another: asks one more broker, each time another one; None while there is no other. The first call
-            gives a future.
+        ask_another: sends the request to a broker that has not been asked yet and returns the future, or None if no
+            such broker is available. The first call must return a future.
     """
     asked: list[asyncio.Future[T]] = []
     pause = 0.0
@@ -49,4 +49,4 @@ async def first_answer(ask_another: Callable[[], asyncio.Future[T] | None]) -> a
             if not future.done():
                 future.cancel()
             elif not future.cancelled():
-                future.exception()  # is seen, so that asyncio does not log it
+                future.exception()  # marks it as retrieved, so that asyncio does not log it

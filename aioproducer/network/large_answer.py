@@ -1,6 +1,6 @@
-"""An answer so large that it is decoded in slices, between which the loop has its turns.
+"""A response so large that it is decoded in slices, so that the event loop can run other tasks in between.
 
-Made by Connection, which goes on with the next frame meanwhile; decoded by the task that waits for it."""
+Connection creates it and continues with the next frame; the task that waits for the response decodes it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from aioproducer.errors import KafkaError, ProtocolError
 
 LARGE = 256 * 1024
-"""Bytes; decoding fewer takes some milliseconds at most, whatever they are."""
+"""Bytes. Decoding a smaller frame takes a few milliseconds at most, whatever it contains."""
 
 
 class LargeAnswer:
@@ -22,20 +22,20 @@ class LargeAnswer:
     def __init__(
         self, steps: Generator[None, None, Any], refuse: Callable[[ProtocolError], KafkaError]
     ) -> None:
-        """Nothing is decoded yet.
+        """Store the decoder without running it.
 
         Args:
             steps: decodes a slice at each step, and returns the message.
-            refuse: closes the connection because of an error, and returns what to raise.
+            refuse: closes the connection because of an error, and returns the exception to raise.
         """
         self._steps = steps
         self._refuse = refuse
 
     async def decoded(self) -> Any:
-        """The message. Works once.
+        """Decode and return the message. Can be called only once.
 
         Raises:
-            ProtocolError: the frame makes no sense; its connection is closed.
+            ProtocolError: the frame is malformed; its connection is closed.
         """
         try:
             while True:

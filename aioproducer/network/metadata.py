@@ -1,7 +1,7 @@
-"""Keeps the Cluster fresh: one task asks for it when it is old, when somebody wants it, when a topic is new.
+"""Keeps the Cluster up to date: one task refreshes it when it is old, on request, and when a topic is new.
 
-All wishes end in one refresh at a time, with back-off between them. `wait_for_topic` is where a send waits
-for a topic that is not known yet."""
+All requests for a refresh are merged: only one refresh runs at a time, with back-off in between. `send` waits in
+`wait_for_topic` for a topic that is not known yet."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from aioproducer.protocol.outcomes import TOPIC_ERRORS, Action, decide
 logger = logging.getLogger(__name__)
 
 STEPS_AT_ONCE = 250
-"""Partitions of an answer that are taken over before others have a turn: one or two milliseconds."""
+"""Partitions of a response that are merged before other tasks can run: one or two milliseconds."""
 
 SHORTEST_PAUSE = 0.005
-"""Seconds between two questions, also with a back-off of 0: a refusal may come without a turn of the loop."""
+"""The minimum number of seconds between two requests, even if the back-off is 0: a request may fail without waiting."""
 
 
 class Metadata:
-    """The cluster as it is known now, and the task that keeps it so. Belongs to one event loop."""
+    """The current snapshot of the cluster, and the task that refreshes it. It belongs to one event loop."""
 
     def __init__(
         self, config: ProducerConfig, brokers: Brokers, wake: WakeUp, metrics: Metrics, random: Random
@@ -55,45 +55,45 @@ class Metadata:
         self._longest_backoff = max(config.retry_backoff, config.retry_backoff_max)
         self.cluster = Cluster.empty()
         self.version = 0
-        """Counts the snapshots; 0 is the empty one."""
+        """The number of the snapshot; 0 is the empty one."""
         self.last_error: KafkaError | None = None
-        """Why the last refresh failed; None if it did not."""
+        """The error of the last refresh; None if it succeeded."""
         self._learned: list[Callable[[Cluster], Cluster]] | None = None
-        """Leader hints that arrived while an answer is being merged, to be applied again afterwards. None when no merge
-        is in progress."""
-        # what is asked for
+        """Leader hints that arrived while a response is being merged, to be applied again afterwards. None when no
+        merge is in progress."""
+        # the topics to request
         self._wanted: dict[str, float] = {}
-        """Topics by name, and when each was last used, in loop time."""
+        """The loop time of the last use of each topic, by name."""
         self._waiters: dict[str, list[asyncio.Future[None]]] = {}
         self._new: dict[str, None] = {}
-        """Topics that have never been asked for."""
+        """Topics that have never been requested."""
         self._again: dict[str, None] = {}
         """Unknown topics that `ask_for` named: refreshed soon, though no caller is waiting."""
         self._update_requested = False
-        # when it is asked for
+        # the time of the next request
         self._poked = asyncio.Event()
         self._is_refreshing = False
         self._rounds: list[asyncio.Future[None]] = []
-        """Who waits for the end of a refresh, whatever comes of it."""
+        """Futures of the callers that wait for the end of the current refresh, successful or not."""
         self._refreshed_at = float("-inf")
         self._not_before = 0.0
         self._fruitless = 0
-        """Refreshes in a row that failed or told nothing new."""
+        """The number of refreshes in a row that failed or contained no news."""
         self._failing_since: float | None = None
         self._closed: KafkaError | None = None
 
-    # What everybody may ask, without waiting
+    # Calls that do not wait
 
     def topic(self, name: str) -> TopicInfo | None:
-        """The topic if it is known and without error."""
+        """Return the topic if it is known and has no error."""
         return self.cluster.topic(name)
 
     def touch(self, name: str, now: float | None = None) -> None:
-        """The topic is in use: keep asking for it (KIP-526)."""
+        """Mark the topic as in use, so that refreshes include it (KIP-526)."""
         self._wanted[name] = asyncio.get_running_loop().time() if now is None else now
 
     def ask_for(self, name: str) -> None:
-        """Ask about a topic soon, alone if it is new or not known; the cluster may create it then."""
+        """Request a topic soon, without the known topics if it is new or unknown; the cluster may then create it."""
         if name not in self._wanted:
             self._new[name] = None
         elif self.topic(name) is None:
@@ -102,12 +102,12 @@ class Metadata:
         self._poked.set()
 
     def request_update(self) -> None:
-        """Refresh soon. Any number of calls until then are one; the back-off between refreshes is kept."""
+        """Refresh soon. Several calls cause one refresh, and the back-off between refreshes still applies."""
         self._update_requested = True
         self._poked.set()
 
     def doubt_leader(self, topic: str, partition: int) -> None:
-        """The leader that is known says that it is none, and not who is: refresh soon."""
+        """Refresh soon because the known leader reported that it is not the leader, without naming the new one."""
         self._learn(lambda cluster: cluster.without_epoch(topic, partition))
         self.request_update()
 
@@ -119,7 +119,7 @@ class Metadata:
         leader_epoch: int,
         node_endpoints: Iterable[Endpoint],
     ) -> bool:
-        """Take over the leader that a produce answer named (KIP-951). True if that was news."""
+        """Apply the leader that a Produce response named (KIP-951). Return True if that was news."""
         return self._learn(
             lambda cluster: cluster.with_leader_hint(
                 topic, partition, leader_id, leader_epoch, node_endpoints
@@ -127,7 +127,7 @@ class Metadata:
         )
 
     def _learn(self, change: Callable[[Cluster], Cluster]) -> bool:
-        """Change the snapshot, and the next one if it is being made. True if that was news."""
+        """Change the snapshot, and also the next one if a merge is in progress. Return True if that was news."""
         if self._learned is not None:
             self._learned.append(change)
         cluster = change(self.cluster)
@@ -137,7 +137,7 @@ class Metadata:
         return True
 
     def close_waiters(self, error: KafkaError) -> None:
-        """Fail everybody who waits for a topic, and who will."""
+        """Fail all current and future callers that wait for a topic."""
         self._closed = error
         for name in list(self._waiters):
             self._wake_waiters(name)
@@ -145,18 +145,18 @@ class Metadata:
     # Waiting
 
     async def wait_for_topic(self, name: str, deadline: float, partition: int | None = None) -> TopicInfo:
-        """The topic as soon as it is known, with that partition if one is named.
+        """Return the topic as soon as it is known and, if `partition` is given, has that partition.
 
-        The topic is wanted from now on. Cancelling it changes nothing else.
+        From now on, refreshes include the topic, even if the call is cancelled.
 
         Args:
-            deadline: loop time at which to give up.
+            deadline: loop time at which waiting ends.
 
         Raises:
-            InvalidTopicError: Kafka does not take this name.
-            TopicAuthorizationError: the cluster hides the topic from this client.
+            InvalidTopicError: Kafka does not accept this name.
+            TopicAuthorizationError: this client is not authorized to see the topic.
             MetadataTimeoutError: the topic was not known in time.
-            UnknownPartitionError: the topic was, but has no such partition.
+            UnknownPartitionError: the topic is known, but does not have this partition.
         """
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -177,14 +177,14 @@ class Metadata:
         except TimeoutError:
             if not limit.expired():
                 raise
-        # An answer that arrived together with the deadline counts: the machine may have stood still for both.
+        # A response that arrived together with the deadline counts: the process may have been paused.
         known = self._usable(name, partition)
         if known is not None:
             return known
         raise self._too_late(name, partition, loop.time() - began)
 
     async def _next_answer(self, name: str) -> None:
-        """Wait until the cluster was asked about the topic once more."""
+        """Wait until the next response about the topic has been merged."""
         if name not in self._wanted:
             self._new[name] = None
         self.touch(name)
@@ -201,7 +201,7 @@ class Metadata:
                     del self._waiters[name]
 
     def _raise_for(self, name: str) -> None:
-        """Errors that waiting does not change. Only straight after an answer: the next send may succeed."""
+        """Raise errors that waiting does not solve. Call it only right after a response: the next send may succeed."""
         info = self.cluster.topics.get(name)
         if info is None or decide(ApiKey.METADATA, info.error).action is not Action.FAIL:
             return
@@ -210,12 +210,12 @@ class Metadata:
             raise invalid_topic(name)
         if refusal is TopicAuthorizationError:
             raise TopicAuthorizationError(
-                f"topic {name}: the cluster does not let this client see it; it needs DESCRIBE and WRITE",
+                f"topic {name}: this client is not authorized to see the topic; grant it DESCRIBE and WRITE",
                 topic=name,
             )
 
     def _usable(self, name: str, partition: int | None) -> TopicInfo | None:
-        """The topic, if it is known with that partition and nobody closed us; it is in use then."""
+        """Return the topic and mark it as in use, if it is known with that partition and the producer is not closed."""
         info = self.topic(name)
         if info is None or self._closed is not None:
             return None
@@ -237,16 +237,17 @@ class Metadata:
         if self.last_error is not None:
             why = str(self.last_error)
         elif info is not None:
-            why = f"the cluster says {error_name(info.error)}"
+            why = f"the cluster reports {error_name(info.error)}"
         else:
             why = "the cluster has not answered yet"
         return MetadataTimeoutError(f"topic {name} is not known after {waited:.3g} s: {why}", topic=name)
 
     async def first_update(self, deadline: float) -> None:
-        """Learn the cluster for the first time. May be called with or without `run` at work.
+        """Wait for the first snapshot of the cluster. The `run` task may or may not be running.
 
         Raises:
-            BootstrapError: no bootstrap address answered until `deadline`, a loop time, or none ever will.
+            BootstrapError: no bootstrap server answered by `deadline`, a loop time, or all of them failed with errors
+                that are not retriable.
             UnsupportedVersionError: the brokers are too old.
             AuthenticationError: a broker rejects our credentials, or we reject its certificate.
             ConfigError: certificates can't be read.
@@ -270,19 +271,19 @@ class Metadata:
             if not limit.expired():
                 raise
         if self.version == 0:
-            # It may have come together with the deadline.
+            # The error may have arrived together with the deadline.
             if (refusal := self._brokers.refusal) is not None:
                 raise refusal
             reasons, errors = self._brokers.reasons(), self._brokers.errors()
-            # A broker that hangs up on each request is connected, or being connected to, most of the time.
+            # A broker that closes the connection on each request is connected or connecting most of the time.
             if self.last_error is not None and len(errors) < len(self._brokers.nodes):
                 reasons += f"; the last request failed: {self.last_error}"
-            raise BootstrapError(f"no bootstrap server told about the cluster: {reasons}", reasons=errors)
+            raise BootstrapError(f"no bootstrap server returned metadata: {reasons}", reasons=errors)
 
     # The task
 
     async def run(self) -> None:
-        """The refresh task; ends by being cancelled."""
+        """Refresh the metadata whenever it is due, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             self._poked.clear()
@@ -297,7 +298,7 @@ class Metadata:
                 pass
 
     def _due(self) -> float:
-        """Loop time of the next refresh."""
+        """Return the loop time of the next refresh."""
         if self._new:
             return 0.0
         if self._update_requested or self._waiters or self._again or self._failing_since is not None:
@@ -305,7 +306,7 @@ class Metadata:
         return max(self._refreshed_at + self._config.metadata_max_age, self._not_before)
 
     async def _refresh(self) -> None:
-        """Ask once, about new topics alone if there are any. While one asks, others wait for it."""
+        """Refresh once, or wait for the refresh in progress. New topics are requested without the others."""
         if self._is_refreshing:
             waiter = asyncio.get_running_loop().create_future()
             self._rounds.append(waiter)
@@ -328,7 +329,7 @@ class Metadata:
             self._failing_since = began
         request = MetadataRequest(
             topics=[MetadataRequest.MetadataRequestTopic(name=name) for name in names],
-            # Only a send may create a topic: a refresh of all must not bring back one that was deleted.
+            # Only a send may create a topic: a refresh of all topics must not re-create a deleted one.
             allow_auto_topic_creation=is_partial and self._config.allow_auto_create_topics,
         )
         try:
@@ -338,11 +339,11 @@ class Metadata:
             self._update_requested |= not is_partial
             self._failed(error)
         except Exception as error:
-            logger.exception("a metadata answer could not be handled")
-            self._failed(KafkaError(f"a metadata answer could not be handled: {error!r}"))
+            logger.exception("a metadata response could not be handled")
+            self._failed(KafkaError(f"a metadata response could not be handled: {error!r}"))
 
     def _next_question(self) -> tuple[list[str], bool]:
-        """The topics of the next request, and whether it is about those alone that somebody waits for."""
+        """Return the topics of the next request, and whether it contains only new and unknown topics."""
         missed = dict.fromkeys([*self._waiters, *self._again])
         unknown = [name for name in missed if self.topic(name) is None and name not in self._new]
         if self._new or (unknown and not self._update_requested and not self._is_old()):
@@ -358,16 +359,16 @@ class Metadata:
         return age >= self._config.metadata_max_age
 
     def _patience(self, now: float) -> float:
-        """Seconds to wait for an answer: not beyond the moment that leads back to the bootstrap servers."""
+        """Return the seconds to wait for a response, at most until a rebootstrap is due."""
         patience = self._config.request_timeout
         if self._failing_since is not None and self._may_rebootstrap():
             left = self._failing_since + self._config.metadata_recovery_rebootstrap_trigger - now
-            # A broker that is merely slow is given a second in any case.
+            # At least one second, for a broker that is merely slow.
             patience = min(patience, max(left, 1.0))
         return patience
 
     def _forget_idle(self) -> None:
-        """KIP-526: topics that nobody wrote to for long are neither asked for nor known any more."""
+        """Forget the topics that were not written to for metadata_max_idle (KIP-526)."""
         before = asyncio.get_running_loop().time() - self._config.metadata_max_idle
         idle = [name for name, used in self._wanted.items() if used < before and name not in self._waiters]
         if idle:
@@ -375,20 +376,22 @@ class Metadata:
                 del self._wanted[name]
             self._publish(self.cluster.without_topics(idle))
 
-    # What comes of it
+    # The result
 
     async def _take(self, response: MetadataResponse, names: list[str]) -> None:
         row = decide(ApiKey.METADATA, response.error_code)
         if row.action is Action.REBOOTSTRAP and self._may_rebootstrap():
-            self._rebootstrap("a broker asked for it")
+            self._rebootstrap("a broker requested it")
         if row.action is not Action.SUCCEED:
             name = error_name(response.error_code)
-            raise BrokerError(f"metadata was refused: {name}", code=response.error_code, name=name)
+            raise BrokerError(
+                f"the broker rejected the metadata request: {name}", code=response.error_code, name=name
+            )
         before = self.cluster
         cluster = await self._merged(response, names)
         if before.cluster_id and cluster.cluster_id != before.cluster_id:
             logger.warning(
-                "the cluster is another one: its id was %s and is %s",
+                "the cluster id changed from %s to %s",
                 escaped(before.cluster_id),
                 escaped(cluster.cluster_id),
             )
@@ -396,7 +399,7 @@ class Metadata:
         now = asyncio.get_running_loop().time()
         self.last_error = None
         self._failing_since = None
-        # An answer long after the last one is no repetition, also if it tells nothing new.
+        # A response long after the previous one is not a repetition, even if it contains no news.
         is_repetition = cluster is before and now - self._not_before <= self._longest_backoff
         self._fruitless = self._fruitless + 1 if is_repetition else 0
         self._not_before = now + self._backoff()
@@ -409,7 +412,7 @@ class Metadata:
             self._wake_waiters(name)
 
     async def _merged(self, response: MetadataResponse, names: list[str]) -> Cluster:
-        """The snapshot after an answer. The loop has its turns meanwhile, in which everybody sees the one before."""
+        """Return the snapshot that includes the response. Other tasks run meanwhile and see the previous snapshot."""
         learned: list[Callable[[Cluster], Cluster]] = []
         self._learned = learned
         steps = self.cluster.merging(response, names)
@@ -443,7 +446,7 @@ class Metadata:
             return
         since, trigger = self._failing_since, self._config.metadata_recovery_rebootstrap_trigger
         if self._brokers.is_unreachable:
-            self._rebootstrap("no known broker can be connected to")
+            self._rebootstrap("no known broker is reachable")
         elif since is not None and now - since >= trigger:
             self._rebootstrap(f"no broker has answered for {now - since:.3g} s")
 
@@ -462,7 +465,7 @@ class Metadata:
         self._publish(self.cluster.without_leaders())
 
     def _publish(self, cluster: Cluster) -> None:
-        """The one place where the snapshot changes."""
+        """Replace the snapshot. No other method changes it."""
         self.cluster = cluster
         self.version += 1
         self._brokers.update(cluster)

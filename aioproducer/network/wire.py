@@ -1,7 +1,7 @@
-"""The streams of one socket: bytes in, segments out, and word of when all of them have left.
+"""The streams of one socket: receives bytes, sends segments, and reports when all of them have been sent.
 
-TLS is pumped here through an SSLObject: asyncio's own layer keeps a second buffer, and can't say which bytes of
-which request have left."""
+TLS is done here with an SSLObject, since asyncio's own TLS layer keeps a second buffer and can't report which bytes of
+which request have been sent."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from collections.abc import Callable, Iterator
 from typing import cast
 
 LONE_SEGMENT = 64 * 1024
-"""Bytes from which on a segment is written by itself where the transport would copy it."""
+"""Bytes. A segment of at least this size is written separately instead of being joined with others by a copy."""
 
 MOST_SEGMENTS = 1024
-"""That the kernel takes in one call: IOV_MAX."""
+"""The maximum number of segments in one system call (IOV_MAX)."""
 
 AT_ONCE = 4 * 1024 * 1024
-"""Bytes that one turn of the loop writes, since a transport copies, or TLS encrypts, what the kernel does not take;
-several times what a socket buffers."""
+"""The maximum number of bytes written in one turn of the loop: the transport copies (or TLS encrypts) the bytes that
+the kernel does not accept. Several times the size of a socket buffer."""
 
 TLS_RECORD = 16 * 1024
-"""Bytes; the most that one TLS record can hold."""
+"""The maximum size of a TLS record, in bytes."""
 
 
 class Wire(asyncio.StreamReaderProtocol):
-    """The streams of one socket: bytes in, segments out, and word of when all of them have left."""
+    """The streams of one socket: receives bytes, sends segments, and calls `on_drained` when all have been sent."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.reader = asyncio.StreamReader(loop=loop)
         super().__init__(self.reader, loop=loop)
         self.writer: asyncio.StreamWriter
         self.written = 0
-        """Bytes of all segments so far."""
+        """Total size of all segments written so far."""
         self.on_drained: Callable[[], None] = _nothing
         self._on_data: Callable[[bytes], None] = self.reader.feed_data
         self._event_loop = loop
@@ -43,29 +43,29 @@ class Wire(asyncio.StreamReaderProtocol):
         self._takes_segments = _takes_segments(loop)
         self._held: list[bytes | memoryview] | None = None
         self._backlog: deque[bytes | memoryview] = deque()
-        """What is left of something large, to be written when the transport holds nothing any more."""
+        """The rest of a large write, to be written when the transport's buffer is empty."""
         self._handed_over = 0
-        """Bytes of ours that the transport has got so far."""
+        """Number of written bytes that were passed to the transport so far."""
         self._first_error: OSError | None = None
-        """What the kernel said when it did not take our bytes."""
+        """The error of the kernel when our own system call failed."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self._out = cast(asyncio.WriteTransport, transport)
-        # With both marks at 0, resume_writing means that the transport holds no byte of ours any more.
+        # With both limits at 0, resume_writing means that the transport's buffer is empty.
         self._out.set_write_buffer_limits(high=0, low=0)
 
     async def shake_hands(self) -> None:
-        """Agree on keys before anything else, where there are any."""
+        """Do the TLS handshake, before anything is written. A plain-text wire has none."""
 
     def open_writer(self) -> None:
-        """Complete the streams. Not earlier: a cancelled attempt would leave a writer that nobody closes."""
+        """Create the writer. Not done in `connection_made`: a cancelled attempt would leave an unclosed writer."""
         self.writer = asyncio.StreamWriter(self._out, self, self.reader, self._event_loop)
 
     def listen(self, on_data: Callable[[bytes], None]) -> None:
-        """Hand over what comes at once, in the turn of the loop in which it comes; the reader only tells of the end."""
+        """Pass received bytes to `on_data`, in the same turn of the loop; the reader reports only the end of stream."""
         self._on_data = on_data
-        early = self.reader._buffer  # type: ignore[attr-defined]  # of asyncio.StreamReader since its first day
+        early = self.reader._buffer  # type: ignore[attr-defined]  # every asyncio.StreamReader has it
         if early:
             data = bytes(early)
             early.clear()
@@ -83,21 +83,21 @@ class Wire(asyncio.StreamReaderProtocol):
 
     @property
     def unsent(self) -> int:
-        """Bytes that have not left for the kernel."""
+        """Number of written bytes that have not been passed to the kernel."""
         return self.written - self._handed_over + self._out.get_write_buffer_size()
 
     @property
     def left(self) -> int:
-        """Bytes of those written that may have left for the kernel. What begins later was never sent."""
+        """Number of written bytes that may have been passed to the kernel. A request that starts later was not sent."""
         return self.written - self.unsent
 
     @property
     def is_closing(self) -> bool:
-        """The transport lost its socket: it drops what is written, or (uvloop) raises. The reader hears of it later."""
+        """True if the transport lost its socket: it drops writes, or (uvloop) raises. The reader is notified later."""
         return self._out.is_closing()
 
     def write(self, segments: list[bytes | memoryview]) -> int:
-        """Hand the segments to the transport and return their size. They must not change afterwards."""
+        """Pass the segments to the transport and return their size. They must not change afterwards."""
         size = sum(map(len, segments))
         self.written += size
         if self._held is None:
@@ -107,11 +107,11 @@ class Wire(asyncio.StreamReaderProtocol):
         return size
 
     def cork(self) -> None:
-        """Hold back what is written until `uncork`, so that several requests cost one system call."""
+        """Hold back writes until `uncork`, so that several requests need only one system call."""
         self._held = []
 
     def uncork(self) -> None:
-        """Write what was held back. A transport that has lost its socket would drop it, or raise."""
+        """Write the segments that were held back, unless the transport has lost its socket."""
         held, self._held = self._held, None
         if held and not self.is_closing:
             self._take(held)
@@ -121,7 +121,8 @@ class Wire(asyncio.StreamReaderProtocol):
             self._hand_over(segments)
             self._handed_over = self.written
             return
-        is_waiting = bool(self._backlog)  # then it goes on when the transport is empty, or in the next turn
+        # If there is a backlog, writing continues when the transport is empty, or in the next turn.
+        is_waiting = bool(self._backlog)
         for segment in segments:
             view = memoryview(segment)
             self._backlog.extend(view[start : start + AT_ONCE] for start in range(0, len(view), AT_ONCE))
@@ -129,7 +130,7 @@ class Wire(asyncio.StreamReaderProtocol):
             self._go_on()
 
     def _go_on(self) -> None:
-        """Write what one turn may of the backlog, if the transport holds nothing; tell when all has left."""
+        """Write up to AT_ONCE bytes of the backlog while the transport is empty; report when all bytes are sent."""
         size = 0
         while self._backlog and not self._out.get_write_buffer_size() and not self.is_closing:
             size += len(self._backlog[0])
@@ -153,8 +154,11 @@ class Wire(asyncio.StreamReaderProtocol):
                 transport.write(piece)
 
     def _left_by_the_kernel(self, segments: list[bytes | memoryview]) -> list[bytes | memoryview]:
-        """Write by one system call what the kernel takes, if nothing is ahead of it. After an error all is left, and
-        the transport ends the connection; it meets another error then, since the kernel tells this one once."""
+        """Write as much as the kernel accepts in one system call, if the transport is empty; return the rest.
+
+        After an error, everything is returned and the transport closes the connection. It then gets a different error,
+        since the kernel reports this one only once.
+        """
         socket = self._out.get_extra_info("socket")
         if socket is None or self._out.get_write_buffer_size() or not hasattr(os, "writev"):
             return segments
@@ -168,33 +172,34 @@ class Wire(asyncio.StreamReaderProtocol):
         return _without(segments, taken)
 
     def abort(self) -> None:
-        """Drop the socket and what was not sent."""
+        """Drop the socket and all unsent bytes."""
         self._out.abort()
 
 
 class TlsWire(Wire):
-    """The same with TLS in between. Nothing may be written before `shake_hands` has returned."""
+    """A Wire that encrypts with TLS. Nothing may be written before `shake_hands` has returned."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, context: ssl.SSLContext, server_name: str) -> None:
-        """Raises ValueError if the name can't stand in a certificate."""
+        """Create the TLS object. Raises ValueError if a certificate can't contain `server_name`."""
         super().__init__(loop)
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=server_name)
         self._shaken: asyncio.Future[None] | None = None
-        """None until `shake_hands`: what comes earlier waits, still encrypted, in the incoming buffer."""
+        """None until `shake_hands`: bytes that arrive earlier stay encrypted in the incoming buffer."""
         self._has_ended = False
         self._encrypted = 0
-        """Bytes handed to the transport, as TLS records."""
+        """Number of encrypted bytes passed to the transport."""
         self._marks: deque[tuple[int, int]] = deque()
-        """Where what the transport may still hold begins: as TLS records, and in bytes of ours."""
+        """The start of each write that the transport may still buffer: (encrypted offset, offset in written bytes)."""
 
     async def shake_hands(self) -> None:
-        """Do the handshake. The peer has proved by then that it has the name, if the context checks that.
+        """Do the TLS handshake. If the context verifies certificates, it includes the check of the host name.
 
         Raises:
-            ssl.SSLError: a certificate is refused, or nothing is common, or the peer does not speak TLS.
-            OSError: the connection broke.
+            ssl.SSLError: a certificate is rejected, there is no common TLS version or cipher, or the peer does not
+                speak TLS.
+            OSError: the connection was lost.
         """
         if self.is_closing or self.reader.at_eof():
             raise ConnectionResetError("the peer closed the connection before the TLS handshake")
@@ -214,12 +219,12 @@ class TlsWire(Wire):
         else:
             if not shaken.done():
                 shaken.set_result(None)
-        self._flush()  # also the alert that says why not
+        self._flush()  # includes the alert that reports a failure
 
     def _refuse_without_certificate(self) -> None:
-        """A context that checks certificates also accepts an anonymous peer if a cipher suite allows one."""
+        """Reject a peer without a certificate, which OpenSSL accepts if an anonymous cipher suite is enabled."""
         if self._tls.context.verify_mode != ssl.CERT_NONE and self._tls.getpeercert(binary_form=True) is None:
-            error = ssl.SSLError(1, "the peer showed no certificate")
+            error = ssl.SSLError(1, "the peer presented no certificate")
             error.reason = "PEER_DID_NOT_RETURN_A_CERTIFICATE"  # OpenSSL's name for it
             raise error
 
@@ -240,7 +245,7 @@ class TlsWire(Wire):
             while plain := self._tls.read(TLS_RECORD):
                 self._on_data(plain)
         except ssl.SSLWantReadError:
-            self._flush()  # what TLS itself wants to say, such as new keys
+            self._flush()  # messages of TLS itself, such as key updates
         except ssl.SSLZeroReturnError:
             self._end()
         except ssl.SSLError as error:
@@ -249,7 +254,7 @@ class TlsWire(Wire):
             self._end()
 
     def _end(self) -> None:
-        """The peer said good-bye in TLS: what comes after it counts for nothing."""
+        """Handle the peer's close_notify alert: later bytes are ignored."""
         self._has_ended = True
         self.reader.feed_eof()
 
@@ -285,7 +290,7 @@ class TlsWire(Wire):
             self._flush()
 
     def _flush(self) -> None:
-        """Hand what TLS has ready to the transport."""
+        """Pass pending encrypted bytes to the transport."""
         if self._outgoing.pending and not self.is_closing:
             records = self._outgoing.read()
             self._encrypted += len(records)
@@ -300,7 +305,7 @@ class TlsWire(Wire):
 
     @property
     def left(self) -> int:
-        # Whole hand-overs: how many bytes of ours a part of a TLS record stands for, nobody can say.
+        # Count whole writes: the plain-text size of a partially sent TLS record is unknown.
         gone = self._encrypted - self._out.get_write_buffer_size()
         for encrypted, written in self._marks:
             if encrypted >= gone:
@@ -309,11 +314,11 @@ class TlsWire(Wire):
 
 
 def _nothing() -> None:
-    """Nobody listens yet."""
+    """Do nothing, until `on_drained` is set."""
 
 
 def _joined(segments: list[bytes | memoryview], lone: int) -> Iterator[bytes | memoryview]:
-    """The same bytes in fewer pieces: those below `lone` bytes are joined."""
+    """Yield the same bytes in fewer pieces: neighbouring segments below `lone` bytes are joined."""
     small: list[bytes | memoryview] = []
     for segment in segments:
         if len(segment) < lone:
@@ -328,7 +333,7 @@ def _joined(segments: list[bytes | memoryview], lone: int) -> Iterator[bytes | m
 
 
 def _without(segments: list[bytes | memoryview], taken: int) -> list[bytes | memoryview]:
-    """What is left without the first bytes."""
+    """Return the segments without the first `taken` bytes."""
     for number, segment in enumerate(segments):
         if taken < len(segment):
             return [memoryview(segment)[taken:], *segments[number + 1 :]]
@@ -337,9 +342,9 @@ def _without(segments: list[bytes | memoryview], taken: int) -> list[bytes | mem
 
 
 def _takes_segments(loop: asyncio.AbstractEventLoop) -> bool:
-    """Whether `writelines` takes segments to the kernel without joining them.
+    """Return whether `writelines` passes segments to the kernel without joining them.
 
-    asyncio does so from 3.12 on, but forgot to pause the protocol before 3.12.9 and 3.13.2 (CVE-2024-12254).
+    asyncio has done so since 3.12, but did not pause the protocol before 3.12.9 and 3.13.2 (CVE-2024-12254).
     """
     if type(loop).__module__.partition(".")[0] == "uvloop":
         return True

@@ -52,7 +52,7 @@ def decode_size(prefix: bytes, limit: int) -> int:
     if is_tls(prefix):
         what = _TLS[prefix[0]]
         raise NotKafkaError(
-            f"the peer answers with {what}: this port wants TLS, so set security_protocol to SSL or SASL_SSL",
+            f"the peer answers with {what}: this port requires TLS; set security_protocol to SSL or SASL_SSL",
             peer="TLS",
         )
     if all(0x20 <= byte < 0x7F for byte in prefix):

@@ -61,7 +61,7 @@ _HINTS = {
     "CERTIFICATE_EXPIRED": "the broker says that this client's certificate has expired",
     "CERTIFICATE_UNKNOWN": "the broker does not accept this client's certificate",
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": (
-        "the broker showed no certificate, which a cipher suite of ssl_context allows; add !aNULL to its ciphers"
+        "the broker presented no certificate, which a cipher suite of ssl_context allows; add !aNULL to its ciphers"
     ),
 }
 """By the end of OpenSSL's name of an alert."""

@@ -742,7 +742,7 @@ async def test_an_answer_to_a_request_that_has_none_is_dropped_once():
 
         await produce(connection)  # answered under the first one's number, which was answered before
         await until(lambda: connection.is_gone)
-        assert "nobody asked for" in str(connection.error)
+        assert "without a request in flight" in str(connection.error)
 
 
 # Closing in good order

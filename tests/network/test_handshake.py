@@ -172,7 +172,7 @@ async def test_a_peer_that_is_no_kafka_broker_is_named_with_its_address(greeting
 async def test_a_peer_that_says_nothing_is_given_up_after_the_set_up_time():
     async with ScriptedBroker(silence) as broker:
         connection = make_connection(broker.port, socket_connection_setup_timeout_ms=50)
-        with pytest.raises(RequestTimedOutError, match="is this the port of a Kafka broker") as caught:
+        with pytest.raises(RequestTimedOutError, match="is this a Kafka broker's port") as caught:
             await connection.connect()
 
     assert broker.address in str(caught.value)

@@ -47,7 +47,7 @@ async def test_anything_but_none_or_an_address_is_an_error_that_names_it(returne
 
 
 async def test_none_refuses_the_broker():
-    assert "address_filter refuses this address" in await refused_by(lambda host, port, node_id: None)
+    assert "address_filter rejected this address" in await refused_by(lambda host, port, node_id: None)
 
 
 async def test_an_async_address_filter_is_named():

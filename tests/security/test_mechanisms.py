@@ -324,7 +324,7 @@ async def test_a_broker_without_a_certificate_gets_no_password_though_a_cipher_s
         error = await refusal(cluster.bootstrap_servers, **settings)
 
         assert type(error) is TlsError
-        assert "the broker showed no certificate" in str(error)
+        assert "the broker presented no certificate" in str(error)
         assert list(cluster.requests) == []
 
 
@@ -341,7 +341,7 @@ async def test_a_listener_that_wants_sasl_is_named(tls):
         error = await given_up(cluster.bootstrap_servers, **settings)
 
     wanted = "SASL_SSL" if tls else "SASL_PLAINTEXT"
-    assert f"does this listener want SASL? Then set security_protocol to {wanted}" in str(error)
+    assert f"does this listener require SASL? If so, set security_protocol to {wanted}" in str(error)
 
 
 async def test_a_broker_that_hangs_up_later_is_not_asked_whether_it_wants_sasl():

@@ -401,7 +401,7 @@ async def test_a_bug_in_a_renewal_ends_the_connection(monkeypatch, caplog):
     async with ScriptedBroker(serve) as broker, connected(broker) as connection:
         monkeypatch.setattr(sasl.Plain, "step", lambda *_: 1 / 0)
         await until(lambda: connection.is_gone)
-        assert "authenticating anew failed" in str(connection.error)
+        assert "re-authentication failed" in str(connection.error)
 
     assert "ZeroDivisionError" in caplog.text
 

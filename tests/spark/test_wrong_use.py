@@ -206,7 +206,7 @@ def test_a_topic_that_is_not_there_is_named_with_what_kafka_says(spark, cluster,
 
     last = [line for line in text.splitlines() if line.strip() and "SQLSTATE" not in line][-1]
     assert re.search(
-        rf"topic {topic} is not known after .* s: the cluster says UNKNOWN_TOPIC_OR_PARTITION$", last
+        rf"topic {topic} is not known after .* s: the cluster reports UNKNOWN_TOPIC_OR_PARTITION$", last
     )
 
 
