@@ -707,7 +707,7 @@ async def test_another_cluster_behind_the_same_address_is_reported(caplog):
     async with told_by(answer) as (net, _teller):
         net.metadata.request_update()
         await until(lambda: net.metadata.cluster.cluster_id == "second")
-        assert "its id was first and is second" in caplog.text
+        assert "the cluster id changed from first to second" in caplog.text
 
 
 # Leaders
