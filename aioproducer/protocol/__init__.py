@@ -1,1 +1,1 @@
-"""Kafka's wire protocol: messages as declarations, compiled codecs, frames, error codes. No I/O, no clock."""
+"""Kafka's wire protocol: declared messages, compiled codecs, frames, error codes. No I/O, no clock."""

@@ -1,4 +1,4 @@
-"""Types of the compiled request path; _request_path.pyx has the documentation."""
+"""Types of the compiled request path; see _request_path.pyx for the documentation."""
 
 from collections.abc import Sequence
 from typing import Protocol

@@ -1,9 +1,10 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 # cython: embedsignature=False, freethreading_compatible=True
-"""The compiled part of a request's path: what runs once for each Produce request, where a profile showed it.
+"""The compiled part of the request path: code that runs once per Produce request and that profiles showed to be hot.
 
-The frame of a Produce request, the answer that says success for all of it, and the histograms. The declared messages
-(protocol/messages_records.py) are the oracle of both, and what reads every answer that is not plain."""
+It encodes the frame of a Produce request, decodes a response that reports success for every batch, and contains the
+histograms. The declared messages (protocol/messages_records.py) are the reference for both formats, and decode every
+other response."""
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -15,7 +16,7 @@ DEF PRODUCE = 0
 DEF FLEXIBLE_FROM = 9
 DEF TOPIC_IDS_FROM = 13
 DEF LONGEST_UVARINT = 5
-DEF LONGEST_STRING = 32767     # what the int16 length of the non-flexible versions can state
+DEF LONGEST_STRING = 32767     # the maximum of the int16 length in non-flexible versions
 DEF LONGEST_FRAME = 0x7FFFFFFF
 DEF ID = 16                    # bytes of a topic id
 
@@ -46,12 +47,12 @@ cdef inline char* put_uvarint(char* at, uint32_t value) noexcept nogil:
 
 
 cdef inline char* put_count(char* at, Py_ssize_t count, bint is_flexible) noexcept nogil:
-    """Of an array, or the length of records."""
+    """Write the count of an array, or the length of records."""
     return put_uvarint(at, <uint32_t>count + 1) if is_flexible else put_int32(at, count)
 
 
 cdef inline char* put_string(char* at, bytes text, bint is_flexible) noexcept:
-    """None is null."""
+    """Write a nullable string: None is null."""
     cdef Py_ssize_t size
     if text is None:
         if is_flexible:
@@ -65,7 +66,7 @@ cdef inline char* put_string(char* at, bytes text, bint is_flexible) noexcept:
 
 
 cdef Py_ssize_t room_for(bytes text) except -1:
-    """Bytes that a string may take; raises for what no version can carry."""
+    """The maximum number of bytes that a string needs. Raises ValueError if no version can encode it."""
     if text is None:
         return LONGEST_UVARINT
     if PyBytes_GET_SIZE(text) > LONGEST_STRING:
@@ -82,14 +83,15 @@ cdef inline char* put_no_tags(char* at, bint is_flexible) noexcept nogil:
 
 def encode_produce(int version, int32_t correlation_id, str client_id, str transactional_id, int16_t acks,
                    int32_t timeout_ms, list topics):
-    """The frame of a Produce request, and where each batch is in it.
+    """Encode a Produce request.
 
     Args:
-        topics: for each (name, topic id as a number, [ProducerBatch]), at most one batch of a partition.
+        topics: for each topic (name, topic id as a number, [ProducerBatch]), with at most one batch per partition.
 
     Returns:
-        The frame as segments, the first of which starts with its length: the headers of the batches are copied, their
-        records are not. And the places: {name or id, as its bytes: {partition: number of the batch}}.
+        A tuple of the frame and the places of the batches. The frame is a list of segments, the first of which starts
+        with the length: batch headers are copied, records are not. The places are {topic name or id, as bytes:
+        {partition: number of the batch}}.
 
     Raises:
         ValueError: a value does not fit its type on the wire.
@@ -107,7 +109,7 @@ def encode_produce(int version, int32_t correlation_id, str client_id, str trans
     for name, topic_id, batches in topics:
         key = topic_id.to_bytes(ID, "big") if version >= TOPIC_IDS_FROM else (<str>name).encode()
         room += room_for(key) + LONGEST_UVARINT + 1
-        # Two topics with one id, which no broker should tell: the answer will not be plain then.
+        # No broker should report two topics with the same id. If one does, read_success returns None.
         numbers = places.setdefault(key, {})
         keys.append((key, len(batches)))
         for batch in batches:
@@ -119,7 +121,7 @@ def encode_produce(int version, int32_t correlation_id, str client_id, str trans
             room += 4 + LONGEST_UVARINT + PyBytes_GET_SIZE(header) + 1
             total += len(records)
 
-    # `room` counts the longest form of each field below, so that `at` never leaves `out`.
+    # `room` includes the maximum size of each field below, so `at` never leaves `out`.
     cdef bytearray out = bytearray(room)
     cdef char* start = out
     cdef char* done = start
@@ -169,7 +171,7 @@ def encode_produce(int version, int32_t correlation_id, str client_id, str trans
     return segments, places
 
 
-# -------------------------------------------------------------------------------------------------- the answer
+# ------------------------------------------------------------------------------------------------ the response
 
 cdef inline int64_t get_int(const unsigned char* at, int size) noexcept nogil:
     cdef uint64_t value = 0
@@ -183,7 +185,7 @@ cdef inline int64_t get_int(const unsigned char* at, int size) noexcept nogil:
 
 cdef inline const unsigned char* skip_count(const unsigned char* at, const unsigned char* end, Py_ssize_t count,
                                             bint is_flexible) noexcept nogil:
-    """Behind a count if it is this one, in its shortest form; else NULL."""
+    """Return the position after a count, if it equals `count` in its shortest form; NULL otherwise."""
     cdef char expected[LONGEST_UVARINT]
     cdef Py_ssize_t size = put_count(expected, count, is_flexible) - expected
     if end - at < size or memcmp(at, expected, size) != 0:
@@ -192,11 +194,11 @@ cdef inline const unsigned char* skip_count(const unsigned char* at, const unsig
 
 
 def read_success(int version, bytes frame, int32_t correlation_id, dict places):
-    """The answer to a request with these `places`, if it says success for each of its batches and nothing else.
+    """Decode the response to a request with these `places`, if it reports success for every batch and nothing else.
 
     Returns:
-        [(number of the batch, base offset, log append time, log start offset)] in the order of the answer, and the
-        throttle time in ms. None for any other answer, malformed ones included: it has to be read as it is declared.
+        [(number of the batch, base offset, log append time, log start offset)] in the order of the response, and the
+        throttle time in ms. None for any other response, including malformed ones: use the declared decoder then.
     """
     cdef bint is_flexible = version >= FLEXIBLE_FROM
     cdef const unsigned char* at = <const unsigned char*>PyBytes_AS_STRING(frame)
@@ -220,7 +222,7 @@ def read_success(int version, bytes frame, int32_t correlation_id, dict places):
         if version >= TOPIC_IDS_FROM:
             size = ID
         elif is_flexible:
-            # A longer name than 126 bytes has a longer length: that is for the declared decoder.
+            # The length of a name of more than 126 bytes takes two bytes: leave it to the declared decoder.
             if end - at < 1 or not 0 < at[0] <= 127:
                 return None
             size = at[0] - 1
@@ -250,11 +252,11 @@ def read_success(int version, bytes frame, int32_t correlation_id, dict places):
             found.append((number, get_int(at + 6, 8), get_int(at + 14, 8), get_int(at + 22, 8) if version >= 5 else -1))
             at += fixed
             if version >= 8:
-                at = skip_count(at, end, 0, is_flexible)      # errors of single records
+                at = skip_count(at, end, 0, is_flexible)      # record_errors: must be empty
                 if at == NULL or end - at < 2:
                     return None
                 if is_flexible and (at[0] != 0 or at[1] != 0) or not is_flexible and get_int(at, 2) != -1:
-                    return None                    # a text, or tags
+                    return None                    # an error message, or tags
                 at += 2
         if is_flexible:
             if end - at < 1 or at[0] != 0:
@@ -272,7 +274,7 @@ DEF LOWEST = -120              # 2**-30, about 1e-9
 DEF HIGHEST = 280              # 2**70
 
 cdef class Histogram:
-    """Durations or sizes in buckets that grow by 2**(1/4): a quantile is at most 19 % off, in constant memory."""
+    """Counts durations or sizes in buckets that grow by 2**(1/4): constant memory, quantiles at most 19 % off."""
 
     cdef int64_t buckets[HIGHEST - LOWEST + 1]
     cdef readonly int64_t count
@@ -291,7 +293,7 @@ cdef class Histogram:
             self.maximum = value
 
     def quantile(self, double q):
-        """The value below which a share `q` of all values lies; 0.0 without values."""
+        """Return the `q`-quantile of the values (0 <= q <= 1); 0.0 if there are no values."""
         cdef double left = q * self.count
         cdef int index
         for index in range(HIGHEST - LOWEST + 1):

@@ -1,10 +1,10 @@
-"""Requests and responses as frames: header, body and length in one go, for clients and for brokers.
+"""Encodes and decodes requests and responses as whole frames (length, header, body), for clients and brokers.
 
     request   length int32 | api key int16 | version int16 | correlation id int32 | client id | [tags] | body
     response  length int32 | correlation id int32 | [tags] | body
 
-The tags belong to flexible versions. An ApiVersionsResponse never has them in its header, since it must be
-readable by a client that does not know yet what the broker speaks (KIP-511).
+Only flexible versions have tags. The header of an ApiVersionsResponse never has them, since a client must be able to
+read it before it knows which versions the broker supports (KIP-511).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _ERROR_CODE = Struct(">h")
 
 
 class RequestHeader(NamedTuple):
-    """What stands before every request."""
+    """The header of every request."""
 
     api_key: int
     version: int
@@ -65,7 +65,7 @@ class RequestHeader(NamedTuple):
 def encode_request(
     request: Message, version: int, correlation_id: int, client_id: str | None
 ) -> list[bytes | memoryview]:
-    """A frame as segments, the first of which starts with the length. Record batches are not copied.
+    """Encode a request as a list of segments, the first of which starts with the length. Batches are not copied.
 
     Raises:
         UnsupportedVersionError: `version` is not declared, or can't carry a field that is set.
@@ -74,7 +74,7 @@ def encode_request(
     writer = Writer()
     writer.out += bytes(PREFIX_SIZE)
     writer.out += _REQUEST_HEADER.pack(request.api_key, version, correlation_id)
-    # Not compact in flexible versions either: brokers read it before they know the version (KIP-511).
+    # Not compact, even in flexible versions: brokers read it before they know the version (KIP-511).
     write_nullable_string(writer.out, client_id)
     if version >= request.flexible_from:
         writer.out.append(0)
@@ -83,11 +83,11 @@ def encode_request(
 
 
 def decode_response(response_type: type[M], version: int, frame: Buffer, expected_correlation_id: int) -> M:
-    """The response in `frame`, which has no length prefix.
+    """Decode the response in `frame`, which has no length prefix.
 
     Raises:
-        CorrelationError: it answers another request.
-        ProtocolError: it is not a response of this type and version, or bytes are left behind it.
+        CorrelationError: it is the response to another request.
+        ProtocolError: it is not a response of this type and version, or bytes are left over.
     """
     version, pos = _begun(response_type, version, frame, expected_correlation_id)
     return _whole(response_type, version, frame, pos)
@@ -96,7 +96,7 @@ def decode_response(response_type: type[M], version: int, frame: Buffer, expecte
 def decoding_response(
     response_type: type[M], version: int, frame: Buffer, expected_correlation_id: int
 ) -> Generator[None, None, M]:
-    """`decode_response` in steps, with its errors. The correlation id is checked at once, all else by the steps."""
+    """Do the same as `decode_response`, in steps. The correlation id is checked immediately, the rest by the steps."""
     version, pos = _begun(response_type, version, frame, expected_correlation_id)
     return _whole_in_steps(response_type, version, frame, pos)
 
@@ -104,10 +104,10 @@ def decoding_response(
 def _begun(
     response_type: type[Message], version: int, frame: Buffer, expected_correlation_id: int
 ) -> tuple[int, int]:
-    """The version in which the response is encoded, and where it begins behind its header."""
+    """Return the version in which the response is encoded, and the position after its header."""
     pos = _check_correlation_id(response_type, frame, expected_correlation_id)
     if response_type is ApiVersionsResponse:
-        # KIP-511: a broker that does not know the version refuses it in the shape of version 0.
+        # KIP-511: a broker that does not support the version rejects it in the format of version 0.
         if len(frame) >= pos + 2 and _ERROR_CODE.unpack_from(frame, pos)[0] == ErrorCode.UNSUPPORTED_VERSION:
             version = 0
     elif version >= response_type.flexible_from:
@@ -118,31 +118,31 @@ def _begun(
 def decode_api_versions_response(
     version: int, frame: Buffer, expected_correlation_id: int
 ) -> ApiVersionsResponse:
-    """Like `decode_response`, which knows this rule too (KIP-511).
+    """Decode an ApiVersions response; the same as `decode_response` with ApiVersionsResponse.
 
-    With error code UNSUPPORTED_VERSION the answer has the shape of version 0, whatever was asked: its
-    `api_keys` say which version to ask with next, if there are any.
+    With error code UNSUPPORTED_VERSION, the response has the format of version 0, whatever the version of the request
+    (KIP-511). Its `api_keys`, if any, contain the version to use for the next request.
     """
     return decode_response(ApiVersionsResponse, version, frame, expected_correlation_id)
 
 
 def negotiate(api_key: ApiKey, broker: Mapping[int, VersionRange], ceiling: int | None = None) -> int:
-    """The highest version of an API that both sides speak, at most `ceiling`.
+    """Return the highest version of an API that client and broker have in common, at most `ceiling`.
 
     Raises:
-        UnsupportedVersionError: there is none.
+        UnsupportedVersionError: they have no version in common.
     """
     ours = CLIENT_VERSIONS[api_key]
     theirs = broker.get(api_key)
     if theirs is None:
         raise UnsupportedVersionError(
-            f"{api_key.name}: the broker does not offer this API; we need versions {ours}"
+            f"{api_key.name}: the broker does not offer this API; this client needs versions {ours}"
         )
     highest = min(ours.max, theirs.max) if ceiling is None else min(ours.max, theirs.max, ceiling)
     if highest < max(ours.min, theirs.min):
-        limit = "" if ceiling is None else f", and here at most {ceiling}"
+        limit = "" if ceiling is None else f" (here at most {ceiling})"
         raise UnsupportedVersionError(
-            f"{api_key.name}: no common version: the broker speaks {theirs}, we speak {ours}{limit}"
+            f"{api_key.name}: no common version: the broker supports {theirs}, this client {ours}{limit}"
         )
     return highest
 
@@ -151,22 +151,22 @@ def negotiate(api_key: ApiKey, broker: Mapping[int, VersionRange], ceiling: int 
 
 
 def decode_request_header(frame: Buffer) -> RequestHeader:
-    """The header alone: also of a request whose API or version is not known here.
+    """Decode only the header of the request in `frame`, which has no length prefix. The API may be an unknown one.
 
     Raises:
-        ProtocolError: `frame`, which has no length prefix, is no request.
+        ProtocolError: `frame` is not a request.
     """
     return _request_header(frame)[0]
 
 
 def decode_request(frame: Buffer, *, ignore_rest: bool = False) -> tuple[RequestHeader, Message]:
-    """The request in `frame`, which has no length prefix.
+    """Decode the request in `frame`, which has no length prefix.
 
-    With `ignore_rest` more bytes may stand behind it, as Kafka's brokers allow.
+    With `ignore_rest`, more bytes may follow the request, as Kafka's brokers allow.
 
     Raises:
-        UnsupportedVersionError: the API or its version is not declared here.
-        ProtocolError: `frame` is no request, or bytes are left behind it.
+        UnsupportedVersionError: the API or its version is not declared.
+        ProtocolError: `frame` is not a request, or bytes are left over.
     """
     header, pos = _request_header(frame)
     request_type = REQUESTS.get(header.api_key)
@@ -180,9 +180,9 @@ def decode_request(frame: Buffer, *, ignore_rest: bool = False) -> tuple[Request
 
 
 def encode_response(response: Message, version: int, correlation_id: int) -> list[bytes | memoryview]:
-    """A frame as segments, the first of which starts with the length. Record batches are not copied.
+    """Encode a response as a list of segments, the first of which starts with the length. Batches are not copied.
 
-    To refuse an ApiVersionsRequest with UNSUPPORTED_VERSION, encode the response at version 0 (KIP-511).
+    To reject an ApiVersionsRequest with UNSUPPORTED_VERSION, encode the response at version 0 (KIP-511).
 
     Raises:
         UnsupportedVersionError: `version` is not declared, or can't carry a field that is set.
@@ -220,7 +220,7 @@ def _whole_in_steps(message_type: type[M], version: int, frame: Buffer, pos: int
 def _check_end(message_type: type[Message], version: int, frame: Buffer, stop: int) -> None:
     if stop != len(frame):
         name = message_type.__name__
-        raise ProtocolError(f"{name} version {version}: {len(frame) - stop} bytes are left behind it")
+        raise ProtocolError(f"{name} version {version}: {len(frame) - stop} bytes are left over")
 
 
 def _check_correlation_id(response_type: type[Message], frame: Buffer, expected: int) -> int:
@@ -229,7 +229,7 @@ def _check_correlation_id(response_type: type[Message], frame: Buffer, expected:
         raise ProtocolError(f"{name}: {len(frame)} bytes are too few for a response")
     got: int = _CORRELATION_ID.unpack_from(frame)[0]
     if got != expected:
-        raise CorrelationError(f"{name} expected for request {expected}, but the peer answers request {got}")
+        raise CorrelationError(f"{name} expected for request {expected}, but the peer answered request {got}")
     return _CORRELATION_ID.size
 
 

@@ -1,7 +1,7 @@
-"""Kafka's API keys and the versions of each that the producer may use.
+"""Kafka's API keys and, for each, the versions that the producer may use.
 
-What a message can be encoded and decoded at stands in its declaration; the table here is narrower, because
-the embedded broker must also speak what other clients send.
+The declaration of a message lists all versions that can be encoded and decoded. The ranges here are narrower, since
+the embedded broker must also support versions that other clients send.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class ApiKey(IntEnum):
-    """The APIs of which a message is declared here, by Kafka's names."""
+    """The APIs whose messages are declared in this package, by Kafka's names."""
 
     PRODUCE = 0
     FETCH = 1
@@ -51,11 +51,11 @@ CLIENT_VERSIONS: dict[ApiKey, VersionRange] = {
     ApiKey.API_VERSIONS: VersionRange(0, 4),
     ApiKey.CREATE_TOPICS: VersionRange(2, 7),
     ApiKey.INIT_PRODUCER_ID: VersionRange(0, 5),
-    # From version 4 on this request is for brokers among themselves (KIP-890).
+    # Versions from 4 are used only between brokers (KIP-890).
     ApiKey.ADD_PARTITIONS_TO_TXN: VersionRange(0, 3),
     ApiKey.ADD_OFFSETS_TO_TXN: VersionRange(0, 4),
     ApiKey.END_TXN: VersionRange(0, 5),
     ApiKey.TXN_OFFSET_COMMIT: VersionRange(2, 5),
     ApiKey.SASL_AUTHENTICATE: VersionRange(0, 2),
 }
-"""Kafka 2.1 is the oldest broker that the producer supports: its versions are the lower ends."""
+"""The version ranges of the producer. Kafka 2.1 is the oldest supported broker: its versions are the lower limits."""

@@ -1,7 +1,7 @@
-"""An array of an answer that stays in its frame until somebody asks for its elements.
+"""An array of a response that stays encoded until its elements are accessed.
 
-A broker's answer may hold a million elements of 3 bytes, and each would be an object of more than a hundred. So the
-decoder only walks over a long array, which shows that all of it is valid, and remembers where it starts."""
+A response may contain a million elements of 3 bytes, each of which would become an object of more than 100 bytes. So
+the decoder only walks over a long array, which proves that all of it is valid, and remembers where it starts."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import Any, overload
 from aioproducer.protocol.primitives import Buffer
 
 Read = Callable[[Buffer, int], tuple[Any, int]]
-"""The element at a position, and the position behind it."""
+"""Reads the element at a position; returns it and the position after it."""
 
 SHOWN_ITEMS = 8
 
 
 class LazyArray(Sequence[Any]):
-    """Elements of a frame that was found valid, decoded anew at each look; equal to a list with the same ones."""
+    """A sequence of elements in a valid frame, decoded on each access; equal to a list of the same elements."""
 
     __slots__ = ("_buf", "_count", "_places", "_read", "_start")
 
@@ -31,7 +31,7 @@ class LazyArray(Sequence[Any]):
         self._count = count
         self._read = read
         self._places: array[int] | None = None
-        """Where each element starts; made when somebody asks for one by its number."""
+        """The start of each element; computed on the first access by index."""
 
     def __len__(self) -> int:
         return self._count

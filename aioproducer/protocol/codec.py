@@ -1,12 +1,11 @@
-"""Compiles a message's declaration into straight-line Python, once for each version that is used.
+"""Compiles the declaration of a message into straight-line Python, once for each version that is used.
 
-`source(EndTxnResponse, 5)` shows the result. Each struct has two functions: decode_X(buf, pos) -> (X, pos
-behind it) and encode_X(o, w), where `w` is a Writer and `out` its bytearray. Neighbouring fields of fixed
-size are read and written by one struct.Struct. Nothing but ProtocolError comes out of `decode`, whatever
-the bytes are.
+`source(EndTxnResponse, 5)` shows the result. Each struct has two functions: decode_X(buf, pos) -> (X, position after
+it) and encode_X(o, w), where `w` is a Writer and `out` its bytearray. Neighbouring fields of fixed size are read and
+written by one struct.Struct. Whatever the bytes are, `decode` raises no error but ProtocolError.
 
-In answers the elements of a long array are not made until somebody looks (`LazyArray`): skip_X(buf, pos) walks over
-an X and refuses what decode_X would refuse, in the same words.
+In responses, the elements of a long array are not created until they are accessed (`LazyArray`): skip_X(buf, pos) walks
+over an X and raises the same errors as decode_X.
 """
 
 from __future__ import annotations
@@ -30,18 +29,19 @@ _FIXED = {"int8": "b", "int16": "h", "int32": "i", "int64": "q", "boolean": "?"}
 _SIZE = {"int8": 1, "int16": 2, "int32": 4, "int64": 8, "boolean": 1, "uuid": 16}
 
 _FEW = 8
-"""Arrays of numbers that are shorter have their layout at hand: replicas, in-sync replicas. They are lists."""
+"""Shorter arrays of numbers (replicas, in-sync replicas) use a precompiled layout and become lists."""
 _SHORT, _SHORTEST = 16, 4
-"""Elements of an array that is a list at once; fewer if they may be small. Making them takes no longer than walking."""
+"""The maximum number of elements of an array that is decoded immediately: `_SHORT`, or `_SHORTEST` if the elements may
+be smaller than `_SMALL`. Decoding such an array takes no longer than walking over it."""
 _SMALL = 16
-"""Bytes of the smallest elements of which an array may have `_SHORT`."""
+"""The minimum size in bytes of the elements to which `_SHORT` applies."""
 _AT_ONCE = 512
-"""Bytes from the start of an answer: arrays that begin there are made at once if they are short. Later ones are not,
-since arrays stand in arrays, and many short ones are as heavy as a long one."""
+"""Short arrays are decoded immediately only if they start within this many bytes of a response. Later ones are not:
+arrays contain arrays, and many short ones need as much memory as a long one."""
 
 
 SLICE = 32 * 1024
-"""Bytes that one step of `decoding` walks over."""
+"""The number of bytes that one step of `decoding` walks over."""
 
 
 def encode(message: Message, version: int, writer: Writer) -> None:
@@ -60,7 +60,7 @@ def encode(message: Message, version: int, writer: Writer) -> None:
 
 
 def decode(message_type: type[M], version: int, buf: Buffer, pos: int) -> tuple[M, int]:
-    """The message at `pos` and the position behind it.
+    """Return the message at `pos` and the position after it.
 
     Raises:
         ProtocolError: the bytes are not a message of this type and version.
@@ -72,7 +72,7 @@ def decode(message_type: type[M], version: int, buf: Buffer, pos: int) -> tuple[
     except ProtocolError as error:
         raise ProtocolError(f"{message_type.__name__} version {version}: {error.message}") from None
     except (struct.error, IndexError):
-        # Fields of fixed size are read without asking first; only the end of the frame can be in their way.
+        # Fields of fixed size are read without a length check; the only possible error is the end of the frame.
         text = f"{message_type.__name__} version {version}: {len(buf)} bytes are too few"
         raise ProtocolError(text) from None
     return message, stop
@@ -81,7 +81,7 @@ def decode(message_type: type[M], version: int, buf: Buffer, pos: int) -> tuple[
 def decoding(
     message_type: type[M], version: int, buf: Buffer, pos: int
 ) -> Generator[None, None, tuple[M, int]]:
-    """`decode` in steps, each of which walks over some SLICE bytes of arrays; it raises what `decode` raises."""
+    """Do the same as `decode`, in steps, each of which walks over about SLICE bytes of arrays."""
     steps = _steps(message_type, version)
     try:
         return (yield from steps(buf, pos, _AT_ONCE))
@@ -93,7 +93,7 @@ def decoding(
 
 
 def source(message_type: type[Message], version: int) -> str:
-    """The generated code, for reading and for tests."""
+    """Return the generated code, for readers and for tests."""
     return _Source(message_type, version).text()
 
 
@@ -118,7 +118,7 @@ def _codec(
 def _steps(
     message_type: type[Message], version: int
 ) -> Callable[..., Generator[None, None, tuple[Any, int]]]:
-    """The decoder of one message that yields between slices."""
+    """Return the decoder of a message that yields between slices."""
     generated = _Source(message_type, version, in_steps=True)
     exec(generated.text(), generated.namespace)
     found: Callable[..., Generator[None, None, tuple[Any, int]]]
@@ -135,7 +135,7 @@ def _null_in_version(field: str, version: int) -> UnsupportedVersionError:
 
 
 def _reader_of(kind: str) -> Read:
-    """Reads a number that is an element of an array."""
+    """Return the function that reads one number of an array."""
     unpack, size = struct.Struct(f">{_FIXED[kind]}").unpack_from, _SIZE[kind]
 
     def read(buf: Buffer, pos: int) -> tuple[Any, int]:
@@ -145,18 +145,18 @@ def _reader_of(kind: str) -> Read:
 
 
 class _Source:
-    """Generates the functions of one message at one version; structs come before what contains them."""
+    """Generates the functions of one message in one version; nested structs precede the structs that contain them."""
 
     def __init__(self, message_type: type[Message], version: int, *, in_steps: bool = False) -> None:
         self.version = version
         self._yielding = message_type.__name__ if in_steps else None
-        """The message whose decoder, and that of no struct in it, yields between slices of its arrays."""
+        """The message whose decoder yields between slices of its arrays; the decoders of its structs do not."""
         self._yields = False
-        """What is being generated is a generator."""
+        """True while the function that is being generated is a generator."""
         self._walked: set[str] = set()
-        """Structs with arrays of structs in them: walk_X is a skip_X that yields between slices."""
+        """Structs that contain arrays of structs. For these, walk_X is a skip_X that yields between slices."""
         self.flexible = version >= message_type.flexible_from
-        # Requests come to the embedded cluster only, from those who test with it.
+        # Requests are decoded only by the embedded cluster, which is for tests.
         self.is_lazy = any(request.Response is message_type for request in REQUESTS.values())
         self.structs: dict[str, type[Struct]] = {
             **structs_of(message_type),
@@ -209,7 +209,7 @@ class _Source:
         self._encode_struct(name, plain, tagged, absent)
 
     def _runs(self, fields: list[Field]) -> list[list[Field]]:
-        """Fields in order; neighbours of fixed size together."""
+        """Group the fields, in order: neighbours of fixed size form one run, every other field its own."""
         runs: list[list[Field]] = []
         for field in fields:
             if runs and field.kind in _FIXED and runs[-1][0].kind in _FIXED:
@@ -219,7 +219,7 @@ class _Source:
         return runs
 
     def _layout(self, run: list[Field]) -> str:
-        """The name of the run's struct.Struct, of which the namespace gets `unpack_` and `pack_`."""
+        """Add `unpack_X` and `pack_X` of the run's struct.Struct to the namespace, and return X."""
         letters = "".join(_FIXED[field.kind] for field in run)
         name = letters.replace("?", "B")
         layout = struct.Struct(">" + letters)
@@ -228,7 +228,7 @@ class _Source:
         return name
 
     def _least(self, kind: str) -> int:
-        """The fewest bytes that a value can take: what bounds the count of an array."""
+        """Return the minimum size of a value in bytes, which limits the count of an array."""
         if kind in _SIZE:
             return _SIZE[kind]
         if kind in self.structs:
@@ -258,7 +258,7 @@ class _Source:
     def _begin_slices(self) -> None:
         if self._yields:
             self._add(1, f"slice_end = pos + {SLICE}")
-            self._add(1, "if False: yield")  # a generator also where no array is long
+            self._add(1, "if False: yield")  # makes it a generator even if there are no long arrays
 
     def _skip_struct(self, name: str, plain: list[Field], tagged: list[Field]) -> None:
         self._add(0, f"def {'walk' if self._yields else 'skip'}_{name}(buf, pos):")
@@ -271,7 +271,7 @@ class _Source:
         self._add(0, "")
 
     def _tags(self, name: str, tagged: list[Field], take: Callable[[int, str, list[Field]], None]) -> None:
-        """The section of tagged fields, of which those that are declared are taken by `take`."""
+        """Generate the section of tagged fields; `take` generates the code for each declared field."""
         if not self.flexible:
             return
         if not tagged:
@@ -320,7 +320,7 @@ class _Source:
         return self._function("read", field.kind, field.may_be_null(self.version))
 
     def _read_count(self, depth: int, owner: str, field: Field) -> None:
-        """The count of an array as `n`: -1 for null, and never more than the frame can hold, or than is declared."""
+        """Generate code that reads the count of an array into `n`: -1 for null; limited by frame and declaration."""
         label = f'"{owner}.{field.name}'
         if self.flexible:
             self._add(depth, "n = buf[pos] - 1")
@@ -355,7 +355,7 @@ class _Source:
             short = _SHORT if self._least(field.of) >= _SMALL else _SHORTEST
             is_long = f"n > {short} or n > 1 and pos > at_once"
             if self._yields and field.of in self._walked:
-                is_long = "n > 0"  # each element may have a long array in it
+                is_long = "n > 0"  # each element may contain a long array
             self._add(depth, f"if {is_long}:")
             self._add(depth + 1, f"{target} = LazyArray(buf, pos, n, {reader})")
             self._skip_elements(depth + 1, field.of)
@@ -382,7 +382,7 @@ class _Source:
             self._add(depth + 1, f'{target} = list(unpack_from(f">{{n}}{letter}", buf, pos))')
         self._add(depth, f"pos += n * {_SIZE[kind]}")
 
-    # Walking over what is not looked at yet. `end` is the length of the frame.
+    # Walking over elements without decoding them. `end` is the length of the frame.
 
     def _skip(self, depth: int, owner: str, run: list[Field]) -> None:
         field = run[0]
@@ -419,7 +419,7 @@ class _Source:
     # Encoding
 
     def _default(self, field: Field) -> str:
-        """What a field is compared with to see whether it is set."""
+        """Return the expression with which a field is compared to find out whether it is set."""
         if field.kind != "struct":
             return default_source(field)
         self.namespace[f"default_{field.of}"] = self.structs[field.of]()

@@ -1,8 +1,7 @@
-"""Kafka's compression codecs: their names, wire ids and levels, and one compressing function for each.
+"""Kafka's compression codecs: their names, wire ids and levels, and a compress function for each.
 
-A compressing function takes a batch's records as one buffer and returns bytes. It may be called from
-several threads at once and releases the GIL while it works. Nothing here decompresses: a producer never
-reads what it wrote.
+A compress function accepts the records of a batch as one buffer and returns bytes. It is thread-safe, and releases the
+GIL while it works. Nothing here decompresses: a producer never reads its own records.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ Compress: TypeAlias = Callable[[Bytes], bytes]
 
 
 class Codec(IntEnum):
-    """A codec by its wire id, the low three bits of a batch's attributes."""
+    """A codec; the value is its wire id, the low three bits of a batch's attributes."""
 
     NONE = 0
     GZIP = 1
@@ -43,12 +42,12 @@ LEVELS: dict[Codec, tuple[int, int]] = {
     Codec.ZSTD: (-131072, 22),
 }
 _ZLIB_DEFAULT = -1
-"""Deflater.DEFAULT_COMPRESSION, which KIP-390 allows beside 1 to 9."""
+"""Deflater.DEFAULT_COMPRESSION, which KIP-390 allows in addition to 1 to 9."""
 _ZSTD_DEFAULT = 3
 
 _CODECS = {codec.name.lower(): codec for codec in Codec}
 
-# How fast one processor is: (highest level, KiB in a millisecond), with records of JSON in batches of 64 KiB.
+# The speed of one processor core: (highest level, KiB per millisecond), for JSON records in batches of 64 KiB.
 _PACES: dict[Codec, tuple[tuple[float, int], ...]] = {
     Codec.GZIP: ((3, 512), (6, 24), (math.inf, 8)),
     Codec.SNAPPY: ((math.inf, 512),),
@@ -58,10 +57,10 @@ _PACES: dict[Codec, tuple[tuple[float, int], ...]] = {
 
 
 def codec_named(name: str | None) -> Codec:
-    """The codec of `compression_type`; None and "none" are no compression.
+    """Return the codec for a `compression_type`; None and "none" mean no compression.
 
     Raises:
-        ConfigError: Kafka has no codec of this name.
+        ConfigError: Kafka has no codec with this name.
     """
     if name is None:
         return Codec.NONE
@@ -78,7 +77,7 @@ def codec_named(name: str | None) -> Codec:
 
 
 def check_level(codec: Codec, level: int | None) -> None:
-    """Refuse a `compression_level` that `codec` does not have. None, the codec's default, always passes.
+    """Check that `codec` has this `compression_level`. None, the codec's default, is always valid.
 
     Raises:
         ConfigError: the level is out of range, or the codec has no levels.
@@ -99,13 +98,13 @@ def check_level(codec: Codec, level: int | None) -> None:
 
 
 def compressor(codec: Codec, level: int | None = None) -> Compress:
-    """The function that compresses with `codec` at `level` (None: the codec's default).
+    """Return the function that compresses with `codec` at `level` (None: the codec's default).
 
     Returns:
-        A function of one contiguous buffer, safe to call from several threads at once.
+        A thread-safe function of one contiguous buffer.
 
     Raises:
-        ConfigError: the codec has no such level.
+        ConfigError: the codec does not have this level.
     """
     check_level(codec, level)
     if codec is Codec.GZIP:
@@ -120,9 +119,9 @@ def compressor(codec: Codec, level: int | None = None) -> Compress:
 
 
 def bytes_per_millisecond(codec: Codec, level: int | None = None) -> int:
-    """About how many bytes of records `compressor(codec, level)` compresses in a millisecond.
+    """Return about how many bytes of records `compressor(codec, level)` compresses in a millisecond.
 
-    By a table, not by a clock, so that what is decided by it is the same in each run.
+    The result comes from a table and not from a measurement, so that decisions based on it are the same in every run.
     """
     if codec is Codec.NONE:
         return 1 << 30
@@ -132,14 +131,14 @@ def bytes_per_millisecond(codec: Codec, level: int | None = None) -> int:
 
 
 _GZIP_CONTAINER = 31
-"""zlib's `wbits` for a window of 32 KiB in gzip's container instead of zlib's."""
+"""zlib's `wbits` for a window of 32 KiB in the gzip container instead of zlib's own."""
 _ISAL_HIGHEST = 3
 _ISAL_DEFAULT = 1
 
 
 def _gzip(level: int | None) -> Compress:
-    # 1 MB of JSON: isal 1 takes 1.5 ms, zlib 6 (Java's default) 16 ms and packs a fifth smaller. Who wants
-    # that asks for 6.
+    # 1 MB of JSON: isal 1 needs 1.5 ms; zlib 6 (Java's default) needs 16 ms and its output is a fifth smaller. Users
+    # can choose that with compression_level=6.
     isal_level = _ISAL_DEFAULT if level in (None, _ZLIB_DEFAULT) else level
     assert isal_level is not None
     if isal_level <= _ISAL_HIGHEST:
@@ -147,12 +146,12 @@ def _gzip(level: int | None) -> Compress:
     return lambda data: zlib.compress(data, isal_level, _GZIP_CONTAINER)
 
 
-# xerial's framing, that of Kafka's snappy: 8 bytes of magic, version 1, lowest version that can read it 1;
-# then blocks, each behind its compressed length. All numbers are big-endian int32.
+# xerial's framing, which Kafka uses for snappy: 8 bytes of magic, version 1, lowest compatible version 1; then blocks,
+# each preceded by its compressed length. All numbers are big-endian int32.
 XERIAL_HEADER = b"\x82SNAPPY\x00" + (1).to_bytes(4, "big") + (1).to_bytes(4, "big")
-# xerial itself cuts at 32 KiB, but its reader takes blocks of any length. Between blocks the thread needs
-# the GIL, and waits up to a switch interval (5 ms) for it while the loop is busy: 1 MB takes 165 ms in
-# blocks of 32 KiB, 8 ms in one.
+# xerial itself writes blocks of 32 KiB, but its reader accepts blocks of any length. Between blocks, the thread needs
+# the GIL and waits for it up to a switch interval (5 ms) while the loop is busy: 1 MB takes 165 ms in blocks of 32 KiB
+# and 8 ms in a single block.
 _XERIAL_BLOCK = 1 << 20
 
 
@@ -170,12 +169,11 @@ _LZ4_FAST = 0
 
 
 def _lz4(level: int | None) -> Compress:
-    # Java's default takes lz4's fast compressor as well; levels from 3 on are the high compression ones.
+    # Java's default is also lz4's fast compressor; levels from 3 on are high-compression levels.
     lz4_level = _LZ4_FAST if level is None else level
 
     def compress(data: Bytes) -> bytes:
-        # Kafka refuses blocks that depend on each other (Lz4BlockOutputStream.FLG); 64 KiB is the size of
-        # its own blocks.
+        # Kafka rejects linked blocks (Lz4BlockOutputStream.FLG); its own block size is 64 KiB.
         packed: bytes = lz4.frame.compress(
             data,
             compression_level=lz4_level,
@@ -191,8 +189,7 @@ def _lz4(level: int | None) -> Compress:
 
 def _zstd(level: int | None) -> Compress:
     zstd_level = _ZSTD_DEFAULT if level is None else level
-    # A ZstdCompressor must not be shared between threads, and a new one for each batch of 16 KiB doubles
-    # its time.
+    # A ZstdCompressor must not be shared between threads, and creating one per batch doubles the time for 16 KiB.
     own = threading.local()
 
     def compress(data: Bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Kafka's error codes, by the names of its class `Errors`."""
+"""Kafka's error codes, with the names of its class `Errors`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class ErrorCode(IntEnum):
-    """All codes of Kafka 4.3. A broker may be newer: compare, and use `error_name` for texts."""
+    """All codes of Kafka 4.3. A newer broker may send others, so use `error_name` for texts, not `ErrorCode(code)`."""
 
     UNKNOWN_SERVER_ERROR = -1
     NONE = 0
@@ -149,5 +149,5 @@ _NAMES = {int(code): code.name for code in ErrorCode}
 
 
 def error_name(code: int) -> str:
-    """Kafka's name of `code`; "UNKNOWN_CODE_9999" for a code that is not known here."""
+    """Return Kafka's name for `code`, or for an unknown code a text such as "UNKNOWN_CODE_9999"."""
     return _NAMES.get(code) or f"UNKNOWN_CODE_{code}"

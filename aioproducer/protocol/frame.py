@@ -1,7 +1,6 @@
 """The frame around every request and response: four bytes of length, big-endian, signed.
 
-A length is believed only below a limit, and a peer that is no Kafka broker is named if its first bytes show
-it.
+A length above a limit is rejected. If the first bytes show which other protocol the peer speaks, the error names it.
 """
 
 from __future__ import annotations
@@ -12,37 +11,37 @@ from struct import Struct
 from aioproducer.errors import NotKafkaError, ProtocolError
 
 PREFIX_SIZE = 4
-"""Bytes of the length."""
+"""The size of the length field, in bytes."""
 
 MAX_FRAME_BEFORE_AUTHENTICATION = 64 * 1024
-"""Bytes; what a peer may send before it has proved who it is. The longest honest answer, to ApiVersions, has 1 KiB."""
+"""The frame limit, in bytes, until the peer is authenticated. The longest valid response, ApiVersions, has 1 KiB."""
 
 MAX_FRAME = 64 * 1024 * 1024
-"""Bytes; the metadata of a million partitions fits."""
+"""The frame limit, in bytes; large enough for the metadata of a million partitions."""
 
 _LENGTH = Struct(">i")
 _HIGHEST_FIRST_BYTE = MAX_FRAME >> 24
 
-# Content types of TLS records: what the first byte says if the second is the major version 3.
+# Content types of TLS records, the first byte if the second is the major version 3.
 _TLS = {0x15: "a TLS alert", 0x16: "a TLS handshake"}
 
 
 def is_tls(prefix: bytes) -> bool:
-    """Whether an answer that begins so is a record of TLS."""
+    """Return whether `prefix` is the start of a TLS record."""
     return prefix[0] in _TLS and prefix[1] == 0x03
 
 
 def decode_size(prefix: bytes, limit: int) -> int:
-    """How many bytes follow `prefix`.
+    """Return the number of bytes that follow `prefix`.
 
     Raises:
-        ProtocolError: the peer does not speak Kafka, or the frame would be negative or exceed `limit` bytes.
+        ProtocolError: the peer does not speak Kafka's protocol, or the size is negative or exceeds `limit` bytes.
     """
     size: int
     if len(prefix) == PREFIX_SIZE and prefix[0] <= _HIGHEST_FIRST_BYTE:
         size = int.from_bytes(prefix)
         if size <= limit:
-            return size  # so does nothing of the following begin
+            return size  # none of the cases below has such a prefix
     if len(prefix) != PREFIX_SIZE:
         raise ProtocolError(f"a frame starts with {PREFIX_SIZE} bytes of length, not {len(prefix)}")
     if prefix == b"HTTP":
@@ -73,19 +72,19 @@ class Frames:
     def __init__(self) -> None:
         self._rest = bytearray()
         self._needed = PREFIX_SIZE
-        """Bytes that `_rest` must have before it is worth looking at again."""
+        """The size of `_rest` at which its frame, or at least the length field, is complete."""
 
     @property
     def is_cut_off(self) -> bool:
-        """Bytes of a frame are there that is not complete."""
+        """True if a part of a frame was received, but not all of it."""
         return bool(self._rest)
 
     def feed(self, data: bytes, limit: int) -> Iterator[bytes]:
-        """The frames that `data` completes, one by one; each has to be taken before the next data come.
+        """Yield the frames that `data` completes. Exhaust the iterator before the next call.
 
         Raises:
-            ProtocolError: the peer does not speak Kafka, or a frame would exceed `limit` bytes. Raised when the turn of
-                that frame comes.
+            ProtocolError: the peer does not speak Kafka's protocol, or a frame would exceed `limit` bytes. Raised after
+                the frames before it were yielded.
         """
         if self._rest:
             self._rest += data

@@ -1,4 +1,4 @@
-"""Every message that is declared: `from aioproducer.protocol.messages import ProduceRequest`."""
+"""All declared messages: `from aioproducer.protocol.messages import ProduceRequest`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages that open a connection: versions, then SASL."""
+"""Messages of the connection set-up: API versions, then SASL."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from aioproducer.protocol.schema import (
 )
 
 MOST_OFFERED = 1_000
-"""APIs, features or mechanisms that a broker may name; Kafka 4.3 has fewer than a hundred of each."""
+"""The maximum number of APIs, features or mechanisms in a response; Kafka 4.3 has fewer than a hundred of each."""
 
 
 class ApiVersionsResponse(Message, api_key=ApiKey.API_VERSIONS, versions=(0, 4), flexible_from=3):
-    """Its header is always version 0, so that it can be read before anything is agreed upon.
+    """The versions of each API that the broker supports. Its header is always version 0: any client can read it.
 
     1: throttle time. 3: features (KIP-584). 4: a supported feature may start at version 0.
     """
@@ -57,9 +57,9 @@ class ApiVersionsResponse(Message, api_key=ApiKey.API_VERSIONS, versions=(0, 4),
 class ApiVersionsRequest(
     Message, api_key=ApiKey.API_VERSIONS, versions=(0, 4), flexible_from=3, response=ApiVersionsResponse
 ):
-    """What does the broker speak? 3: name and version of the client (KIP-511).
+    """Asks for the API versions that the broker supports. 3: name and version of the client (KIP-511).
 
-    A broker that does not know the version answers UNSUPPORTED_VERSION in the shape of version 0.
+    A broker that does not support the version of the request answers UNSUPPORTED_VERSION in the format of version 0.
     """
 
     client_software_name: str = string("3+", ignorable=True)
@@ -67,7 +67,7 @@ class ApiVersionsRequest(
 
 
 class SaslHandshakeResponse(Message, api_key=ApiKey.SASL_HANDSHAKE, versions=(0, 1), flexible_from=NEVER):
-    """The mechanisms that the broker would take."""
+    """The mechanisms that the broker accepts."""
 
     error_code: int = int16()
     mechanisms: list[str] = array("string", most=MOST_OFFERED)
@@ -86,7 +86,7 @@ class SaslHandshakeRequest(
 
 
 class SaslAuthenticateResponse(Message, api_key=ApiKey.SASL_AUTHENTICATE, versions=(0, 2), flexible_from=2):
-    """The broker's token. 1: how long the session may last, in milliseconds; 0 is for ever (KIP-368)."""
+    """The broker's token. 1: the lifetime of the session in milliseconds; 0 means unlimited (KIP-368)."""
 
     error_code: int = int16()
     error_message: str | None = string(nullable="0+")
@@ -101,6 +101,6 @@ class SaslAuthenticateRequest(
     flexible_from=2,
     response=SaslAuthenticateResponse,
 ):
-    """One token of the mechanism. From version 1 on the broker ends the session by time (KIP-368)."""
+    """One token of the mechanism. 1: the broker limits the lifetime of the session (KIP-368)."""
 
     auth_bytes: bytes = byte_string()

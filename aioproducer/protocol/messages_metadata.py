@@ -8,19 +8,19 @@ from aioproducer.protocol.api_keys import ApiKey
 from aioproducer.protocol.schema import Message, Struct, array, boolean, int8, int16, int32, string, uuid
 
 MOST_BROKERS = 10_000
-"""That an answer may name. The largest clusters have some hundreds."""
+"""The maximum number of brokers in a response. The largest clusters have a few hundred."""
 MOST_REPLICAS = 1_000
-"""Of one partition."""
+"""The maximum number of replicas of a partition."""
 MOST_PARTITIONS = 100_000
-"""Of one topic; a whole cluster of KRaft is made for a few million."""
+"""The maximum number of partitions of a topic. A whole KRaft cluster is designed for a few million."""
 MOST_TOPICS = 100_000
-"""In one answer, or as many coordinators."""
+"""The maximum number of topics, or of coordinators, in a response."""
 
 
 class MetadataResponse(Message, api_key=ApiKey.METADATA, versions=(0, 13), flexible_from=9):
     """3: throttle time. 5: offline replicas. 7: leader epochs (KIP-320). 10: topic ids (KIP-516).
 
-    12: a topic that was asked for by id may have no name. 13: an error of the whole answer,
+    12: a topic that was requested by id may have no name. 13: an error code for the whole response,
     REBOOTSTRAP_REQUIRED (KIP-1102).
     """
 
@@ -63,7 +63,7 @@ class MetadataResponse(Message, api_key=ApiKey.METADATA, versions=(0, 13), flexi
 class MetadataRequest(
     Message, api_key=ApiKey.METADATA, versions=(0, 13), flexible_from=9, response=MetadataResponse
 ):
-    """Brokers, and the leaders of some topics (None: of all; in version 0 an empty list).
+    """Asks for the brokers, and for topics with their leaders (None: all topics; in version 0 an empty list).
 
     4: allow_auto_topic_creation. 8: authorized operations (KIP-430). 12: topics by id (KIP-516).
     """
@@ -79,7 +79,7 @@ class MetadataRequest(
 
 
 class FindCoordinatorResponse(Message, api_key=ApiKey.FIND_COORDINATOR, versions=(0, 6), flexible_from=3):
-    """Up to version 3 one coordinator at the top, from 4 on a list with one for each key."""
+    """One coordinator at the top level up to version 3; a list with one for each key from version 4 on."""
 
     class Coordinator(Struct):
         key: str = string()
@@ -105,9 +105,9 @@ class FindCoordinatorRequest(
     flexible_from=3,
     response=FindCoordinatorResponse,
 ):
-    """The coordinator of a group (key_type 0) or of a transactional id (1).
+    """Asks for the coordinator of a group (key_type 0) or of a transactional id (1).
 
-    4: several keys at once (KIP-699). 5: TRANSACTION_ABORTABLE (KIP-890). 6: share groups (KIP-932).
+    4: several keys in one request (KIP-699). 5: TRANSACTION_ABORTABLE (KIP-890). 6: share groups (KIP-932).
     """
 
     key: str = string("0-3")

@@ -1,6 +1,6 @@
-"""Messages that carry record batches, or say where they are.
+"""Messages that contain record batches or offsets.
 
-The producer sends only Produce; the others are for the embedded broker and for reading back in tests.
+The producer sends only Produce; the others are for the embedded broker, and for tests that read records back.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from aioproducer.protocol.schema import (
 
 
 class ProduceResponse(Message, api_key=ApiKey.PRODUCE, versions=(3, 13), flexible_from=9):
-    """5: log_start_offset. 6: the broker throttles after it answered (KIP-219). 8: record_errors and a text.
+    """5: log_start_offset. 6: the broker throttles after its response (KIP-219). 8: record_errors, error_message.
 
-    10: with NOT_LEADER_OR_FOLLOWER the new leader and its address.
+    10: the new leader and its address, with NOT_LEADER_OR_FOLLOWER.
     """
 
     class BatchIndexAndErrorMessage(Struct):
@@ -71,11 +71,11 @@ class ProduceResponse(Message, api_key=ApiKey.PRODUCE, versions=(3, 13), flexibl
 class ProduceRequest(
     Message, api_key=ApiKey.PRODUCE, versions=(3, 13), flexible_from=9, response=ProduceResponse
 ):
-    """At most one batch for a partition.
+    """Contains at most one batch per partition.
 
-    3: record batch v2 (KIP-98). 7: zstd (KIP-110). 8: errors of single records (KIP-467).
-    10: new leaders (KIP-951). 11: TRANSACTION_ABORTABLE. 12: adds partitions to the transaction by itself
-    (KIP-890). 13: topic ids for names (KIP-516).
+    3: record batch v2 (KIP-98). 7: zstd (KIP-110). 8: errors of individual records (KIP-467).
+    10: new leaders (KIP-951). 11: TRANSACTION_ABORTABLE. 12: adds partitions to the transaction implicitly
+    (KIP-890). 13: topic ids instead of names (KIP-516).
     """
 
     class PartitionProduceData(Struct):

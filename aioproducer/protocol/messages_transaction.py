@@ -22,7 +22,7 @@ class InitProducerIdRequest(
     flexible_from=2,
     response=InitProducerIdResponse,
 ):
-    """A producer id; with a transactional id it also fences older producers and ends their transactions.
+    """Asks for a producer id; with a transactional id, it also fences older producers and ends their transactions.
 
     3: bumps the epoch of a producer id in use (KIP-360). 4: PRODUCER_FENCED (KIP-588).
     5: TRANSACTION_ABORTABLE.
@@ -37,7 +37,7 @@ class InitProducerIdRequest(
 class AddPartitionsToTxnResponse(
     Message, api_key=ApiKey.ADD_PARTITIONS_TO_TXN, versions=(0, 3), flexible_from=3
 ):
-    """One code for each partition; if any of them fails, none was added."""
+    """One error code for each partition. If one of them fails, no partition was added."""
 
     class AddPartitionsToTxnPartitionResult(Struct):
         partition_index: int = int32()
@@ -62,7 +62,7 @@ class AddPartitionsToTxnRequest(
     flexible_from=3,
     response=AddPartitionsToTxnResponse,
 ):
-    """Partitions that the transaction is about to write to. From version 4 on it is for brokers only."""
+    """The partitions that the transaction is about to write to. Versions from 4 are used only between brokers."""
 
     class AddPartitionsToTxnTopic(Struct):
         name: str = string()
@@ -119,7 +119,7 @@ class EndTxnRequest(
 
 
 class TxnOffsetCommitResponse(Message, api_key=ApiKey.TXN_OFFSET_COMMIT, versions=(0, 5), flexible_from=3):
-    """One code for each partition."""
+    """One error code for each partition."""
 
     class TxnOffsetCommitResponsePartition(Struct):
         partition_index: int = int32()
@@ -142,9 +142,9 @@ class TxnOffsetCommitRequest(
     flexible_from=3,
     response=TxnOffsetCommitResponse,
 ):
-    """Offsets of a group as part of a transaction. 2: leader epoch. 3: member, generation (KIP-447).
+    """Commits offsets of a group as part of a transaction. 2: leader epoch. 3: member, generation (KIP-447).
 
-    5: adds the group to the transaction by itself (KIP-890).
+    5: adds the group to the transaction implicitly (KIP-890).
     """
 
     class TxnOffsetCommitRequestPartition(Struct):
@@ -170,7 +170,7 @@ class TxnOffsetCommitRequest(
 
 
 class OffsetFetchResponse(Message, api_key=ApiKey.OFFSET_FETCH, versions=(1, 8), flexible_from=6):
-    """2: an error of the whole group. 3: throttle time. 5: leader epoch. 8: one part for each group."""
+    """2: an error code for the whole group. 3: throttle time. 5: leader epoch. 8: a list with an element per group."""
 
     class OffsetFetchResponsePartition(Struct):
         partition_index: int = int32()
@@ -212,9 +212,9 @@ class OffsetFetchResponse(Message, api_key=ApiKey.OFFSET_FETCH, versions=(1, 8),
 class OffsetFetchRequest(
     Message, api_key=ApiKey.OFFSET_FETCH, versions=(1, 8), flexible_from=6, response=OffsetFetchResponse
 ):
-    """Committed offsets of a group; topics None: all.
+    """Asks for the committed offsets of a group (topics None: of all topics).
 
-    7: require_stable waits for open transactions (KIP-447). 8: several groups at once (KIP-709).
+    7: require_stable waits for open transactions (KIP-447). 8: several groups in one request (KIP-709).
     """
 
     class OffsetFetchRequestTopic(Struct):

@@ -1,9 +1,9 @@
-"""What to do about each error, and what it says about the records: one table, and nothing decides outside it.
+"""The error table: for each error, the action to take and the outcome for the records. No other code decides this.
 
-A row is found by (API, error code) or by a local failure, and by what holds at that moment: conditions, all of which a
-rule names must hold; the first rule that fits is it. The outcome is NOT_PERSISTED only for errors that a broker raises
-before its append. "Retriable" does not imply it: with acks=all a leader appends first and may answer
-NOT_LEADER_OR_FOLLOWER, UNKNOWN_TOPIC_OR_PARTITION or KAFKA_STORAGE_ERROR afterwards (kafka.server.DelayedProduce)."""
+The key is (API, error code) or a local failure; its value is a list of rules. The first rule whose conditions are all
+met applies. The outcome is NOT_PERSISTED only for errors that a broker raises before its append. "Retriable" does not
+imply it: with acks=all, a leader appends first and may return NOT_LEADER_OR_FOLLOWER, UNKNOWN_TOPIC_OR_PARTITION or
+KAFKA_STORAGE_ERROR afterwards (kafka.server.DelayedProduce)."""
 
 from __future__ import annotations
 
@@ -32,56 +32,56 @@ from aioproducer.types import Outcome
 
 
 class Action(Enum):
-    """What is done next. Of a request about several partitions: for the partition that the code stands for."""
+    """The next step. If a request concerns several partitions, it applies to the partition with the error code."""
 
     # any request
     SUCCEED = "succeed"
-    KEEP = "go on with it"
-    DUPLICATE = "succeed; the broker has forgotten at which offset"
+    KEEP = "keep it"
+    DUPLICATE = "succeed; the broker no longer knows the offset"
     RETRY = "try again after the back-off"
     FAIL = "fail"
     # Produce
     REFRESH = "refresh the metadata and try again"
-    RETRY_SOON = "try again after some milliseconds, jittered"
-    HOLD = "send again, the same bytes, once the batches before it have ended"
+    RETRY_SOON = "try again after a few milliseconds, with jitter"
+    HOLD = "send the same bytes again once the earlier batches have ended"
     RENUMBER = "send again under a new epoch"
     NEW_PRODUCER_ID = "send again under a new producer id"
-    SPLIT = "send again in two halves"
+    SPLIT = "send again as two halves"
     RENEGOTIATE = "ask the broker for its versions again, on a new connection, and try again"
     DAMAGED = "fail; the bytes were damaged in this process's memory"
-    RESEND_INNOCENT = "fail the records that were named, send the others again under a new epoch"
-    # transactions; FAIL of a record in a transaction means ABORT too
+    RESEND_INNOCENT = "fail the records that the broker named, send the others again under a new epoch"
+    # transactions; FAIL for a record in a transaction also means ABORT
     ABORT = "fail; the transaction must be aborted"
-    REINIT = "fail; nothing more can be done under this epoch, init_transactions() takes a new one"
+    REINIT = "fail; this epoch can no longer be used, init_transactions() gets a new one"
     COORDINATOR = "find the coordinator and try again"
     # metadata and connections
     REBOOTSTRAP = "start again from the bootstrap servers"
-    DOWNGRADE = "ask once more, in a version that the broker knows"
+    DOWNGRADE = "ask once more, in a version that the broker supports"
     CLOSE = "close the connection and try again after the back-off"
-    OTHER_MECHANISM = "fail; the broker takes other SASL mechanisms"
-    NO_SASL = "fail; this listener knows no SASL"
+    OTHER_MECHANISM = "fail; the broker accepts only other SASL mechanisms"
+    NO_SASL = "fail; this listener does not use SASL"
 
 
 class Condition(Enum):
-    """What a rule may depend on; nothing else is ever looked at."""
+    """The conditions on which a rule may depend; nothing else is taken into account."""
 
-    FOLLOWER = "a batch before it, of the same partition, has not ended"
+    FOLLOWER = "an earlier batch of the same partition has not ended"
     IN_DOUBT = "an earlier attempt may have been persisted"
-    DAMAGED = "the bytes of the batch no longer match the checksum that was made of them"
-    SECOND_TIME = "the broker has answered the same to these bytes before"
-    THIRD_TIME = "the broker has answered the same to these bytes twice before"
-    SEVERAL_RECORDS = "the batch holds more than one record"
-    RECORD_ERRORS = "the broker named the records that it refuses (KIP-467)"
-    NOT_IDEMPOTENT = "the batch carries no sequence"
-    VERIFICATION = "the message says that the partition could not be verified to be in the transaction"
-    STALE = "the producer has another producer id or epoch by now than the batch"
-    IN_FLIGHT = "it was written and is not answered"
+    DAMAGED = "the bytes of the batch no longer match its checksum"
+    SECOND_TIME = "the broker has given this answer to the same bytes before"
+    THIRD_TIME = "the broker has given this answer to the same bytes at least twice before"
+    SEVERAL_RECORDS = "the batch contains more than one record"
+    RECORD_ERRORS = "the broker named the records that it rejects (KIP-467)"
+    NOT_IDEMPOTENT = "the batch has no sequence number"
+    VERIFICATION = "the error message says that the partition could not be verified to be in the transaction"
+    STALE = "the producer id or epoch of the producer is no longer that of the batch"
+    IN_FLIGHT = "it was written and is not answered yet"
     GAPLESS = "enable_gapless_order is on"
     ENDLESS = "enable_endless_retries is on"
-    ACKS_0 = "no acknowledgement was asked for"
+    ACKS_0 = "acks is 0"
     TRANSACTION = "the batch belongs to a transaction"
     REPETITION = (
-        "the first batch of a participant, and the answer is that of a batch that was in the log before"
+        "it is the first batch of a participant, and the broker answered that it was already in the log"
     )
     V1 = "transactions v1"
     V2 = "transactions v2 (KIP-890)"
@@ -90,34 +90,34 @@ class Condition(Enum):
 
 
 class Failure(Enum):
-    """How a request can end without an error code."""
+    """The ways in which a request can end without an error code."""
 
     NOT_WRITTEN = "not connected: refused, unreachable, or closed before a byte was written"
     CUT = "the connection was lost after bytes were written"
     TIMED_OUT = "no answer within request_timeout_ms"
     WRONG_CORRELATION_ID = "the answer belongs to another request"
-    MISSING_PARTITION = "the answer leaves the partition out"
-    FOREIGN_PARTITION = "the answer names a partition that was not asked"
+    MISSING_PARTITION = "the answer does not contain the partition"
+    FOREIGN_PARTITION = "the answer contains a partition that was not in the request"
     UNDECODABLE = "the answer can't be decoded"
-    NO_COMMON_VERSION = "no version of the request is spoken by both sides"
+    NO_COMMON_VERSION = "client and broker have no version of the request in common"
 
 
 class Moment(Enum):
-    """What may end a batch besides an answer. A batch that is kept is looked at again before it would be sent again."""
+    """Events other than a response that may end a batch. A batch that is kept is checked again before a retry."""
 
     EXPIRED = "delivery_timeout_ms has passed"
-    BEHIND = "a record before it, of the same partition, has failed, and enable_gapless_order is on"
+    BEHIND = "an earlier record of the same partition has failed, and enable_gapless_order is on"
 
 
 class Row(NamedTuple):
-    """A decision. `outcome` is what this one attempt says about the records, or about the transaction's end."""
+    """A decision. `outcome` is the result of this one attempt for the records, or for the end of the transaction."""
 
     action: Action
     outcome: Outcome
 
 
 class Rule(NamedTuple):
-    """A row with the conditions that it needs."""
+    """A row and the conditions under which it applies."""
 
     when: frozenset[Condition]
     row: Row
@@ -138,12 +138,13 @@ def _produce() -> dict[Key, tuple[Rule, ...]]:
     retry, refresh, fail = _rule(_A.RETRY, no), _rule(_A.REFRESH, no), _rule(_A.FAIL, no)
     maybe_refresh = _rule(_A.REFRESH, maybe)
     abort, reinit = _rule(_A.ABORT, no, _C.TRANSACTION), _rule(_A.REINIT, no, _C.TRANSACTION)
-    # A lost sequence: a transaction can't go on; a batch in doubt must never be sent under another name.
+    # The broker lost the sequence: a transaction can't continue, and a batch that may be persisted must never be sent
+    # again under another producer id or epoch.
     unnumbered_or_follower = (_rule(_A.FAIL, no, _C.NOT_IDEMPOTENT), _rule(_A.HOLD, no, _C.FOLLOWER))
     head = (_rule(_A.FAIL, maybe, _C.IN_DOUBT), _rule(_A.RENUMBER, no))
     lost = (*unnumbered_or_follower, abort, *head)
-    # The broker knows a later epoch than the batch's. If that is the producer's own, nothing is wrong with it; if not,
-    # another producer goes by this id, and the next epoch may be taken, too.
+    # The broker knows a later epoch than that of the batch. If it is the producer's own, there is no problem. If not,
+    # another producer uses this id, and may also have the next epoch.
     epoch = (
         _rule(_A.REINIT, no, _C.TRANSACTION, _C.V1),
         *unnumbered_or_follower,
@@ -157,15 +158,16 @@ def _produce() -> dict[Key, tuple[Rule, ...]]:
         _rule(_A.SPLIT, no, _C.SEVERAL_RECORDS),
         fail,
     )
-    # Damaged on its way, the batch arrives whole the next time; refused three times, it is not the way that damages it.
+    # A batch that was damaged in transit arrives intact on the next attempt. After three rejections, the network is not
+    # the cause.
     corrupt = (_rule(_A.DAMAGED, no, _C.DAMAGED), _rule(_A.FAIL, no, _C.THIRD_TIME), retry)
-    # The versions that a connection began with are not those of a broker that was replaced by an older one meanwhile.
+    # The broker may have been replaced by an older one, which does not support the version that was negotiated.
     too_new = (
         _rule(_A.ABORT, no, _C.TRANSACTION, _C.SECOND_TIME),
         _rule(_A.FAIL, no, _C.SECOND_TIME),
         _rule(_A.RENEGOTIATE, no),
     )
-    # Validation comes before the check for duplicates (UnifiedLog.append), so it says nothing of earlier attempts.
+    # Validation precedes the check for duplicates (UnifiedLog.append), so the code says nothing about earlier attempts.
     invalid = (
         abort,
         _rule(_A.FAIL, maybe, _C.IN_DOUBT),
@@ -174,10 +176,11 @@ def _produce() -> dict[Key, tuple[Rule, ...]]:
         fail,
     )
     by_code: dict[int, tuple[Rule, ...]] = {
-        # Another participant numbers the same partition: the broker has its records, not these (or these, sent twice).
+        # REPETITION: another participant uses the same sequence numbers in this partition. The broker has its records
+        # and not these, or it has these because they were sent twice.
         Code.NONE: (_rule(_A.ABORT, maybe, _C.REPETITION), _rule(_A.SUCCEED, no)),
         Code.DUPLICATE_SEQUENCE_NUMBER: (_rule(_A.ABORT, maybe, _C.REPETITION), _rule(_A.DUPLICATE, no)),
-        # try again
+        # transient errors
         Code.CORRUPT_MESSAGE: corrupt,
         Code.REQUEST_TIMED_OUT: (_rule(_A.RETRY, maybe),),
         Code.COORDINATOR_LOAD_IN_PROGRESS: (retry,),
@@ -188,7 +191,7 @@ def _produce() -> dict[Key, tuple[Rule, ...]]:
         Code.CONCURRENT_TRANSACTIONS: (_rule(_A.RETRY_SOON, no, _C.TRANSACTION), retry),
         Code.THROTTLING_QUOTA_EXCEEDED: (retry,),
         Code.UNKNOWN_LEADER_EPOCH: (retry,),
-        # ask who leads
+        # the leader may have changed
         Code.UNKNOWN_TOPIC_OR_PARTITION: (maybe_refresh,),
         Code.LEADER_NOT_AVAILABLE: (refresh,),
         Code.NOT_LEADER_OR_FOLLOWER: (maybe_refresh,),
@@ -200,13 +203,13 @@ def _produce() -> dict[Key, tuple[Rule, ...]]:
         Code.FENCED_LEADER_EPOCH: (refresh,),
         Code.UNKNOWN_TOPIC_ID: (refresh,),
         Code.INCONSISTENT_TOPIC_ID: (refresh,),
-        # the broker lost track of the producer, or somebody else goes by its name
+        # the broker lost the producer's state, or another producer uses its id
         Code.OUT_OF_ORDER_SEQUENCE_NUMBER: lost,
         Code.UNKNOWN_PRODUCER_ID: lost,
-        # In a transaction: fenced, or timed out. With v2 the answer to the abort tells, v1 does not.
+        # In a transaction: fenced, or timed out. With v2, the response to the abort shows which; with v1 it does not.
         Code.INVALID_PRODUCER_EPOCH: epoch,
         Code.INVALID_PRODUCER_ID_MAPPING: (reinit, *unnumbered_or_follower, *head),
-        # refused
+        # rejected
         Code.MESSAGE_TOO_LARGE: too_large,
         Code.RECORD_LIST_TOO_LARGE: too_large,
         Code.INVALID_RECORD: invalid,
@@ -246,11 +249,11 @@ TOPIC_ERRORS: Mapping[int, type[KafkaError]] = MappingProxyType(
         Code.TOPIC_AUTHORIZATION_FAILED: TopicAuthorizationError,
     }
 )
-"""What `send` raises for a topic that Metadata refuses; for all other codes it waits."""
+"""The errors that `send` raises for these codes of a topic in a Metadata response; for all other codes, it waits."""
 
 
 def _metadata_and_connections() -> dict[Key, tuple[Rule, ...]]:
-    """The codes of a topic in a Metadata answer, and of whole answers; what a record waiting for them learns."""
+    """Metadata (error codes of a topic and of the whole response), ApiVersions and SASL."""
     meta, versions = ApiKey.METADATA, ApiKey.API_VERSIONS
     return {
         **_coded(meta, _A.FAIL, *TOPIC_ERRORS),
@@ -305,18 +308,18 @@ def _coordinators() -> dict[Key, tuple[Rule, ...]]:
 
 
 def _ends_of_transactions() -> dict[Key, tuple[Rule, ...]]:
-    """OffsetFetch, TxnOffsetCommit and EndTxn. Of an EndTxn the outcome is that of the commit: NOT_PERSISTED is not
+    """OffsetFetch, TxnOffsetCommit and EndTxn. For EndTxn, the outcome is that of the commit: NOT_PERSISTED means not
     committed."""
     fetch, commit, end = ApiKey.OFFSET_FETCH, ApiKey.TXN_OFFSET_COMMIT, ApiKey.END_TXN
-    # Somebody began anew under our name, or (v1) the time-out ended the transaction. It is committed only if an
-    # earlier attempt, whose answer was lost, has done it.
+    # Another producer initialized our transactional id, or (v1) the transaction timed out. The transaction is committed
+    # only if an earlier attempt, whose response was lost, has committed it.
     fenced = (_rule(_A.REINIT, _MAYBE, _C.COMMIT, _C.UNANSWERED), _rule(_A.REINIT, _NO))
     wrong_state = (
-        # v2 answers a repetition of the same verb with success, so this is a refusal: the transaction timed out.
+        # v2 answers a repeated commit or abort with success, so this is a rejection: the transaction timed out.
         _rule(_A.ABORT, _NO, _C.V2, _C.COMMIT),
         _rule(_A.REINIT, _MAYBE, _C.COMMIT, _C.UNANSWERED),
         _rule(_A.REINIT, _NO, _C.COMMIT),
-        # An abort with v1, whose epoch was found right before the state: nothing is open.
+        # An abort with v1: the broker checks the epoch before the state, so the epoch is valid and nothing is open.
         _rule(_A.SUCCEED, _NO, _C.V1),
         _rule(_A.REINIT, _NO),
     )
@@ -337,11 +340,11 @@ def _ends_of_transactions() -> dict[Key, tuple[Rule, ...]]:
         (commit, Code.INVALID_PRODUCER_EPOCH): (_rule(_A.ABORT, _NO, _C.V2), _rule(_A.REINIT, _NO)),
         (commit, Code.PRODUCER_FENCED): (_rule(_A.REINIT, _NO),),
         **_coded(end, _A.RETRY, Code.COORDINATOR_LOAD_IN_PROGRESS, Code.CONCURRENT_TRANSACTIONS),
-        # Answered also when the coordinator's own log has taken the end and not replicated it in time
-        # (TransactionStateManager.appendTransactionToLog): the next coordinator may carry it out.
+        # Also returned if the coordinator appended the end to its log, but did not replicate it in time
+        # (TransactionStateManager.appendTransactionToLog): the next coordinator may complete it.
         **_coded(end, _A.RETRY, Code.REQUEST_TIMED_OUT, outcome=_MAYBE),
         **_coded(end, _A.COORDINATOR, *_ELSEWHERE, outcome=_MAYBE),
-        # Of an abort it makes no sense; what is open ends with a new epoch.
+        # Not expected for an abort; a new epoch ends the open transaction.
         (end, Code.TRANSACTION_ABORTABLE): (_rule(_A.ABORT, _NO, _C.COMMIT), _rule(_A.REINIT, _NO)),
         (end, Code.INVALID_TXN_STATE): wrong_state,
         **{
@@ -357,9 +360,9 @@ def _ends_of_transactions() -> dict[Key, tuple[Rule, ...]]:
 
 
 def _failures() -> dict[Key, tuple[Rule, ...]]:
-    """Without an answer. What was written may be persisted, whatever has gone wrong afterwards."""
+    """Requests without a response. Records that were written may be persisted, whatever failed afterwards."""
     refresh = _rule(_A.REFRESH, _MAYBE)
-    # Without acknowledgements nobody will ever tell, and no answer leaves out or adds a partition.
+    # With acks=0 the outcome never becomes known, and there is no response that could omit or add a partition.
     cut = (_rule(_A.FAIL, _MAYBE, _C.ACKS_0), refresh)
     return {
         Failure.NOT_WRITTEN: (_rule(_A.REFRESH, _NO),),
@@ -374,7 +377,7 @@ def _failures() -> dict[Key, tuple[Rule, ...]]:
 
 
 def _moments() -> dict[Key, tuple[Rule, ...]]:
-    """Without an answer, too, and without a request that it would belong to."""
+    """Events that may end a batch independently of any request."""
     return {
         Moment.EXPIRED: (
             _rule(_A.KEEP, _MAYBE, _C.ENDLESS, _C.IN_FLIGHT),
@@ -383,7 +386,7 @@ def _moments() -> dict[Key, tuple[Rule, ...]]:
             _rule(_A.FAIL, _MAYBE, _C.IN_DOUBT),
             _rule(_A.FAIL, _NO),
         ),
-        # What is in flight behind a record that is not in the log is refused for its sequence.
+        # The broker rejects batches in flight after a record that is not in the log, because of their sequence numbers.
         Moment.BEHIND: (
             _rule(_A.KEEP, _MAYBE, _C.IN_FLIGHT),
             _rule(_A.FAIL, _MAYBE, _C.IN_DOUBT),
@@ -408,7 +411,7 @@ UNKNOWN_CODES: Mapping[ApiKey, tuple[Rule, ...]] = MappingProxyType(
         ApiKey.END_TXN: (_rule(_A.REINIT, _MAYBE, _C.COMMIT), _rule(_A.REINIT, _NO)),
     }
 )
-"""What codes mean that stand in no row: mostly such as no broker of today sends."""
+"""The rules for codes that are not in the table, most of which no current broker sends."""
 
 TABLE: Mapping[Key, tuple[Rule, ...]] = MappingProxyType(
     {
@@ -436,7 +439,7 @@ SENDS_AGAIN = frozenset(
         Action.RESEND_INNOCENT,
     }
 )
-"""Actions after which records are sent once more, unless a moment has passed that ends them."""
+"""The actions after which records are sent again, unless a Moment ends them."""
 
 _ADVICE: Mapping[int, str] = MappingProxyType(
     {
@@ -449,11 +452,11 @@ _ADVICE: Mapping[int, str] = MappingProxyType(
         Code.UNSUPPORTED_COMPRESSION_TYPE: "choose another compression_type",
     }
 )
-"""What to do about a refusal, where that is not the same for all."""
+"""The advice in error texts, for codes with a specific remedy."""
 
 
 def advice(code: int) -> str:
-    """The end of an error text; empty if there is nothing to say."""
+    """Return the advice at the end of an error text; empty if there is none for this code."""
     return f"; {_ADVICE[code]}" if code in _ADVICE else ""
 
 
@@ -461,42 +464,42 @@ _UNKNOWN_SEQUENCES = frozenset({Code.OUT_OF_ORDER_SEQUENCE_NUMBER, Code.UNKNOWN_
 
 
 def doubts_the_log(code: int) -> bool:
-    """Whether a broker that answers so, behind a batch that it acknowledged, may have lost that one."""
+    """Return whether this code suggests that the broker lost the preceding batch, which it had acknowledged."""
     return code in _UNKNOWN_SEQUENCES
 
 
 def reinit_error(code: int) -> type[TransactionReinitError]:
-    """The error of a producer that this code shuts out of its transactional id."""
+    """Return the error class for a code after which the producer can no longer use its transactional id."""
     fenced = code in (Code.INVALID_PRODUCER_EPOCH, Code.PRODUCER_FENCED)
     return ProducerFencedError if fenced else TransactionReinitError
 
 
 Conditions = Collection[Condition] | Callable[[], Collection[Condition]]
-"""What holds, or a way to find out; most rows need to know nothing."""
+"""The conditions that are met, or a function that returns them; most decisions do not need them."""
 
 
 def decide(api: ApiKey, code: int, conditions: Conditions = ()) -> Row:
-    """The row for an error code that a broker answered."""
+    """Return the row for an error code in a broker's response."""
     return _first(TABLE.get((api, code)) or UNKNOWN_CODES[api], conditions)
 
 
 def depends_on(api: ApiKey, code: int, condition: Condition) -> bool:
-    """Whether a rule for this error code needs the condition, which may be expensive to find out."""
+    """Return whether a rule for this error code uses the condition, which may be expensive to evaluate."""
     return any(condition in rule.when for rule in TABLE.get((api, code), ()))
 
 
 def decide_failure(failure: Failure, conditions: Conditions = ()) -> Row:
-    """The row for a request that ended without an error code."""
+    """Return the row for a request that ended without an error code."""
     return _first(TABLE[failure], conditions)
 
 
 def decide_moment(moment: Moment, conditions: Conditions = ()) -> Row:
-    """The row for something that may end a batch besides an answer."""
+    """Return the row for an event other than a response that may end a batch."""
     return _first(TABLE[moment], conditions)
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Which failure an error of a connection stands for. What nobody foresaw counts as written."""
+    """Return the failure that an error of a connection represents. An unexpected error counts as written (CUT)."""
     kinds: tuple[tuple[type[BaseException], Failure], ...] = (
         (UnsupportedVersionError, Failure.NO_COMMON_VERSION),
         (CorrelationError, Failure.WRONG_CORRELATION_ID),
@@ -520,4 +523,4 @@ def _first(rules: tuple[Rule, ...], conditions: Conditions) -> Row:
             holds = conditions() if callable(conditions) else conditions
         if rule.when.issubset(holds):
             return rule.row
-    raise AssertionError("each entry of the table ends with a rule that needs nothing")
+    raise AssertionError("each entry of the table ends with an unconditional rule")

@@ -1,9 +1,8 @@
-"""Kafka's primitive types on the wire: what the compiled message codecs are made of.
+"""Kafka's primitive types on the wire, from which the compiled message codecs are built.
 
-A reader takes the frame and a position and returns the value and the position behind it. Each length is
-checked against the bytes that are left before anything is sliced or allocated, so that a peer can't make us
-reserve memory that it did not send. Small values go to one growing bytearray; record batches are spliced
-in, not copied.
+A read function accepts the frame and a position, and returns the value and the position after it. Each length is
+checked against the remaining bytes before anything is sliced or allocated, so a peer can't make us reserve memory for
+data that it did not send. Small values are appended to one bytearray; record batches are spliced in, not copied.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from uuid import UUID
 from aioproducer.errors import ProtocolError
 
 Buffer: TypeAlias = bytes | memoryview
-"""A frame, or a part of one. Positions count from its start."""
+"""A frame, or a part of one. Positions are relative to its start."""
 
 Records: TypeAlias = bytes | bytearray | memoryview | Sequence[bytes | bytearray | memoryview] | None
-"""Record batches: one buffer, or several that follow one another. A decoder gives a memoryview or None."""
+"""Record batches: one buffer, or several consecutive ones. A decoder returns a memoryview or None."""
 
 NIL_UUID = UUID(int=0)
 """Kafka's null for topic ids."""
@@ -29,12 +28,12 @@ _INT16 = Struct(">h")
 _INT32 = Struct(">i")
 
 MAX_STRING = 32767
-"""Longest string that the int16 length of the non-flexible versions can state, in bytes. Kafka refuses longer ones in
-flexible versions as well, and so do we: one may take 7 times its bytes while it is decoded."""
+"""The maximum size of a string in bytes: that of the int16 length in non-flexible versions. Kafka also rejects longer
+strings in flexible versions, and so do we, since decoding a string may need 7 times its size."""
 
 
 class Writer:
-    """Collects one message: small fields in `out`; of a spliced buffer the place is remembered."""
+    """Collects one encoded message: small fields in `out`, and the positions of spliced buffers in `splices`."""
 
     __slots__ = ("out", "spliced", "splices")
 
@@ -42,18 +41,18 @@ class Writer:
         self.out = bytearray()
         self.splices: list[tuple[int, Sequence[bytes | bytearray | memoryview]]] = []
         self.spliced = 0
-        """Bytes in all spliced buffers."""
+        """The total size of all spliced buffers, in bytes."""
 
     def __len__(self) -> int:
         return len(self.out) + self.spliced
 
     def splice(self, buffers: Sequence[bytes | bytearray | memoryview], size: int) -> None:
-        """Place `buffers`, `size` bytes together, behind what was written so far. They are not copied."""
+        """Insert `buffers`, with a total of `size` bytes, at the current end. They are not copied."""
         self.splices.append((len(self.out), buffers))
         self.spliced += size
 
     def segments(self) -> list[bytes | memoryview]:
-        """The message as a list of buffers; the spliced ones are views of what was handed over."""
+        """Return the message as a list of buffers; spliced buffers are passed on without a copy."""
         if not self.splices:
             return [bytes(self.out)]
         segments: list[bytes | memoryview] = []
@@ -149,13 +148,13 @@ def _buffers(
     buffers = [value] if isinstance(value, memoryview) else value
     size = 0
     for buffer in buffers:
-        # The length of a memoryview counts its elements, which need not be bytes.
+        # len() of a memoryview counts its elements, which need not be bytes.
         size += buffer.nbytes if isinstance(buffer, memoryview) else len(buffer)
     return buffers, size
 
 
 def write_tags(out: bytearray, tags: Sequence[tuple[int, Writer]]) -> None:
-    """A section of tagged fields (KIP-482); `tags` ascend."""
+    """Write a section of tagged fields (KIP-482); `tags` must be in ascending order."""
     write_uvarint(out, len(tags))
     for tag, value in tags:
         write_uvarint(out, tag)
@@ -167,13 +166,13 @@ def write_tags(out: bytearray, tags: Sequence[tuple[int, Writer]]) -> None:
 
 
 def out_of_bounds(what: str, count: int, at: int, end: int) -> ProtocolError:
-    """The error for a length or a count that the rest of the frame can't hold."""
+    """Return the error for a length or a count that exceeds the rest of the frame."""
     return ProtocolError(f"{what} {count} at byte {at} exceeds the {max(0, end - at)} bytes left")
 
 
 def too_many(field: str, count: int, most: int) -> ProtocolError:
-    """The error for an array with more elements than any honest peer sends."""
-    return ProtocolError(f"{field} has {count} elements; more than {most} are refused")
+    """Return the error for an array with more elements than a broker ever sends."""
+    return ProtocolError(f"{field} has {count} elements; the limit is {most}")
 
 
 def refused_null(field: str) -> ProtocolError:
@@ -181,7 +180,7 @@ def refused_null(field: str) -> ProtocolError:
 
 
 def read_uvarint(buf: Buffer, pos: int) -> tuple[int, int]:
-    """An unsigned varint of at most 5 bytes and 32 bits."""
+    """Read an unsigned varint of at most 5 bytes and 32 bits."""
     value = shift = 0
     while True:
         if pos >= len(buf):
@@ -200,7 +199,7 @@ def read_uvarint(buf: Buffer, pos: int) -> tuple[int, int]:
 
 
 def read_compact_size(buf: Buffer, pos: int) -> tuple[int, int]:
-    """A compact length or count: null is -1."""
+    """Read a compact length or count; null is -1."""
     size, pos = read_uvarint(buf, pos)
     return size - 1, pos
 
@@ -215,7 +214,7 @@ def _read_int16_size(buf: Buffer, pos: int) -> tuple[int, int]:
 
 
 def read_int32_size(buf: Buffer, pos: int) -> tuple[int, int]:
-    """A length or count of the non-flexible versions: null is -1."""
+    """Read a length or count of non-flexible versions; null is -1."""
     if pos + 4 > len(buf):
         raise ProtocolError(f"a length is cut off at byte {pos}")
     size: int = _INT32.unpack_from(buf, pos)[0]
@@ -275,7 +274,7 @@ def skip_uuid(buf: Buffer, pos: int) -> int:
 
 @lru_cache(maxsize=4096)
 def _uuid(raw: bytes) -> UUID:
-    # A cluster names the same topics again and again; one object each also makes comparing them cheap.
+    # The same topics occur in every response; sharing one object for each id also makes comparisons cheap.
     return UUID(bytes=raw) if any(raw) else NIL_UUID
 
 
@@ -313,7 +312,7 @@ def read_compact_records(buf: Buffer, pos: int) -> tuple[memoryview | None, int]
 
 
 def read_tag(buf: Buffer, pos: int, seen: set[int]) -> tuple[int, int, int]:
-    """One tagged field's head: its tag, where its value starts and where it stops."""
+    """Read the head of a tagged field: return its tag, and the start and the end of its value."""
     tag, pos = read_uvarint(buf, pos)
     if tag in seen:
         raise ProtocolError(f"tag {tag} before byte {pos} occurs twice")
@@ -325,7 +324,7 @@ def read_tag(buf: Buffer, pos: int, seen: set[int]) -> tuple[int, int, int]:
 
 
 def skip_tags(buf: Buffer, pos: int) -> int:
-    """Pass over a section of tagged fields of which none is known."""
+    """Skip a section of tagged fields, all of which are unknown."""
     count, pos = read_uvarint(buf, pos)
     if count * 2 > len(buf) - pos:
         raise out_of_bounds("a count of tagged fields of", count, pos, len(buf))

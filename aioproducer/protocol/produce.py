@@ -1,6 +1,7 @@
-"""A Produce request as the sender has it: the batches themselves, and no object of the declared message for each.
+"""A Produce request that refers to the sender's batches directly, without objects of the declared message.
 
-The frame, and the answer that says success for all of it, are compiled; any other answer is read as it is declared."""
+Compiled code encodes the frame and decodes a response that reports success for every batch. Any other response is
+decoded according to the declared message."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ class _Queue(Protocol):
 
 
 class Sealed(Protocol):
-    """What is asked of a batch: its partition, and its header and records as they go on the wire."""
+    """The interface of a batch: its partition, and its header and records as encoded for the wire."""
 
     @property
     def queue(self) -> _Queue: ...
@@ -28,7 +29,7 @@ class Sealed(Protocol):
 
 
 class Appended:
-    """The answer to a request of which every batch was appended."""
+    """The response to a request whose batches were all appended."""
 
     __slots__ = ("places", "throttle_time_ms")
 
@@ -39,7 +40,7 @@ class Appended:
 
 
 class ProduceBatches:
-    """At most one batch of each partition. `topics`: name, id as a number, batches."""
+    """A Produce request with at most one batch per partition. `topics` contains (name, id as a number, batches)."""
 
     __slots__ = ("_acks", "_places", "_timeout_ms", "_topics", "_transactional_id")
 
@@ -59,7 +60,7 @@ class ProduceBatches:
         self._places: dict[bytes, dict[int, int]] = {}
 
     def frame(self, version: int, correlation_id: int, client_id: str | None) -> list[bytes | memoryview]:
-        """The segments of the request, the first of which starts with the length. Records are not copied.
+        """Encode the request as a list of segments, the first of which starts with the length. Records are not copied.
 
         Raises:
             ValueError: a value does not fit its type on the wire.
@@ -76,11 +77,11 @@ class ProduceBatches:
         return segments
 
     def answer(self, version: int, frame: bytes, correlation_id: int) -> Appended | ProduceResponse:
-        """What the broker says.
+        """Decode the broker's response.
 
         Raises:
-            CorrelationError: it answers another request.
-            ProtocolError: it is no answer to a Produce request of this version, or bytes are left behind it.
+            CorrelationError: it is the response to another request.
+            ProtocolError: it is not a Produce response of this version, or bytes are left over.
         """
         success = read_success(version, frame, correlation_id, self._places)
         if success is None:

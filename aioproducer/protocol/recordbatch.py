@@ -2,10 +2,10 @@
 
     offset  size  field
          0     8  base offset              assigned by the broker
-         8     4  batch length             of all that follows this field
+         8     4  batch length             bytes after this field
         12     4  partition leader epoch   assigned by the broker
         16     1  magic                    2
-        17     4  CRC-32C                  over everything from the attributes to the end
+        17     4  CRC-32C                  of all bytes from the attributes to the end
         21     2  attributes               bits 0-2 codec, 3 log append time, 4 transactional, 5 control
         23     4  last offset delta
         27     8  base timestamp           ms since 1970
@@ -16,12 +16,12 @@
         57     4  record count
         61        records                  compressed as one block if a codec is set
 
-    record = length varint (of what follows), attributes int8, timestamp delta varlong, offset delta varint,
+    record = length varint (bytes after it), attributes int8, timestamp delta varlong, offset delta varint,
              key length varint (-1: null), key, value length varint (-1: null), value,
              header count varint, headers
     header = name length varint, name (UTF-8), value length varint (-1: null), value
 
-The records are written by the compiled record path. Nothing here decompresses."""
+The compiled record path writes the records. Nothing here decompresses."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ HEADER_SIZE = RECORD_COUNT_AT + 4
 
 MAGIC = 2
 LOG_OVERHEAD = PARTITION_LEADER_EPOCH_AT
-"""The bytes that the batch length does not count: base offset and the length itself."""
+"""Bytes that the batch length does not include: those of the base offset and of the length itself."""
 
 CODEC_MASK = 0x07
 LOG_APPEND_TIME = 0x08
@@ -71,7 +71,7 @@ _SMALLEST_RECORD = 7
 
 
 class BatchHeader(NamedTuple):
-    """The fixed 61 bytes before a batch's records; timestamps in ms since 1970."""
+    """The fixed 61 bytes that precede the records of a batch; timestamps are in ms since 1970."""
 
     base_offset: int
     length: int
@@ -89,7 +89,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of the whole batch, header included."""
+        """The size of the whole batch in bytes, including the header."""
         return LOG_OVERHEAD + self.length
 
     @property
@@ -106,7 +106,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def log_append_time(self) -> bool:
-        """Whether all records have `max_timestamp`, the broker's, as their timestamp."""
+        """True if the timestamp of all records is `max_timestamp`, which the broker has set."""
         return bool(self.attributes & LOG_APPEND_TIME)
 
     @property
@@ -115,7 +115,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def is_control(self) -> bool:
-        """Whether the batch is a transaction marker and no user's data."""
+        """True if the batch is a transaction marker instead of user data."""
         return bool(self.attributes & CONTROL)
 
     @property
@@ -124,7 +124,7 @@ class BatchHeader(NamedTuple):
 
 
 class Record(NamedTuple):
-    """One record as it stands in the log; `timestamp` in ms since 1970."""
+    """One record as stored in the log; `timestamp` is in ms since 1970."""
 
     offset: int
     timestamp: int
@@ -134,15 +134,13 @@ class Record(NamedTuple):
 
 
 def read_header(buf: Bytes, at: int = 0) -> BatchHeader:
-    """The header of the batch that starts at `at`. Neither the records nor the CRC are looked at.
+    """Read the header of the batch that starts at `at`. Neither the records nor the CRC are checked.
 
     Raises:
-        ProtocolError: too few bytes for a header, another format than v2, or a length that leaves no room
-            for the header.
+        ProtocolError: too few bytes for a header, a format other than v2, or a length smaller than the header.
     """
     left = len(buf) - at
-    # Formats v0 and v1 have their magic at the same offset but are shorter, so it is looked at before the
-    # size.
+    # Formats v0 and v1 are shorter, with the magic at the same offset, so the magic is checked before the size.
     if left > MAGIC_AT and buf[at + MAGIC_AT] != MAGIC:
         raise ProtocolError(f"record batch: format v{buf[at + MAGIC_AT]} instead of v{MAGIC}")
     if left < HEADER_SIZE:
@@ -154,7 +152,7 @@ def read_header(buf: Bytes, at: int = 0) -> BatchHeader:
 
 
 def check_crc(buf: Bytes) -> None:
-    """Check that `buf` is one whole batch whose CRC fits its bytes.
+    """Check that `buf` is exactly one batch with a correct CRC.
 
     Raises:
         ProtocolError: the header is malformed, bytes are missing or left over, or the CRC differs.
@@ -164,15 +162,17 @@ def check_crc(buf: Bytes) -> None:
         raise ProtocolError(f"record batch: {len(buf)} bytes instead of {header.size}")
     found = crc32c(memoryview(buf)[ATTRIBUTES_AT:])
     if found != header.crc:
-        raise ProtocolError(f"record batch: CRC {header.crc:#010x} in the header, {found:#010x} of the bytes")
+        raise ProtocolError(
+            f"record batch: CRC is {header.crc:#010x} in the header, {found:#010x} for the bytes"
+        )
 
 
 def read_records(payload: Bytes, header: BatchHeader) -> Iterator[Record]:
-    """The records of a batch. `payload` is everything behind its header, already uncompressed.
+    """Yield the records of a batch. `payload` is everything after its header, uncompressed.
 
     Raises:
-        ProtocolError: a record is malformed, or the records are fewer or more than the header's count.
-            Raised when the turn of that record comes.
+        ProtocolError: a record is malformed, or the number of records differs from the count in the header. Raised
+            after the records before it were yielded.
     """
     data = bytes(payload)
     count = header.record_count
@@ -190,22 +190,22 @@ def read_records(payload: Bytes, header: BatchHeader) -> Iterator[Record]:
             raise ProtocolError(f"record {index} of {count}: {error}") from None
         yield record
     if at != len(data):
-        raise ProtocolError(f"record batch: {len(data) - at} bytes behind the last of {count} records")
+        raise ProtocolError(f"record batch: {len(data) - at} bytes after the last of {count} records")
 
 
 def _read_record(data: bytes, at: int, header: BatchHeader) -> tuple[Record, int]:
-    """The record that starts at `at`, and where it ends. An IndexError says that bytes are missing."""
+    """Return the record that starts at `at`, and its end. Raises IndexError if bytes are missing."""
     length, at = _varint(data, at)
     end = at + length
     if length < 0 or end > len(data):
         raise ProtocolError(f"length {length} with {len(data) - at} bytes left")
-    at += 1  # attributes; no bit of them has a meaning yet
+    at += 1  # attributes; all bits are unused
     timestamp_delta, at = _varlong(data, at)
     offset_delta, at = _varint(data, at)
     key, at = _nullable(data, at, end)
     value, at = _nullable(data, at, end)
     count, at = _varint(data, at)
-    # Two length bytes at least for each header.
+    # Each header has at least two length bytes.
     if not 0 <= count <= (end - at) // 2:
         raise ProtocolError(f"{count} headers with {end - at} bytes left")
     headers = []
@@ -222,7 +222,7 @@ def _read_record(data: bytes, at: int, header: BatchHeader) -> tuple[Record, int
 
 
 def _nullable(data: bytes, at: int, end: int) -> tuple[bytes | None, int]:
-    """Bytes behind their length. Null is written as -1; any negative length is read as null, as in Java."""
+    """Read a length and that many bytes. Null is encoded as -1; as in Java, any negative length is read as null."""
     length, at = _varint(data, at)
     if length < 0:
         return None, at
@@ -233,7 +233,7 @@ def _nullable(data: bytes, at: int, end: int) -> tuple[bytes | None, int]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A zigzag varint of at most 32 bits, and where it ends."""
+    """Read a zigzag varint of at most 32 bits; return it and its end."""
     raw = data[at]
     if raw < 0x80:  # most are one byte long
         return (raw >> 1) ^ -(raw & 1), at + 1
@@ -241,7 +241,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _varlong(data: bytes, at: int) -> tuple[int, int]:
-    """A zigzag varint of at most 64 bits, and where it ends."""
+    """Read a zigzag varint of at most 64 bits; return it and its end."""
     raw = data[at]
     if raw < 0x80:
         return (raw >> 1) ^ -(raw & 1), at + 1

@@ -1,14 +1,13 @@
-"""How a message is declared: one class per message, one line per field, as in Kafka's JSON schemas.
+"""The declaration of messages: one class per message, one line per field, as in Kafka's JSON schemas.
 
     class EndTxnResponse(Message, api_key=ApiKey.END_TXN, versions=(0, 5), flexible_from=3):
         throttle_time_ms: int = int32()
         error_code: int = int16()
         producer_id: int = int64("5+", default=-1, ignorable=True)
 
-The structs of a message are classes nested in it. A field says in which versions it exists, in which it may
-be None, and its tag if it travels in the section of tagged fields (KIP-482). A field that is not
-`ignorable` refuses to be encoded at a version without it, unless it has its default. `codec` compiles
-encoder and decoder from this.
+The structs of a message are classes nested in it. A field declares the versions in which it exists, those in which it
+may be None, and its tag if it is a tagged field (KIP-482). A field that is not `ignorable` can't be encoded in versions
+without it, unless it has its default value. `codec` compiles the encoder and the decoder from the declaration.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ from aioproducer.protocol.arrays import SHOWN_ITEMS, LazyArray
 from aioproducer.protocol.primitives import NIL_UUID
 
 LATEST = 32767
-"""Upper end of an open version range; version numbers are int16."""
+"""The upper limit of an open version range; version numbers are int16."""
 
 NEVER = LATEST + 1
-"""`flexible_from` of a message that has no flexible version."""
+"""The `flexible_from` of a message without flexible versions."""
 
 _SHOWN_TEXT = 120
 _MISSING: Any = object()
 
 
 def version_range(text: str) -> VersionRange:
-    """Kafka's notation: "3+", "8-10" or "4"."""
+    """Parse Kafka's notation of a version range: "3+", "8-10" or "4"."""
     if text.endswith("+"):
         return VersionRange(int(text[:-1]), LATEST)
     low, _, high = text.partition("-")
@@ -43,7 +42,7 @@ def version_range(text: str) -> VersionRange:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field's declaration."""
+    """The declaration of a field."""
 
     kind: str
     """int8, int16, int32, int64, boolean, uuid, string, bytes, records, struct or array."""
@@ -53,10 +52,10 @@ class Field:
     tag: int | None = None
     ignorable: bool = False
     of: str = ""
-    """Of a struct its class; of an array the kind of its elements, or their class."""
+    """The class of a struct; for an array, the kind or the class of its elements."""
     name: str = ""
     most: int | None = None
-    """The most elements that an array may have in a message that is decoded; None: as many as the frame holds."""
+    """The maximum number of elements of a decoded array; None: only the frame limits it."""
 
     def is_in(self, version: int) -> bool:
         return self.versions.min <= version <= self.versions.max
@@ -79,7 +78,7 @@ def _field(
     return Field(kind, version_range(versions), default, nulls, tag, ignorable, of, most=most)
 
 
-# What stands behind the `=` of a field. They return Any, so that the annotation alone gives the type.
+# The functions that declare fields. They return Any, so that only the annotation determines the type.
 
 
 def int8(versions: str = "0+", *, default: int = 0, ignorable: bool = False) -> Any:
@@ -148,7 +147,7 @@ def array(
 
 @dataclass_transform(kw_only_default=True)
 class _Declaration(type):
-    """Turns the declared fields of a class into slots, where they would else be class attributes."""
+    """Turns the declared fields of a class into slots; otherwise they would be class attributes."""
 
     def __new__(
         mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **keywords: Any
@@ -176,7 +175,7 @@ class _Declaration(type):
 
 
 class Struct(metaclass=_Declaration):
-    """A part of a message. Built from keywords; what is left out has the schema's default."""
+    """A part of a message. The constructor accepts keywords; omitted fields have the default of the schema."""
 
     FIELDS: ClassVar[tuple[Field, ...]]
 
@@ -197,11 +196,11 @@ class Message(Struct):
 
     api_key: ClassVar[ApiKey]
     versions: ClassVar[VersionRange]
-    """All versions that are declared here."""
+    """All declared versions."""
     flexible_from: ClassVar[int]
-    """First version with compact lengths and tagged fields."""
+    """The first version with compact lengths and tagged fields."""
     Response: ClassVar[type[Message]]
-    """Of a request: the class of its response."""
+    """The class of the response; only requests have it."""
 
     def __init_subclass__(
         cls,
@@ -222,11 +221,11 @@ class Message(Struct):
 
 
 REQUESTS: dict[int, type[Message]] = {}
-"""Every declared request by its API key."""
+"""All declared requests, by API key."""
 
 
 def structs_of(message: type[Message]) -> dict[str, type[Struct]]:
-    """The structs nested in `message`, by name."""
+    """Return the structs nested in `message`, by name."""
     return {
         name: part
         for name, part in vars(message).items()
@@ -235,13 +234,13 @@ def structs_of(message: type[Message]) -> dict[str, type[Struct]]:
 
 
 def _add_init(part: type[Struct], message: type[Message]) -> None:
-    """A keyword-only __init__, compiled: broker and client build one struct per partition and request."""
+    """Compile a keyword-only __init__: broker and client create a struct for each partition of each request."""
     namespace: dict[str, Any] = {"MISSING": _MISSING, "NIL_UUID": NIL_UUID}
     parameters, body = [], []
     for field in part.FIELDS:
         name = field.name
         if field.kind == "array" or field.kind == "struct":
-            # A default that can be changed is made anew for each object.
+            # Each object gets a mutable default of its own.
             namespace[field.of] = structs_of(message).get(field.of)
             fresh = "[]" if field.kind == "array" else f"{field.of}()"
             parameters.append(f"{name}=MISSING")
@@ -255,7 +254,7 @@ def _add_init(part: type[Struct], message: type[Message]) -> None:
 
 
 def default_source(field: Field) -> str:
-    """A field's default as an expression of generated code."""
+    """Return a field's default as an expression for generated code."""
     if field.kind == "array":
         return "[]"
     if field.kind == "struct":
@@ -264,7 +263,7 @@ def default_source(field: Field) -> str:
 
 
 def _shown(value: object) -> str:
-    """Never the content of bytes: they are records, keys, values or passwords."""
+    """Return a short representation, never with the content of bytes: records, keys, values and passwords."""
     if isinstance(value, str):
         return f"'{escaped(value, _SHOWN_TEXT)}'"
     if isinstance(value, bytes | bytearray | memoryview):

@@ -127,7 +127,7 @@ def test_records_of_a_decoded_frame_are_a_view_of_it():
 def test_answer_to_another_request_is_a_correlation_error():
     frame = frame_of(encode_response(EndTxnResponse(), 3, 7))
 
-    with pytest.raises(CorrelationError, match=r"EndTxnResponse expected for request 8.* answers request 7"):
+    with pytest.raises(CorrelationError, match=r"EndTxnResponse expected for request 8.* answered request 7"):
         decode_response(EndTxnResponse, 3, frame, 8)
 
 
@@ -223,7 +223,7 @@ def test_no_common_version_names_both_ranges(theirs):
     with pytest.raises(UnsupportedVersionError) as caught:
         negotiate(ApiKey.PRODUCE, broker)
 
-    assert f"PRODUCE: no common version: the broker speaks {theirs[0]}-{theirs[1]}, we speak 7-13" in str(
+    assert f"PRODUCE: no common version: the broker supports {theirs[0]}-{theirs[1]}, this client 7-13" in str(
         caught.value
     )
 

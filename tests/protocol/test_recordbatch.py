@@ -356,7 +356,7 @@ def test_more_bytes_than_counted_records_are_refused():
     records = read_records(payload, header_of(1))
 
     next(records)
-    with pytest.raises(ProtocolError, match="behind the last"):
+    with pytest.raises(ProtocolError, match="after the last"):
         next(records)
 
 

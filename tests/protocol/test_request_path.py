@@ -292,7 +292,7 @@ def test_an_answer_that_is_cut_off_or_goes_on_is_a_protocol_error(version):
     for length in range(len(frame)):
         with pytest.raises(ProtocolError):
             request.answer(version, frame[:length], ID)
-    with pytest.raises(ProtocolError, match="1 bytes are left behind it"):
+    with pytest.raises(ProtocolError, match="1 bytes are left over"):
         request.answer(version, frame + b"\0", ID)
 
 
