@@ -1,4 +1,4 @@
-"""Addresses where no Kafka broker answers: who is there instead is named, and waiting for it has an end."""
+"""Addresses without a Kafka broker: the error names the peer that answers instead, and waiting is limited."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SETUP = 60 * MS * 1000
 
 
 async def failed_start(address: str, patience: float = 250, **settings: Any) -> BootstrapError:
-    """What start() says of an address; it must not take much longer than max_block_ms."""
+    """Return the error of start() for an address; it must not take much longer than max_block_ms."""
     producer = Producer(
         address,
         **{
@@ -48,7 +48,7 @@ async def failed_start(address: str, patience: float = 250, **settings: Any) -> 
 
 @asynccontextmanager
 async def web_server() -> AsyncIterator[str]:
-    """uvicorn with the smallest application there is."""
+    """Run uvicorn with a minimal application."""
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -67,7 +67,7 @@ async def web_server() -> AsyncIterator[str]:
         await serving
 
 
-async def test_the_port_of_a_web_server_is_named_at_once():
+async def test_the_port_of_a_web_server_is_named_immediately():
     async with web_server() as address:
         error = await within(1, failed_start(address, patience=60_000))
 
@@ -101,7 +101,7 @@ def answers(data: bytes) -> Callable[[Peer], Any]:
     ],
     ids=["HTTP", "TLS alert", "TLS handshake", "SSH", "SMTP", "Redis", "noise", "zeros", "a frame of noise"],
 )
-async def test_what_answers_but_is_no_kafka_broker_is_named_at_once(data, words):
+async def test_a_peer_that_answers_but_is_not_a_kafka_broker_is_named_immediately(data, words):
     async with ScriptedBroker(answers(data)) as peer:
         error = await within(1, failed_start(peer.address, patience=60_000))
 
@@ -110,7 +110,7 @@ async def test_what_answers_but_is_no_kafka_broker_is_named_at_once(data, words)
 
 
 async def closes_at_once(peer: Peer) -> None:
-    """Before it reads anything: the client sees a reset or an end."""
+    """Close the connection before reading anything: the client sees a reset or the end of the stream."""
 
 
 async def closes_after_reading(peer: Peer) -> None:
@@ -122,7 +122,7 @@ async def never_answers(peer: Peer) -> None:
 
 
 @pytest.mark.parametrize("serve", [closes_at_once, closes_after_reading, never_answers])
-async def test_a_port_that_hangs_up_or_keeps_silent_is_given_up_in_time(serve):
+async def test_start_fails_in_time_on_a_port_that_closes_the_connection_or_stays_silent(serve):
     async with ScriptedBroker(serve) as peer:
         error = await failed_start(peer.address)
 
@@ -133,8 +133,8 @@ async def test_a_port_that_hangs_up_or_keeps_silent_is_given_up_in_time(serve):
 
 @pytest.mark.promise("Coming from other clients", "a port that hung up on every version is checked for TLS")
 @pytest.mark.parametrize("wants_certificate", [True, False])
-async def test_a_port_where_tls_is_spoken_is_named_at_once(wants_certificate):
-    """OpenSSL hangs up on plain bytes without a word."""
+async def test_a_tls_port_is_named_immediately(wants_certificate):
+    """OpenSSL closes the connection on plain-text bytes without sending an alert."""
 
     async def never_called(reader: Any, writer: Any) -> None:
         writer.close()
@@ -154,7 +154,7 @@ async def test_a_port_where_tls_is_spoken_is_named_at_once(wants_certificate):
     assert "security_protocol to SSL or SASL_SSL" in str(error)
 
 
-async def test_a_port_where_nobody_listens_and_a_name_nobody_knows_are_told_apart():
+async def test_a_closed_port_and_an_unknown_name_give_different_errors():
     nobody = f"127.0.0.1:{dead_port()}"
 
     error = await failed_start(nobody)

@@ -1,4 +1,4 @@
-"""Connections to several brokers: back-off, routing, lost ones, and that nothing is left behind."""
+"""Connections to several brokers: back-off, routing, lost connections, and complete clean-up."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ QUESTION = MetadataRequest(topics=[])
 
 
 def cluster_of(*ports: int) -> Cluster:
-    """Nodes 0, 1, ... at these ports."""
+    """Create a cluster with nodes 0, 1, ... at these ports."""
     return Cluster({index: Node(index, HOST, port) for index, port in enumerate(ports)}, 0, "c", {})
 
 
@@ -49,7 +49,7 @@ async def silent(peer: Peer) -> None:
 
 
 async def mute(peer: Peer) -> None:
-    """Shakes hands and answers nothing."""
+    """Do the handshake, then answer nothing."""
     await peer.handshake()
     await peer.read_to_end()
 
@@ -63,7 +63,7 @@ async def echo(peer: Peer) -> None:
 
 @asynccontextmanager
 async def net_of(*serves, **settings):
-    """Brokers with one node for each of `serves`, from 0 on."""
+    """Run one broker for each of `serves`, with node ids from 0."""
     running = [ScriptedBroker(serve) for serve in serves]
     for broker in running:
         await broker.__aenter__()
@@ -86,13 +86,13 @@ async def failure(future: asyncio.Future) -> BaseException:
 # ready
 
 
-async def test_ready_says_no_starts_a_connection_and_wakes_the_sender_when_it_stands():
+async def test_ready_returns_false_starts_a_connection_and_wakes_the_sender_once_it_is_ready():
     async with net_of(echo) as net:
         net.wake.clear()
         assert not net.brokers.ready(0)
         assert not net.brokers.ready(0)
         now = asyncio.get_running_loop().time()
-        assert now < net.brokers.retry_at(0, now) <= now + PATIENCE  # then it has taken too long
+        assert now < net.brokers.retry_at(0, now) <= now + PATIENCE  # when the attempt has taken too long
 
         await asyncio.wait_for(net.wake.wait(), LONG)
         await net.become_ready(0)
@@ -102,7 +102,7 @@ async def test_ready_says_no_starts_a_connection_and_wakes_the_sender_when_it_st
         await net.brokers.request(0, QUESTION, LONG)
 
 
-async def test_a_node_that_is_not_known_asks_for_metadata():
+async def test_an_unknown_node_requests_metadata():
     async with net_of(echo) as net:
         net.wake.clear()
         assert not net.brokers.ready(7)
@@ -111,7 +111,7 @@ async def test_a_node_that_is_not_known_asks_for_metadata():
         assert net.brokers.in_flight(7) == 0
 
 
-async def test_a_full_deque_in_flight_is_not_ready():
+async def test_a_broker_at_the_in_flight_limit_is_not_ready():
     async with net_of(mute, max_in_flight_requests_per_connection=1) as net:
         await net.become_ready(0)
         net.brokers.request(0, QUESTION, LONG)
@@ -158,8 +158,8 @@ async def test_features_that_a_broker_reported_outlive_its_connection():
         assert net.brokers.finalized_feature("transaction.version") == 2
 
 
-async def test_the_highest_features_epoch_wins_until_the_cluster_is_another_one():
-    """A broker that starts again may be behind the others, and one of an old release reports no epoch."""
+async def test_the_highest_features_epoch_wins_until_the_cluster_is_replaced():
+    """A restarted broker may be behind the others, and a broker of an old release reports no epoch."""
     reports = iter([(7, 2), (6, 1), (-1, 0), (3, 1)])
 
     async def serve(peer: Peer) -> None:
@@ -208,7 +208,7 @@ async def test_a_request_that_the_broker_is_too_old_for_raises():
             net.brokers.request(0, QUESTION, LONG)
 
 
-async def test_disconnecting_a_broker_fails_what_is_in_flight_and_backs_off():
+async def test_disconnecting_a_broker_fails_requests_in_flight_and_backs_off():
     async with net_of(mute) as net:
         await net.become_ready(0)
         future = net.brokers.request(0, QUESTION, LONG)
@@ -284,7 +284,7 @@ async def test_a_broker_that_accepts_and_drops_is_tried_with_growing_pauses():
         assert net.brokers._links[0].failures == 4
 
 
-async def test_a_connection_that_lasted_starts_the_back_off_anew():
+async def test_a_connection_that_lasted_resets_the_back_off():
     release = asyncio.Event()
 
     async def serve(peer: Peer) -> None:
@@ -326,7 +326,7 @@ async def test_the_set_up_time_grows_with_each_failure_and_ends_with_success(mon
         assert net.brokers._links[0].failed_setups == 0
 
 
-async def test_the_name_is_looked_up_at_each_attempt(monkeypatch):
+async def test_the_name_is_resolved_at_each_attempt(monkeypatch):
     asked = []
 
     async def dial(host: str, port: int, timeout: float, **_: object) -> None:
@@ -345,7 +345,7 @@ async def test_the_name_is_looked_up_at_each_attempt(monkeypatch):
 # Lost connections
 
 
-async def test_a_lost_connection_asks_for_metadata_and_wakes_the_sender():
+async def test_a_lost_connection_requests_metadata_and_wakes_the_sender():
     release = asyncio.Event()
 
     async def serve(peer: Peer) -> None:
@@ -364,7 +364,7 @@ async def test_a_lost_connection_asks_for_metadata_and_wakes_the_sender():
         assert net.metrics.errors == {"BrokerConnectionError": 1}
 
 
-async def test_a_refused_connection_asks_for_metadata():
+async def test_a_refused_connection_requests_metadata():
     async with Net("127.0.0.1:1") as net:
         net.brokers.update(cluster_of(dead_port()))
         net.brokers.ready(0)
@@ -372,7 +372,7 @@ async def test_a_refused_connection_asks_for_metadata():
 
 
 @pytest.mark.promise("Accumulator, sender, connections", "idle connections close, and come back when needed")
-async def test_an_idle_connection_that_was_closed_is_not_lost_and_comes_back_when_needed():
+async def test_a_closed_idle_connection_does_not_count_as_lost_and_is_reopened_when_needed():
     async with net_of(echo, connections_max_idle_ms=30) as net:
         await net.become_ready(0)
         await until(lambda: net.brokers._links[0].connection is None)
@@ -436,7 +436,7 @@ async def test_a_node_with_a_new_rack_keeps_its_connection():
         assert net.brokers.nodes[0].rack == "r2"
 
 
-async def test_a_node_that_left_the_cluster_is_left_even_while_connecting():
+async def test_a_node_that_left_the_cluster_is_dropped_even_while_connecting():
     async with net_of(silent, echo) as net:
         net.brokers.ready(0)
         await until(lambda: net.peers[0].connections == 1)
@@ -456,7 +456,7 @@ async def test_two_nodes_at_one_address_have_a_connection_each():
 
 
 @pytest.mark.promise("KIPs", "KIP-899: back to the bootstrap addresses when no known broker is left")
-async def test_a_new_bootstrap_goes_back_to_the_addresses_and_keeps_their_back_off():
+async def test_a_rebootstrap_returns_to_the_bootstrap_addresses_and_keeps_their_back_off():
     async with net_of(echo) as net:
         await net.become_ready(0)
         net.brokers._former[-1].retry_at = 1e9
@@ -476,7 +476,7 @@ async def test_a_new_bootstrap_goes_back_to_the_addresses_and_keeps_their_back_o
     "a request for any broker goes to the least loaded one, else to one that is connecting, else to a "
     "free one in rotation",
 )
-async def test_the_least_loaded_ready_broker_is_taken():
+async def test_the_least_loaded_ready_broker_is_chosen():
     async with net_of(mute, mute, mute) as net:
         for node_id in range(3):
             await net.become_ready(node_id)
@@ -507,14 +507,14 @@ async def test_equally_loaded_brokers_take_turns():
     "a request for any broker goes to the least loaded one, else to one that is connecting, else to a "
     "free one in rotation",
 )
-async def test_a_broker_that_is_connecting_comes_before_one_that_is_free_to_connect():
+async def test_a_connecting_broker_is_preferred_to_one_that_could_be_connected():
     async with net_of(silent, silent, silent) as net:
         assert sorted(net.brokers.least_loaded() for _ in range(3)) == [0, 1, 2]
         net.brokers.ready(1)
         assert {net.brokers.least_loaded() for _ in range(3)} == {1}
 
 
-async def test_brokers_in_back_off_are_not_taken():
+async def test_brokers_in_back_off_are_not_chosen():
     async with net_of(silent, silent) as net:
         for link in net.brokers._links.values():
             link.retry_at = 1e9
@@ -524,7 +524,7 @@ async def test_brokers_in_back_off_are_not_taken():
 
 
 @pytest.mark.promise("KIPs", "KIP-219: a throttled client mutes itself")
-async def test_a_throttled_broker_is_passed_over_for_any_request():
+async def test_a_throttled_broker_is_skipped_for_requests_to_any_broker():
     async with net_of(mute, echo) as net:
         await net.become_ready(0)
         net.brokers._links[0].connection.throttled_until = 1e9
@@ -533,7 +533,7 @@ async def test_a_throttled_broker_is_passed_over_for_any_request():
         assert net.brokers.in_flight(0) == 0
 
 
-async def test_a_request_for_any_broker_may_exceed_the_limit_in_flight():
+async def test_a_request_to_any_broker_may_exceed_the_in_flight_limit():
     async def late(peer: Peer) -> None:
         await peer.handshake()
         headers = [(await peer.request())[0] for _ in range(2)]
@@ -549,7 +549,7 @@ async def test_a_request_for_any_broker_may_exceed_the_limit_in_flight():
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_a_dead_bootstrap_address_is_passed_over(seed):
+async def test_a_dead_bootstrap_address_is_skipped(seed):
     async with (
         ScriptedBroker(echo) as broker,
         Net(f"{HOST}:{dead_port()},{HOST}:{dead_port()},{broker.address}") as net,
@@ -559,7 +559,7 @@ async def test_a_dead_bootstrap_address_is_passed_over(seed):
 
 
 @pytest.mark.parametrize("seed", range(2))
-async def test_a_silent_bootstrap_address_gets_company(seed, monkeypatch):
+async def test_a_second_address_is_tried_in_parallel_to_a_silent_bootstrap_address(seed, monkeypatch):
     monkeypatch.setattr(brokers_module, "PATIENCE", 0.02)
     async with (
         ScriptedBroker(silent) as first,
@@ -570,7 +570,7 @@ async def test_a_silent_bootstrap_address_gets_company(seed, monkeypatch):
         await net.brokers.request_any(QUESTION, LONG)
 
 
-async def test_when_no_broker_can_be_connected_to_each_is_named():
+async def test_when_no_broker_is_reachable_each_is_named():
     ports = dead_port(), dead_port()
     async with Net(f"{HOST}:{ports[0]},{HOST}:{ports[1]}") as net:
         with pytest.raises(BrokerConnectionError) as caught:
@@ -583,7 +583,7 @@ async def test_when_no_broker_can_be_connected_to_each_is_named():
 
 
 @in_virtual_time
-async def test_brokers_are_unreachable_after_failing_for_a_while_and_not_at_the_first_failure():
+async def test_brokers_count_as_unreachable_only_after_failing_for_a_while():
     back_off = {"reconnect_backoff_ms": 10, "reconnect_backoff_max_ms": 1_000_000 * MS}
     async with Net(f"{HOST}:{dead_port()}", **back_off) as net:
         with pytest.raises(BrokerConnectionError):
@@ -596,7 +596,7 @@ async def test_brokers_are_unreachable_after_failing_for_a_while_and_not_at_the_
         assert net.brokers.lost >= 3
 
 
-async def test_brokers_in_back_off_are_tried_before_giving_up():
+async def test_brokers_in_back_off_are_tried_before_the_request_fails():
     async with Net(f"{HOST}:{dead_port()}") as net:
         for attempt in (1, 2, 3):
             with pytest.raises(BrokerConnectionError):
@@ -604,7 +604,7 @@ async def test_brokers_in_back_off_are_tried_before_giving_up():
             assert net.brokers.lost == attempt
 
 
-async def test_no_broker_within_the_time_is_a_time_out():
+async def test_a_request_times_out_if_no_broker_becomes_ready():
     async with ScriptedBroker(silent) as broker, Net(broker.address) as net:
         with pytest.raises(RequestTimedOutError, match="has not answered ApiVersions for") as caught:
             await net.brokers.request_any(QUESTION, 50 * MS)
@@ -613,7 +613,7 @@ async def test_no_broker_within_the_time_is_a_time_out():
     assert "does security_protocol match its listener?" in str(caught.value)
 
 
-async def test_an_attempt_to_connect_says_what_it_waits_for():
+async def test_an_attempt_to_connect_reports_the_step_it_waits_for():
     async with ScriptedBroker(silent) as broker:
         for settings, told in [
             ({}, "the port accepted the connection and has not answered ApiVersions for"),
@@ -635,13 +635,13 @@ async def test_an_attempt_to_connect_says_what_it_waits_for():
                     await net.brokers.request_node(-1, QUESTION, 5 * MS)
 
 
-async def test_no_answer_within_the_time_is_a_time_out():
+async def test_a_request_times_out_without_a_response():
     async with net_of(mute) as net:
         with pytest.raises(RequestTimedOutError, match="METADATA"):
             await net.brokers.request_any(QUESTION, 200 * MS)
 
 
-async def test_a_broker_that_does_not_answer_gets_company(monkeypatch):
+async def test_another_broker_is_asked_in_parallel_to_one_that_does_not_answer(monkeypatch):
     monkeypatch.setattr(hedge, "HEDGE_AFTER", 10 * MS)
     async with net_of(mute, echo) as net:
         await net.become_ready(0)  # the other one is not connected yet
@@ -649,12 +649,12 @@ async def test_a_broker_that_does_not_answer_gets_company(monkeypatch):
         await net.brokers.request_any(QUESTION, LONG)
 
         assert net.brokers.in_flight(0) == 1, (
-            "its answer is still due, or the connection ends by its time-out"
+            "its response is still expected, so that the connection can time out"
         )
         assert net.peers[1].connections == 1
 
 
-async def test_a_broker_that_answers_gets_no_company():
+async def test_no_other_broker_is_asked_while_the_first_one_answers():
     async with net_of(echo, echo) as net:
 
         def requests() -> int:
@@ -670,7 +670,7 @@ async def test_a_broker_that_answers_gets_no_company():
         assert requests() == before + 4
 
 
-async def test_peers_that_are_no_kafka_brokers_are_hopeless():
+async def test_peers_that_are_not_kafka_brokers_are_hopeless():
     async def serve(peer: Peer) -> None:
         peer.writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         await peer.read_to_end()
@@ -722,7 +722,7 @@ async def test_closing_while_connections_drain_leaves_nothing():
         assert isinstance(future.exception(), KafkaError)
 
 
-async def test_closing_fails_whoever_waits_for_any_broker():
+async def test_closing_fails_requests_that_wait_for_any_broker():
     async with ScriptedBroker(silent) as broker, Net(broker.address) as net:
         waiting = asyncio.create_task(net.brokers.request_any(QUESTION, LONG))
         await until(lambda: broker.connections)

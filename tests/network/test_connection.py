@@ -1,4 +1,4 @@
-"""One connection against a peer that keeps, bends and breaks the protocol; and the race of addresses."""
+"""One connection to a peer that follows, stretches or violates the protocol."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from tests.support.scripted_broker import (
 
 @asynccontextmanager
 async def connected(serve, handshake=None, **settings):
-    """A connection that is READY, to a peer that runs `serve` after the handshake."""
+    """Yield a READY connection to a peer that runs `serve` after the handshake."""
 
     async def run(peer: Peer) -> None:
         await peer.handshake(**(handshake or {}))
@@ -59,7 +59,7 @@ async def connected(serve, handshake=None, **settings):
 
 
 async def echo(peer: Peer) -> None:
-    """Answer each Metadata request with an empty answer."""
+    """Answer each Metadata request with an empty response."""
     while True:
         header, _ = await peer.request()
         peer.answer(header, MetadataResponse())
@@ -87,7 +87,7 @@ def produce(connection: Connection, size: int = 10) -> asyncio.Future:
 
 
 async def failure(future: asyncio.Future) -> BaseException:
-    """What the future failed with; it has to fail soon."""
+    """Return the exception of the future, which must fail soon."""
     await asyncio.wait([future], timeout=LONG)
     assert future.done()
     return future.exception()
@@ -113,10 +113,10 @@ async def test_every_change_of_state_is_in_the_table():
                 connection._move(to)
 
 
-# Requests and answers
+# Requests and responses
 
 
-async def test_answers_go_to_the_requests_in_their_order():
+async def test_responses_are_assigned_to_requests_in_order():
     async def serve(peer: Peer) -> None:
         headers = [(await peer.request())[0] for _ in range(5)]
         peer.writer.write(
@@ -134,7 +134,7 @@ async def test_answers_go_to_the_requests_in_their_order():
     assert [answer.controller_id for answer in answers] == [0, 1, 2, 3, 4]
 
 
-async def test_who_asks_to_be_called_is_called_in_the_turn_in_which_the_answer_came(monkeypatch):
+async def test_the_callback_runs_in_the_turn_in_which_the_response_arrives(monkeypatch):
     is_reading = False
     read = Connection._read_responses
 
@@ -158,7 +158,7 @@ async def test_who_asks_to_be_called_is_called_in_the_turn_in_which_the_answer_c
 
 
 @pytest.mark.parametrize("when", ["it is in flight", "the connection is closed", "the stream is closing"])
-async def test_who_asks_to_be_called_is_told_of_a_failure_once_and_after_the_request(when):
+async def test_the_callback_receives_a_failure_once_and_after_the_request(when):
     async with connected(silence) as connection:
         called = []
         if when == "the connection is closed":
@@ -176,7 +176,7 @@ async def test_who_asks_to_be_called_is_told_of_a_failure_once_and_after_the_req
         assert isinstance(lost.exception(), BrokerConnectionError)
 
 
-async def test_an_answer_that_comes_byte_by_byte_is_read():
+async def test_a_response_that_arrives_byte_by_byte_is_read():
     async def serve(peer: Peer) -> None:
         header, _ = await peer.request()
         for byte in peer.frame(header, MetadataResponse(controller_id=7)):
@@ -319,7 +319,7 @@ async def test_swapped_answers_close_the_connection():
         await assert_all_fail(connection, CorrelationError)
 
 
-async def test_an_answer_that_was_given_twice_closes_the_connection():
+async def test_a_repeated_response_closes_the_connection():
     async def serve(peer: Peer) -> None:
         header, _ = await peer.request()
         peer.answer(header, MetadataResponse())
@@ -347,7 +347,7 @@ async def test_every_truncated_answer_in_a_complete_frame_closes_the_connection(
             assert connection.state is State.CLOSED
 
 
-async def test_bytes_behind_an_answer_close_the_connection():
+async def test_bytes_after_a_response_close_the_connection():
     async def serve(peer: Peer) -> None:
         header, _ = await peer.request()
         whole = peer.frame(header, MetadataResponse())[4:] + b"\x00"
@@ -371,7 +371,7 @@ async def test_a_frame_beyond_the_limit_closes_the_connection_before_it_is_read(
 
 
 @pytest.mark.parametrize("sent", [b"", b"\x00", b"\x00\x00\x00\x10", b"\x00\x00\x00\x10abc"])
-async def test_a_broker_that_closes_fails_what_is_in_flight(sent):
+async def test_a_broker_that_closes_the_connection_fails_requests_in_flight(sent):
     async def serve(peer: Peer) -> None:
         for _ in range(3):
             await peer.request()
@@ -382,7 +382,7 @@ async def test_a_broker_that_closes_fails_what_is_in_flight(sent):
         assert "closed the connection" in str(errors[0])
 
 
-async def test_answers_before_the_close_are_still_taken():
+async def test_responses_before_the_close_are_still_used():
     async def serve(peer: Peer) -> None:
         headers = [(await peer.request())[0] for _ in range(2)]
         peer.answer(headers[0], MetadataResponse(controller_id=4))
@@ -393,7 +393,7 @@ async def test_answers_before_the_close_are_still_taken():
         assert isinstance(await failure(second), BrokerConnectionError)
 
 
-async def test_an_answer_that_can_not_be_handled_ends_the_connection(monkeypatch, caplog):
+async def test_a_response_that_can_not_be_handled_closes_the_connection(monkeypatch, caplog):
     async with connected(echo) as connection:
 
         def broken(*_: object) -> None:
@@ -404,7 +404,7 @@ async def test_an_answer_that_can_not_be_handled_ends_the_connection(monkeypatch
         assert "a bug" in caplog.text
 
 
-async def test_closing_fails_what_is_in_flight_and_later_requests_are_not_written():
+async def test_closing_fails_requests_in_flight_and_later_requests_are_not_written():
     async with connected(silence) as connection:
         future = request(connection)
         await connection.close()
@@ -416,7 +416,7 @@ async def test_closing_fails_what_is_in_flight_and_later_requests_are_not_writte
         assert late.written is False
 
 
-async def test_aborting_fails_what_is_in_flight_with_the_error_given():
+async def test_aborting_fails_requests_in_flight_with_the_given_error():
     async with connected(silence) as connection:
         future = request(connection)
         connection.abort(ProtocolError("left out 1 partition"))
@@ -452,7 +452,7 @@ async def test_a_later_request_with_an_earlier_deadline_is_the_one_that_times_ou
         assert loop.time() - began < LONG
 
 
-async def test_an_answer_that_drips_in_slowly_counts_as_one_time():
+async def test_a_response_that_arrives_slowly_does_not_extend_its_deadline():
     async def serve(peer: Peer) -> None:
         await peer.request()
         peer.writer.write(b"\x00\x00\x01\x00")
@@ -464,7 +464,7 @@ async def test_an_answer_that_drips_in_slowly_counts_as_one_time():
         assert type(await failure(request(connection, 100 * MS))) is RequestTimedOutError
 
 
-async def test_answers_in_time_move_the_deadline_on():
+async def test_responses_in_time_advance_the_deadline():
     async with connected(echo) as connection:
         timeout = 100 * MS
         loop = asyncio.get_running_loop()
@@ -484,7 +484,7 @@ async def test_one_timer_serves_any_number_of_requests():
         assert connection._timer is timer
 
 
-async def test_an_answer_that_waited_while_the_loop_stood_still_is_no_time_out():
+async def test_a_response_that_waited_while_the_loop_was_blocked_does_not_time_out():
     written = asyncio.Event()
 
     async def serve(peer: Peer) -> None:
@@ -497,7 +497,7 @@ async def test_an_answer_that_waited_while_the_loop_stood_still_is_no_time_out()
         connection_timeout = 20 * MS
         future = request(connection, connection_timeout)
         await written.wait()
-        # The answer lies in our socket, the deadline passes, and nobody has had a chance to look.
+        # The response is in our socket when the deadline passes, but the loop could not read it yet.
         import time
 
         time.sleep(connection_timeout + 2 * connection_module.LATE_TIMER)  # noqa: ASYNC251
@@ -526,7 +526,7 @@ async def _read_nothing(peer: Peer) -> None:
     "Rules of Kafka's producer",
     "nothing is drained for a broker that can't take it: batches fill, and expire as NOT_PERSISTED",
 )
-async def test_a_full_transport_takes_requests_again_once_it_is_empty():
+async def test_a_full_transport_accepts_requests_again_once_it_is_empty():
     changes = []
     may_read = asyncio.Event()
 
@@ -549,7 +549,7 @@ async def test_a_full_transport_takes_requests_again_once_it_is_empty():
 # Cancelled and forgotten futures
 
 
-async def test_the_answer_to_a_cancelled_request_is_read_and_dropped():
+async def test_the_response_to_a_cancelled_request_is_read_and_dropped():
     release = asyncio.Event()
 
     async def serve(peer: Peer) -> None:
@@ -570,7 +570,7 @@ async def test_the_answer_to_a_cancelled_request_is_read_and_dropped():
         assert connection.state is State.READY
 
 
-async def test_cancelled_and_forgotten_futures_make_no_noise():
+async def test_cancelled_and_forgotten_futures_are_not_reported_to_the_loop():
     noise = []
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: noise.append(context))
@@ -590,7 +590,7 @@ async def test_cancelled_and_forgotten_futures_make_no_noise():
 
 
 @pytest.mark.promise("Accumulator, sender, connections", "a connection has up to 5 requests in flight")
-async def test_a_full_deque_in_flight_takes_no_more_until_an_answer_comes():
+async def test_at_the_in_flight_limit_no_request_is_sent_until_a_response_arrives():
     release = asyncio.Event()
     changes = []
 
@@ -614,7 +614,7 @@ async def test_a_full_deque_in_flight_takes_no_more_until_an_answer_comes():
 
 
 @pytest.mark.parametrize(("latency", "answered"), [(0.0005, 3), (0.02, 1)], ids=["near", "far"])
-async def test_a_near_broker_answers_half_of_a_full_deque_before_more_is_sent_and_a_far_one_one(
+async def test_at_the_in_flight_limit_sending_resumes_after_half_the_responses_if_nearby_else_after_one(
     latency, answered
 ):
     changes = []
@@ -675,7 +675,7 @@ async def test_a_throttle_mutes_the_connection_for_at_most_a_minute(throttle_ms,
 # acks=0
 
 
-async def test_a_request_without_answer_resolves_when_its_bytes_have_left():
+async def test_a_request_with_acks_0_completes_when_its_bytes_have_left():
     received = asyncio.Event()
 
     async def serve(peer: Peer) -> None:
@@ -688,11 +688,11 @@ async def test_a_request_without_answer_resolves_when_its_bytes_have_left():
         assert await produce(connection) is None
         await asyncio.wait_for(received.wait(), LONG)
         assert connection.in_flight == 0
-        # The deque was not touched: the next answer belongs to the next request.
+        # The deque was not changed: the next response belongs to the next request.
         await request(connection)
 
 
-async def test_requests_without_answer_wait_while_their_bytes_are_in_the_transport():
+async def test_requests_with_acks_0_wait_while_their_bytes_are_in_the_transport():
     may_read = asyncio.Event()
 
     async def serve(peer: Peer) -> None:
@@ -714,7 +714,7 @@ async def test_requests_without_answer_wait_while_their_bytes_are_in_the_transpo
         assert connection.can_send
 
 
-async def test_requests_without_answer_have_a_deadline_too():
+async def test_requests_with_acks_0_also_have_a_deadline():
     async with connected(_read_nothing) as connection:
         future = connection.request(
             produce_of(32 * 1024 * 1024), timeout=50 * MS, version_ceiling=9, expects_response=False
@@ -723,8 +723,8 @@ async def test_requests_without_answer_have_a_deadline_too():
         assert connection.state is State.CLOSED
 
 
-async def test_an_answer_to_a_request_that_has_none_is_dropped_once():
-    """Azure Event Hubs answers requests with acks=0."""
+async def test_a_response_to_a_request_with_acks_0_is_dropped_once():
+    """Azure Event Hubs responds to requests with acks=0."""
 
     async def serve(peer: Peer) -> None:
         header, _ = await peer.request()
@@ -740,12 +740,14 @@ async def test_an_answer_to_a_request_that_has_none_is_dropped_once():
         await request(connection)
         assert connection.state is State.READY
 
-        await produce(connection)  # answered under the first one's number, which was answered before
+        await produce(
+            connection
+        )  # answered with the first request's correlation id, which was already answered
         await until(lambda: connection.is_gone)
         assert "without a request in flight" in str(connection.error)
 
 
-# Closing in good order
+# Orderly close
 
 
 @pytest.mark.promise("Accumulator, sender, connections", "idle connections close, and come back when needed")
@@ -780,7 +782,7 @@ async def test_zero_as_idle_time_means_never():
         assert connection.state is State.READY
 
 
-async def test_draining_answers_what_is_in_flight_and_then_closes():
+async def test_draining_completes_requests_in_flight_and_then_closes():
     release = asyncio.Event()
 
     async def serve(peer: Peer) -> None:
@@ -802,7 +804,7 @@ async def test_draining_answers_what_is_in_flight_and_then_closes():
         assert connection.error is None
 
 
-async def test_draining_without_anything_in_flight_closes_at_once():
+async def test_draining_without_requests_in_flight_closes_immediately():
     async with connected(silence) as connection:
         connection.drain()
         assert connection.state is State.CLOSED
@@ -812,7 +814,7 @@ async def test_draining_without_anything_in_flight_closes_at_once():
 @pytest.mark.promise(
     "Rules of Kafka's producer", "a connection's states are a table, each step is bounded by the set-up time"
 )
-async def test_certificates_that_can_not_be_read_are_given_up_after_the_set_up_time():
+async def test_reading_certificates_is_limited_by_the_set_up_time():
     settings = {"security_protocol": "SSL", "socket_connection_setup_timeout_ms": 20}
     async with ScriptedBroker(silence) as broker:
         login = Login(make_config(**settings))

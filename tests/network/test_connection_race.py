@@ -1,4 +1,4 @@
-"""A broker that accepts and stays silent: a second connection beside the first one, and never without need."""
+"""A broker that accepts connections and stays silent: a second connection is opened, but only when it is needed."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from tests.support.scripted_broker import (
 )
 
 SOON = 100 * MS
-"""Seconds that take the place of HEAD_START here."""
+"""Seconds; the value of HEAD_START in these tests."""
 
 Serve = Callable[[Peer], Awaitable[object]]
 
 
 @asynccontextmanager
 async def net_of(broker: ScriptedBroker, monkeypatch: pytest.MonkeyPatch, **settings: object):
-    """The broker is node 0, and a second connection follows SOON."""
+    """Run a Net in which `broker` is node 0 and a second connection is opened after SOON seconds."""
     for module in brokers, connection_race:
         monkeypatch.setattr(module, "HEAD_START", SOON)
     settings = {"reconnect_backoff_max_ms": 10, "socket_connection_setup_timeout_ms": LONG * 1000, **settings}
@@ -52,14 +52,14 @@ async def net_of(broker: ScriptedBroker, monkeypatch: pytest.MonkeyPatch, **sett
 
 
 class Broker:
-    """Serves the connections in the order in which they come; the last way to serve holds for all further ones."""
+    """Serves the n-th connection with the n-th of `serves`; the last one also serves all later connections."""
 
     def __init__(self, *serves: Serve) -> None:
         self.serves = list(serves)
         self.open = 0
         self.most_open = 0
         self.asked: list[list[ApiKey]] = []
-        """The requests of each connection that a `hears` has served."""
+        """The requests of each connection that `hears` served."""
 
     async def __call__(self, peer: Peer) -> None:
         self.open += 1
@@ -71,7 +71,7 @@ class Broker:
             self.open -= 1
 
     async def hears(self, peer: Peer) -> None:
-        """Take requests and answer none."""
+        """Read requests without answering them."""
         asked: list[ApiKey] = []
         self.asked.append(asked)
         while True:
@@ -89,7 +89,7 @@ async def healthy(peer: Peer) -> None:
 
 
 async def hangs_up(peer: Peer) -> None:
-    """Close at once."""
+    """Close immediately."""
 
 
 @in_virtual_time
@@ -129,7 +129,7 @@ def test_each_broker_of_a_healthy_cluster_sees_one_connection():
 
 
 @in_virtual_time
-async def test_a_second_connection_is_used_if_the_first_one_gets_no_answer(monkeypatch):
+async def test_a_second_connection_is_used_if_the_first_one_gets_no_response(monkeypatch):
     serve = Broker(silent, healthy)
     async with ScriptedBroker(serve) as broker, net_of(broker, monkeypatch) as net:
         await net.become_ready(0)
@@ -146,7 +146,7 @@ async def test_a_second_connection_is_used_if_the_first_one_gets_no_answer(monke
     "one is answered; a healthy broker gets one",
 )
 @in_virtual_time
-async def test_the_second_connection_is_replaced_until_one_is_answered_and_they_are_never_more_than_two(
+async def test_the_second_connection_is_replaced_until_one_is_answered_and_there_are_never_more_than_two(
     monkeypatch,
 ):
     serve = Broker(silent, silent, silent, silent, healthy)
@@ -156,7 +156,7 @@ async def test_the_second_connection_is_replaced_until_one_is_answered_and_they_
 
         assert broker.connections == 5
         assert net.brokers.lost == 0
-    assert serve.most_open <= 3  # one that is being closed is counted too
+    assert serve.most_open <= 3  # a connection that is being closed also counts
 
 
 @in_virtual_time
@@ -204,7 +204,7 @@ async def test_only_the_winner_sends_credentials(monkeypatch):
     assert serve.asked == [[ApiKey.API_VERSIONS], [ApiKey.API_VERSIONS]]
 
 
-async def test_a_loop_that_stood_still_opens_no_second_connection(monkeypatch):
+async def test_a_blocked_loop_opens_no_second_connection(monkeypatch):
     async def stalls(peer: Peer) -> None:
         header, _ = await peer.request()
         time.sleep(SOON + 2 * connection_race.LATE_TIMER)  # noqa: ASYNC251  # what the user's code may do
@@ -218,7 +218,7 @@ async def test_a_loop_that_stood_still_opens_no_second_connection(monkeypatch):
 
 
 @in_virtual_time
-async def test_a_name_that_takes_long_to_resolve_is_looked_up_once(monkeypatch):
+async def test_a_name_that_resolves_slowly_is_looked_up_once(monkeypatch):
     loop = asyncio.get_running_loop()
     looked_up: list[str] = []
 
@@ -236,7 +236,7 @@ async def test_a_name_that_takes_long_to_resolve_is_looked_up_once(monkeypatch):
 
 
 @in_virtual_time
-async def test_a_second_connection_that_fails_is_no_failure(monkeypatch, caplog):
+async def test_a_failure_of_the_second_connection_is_not_reported(monkeypatch, caplog):
     async def late(peer: Peer) -> None:
         header, _ = await peer.request()
         await asyncio.sleep(6 * SOON)
@@ -267,7 +267,7 @@ async def test_the_attempt_ends_with_the_first_connection(monkeypatch):
 
 
 @in_virtual_time
-async def test_a_refused_connection_fails_at_once():
+async def test_a_refused_connection_fails_immediately():
     async with Net("127.0.0.1:1") as net:
         net.brokers.update(cluster_of(dead_port()))
         loop = asyncio.get_running_loop()
@@ -312,8 +312,8 @@ async def test_a_second_connection_begins_with_the_next_address(monkeypatch):
 
 
 def recovery(outage: float, **settings: object) -> tuple[float, int]:
-    """Simulated seconds from the end of a half-open broker's silence to the first acknowledgement, and how many records
-    failed."""
+    """Return the simulated seconds from the end of a half-open broker's silence to the first acknowledgement, and the
+    number of failed records."""
 
     async def main() -> tuple[float, int]:
         loop = asyncio.get_running_loop()
@@ -353,7 +353,7 @@ def test_a_half_open_broker_is_used_again_within_two_seconds(outage):
 
 
 @pytest.mark.parametrize("outage", [2.1, 3.9, 5.2])
-def test_short_time_outs_survive_a_half_open_broker(outage):
+def test_producers_with_short_timeouts_survive_a_half_open_broker(outage):
     took, failed = recovery(outage, request_timeout_ms=2000, delivery_timeout_ms=8000)
 
     assert took < 2.5

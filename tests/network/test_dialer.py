@@ -1,4 +1,4 @@
-"""The race of a name's addresses, and the ends that it may have."""
+"""The race of a host name's addresses, and its possible results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.scripted_broker import HOST, LONG, Net, Peer, ScriptedBroker,
 
 
 def resolve(monkeypatch, *addresses: str) -> list[str]:
-    """Let every name have these addresses; returns the names that were looked up."""
+    """Make every name resolve to these addresses; return the list of names that were looked up."""
     asked = []
     loop = asyncio.get_running_loop()
     original = loop.getaddrinfo
@@ -36,7 +36,7 @@ def resolve(monkeypatch, *addresses: str) -> list[str]:
 
 
 def _patch_loop(monkeypatch, loop, name, function) -> None:
-    """uvloop's loop takes no new attributes, so the dialer gets a stand-in that hands on the rest."""
+    """Replace the loop, since uvloop's loop does not accept new attributes. Other attributes are passed on."""
 
     class Loop:
         def __getattr__(self, attribute):
@@ -54,7 +54,7 @@ def _patch_loop(monkeypatch, loop, name, function) -> None:
     "address that accepts may be unusable",
 )
 @pytest.mark.parametrize("dead", ["127.0.0.2", "::1"])
-async def test_a_dead_address_is_passed_over_for_the_next_one(monkeypatch, dead):
+async def test_a_dead_address_is_skipped_for_the_next_one(monkeypatch, dead):
     async with ScriptedBroker(silence) as broker:
         asked = resolve(monkeypatch, dead, HOST)
         wire = await dial("broker.example", broker.port, LONG)
@@ -78,7 +78,7 @@ async def test_when_all_addresses_are_dead_each_is_named(monkeypatch):
 
 
 @pytest.mark.promise("Accumulator, sender, connections", "connects by happy eyeballs (RFC 8305)")
-async def test_an_address_that_does_not_answer_gets_company_after_a_quarter_second(monkeypatch):
+async def test_the_next_address_is_tried_in_parallel_after_a_quarter_second(monkeypatch):
     opened = []
 
     async def slow_first(loop, address, port, make_wire):
@@ -147,7 +147,7 @@ async def test_addresses_are_tried_once_each_and_families_take_turns(monkeypatch
     assert opened == ["::1", "10.0.0.1", "::2", "10.0.0.2"]
 
 
-async def test_the_first_addresses_go_to_the_end_if_it_is_asked_for(monkeypatch):
+async def test_the_first_addresses_are_tried_last_on_request(monkeypatch):
     opened = []
 
     async def fail(_, address, port, make_wire):
@@ -177,7 +177,7 @@ async def _shake_hands(peer: Peer) -> None:
     "address that accepts may be unusable",
 )
 @pytest.mark.parametrize("useless", [_hang_up, silence])
-async def test_an_address_that_accepts_and_is_no_use_is_left_for_the_next_one(monkeypatch, useless):
+async def test_an_address_that_accepts_but_is_unusable_is_skipped_for_the_next_one(monkeypatch, useless):
     async with ScriptedBroker(useless) as first, ScriptedBroker(_shake_hands) as second:
         ports = {"10.0.0.1": first.port, "10.0.0.2": second.port}
 
@@ -193,7 +193,7 @@ async def test_an_address_that_accepts_and_is_no_use_is_left_for_the_next_one(mo
         assert first.connections >= 1
 
 
-async def test_a_name_that_does_not_exist_is_told_so(monkeypatch):
+async def test_a_name_that_does_not_exist_is_reported(monkeypatch):
     async def unknown(*_: object, **__: object) -> None:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
@@ -203,7 +203,7 @@ async def test_a_name_that_does_not_exist_is_told_so(monkeypatch):
         await dial("no-such-host", 9092, LONG)
 
 
-async def test_a_name_is_looked_up_also_when_no_thread_takes_work_any_more():
+async def test_a_name_is_resolved_even_if_threads_no_longer_accept_work():
     with ThreadPoolExecutor(1) as executor:
         asyncio.get_running_loop().set_default_executor(executor)
 
@@ -216,7 +216,7 @@ async def test_a_name_is_looked_up_also_when_no_thread_takes_work_any_more():
 @pytest.mark.promise(
     "Rules of Kafka's producer", "a connection's states are a table, each step is bounded by the set-up time"
 )
-async def test_a_slow_resolver_is_given_up_after_the_set_up_time(monkeypatch):
+async def test_name_resolution_is_limited_by_the_set_up_time(monkeypatch):
     async def slow(*_: object, **__: object) -> None:
         await asyncio.Event().wait()
 

@@ -1,4 +1,4 @@
-"""The first words on a connection: versions, refusals, and peers that are no Kafka brokers."""
+"""The handshake of a connection: versions, rejections, and peers that are not Kafka brokers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.support.scripted_broker import (
 
 @pytest.mark.promise("Accumulator, sender, connections", "versions are negotiated on each connection")
 @pytest.mark.promise("KIPs", "KIP-511: the client's name, and the downgrade of ApiVersions")
-async def test_the_handshake_says_who_we_are_and_learns_the_versions_and_features():
+async def test_the_handshake_names_the_client_and_learns_versions_and_features():
     async def serve(peer: Peer) -> None:
         header, message = await peer.request()
         assert (header.api_key, header.version, header.client_id) == (ApiKey.API_VERSIONS, 4, "me")
@@ -69,7 +69,7 @@ async def test_the_handshake_says_who_we_are_and_learns_the_versions_and_feature
 @pytest.mark.promise("Protocol", "ApiVersions 0-4 are supported, with the downgrade")
 @pytest.mark.promise("KIPs", "KIP-511: the client's name, and the downgrade of ApiVersions")
 @pytest.mark.parametrize(("hint", "second"), [((0, 3), 3), ((0, 2), 2), ((0, 4), 3), ((0, 99), 3), (None, 0)])
-async def test_a_broker_that_refuses_the_version_is_asked_once_more_with_a_lower_one(hint, second):
+async def test_a_broker_that_rejects_the_version_is_asked_once_more_with_a_lower_one(hint, second):
     asked = []
 
     async def serve(peer: Peer) -> None:
@@ -92,7 +92,7 @@ async def test_a_broker_that_refuses_the_version_is_asked_once_more_with_a_lower
     assert asked == [4, second]
 
 
-async def test_a_broker_that_refuses_every_version_is_given_up_after_two_requests():
+async def test_a_broker_that_rejects_every_version_gets_only_two_requests():
     asked = []
 
     async def serve(peer: Peer) -> None:
@@ -112,7 +112,7 @@ async def test_a_broker_that_refuses_every_version_is_given_up_after_two_request
     assert connection.is_gone
 
 
-async def test_a_handshake_that_is_refused_names_the_error():
+async def test_a_rejected_handshake_names_the_error():
     async def serve(peer: Peer) -> None:
         header, _ = await peer.request()
         peer.answer(header, ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST))
@@ -126,7 +126,7 @@ async def test_a_handshake_that_is_refused_names_the_error():
     assert broker.address in str(caught.value)
 
 
-async def test_a_range_upside_down_counts_as_not_offered():
+async def test_an_inverted_version_range_counts_as_not_offered():
     async def serve(peer: Peer) -> None:
         await peer.handshake(produce=(9, 3), metadata=(-1, -1))
         await silence(peer)
@@ -154,7 +154,7 @@ async def test_a_range_upside_down_counts_as_not_offered():
         (b"\x00\x00\x00\x03abc", "too few"),
     ],
 )
-async def test_a_peer_that_is_no_kafka_broker_is_named_with_its_address(greeting, told):
+async def test_a_peer_that_is_not_a_kafka_broker_is_named_with_its_address(greeting, told):
     async def serve(peer: Peer) -> None:
         await peer.reader.read(1)
         peer.writer.write(greeting)
@@ -169,7 +169,7 @@ async def test_a_peer_that_is_no_kafka_broker_is_named_with_its_address(greeting
     assert connection.is_gone
 
 
-async def test_a_peer_that_says_nothing_is_given_up_after_the_set_up_time():
+async def test_a_silent_peer_is_limited_by_the_set_up_time():
     async with ScriptedBroker(silence) as broker:
         connection = make_connection(broker.port, socket_connection_setup_timeout_ms=50)
         with pytest.raises(RequestTimedOutError, match="is this a Kafka broker's port") as caught:
@@ -181,7 +181,7 @@ async def test_a_peer_that_says_nothing_is_given_up_after_the_set_up_time():
 
 @pytest.mark.parametrize("step", ["TLS", "ApiVersions", "SASL"])
 @in_virtual_time
-async def test_each_answer_of_the_handshake_is_bounded_by_the_request_timeout_too(step):
+async def test_each_response_of_the_handshake_is_also_limited_by_the_request_timeout(step):
     settings = {"request_timeout_ms": 50}
     if step == "TLS":
         settings |= {"security_protocol": "SSL"}
@@ -206,7 +206,7 @@ async def test_each_answer_of_the_handshake_is_bounded_by_the_request_timeout_to
     assert connection.is_gone
 
 
-async def test_a_peer_that_closes_during_the_handshake_is_told_so():
+async def test_a_peer_that_closes_during_the_handshake_is_reported():
     async def serve(peer: Peer) -> None:
         await peer.request()
 
@@ -215,7 +215,7 @@ async def test_a_peer_that_closes_during_the_handshake_is_told_so():
             await make_connection(broker.port).connect()
 
 
-async def test_a_peer_that_answers_the_handshake_and_closes_at_once_breaks_nothing():
+async def test_a_peer_that_answers_the_handshake_and_closes_immediately_is_handled():
     async def serve(peer: Peer) -> None:
         await peer.handshake()
 
@@ -265,14 +265,14 @@ async def test_cancelling_connect_leaves_nothing_open(handshake):
 
 @asynccontextmanager
 async def net_of(broker):
-    """It is node 0."""
+    """Run a Net in which `broker` is node 0."""
     async with Net("127.0.0.1:1") as net:
         net.brokers.update(Cluster({0: Node(0, HOST, broker.port)}, 0, "c", {}))
         yield net
 
 
-async def test_features_are_known_and_the_newest_version_is_asked_again_when_only_something_between_hung_up():
-    """As behind a proxy whose broker was away; four closed connections in a row are Azure Event Hubs otherwise."""
+async def test_features_are_learned_and_the_newest_version_is_used_again_if_only_an_intermediary_closed_connections():
+    """The case of a proxy whose broker was down; four closed connections in a row otherwise mean Azure Event Hubs."""
     asked = []
 
     async def serve(peer: Peer) -> None:
@@ -305,7 +305,7 @@ async def test_features_are_known_and_the_newest_version_is_asked_again_when_onl
     assert asked[6:] == [4]
 
 
-async def test_a_broker_that_hangs_up_on_a_version_it_does_not_know_is_not_asked_with_it_again():
+async def test_a_broker_that_closes_the_connection_on_an_unknown_version_is_not_asked_with_it_again():
     asked = []
 
     async def serve(peer: Peer) -> None:
@@ -332,7 +332,7 @@ async def test_a_broker_that_hangs_up_on_a_version_it_does_not_know_is_not_asked
 
 
 class Versions:
-    """Answers ApiVersions requests one after the other."""
+    """Answers ApiVersions requests with the given responses, in order."""
 
     def __init__(self, *answers: ApiVersionsResponse) -> None:
         self._answers = list(answers)
@@ -351,7 +351,7 @@ def features_of(level: int) -> ApiVersionsResponse:
     return answer
 
 
-async def test_a_broker_that_was_asked_low_is_asked_once_more_where_it_can_tell_its_features():
+async def test_after_a_low_version_a_broker_is_asked_once_more_with_a_version_that_has_features():
     broker = Versions(api_versions(api_versions=(0, 4)), features_of(2))
 
     versions = await learn_versions(broker.ask, "broker 1", asked=0)
@@ -360,7 +360,7 @@ async def test_a_broker_that_was_asked_low_is_asked_once_more_where_it_can_tell_
     assert versions.features == {"transaction.version": 2}
 
 
-async def test_a_broker_that_has_no_version_with_features_is_asked_only_once():
+async def test_a_broker_without_a_version_that_has_features_is_asked_only_once():
     broker = Versions(api_versions(api_versions=(0, FIRST_WITH_FEATURES - 1)))
 
     versions = await learn_versions(broker.ask, "broker 1", asked=0)
@@ -370,12 +370,12 @@ async def test_a_broker_that_has_no_version_with_features_is_asked_only_once():
     assert versions.features_epoch == -1
 
 
-def test_a_version_is_the_newest_that_both_sides_speak_up_to_the_ceiling():
+def test_the_newest_common_version_up_to_the_ceiling_is_used():
     versions = BrokerVersions({ApiKey.PRODUCE: VersionRange(7, 11), ApiKey.METADATA: VersionRange(90, 99)})
 
     assert versions.of(ApiKey.PRODUCE) == 11
     assert versions.of(ApiKey.PRODUCE, 9) == 9
-    assert versions.of(ApiKey.PRODUCE) == 11, "the ceiling of one request is not that of the next"
+    assert versions.of(ApiKey.PRODUCE) == 11, "the ceiling of one request does not apply to the next"
     for key, ceiling in ((ApiKey.PRODUCE, 6), (ApiKey.METADATA, None), (ApiKey.END_TXN, None)):
         with pytest.raises(UnsupportedVersionError):
             versions.of(key, ceiling)

@@ -1,4 +1,4 @@
-"""One question for several brokers: who is asked when, and which answer counts."""
+"""One request to several brokers: when each is asked, and which response counts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.scripted_broker import until
 
 
 class Question:
-    """Gives the futures of `brokers` brokers, one for each time that it is asked."""
+    """Returns the future of another broker on each call, for `brokers` brokers."""
 
     def __init__(self, brokers: int) -> None:
         self._loop = asyncio.get_running_loop()
@@ -37,7 +37,7 @@ def soon(monkeypatch):
     monkeypatch.setattr(hedge, "LOOK_AGAIN", MS)
 
 
-async def test_an_answer_in_time_is_the_only_one_asked_for(monkeypatch):
+async def test_a_response_in_time_is_the_only_one_requested(monkeypatch):
     monkeypatch.setattr(hedge, "HEDGE_AFTER", 1000.0)
     question = Question(3)
     waiting = asyncio.create_task(first_answer(question))
@@ -48,7 +48,7 @@ async def test_an_answer_in_time_is_the_only_one_asked_for(monkeypatch):
     assert len(question.asked) == 1
 
 
-async def test_a_silent_broker_gets_company_and_the_first_answer_counts():
+async def test_another_broker_is_asked_in_parallel_to_a_silent_one_and_the_first_response_counts():
     question = Question(3)
     waiting = asyncio.create_task(first_answer(question))
     await question.until_asked(3)
@@ -82,7 +82,7 @@ async def test_if_all_fail_the_first_failure_is_returned():
         (await waiting).result()
 
 
-async def test_a_broker_that_is_connected_later_is_asked_then():
+async def test_a_broker_that_connects_later_is_asked_at_that_time():
     question = Question(1)
     waiting = asyncio.create_task(first_answer(question))
     await question.until_asked(1)

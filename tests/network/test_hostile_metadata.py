@@ -1,4 +1,4 @@
-"""Answers that name more brokers, topics or partitions than any cluster has; and node ids that a broker invents."""
+"""Responses with more brokers, topics or partitions than any cluster has, and with invented node ids."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ TOO_MANY = {
     "slices",
 )
 @pytest.mark.parametrize("field", TOO_MANY)
-def test_more_elements_than_any_cluster_has_are_refused_before_they_are_looked_at(field):
+def test_more_elements_than_any_cluster_has_are_rejected_before_they_are_decoded(field):
     answer, version = TOO_MANY[field]
     frame = b"".join(encode_response(answer, version, 7))[4:]
 
@@ -89,7 +89,7 @@ def test_as_many_as_allowed_are_read():
     assert len(decode_response(MetadataResponse, 13, frame, 7).brokers) == MOST_BROKERS
 
 
-def test_brokers_are_taken_over_one_in_a_step():
+def test_brokers_are_merged_one_per_step():
     answer = MetadataResponse(brokers=[Broker(node_id=number, host="h", port=1) for number in range(1000)])
     steps = Cluster.empty().merging(answer, [])
     merged: list[Cluster] = []
@@ -101,7 +101,7 @@ def test_brokers_are_taken_over_one_in_a_step():
     assert len(merged[0].nodes) == 1000
 
 
-async def test_an_answer_with_too_many_brokers_closes_the_connection_and_says_why():
+async def test_a_response_with_too_many_brokers_closes_the_connection_and_gives_the_reason():
     async def serve(peer: Peer) -> None:
         await peer.handshake()
         header, _ = await peer.request()
@@ -128,7 +128,7 @@ async def test_before_authentication_little_is_accepted():
             await asyncio.wait_for(make_connection(broker.port).connect(), LONG)
 
 
-def test_metrics_keep_no_more_brokers_than_a_bound_and_lose_no_request():
+def test_metrics_keep_a_limited_number_of_brokers_and_lose_no_request():
     metrics = Metrics()
     used = metrics.node(0)
     used.connects = used.requests = 1
@@ -145,7 +145,7 @@ def test_metrics_keep_no_more_brokers_than_a_bound_and_lose_no_request():
     )
 
     assert len(snapshot.nodes) == MOST_NODES
-    assert metrics.node(0) is used, "one that was connected to stays"
+    assert metrics.node(0) is used, "a broker that was connected is kept"
     assert snapshot.requests == 3 * MOST_NODES
 
 
@@ -187,7 +187,7 @@ def large_answer(topics: int = 600) -> MetadataResponse:
 
 
 def decoded_in_steps(frame: bytes, version: int) -> tuple[MetadataResponse, int]:
-    """The message, and after how many steps."""
+    """Decode a message; return it and the number of steps."""
     decoded: list[MetadataResponse] = []
 
     def run():
@@ -219,7 +219,7 @@ def test_a_topic_of_many_partitions_is_walked_over_in_slices():
 
 
 @pytest.mark.parametrize("damage", ["cut", "longer", "correlation id"])
-def test_slices_refuse_what_is_refused_at_once(damage):
+def test_decoding_in_slices_rejects_the_same_frames(damage):
     frame = b"".join(encode_response(large_answer(), 13, 7))[4:]
     damaged = {"cut": frame[:-1], "longer": frame + b"\0", "correlation id": b"\0\0\0\1" + frame[4:]}[damage]
     with pytest.raises(ProtocolError) as at_once:
@@ -238,7 +238,7 @@ def test_slices_refuse_what_is_refused_at_once(damage):
     "slices",
 )
 @pytest.mark.parametrize("is_damaged", [False, True])
-async def test_a_large_answer_is_decoded_in_slices_and_a_damaged_one_closes_the_connection(
+async def test_a_large_response_is_decoded_in_slices_and_a_damaged_one_closes_the_connection(
     is_damaged, monkeypatch
 ):
     steps = 0
@@ -273,7 +273,7 @@ async def test_a_large_answer_is_decoded_in_slices_and_a_damaged_one_closes_the_
     assert steps >= LARGE // SLICE - 1
 
 
-async def test_a_large_answer_may_ask_for_silence():
+async def test_a_large_response_may_throttle_the_client():
     async def serve(peer: Peer) -> None:
         await peer.handshake()
         header, _ = await peer.request()

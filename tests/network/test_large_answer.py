@@ -1,4 +1,4 @@
-"""Answers about very many partitions: the loop has its turns while they are taken over, and nobody sees half of one."""
+"""Responses about very many partitions: other tasks run while one is merged, and never see it half merged."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Topic = MetadataResponse.MetadataResponseTopic
 
 
 def answer_about(port: int, names: list[str], partitions: int, epoch: int) -> MetadataResponse:
-    """With each epoch all leaders have moved."""
+    """Create a response in which all leaders differ from those of the previous epoch."""
     same = [
         Partition(
             partition_index=number,
@@ -47,7 +47,7 @@ def answer_about(port: int, names: list[str], partitions: int, epoch: int) -> Me
 
 
 class Teller(ScriptedBroker):
-    """Answers each question about any topic with the next epoch. The frames are made before, not in their turn."""
+    """Answers each request for topics with the next epoch. The frames are encoded in advance."""
 
     def __init__(self, topics: int, partitions: int, answers: int) -> None:
         super().__init__(self._tell)
@@ -78,7 +78,7 @@ class Teller(ScriptedBroker):
 
 
 async def ask(net: Net, names: list[str]) -> None:
-    """Want these topics, and ask for them in one question."""
+    """Request these topics with a single request."""
     for name in names:
         net.metadata.touch(name)
     net.metadata.request_update()
@@ -92,8 +92,8 @@ async def merging(net: Net) -> None:
 
 @pytest.fixture
 def without_collector():
-    """Python's collector stops everybody while it looks at all objects of the process: 250 ms for the 850,000 of a
-    producer that writes to 100,000 partitions. When it does so has little to do with metadata."""
+    """Disable Python's garbage collector, whose runs do not depend on metadata. A full collection stops all tasks, for
+    250 ms with the 850,000 objects of a producer that writes to 100,000 partitions."""
     gc.disable()
     yield
     gc.enable()
@@ -128,14 +128,14 @@ async def test_metadata_of_100000_partitions_that_are_all_written_to_holds_the_l
                 await asyncio.sleep(0)
                 now = process_time()
                 standstill, began, turns = max(standstill, now - began), now, turns + 1
-            accumulator.file_queues(net.metadata.cluster)  # as the sender does next
+            accumulator.file_queues(net.metadata.cluster)  # the sender does this next
             longest.append(max(standstill, process_time() - began))
 
             assert turns > 100
             leaders = [queue.node_id for queue in accumulator.topics[teller.names[-1]].queues]
             assert leaders == [(number + epoch) % 3 for number in range(10)]
 
-        # Processor time, and the best of three: what others do on this machine is not to be measured.
+        # Processor time, and the best of three, so that other load on this machine is not measured.
         assert min(longest) < 0.2, longest
 
 
@@ -145,7 +145,7 @@ async def test_metadata_of_100000_partitions_that_are_all_written_to_holds_the_l
     "other tasks run; the snapshot changes once, when it is complete, and includes what was learned "
     "meanwhile",
 )
-async def test_everybody_sees_the_snapshot_before_until_the_next_one_is_whole():
+async def test_other_tasks_see_the_previous_snapshot_until_the_next_one_is_complete():
     async with Teller(3, 2000, answers=2) as teller, Net(teller.address) as net:
         await net.start()
         await ask(net, teller.names)
@@ -172,7 +172,7 @@ async def test_everybody_sees_the_snapshot_before_until_the_next_one_is_whole():
     "other tasks run; the snapshot changes once, when it is complete, and includes what was learned "
     "meanwhile",
 )
-async def test_a_leader_hint_that_comes_while_an_answer_is_taken_over_is_not_lost():
+async def test_a_leader_hint_that_arrives_while_a_response_is_merged_is_not_lost():
     async with Teller(1, 2000, answers=2) as teller, Net(teller.address) as net:
         await net.start()
         await ask(net, teller.names)
@@ -186,14 +186,14 @@ async def test_a_leader_hint_that_comes_while_an_answer_is_taken_over_is_not_los
 
         await until(lambda: net.metadata.cluster.partition("topic-0", 1).leader_epoch == 2)
         assert net.metadata.cluster.partition("topic-0", 0)[2:4] == (1, 9)
-        assert not net.metadata.apply_leader_hint("topic-0", 0, 2, 9, []), "it is no news"
+        assert not net.metadata.apply_leader_hint("topic-0", 0, 2, 9, []), "it is not news"
 
 
 def refuse_nothing(error: ProtocolError) -> BrokerConnectionError:
     raise AssertionError from error
 
 
-async def test_others_have_a_turn_after_each_slice_and_the_last_one_gives_the_message():
+async def test_other_tasks_run_after_each_slice_and_the_last_one_returns_the_message():
     events = []
 
     def slices():
@@ -217,7 +217,7 @@ async def test_others_have_a_turn_after_each_slice_and_the_last_one_gives_the_me
     assert events[:5] == ["slice 0", "turn", "slice 1", "turn", "slice 2"]
 
 
-async def test_a_frame_that_makes_no_sense_closes_the_connection_and_raises_what_that_gives():
+async def test_a_malformed_frame_closes_the_connection_and_raises_its_error():
     closed = []
 
     def slices():

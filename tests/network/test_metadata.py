@@ -1,4 +1,4 @@
-"""Metadata: what is asked for when, who waits for it, and what becomes of bad answers."""
+"""Metadata: which topics are requested when, how callers wait, and how bad responses are handled."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ Answer = Callable[["Teller", int, MetadataRequest], MetadataResponse | None]
 
 
 class Teller(ScriptedBroker):
-    """A broker that answers Metadata by a function of itself, the number of the request, and the request.
+    """A broker that answers Metadata requests with the result of `answer(teller, number of the request, request)`.
 
-    The requests before the end of the first update have number 0. An answer of None means silence."""
+    The requests before the end of the first update have number 0. None means no response."""
 
     def __init__(self, answer: Answer | None = None) -> None:
         super().__init__(self._tell)
         self._answer = answer or (lambda teller, _, request: self.all_of(request))
         self.requests: list[MetadataRequest] = []
         self.asked_at: list[float] = []
-        """When each request arrived, in loop time."""
+        """The arrival of each request, in loop time."""
         self.is_started = False
 
     @property
@@ -60,16 +60,16 @@ class Teller(ScriptedBroker):
 
     @property
     def pauses(self) -> list[float]:
-        """Seconds from each request to the next one, which a stalled machine may only lengthen."""
+        """The seconds between consecutive requests; a stalled machine can only lengthen them."""
         return [later - earlier for earlier, later in itertools.pairwise(self.asked_at)]
 
     def all_of(self, request: MetadataRequest, partitions: int = 1, **fields: object) -> MetadataResponse:
-        """Each topic that was asked for exists."""
+        """Create a response in which every requested topic exists."""
         topics = {topic.name: partitions for topic in request.topics}
         return metadata_response(self.port, topics, **fields)
 
     def with_error(self, request: MetadataRequest, error: int) -> MetadataResponse:
-        """Each topic that was asked for has an error."""
+        """Create a response in which every requested topic has an error."""
         response = self.all_of(request, 0)
         for topic in response.topics:
             topic.error_code = error
@@ -88,7 +88,7 @@ class Teller(ScriptedBroker):
 
 @asynccontextmanager
 async def told_by(answer: Answer | None = None, *, start: bool = True, **settings: object):
-    """A running Metadata, and the broker that tells it."""
+    """Yield a running Metadata and the broker that answers it."""
     async with Teller(answer) as teller, Net(teller.address, **settings) as net:
         if start:
             await net.start()
@@ -105,7 +105,7 @@ def soon(seconds: float = LONG) -> float:
 # The first update
 
 
-async def test_the_first_update_learns_the_brokers_and_asks_for_no_topic():
+async def test_the_first_update_learns_the_brokers_and_requests_no_topic():
     async with told_by(start=False) as (net, teller):
         await net.metadata.first_update(soon())
 
@@ -117,7 +117,7 @@ async def test_the_first_update_learns_the_brokers_and_asks_for_no_topic():
 
 
 @pytest.mark.parametrize("task_first", [True, False])
-async def test_the_first_update_and_the_task_ask_together_only_once(task_first):
+async def test_the_first_update_and_the_task_share_one_request(task_first):
     async with told_by(start=False) as (net, teller):
         if task_first:
             net.run()
@@ -140,7 +140,7 @@ async def test_the_first_update_names_each_address_that_does_not_answer():
         with pytest.raises(BootstrapError) as caught:
             await net.metadata.first_update(soon(300 * MS))
 
-        # uvloop counts milliseconds, and may call that much too early.
+        # uvloop counts in milliseconds, so a timer may fire up to 1 ms too early.
         assert asyncio.get_running_loop().time() - began >= 298 * MS
         for port in ports:
             assert f"{HOST}:{port}" in str(caught.value)
@@ -160,13 +160,13 @@ async def test_the_first_update_waits_for_a_broker_that_is_still_starting():
             await net.brokers.close()
 
 
-async def test_the_first_update_passes_over_a_dead_bootstrap_address():
+async def test_the_first_update_skips_a_dead_bootstrap_address():
     async with Teller() as teller, Net(f"{HOST}:{dead_port()},{teller.address},{HOST}:{dead_port()}") as net:
         await net.metadata.first_update(soon())
         assert net.metadata.version == 1
 
 
-async def test_the_first_update_gives_up_at_once_on_peers_that_are_no_kafka_brokers():
+async def test_the_first_update_fails_immediately_on_peers_that_are_not_kafka_brokers():
     async def serve(peer: Peer) -> None:
         peer.writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         await peer.read_to_end()
@@ -176,7 +176,7 @@ async def test_the_first_update_gives_up_at_once_on_peers_that_are_no_kafka_brok
             await asyncio.wait_for(net.metadata.first_update(soon(600)), LONG)
 
 
-async def test_the_first_update_gives_up_at_once_on_brokers_that_are_too_old():
+async def test_the_first_update_fails_immediately_on_brokers_that_are_too_old():
     async def serve(peer: Peer) -> None:
         await peer.handshake(metadata=(0, 5))
         await peer.read_to_end()
@@ -187,14 +187,14 @@ async def test_the_first_update_gives_up_at_once_on_brokers_that_are_too_old():
 
 
 @in_virtual_time
-async def test_the_first_update_gives_up_on_a_silent_broker_at_its_deadline():
+async def test_the_first_update_fails_on_a_silent_broker_at_its_deadline():
     async with Teller(lambda *_: None) as teller, Net(teller.address) as net:
         with pytest.raises(BootstrapError, match="connected"):
             await net.metadata.first_update(soon(200 * MS))
 
 
-async def test_the_first_update_names_the_last_failure_also_if_the_broker_is_just_connected_again():
-    """A listener that wants SASL hangs up on the first Metadata request: each attempt starts with a connection."""
+async def test_the_first_update_names_the_last_failure_even_if_the_broker_has_just_reconnected():
+    """A SASL listener closes the connection on the first Metadata request, so each attempt starts with a connection."""
     is_asked_again = asyncio.Event()
 
     async def serve(peer: Peer) -> None:
@@ -214,11 +214,11 @@ async def test_the_first_update_names_the_last_failure_also_if_the_broker_is_jus
         await asyncio.wait([patient])
 
 
-async def test_a_refusal_that_comes_together_with_the_deadline_of_the_first_update_counts(monkeypatch):
+async def test_a_rejection_that_arrives_together_with_the_deadline_of_the_first_update_counts(monkeypatch):
     async with Net(f"{HOST}:{dead_port()}") as net:
         (link,) = net.brokers._links.values()
         link.last_error = AuthenticationError("the broker rejects us")
-        # The task that asks has not had its turn since.
+        # The task that sends the request has not run since.
         monkeypatch.setattr(net.metadata, "_refresh", asyncio.Event().wait)
 
         with pytest.raises(AuthenticationError, match="rejects us"):
@@ -229,7 +229,7 @@ async def test_a_refusal_that_comes_together_with_the_deadline_of_the_first_upda
 
 
 @pytest.mark.promise("KIPs", "KIP-526: new topics are asked for alone, idle ones are forgotten")
-async def test_a_new_topic_is_asked_for_at_once_and_alone():
+async def test_a_new_topic_is_requested_immediately_and_alone():
     async with told_by(metadata_max_age_ms=600_000, retry_backoff_ms=100) as (net, teller):
         await net.metadata.wait_for_topic("a", soon())
         info = await net.metadata.wait_for_topic("b", soon())
@@ -240,7 +240,7 @@ async def test_a_new_topic_is_asked_for_at_once_and_alone():
         assert all(request.allow_auto_topic_creation for request in teller.requests)
 
 
-async def test_a_known_topic_is_there_without_a_question():
+async def test_a_known_topic_is_available_without_a_request():
     async with told_by() as (net, teller):
         first = await net.metadata.wait_for_topic("a", soon())
         assert await net.metadata.wait_for_topic("a", 0.0) is first
@@ -257,7 +257,7 @@ async def test_creating_topics_can_be_switched_off():
     "Accumulator, sender, connections",
     "metadata refreshes make no storm and let other tasks run, also with back-offs of 0",
 )
-async def test_many_who_wait_are_one_question():
+async def test_many_waiting_callers_share_one_request():
     async with told_by() as (net, teller):
         topics = ["a", "b", "c"] * 50
         await asyncio.gather(*(net.metadata.wait_for_topic(topic, soon()) for topic in topics))
@@ -290,7 +290,7 @@ async def test_a_topic_that_is_being_created_is_asked_for_again_with_pauses(erro
     "`try_send`, which does not wait",
 )
 @pytest.mark.parametrize("refused", ["topic", "request"])
-async def test_a_topic_that_is_not_known_is_asked_for_again_also_by_one_who_does_not_wait(refused):
+async def test_an_unknown_topic_is_requested_again_even_if_no_caller_waits(refused):
     def answer(teller: Teller, number: int, request: MetadataRequest) -> MetadataResponse:
         if number != 1:
             return teller.all_of(request)
@@ -312,7 +312,7 @@ async def test_a_topic_that_is_not_known_is_asked_for_again_also_by_one_who_does
         assert teller.requests[1].allow_auto_topic_creation
 
 
-async def test_a_topic_that_stays_unknown_ends_in_a_time_out_that_says_so():
+async def test_a_topic_that_stays_unknown_ends_in_a_timeout_that_says_so():
     def answer(teller: Teller, _: int, request: MetadataRequest) -> MetadataResponse:
         return teller.with_error(request, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 
@@ -333,7 +333,7 @@ async def test_a_topic_that_stays_unknown_ends_in_a_time_out_that_says_so():
 
 
 @in_virtual_time
-async def test_a_time_out_names_the_last_error_when_nobody_answers():
+async def test_a_timeout_without_any_response_names_the_last_error():
     async with told_by() as (net, teller):
         await teller.__aexit__()
         with pytest.raises(MetadataTimeoutError, match="no broker is reachable"):
@@ -341,7 +341,7 @@ async def test_a_time_out_names_the_last_error_when_nobody_answers():
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a b", "a/b", "ä", "x" * 250, "a\n"])
-async def test_a_name_that_kafka_does_not_take_is_refused_without_a_question(name):
+async def test_a_name_that_kafka_does_not_accept_is_rejected_without_a_request(name):
     async with told_by() as (net, teller):
         with pytest.raises(InvalidTopicError) as caught:
             await net.metadata.wait_for_topic(name, soon())
@@ -356,7 +356,7 @@ async def test_a_name_that_kafka_does_not_take_is_refused_without_a_question(nam
         (ErrorCode.TOPIC_AUTHORIZATION_FAILED, TopicAuthorizationError),
     ],
 )
-async def test_errors_that_waiting_does_not_change_come_at_once_and_are_not_kept(code, error):
+async def test_errors_that_waiting_does_not_solve_are_raised_immediately_and_not_kept(code, error):
     def answer(teller: Teller, number: int, request: MetadataRequest) -> MetadataResponse:
         if number == 1:
             return teller.with_error(request, code)
@@ -368,7 +368,7 @@ async def test_errors_that_waiting_does_not_change_come_at_once_and_are_not_kept
         assert (await net.metadata.wait_for_topic("a", soon())).name == "a"
 
 
-async def test_one_bad_topic_does_not_hurt_the_others():
+async def test_one_bad_topic_does_not_affect_the_others():
     def answer(teller: Teller, _: int, request: MetadataRequest) -> MetadataResponse:
         response = teller.all_of(request)
         for topic in response.topics:
@@ -418,7 +418,7 @@ async def test_a_partition_that_does_not_exist_ends_in_an_error_of_its_own():
         assert len(teller.requests) >= 2
 
 
-async def test_cancelling_one_who_waits_leaves_the_others():
+async def test_cancelling_one_waiting_caller_does_not_affect_the_others():
     release = asyncio.Event()
 
     async def serve(peer: Peer) -> None:
@@ -441,7 +441,7 @@ async def test_cancelling_one_who_waits_leaves_the_others():
         assert net.metadata._waiters == {}
 
 
-async def test_closing_fails_all_who_wait_and_all_who_come_later():
+async def test_closing_fails_all_waiting_callers_and_all_later_ones():
     async with told_by(lambda teller, number, request: None if number else teller.all_of(request)) as (
         net,
         teller,
@@ -461,7 +461,7 @@ async def test_closing_fails_all_who_wait_and_all_who_come_later():
             await net.metadata.wait_for_topic("c", soon())
 
 
-async def test_closing_and_cancelling_at_once_makes_no_noise():
+async def test_closing_and_cancelling_together_logs_nothing():
     noise = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: noise.append(context))
     async with told_by(lambda teller, number, request: None if number else teller.all_of(request)) as (
@@ -486,7 +486,7 @@ async def test_closing_and_cancelling_at_once_makes_no_noise():
     "data without a leader, a refused connect, a lost connection and a close at acks=0 end in one "
     "coalesced refresh",
 )
-async def test_any_number_of_wishes_is_one_refresh():
+async def test_several_requests_for_an_update_cause_one_refresh():
     async with told_by() as (net, teller):
         await net.metadata.wait_for_topic("a", soon())
         version = net.metadata.version
@@ -526,14 +526,14 @@ async def test_only_one_refresh_is_in_flight():
     "metadata refreshes make no storm and let other tasks run, also with back-offs of 0",
 )
 @in_virtual_time
-async def test_wishes_without_end_make_no_storm():
+async def test_continuous_requests_for_an_update_cause_no_request_storm():
     async with told_by(retry_backoff_ms=50, retry_backoff_max_ms=200) as (net, teller):
         end = soon(0.5)
         while asyncio.get_running_loop().time() < end:
             net.metadata.request_update()
             await asyncio.sleep(1 * MS)
 
-        # 40 ms at least, then doubling while the answers tell nothing new.
+        # At least 40 ms, then doubling while the responses contain no news.
         assert 1 <= len(teller.requests) <= 5
 
 
@@ -541,7 +541,7 @@ async def test_wishes_without_end_make_no_storm():
     "Accumulator, sender, connections",
     "metadata refreshes make no storm and let other tasks run, also with back-offs of 0",
 )
-async def test_a_refusal_that_comes_at_once_leaves_others_their_turns_also_without_a_back_off():
+async def test_an_immediate_rejection_lets_other_tasks_run_even_without_a_back_off():
     async with Net("broker.example:9092", retry_backoff_ms=0) as net:
         asked = 0
 
@@ -559,7 +559,7 @@ async def test_a_refusal_that_comes_at_once_leaves_others_their_turns_also_witho
         assert asked < 100
 
 
-async def test_without_a_back_off_two_questions_are_still_a_pause_apart():
+async def test_without_a_back_off_there_is_still_a_pause_between_two_requests():
     async with Net("broker.example:9092", retry_backoff_ms=0) as net:
         loop, asked = asyncio.get_running_loop(), []
 
@@ -579,15 +579,15 @@ async def test_without_a_back_off_two_questions_are_still_a_pause_apart():
     "metadata refreshes make no storm and let other tasks run, also with back-offs of 0",
 )
 @in_virtual_time
-async def test_metadata_that_are_old_at_once_make_no_storm():
+async def test_metadata_that_is_old_immediately_causes_no_request_storm():
     async with told_by(metadata_max_age_ms=1, retry_backoff_ms=50, retry_backoff_max_ms=200) as (_, teller):
         await asyncio.sleep(0.5)
 
-        # 40 ms at least, then doubling while the answers tell nothing new.
+        # At least 40 ms, then doubling while the responses contain no news.
         assert 1 <= len(teller.requests) <= 5
 
 
-async def test_a_wish_during_a_refresh_is_not_forgotten():
+async def test_a_request_for_an_update_during_a_refresh_is_not_forgotten():
     release = asyncio.Event()
     asked = []
 
@@ -698,7 +698,7 @@ async def test_a_bad_answer_does_not_replace_what_is_known(kind, caplog):
         await until(lambda: net.metadata.last_error is None)
 
 
-async def test_another_cluster_behind_the_same_address_is_reported(caplog):
+async def test_another_cluster_at_the_same_address_is_reported(caplog):
     def answer(teller: Teller, number: int, request: MetadataRequest) -> MetadataResponse:
         response = teller.all_of(request)
         response.cluster_id = "first" if number == 0 else "second"
@@ -717,7 +717,7 @@ def endpoints(*nodes: int) -> list[ProduceResponse.NodeEndpoint]:
     return [ProduceResponse.NodeEndpoint(node_id=node, host=HOST, port=9) for node in nodes]
 
 
-async def test_a_leader_hint_is_taken_at_once_and_its_broker_is_known():
+async def test_a_leader_hint_is_applied_immediately_and_its_broker_is_known():
     async with told_by() as (net, teller):
         await net.metadata.wait_for_topic("a", soon())
         version = net.metadata.version
@@ -741,7 +741,7 @@ async def test_an_old_hint_changes_nothing():
 
 
 @pytest.mark.promise("Accumulator, sender, connections", "leader hints in Produce responses are used")
-async def test_metadata_from_before_a_hint_does_not_undo_it():
+async def test_metadata_requested_before_a_hint_does_not_undo_it():
     async with told_by() as (net, _):
         await net.metadata.wait_for_topic("a", soon())
         net.metadata.apply_leader_hint("a", 0, 0, 3, [])
@@ -777,7 +777,7 @@ async def test_when_all_known_brokers_are_gone_the_bootstrap_servers_are_asked_a
 @pytest.mark.promise(
     "KIPs", "KIP-1102: a broker, or too long a silence, leads back to the bootstrap addresses"
 )
-async def test_a_broker_may_ask_for_a_new_bootstrap():
+async def test_a_broker_may_request_a_rebootstrap():
     def answer(teller: Teller, number: int, request: MetadataRequest) -> MetadataResponse:
         response = teller.all_of(request)
         if number == 1:
@@ -795,7 +795,7 @@ async def test_a_broker_may_ask_for_a_new_bootstrap():
     "KIPs", "KIP-1102: a broker, or too long a silence, leads back to the bootstrap addresses"
 )
 @in_virtual_time
-async def test_brokers_that_do_not_answer_for_long_lead_back_to_the_bootstrap_servers():
+async def test_brokers_that_do_not_answer_for_long_cause_a_rebootstrap():
     silent = True
 
     async def serve(peer: Peer) -> None:
@@ -832,7 +832,7 @@ async def test_without_the_recovery_strategy_the_known_brokers_stay():
 @pytest.mark.promise(
     "Accumulator, sender, connections", "the bootstrap servers are asked again when no known broker is left"
 )
-async def test_topics_and_counts_survive_a_new_bootstrap():
+async def test_topics_and_counts_survive_a_rebootstrap():
     async with told_by(lambda teller, _, request: teller.all_of(request, partitions=4)) as (net, _teller):
         await net.metadata.wait_for_topic("a", soon())
         net.metadata._rebootstrap("a test")
@@ -847,7 +847,7 @@ async def test_topics_and_counts_survive_a_new_bootstrap():
     "metadata refreshes make no storm and let other tasks run, also with back-offs of 0",
 )
 @in_virtual_time
-async def test_unreachable_brokers_behind_a_living_bootstrap_server_make_no_storm():
+async def test_unreachable_brokers_behind_a_live_bootstrap_server_cause_no_request_storm():
     gone = dead_port()
 
     def answer(teller: Teller, _: int, __: MetadataRequest) -> MetadataResponse:
@@ -862,7 +862,7 @@ async def test_unreachable_brokers_behind_a_living_bootstrap_server_make_no_stor
     ) as (net, teller):
         net.metadata.request_update()
         await asyncio.sleep(0.6)
-        # Each turn of the wheel has to wait for the back-off of the broker that is gone.
+        # Each round must wait for the back-off of the broker that is gone.
         assert 1 <= net.metrics.node(0).connect_failures <= 8
         assert teller.connections <= 10
 

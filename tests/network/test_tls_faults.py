@@ -1,4 +1,4 @@
-"""What goes wrong within TLS when it has begun: an answer is cut off, with a good-bye and without."""
+"""Faults in an established TLS connection: a response is cut off, with and without a close_notify alert."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.support.producing import PRODUCE, QUICK, until, values, within
 
 
 @pytest.mark.parametrize("says_goodbye", [True, False], ids=["close_notify", "truncated"])
-async def test_an_answer_that_is_cut_off_within_tls_is_none_and_its_record_is_there_once(says_goodbye):
-    """Somebody between us can end the TCP connection in the middle of an answer; TLS itself says good-bye."""
+async def test_a_response_that_is_cut_off_within_tls_is_ignored_and_its_record_is_stored_once(says_goodbye):
+    """An attacker in the middle can end the TCP connection during a response, but can't send a valid close_notify."""
     settings = {**QUICK, "security_protocol": "SSL", "ssl_truststore_certificates": authority_pem()}
     async with EmbeddedCluster(security=Security(tls=server_context()), topics={"t": 1}) as cluster:
         async with Producer(cluster.bootstrap_servers, **settings) as producer:

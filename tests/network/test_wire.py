@@ -1,4 +1,4 @@
-"""TLS between the frames and the socket: bytes arrive whole and in order, and it is known which of them have left."""
+"""The wire, with and without TLS: bytes arrive complete and in order, and it is known which of them were sent."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def client_context(**settings: object) -> ssl.SSLContext:
 
 @asynccontextmanager
 async def server(serve: Serve, context: ssl.SSLContext | None) -> AsyncIterator[int]:
-    """A port where `serve` gets each connection, by TLS if there is a context."""
+    """Yield a port on which `serve` handles each connection, with TLS if there is a context."""
     tasks = []
     errors = []
 
@@ -67,7 +67,7 @@ async def _gone(writer: asyncio.StreamWriter) -> None:
 
 
 async def opened(port: int, **settings: object) -> TlsWire:
-    """The client's end, before the handshake."""
+    """Yield the client's end, before the handshake."""
     make_wire = partial(TlsWire, context=client_context(**settings), server_name=HOST)
     wire = await dial(HOST, port, LONG, make_wire=make_wire)
     assert isinstance(wire, TlsWire)
@@ -82,7 +82,7 @@ async def closed(wire: Wire) -> None:
 
 @asynccontextmanager
 async def connected(serve: Serve, **settings: object) -> AsyncIterator[TlsWire]:
-    """The client's end, after the handshake."""
+    """Yield the client's end, after the handshake."""
     async with server(serve, server_context()) as port:
         wire = await opened(port, **settings)
         try:
@@ -136,7 +136,7 @@ async def test_held_back_segments_go_out_together_at_the_uncork():
 
 
 @pytest.mark.promise("Security", "over TLS, too, NOT_PERSISTED is reported only for records that never left")
-async def test_what_lies_wholly_in_the_transport_has_not_left_and_what_left_is_never_denied():
+async def test_writes_entirely_in_the_transport_count_as_unsent_and_sent_ones_never_do():
     async with connected(read_nothing) as wire:
         starts = []
         while wire.unsent < 4_000_000:
@@ -145,14 +145,14 @@ async def test_what_lies_wholly_in_the_transport_has_not_left_and_what_left_is_n
             await asyncio.sleep(0)
         size = wire.written
 
-        # TLS makes more of the bytes than they are, so to subtract what is unsent would say too little.
+        # TLS adds bytes, so subtracting the unsent bytes would give a value that is too low.
         assert wire.left in starts
         assert wire.left > size - wire.unsent
         assert size - 200_000 >= wire.left > 0
 
 
 @pytest.mark.promise("Records", "a large request is written, and encrypted, 4 MiB in each turn of the loop")
-async def test_it_is_told_when_everything_has_left():
+async def test_on_drained_is_called_when_everything_has_been_sent():
     may_read = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -177,7 +177,7 @@ async def test_it_is_told_when_everything_has_left():
 
 
 class TakesEverything(asyncio.WriteTransport):
-    """A transport whose kernel never says no, so that it is never paused."""
+    """A transport that accepts all bytes immediately, so that it is never paused."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -190,14 +190,14 @@ class TakesEverything(asyncio.WriteTransport):
         return 0
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """It buffers nothing."""
+        """Do nothing: there is no buffer."""
 
     def is_closing(self) -> bool:
         return False
 
 
 @pytest.mark.promise("Records", "a large request is written, and encrypted, 4 MiB in each turn of the loop")
-async def test_something_large_is_written_in_several_turns_and_what_follows_comes_behind_it():
+async def test_a_large_write_takes_several_turns_and_later_writes_follow_it():
     transport = TakesEverything()
     wire = Wire(asyncio.get_running_loop())
     wire.connection_made(transport)
@@ -218,8 +218,8 @@ async def test_something_large_is_written_in_several_turns_and_what_follows_come
 
 
 @pytest.mark.parametrize("is_slow", [False, True])
-async def test_segments_go_to_the_kernel_together_and_what_it_does_not_take_follows(is_slow, monkeypatch):
-    """Also with an asyncio that would copy them, which this test plays."""
+async def test_segments_are_passed_to_the_kernel_together_and_the_rest_follows(is_slow, monkeypatch):
+    """The test simulates an asyncio whose `writelines` would copy the segments."""
     taken = []
     writev = os.writev
 
@@ -261,12 +261,12 @@ async def test_segments_go_to_the_kernel_together_and_what_it_does_not_take_foll
     assert taken[0][1] == size
     if is_slow:
         assert taken[0][0] < size
-        assert len(taken) == 1, "nothing may pass what the transport holds"
+        assert len(taken) == 1, "nothing may overtake the bytes in the transport"
     else:
         assert taken == [(size, size)] * 2
 
 
-async def test_segments_for_a_peer_that_is_gone_break_the_connection_as_ever(monkeypatch):
+async def test_segments_for_a_peer_that_is_gone_break_the_connection_as_usual(monkeypatch):
     monkeypatch.setattr("aioproducer.network.wire._takes_segments", lambda loop: False)
     gone = asyncio.Event()
 
@@ -286,7 +286,7 @@ async def test_segments_for_a_peer_that_is_gone_break_the_connection_as_ever(mon
         await closed(wire)
 
 
-async def test_the_kernel_tells_an_error_once_and_that_is_the_one_that_is_told(monkeypatch):
+async def test_the_kernel_reports_an_error_once_and_that_error_is_raised(monkeypatch):
     monkeypatch.setattr("aioproducer.network.wire._takes_segments", lambda loop: False)
     with socket.create_server((HOST, 0)) as listening:
         wire = await dial(HOST, listening.getsockname()[1], LONG)
@@ -294,14 +294,16 @@ async def test_the_kernel_tells_an_error_once_and_that_is_the_one_that_is_told(m
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         peer.close()
 
-        wire.write([b"a" * 100, b"b" * 100_000])  # in the turn in which the peer went: nobody has read yet
+        wire.write(
+            [b"a" * 100, b"b" * 100_000]
+        )  # in the turn in which the peer closed: the error was not read yet
 
         with pytest.raises(ConnectionResetError):
             await asyncio.wait_for(wire.reader.read(1), LONG)
         await closed(wire)
 
 
-async def test_a_good_bye_in_tls_is_the_end_and_nothing_behind_it_counts():
+async def test_a_close_notify_ends_the_stream_and_later_bytes_are_ignored():
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"last words")
         writer.close()
@@ -312,11 +314,11 @@ async def test_a_good_bye_in_tls_is_the_end_and_nothing_behind_it_counts():
         assert wire.reader.at_eof()
 
 
-async def test_bytes_that_are_no_tls_end_the_connection_with_an_error():
+async def test_bytes_that_are_not_tls_end_the_connection_with_an_error():
     relayed = asyncio.Event()
 
     async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # A man in the middle: passes the handshake on, then puts in a record of his own.
+        # A man in the middle who forwards the handshake and then inserts a record.
         inner_reader, inner_writer = await asyncio.open_connection(HOST, inner_port)
 
         async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
@@ -349,7 +351,7 @@ async def test_bytes_that_are_no_tls_end_the_connection_with_an_error():
         await closed(wire)
 
 
-async def test_bytes_that_come_before_the_handshake_are_not_taken_for_decrypted_ones():
+async def test_bytes_that_arrive_before_the_handshake_are_not_treated_as_decrypted():
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"\x00\x00\x00\x04evil")
         await reader.read()
@@ -396,12 +398,12 @@ async def test_cancelling_a_handshake_leaves_nothing_open():
 
 
 @pytest.mark.parametrize("name", ["", ".example", "a" * 70 + ".example"])
-async def test_a_name_that_no_certificate_can_have_is_refused(name):
+async def test_a_name_that_no_certificate_can_contain_is_rejected(name):
     with pytest.raises(ValueError, match=r"."):
         TlsWire(asyncio.get_running_loop(), client_context(), name)
 
 
-async def test_a_listener_gets_what_came_before_it_and_then_each_piece_at_once():
+async def test_a_listener_gets_earlier_bytes_first_and_then_each_piece_immediately():
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"early")
         await reader.readexactly(1)

@@ -1,4 +1,4 @@
-"""Frames with their headers, from the client's side and from the broker's."""
+"""Frames with their headers, on the client's side and on the broker's side."""
 
 import pytest
 
@@ -30,7 +30,7 @@ from aioproducer.protocol.messages import (
 
 
 def frame_of(segments):
-    """The frame behind its length, which is checked."""
+    """Return the frame without its length, which is checked."""
     joined = b"".join(segments)
     assert decode_size(joined[:4], MAX_FRAME) == len(joined) - 4
     return joined[4:]
@@ -45,7 +45,7 @@ def test_request_of_a_version_that_is_not_flexible_has_a_header_without_tags():
     assert frame.hex(" ", 1) == "00 03 00 07 01 02 03 04 00 02 6d 65 ff ff ff ff 01"
 
 
-def test_request_of_a_flexible_version_has_tags_behind_a_client_id_that_is_not_compact():
+def test_request_of_a_flexible_version_has_tags_after_a_client_id_that_is_not_compact():
     frame = frame_of(encode_request(MetadataRequest(topics=None), 9, 0x01020304, "me"))
 
     assert frame.hex(" ", 1) == "00 03 00 09 01 02 03 04 00 02 6d 65 00 00 01 00 00 00"
@@ -69,7 +69,7 @@ def test_api_versions_response_never_has_tags_in_its_header():
     assert decode_response(ApiVersionsResponse, 4, frame, 5) == ApiVersionsResponse()
 
 
-def test_header_alone_is_read_of_a_request_that_is_not_declared():
+def test_the_header_of_an_undeclared_request_can_be_read():
     frame = bytes.fromhex("0047 0003 00000009 0001 61 ffff")
 
     assert decode_request_header(frame) == RequestHeader(71, 3, 9, "a")
@@ -105,7 +105,7 @@ def test_records_of_a_produce_request_are_not_copied(version):
     assert [segment.obj for segment in spliced] == batches
     assert all(view.obj is batch for view, batch in zip(spliced, batches, strict=True))
     assert sum(len(segment) for segment in segments if isinstance(segment, bytes)) < 100
-    # A change behind our back would be sent: the proof that there is no copy.
+    # A later change would be sent, which proves that there is no copy.
     batches[2][:] = b"d" * 3000
     _, decoded = decode_request(frame_of(segments))
     assert decoded.topic_data[0].partition_data[1].records == b"b" * 2000 + b"d" * 3000
@@ -124,21 +124,21 @@ def test_records_of_a_decoded_frame_are_a_view_of_it():
 # Responses that do not fit
 
 
-def test_answer_to_another_request_is_a_correlation_error():
+def test_response_to_another_request_is_a_correlation_error():
     frame = frame_of(encode_response(EndTxnResponse(), 3, 7))
 
     with pytest.raises(CorrelationError, match=r"EndTxnResponse expected for request 8.* answered request 7"):
         decode_response(EndTxnResponse, 3, frame, 8)
 
 
-def test_bytes_behind_a_response_are_refused():
+def test_bytes_after_a_response_are_rejected():
     frame = frame_of(encode_response(EndTxnResponse(), 3, 7))
 
     with pytest.raises(ProtocolError, match="EndTxnResponse version 3: 2 bytes are left"):
         decode_response(EndTxnResponse, 3, frame + b"\0\0", 7)
 
 
-def test_bytes_behind_a_request_are_refused():
+def test_bytes_after_a_request_are_rejected():
     frame = frame_of(encode_request(MetadataRequest(), 9, 7, None))
 
     with pytest.raises(ProtocolError, match="MetadataRequest version 9: 1 bytes are left"):
@@ -168,7 +168,7 @@ def refusal(*api_keys):
 
 @pytest.mark.promise("KIPs", "KIP-511: the client's name, and the downgrade of ApiVersions")
 @pytest.mark.parametrize("asked", [0, 1, 2, 3, 4])
-def test_refused_api_versions_request_is_read_in_the_shape_of_version_0(asked):
+def test_rejected_api_versions_request_is_read_in_the_format_of_version_0(asked):
     ours = ApiVersionsResponse.ApiVersion(api_key=ApiKey.API_VERSIONS, min_version=0, max_version=2)
     frame, response = refusal(ours)
 
@@ -177,19 +177,19 @@ def test_refused_api_versions_request_is_read_in_the_shape_of_version_0(asked):
     assert decode_response(ApiVersionsResponse, asked, frame, 1) == response
 
 
-def test_refused_api_versions_request_without_any_version_is_read():
+def test_rejected_api_versions_request_without_any_version_is_read():
     frame, response = refusal()
 
     assert decode_api_versions_response(4, frame, 1) == response
 
 
-def test_other_errors_of_api_versions_have_the_shape_that_was_asked_for():
+def test_other_errors_of_api_versions_have_the_format_of_the_requested_version():
     response = ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST, throttle_time_ms=5)
 
     assert decode_api_versions_response(4, frame_of(encode_response(response, 4, 1)), 1) == response
 
 
-def test_cut_off_refusal_is_a_protocol_error():
+def test_truncated_rejection_is_a_protocol_error():
     frame, _ = refusal(ApiVersionsResponse.ApiVersion())
 
     for size in range(len(frame)):
@@ -223,8 +223,9 @@ def test_no_common_version_names_both_ranges(theirs):
     with pytest.raises(UnsupportedVersionError) as caught:
         negotiate(ApiKey.PRODUCE, broker)
 
-    assert f"PRODUCE: no common version: the broker supports {theirs[0]}-{theirs[1]}, this client 7-13" in str(
-        caught.value
+    assert (
+        f"PRODUCE: no common version: the broker supports {theirs[0]}-{theirs[1]}, this client 7-13"
+        in str(caught.value)
     )
 
 
@@ -243,7 +244,7 @@ def test_api_that_the_broker_does_not_offer_is_named():
 @pytest.mark.promise(
     "Protocol", "every request that a producer needs, at every version from Kafka 2.1 to 4.3"
 )
-def test_kafka_2_1_speaks_every_api_that_the_producer_needs():
+def test_kafka_2_1_supports_every_api_that_the_producer_needs():
     kafka_2_1 = {0: 7, 3: 7, 10: 2, 17: 1, 18: 2, 22: 1, 24: 1, 25: 1, 26: 1, 28: 2, 36: 0}
     broker = {key: VersionRange(0, newest) for key, newest in kafka_2_1.items()}
 

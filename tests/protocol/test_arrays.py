@@ -1,4 +1,4 @@
-"""Arrays of answers that stay in their frame: what a list with the same elements would be, and refused alike."""
+"""Arrays of responses that stay encoded: they behave like lists, and malformed ones give the same errors."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def brokers(count):
 
 
 def metadata(count):
-    """Everything long: brokers, topics, partitions, replicas."""
+    """Create a response with long arrays only: brokers, topics, partitions, replicas."""
     replicas = list(range(count))
     partitions = [Partition(partition_index=i, leader_id=i, replica_nodes=replicas) for i in range(count)]
     topics = [Topic(name=f"t{number}", partitions=partitions) for number in range(count)]
     return MetadataResponse(brokers=brokers(count), topics=topics)
 
 
-# What a list would be
+# Behaviour of a list
 
 
 def test_a_long_array_stays_in_its_frame_and_a_short_one_is_a_list():
@@ -61,7 +61,7 @@ def test_a_long_array_stays_in_its_frame_and_a_short_one_is_a_list():
     "decoding a response takes at most 4 times its frame and 8 KiB (for a text of at most 32 KiB, briefly "
     "three times more): a long array is validated at once and its elements are decoded on access",
 )
-def test_elements_are_those_of_the_list_at_each_look():
+def test_elements_equal_those_of_the_list_on_each_access():
     expected = brokers(40)
     found = through_a_frame(MetadataResponse(brokers=expected), 12).brokers
 
@@ -96,7 +96,7 @@ def test_arrays_are_compared_by_their_elements():
         hash(one)
 
 
-def test_it_shows_its_first_elements():
+def test_repr_shows_the_first_elements():
     answer = through_a_frame(MetadataResponse(brokers=brokers(30)), 12)
 
     assert repr(answer.brokers).startswith(
@@ -107,7 +107,7 @@ def test_it_shows_its_first_elements():
     assert repr(LazyArray(b"\0\1a\0\1b", 0, 2, read_string)) == "['a', 'b']"
 
 
-def test_strings_and_numbers_stay_in_the_frame_too():
+def test_strings_and_numbers_also_stay_in_the_frame():
     mechanisms = [f"SCRAM-{number}" for number in range(50)]
     partition = Partition(replica_nodes=list(range(-20, 20)))
     answer = MetadataResponse(topics=[Topic(name="t", partitions=[partition])])
@@ -136,7 +136,7 @@ def test_null_stays_none():
 
 
 @pytest.mark.parametrize("version", [0, 7, 12, 13])
-def test_an_answer_that_was_decoded_is_encoded_again(version):
+def test_a_decoded_response_can_be_encoded_again(version):
     frame = frame_of(metadata(20), version)
     answer = decode_response(MetadataResponse, version, frame, CORRELATION_ID)
 
@@ -144,7 +144,7 @@ def test_an_answer_that_was_decoded_is_encoded_again(version):
     assert answer == decode_response(MetadataResponse, version, frame, CORRELATION_ID)
 
 
-def test_requests_are_decoded_at_once():
+def test_requests_are_decoded_completely():
     request = MetadataRequest(topics=[MetadataRequest.MetadataRequestTopic(name=f"t{i}") for i in range(500)])
     writer = Writer()
     codec.encode(request, 12, writer)
@@ -155,12 +155,12 @@ def test_requests_are_decoded_at_once():
     assert decoded == request
 
 
-# Refused alike
+# The same errors
 
 
 @contextmanager
 def arrays(*, of_any_length: str) -> Iterator[None]:
-    """All arrays are lists, or none is."""
+    """Decode all arrays as lists ("lists"), or none of them ("lazy")."""
     limit = 1 << 30 if of_any_length == "lists" else 0
     codec._codec.cache_clear()
     try:
@@ -171,7 +171,7 @@ def arrays(*, of_any_length: str) -> Iterator[None]:
 
 
 def outcome(message, version, frame):
-    """What comes of a frame: its message, or why it is refused."""
+    """Return the message in a frame, or the text of the error."""
     try:
         return decode_response(message, version, frame, CORRELATION_ID)
     except ProtocolError as error:
@@ -183,7 +183,7 @@ def outcome(message, version, frame):
     "decoding a response takes at most 4 times its frame and 8 KiB (for a text of at most 32 KiB, briefly "
     "three times more): a long array is validated at once and its elements are decoded on access",
 )
-def test_walking_over_an_array_refuses_what_decoding_it_does_and_in_the_same_words():
+def test_walking_over_an_array_raises_the_same_errors_as_decoding_it():
     source = random.Random(1)
     frames = []
     for message, version, frame in responses():

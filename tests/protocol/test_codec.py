@@ -45,7 +45,7 @@ def test_every_truncation_is_a_protocol_error():
             decode(MetadataRequest, 9, body[:size], 0)
 
 
-def test_decoding_in_steps_gives_what_decoding_at_once_gives():
+def test_decoding_in_steps_gives_the_same_as_decoding_at_once():
     brokers = [MetadataResponse.MetadataResponseBroker(node_id=n, host="h" * 200, port=1) for n in range(600)]
     body = encoded(MetadataResponse(brokers=brokers), 9)
     steps, count = decoding(MetadataResponse, 9, body, 0), 0

@@ -89,7 +89,7 @@ def test_unknown_codec_is_refused_with_the_nearest_name(name, hint):
         (Codec.SNAPPY, None),
     ],
 )
-def test_level_of_kip_390_is_taken(codec, level):
+def test_level_of_kip_390_is_accepted(codec, level):
     check_level(codec, level)
 
     packed = compressor(codec, level)(b"abc" * 10)
@@ -154,7 +154,7 @@ def test_any_buffer_can_be_compressed(codec):
 def test_other_implementations_read_what_is_written(codec, read, sample):
     packed = compressor(codec)(SAMPLES[sample])
     if codec is Codec.SNAPPY and sample == "empty":
-        assert packed == XERIAL_HEADER  # aiokafka takes a header without blocks for raw snappy
+        assert packed == XERIAL_HEADER  # aiokafka mistakes a header without blocks for raw snappy
         return
 
     assert read(packed) == SAMPLES[sample]
@@ -202,14 +202,14 @@ def test_lz4_frame_is_one_that_kafka_accepts():
 
 
 @pytest.mark.promise("KIPs", "KIP-110: zstd")
-def test_zstd_frame_says_its_size():
+def test_zstd_frame_contains_its_size():
     packed = compressor(Codec.ZSTD)(SAMPLES["text"])
 
     assert zstandard.frame_content_size(packed) == len(SAMPLES["text"])
 
 
 @pytest.mark.promise("Records", "snappy is written in xerial framing, lz4 as a frame that Kafka reads")
-def test_snappy_stands_in_xerials_framing():
+def test_snappy_uses_xerials_framing():
     data = SAMPLES["more than a block"]
 
     packed = compressor(Codec.SNAPPY)(data)
@@ -276,7 +276,7 @@ def test_a_payload_cut_off_anywhere_is_refused(codec):
 
     for size in range(len(packed)):
         if codec is Codec.SNAPPY and size == len(XERIAL_HEADER):
-            continue  # a header without blocks is a whole stream
+            continue  # a header without blocks is a complete stream
         with pytest.raises(ProtocolError, match=codec.name.lower()):
             decompress(codec, packed[:size])
 
@@ -297,7 +297,7 @@ def test_an_unsized_zstd_frame_cut_off_anywhere_is_refused():
     ],
 )
 @pytest.mark.parametrize("behind", [b"\x00", b"trailing bytes", b"x" * 300])
-def test_bytes_behind_the_end_are_refused(codec, packed, behind):
+def test_bytes_after_the_end_are_rejected(codec, packed, behind):
     with pytest.raises(ProtocolError, match=codec.name.lower()):
         decompress(codec, packed + behind)
 

@@ -1,7 +1,7 @@
-"""The error table, walked: each cell is played over the wire in virtual time, and what is seen is what was decided.
+"""A walk over the error table: each cell is played over the wire in virtual time, and its result is compared.
 
-What was decided stands here and in test_outcomes.py a second time, so that a cell that is changed is noticed; one that
-is added has no row here."""
+The expected rows are repeated here and in test_outcomes.py, so that a changed cell is noticed. An added cell is also
+noticed, since it has no row here."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 NO, MAYBE = Outcome.NOT_PERSISTED, Outcome.UNKNOWN
 PRODUCE, END_TXN = ApiKey.PRODUCE, ApiKey.END_TXN
 UNKNOWN_CODE = 9999
-"""What no broker of today answers."""
+"""A code that no current broker sends."""
 
 C = Condition
 LOST = (
@@ -58,7 +58,7 @@ FENCED = (
 OF_GROUPS = (Code.GROUP_AUTHORIZATION_FAILED, Code.TRANSACTION_ABORTABLE)
 CONNECTION_LOST = (Failure.CUT, Failure.TIMED_OUT, Failure.WRONG_CORRELATION_ID, Failure.UNDECODABLE)
 
-# Where something holds: of what, what has to hold, and what is done then.
+# Rules with conditions: API, codes or events, conditions, expected row.
 CONDITIONED: list[tuple[ApiKey | None, tuple[Code | Failure | Moment | None, ...], set[Condition], Row]] = [
     (PRODUCE, (Code.NONE, Code.DUPLICATE_SEQUENCE_NUMBER), {C.REPETITION}, Row(Action.ABORT, MAYBE)),
     (PRODUCE, LOST, {C.NOT_IDEMPOTENT}, Row(Action.FAIL, NO)),
@@ -109,7 +109,7 @@ CONDITIONED: list[tuple[ApiKey | None, tuple[Code | Failure | Moment | None, ...
 
 
 def decided() -> dict[Cell, Row]:
-    """Each cell that there should be."""
+    """Return all expected cells with their rows."""
     found = {}
     for api, rows in ROWS.items():
         conditioned = {what for of, whats, *_ in CONDITIONED if of is api for what in whats}
@@ -128,7 +128,7 @@ Scene = Callable[[], list[Row]]
 
 
 def scenes(cell: Cell) -> dict[str, tuple[Scene, Row]]:
-    """How the cell is played, by name, and what has to be seen."""
+    """Return the scenes that play the cell, by name, each with the expected row."""
     found: dict[str, tuple[Scene, Row]] = {}
     row = DECIDED.get(cell, cell.row)
     if isinstance(cell.what, Failure):
@@ -148,7 +148,7 @@ def scenes(cell: Cell) -> dict[str, tuple[Scene, Row]]:
             for case in coordinators.cases(cell):
                 found[f"{name} {case}"] = partial(_one, partial(coordinators.walk, cell, code, case)), row
         if cell.api is ApiKey.INIT_PRODUCER_ID:
-            # Any broker gives one; and there is no transactional id under which to begin anew.
+            # Any broker assigns a producer id, and without a transactional id there is nothing to initialize again.
             without_id = {Action.REINIT: Action.FAIL, Action.COORDINATOR: Action.RETRY}
             seen = Row(without_id.get(row.action, row.action), row.outcome)
             found[f"{name} idempotent"] = partial(connections.walk, cell.api, code), seen
@@ -160,7 +160,7 @@ def _one(play: Callable[[], Row]) -> list[Row]:
 
 
 def codes(cell: Cell) -> list[int]:
-    """The codes that it is played with; for those in no row, one that has a name and one that has none."""
+    """Return the codes with which the cell is played; for codes without a row, a known and an unknown one."""
     assert not isinstance(cell.what, Moment)
     if cell.what is not None:
         return [int(cell.what)]
@@ -180,10 +180,10 @@ PLAYED = [
     "each cell of the table is played over the wire and ends as was decided; a cell that is added or "
     "changed is noticed",
 )
-def test_each_cell_of_the_table_was_decided_and_is_played():
+def test_each_cell_of_the_table_has_an_expected_row_and_a_scene():
     found = cells()
 
-    assert len(found) == len(set(found)), "of two rules that need the same the second is never reached"
+    assert len(found) == len(set(found)), "the second of two rules with the same conditions is never reached"
     assert set(found) == set(DECIDED)
     assert {parameters.values[0] for parameters in PLAYED} == set(found)
 
@@ -194,10 +194,10 @@ def test_each_cell_of_the_table_was_decided_and_is_played():
     "changed is noticed",
 )
 @pytest.mark.parametrize(("cell", "scene", "row"), PLAYED)
-def test_what_was_decided_is_in_the_table_and_is_seen(cell, scene, row):
+def test_the_expected_row_is_in_the_table_and_is_observed(cell, scene, row):
     with consulted() as asked:
         seen = scene()
 
     assert cell.row == DECIDED[cell]
-    assert (cell.rules, cell.when) in asked, "this cell is what was asked"
+    assert (cell.rules, cell.when) in asked, "the scene consulted this cell"
     assert seen == [row] * len(seen)

@@ -12,7 +12,7 @@ from aioproducer.protocol.frame import (
 
 
 def encode_prefix(size: int) -> bytes:
-    """The prefix of a frame of `size` bytes."""
+    """Return the prefix of a frame of `size` bytes."""
     return size.to_bytes(4, "big", signed=True)
 
 
@@ -62,7 +62,7 @@ def test_prefix_of_another_length_is_refused(prefix):
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 4, 5, 7, 64, 10_000])
-def test_a_stream_is_cut_into_its_frames_however_it_comes(step):
+def test_a_stream_is_cut_into_its_frames_whatever_the_size_of_the_pieces(step):
     sent = [b"", b"a", b"bc" * 100, b"", b"d" * 5000]
     stream = b"".join(encode_prefix(len(frame)) + frame for frame in sent)
     frames = Frames()
@@ -77,7 +77,7 @@ def test_a_stream_is_cut_into_its_frames_however_it_comes(step):
     assert not frames.is_cut_off
 
 
-def test_frames_before_a_malformed_one_are_given_out():
+def test_frames_before_a_malformed_one_are_yielded():
     frames = Frames()
     fed = frames.feed(encode_prefix(1) + b"a" + encode_prefix(101), 100)
 
@@ -107,5 +107,5 @@ def test_a_large_frame_in_small_pieces_is_joined_once():
     ]
 
     assert got == [body]
-    # Joined anew with each piece it would be 32 GB.
+    # Joining it again with each piece would copy 32 GB.
     assert time.process_time() - began < 2

@@ -1,4 +1,4 @@
-"""Every declared message at every version, against frames of Kafka's own serializers (tests/protocol/golden)."""
+"""Every declared message in every version, compared with frames of Kafka's own serializers (tests/protocol/golden)."""
 
 import base64
 import json
@@ -37,7 +37,7 @@ def camel_case(name: str) -> str:
 
 
 def built(message_type: type[Message], values: dict[str, Any]) -> Message:
-    """The message that Kafka's JSON describes."""
+    """Create the message that Kafka's JSON describes."""
     structs = {message_type.__name__: message_type, **structs_of(message_type)}
 
     def part(part_type: type[Struct], node: dict[str, Any]) -> Any:
@@ -130,7 +130,7 @@ def test_decoding_a_memoryview_gives_the_same_as_decoding_bytes(case):
 
 
 @pytest.mark.promise("KIPs", "KIP-482: flexible versions and tagged fields")
-def test_unknown_tagged_fields_are_passed_over():
+def test_unknown_tagged_fields_are_skipped():
     case = next(case for case in CASES if case_id(case) == "EndTxnResponse-5-full")
     frame = bytes.fromhex(case["frame"])
     tags = bytearray()
@@ -140,7 +140,7 @@ def test_unknown_tagged_fields_are_passed_over():
         write_uvarint(tags, len(value))
         tags += value
 
-    # The tags of the body are its last byte, those of the header stand behind the correlation id.
+    # The tags of the body are its last byte; those of the header follow the correlation id.
     extended = frame[:4] + bytes(tags) + frame[5:-1] + bytes(tags)
 
     message = decode_response(messages.EndTxnResponse, 5, extended, case["correlation_id"])
@@ -148,7 +148,7 @@ def test_unknown_tagged_fields_are_passed_over():
 
 
 def declared_default(kind: str, schema: dict[str, Any]) -> Any:
-    """The default of a field in a schema, as the declaration has it."""
+    """Return the default of a field in a schema, in the form of the declaration."""
     text = schema.get("default")
     if text is None:
         return {"string": "", "bytes": b"", "uuid": NIL_UUID, "array": [], "boolean": False}.get(
@@ -164,7 +164,7 @@ def declared_default(kind: str, schema: dict[str, Any]) -> Any:
 def compare(
     part: type[Struct], schema_fields: list[dict[str, Any]], versions: range, structs: dict[str, Any]
 ) -> None:
-    """Each field of `part` at each of `versions`, in order, with what its struct consists of."""
+    """Compare each field of `part` with its schema for all `versions`, in order, including nested structs."""
     expected = [field for field in schema_fields if set(versions) & set(range_of(field["versions"]))]
     assert [camel_case(field.name).lower() for field in part.FIELDS] == [f["name"].lower() for f in expected]
     for field, schema in zip(part.FIELDS, expected, strict=True):
@@ -201,7 +201,7 @@ def range_of(versions: str) -> range:
     "message versions",
 )
 @pytest.mark.parametrize("name", GOLDEN["schemas"])
-def test_declaration_says_what_the_schema_of_kafka_says(name):
+def test_declaration_matches_the_schema_of_kafka(name):
     message_type, schema = getattr(messages, name), GOLDEN["schemas"][name]
     flexible = schema["flexibleVersions"]
     common = {each["name"]: each["fields"] for each in schema.get("commonStructs", [])}

@@ -1,4 +1,4 @@
-"""A peer that cuts, lies or babbles: only ProtocolError comes out, nothing is allocated from its claims."""
+"""A peer that sends truncated, false or random data: only ProtocolError is raised, and claims allocate nothing."""
 
 import json
 import tracemalloc
@@ -44,7 +44,7 @@ def decoded(case, frame):
 
 
 def decoded_or_refused(case, frame):
-    """Any other error is the caller's failure. The header of a mutated request may name another version."""
+    """Decode a frame; any other error fails the test. The header of a mutated request may name another version."""
     try:
         decoded(case, frame)
     except (ProtocolError, UnsupportedVersionError):
@@ -124,7 +124,7 @@ def test_random_requests_raise_nothing_but_protocol_and_version_errors(frame):
 def test_count_that_the_frame_can_not_hold_allocates_nothing(message_type, version, head):
     frame = bytes.fromhex(head) + bytes(100)
     with pytest.raises(ProtocolError):
-        codec.decode(message_type, version, b"", 0)  # compiles the codec, which is not to be measured
+        codec.decode(message_type, version, b"", 0)  # compiles the codec, which must not be measured
 
     tracemalloc.start()
     try:
@@ -137,8 +137,8 @@ def test_count_that_the_frame_can_not_hold_allocates_nothing(message_type, versi
     assert peak < 100_000
 
 
-def test_count_is_measured_by_the_least_size_of_an_element():
-    # A partition of version 8 takes 36 bytes at least: 3 of them can't be in 100 bytes.
+def test_count_is_limited_by_the_minimum_size_of_an_element():
+    # A partition of version 8 needs at least 36 bytes, so 100 bytes can't contain 3 of them.
     topic = bytes.fromhex("00000001 0000")
 
     with pytest.raises(ProtocolError, match="partition_responses: a count of 3"):
@@ -159,7 +159,7 @@ def test_length_of_an_int_array_can_not_exceed_the_frame():
 
 
 def produce_response(tags):
-    """A ProduceResponse of version 10 without topics, with this section of tagged fields."""
+    """Return a ProduceResponse of version 10 without topics, with this section of tagged fields."""
     return bytes.fromhex("00000001 00 01 00000000" + tags)
 
 

@@ -1,4 +1,4 @@
-"""Declarations: what the classes are like, and that any value of any version survives the wire."""
+"""Declarations: properties of the classes, and round trips of any value in any version."""
 
 from uuid import UUID
 
@@ -76,7 +76,7 @@ def test_structs_are_nested_in_their_message_by_the_names_of_kafka():
     }
 
 
-def test_fields_left_out_have_the_defaults_of_kafka():
+def test_omitted_fields_have_the_defaults_of_kafka():
     partition = ProduceResponse.PartitionProduceResponse(index=3)
 
     assert partition.error_code == 0
@@ -90,7 +90,7 @@ def test_fields_left_out_have_the_defaults_of_kafka():
     assert SaslAuthenticateRequest().auth_bytes == b""
 
 
-def test_defaults_that_can_be_changed_are_not_shared():
+def test_mutable_defaults_are_not_shared():
     first, second = ProduceResponse.PartitionProduceResponse(), ProduceResponse.PartitionProduceResponse()
 
     first.record_errors.append(ProduceResponse.BatchIndexAndErrorMessage())
@@ -185,14 +185,14 @@ def test_undeclared_version_is_refused(version):
         ),
     ],
 )
-def test_field_that_is_set_is_not_dropped_silently_at_a_version_without_it(message, version, field):
+def test_field_that_is_set_is_not_silently_dropped_in_a_version_without_it(message, version, field):
     with pytest.raises(
         UnsupportedVersionError, match=rf"{field} is set, and version {version} can't carry it"
     ):
         encoded(message, version)
 
 
-def test_struct_that_is_set_is_not_dropped_silently_at_a_version_without_it():
+def test_struct_that_is_set_is_not_silently_dropped_in_a_version_without_it():
     partition = ProduceResponse.PartitionProduceResponse(
         current_leader=ProduceResponse.LeaderIdAndEpoch(leader_id=1, leader_epoch=2)
     )
@@ -204,7 +204,7 @@ def test_struct_that_is_set_is_not_dropped_silently_at_a_version_without_it():
         encoded(response, 9)
 
 
-def test_ignorable_field_is_dropped_at_a_version_without_it():
+def test_ignorable_field_is_dropped_in_a_version_without_it():
     message = EndTxnResponse(producer_id=5, producer_epoch=6)
 
     assert codec.decode(EndTxnResponse, 4, encoded(message, 4), 0)[0] == EndTxnResponse()
@@ -222,7 +222,7 @@ def test_ignorable_field_is_dropped_at_a_version_without_it():
         (OffsetFetchRequest(topics=None), 1, "OffsetFetchRequest.topics"),
     ],
 )
-def test_none_is_refused_at_a_version_that_has_no_null(message, version, field):
+def test_none_is_rejected_in_a_version_without_null(message, version, field):
     with pytest.raises(UnsupportedVersionError, match=f"{field} is None, and version {version}"):
         encoded(message, version)
 
@@ -235,7 +235,7 @@ def test_none_is_refused_at_a_version_that_has_no_null(message, version, field):
         (ApiVersionsResponse, 0, "0000ffffffff"),
     ],
 )
-def test_null_array_is_refused_at_a_version_that_has_no_null(message_type, version, frame):
+def test_null_array_is_rejected_in_a_version_without_null(message_type, version, frame):
     with pytest.raises(ProtocolError, match="is null, which this version does not allow"):
         codec.decode(message_type, version, bytes.fromhex(frame), 0)
 
@@ -270,7 +270,7 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 
 @st.composite
 def structs(draw, part, message_type, version):
-    """A struct whose fields have any value that the version can carry."""
+    """Draw a struct whose fields have any value that the version can carry."""
     nested = structs_of(message_type)
 
     def value(kind, of):

@@ -1,4 +1,4 @@
-"""The error table: total, honest about what may be persisted, and the only place that decides."""
+"""The error table: complete, correct about what may be persisted, and the only code that decides."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ PACKAGE = Path(__file__).parent.parent.parent / "aioproducer"
 NO, MAYBE = Outcome.NOT_PERSISTED, Outcome.UNKNOWN
 PRODUCE = ApiKey.PRODUCE
 
-# A leader with acks=all appends, waits for its followers, and may answer one of these afterwards
-# (kafka.server.DelayedProduce); a client can't tell whether that was before or after the append.
+# With acks=all, a leader appends, waits for its followers, and may return one of these codes afterwards
+# (kafka.server.DelayedProduce). A client can't know whether it was raised before or after the append.
 AFTER_AN_APPEND = {
     ErrorCode.UNKNOWN_SERVER_ERROR,
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
@@ -47,7 +47,7 @@ AFTER_AN_APPEND = {
     ErrorCode.KAFKA_STORAGE_ERROR,
 }
 
-# Java's InvalidMetadataException and its subclasses, as far as they answer a Produce.
+# Java's InvalidMetadataException and its subclasses, as far as they occur in Produce responses.
 ASK_FOR_METADATA = {
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
     ErrorCode.LEADER_NOT_AVAILABLE,
@@ -65,7 +65,7 @@ IN_TRANSACTION = {Condition.TRANSACTION, Condition.V2}
 
 
 def rows_of(api):
-    """All rows of an API, those of unknown codes included."""
+    """Return all rows of an API, including those of unknown codes."""
     rules = [
         rule for key, found in TABLE.items() if isinstance(key, tuple) and key[0] is api for rule in found
     ]
@@ -76,7 +76,7 @@ def rows_of(api):
     "Error table", "each code of each API and each failure has a row in the table, under all conditions"
 )
 @pytest.mark.parametrize("api", UNKNOWN_CODES, ids=lambda api: api.name)
-def test_each_code_of_each_api_has_a_row_whatever_holds(api):
+def test_each_code_of_each_api_has_a_row_under_all_conditions(api):
     for code in (*ErrorCode, -2, 9999, 32_767, -32_768):
         for conditions in ((), set(Condition), *({condition} for condition in Condition)):
             row = decide(api, int(code), conditions)
@@ -89,18 +89,18 @@ def test_each_code_of_each_api_has_a_row_whatever_holds(api):
     "Error table", "each code of each API and each failure has a row in the table, under all conditions"
 )
 @pytest.mark.parametrize("failure", Failure)
-def test_each_failure_has_a_row_whatever_holds(failure):
+def test_each_failure_has_a_row_under_all_conditions(failure):
     for conditions in ((), set(Condition), {Condition.ACKS_0}):
         assert isinstance(decide_failure(failure, conditions), Row)
 
 
 @pytest.mark.parametrize("moment", Moment)
-def test_each_moment_has_a_row_whatever_holds(moment):
+def test_each_moment_has_a_row_under_all_conditions(moment):
     for conditions in ((), set(Condition), *({condition} for condition in Condition)):
         assert isinstance(decide_moment(moment, conditions), Row)
 
 
-def test_only_endless_retries_keep_a_batch_beyond_its_time():
+def test_only_endless_retries_keep_a_batch_after_its_delivery_timeout():
     endless = {Condition.ENDLESS}
     assert decide_moment(Moment.EXPIRED) == Row(Action.FAIL, NO)
     assert decide_moment(Moment.EXPIRED, {Condition.IN_FLIGHT}) == Row(Action.FAIL, MAYBE)
@@ -110,7 +110,7 @@ def test_only_endless_retries_keep_a_batch_beyond_its_time():
     assert decide_moment(Moment.EXPIRED, {Condition.IN_DOUBT, *endless}) == Row(Action.KEEP, MAYBE)
 
 
-def test_in_gapless_order_a_batch_behind_a_failed_one_fails_with_its_answer_at_the_latest():
+def test_in_gapless_order_a_batch_after_a_failed_one_fails_with_its_response_at_the_latest():
     assert decide_moment(Moment.BEHIND) == Row(Action.FAIL, NO)
     assert decide_moment(Moment.BEHIND, {Condition.IN_DOUBT}) == Row(Action.FAIL, MAYBE)
     assert decide_moment(Moment.BEHIND, {Condition.IN_FLIGHT}) == Row(Action.KEEP, MAYBE)
@@ -121,12 +121,10 @@ def test_in_gapless_order_a_batch_behind_a_failed_one_fails_with_its_answer_at_t
 @pytest.mark.promise(
     "Error table", "each code of each API and each failure has a row in the table, under all conditions"
 )
-def test_each_entry_ends_with_a_rule_that_needs_nothing_and_none_stands_behind_it():
+def test_each_entry_ends_with_its_only_unconditional_rule():
     for key, rules in [*TABLE.items(), *UNKNOWN_CODES.items()]:
         assert not rules[-1].when, key
-        assert all(rule.when for rule in rules[:-1]), (
-            f"{key}: a rule that needs nothing hides those behind it"
-        )
+        assert all(rule.when for rule in rules[:-1]), f"{key}: an unconditional rule hides those after it"
         for index, rule in enumerate(rules):
             hidden = [earlier for earlier in rules[:index] if earlier.when < rule.when]
             assert not hidden, f"{key}: {rule} is never reached"
@@ -136,7 +134,7 @@ def test_each_entry_ends_with_a_rule_that_needs_nothing_and_none_stands_behind_i
     ("code", "otherwise"),
     [(ErrorCode.NONE, Action.SUCCEED), (ErrorCode.DUPLICATE_SEQUENCE_NUMBER, Action.DUPLICATE)],
 )
-def test_a_success_that_was_another_participants_is_none(code, otherwise):
+def test_a_success_of_another_participant_does_not_count(code, otherwise):
     assert decide(PRODUCE, code, {Condition.REPETITION, *IN_TRANSACTION}) == Row(Action.ABORT, MAYBE)
     assert decide(PRODUCE, code, IN_TRANSACTION).action is otherwise
 
@@ -146,7 +144,7 @@ def test_the_table_can_not_be_changed():
         TABLE[PRODUCE, 0] = ()  # type: ignore[index]  # that is the point
 
 
-def test_what_holds_is_asked_once_and_only_if_the_row_depends_on_it():
+def test_conditions_are_evaluated_once_and_only_if_the_row_depends_on_them():
     asked = []
 
     def conditions():
@@ -163,7 +161,7 @@ def test_what_holds_is_asked_once_and_only_if_the_row_depends_on_it():
 
 E = ErrorCode
 
-# The table from the side of what is done, where nothing else holds. Codes that are not named are in ELSE.
+# The table by action, without conditions. ELSE contains the rows of all other codes.
 ROWS = {
     ApiKey.PRODUCE: {
         Row(Action.DUPLICATE, NO): {E.DUPLICATE_SEQUENCE_NUMBER},
@@ -325,18 +323,18 @@ def rows_by_code(api, rows):
     return expected | {code: row for row, codes in rows.items() for code in codes}
 
 
-def test_each_api_says_what_a_code_that_nobody_knows_means():
+def test_each_api_has_a_rule_for_unknown_codes():
     assert {api: decide(api, 9999) for api in ROWS} == ELSE
     assert set(UNKNOWN_CODES) == set(ROWS)
 
 
 @pytest.mark.parametrize("api", ROWS, ids=lambda api: api.name)
-def test_each_code_leads_to_what_was_decided_for_it_where_nothing_else_holds(api):
+def test_each_code_leads_to_its_action_without_conditions(api):
     assert {code: decide(api, code) for code in ErrorCode} == rows_by_code(api, ROWS[api])
 
 
 @pytest.mark.parametrize("version", [Condition.V1, Condition.V2], ids=lambda version: version.name)
-def test_in_a_transaction_what_fails_a_record_aborts_it_and_what_fences_needs_a_new_epoch(version):
+def test_in_a_transaction_record_errors_abort_it_and_fencing_errors_need_a_new_epoch(version):
     refused = {
         code
         for action in (Action.FAIL, Action.RENUMBER, Action.NEW_PRODUCER_ID)
@@ -370,7 +368,7 @@ def test_code_that_may_come_after_an_append_leaves_the_outcome_unknown(code):
 
 
 @pytest.mark.promise("As a whole", "each failure says correctly whether its record may be in the log")
-def test_no_other_code_of_produce_leaves_it_unknown_by_itself():
+def test_no_other_code_of_produce_leaves_the_outcome_unknown_by_itself():
     unknown = {
         code for code in ErrorCode if (PRODUCE, code) in TABLE and decide(PRODUCE, code).outcome is MAYBE
     }
@@ -379,13 +377,13 @@ def test_no_other_code_of_produce_leaves_it_unknown_by_itself():
 
 
 @pytest.mark.parametrize("code", [-1, -2, 9999, 32_767, -32_768, max(ErrorCode) + 1])
-def test_code_that_nobody_knows_fails_with_an_unknown_outcome(code):
+def test_unknown_code_fails_with_an_unknown_outcome(code):
     assert decide(PRODUCE, code) == Row(Action.FAIL, MAYBE)
     assert decide(PRODUCE, code, IN_TRANSACTION) == Row(Action.ABORT, MAYBE)
 
 
 @pytest.mark.promise("Accumulator, sender, connections", "duplicates count as success")
-def test_only_an_answer_without_error_and_a_duplicate_succeed():
+def test_only_a_response_without_error_and_a_duplicate_succeed():
     succeed = {code: decide(PRODUCE, code).action for code in ErrorCode}
 
     assert [code for code, action in succeed.items() if action is Action.SUCCEED] == [ErrorCode.NONE]
@@ -395,7 +393,7 @@ def test_only_an_answer_without_error_and_a_duplicate_succeed():
 
 
 @pytest.mark.parametrize("code", sorted(ASK_FOR_METADATA), ids=lambda code: code.name)
-def test_code_that_says_metadata_is_old_is_tried_again_after_a_refresh(code):
+def test_code_that_indicates_old_metadata_is_retried_after_a_refresh(code):
     assert decide(PRODUCE, code).action is Action.REFRESH
 
 
@@ -426,7 +424,7 @@ def test_in_a_transaction_no_batch_ever_gets_other_numbers(code):
             assert row.action not in (Action.RENUMBER, Action.NEW_PRODUCER_ID, Action.RESEND_INNOCENT)
 
 
-def test_a_fenced_epoch_needs_the_answer_to_an_abort_with_v2_and_a_new_start_with_v1():
+def test_a_fenced_epoch_needs_an_abort_with_v2_and_a_new_start_with_v1():
     code = ErrorCode.INVALID_PRODUCER_EPOCH
     assert decide(PRODUCE, code, {Condition.TRANSACTION, Condition.V2}).action is Action.ABORT
     assert decide(PRODUCE, code, {Condition.TRANSACTION, Condition.V1}).action is Action.REINIT
@@ -465,7 +463,7 @@ def test_a_batch_that_is_too_large_is_split_unless_it_is_in_doubt_or_one_record(
 
 
 @pytest.mark.parametrize("code", [ErrorCode.INVALID_RECORD, ErrorCode.INVALID_TIMESTAMP])
-def test_the_innocent_are_sent_again_where_the_broker_named_the_culprits(code):
+def test_valid_records_are_sent_again_if_the_broker_named_the_invalid_ones(code):
     named = {Condition.RECORD_ERRORS, Condition.SEVERAL_RECORDS}
     assert decide(PRODUCE, code, named) == Row(Action.RESEND_INNOCENT, NO)
     assert decide(PRODUCE, code, named | {Condition.IN_DOUBT}) == Row(Action.FAIL, MAYBE)
@@ -473,7 +471,7 @@ def test_the_innocent_are_sent_again_where_the_broker_named_the_culprits(code):
     assert decide(PRODUCE, code, {Condition.SEVERAL_RECORDS}) == Row(Action.FAIL, NO)
 
 
-def test_not_enough_replicas_is_told_from_a_partition_that_could_not_be_verified():
+def test_not_enough_replicas_is_distinguished_from_a_failed_verification():
     code = ErrorCode.NOT_ENOUGH_REPLICAS
     assert decide(PRODUCE, code, IN_TRANSACTION) == Row(Action.RETRY, NO)
     assert decide(PRODUCE, code, {*IN_TRANSACTION, Condition.VERIFICATION}) == Row(Action.RETRY_SOON, NO)
@@ -487,13 +485,13 @@ def test_not_enough_replicas_is_told_from_a_partition_that_could_not_be_verified
 # ---------------------------------------------------------------------------------------------------- failures
 
 
-def test_only_what_was_never_written_is_surely_not_persisted():
+def test_only_unwritten_records_are_certainly_not_persisted():
     not_persisted = {failure for failure in Failure if decide_failure(failure).outcome is NO}
 
     assert not_persisted == {Failure.NOT_WRITTEN, Failure.NO_COMMON_VERSION}
 
 
-def test_after_a_failure_metadata_is_asked_for_unless_no_version_is_common():
+def test_metadata_is_refreshed_after_a_failure_unless_there_is_no_common_version():
     fail = {failure for failure in Failure if decide_failure(failure).action is Action.FAIL}
 
     assert fail == {Failure.NO_COMMON_VERSION}
@@ -506,10 +504,10 @@ CONNECTION_LOST = (
     Failure.WRONG_CORRELATION_ID,
     Failure.UNDECODABLE,
 )
-"""What can befall a request that nobody answers."""
+"""The failures of a request without a response."""
 
 
-def test_without_acknowledgements_nothing_that_was_written_is_sent_again():
+def test_with_acks_0_written_records_are_not_sent_again():
     for failure in CONNECTION_LOST:
         assert decide_failure(failure, {Condition.ACKS_0}) == Row(Action.FAIL, MAYBE)
     assert decide_failure(Failure.NOT_WRITTEN, {Condition.ACKS_0}).action is Action.REFRESH
@@ -533,7 +531,7 @@ def test_without_acknowledgements_nothing_that_was_written_is_sent_again():
     ],
     ids=repr,
 )
-def test_each_error_of_a_connection_stands_for_one_failure(error, failure):
+def test_each_error_of_a_connection_maps_to_one_failure(error, failure):
     assert failure_of(error) is failure
 
 
@@ -558,7 +556,7 @@ def test_a_commit_is_called_unknown_only_if_an_earlier_attempt_was_not_answered(
         )
 
 
-def test_a_commit_in_the_wrong_state_was_timed_out_with_v2_and_is_anybodys_guess_with_v1():
+def test_a_commit_in_the_wrong_state_has_timed_out_with_v2_and_is_unknown_with_v1():
     code = ErrorCode.INVALID_TXN_STATE
     unanswered = {Condition.COMMIT, Condition.UNANSWERED}
     assert decide(ApiKey.END_TXN, code, {Condition.V2, *unanswered}) == Row(Action.ABORT, NO)
@@ -567,7 +565,7 @@ def test_a_commit_in_the_wrong_state_was_timed_out_with_v2_and_is_anybodys_guess
     assert decide(ApiKey.END_TXN, code, {Condition.V1, Condition.COMMIT}) == Row(Action.REINIT, NO)
 
 
-def test_a_commit_that_has_to_be_an_abort_becomes_one_and_an_abort_ends_with_a_new_epoch():
+def test_a_commit_that_must_be_an_abort_becomes_one_and_an_abort_ends_with_a_new_epoch():
     code = ErrorCode.TRANSACTION_ABORTABLE
     assert decide(ApiKey.END_TXN, code, {Condition.V2, Condition.COMMIT}) == Row(Action.ABORT, NO)
     assert decide(ApiKey.END_TXN, code, {Condition.V2}) == Row(Action.REINIT, NO)
@@ -588,21 +586,21 @@ def test_offsets_under_an_old_epoch_can_be_aborted_with_v2_only():
         assert decide(ApiKey.TXN_OFFSET_COMMIT, E.PRODUCER_FENCED, {version}) == Row(Action.REINIT, NO)
 
 
-def test_an_unknown_answer_to_a_commit_leaves_it_unknown():
+def test_an_unknown_code_for_a_commit_leaves_its_outcome_unknown():
     assert decide(ApiKey.END_TXN, -1, {Condition.COMMIT}) == Row(Action.REINIT, MAYBE)
     assert decide(ApiKey.END_TXN, 9999, {Condition.COMMIT}) == Row(Action.REINIT, MAYBE)
     assert decide(ApiKey.END_TXN, 9999) == Row(Action.REINIT, NO)
 
 
 @pytest.mark.parametrize("api", [ApiKey.ADD_PARTITIONS_TO_TXN, ApiKey.ADD_OFFSETS_TO_TXN, ApiKey.END_TXN])
-def test_a_moved_coordinator_is_looked_for_and_another_transaction_is_waited_for(api):
+def test_a_moved_coordinator_is_found_again_and_concurrent_transactions_are_retried(api):
     assert decide(api, ErrorCode.NOT_COORDINATOR).action is Action.COORDINATOR
     assert decide(api, ErrorCode.COORDINATOR_NOT_AVAILABLE).action is Action.COORDINATOR
     assert decide(api, ErrorCode.CONCURRENT_TRANSACTIONS).action is Action.RETRY
     assert decide(api, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS).action is Action.RETRY
 
 
-def test_transactional_apis_know_only_actions_that_the_coordinator_carries_out():
+def test_transactional_apis_use_only_actions_that_the_coordinator_implements():
     known = {Action.SUCCEED, Action.RETRY, Action.COORDINATOR, Action.ABORT, Action.REINIT, Action.FAIL}
     for api in UNKNOWN_CODES:
         if api not in (PRODUCE, ApiKey.METADATA, ApiKey.API_VERSIONS):
@@ -628,11 +626,11 @@ def test_advice_ends_a_sentence_and_names_what_to_change(code, words):
     assert words in advice(code)
 
 
-def test_there_is_not_always_an_advice():
+def test_some_codes_have_no_advice():
     assert advice(ErrorCode.CORRUPT_MESSAGE) == ""
 
 
-def test_a_topic_that_metadata_refuses_for_good_has_an_error_of_its_own():
+def test_a_topic_that_metadata_rejects_permanently_has_an_error_of_its_own():
     assert TOPIC_ERRORS == {
         E.INVALID_TOPIC_EXCEPTION: errors.InvalidTopicError,
         E.TOPIC_AUTHORIZATION_FAILED: errors.TopicAuthorizationError,
@@ -640,7 +638,7 @@ def test_a_topic_that_metadata_refuses_for_good_has_an_error_of_its_own():
 
 
 @pytest.mark.parametrize("code", ErrorCode, ids=lambda code: code.name)
-def test_who_is_shut_out_by_another_producer_is_called_fenced(code):
+def test_a_producer_that_another_one_shuts_out_is_called_fenced(code):
     is_fenced = code in (E.INVALID_PRODUCER_EPOCH, E.PRODUCER_FENCED)
 
     assert reinit_error(code) is (errors.ProducerFencedError if is_fenced else errors.TransactionReinitError)
@@ -669,25 +667,25 @@ def test_a_broker_that_does_not_know_the_sequence_may_have_lost_records(code):
     assert doubts_the_log(code) == (code in (E.OUT_OF_ORDER_SEQUENCE_NUMBER, E.UNKNOWN_PRODUCER_ID))
 
 
-# ------------------------------------------------------------------------------------------- nobody else decides
+# -------------------------------------------------------------------------------------- only the table decides
 
 DECIDE_THEMSELVES = {
     (
         "sending/produce_results.py",
         "Answers._partition_answered",
-    ): "a success needs no look at what holds of the batch",
-    ("sending/refusals.py", "PartitionAnswer.refusal"): "the text of an answer whose success was refused",
-    ("sending/produce_results.py", "Answers._is_repetition"): "a condition that the table asks for",
+    ): "a success does not depend on conditions of the batch",
+    ("sending/refusals.py", "PartitionAnswer.refusal"): "the text of a response whose success was rejected",
+    ("sending/produce_results.py", "Answers._is_repetition"): "a condition that the table uses",
     ("cluster.py", "Cluster.topic"): "whether a snapshot has the topic",
-    ("cluster.py", "_merging_topic"): "whether an answer has partitions of the topic",
+    ("cluster.py", "_merging_topic"): "whether a response has partitions of the topic",
     (
         "transactions/coordinator.py",
         "_worst_of_fetched",
-    ): "an error of the group comes before those of its partitions",
+    ): "an error of the group takes precedence over those of its partitions",
     ("network/metadata.py", "Metadata._too_late"): "whether a snapshot has the topic",
-    ("protocol/api.py", "_begun"): "the shape of a refused ApiVersions answer (KIP-511)",
+    ("protocol/api.py", "_begun"): "the format of a rejecting ApiVersions response (KIP-511)",
 }
-"""Functions that look at a code, and why none of them decides what an error means."""
+"""Functions that examine a code, with the reason why they do not decide the meaning of an error."""
 READ_COMPILED = {
     "if end - at < fixed or get_int(at + 4, 2) != 0:": "any error is left to the declared decoder",
     "if is_flexible and (at[0] != 0 or at[1] != 0) or not is_flexible and get_int(at, 2) != -1:": "a text's length",
@@ -695,7 +693,7 @@ READ_COMPILED = {
 
 
 def source_files(*patterns: str) -> list[Path]:
-    """The package's files without the table, and without the brokers that tests use."""
+    """Return the package's files without the table and without the brokers for tests."""
     files = [path for pattern in patterns for path in PACKAGE.rglob(pattern)]
     return sorted(
         path for path in files if path.name != "outcomes.py" and path.parts[len(PACKAGE.parts)] != "testing"
@@ -703,7 +701,7 @@ def source_files(*patterns: str) -> list[Path]:
 
 
 @pytest.mark.promise("Error table", "no code outside the table decides what an error means")
-def test_nothing_but_the_table_compares_error_codes():
+def test_only_the_table_compares_error_codes():
     found = {
         (path.relative_to(PACKAGE).as_posix(), decision.where)
         for path in source_files("*.py")
@@ -763,7 +761,7 @@ def test_a_planted_decision_is_found(planted):
         "error = 'answer.error_code == 3'",
     ],
 )
-def test_a_code_that_is_handed_on_is_no_decision(fine):
+def test_passing_a_code_on_is_not_a_decision(fine):
     assert not decisions(fine)
 
 
@@ -781,7 +779,7 @@ def test_a_planted_decision_in_compiled_code_is_found(planted):
     assert compiled_decisions(f"cdef int f():\n{planted}\n")
 
 
-def test_compiled_code_that_hands_a_code_on_does_not_decide():
+def test_passing_a_code_on_in_compiled_code_is_not_a_decision():
     source = (
         "cdef int f():\n    # if error_code == 3\n    text = 'error_code == 3'\n    g(answer.error_code)\n"
     )

@@ -255,7 +255,7 @@ def test_records_round_trip_as_a_view(write, read, records):
         assert value.obj is frame
 
 
-def test_records_are_counted_in_bytes_whatever_the_items_of_a_memoryview_are():
+def test_records_are_counted_in_bytes_even_if_a_memoryview_has_larger_items():
     writer = Writer()
 
     write_records(writer, memoryview(bytes(8)).cast("q"))

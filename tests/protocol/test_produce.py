@@ -1,4 +1,4 @@
-"""A Produce request made of batches, and its answers: plain success, and anything else as it is declared."""
+"""A Produce request that consists of batches, and its responses: plain success, and all others as declared."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_frame_contains_the_records_without_a_copy():
     assert b"header" in b"".join(segments)
 
 
-def test_success_for_all_batches_is_told_by_their_number_in_the_request():
+def test_success_for_all_batches_is_reported_by_their_number_in_the_request():
     asked = request()
     asked.frame(VERSION, ID, "client")
 
@@ -61,7 +61,7 @@ def test_success_for_all_batches_is_told_by_their_number_in_the_request():
     assert found.throttle_time_ms == 0
 
 
-def test_an_answer_with_an_error_is_read_as_it_is_declared():
+def test_a_response_with_an_error_is_decoded_as_declared():
     asked = request()
     asked.frame(VERSION, ID, "client")
 
@@ -71,7 +71,7 @@ def test_an_answer_with_an_error_is_read_as_it_is_declared():
     assert found.responses[0].partition_responses[0].error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
-def test_an_answer_to_another_request_is_an_error():
+def test_a_response_to_another_request_is_an_error():
     asked = request()
     asked.frame(VERSION, ID, "client")
 

@@ -51,7 +51,7 @@ def header_of(count: int, **fields) -> BatchHeader:
 
 
 @pytest.mark.promise("Records", "CRC-32C, attributes and sequence numbers are in the batch header")
-def test_header_fields_stand_at_their_offsets():
+def test_header_fields_are_at_their_offsets():
     batch = encode_batch(
         RECORDS,
         base_offset=11,
@@ -101,11 +101,11 @@ def test_named_offsets_add_up():
 
 @pytest.mark.promise("Records", "CRC-32C, attributes and sequence numbers are in the batch header")
 @pytest.mark.parametrize("codec", Codec)
-def test_attributes_say_the_codec(codec):
+def test_attributes_contain_the_codec(codec):
     assert read_header(encode_batch(RECORDS, codec=codec)).codec is codec
 
 
-def test_attributes_say_transactional_control_and_log_append_time():
+def test_attributes_contain_transactional_control_and_log_append_time():
     plain = read_header(encode_batch(RECORDS))
     marked = read_header(encode_batch(RECORDS, transactional=True, control=True, log_append_time=5))
 

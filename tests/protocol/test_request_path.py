@@ -1,4 +1,4 @@
-"""The compiled frame of a Produce request and its compiled answer are what the declared messages say, byte for byte."""
+"""The compiled Produce request and the compiled response decoder agree with the declared messages, byte for byte."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Place(NamedTuple):
 
 
 class Sealed(NamedTuple):
-    """What ProduceBatches wants of a batch."""
+    """A batch as ProduceBatches expects it."""
 
     queue: Place
     segments: tuple[bytes | memoryview, ...]
@@ -86,7 +86,7 @@ def asked(version: int, topics: Topics, transactional_id: str | None = None) -> 
 
 
 def all_appended(version: int, topics: Topics, random: Random | None = None) -> ProduceResponse:
-    """Success for every batch; in any order if `random` is given."""
+    """Create a response with success for every batch, in random order if `random` is given."""
     responses = []
     for name, id, batches in topics:
         partitions = [
@@ -118,7 +118,7 @@ def frame_of(response: ProduceResponse, version: int) -> bytes:
 
 
 def places_of(version: int, topics: Topics, response: ProduceResponse) -> list[tuple[int, int, int, int]]:
-    """What the compiled decoder has to find, by way of the declared one."""
+    """Return the expected result of the compiled decoder, derived from the declared message."""
     numbers: dict[tuple[str | int, int], int] = {}
     for name, id, batches in topics:
         for batch in batches:
@@ -139,7 +139,7 @@ def places_of(version: int, topics: Topics, response: ProduceResponse) -> list[t
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_request_is_byte_for_byte_what_its_declaration_says(version):
+def test_a_request_equals_its_declared_encoding_byte_for_byte(version):
     random = Random(version)
     for client_id, transactional_id in [("client", None), (None, "tx-ü"), ("", ""), ("c" * 300, "t" * 300)]:
         topics = some_topics(random, long_name=True)
@@ -150,7 +150,7 @@ def test_a_request_is_byte_for_byte_what_its_declaration_says(version):
         assert b"".join(segments) == b"".join(encode_request(declared, version, ID, client_id))
 
 
-def test_records_are_handed_on_and_not_copied():
+def test_records_are_passed_on_and_not_copied():
     records = memoryview(bytes(100_000))
 
     topics: Topics = [("t", 1, [Sealed(Place(0), (b"h" * 61, records))])]
@@ -160,7 +160,7 @@ def test_records_are_handed_on_and_not_copied():
     assert any(segment is records for segment in segments)
 
 
-def test_what_no_version_can_carry_is_refused():
+def test_values_that_no_version_can_carry_are_rejected():
     batches = [Sealed(Place(0), (b"h" * 61, b""))]
 
     with pytest.raises(ValueError, match="a string of 32768 bytes exceeds 32767 bytes"):
@@ -171,7 +171,7 @@ def test_what_no_version_can_carry_is_refused():
         asked(13, [("x", 2**128, batches)])
 
 
-def test_a_request_can_be_read_as_it_is_declared():
+def test_a_request_can_be_decoded_as_declared():
     topics: Topics = [("t", 5, [Sealed(Place(3), (b"h" * 61, b"records"))])]
 
     frame = b"".join(ProduceBatches("tx", 1, 7, topics).frame(12, ID, "me"))
@@ -182,7 +182,7 @@ def test_a_request_can_be_read_as_it_is_declared():
     assert (request.acks, request.timeout_ms, request.transactional_id) == (1, 7, "tx")
 
 
-# The answer
+# The response
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -205,7 +205,7 @@ def test_success_is_read_without_the_declared_decoder_in_any_order(version, monk
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_long_name_is_read_one_way_or_the_other(version):
+def test_a_long_name_is_read_by_either_decoder(version):
     random = Random(version)
     for _ in range(8):
         topics = some_topics(random, long_name=True)
@@ -244,7 +244,7 @@ def foreign(part: ProduceResponse.PartitionProduceResponse) -> None:
 @pytest.mark.parametrize(
     ("spoil", "since"), [(refused, 3), (foreign, 3), (explained, 8), (with_culprits, 8), (led_elsewhere, 10)]
 )
-def test_whatever_is_no_plain_success_is_read_as_it_is_declared(spoil, since):
+def test_everything_but_plain_success_is_decoded_as_declared(spoil, since):
     random = Random(7)
     for version in range(since, 14):
         topics = some_topics(random)
@@ -258,7 +258,7 @@ def test_whatever_is_no_plain_success_is_read_as_it_is_declared(spoil, since):
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_batch_that_is_left_out_or_answered_twice_is_no_plain_success(version):
+def test_a_missing_or_repeated_batch_is_not_plain_success(version):
     batches = [Sealed(Place(n), (b"h" * 61, b"")) for n in range(2)]
     topics: Topics = [("a", 1, batches), ("b", 2, batches)]
     left_out = all_appended(version, topics)
@@ -277,7 +277,7 @@ def test_a_batch_that_is_left_out_or_answered_twice_is_no_plain_success(version)
         )
 
 
-def test_topics_of_one_id_are_no_plain_success():
+def test_topics_with_the_same_id_are_not_plain_success():
     topics: Topics = [(name, 1, [Sealed(Place(0), (b"h" * 61, b""))]) for name in "ab"]
     frame = frame_of(all_appended(13, topics), 13)
 
@@ -285,7 +285,7 @@ def test_topics_of_one_id_are_no_plain_success():
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_an_answer_that_is_cut_off_or_goes_on_is_a_protocol_error(version):
+def test_a_truncated_or_too_long_response_is_a_protocol_error(version):
     topics: Topics = [("t", 3, [Sealed(Place(n), (b"h" * 61, b"")) for n in range(2)])]
     request, frame = asked(version, topics), frame_of(all_appended(version, topics), version)
 
@@ -296,7 +296,7 @@ def test_an_answer_that_is_cut_off_or_goes_on_is_a_protocol_error(version):
         request.answer(version, frame + b"\0", ID)
 
 
-def test_an_answer_to_another_request_is_refused():
+def test_a_response_to_another_request_is_rejected():
     topics: Topics = [("t", 3, [Sealed(Place(0), (b"h" * 61, b""))])]
     frame = frame_of(all_appended(13, topics), 13)
 
@@ -305,7 +305,7 @@ def test_an_answer_to_another_request_is_refused():
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_one_changed_byte_is_read_as_it_is_declared(version):
+def test_a_response_with_one_changed_byte_is_decoded_as_declared(version):
     topics: Topics = [("t", 3, [Sealed(Place(n), (b"h" * 61, b"")) for n in range(2)])]
     request, frame = asked(version, topics), frame_of(all_appended(version, topics), version)
 
@@ -323,14 +323,14 @@ def test_one_changed_byte_is_read_as_it_is_declared(version):
 
 
 def outcome(decode: Callable[[bytes], object], frame: bytes) -> object:
-    """What comes out of it, or the words of its ProtocolError."""
+    """Return the result of `decode`, or the text of its ProtocolError."""
     try:
         return decode(frame)
     except ProtocolError as error:
         return str(error)
 
 
-def test_a_compiled_histogram_knows_its_quantiles_to_a_fifth():
+def test_quantiles_of_a_compiled_histogram_are_within_a_fifth():
     histogram = Histogram()
     for milliseconds in range(1, 1001):
         histogram.add(milliseconds / 1000)

@@ -1,4 +1,4 @@
-"""Declarations of messages: versions, defaults, and what a message shows of itself."""
+"""Declarations of messages: versions, defaults, and representations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_versions_are_written_as_in_kafkas_schemas(text, expected):
     assert version_range(text) == VersionRange(*expected)
 
 
-def test_a_field_that_is_left_out_has_its_default():
+def test_an_omitted_field_has_its_default():
     request = MetadataRequest()
 
     assert request.allow_auto_topic_creation is True

@@ -13,18 +13,18 @@ IDS = [f"{letter}{number}" for letter, count in COUNTS.items() for number in ran
 
 ELSEWHERE: dict[str, tuple[str, str]] = {
     # connections
-    "C6": ("network/test_brokers", "test_the_name_is_looked_up_at_each_attempt"),
+    "C6": ("network/test_brokers", "test_the_name_is_resolved_at_each_attempt"),
     "C21": ("network/test_connection", "test_an_idle_connection_closes_without_error"),
     "C22": (
         "end_to_end/test_process_faults",
         "test_a_client_without_file_descriptors_says_so_and_goes_on_when_it_has_some_again",
     ),
-    "C23": ("network/test_bad_addresses", "test_the_port_of_a_web_server_is_named_at_once"),
-    "C24": ("network/test_bad_addresses", "test_a_port_where_tls_is_spoken_is_named_at_once"),
+    "C23": ("network/test_bad_addresses", "test_the_port_of_a_web_server_is_named_immediately"),
+    "C24": ("network/test_bad_addresses", "test_a_tls_port_is_named_immediately"),
     # frames and protocol: bytes that no broker of ours would send
     "P2": ("network/test_connection", "test_swapped_answers_close_the_connection"),
-    "P3": ("network/test_connection", "test_an_answer_that_was_given_twice_closes_the_connection"),
-    "P4": ("network/test_connection", "test_an_answer_that_was_given_twice_closes_the_connection"),
+    "P3": ("network/test_connection", "test_a_repeated_response_closes_the_connection"),
+    "P4": ("network/test_connection", "test_a_repeated_response_closes_the_connection"),
     "P5": (
         "network/test_connection",
         "test_every_truncated_answer_in_a_complete_frame_closes_the_connection",
@@ -33,7 +33,7 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
         "network/test_connection",
         "test_a_frame_beyond_the_limit_closes_the_connection_before_it_is_read",
     ),
-    "P8": ("network/test_connection", "test_bytes_behind_an_answer_close_the_connection"),
+    "P8": ("network/test_connection", "test_bytes_after_a_response_close_the_connection"),
     "P9": ("protocol/test_hostile", "test_count_that_the_frame_can_not_hold_allocates_nothing"),
     "P10": ("protocol/test_hostile", "test_malformed_tags_are_refused"),
     "P11": ("protocol/test_hostile", "test_random_bytes_raise_nothing_but_protocol_error"),
@@ -62,10 +62,10 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
         "network/test_metadata",
         "test_when_all_known_brokers_are_gone_the_bootstrap_servers_are_asked_again",
     ),
-    "M21": ("network/test_metadata", "test_another_cluster_behind_the_same_address_is_reported"),
+    "M21": ("network/test_metadata", "test_another_cluster_at_the_same_address_is_reported"),
     "M22": (
         "network/test_metadata",
-        "test_unreachable_brokers_behind_a_living_bootstrap_server_make_no_storm",
+        "test_unreachable_brokers_behind_a_live_bootstrap_server_cause_no_request_storm",
     ),
     # appends, on a real Kafka
     "B1": ("end_to_end/test_apache_faults", "test_killed_leader_costs_no_record"),
@@ -96,10 +96,13 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
         "test_a_certificate_that_is_not_right_ends_start_at_once_and_no_password_leaves",
     ),
     "X2": ("security/test_threats", "test_threat_12_nothing_below_tls_1_2_is_spoken"),
-    "X3": ("network/test_bad_addresses", "test_a_port_that_hangs_up_or_keeps_silent_is_given_up_in_time"),
+    "X3": (
+        "network/test_bad_addresses",
+        "test_start_fails_in_time_on_a_port_that_closes_the_connection_or_stays_silent",
+    ),
     "X4": (
         "network/test_tls_faults",
-        "test_an_answer_that_is_cut_off_within_tls_is_none_and_its_record_is_there_once",
+        "test_a_response_that_is_cut_off_within_tls_is_ignored_and_its_record_is_stored_once",
     ),
     "X5": ("security/test_mechanisms", "test_certificates_that_are_exchanged_count_for_the_next_connection"),
     "X6": ("security/test_mechanisms", "test_a_wrong_password_ends_start_at_once_with_what_the_broker_said"),
@@ -190,7 +193,7 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "Z11": ("end_to_end/test_races", "test_a_batch_that_can_not_be_compressed_goes_as_it_is"),
     "Z12": ("end_to_end/test_endurance", "test_72_hours_of_rolling_faults_leave_nothing_behind"),
     "Z13": ("end_to_end/test_process_faults", "test_many_producers_one_after_the_other_leave_nothing"),
-    "P13": ("protocol/test_outcomes", "test_code_that_nobody_knows_fails_with_an_unknown_outcome"),
+    "P13": ("protocol/test_outcomes", "test_unknown_code_fails_with_an_unknown_outcome"),
 }
 """(module, test) for what the simulation can't play."""
 

@@ -46,7 +46,7 @@ UNSEEN: dict[str, Unseen] = {
     "a batch behind one that waits for its next attempt does not count as a follower": Unseen(
         "it asks for a new epoch where waiting would do, and no record is lost by that",
         "protocol/test_error_table_walk",
-        "test_what_was_decided_is_in_the_table_and_is_seen",
+        "test_the_expected_row_is_in_the_table_and_is_observed",
     ),
     "with v1 a transaction counts as begun only after the answer to AddPartitionsToTxn": Unseen(
         "the abort is left out, and the next transaction has the same epoch: its own end ends both",
