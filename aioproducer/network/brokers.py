@@ -110,7 +110,7 @@ class _Link:
 
     @property
     def progress(self) -> str:
-        """The step that the current attempt to connect is waiting for."""
+        """The step that the current attempt to connect is waiting for, as a text."""
         attempt = self.attempt
         return "not connected yet" if attempt is None or self.connection is not None else attempt.progress
 
@@ -249,7 +249,7 @@ class Brokers:
         return when if when > since else None
 
     def last_error(self, node_id: int) -> KafkaError | None:
-        """Return the error of the last attempt to connect to this broker; None if it succeeded."""
+        """Return the error of the last connection that was lost or could not be established; None if one was since."""
         link = self._links.get(node_id)
         return link.last_error if link is not None else None
 
@@ -464,7 +464,7 @@ class Brokers:
 
     @property
     def refusal(self) -> KafkaError | None:
-        """An error that retrying does not solve: authentication failed, or certificates can't be read. None without."""
+        """The authentication error of a broker, or the error that certificates can't be read; otherwise None."""
         errors = [link.last_error for link in self._links.values()]
         return next((error for error in errors if isinstance(error, AuthenticationError | ConfigError)), None)
 

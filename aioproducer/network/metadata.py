@@ -458,7 +458,7 @@ class Metadata:
         return self._config.metadata_recovery_strategy == "rebootstrap" and not self._brokers.is_bootstrapping
 
     def _rebootstrap(self, why: str) -> None:
-        logger.warning("starting again from the bootstrap servers: %s", why)
+        logger.warning("returning to the bootstrap servers: %s", why)
         self._failing_since = None
         self._update_requested = True
         self._brokers.rebootstrap()

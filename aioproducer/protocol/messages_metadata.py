@@ -18,8 +18,9 @@ MOST_TOPICS = 100_000
 
 
 class MetadataResponse(Message, api_key=ApiKey.METADATA, versions=(0, 13), flexible_from=9):
-    """3: throttle time. 5: offline replicas. 7: leader epochs (KIP-320). 10: topic ids (KIP-516).
+    """The brokers, and the requested topics with their partitions and leaders.
 
+    3: throttle time. 5: offline replicas. 7: leader epochs (KIP-320). 10: topic ids (KIP-516).
     12: a topic that was requested by id may have no name. 13: an error code for the whole response,
     REBOOTSTRAP_REQUIRED (KIP-1102).
     """
@@ -116,7 +117,7 @@ class FindCoordinatorRequest(
 
 
 class CreateTopicsResponse(Message, api_key=ApiKey.CREATE_TOPICS, versions=(2, 7), flexible_from=5):
-    """5: partitions, replication factor and configs of the new topic (KIP-525). 7: its id."""
+    """The result for each new topic. 5: partitions, replication factor and configs (KIP-525). 7: topic id."""
 
     class CreatableTopicConfigs(Struct):
         name: str = string()
@@ -144,7 +145,7 @@ class CreateTopicsResponse(Message, api_key=ApiKey.CREATE_TOPICS, versions=(2, 7
 class CreateTopicsRequest(
     Message, api_key=ApiKey.CREATE_TOPICS, versions=(2, 7), flexible_from=5, response=CreateTopicsResponse
 ):
-    """5: -1 for partitions and replication factor means the broker's default. 6: quotas (KIP-599)."""
+    """Creates topics. 5: -1 for partitions or replication factor means the broker's default. 6: quotas (KIP-599)."""
 
     class CreatableReplicaAssignment(Struct):
         partition_index: int = int32()

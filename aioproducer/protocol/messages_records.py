@@ -25,8 +25,9 @@ from aioproducer.protocol.schema import (
 
 
 class ProduceResponse(Message, api_key=ApiKey.PRODUCE, versions=(3, 13), flexible_from=9):
-    """5: log_start_offset. 6: the broker throttles after its response (KIP-219). 8: record_errors, error_message.
+    """The offset of each batch, or its error.
 
+    5: log_start_offset. 6: the broker throttles after its response (KIP-219). 8: record_errors, error_message.
     10: the new leader and its address, with NOT_LEADER_OR_FOLLOWER.
     """
 
@@ -71,7 +72,7 @@ class ProduceResponse(Message, api_key=ApiKey.PRODUCE, versions=(3, 13), flexibl
 class ProduceRequest(
     Message, api_key=ApiKey.PRODUCE, versions=(3, 13), flexible_from=9, response=ProduceResponse
 ):
-    """Contains at most one batch per partition.
+    """Appends batches, at most one per partition.
 
     3: record batch v2 (KIP-98). 7: zstd (KIP-110). 8: errors of individual records (KIP-467).
     10: new leaders (KIP-951). 11: TRANSACTION_ABORTABLE. 12: adds partitions to the transaction implicitly
@@ -94,9 +95,10 @@ class ProduceRequest(
 
 
 class FetchResponse(Message, api_key=ApiKey.FETCH, versions=(4, 13), flexible_from=12):
-    """4: aborted transactions. 5: log_start_offset. 7: session. 11: preferred_read_replica.
+    """The batches of each partition.
 
-    12: diverging epoch, current leader.
+    4: aborted transactions. 5: log_start_offset. 7: session. 11: preferred_read_replica. 12: diverging epoch,
+    current leader.
     """
 
     class EpochEndOffset(Struct):
@@ -142,8 +144,9 @@ class FetchResponse(Message, api_key=ApiKey.FETCH, versions=(4, 13), flexible_fr
 
 
 class FetchRequest(Message, api_key=ApiKey.FETCH, versions=(4, 13), flexible_from=12, response=FetchResponse):
-    """4: isolation level. 7: fetch sessions (KIP-227). 9: leader epoch (KIP-320). 11: rack (KIP-392).
+    """Reads batches from an offset of each partition.
 
+    4: isolation level. 7: fetch sessions (KIP-227). 9: leader epoch (KIP-320). 11: rack (KIP-392).
     12: last fetched epoch (KIP-595). 13: topic ids (KIP-516).
     """
 
@@ -179,7 +182,7 @@ class FetchRequest(Message, api_key=ApiKey.FETCH, versions=(4, 13), flexible_fro
 
 
 class ListOffsetsResponse(Message, api_key=ApiKey.LIST_OFFSETS, versions=(1, 7), flexible_from=6):
-    """2: throttle time. 4: leader epoch."""
+    """The offset and timestamp for each partition. 2: throttle time. 4: leader epoch."""
 
     class ListOffsetsPartitionResponse(Struct):
         partition_index: int = int32()
@@ -201,7 +204,7 @@ class ListOffsetsResponse(Message, api_key=ApiKey.LIST_OFFSETS, versions=(1, 7),
 class ListOffsetsRequest(
     Message, api_key=ApiKey.LIST_OFFSETS, versions=(1, 7), flexible_from=6, response=ListOffsetsResponse
 ):
-    """The offset at a timestamp; -1 is the end, -2 the start. 2: isolation level. 4: leader epoch.
+    """Asks for the offset at a timestamp; -1 is the end, -2 the start. 2: isolation level. 4: leader epoch.
 
     7: timestamp -3 for the record with the largest timestamp (KIP-734).
     """

@@ -62,7 +62,7 @@ class AddPartitionsToTxnRequest(
     flexible_from=3,
     response=AddPartitionsToTxnResponse,
 ):
-    """The partitions that the transaction is about to write to. Versions from 4 are used only between brokers."""
+    """Names the partitions that the transaction is about to write to. Versions from 4 are used only between brokers."""
 
     class AddPartitionsToTxnTopic(Struct):
         name: str = string()
@@ -77,7 +77,7 @@ class AddPartitionsToTxnRequest(
 
 
 class AddOffsetsToTxnResponse(Message, api_key=ApiKey.ADD_OFFSETS_TO_TXN, versions=(0, 4), flexible_from=3):
-    """2: PRODUCER_FENCED may replace INVALID_PRODUCER_EPOCH (KIP-588)."""
+    """The error code. 2: PRODUCER_FENCED may replace INVALID_PRODUCER_EPOCH (KIP-588)."""
 
     throttle_time_ms: int = int32()
     error_code: int = int16()
@@ -90,7 +90,7 @@ class AddOffsetsToTxnRequest(
     flexible_from=3,
     response=AddOffsetsToTxnResponse,
 ):
-    """The group whose offsets the transaction is about to commit. 4: TRANSACTION_ABORTABLE."""
+    """Names the group whose offsets the transaction is about to commit. 4: TRANSACTION_ABORTABLE."""
 
     transactional_id: str = string()
     producer_id: int = int64()
@@ -99,7 +99,7 @@ class AddOffsetsToTxnRequest(
 
 
 class EndTxnResponse(Message, api_key=ApiKey.END_TXN, versions=(0, 5), flexible_from=3):
-    """5: producer id and epoch of the next transaction (KIP-890)."""
+    """The error code. 5: producer id and epoch of the next transaction (KIP-890)."""
 
     throttle_time_ms: int = int32()
     error_code: int = int16()
@@ -110,7 +110,7 @@ class EndTxnResponse(Message, api_key=ApiKey.END_TXN, versions=(0, 5), flexible_
 class EndTxnRequest(
     Message, api_key=ApiKey.END_TXN, versions=(0, 5), flexible_from=3, response=EndTxnResponse
 ):
-    """Commits or aborts. 5: transactions v2: each transaction ends with a new epoch (KIP-890)."""
+    """Commits or aborts the transaction. 5: transactions v2: each transaction ends with a new epoch (KIP-890)."""
 
     transactional_id: str = string()
     producer_id: int = int64()
@@ -170,7 +170,10 @@ class TxnOffsetCommitRequest(
 
 
 class OffsetFetchResponse(Message, api_key=ApiKey.OFFSET_FETCH, versions=(1, 8), flexible_from=6):
-    """2: an error code for the whole group. 3: throttle time. 5: leader epoch. 8: a list with an element per group."""
+    """The committed offset of each partition.
+
+    2: an error code for the whole group. 3: throttle time. 5: leader epoch. 8: a list with an element per group.
+    """
 
     class OffsetFetchResponsePartition(Struct):
         partition_index: int = int32()

@@ -8,6 +8,8 @@
 The structs of a message are classes nested in it. A field declares the versions in which it exists, those in which it
 may be None, and its tag if it is a tagged field (KIP-482). A field that is not `ignorable` can't be encoded in versions
 without it, unless it has its default value. `codec` compiles the encoder and the decoder from the declaration.
+
+In the docstrings of messages, "3: throttle time" means that version 3 added the throttle time.
 """
 
 from __future__ import annotations

@@ -22,11 +22,11 @@ import org.apache.kafka.common.protocol.ObjectSerializationCache;
 import org.apache.kafka.common.utils.AppInfoParser;
 
 /**
- * Writes messages.json: frames made by Kafka's own serializers, next to the values that are in them.
+ * Writes messages.json: frames written by Kafka's own serializers, together with the values in them.
  *
- * The values are made up from the schemas that kafka-clients carries (common/message/*.json), so that nothing here
- * has to know the fields. Kafka's JSON converters build the message, its serializers write it, and it is read back
- * and compared before it is printed. README.md has the command.
+ * The values are generated from the schemas in kafka-clients (common/message/*.json), so this program does not depend
+ * on the fields. Kafka's JSON converters build each message and its serializers write it; it is read back and compared
+ * before it is printed. README.md contains the command.
  */
 public class GoldenBytes {
     record Api(String name, int oldest, int newest) {}
@@ -145,7 +145,7 @@ public class GoldenBytes {
     }
 
     enum Filling {
-        /** What the constructor gives. */
+        /** The defaults of the constructor. */
         DEFAULT,
         /** Every field set, two elements in every array, every tagged field present. */
         FULL,
@@ -155,7 +155,7 @@ public class GoldenBytes {
         LARGE
     }
 
-    /** Makes up values for a schema; a counter keeps them apart. */
+    /** Generates values for a schema; a counter makes them distinct. */
     static class Values {
         final JsonNode schema;
         final short version;
