@@ -282,7 +282,7 @@ async def test_segments_of_all_sizes_arrive_in_order():
     assert received == [(size, bytes([65 + index])) for index, size in enumerate(sizes)]
 
 
-# What ends a connection
+# Errors that close a connection
 
 
 async def assert_all_fail(connection: Connection, kind: type[BaseException], count: int = 3) -> list:
