@@ -35,6 +35,7 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m tests.support.docs_runner check
+	$(BIN)/python -m tests.support.prose
 	$(BIN)/python -m pytest -q -p no:cacheprovider tests/project/test_layering.py
 
 # Every client in one run, some 25 minutes.   ARGS=--quick, ARGS="--sections 'closed loop,lag' --clients aioproducer,aiokafka"

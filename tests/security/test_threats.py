@@ -463,7 +463,9 @@ async def test_threat_19_another_cluster_at_the_same_address_is_noticed(caplog):
         await until(lambda: "the cluster id changed from" in caplog.text)
 
     # Not of caplog.text, from which pytest takes the colours.
-    [told] = [text for text in map(logging.LogRecord.getMessage, caplog.records) if "the cluster id changed" in text]
+    [told] = [
+        text for text in map(logging.LogRecord.getMessage, caplog.records) if "the cluster id changed" in text
+    ]
     assert r"the cluster id changed from first\x1b[32m to second\x1b[31m" in told
 
 
