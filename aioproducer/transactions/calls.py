@@ -1,6 +1,6 @@
 """The transactional calls of Producer, and `async with producer.transaction()`.
 
-What they mean is decided by transactions/state.py and carried out by coordinator.py."""
+transactions/state.py decides whether a call is allowed; coordinator.py carries it out."""
 
 from __future__ import annotations
 
@@ -43,52 +43,55 @@ OffsetsToCommit = Mapping[TopicPartition, int | tuple[int, str] | OffsetAndMetad
 
 
 class Transactional(RecordPath):
-    """The transactional calls. Base of Producer, which sets the fields."""
+    """The transactional calls. A base class of Producer, which sets the fields."""
 
     _transaction: Transaction
     _coordinator: Coordinator
     _brokers: Brokers
 
     def transaction(self) -> TransactionScope:
-        """A transaction, for `async with`: committed at its end, aborted when an exception or a cancellation leaves it.
+        """Return a transaction for `async with`.
+
+        The end of the block commits it; an exception or a cancellation that leaves the block aborts it.
 
             async with producer.transaction() as transaction:
                 await producer.send("orders", b"...")
                 await transaction.send_offsets({TopicPartition("in", 0): 17}, "my-group")
 
         Raises, at the end of the block:
-            TransactionAbortableError: a record failed, or the coordinator refused; the transaction was aborted.
+            TransactionAbortableError: a record failed, or the coordinator rejected a request; the transaction was
+                aborted.
             CommitOutcomeUnknownError: the commit was sent and never answered; `commit_transaction()` asks again.
-            ProducerFencedError: another producer uses this transactional id by now, and its start has aborted the
-                transaction. It is also raised in place of a KafkaError that leaves the block, such as that of a record
-                which the fence made fail; that one is its cause. Any other exception leaves the block as it is.
+            ProducerFencedError: another producer has taken over this transactional id, which aborted the transaction.
+                It also replaces a KafkaError that leaves the block, such as the error of a record that failed because
+                of the fencing, and has that error as its cause. Any other exception leaves the block unchanged.
 
-        A cancellation takes effect when the commit or the abort has ended: delivery_timeout_ms at most for its records,
-        then max_block_ms for each request.
+        A cancellation takes effect when the commit or the abort has ended: after at most delivery_timeout_ms for the
+        records, then max_block_ms for each request.
         """
         return TransactionScope(self)
 
     async def init_transactions(self) -> None:
-        """Take the transactional id (over): a new epoch, older producers of this id fenced, their transaction aborted.
+        """Take over the transactional id: get a new epoch, fence older producers of the id, abort their transaction.
 
-        `start()` does it; call it again after an error whose `requires_reinit` is True.
+        `start()` does this; call it again after an error whose `requires_reinit` is True.
 
         Raises:
             TransactionTimeoutError: no coordinator answered within max_block_ms.
-            TransactionReinitError: the coordinator refused.
+            TransactionReinitError: the coordinator rejected the request.
 
-        Cancelling it leaves it running; the same call made again joins it.
+        Cancelling the call leaves the operation running; calling it again joins the running operation.
         """
         self._check_usable()
         await self._coordinator.initialize()
 
     async def begin_transaction(self) -> None:
-        """Begin a transaction; every record from now on belongs to it, until it is committed or aborted.
+        """Begin a transaction; every record sent from now on belongs to it, until it is committed or aborted.
 
-        Transactions v2 (KIP-890) if the cluster has finalized them, else v1: settled here for the whole transaction.
+        It uses transactions v2 (KIP-890) if the cluster has finalized them, and v1 otherwise, until its end.
 
         Raises:
-            IllegalStateError: there is a transaction already, or the producer has no transactional_id.
+            IllegalStateError: a transaction is already open, or the producer has no transactional_id.
             TransactionReinitError: init_transactions() is needed first.
         """
         self._check_usable()
@@ -99,27 +102,31 @@ class Transactional(RecordPath):
         """Send what is buffered, wait for its acknowledgements, and commit.
 
         Raises:
-            TransactionAbortableError: a record failed, or the coordinator refused; call abort_transaction().
-            CommitOutcomeUnknownError: the commit was sent and not answered within max_block_ms. Call it again: the same
-                request is sent again, and its answer says what became of the transaction.
+            TransactionAbortableError: a record failed, or the coordinator rejected a request; call
+                abort_transaction().
+            CommitOutcomeUnknownError: the commit was sent and not answered within max_block_ms. Call
+                commit_transaction() again: it repeats the request, and the answer says whether the transaction was
+                committed.
             ProducerFencedError: another producer uses this transactional id; nothing was committed.
-            IllegalStateError: there is no transaction. A second call after one that has returned raises it too, as in
-                Java's producer.
+            IllegalStateError: no transaction is open. As in Java's producer, a second call after one that has returned
+                also raises it.
 
-        Cancelling it leaves it running; the same call made again joins it, or returns at once if it has succeeded.
+        Cancelling the call leaves the operation running; calling it again joins the running operation, or returns
+        immediately if it has succeeded.
         """
         self._check_usable()
         await self._coordinator.commit()
 
     async def abort_transaction(self) -> None:
-        """Throw away what is still buffered (TransactionAbortedError), wait for what is in flight, and abort.
+        """Discard the buffered records (TransactionAbortedError), wait for those in flight, and abort.
 
         Raises:
-            TransactionTimeoutError: not answered within max_block_ms; call it again.
-            ProducerFencedError: another producer uses this transactional id; its start has aborted the transaction.
-            IllegalStateError: there is no transaction.
+            TransactionTimeoutError: the coordinator did not answer within max_block_ms; call abort_transaction() again.
+            ProducerFencedError: another producer has taken over this transactional id, which aborted the transaction.
+            IllegalStateError: no transaction is open.
 
-        Cancelling it leaves it running; the same call made again joins it, or returns at once if it has succeeded.
+        Cancelling the call leaves the operation running; calling it again joins the running operation, or returns
+        immediately if it has succeeded.
         """
         self._check_usable()
         await self._coordinator.abort()
@@ -133,29 +140,32 @@ class Transactional(RecordPath):
 
         Args:
             offsets: for each partition the offset of the next record to read.
-            group_id: the group's id, its ConsumerGroupMetadata, or what confluent-kafka's `consumer_group_metadata()`
-                returns. With a generation, a consumer that has lost its partitions is refused.
+            group_id: the group's id, its ConsumerGroupMetadata, or the bytes that confluent-kafka's
+                `consumer_group_metadata()` returns. If they include a generation, the coordinator rejects the offsets
+                of a consumer that has lost its partitions.
 
         Raises:
-            TransactionAbortableError: the coordinator refused, e.g. since the group has rebalanced.
-            IllegalStateError: there is no transaction.
+            TransactionAbortableError: the coordinator rejected the offsets, e.g. because the group has rebalanced.
+            IllegalStateError: no transaction is open.
             InvalidRecordError: the offsets or the group are malformed.
 
-        Cancelling it leaves it running.
+        Cancelling the call leaves the operation running.
         """
         self._check_usable()
         self._transaction.check("send_offsets_to_transaction", TransactionState.IN_TRANSACTION)
         await self._coordinator.send_offsets(offsets_to_commit(offsets), group_metadata(group_id))
 
     async def fence_transaction(self) -> None:
-        """Abort by taking a new epoch, as a restart would: whoever still writes to the transaction, such as a
-        participant of which nothing was heard, is shut out for ever.
+        """Abort the transaction by taking a new epoch, as a restart would.
+
+        Any other writer to the transaction, such as a participant that no longer responds, is fenced for good.
 
         Raises:
             TransactionReinitError: another producer uses this transactional id, or no coordinator answered.
-            IllegalStateError: there is no transaction.
+            IllegalStateError: no transaction is open.
 
-        Cancelling it leaves it running; the same call made again joins it, or returns at once if it has succeeded.
+        Cancelling the call leaves the operation running; calling it again joins the running operation, or returns
+        immediately if it has succeeded.
         """
         self._check_usable()
         await self._coordinator.fence()
@@ -163,41 +173,44 @@ class Transactional(RecordPath):
     async def export_transaction(
         self, partitions: Iterable[TopicPartition | tuple[str, int]]
     ) -> TransactionHandle:
-        """Hand the open transaction to producers in other processes, which `Producer.attach` makes.
+        """Share the open transaction with producers in other processes, which `Producer.attach` creates.
 
-        Each partition may be written to by one producer only, this one included, and each handle be used once for it:
-        the broker can't tell them apart. Commit only when all of them have flushed and closed. If nobody has written
-        anything, a commit with transactions v2 raises TransactionAbortableError: the broker's answer does not tell that
-        from a transaction that timed out.
+        Only one producer, this one included, may write to each partition, and only one may attach to it with this
+        handle, because the broker cannot tell the producers apart. Commit only when all of them have flushed and
+        closed. If no producer has written anything, a commit with transactions v2 raises TransactionAbortableError:
+        the broker gives the same answer as for a transaction that timed out.
 
         Args:
-            partitions: those that they will write to; this producer must not have written to them, and must not.
+            partitions: the partitions that the other producers will write to. This producer must not write to them,
+                neither before nor after the call.
 
         Raises:
-            TransactionAbortableError: the coordinator refused a partition.
-            TransactionReinitError: a new epoch was needed, and the coordinator refused or did not answer.
-            IllegalStateError: there is no transaction; or a partition has a writer already; or, with transactions v1,
-                this producer wrote to it in an earlier transaction, and something was sent in this one. Export first:
-                then the transaction takes a new epoch, under which a participant can number its records from 0.
+            TransactionAbortableError: the coordinator rejected a partition.
+            TransactionReinitError: a new epoch was needed, and the coordinator rejected the request or did not answer.
+            IllegalStateError: no transaction is open; or a partition already has a writer; or, with transactions v1,
+                this producer wrote to it in an earlier transaction and has already sent something in this one. Export
+                first: the transaction then takes a new epoch, in which participants can number their records from 0.
 
-        Cancelling it leaves the transaction as it is; the call can be made again.
+        Cancelling the call leaves the transaction unchanged; the call can be repeated.
         """
         self._check_usable()
         self._transaction.check("export_transaction", TransactionState.IN_TRANSACTION)
         return await self._coordinator.export(partitions_of_handoff(partitions))
 
     async def release_transaction(self) -> TransactionHandle:
-        """Give the open transaction away, to the producer that `Producer.resume` makes of the handle, perhaps in
-        another process: that one ends it. What was sent so far is acknowledged when this returns.
+        """Release the open transaction to another producer, perhaps in another process, and return its handle.
 
-        This producer may be closed, or take the transactional id back with `init_transactions()`, which aborts the
-        transaction if nobody has ended it by then.
+        `Producer.resume` creates that producer from the handle, and only that producer can commit or abort the
+        transaction. All records sent so far have been acknowledged when this method returns.
+
+        Afterwards you can close this producer, or take back the transactional id with `init_transactions()`, which
+        aborts the transaction if it is still open.
 
         Raises:
             TransactionAbortableError: a record failed; call abort_transaction().
-            IllegalStateError: there is no transaction.
+            IllegalStateError: no transaction is open.
 
-        Cancelling it leaves the transaction as it is; the call can be made again.
+        Cancelling the call leaves the transaction unchanged; the call can be repeated.
         """
         self._check_usable()
         return await self._coordinator.release()
@@ -205,20 +218,22 @@ class Transactional(RecordPath):
     async def committed(
         self, group_id: str, partitions: Iterable[TopicPartition | tuple[str, int]]
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """What `send_offsets_to_transaction` has committed for a group, None where there is nothing. As long as an open
-        transaction may change it, this waits (KIP-447, require_stable; Kafka 2.5).
+        """Return a group's committed offsets, with None for a partition that has no committed offset.
+
+        The call waits until no open transaction can change them (KIP-447, require_stable; Kafka 2.5).
 
         Args:
             group_id: the group's id.
-            partitions: those to ask for.
+            partitions: the partitions to return offsets for.
 
         Raises:
-            BrokerError: the group's coordinator refused, e.g. since the producer may not read the group.
-            TransactionTimeoutError: no answer within max_block_ms, or a transaction stayed open for so long.
+            BrokerError: the group's coordinator rejected the request, e.g. because the producer is not authorized to
+                read the group.
+            TransactionTimeoutError: no answer within max_block_ms, or a transaction stayed open that long.
             UnsupportedVersionError: the cluster is older than Kafka 2.5.
             IllegalStateError: the producer has no transactional_id.
 
-        Cancelling it has no effect on anything.
+        The call can be cancelled without any side effect.
         """
         self._check_usable()
         if not self._transaction.is_used:
@@ -229,7 +244,7 @@ class Transactional(RecordPath):
         return await self._coordinator.committed(group_id, places) if places else {}
 
     async def _end_transaction(self) -> None:
-        """An open transaction is aborted, as in Java; otherwise its time-out would, and readers wait until then."""
+        """Abort an open transaction, as Java's producer does: otherwise readers would wait for its time-out."""
         try:
             await self._coordinator.ended()
             if self._transaction.state in _TO_BE_ABORTED:
@@ -239,7 +254,7 @@ class Transactional(RecordPath):
 
 
 class TransactionScope:
-    """One transaction; made by `Producer.transaction()`, and good for one `async with`."""
+    """One transaction, created by `Producer.transaction()` for a single `async with` block."""
 
     def __init__(self, producer: Transactional) -> None:
         self._producer = producer
@@ -247,11 +262,11 @@ class TransactionScope:
     async def send_offsets(
         self, offsets: OffsetsToCommit, group_id: ConsumerGroupMetadata | str | bytes
     ) -> None:
-        """As `Producer.send_offsets_to_transaction`."""
+        """Same as `Producer.send_offsets_to_transaction`."""
         await self._producer.send_offsets_to_transaction(offsets, group_id)
 
     async def export(self, partitions: Iterable[TopicPartition | tuple[str, int]]) -> TransactionHandle:
-        """As `Producer.export_transaction`."""
+        """Same as `Producer.export_transaction`."""
         return await self._producer.export_transaction(partitions)
 
     async def __aenter__(self) -> Self:
@@ -266,7 +281,7 @@ class TransactionScope:
     ) -> None:
         state = self._producer._transaction.state
         if error is None:
-            # else the block has ended it by itself, or given it away
+            # Otherwise the block has already ended or released the transaction.
             if state not in (TransactionState.READY, TransactionState.UNINITIALIZED):
                 await self._commit()
             return
@@ -284,14 +299,14 @@ class TransactionScope:
             raise
 
     async def _abort(self) -> None:
-        """Abort; what is on its way out of the block matters more than why that failed."""
+        """Abort. A failure is only logged: the exception that leaves the block matters more."""
         try:
             await _to_the_end(self._producer.abort_transaction())
         except KafkaError as error:
             _log_failed_abort(error)
 
     def _raise_if_fenced(self, error: BaseException) -> None:
-        """Raise ProducerFencedError if `error` is only what the fence has led to."""
+        """Raise ProducerFencedError if `error` is only a consequence of the fencing."""
         transaction = self._producer._transaction
         fenced = transaction.error
         if (
@@ -304,7 +319,10 @@ class TransactionScope:
 
 
 def _is_kafkas(error: BaseException) -> bool:
-    """A KafkaError, or a group of nothing else, such as one of a TaskGroup in which several sends failed."""
+    """Return whether it is a KafkaError or an exception group of KafkaErrors only.
+
+    A TaskGroup in which several sends failed raises such a group.
+    """
     if isinstance(error, BaseExceptionGroup):
         return error.split(KafkaError)[1] is None
     return isinstance(error, KafkaError)
@@ -313,7 +331,7 @@ def _is_kafkas(error: BaseException) -> bool:
 def _log_failed_abort(error: KafkaError) -> None:
     if isinstance(error, ProducerFencedError):
         logger.warning(
-            "the open transaction was aborted already, by its time-out or another producer: %s", error
+            "the open transaction was already aborted, by its time-out or another producer: %s", error
         )
     else:
         logger.warning(
@@ -322,10 +340,13 @@ def _log_failed_abort(error: KafkaError) -> None:
 
 
 async def _to_the_end(call: Coroutine[Any, Any, None]) -> None:
-    """Await it to its end, which each of its steps bounds, however often somebody cancels; that comes after it."""
+    """Await the call until it ends, even if the caller is cancelled repeatedly; raise the cancellation afterwards.
+
+    The call ends in bounded time, because each of its steps has a time limit.
+    """
     task = asyncio.ensure_future(call)
     if (cancelled := await ended(task)) is not None:
         if not task.cancelled():
-            task.exception()  # whoever cancelled does not look at it
+            task.exception()  # mark it as retrieved: the cancellation is raised instead
         raise cancelled
     task.result()

@@ -1,7 +1,7 @@
-"""Carries a transaction's requests to its coordinator and brings the answers back, one request at a time.
+"""Sends a transaction's requests to its coordinator and applies the answers, one request at a time.
 
-state.py decides what to ask for, outcomes.py what an answer means. Each of the user's calls is a task of
-its own here: a caller that is cancelled leaves it running, and the same call made again joins it."""
+state.py decides what to send, outcomes.py what an answer means. Each of the user's calls runs in a task of its own: if
+its caller is cancelled, the task continues, and the same call made again joins it."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ logger = logging.getLogger(__name__)
 
 FEATURE = "transaction.version"
 _ENDINGS = ("commit", "abort", "fence", "initialize")
-"""The calls that end a transaction, by which a result kept for an earlier call is out of date."""
+"""The calls that end a transaction. Each discards the result that was kept for an earlier call."""
 LONGEST_OPEN = 0.8
-"""Of transaction_timeout_ms: how long a transaction stays open without a commit. The rest is for the abort."""
+"""The share of transaction_timeout_ms that a transaction may stay open without a commit. The rest is for the abort."""
 Offsets = Mapping[TopicPartition, OffsetAndMetadata]
 
 
@@ -90,23 +90,23 @@ class Coordinator:
         self._random = random
         self._requests = CoordinatorRequests(config, transaction, brokers, metrics, random)
         self._questions = CoordinatorRequests(config, transaction, brokers, metrics, random)
-        """What waits for the end of a transaction must not keep that end waiting."""
+        """A separate queue for committed(), which may wait for the end of a transaction and must not delay it."""
         self._calls: dict[str, asyncio.Task[None]] = {}
-        """The user's calls that are at work, by name."""
+        """The running tasks, most of them the user's calls, by name."""
         self._abandoned: set[str] = set()
-        """Those of them that a caller has left by a cancellation."""
+        """The names of running calls whose caller was cancelled."""
         self._unseen: tuple[str, int] | None = None
-        """The call that ended the transaction of this number with success, while no caller was left to see it."""
+        """(name, transaction number) of the ending call that succeeded when no caller was left to see the result."""
         self._is_closing = False
-        """No call begins any more."""
+        """No new call may begin."""
         self._offset_calls = itertools.count()
         self._offsets_turn = asyncio.Lock()
-        """Offsets are sent one call at a time: whether the call before was in doubt has to be known."""
+        """Offsets are sent one call at a time, because each call must know whether the previous one was in doubt."""
 
     # ------------------------------------------------------------------------------------------ the user's calls
 
     async def initialize(self) -> None:
-        """Get a producer id and epoch for the transactional id, and so end what an older producer left open."""
+        """Get a producer id and epoch for the transactional id, which aborts a transaction of an older producer."""
         transaction = self._transaction
         if self._running("initialize") is None:
             transaction.check(
@@ -124,7 +124,7 @@ class Coordinator:
             await self._call("initialize", self._never)
 
     async def commit(self) -> None:
-        """Send what is buffered and commit, or raise: then nothing is committed, unless the error says UNKNOWN."""
+        """Send the buffered records and commit. After an error nothing is committed, unless its outcome is UNKNOWN."""
         if self._has_succeeded_unseen("commit"):
             return
         if self._running("commit") is None:
@@ -135,7 +135,7 @@ class Coordinator:
         await self._call("commit", self._commit)
 
     async def abort(self) -> None:
-        """Throw away what is buffered, wait for what is in flight, and abort."""
+        """Discard the buffered records, wait for those in flight, and abort."""
         transaction = self._transaction
         if self._has_succeeded_unseen("abort"):
             return
@@ -150,7 +150,7 @@ class Coordinator:
         await self._call("abort", self._abort)
 
     async def fence(self) -> None:
-        """Abort by a new epoch: whoever still writes under the old one, participants included, is shut out."""
+        """Abort by taking a new epoch, which fences all writers with the old one, participants included."""
         transaction = self._transaction
         if self._has_succeeded_unseen("fence"):
             return
@@ -160,9 +160,9 @@ class Coordinator:
                 number = transaction.number
                 await asyncio.wait([aborting])
                 if transaction.number != number:
-                    return  # it was aborted, and another one has begun
+                    return  # the transaction was aborted, and another one has begun
                 if transaction.state is TransactionState.READY or self._running("initialize"):
-                    await self.initialize()  # a second fence joins it
+                    await self.initialize()  # a second fence() joins this call
                     return
             if transaction.state is not TransactionState.ABORT_REQUIRED:
                 transaction.check(
@@ -176,7 +176,7 @@ class Coordinator:
         await self._call("fence", self._fence)
 
     async def export(self, partitions: Iterable[TopicPartition]) -> TransactionHandle:
-        """The open transaction as a value; with v1 the partitions join it first."""
+        """Return a handle of the open transaction; with v1 the partitions join it first."""
         transaction = self._transaction
         transaction.check("export", TransactionState.IN_TRANSACTION)
         partitions = list(partitions)
@@ -186,7 +186,7 @@ class Coordinator:
             self._check_may_change_epoch(partitions)
             await self._call("epoch", self._change_epoch)
             transaction.check("export", TransactionState.IN_TRANSACTION)
-            self._check_has_no_writer(partitions)  # it may have one by now
+            self._check_has_no_writer(partitions)  # a partition may have got a writer meanwhile
         self._has_begun()
         transaction.epoch_is_spent = True
         if not transaction.is_v2:
@@ -196,7 +196,7 @@ class Coordinator:
             while transaction.has_to_join:
                 await self._call("partitions", self._add_partitions)
             transaction.check("export", TransactionState.IN_TRANSACTION)
-            self._check_has_no_writer(partitions)  # it may have one by now
+            self._check_has_no_writer(partitions)  # a partition may have got a writer meanwhile
         transaction.exported.update(dict.fromkeys(partitions))
         return self._handle()
 
@@ -211,23 +211,24 @@ class Coordinator:
         ]
         if taken:
             raise IllegalStateError(
-                f"export: {taken[0].topic}-{taken[0].partition} was written to or exported already; in a transaction "
+                f"export: {taken[0].topic}-{taken[0].partition} was already written to or exported; in a transaction "
                 "each partition has one writer"
             )
 
     def _check_may_change_epoch(self, partitions: Iterable[TopicPartition]) -> None:
-        """Raise if the transaction has begun at the coordinator, where a new epoch would abort it."""
+        """Raise if the transaction may have begun at the coordinator, where a new epoch would abort it."""
         transaction = self._transaction
         if transaction.may_have_started or transaction.wanted:
             place = next(place for place in partitions if place in transaction.numbered)
             raise IllegalStateError(
                 f"export: {place.topic}-{place.partition} was written to in an earlier transaction of the same "
                 "producer epoch, so a participant's first records would count as duplicates; call export_transaction() "
-                "before the first send() or send_offsets_to_transaction() of the transaction: it takes a new epoch then"
+                "before the first send() or send_offsets_to_transaction() of the transaction, so that it can take a "
+                "new epoch"
             )
 
     async def _change_epoch(self) -> None:
-        """Take a new epoch inside a transaction of which the coordinator knows nothing yet."""
+        """Take a new epoch inside a transaction that the coordinator does not know yet."""
         transaction = self._transaction
         transaction.changes_epoch = True
         try:
@@ -239,14 +240,14 @@ class Coordinator:
             transaction.changes_epoch = False
 
     async def _epoch_settled(self, call: str) -> None:
-        """No request of the transaction may name the old epoch while a new one is being taken."""
+        """Wait until no new epoch is being taken, so that no request of the transaction carries the old one."""
         change = self._running("epoch")
         if change is not None:
             await asyncio.wait([change])
             self._transaction.check(call, TransactionState.IN_TRANSACTION)
 
     def _has_begun(self) -> None:
-        """A request is about to tell the coordinator of the transaction; its time is watched from now on."""
+        """Note that the coordinator is about to learn of the transaction, and watch its time-out from now on."""
         self._transaction.may_have_started = True
         self._wake.set()
 
@@ -261,7 +262,7 @@ class Coordinator:
         )
 
     async def send_offsets(self, offsets: Offsets, group: ConsumerGroupMetadata) -> None:
-        """Let a consumer group's offsets become part of the transaction."""
+        """Add a consumer group's offsets to the transaction."""
         self._transaction.check("send_offsets_to_transaction", TransactionState.IN_TRANSACTION)
         if offsets:
             await self._epoch_settled("send_offsets_to_transaction")
@@ -270,42 +271,44 @@ class Coordinator:
             )
 
     def add_partitions(self) -> None:
-        """With v1: let the wanted partitions join, in the background. Sets the wake-up event when they have."""
+        """With v1: add the wanted partitions in the background, and set the wake-up event when they have joined."""
         if self._running("partitions") is None and not self._is_closing:
             self._start("partitions", self._add_partitions())
 
     async def release(self) -> TransactionHandle:
-        """Give the open transaction away: whoever resumes it ends it."""
+        """Release the open transaction: the producer that resumes it ends it."""
         transaction = self._transaction
         transaction.check("release_transaction", TransactionState.IN_TRANSACTION)
-        transaction.move(TransactionState.RELEASING)  # what comes now would not be acknowledged in time
+        # From now on no record is accepted: it would be acknowledged too late.
+        transaction.move(TransactionState.RELEASING)
         try:
             await self._settled()
         except BaseException:
             if transaction.state is TransactionState.RELEASING:
                 transaction.move(TransactionState.IN_TRANSACTION)
-                self._wake.set()  # its time may have run out meanwhile
+                self._wake.set()  # the time-out may have passed meanwhile
             raise
         transaction.check("release_transaction", TransactionState.RELEASING)
         transaction.move(TransactionState.UNINITIALIZED)
         return self._handle()
 
     def resume(self, handle: TransactionHandle) -> None:
-        """Own the transaction that another producer has released."""
+        """Take over the transaction that another producer has released."""
         self.attach(handle)
         self._transaction.resume(handle)
 
     async def committed(
         self, group_id: str, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """What a group has committed, once no open transaction can change it."""
+        """Return a group's committed offsets, once no open transaction can change them."""
         places = list(dict.fromkeys(partitions))
         topics: dict[str, list[int]] = {}
         for topic, partition in places:
             topics.setdefault(topic, []).append(partition)
         request = OffsetFetchRequest(
             group_id=group_id,
-            # Named: asked for all, a group whose first offset is pending is said to have none.
+            # The partitions are named, because a request for all of them returns none while a group's first offset is
+            # pending.
             topics=[
                 OffsetFetchRequest.OffsetFetchRequestTopic(name=topic, partition_indexes=numbers)
                 for topic, numbers in topics.items()
@@ -326,13 +329,13 @@ class Coordinator:
         }
 
     def attach(self, handle: TransactionHandle) -> None:
-        """Number records as the transaction's owner would."""
+        """Use the producer id and epoch of the transaction's owner."""
         self._adopt(ProducerIdentity(handle.producer_id, handle.epoch, True))
 
     def watch(self, now: float) -> float | None:
-        """Abort an open transaction that comes near to its time-out; returns when to look again.
+        """Abort an open transaction that is close to its time-out; return the time of the next check, if any.
 
-        The brokers would abort it, and with v1 fence its producer; readers of the partitions wait until then."""
+        Otherwise the brokers would abort it, with v1 also fence its producer, and readers would wait until then."""
         transaction = self._transaction
         if not transaction.may_have_started or transaction.has_expired:
             return None
@@ -353,16 +356,16 @@ class Coordinator:
         )
         logger.warning("the transaction of %r is aborted: %s", transaction.transactional_id, cause)
         transaction.must_abort(abortable(transaction, cause))
-        self._wake.set()  # the sender gives up what was not sent
+        self._wake.set()  # the sender fails the records that were not sent
         self._start("expiry", self._expire())
         return None
 
     async def ended(self) -> None:
-        """Wait for the calls that are at work, whatever comes of them."""
+        """Wait for the running calls and ignore their results."""
         await asyncio.gather(*self._calls.values(), return_exceptions=True)
 
     async def close(self) -> None:
-        """Leave no task."""
+        """Cancel all tasks and wait until they have ended."""
         self._is_closing = True
         calls = list(self._calls.values())
         for call in calls:
@@ -382,8 +385,8 @@ class Coordinator:
             caller = asyncio.current_task()
             if not call.cancelled() or (caller is not None and caller.cancelling()):
                 self._leave(name, call)
-                raise  # the caller was cancelled; the call goes on
-            # close() has ended it. Whoever waits was not cancelled, and has to hear of it.
+                raise  # the caller was cancelled; the call continues
+            # close() has cancelled the call, but not its caller, which therefore gets an error.
             error = self._transaction.error
             if isinstance(error, CommitOutcomeUnknownError):
                 raise error from None
@@ -398,7 +401,7 @@ class Coordinator:
         return call
 
     def _running(self, name: str) -> asyncio.Task[None] | None:
-        """The call of that name that has not ended; one that has just done so is nothing to be joined."""
+        """Return the running call of that name, if any. A call that has just ended cannot be joined."""
         call = self._calls.get(name)
         return call if call is not None and not call.done() else None
 
@@ -408,40 +411,40 @@ class Coordinator:
             del self._calls[name]
         self._wake.set()
         if not call.cancelled():
-            call.exception()  # whoever called has it; if nobody waits any more, the state says it too
+            call.exception()  # mark it as retrieved: a caller has it, and the transaction's state also records it
 
     def _settle(self, name: str, call: asyncio.Task[None]) -> None:
-        """Note how a call ended that no caller waits for any more."""
+        """Keep the result of a call that ended after its last caller was cancelled."""
         if name in self._abandoned:
             self._abandoned.remove(name)
             self._leave(name, call)
 
     def _leave(self, name: str, call: asyncio.Task[None]) -> None:
-        """No caller waits for this call any more: keep its success for the same call made again."""
+        """Note that no caller waits for this call; keep its success for the same call made again."""
         if not call.done():
             self._abandoned.add(name)
         elif name in _ENDINGS and not call.cancelled() and call.exception() is None:
             self._unseen = name, self._transaction.number
 
     def _has_succeeded_unseen(self, name: str) -> bool:
-        """The call has succeeded after its caller was cancelled. True once: it is seen now."""
+        """Return True, only once, if the call has succeeded after its caller was cancelled."""
         call = self._calls.get(name)
         if call is not None and call.done():
-            self._settle(name, call)  # it has just ended, and its callback comes in the next turn of the loop
+            self._settle(name, call)  # it has just ended, and its callback has not run yet
         if self._unseen != (name, self._transaction.number):
             return False
         self._unseen = None
         return True
 
-    # ------------------------------------------------------------------------------------------ what they consist of
+    # ----------------------------------------------------------------------------------------- the work of the calls
 
     async def _never(self) -> None:
-        raise AssertionError("a call that is at work is joined, not begun")
+        raise AssertionError("a running call is joined, not begun again")
 
     async def _initialize(self, before: TransactionState) -> None:
         transaction = self._transaction
         if transaction.state is not TransactionState.INITIALIZING:
-            # What is in flight belongs to the old epoch: its answers must not meet the new one.
+            # Answers to requests of the old epoch must not arrive under the new one.
             self._wake.set()
             await self._settled()
             transaction.move(TransactionState.INITIALIZING)
@@ -455,13 +458,13 @@ class Coordinator:
                 transaction.move(TransactionState.UNINITIALIZED)
             elif before is TransactionState.READY:
                 transaction.must_reinit(reinit(transaction, TransactionReinitError, str(error)))
-            else:  # it was needed already, and the error says why
+            else:  # a new epoch was already needed, and transaction.error says why
                 transaction.move(TransactionState.REINIT_REQUIRED)
             raise
         transaction.move(TransactionState.READY)
 
     async def _new_epoch(self, known: ProducerIdentity | None, deadline: float | None = None) -> None:
-        """InitProducerId. With `known`, the epoch after that one; only `_next_epoch` and `_abort` may ask so."""
+        """Send InitProducerId. With `known`, get the epoch after it; only `_next_epoch` and `_abort` may do so."""
         request = InitProducerIdRequest(
             transactional_id=self._transaction.transactional_id,
             transaction_timeout_ms=round(self._config.transaction_timeout * 1000),
@@ -471,7 +474,8 @@ class Coordinator:
         response = await self._ask(request, lambda answer: answer.error_code, deadline=deadline)
         if response.producer_id < 0 or response.producer_epoch < 0:
             raise ProtocolError(
-                f"the coordinator gave the producer id {response.producer_id} and epoch {response.producer_epoch}"
+                f"the coordinator returned producer id {response.producer_id} and epoch {response.producer_epoch}; "
+                "both must be 0 or more"
             )
         self._adopt(ProducerIdentity(response.producer_id, response.producer_epoch, True))
 
@@ -506,7 +510,8 @@ class Coordinator:
                 self._wake.set()
         except KafkaError as error:
             self._failed(error)
-        except Exception as error:  # a bug of ours; without an end the sender would ask again and again
+        except Exception as error:
+            # A bug. If the transaction did not fail, the sender would ask again and again.
             logger.exception("partitions could not join the transaction of %r", transaction.transactional_id)
             self._failed(KafkaError(f"partitions could not join the transaction: {error!r}"))
 
@@ -548,7 +553,7 @@ class Coordinator:
             if before != offset:
                 raise KafkaError(
                     f"the offset {before.offset} of {topic}-{partition} was sent more than once for group "
-                    f"{group_id!r}, as an answer was lost; a late copy could replace the offset {offset.offset}"
+                    f"{group_id!r} because an answer was lost; a late copy could replace the offset {offset.offset}"
                 )
 
     def _offset_commit(self, offsets: Offsets, group: ConsumerGroupMetadata) -> TxnOffsetCommitRequest:
@@ -582,13 +587,13 @@ class Coordinator:
             assert transaction.error is not None  # a record has failed
             raise transaction.error
         try:
-            if transaction.may_have_started:  # else the coordinator knows of no transaction
+            if transaction.may_have_started:  # otherwise the coordinator does not know the transaction
                 await self._end(commit=True)
         except asyncio.CancelledError:
             # Only close() cancels this task.
             if self._requests.written or transaction.commit_is_in_doubt:
                 transaction.must_reinit(
-                    self._requests.outcome_unknown("the producer was closed before the answer came")
+                    self._requests.outcome_unknown("the producer was closed before the answer arrived")
                 )
             raise
         except KafkaError as error:
@@ -602,19 +607,20 @@ class Coordinator:
             try:
                 await self._next_epoch()
             except KafkaError as error:
-                # What was to be committed is; the next transaction will hear of this.
+                # The transaction is committed; the next begin_transaction() raises this error.
                 self._not_reinitialized(error)
-            except asyncio.CancelledError:  # by close(): there is no next transaction
+            except asyncio.CancelledError:  # by close(), so no other transaction follows
                 self._not_reinitialized(KafkaError("the producer was closed before it had a new epoch"))
         if not transaction.refuses_records:
             transaction.move(TransactionState.READY)
 
     async def _next_epoch(self) -> None:
-        """The epoch after this one, with no transaction open.
+        """Take the epoch after this one while no transaction is open.
 
-        InitProducerId with (producer id, epoch) aborts whatever is open, before the coordinator compares epochs: from
-        a producer that was fenced without knowing it, it would abort its successor's transaction. So an abort comes
-        first. There is nothing to abort, but the coordinator compares the epoch, and a fenced producer stops here."""
+        InitProducerId with (producer id, epoch) aborts any open transaction before the coordinator compares epochs. If
+        this producer was fenced without knowing it, the request would abort its successor's transaction. An abort is
+        therefore sent first. It has nothing to abort, but the coordinator compares the epoch and rejects a fenced
+        producer."""
         deadline = asyncio.get_running_loop().time() + self._config.max_block
         await self._end(commit=False, deadline=deadline)
         if not self._transaction.is_v2:  # else the abort brought the next epoch
@@ -633,10 +639,10 @@ class Coordinator:
                 await self._end(commit=False)
             if transaction.needs_epoch and not transaction.is_resumed:
                 transaction.move(TransactionState.INITIALIZING)
-                await self._new_epoch(self._identity)  # right after an answered abort, as in _next_epoch
+                await self._new_epoch(self._identity)  # directly after an answered abort, as in _next_epoch
         except KafkaError as error:
             if isinstance(error, TransactionTimeoutError) and transaction.state is TransactionState.ABORTING:
-                raise  # it can be called again
+                raise  # abort_transaction() can be called again
             self._not_reinitialized(error)
             raise transaction.error or error from error
         if transaction.is_resumed:
@@ -645,11 +651,11 @@ class Coordinator:
             transaction.move(TransactionState.READY)
 
     async def _expire(self) -> None:
-        """End a transaction at the coordinator; for its user it goes on until abort_transaction()."""
+        """Abort the transaction at the coordinator; for the user it stays open until abort_transaction()."""
         transaction = self._transaction
         await self._settled()
         if transaction.state is not TransactionState.ABORT_REQUIRED:
-            return  # the user's abort was first
+            return  # the user has called abort_transaction()
         try:
             await self._end(commit=False)
         except TransactionReinitError as error:
@@ -659,7 +665,7 @@ class Coordinator:
                 "the transaction of %r was not aborted yet: %s", transaction.transactional_id, error
             )
         else:
-            transaction.may_have_started = False  # nothing is left to be ended
+            transaction.may_have_started = False  # nothing is left to end at the coordinator
 
     async def _fence(self) -> None:
         transaction = self._transaction
@@ -673,7 +679,7 @@ class Coordinator:
         transaction.move(TransactionState.READY)
 
     async def _settled(self) -> None:
-        """Nothing of the transaction is on its way any more: no records, no partitions, no offsets."""
+        """Wait until no records, partitions or offsets of the transaction are buffered or in flight."""
         await self._accumulator.flush()
         calls = [
             call
@@ -686,15 +692,15 @@ class Coordinator:
             await asyncio.wait(calls)
 
     async def _end_what_is_buffered(self) -> None:
-        """Before an abort: the sender gives up what was not sent, and the rest is waited for."""
+        """Before an abort: let the sender fail the records that were not sent, and wait for the rest."""
         self._wake.set()
         await self._settled()
-        if self._transaction.state is not TransactionState.ABORTING:  # a record was fenced meanwhile
+        if self._transaction.state is not TransactionState.ABORTING:  # an answer said "fenced" meanwhile
             assert self._transaction.error is not None
             raise self._transaction.error
 
     async def _end(self, *, commit: bool, deadline: float | None = None) -> None:
-        """EndTxn, always the same one until it is answered."""
+        """Send EndTxn, and repeat the same request until it is answered."""
         transaction = self._transaction
         request = EndTxnRequest(
             transactional_id=transaction.transactional_id,
@@ -710,25 +716,25 @@ class Coordinator:
         )
         if transaction.is_v2:
             if response.producer_id < 0 or response.producer_epoch < 0:
-                # It has ended, as was asked; what is missing is the next one's.
+                # The transaction has ended as requested; only the epoch of the next one is missing.
                 self._not_reinitialized(
-                    ProtocolError("the coordinator ended the transaction and gave no new epoch")
+                    ProtocolError("the coordinator ended the transaction but returned no new epoch")
                 )
                 return
             self._adopt(ProducerIdentity(response.producer_id, response.producer_epoch, True))
 
     async def _ask(self, request: Message, code_of: Callable[[Any], int], **options: Any) -> Any:
-        """`CoordinatorRequests.ask` of the requests that change the transaction."""
+        """Call `CoordinatorRequests.ask` for a request that changes the transaction."""
         return await self._requests.ask(request, code_of, **options)
 
     @property
     def _identity(self) -> ProducerIdentity:
         identity = self._idempotence.identity
-        assert identity is not None  # initialize() gave it, and only another one takes its place
+        assert identity is not None  # set by initialize(), and only ever replaced
         return identity
 
     def _failed(self, error: KafkaError) -> None:
-        """What a refused request means for the transaction."""
+        """Apply the failure of a request to the transaction."""
         if isinstance(error, TransactionReinitError):
             self._transaction.must_reinit(error)
         else:
@@ -772,10 +778,12 @@ _SEVERITY = (Action.SUCCEED, Action.RETRY, Action.COORDINATOR, Action.ABORT, Act
 
 
 def _worst(api: ApiKey, asked: Iterable[TopicPartition], codes: Mapping[TopicPartition, int]) -> int:
-    """The code that decides: OPERATION_NOT_ATTEMPTED, for one, only says that another partition was refused.
+    """Return the most severe code, which decides for the request.
+
+    Other codes may only be consequences: OPERATION_NOT_ATTEMPTED says that another partition was rejected.
 
     Raises:
-        MissingPartitionError: the answer leaves out one of those that were asked.
+        MissingPartitionError: the answer leaves out a partition of the request.
     """
     missing = [place for place in asked if place not in codes]
     if missing:

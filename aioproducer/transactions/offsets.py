@@ -1,4 +1,4 @@
-"""What a user may hand over as a consumer group's offsets and membership, turned into our own values."""
+"""Converts the offsets and the group membership that a user passes into values of this package."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from aioproducer.errors import InvalidRecordError
 from aioproducer.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 
 _MAGIC = b"CGMDv2:"
-"""How librdkafka begins what `consumer_group_metadata()` of confluent-kafka returns."""
+"""The first bytes of librdkafka's format, which confluent-kafka's `consumer_group_metadata()` returns."""
 _INT32 = 2**31 - 1
 LONGEST_METADATA = 4096
-"""Characters (offset.metadata.max.bytes); a broker refuses more, and then the transaction can only be aborted."""
+"""In characters (offset.metadata.max.bytes). A broker rejects longer metadata; the transaction must then be aborted."""
 
 
 def group_metadata(group: ConsumerGroupMetadata | str | bytes) -> ConsumerGroupMetadata:
-    """A group's id, our own value, or the bytes that confluent-kafka's `consumer_group_metadata()` returns.
+    """Convert a group id, a ConsumerGroupMetadata, or the bytes of confluent-kafka's `consumer_group_metadata()`.
 
     Raises:
-        InvalidRecordError: it is none of these, or has no group id.
+        InvalidRecordError: the value has another type, is malformed, or has no group id.
     """
     if isinstance(group, bytes):
         group = _of_librdkafka(group)
@@ -48,7 +48,7 @@ def group_metadata(group: ConsumerGroupMetadata | str | bytes) -> ConsumerGroupM
 
 
 def _is_text(text: object) -> bool:
-    """A str that can be sent."""
+    """Return whether it is a str that fits into a request."""
     try:
         return isinstance(text, str) and len(text.encode()) < 2**15
     except UnicodeEncodeError:
@@ -56,8 +56,8 @@ def _is_text(text: object) -> bool:
 
 
 def _of_librdkafka(packed: bytes) -> ConsumerGroupMetadata:
-    # The magic, an int in the byte order of the machine, group id and member id, each ended by a zero byte, whether
-    # there is no instance id, and the instance id.
+    # The format: the magic, an int in native byte order, the group id and the member id, each followed by a zero byte,
+    # a byte that is 1 if there is no instance id, and the instance id.
     head = len(_MAGIC) + 4
     parts = packed[head:].split(b"\0", 2)
     if not packed.startswith(_MAGIC) or len(parts) < 3:
@@ -74,10 +74,10 @@ def _of_librdkafka(packed: bytes) -> ConsumerGroupMetadata:
 
 
 def offsets_to_commit(offsets: Mapping[Any, Any]) -> dict[TopicPartition, OffsetAndMetadata]:
-    """{(topic, partition): offset}, where an offset is a number, (offset, metadata), or an OffsetAndMetadata.
+    """Convert {(topic, partition): offset}. An offset is a number, (offset, metadata), or an OffsetAndMetadata.
 
     Raises:
-        InvalidRecordError: something in it is not.
+        InvalidRecordError: the mapping contains something else.
     """
     if not isinstance(offsets, Mapping):
         raise InvalidRecordError(
@@ -90,10 +90,10 @@ def offsets_to_commit(offsets: Mapping[Any, Any]) -> dict[TopicPartition, Offset
 
 
 def partitions_of_handoff(partitions: Iterable[Any]) -> list[TopicPartition]:
-    """TopicPartitions, or (topic, partition).
+    """Convert TopicPartitions or (topic, partition) tuples.
 
     Raises:
-        InvalidRecordError: something else is among them.
+        InvalidRecordError: the list contains something else.
     """
     if isinstance(partitions, str | bytes | Mapping) or not isinstance(partitions, Iterable):
         raise InvalidRecordError(
@@ -116,7 +116,7 @@ def _offset(place: object, offset: Any) -> OffsetAndMetadata:
     if type(offset) is int:
         offset = OffsetAndMetadata(offset)
     elif isinstance(offset, tuple) and not isinstance(offset, OffsetAndMetadata) and len(offset) == 2:
-        offset = OffsetAndMetadata(*offset)  # aiokafka's OffsetAndMetadata is one, too
+        offset = OffsetAndMetadata(*offset)  # aiokafka's OffsetAndMetadata is also such a tuple
     if (
         not isinstance(offset, OffsetAndMetadata)
         or type(offset.offset) is not int

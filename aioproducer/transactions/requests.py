@@ -1,6 +1,6 @@
-"""One transactional request on its way: find the coordinator, ask until it is answered for good, say what that means.
+"""Sends one transactional request: finds the coordinator, retries until a final answer, and returns or raises it.
 
-What an answer means is said in outcomes.py. One request at a time is under way for a transactional id."""
+outcomes.py defines what an answer means. At most one request is in flight for a transactional id."""
 
 from __future__ import annotations
 
@@ -48,38 +48,38 @@ from aioproducer.types import Outcome
 logger = logging.getLogger(__name__)
 
 SOON, LATEST = 0.02, 1.0
-"""Seconds between tries while another transaction of the same id is being ended, doubled, jittered: markers take
-milliseconds, but as long as a leader is down."""
+"""Seconds between attempts, doubled each time and jittered. A previous transaction of the same id may still be ending:
+its markers take milliseconds, but much longer while a leader is down."""
 
 A_FAIR_TRY = 1.0
-"""Seconds that an answer has at least, also if that is beyond max_block_ms: a commit that is sent with a moment left
-has an unknown outcome where it could have had none."""
+"""The least time in seconds to wait for an answer, even beyond max_block_ms. Without it, a commit sent just before the
+deadline would needlessly have an unknown outcome."""
 
 CEILINGS_V1: dict[ApiKey, int] = {ApiKey.END_TXN: 4, ApiKey.TXN_OFFSET_COMMIT: 4}
-"""With v1, whatever the broker offers: it decides by the version, and with a newer one ends the epoch, or lets a
-partition join unasked (KIP-890)."""
+"""The highest versions to use with transactions v1, even if the broker supports newer ones. The broker treats a newer
+version as v2: it ends the epoch, or adds the partition to the transaction on its own (KIP-890)."""
 
 ONE_KEY = 3
-"""The last version of FindCoordinator that asks for one key; later ones ask for several at once (KIP-699)."""
+"""The last version of FindCoordinator that asks for one key; later ones ask for several (KIP-699)."""
 
 ONE_GROUP = 7
-"""The last version of OffsetFetch that asks for one group; later ones ask for several at once (KIP-709)."""
+"""The last version of OffsetFetch that asks for one group; later ones ask for several (KIP-709)."""
 
 IN_DOUBT = {Condition.COMMIT, Condition.UNANSWERED}
-"""What holds of a commit that may have been carried out."""
+"""The conditions of a commit that may have been carried out."""
 
 Key = tuple[int, str]
-"""What a coordinator is asked for: a group (0) or a transactional id (1), and its name."""
+"""What a coordinator is responsible for: the kind, group (0) or transactional id (1), and the name."""
 
 
 class _CoordinatorRefusedError(KafkaError):
-    """FindCoordinator was refused for good."""
+    """FindCoordinator failed with an error that is not retried."""
 
     code: int
 
 
 class CoordinatorRequests:
-    """Asks the coordinators of a transactional id and of groups. Belongs to one event loop."""
+    """Sends requests to the coordinators of a transactional id and of groups. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -95,13 +95,13 @@ class CoordinatorRequests:
         self._metrics = metrics
         self._random = random
         self._nodes: dict[Key, int] = {}
-        """Where each coordinator was found."""
+        """The node id of each known coordinator."""
         self._turn = asyncio.Lock()
         """One request at a time."""
         self.written = 0
-        """Attempts of the current request that have left, or are about to."""
+        """The number of attempts of the current request that were sent or are about to be."""
         self.was_in_doubt = False
-        """An attempt of the last request was not answered: it may be carried out late, after what was sent since."""
+        """An attempt of the last request was not answered, so it may be carried out after later requests."""
 
     async def ask(
         self,
@@ -112,17 +112,18 @@ class CoordinatorRequests:
         is_repetition: bool = False,
         deadline: float | None = None,
     ) -> Any:
-        """Send a request until it is answered for good; the answer, if that is a success.
+        """Send a request, again if necessary, until the answer is final; return a successful answer.
 
         Args:
-            request: what to ask.
-            code_of: the error code of an answer.
-            group: the group whose coordinator is asked; None for that of the transactional id.
-            is_repetition: an earlier call has sent the same request, and given it up without an answer.
-            deadline: when to give up, by loop.time(); None: after max_block_ms.
+            request: the request.
+            code_of: returns the error code of an answer.
+            group: the group whose coordinator gets the request; None for the coordinator of the transactional id.
+            is_repetition: an earlier call has sent the same request and got no answer.
+            deadline: the loop.time() after which no attempt begins; by default max_block_ms from now.
 
         Raises:
-            TransactionError: it was refused, or there was no answer within max_block_ms.
+            TransactionError: the request was rejected, or not answered in time.
+            KafkaError: an OffsetFetch failed, which does not affect the transaction.
         """
         key: Key = (1, self._transaction.transactional_id) if group is None else (0, group)
         loop = asyncio.get_running_loop()
@@ -142,7 +143,7 @@ class CoordinatorRequests:
                 if self._transaction.state is TransactionState.ABORTING and not isinstance(
                     request, EndTxnRequest | InitProducerIdRequest | OffsetFetchRequest
                 ):
-                    raise abortable(self._transaction, KafkaError("the transaction is aborted meanwhile"))
+                    raise abortable(self._transaction, KafkaError("the transaction is being aborted"))
                 written = self.written
                 try:
                     node_id = await self._node(key, deadline)
@@ -177,13 +178,13 @@ class CoordinatorRequests:
                         self._doubt(conditions)
                     name = error_name(code)
                     self._metrics.count_error(name)
-                    last = BrokerError(f"the coordinator answered {name}", code=code, name=name)
+                    last = BrokerError(f"the coordinator answered with {name}", code=code, name=name)
                     if row.action is Action.COORDINATOR:
                         self._nodes.pop(key, None)
                     elif row.action is not Action.RETRY:
-                        reason = f"{type(request).__name__} was refused with {name}{advice(code)}"
+                        reason = f"{type(request).__name__} was rejected with {name}{advice(code)}"
                         if isinstance(request, OffsetFetchRequest):
-                            # A question: nothing of the transaction hangs on it.
+                            # Only a query, which does not affect the transaction.
                             raise BrokerError(reason, code=code, name=name)
                         raise self._refused(row, reason, reinit_error(code)) from last
                 logger.debug("%s: %s is sent again: %s", self._transaction.transactional_id, request, last)
@@ -192,7 +193,10 @@ class CoordinatorRequests:
         raise self._too_late(request, conditions, last)
 
     def _doubt(self, conditions: set[Condition]) -> None:
-        """With v1 a late copy of a request could meet the next transaction of its epoch (KAFKA-17754: EndTxn)."""
+        """Note that an attempt may still be carried out.
+
+        With v1 a late copy could affect the next transaction of the same epoch (KAFKA-17754: EndTxn).
+        """
         conditions.add(Condition.UNANSWERED)
         self.was_in_doubt = True
         self._transaction.epoch_is_spent = True
@@ -216,7 +220,10 @@ class CoordinatorRequests:
     def _unasked(
         self, row: Row, reason: str, kind: type[TransactionReinitError], conditions: set[Condition]
     ) -> TransactionError:
-        """Of a request that can't be sent, or not again: what an attempt before has done is not undone by that."""
+        """Return the error of a request that cannot be sent, or not again.
+
+        An earlier attempt of a commit may still have been carried out.
+        """
         if IN_DOUBT <= conditions:
             return self.outcome_unknown(reason)
         return self._refused(row, reason, kind)
@@ -225,25 +232,25 @@ class CoordinatorRequests:
         return reinit(
             self._transaction,
             CommitOutcomeUnknownError,
-            f"whether the transaction was committed is unknown: the commit was sent and not answered ({reason})",
+            f"the transaction may or may not be committed: the commit was sent and not answered ({reason})",
         )
 
     def _too_late(
         self, request: Message, conditions: set[Condition], last: KafkaError | None
     ) -> TransactionError:
-        reason = f"no answer within {self._config.max_block:g} s (max_block_ms), the last error was: {last}"
+        reason = f"no answer within {self._config.max_block:g} s (max_block_ms); the last error was: {last}"
         if Condition.COMMIT in conditions:
             if IN_DOUBT <= conditions:
                 return self.outcome_unknown(reason)
             return abortable(self._transaction, KafkaError(f"the commit could not be sent: {reason}"))
         return TransactionTimeoutError(
             f"{type(request).__name__} for {self._transaction.transactional_id!r}: {reason}; "
-            "make the same call again to wait on",
+            "make the same call again to continue waiting",
             transactional_id=self._transaction.transactional_id,
         )
 
     async def _node(self, key: Key, deadline: float) -> int:
-        """The node id of a coordinator."""
+        """Find a coordinator and return its node id."""
         known = self._nodes.get(key)
         if known is not None:
             return known
@@ -263,7 +270,7 @@ class CoordinatorRequests:
             raise _CoordinatorRefusedError(text + advice(response.error_code), code=response.error_code)
         if response.node_id < 0 or not response.host or not 0 < response.port < 65536:
             raise BrokerConnectionError(
-                f"the coordinator of {name!r} is said to be node {response.node_id} at "
+                f"a broker reported an invalid coordinator of {name!r}: node {response.node_id} at "
                 f"{escaped(response.host)}:{response.port}",
                 written=False,
             )

@@ -1,6 +1,7 @@
-"""Where a producer's transaction stands: decides, sends nothing and waits for nothing.
+"""The state of a producer's transaction. This module makes decisions; it neither sends nor waits.
 
-The user's calls, the coordinator and the sender move it, all on one event loop; what is due next is read from here."""
+The user's calls, the coordinator and the sender change the state and read from it what to do next, all on one event
+loop."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from aioproducer.types import OffsetAndMetadata, TopicPartition, TransactionHand
 
 
 class TransactionState(Enum):
-    """Where a producer's transactions stand."""
+    """The state of a producer's transactions. Error messages contain the values: "the producer 'x' is <value>"."""
 
     NONE = "no transactions"
     """The producer has no transactional id."""
@@ -31,13 +32,13 @@ class TransactionState(Enum):
     READY = "ready"
     IN_TRANSACTION = "in a transaction"
     COMMITTING = "committing"
-    RELEASING = "giving its transaction away"
+    RELEASING = "releasing its transaction"
     ABORT_REQUIRED = "in a transaction that must be aborted"
     ABORTING = "aborting"
-    OUTCOME_UNKNOWN = "not knowing whether the last transaction was committed"
+    OUTCOME_UNKNOWN = "in doubt whether the last transaction was committed"
     REINIT_REQUIRED = "in need of init_transactions()"
     PARTICIPANT = "taking part in another producer's transaction"
-    FAILED_PARTICIPANT = "a part of a transaction that its owner must abort"
+    FAILED_PARTICIPANT = "taking part in a transaction that its owner must abort"
 
     __hash__ = object.__hash__  # members are singletons; Enum's own hash is a Python function
 
@@ -85,7 +86,7 @@ _LOST = frozenset(
 )
 
 WAYS_OUT = {
-    _S.UNINITIALIZED: "start() has not finished, or a transaction was given away and init_transactions() comes first",
+    _S.UNINITIALIZED: "wait for start(), or call init_transactions() first if the last transaction was released",
     _S.INITIALIZING: "wait for init_transactions()",
     _S.READY: "begin one with begin_transaction() or `async with producer.transaction()`",
     _S.IN_TRANSACTION: "commit or abort it first",
@@ -93,22 +94,22 @@ WAYS_OUT = {
     _S.RELEASING: "wait for release_transaction()",
     _S.ABORT_REQUIRED: "call abort_transaction()",
     _S.ABORTING: "wait for abort_transaction(), or call it again",
-    _S.OUTCOME_UNKNOWN: "call commit_transaction() again to ask for the answer, or find out from what was to be "
-    "committed, then call init_transactions()",
+    _S.OUTCOME_UNKNOWN: "call commit_transaction() again to repeat the request, or find out yourself whether its "
+    "records were committed, then call init_transactions()",
     _S.REINIT_REQUIRED: "call init_transactions() to take the transactional id over, or close the producer",
     _S.PARTICIPANT: "only the producer that began the transaction can end it",
-    _S.FAILED_PARTICIPANT: "tell the producer that began the transaction to abort it, and close this one",
+    _S.FAILED_PARTICIPANT: "abort the transaction with the producer that began it, and close this one",
 }
 
 
 class Gate(Protocol):
-    """What the record's path looks at before each append."""
+    """The switch that the record path checks before each append."""
 
     is_open: bool
 
 
 class Transaction:
-    """The current transaction of a producer, or that it has none."""
+    """The current transaction of a producer, if there is one."""
 
     def __init__(self, transactional_id: str | None, gate: Gate) -> None:
         self.transactional_id = transactional_id or ""
@@ -120,64 +121,68 @@ class Transaction:
         self.error: TransactionError | None = None
         """Why the transaction can't be committed, or why a new epoch is needed."""
         self.number = 0
-        """Of the transaction that began last; 0 before the first."""
-        # of that transaction
+        """The number of the transaction that began last; 0 before the first."""
+        # The following fields describe that transaction.
         self.is_v2 = False
-        """Transactions v2 (KIP-890): partitions join by being written to, and each end brings a new epoch."""
+        """Transactions v2 (KIP-890): writing to a partition adds it, and the end of each transaction brings a new
+        epoch."""
         self.may_have_started = False
-        """The coordinator may know of it, so it has to be ended there."""
+        """The coordinator may know the transaction, so it has to be ended there."""
         self.began: float | None = None
-        """When the coordinator first may have known of it, by loop.time(): from then on its time-out counts there."""
+        """When the coordinator may first have known it, by loop.time(). Its time-out counts from then on."""
         self.has_expired = False
-        """It came too near to its time-out, and is aborted without being asked to."""
+        """The transaction was too close to its time-out, so the producer aborts it on its own."""
         self.epoch_is_spent = False
-        """A numbered batch was given up, a request was not answered, or others number batches too: with v1, whose epoch
-        goes on, the next transaction needs another one."""
+        """The sequences of this epoch cannot be continued: a numbered batch failed, a request was not answered, or
+        other producers also number batches. With v1 the epoch outlives the transaction, so the next one needs another
+        epoch."""
         self.commit_is_in_doubt = False
-        """Its commit was sent and not answered, so it may only be repeated as it was."""
+        """The commit was sent and not answered, so only the same request may be repeated."""
         self.partitions: dict[TopicPartition, None] = {}
-        """Those that belong to it."""
+        """Partitions that belong to the transaction."""
         self.written: dict[TopicPartition, None] = {}
-        """Those of them that this producer has written to itself."""
+        """Partitions of the transaction that this producer has written to."""
         self.numbered: dict[TopicPartition, None] = {}
         """Partitions that this producer wrote to in earlier transactions of its current epoch. The broker remembers
-        these numbers until the epoch changes."""
+        their sequence numbers until the epoch changes."""
         self.changes_epoch = False
-        """A new epoch is being taken before anything of the transaction is sent, so nothing may be sent meanwhile."""
+        """A new epoch is being taken at the start of the transaction; until it arrives nothing may be sent."""
         self.exported: dict[TopicPartition, None] = {}
-        """Those that others write to."""
+        """Partitions that other producers write to."""
         self.wanted: dict[TopicPartition, None] = {}
-        """With v1: those that have to join before they are written to."""
+        """With v1: partitions that have to join before they are written to."""
         self.groups: dict[str, None] = {}
-        """With v1: consumer groups whose offsets belong to it."""
+        """With v1: consumer groups whose offsets belong to the transaction."""
         self.doubtful_offsets: dict[str, dict[TopicPartition, OffsetAndMetadata]] = {}
-        """By group: offsets in requests of which an attempt was not answered, so that a copy may arrive late."""
+        """By group: offsets in requests with an unanswered attempt, a copy of which may arrive late."""
         self.is_resumed = False
-        """Another producer began it and released it: this one may end it, and not write to it."""
+        """Another producer began and released the transaction: this one may end it, but not write to it."""
         self._refusals: dict[str, list[KafkaError | None]] = {}
-        """Of a participant, by topic: what is said of each partition; its own ones stay the same."""
+        """For a participant, by topic: the `check_is_own` error of each partition, or None. A participant's partitions
+        never change."""
         self.tells_repetitions = False
-        """Of a participant whose topics have CreateTime: a success with a time is that of a batch in the log before."""
+        """True for a participant whose topics use CreateTime: a success that carries a time then stands for a batch
+        that was already in the log."""
 
     @property
     def refuses_records(self) -> bool:
-        """Records that were not sent yet never will be."""
+        """Whether records that were not sent yet will never be sent."""
         return self.state in _LOST
 
     def move(self, to: TransactionState) -> None:
-        """Every change of state goes through here; the table above is the whole truth."""
+        """Change the state. Only the changes in TRANSITIONS are allowed."""
         assert to in TRANSITIONS[self.state], f"a transaction can't go from {self.state.value} to {to.value}"
         self.state = to
         self._gate.is_open = to is _S.PARTICIPANT or (to is _S.IN_TRANSACTION and not self.is_resumed)
 
-    # What the user's calls ask
+    # for the user's calls
 
     def check_may_send(self) -> None:
         """Raise unless a record may be sent now.
 
         Raises:
-            IllegalStateError: there is no transaction.
-            TransactionError: it has failed.
+            IllegalStateError: no transaction is open.
+            TransactionError: the transaction has failed.
         """
         if self._gate.is_open:
             return
@@ -185,30 +190,31 @@ class Transaction:
             raise copy(self.error)
         if self.is_resumed and self.state is _S.IN_TRANSACTION:
             raise IllegalStateError(
-                f"send: the producer {self.transactional_id!r} has resumed a transaction, and can only end it: only "
-                "the producers that wrote to it know the next sequence numbers; commit or abort it"
+                f"send: the producer {self.transactional_id!r} has resumed a transaction, and can only end it, because "
+                "only the producers that wrote to it know the next sequence numbers; commit or abort it"
             )
         raise self._wrong_state("send")
 
     def check_is_still(self, number: int) -> None:
-        """Raise unless the transaction is the one that had this number, and a record may be sent now.
+        """Raise unless the current transaction has this number and a record may be sent now.
 
         Raises:
-            IllegalStateError: another one has begun while a call of `send` waited: the record belongs to the old one.
-            TransactionError: it has failed.
+            IllegalStateError: another transaction began while a call of `send` waited; the record belongs to the old
+                one.
+            TransactionError: the transaction has failed.
         """
         self.check_may_send()
         if number != self.number:
             raise IllegalStateError(
-                "the transaction in which send was called has ended meanwhile; nothing was buffered"
+                "the transaction in which send was called ended while the call waited; nothing was buffered"
             )
 
     def check(self, call: str, *allowed: TransactionState) -> None:
         """Raise unless the state is one of `allowed`.
 
         Raises:
-            IllegalStateError: the call does not fit.
-            TransactionError: the transaction has failed, and the call is not what has to follow.
+            IllegalStateError: the call is not allowed in this state.
+            TransactionError: the transaction has failed, and another call has to follow.
         """
         if self.state is _S.NONE:
             raise IllegalStateError(f"{call} needs a producer with a transactional_id")
@@ -220,12 +226,12 @@ class Transaction:
 
     def _wrong_state(self, call: str) -> IllegalStateError:
         return IllegalStateError(
-            f"{call} does not fit: the producer {self.transactional_id!r} is {self.state.value}; "
+            f"{call} cannot be called now: the producer {self.transactional_id!r} is {self.state.value}; "
             f"{WAYS_OUT[self.state]}"
         )
 
     def begin(self, *, is_v2: bool) -> None:
-        """A new transaction; by which protocol is settled for all of it."""
+        """Begin a transaction, which uses the same protocol version until its end."""
         self.is_resumed = False
         self.move(_S.IN_TRANSACTION)
         self.number += 1
@@ -242,18 +248,18 @@ class Transaction:
         self.doubtful_offsets.clear()
 
     def epoch_changed(self) -> None:
-        """The next batch of each partition begins with sequence 0 of a new epoch."""
+        """Note a new epoch: the next batch of each partition starts at sequence 0."""
         self.epoch_is_spent = False
         self.written.clear()
         self.numbered.clear()
 
     @property
     def needs_epoch(self) -> bool:
-        """The sequences of this epoch can't go on, and ending the transaction does not end the epoch."""
+        """Whether a new epoch is needed that the end of the transaction does not bring."""
         return self.epoch_is_spent and not (self.is_v2 and self.may_have_started)
 
     def resume(self, handle: TransactionHandle) -> None:
-        """Own a transaction that another producer has begun and released. The epoch is its, and ends with it."""
+        """Take over a transaction that another producer began and released. Its epoch ends with it."""
         self.is_resumed = True
         self.move(_S.IN_TRANSACTION)
         self.number += 1
@@ -264,17 +270,17 @@ class Transaction:
     def attach(
         self, handle: TransactionHandle, partitions: Iterable[TopicPartition], *, tells_repetitions: bool
     ) -> None:
-        """Take part in a transaction that another producer has begun; only these partitions are ours."""
+        """Take part in a transaction that another producer began, and write only to these partitions."""
         self.move(_S.PARTICIPANT)
         self.tells_repetitions = tells_repetitions
         self.is_v2 = handle.is_v2
         self.joined(partitions)
 
     def check_is_own(self, topic: str, partition: int) -> None:
-        """Raise if a participant writes to a partition that may be another one's.
+        """Raise if a participant writes to a partition that may belong to another one.
 
-        The broker can't tell participants apart: two that number the records of one partition overwrite each other,
-        and are told "success".
+        The broker cannot tell participants apart. If two of them number records of the same partition, the broker
+        drops records of one as duplicates and answers "success".
 
         Raises:
             InvalidRecordError: the partition was not given to `attach`.
@@ -282,12 +288,15 @@ class Transaction:
         if self.state is _S.PARTICIPANT and TopicPartition(topic, partition) not in self.partitions:
             raise InvalidRecordError(
                 f"partition {partition} of topic {topic} was not given to Producer.attach(partitions=...); another "
-                "participant of the transaction may write to it",
+                "participant of the transaction could write to it",
                 argument="partition",
             )
 
     def refusals(self, topic: str, count: int) -> list[KafkaError | None] | None:
-        """What `check_is_own` says of each partition, of `count` at least; None if nothing is refused to anybody."""
+        """Return the `check_is_own` error, or None, for each of at least `count` partitions.
+
+        The result is None if the producer is not a participant, since then every partition is allowed.
+        """
         if self.state is not _S.PARTICIPANT:
             return None
         found = self._refusals.setdefault(topic, [])
@@ -299,10 +308,10 @@ class Transaction:
                 found.append(error.with_traceback(None))
         return found
 
-    # What the sender asks
+    # for the sender
 
     def may_drain(self, topic: str, partition: int) -> bool:
-        """Whether records of this partition may be written now; if it has to join first, that is noted."""
+        """Return whether records of this partition may be written now. If it has to join first, add it to `wanted`."""
         if self.state is _S.NONE:
             return True
         if self.state is _S.PARTICIPANT:
@@ -318,16 +327,19 @@ class Transaction:
         return False
 
     def is_anothers(self, topic: str, partition: int) -> bool:
-        """The partition was exported: what this producer numbers there would be lost, with success for everybody."""
+        """Return whether the partition was exported.
+
+        If this producer also numbered records there, some would be lost although every answer is "success".
+        """
         return bool(self.exported) and TopicPartition(topic, partition) in self.exported
 
     @property
     def has_to_join(self) -> bool:
-        """Partitions are wanted, and the transaction can still take them in."""
+        """Whether partitions wait to join, and the transaction can still accept them."""
         return bool(self.wanted) and self.state in _OPEN
 
     def writes_to(self, topic: str, partition: int) -> None:
-        """Records of this partition are about to be written; with v2 that makes it join."""
+        """Note that records of this partition are about to be written; with v2 that makes it join."""
         place = TopicPartition(topic, partition)
         self.written[place] = None
         if self.is_v2:
@@ -335,13 +347,13 @@ class Transaction:
             self.partitions[place] = None
 
     def joined(self, places: Iterable[TopicPartition]) -> None:
-        """The coordinator has taken them into the transaction."""
+        """Note that the coordinator has added these partitions to the transaction."""
         for place in places:
             self.wanted.pop(place, None)
             self.partitions[place] = None
 
     def must_abort(self, error: TransactionError) -> None:
-        """It can't be committed any more. The first cause is kept."""
+        """Note that the transaction can no longer be committed. The first cause is kept."""
         if self.state in _OPEN:
             self.error = error
             self.move(_S.ABORT_REQUIRED)
@@ -350,14 +362,16 @@ class Transaction:
             self.move(_S.FAILED_PARTICIPANT)
 
     def misses_record(self, number: int, cause: BaseException) -> None:
-        """A record of transaction `number` was rejected without an exception, so the transaction can no longer be
-        committed, not even by a producer that takes it over. Nothing changes if that transaction has ended or is about
-        to, or if this producer only participates."""
+        """Note that a record of transaction `number` was rejected without an exception.
+
+        That transaction can no longer be committed, not even by a producer that takes it over. Nothing changes if it
+        has ended or is about to, or if this producer only participates.
+        """
         if number == self.number and self.state in (_S.IN_TRANSACTION, _S.RELEASING):
             self.must_abort(abortable(self, cause))
 
     def must_reinit(self, error: TransactionError) -> None:
-        """Nothing more can be done under this epoch."""
+        """Note that this epoch can no longer be used."""
         if self.state in (_S.REINIT_REQUIRED, _S.OUTCOME_UNKNOWN, _S.FAILED_PARTICIPANT):
             return
         self.error = error
@@ -370,7 +384,7 @@ class Transaction:
 
 
 def abortable(transaction: Transaction, cause: BaseException) -> TransactionAbortableError:
-    """The error of a transaction that a failed record, or a refused request, makes impossible to commit."""
+    """Return the error of a transaction that a failed record or a rejected request prevents from being committed."""
     return TransactionAbortableError(
         f"the transaction of {transaction.transactional_id!r} can only be aborted: {cause}",
         transactional_id=transaction.transactional_id,
@@ -381,7 +395,7 @@ def abortable(transaction: Transaction, cause: BaseException) -> TransactionAbor
 def reinit(
     transaction: Transaction, kind: type[TransactionReinitError], reason: str
 ) -> TransactionReinitError:
-    """The error of a producer that needs a new epoch."""
+    """Return the error of a producer that needs a new epoch."""
     state = _S.OUTCOME_UNKNOWN if issubclass(kind, CommitOutcomeUnknownError) else _S.REINIT_REQUIRED
     return kind(
         f"{transaction.transactional_id!r}: {reason}; {WAYS_OUT[state]}",

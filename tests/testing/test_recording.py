@@ -322,9 +322,9 @@ async def test_transactions_are_refused_where_the_producer_refuses_them():
         with pytest.raises(IllegalStateError, match="needs a producer with a transactional_id"):
             await producer.begin_transaction()
     async with RecordingProducer(transactional_id="orders-1") as producer:
-        with pytest.raises(IllegalStateError, match="send does not fit"):
+        with pytest.raises(IllegalStateError, match="send cannot be called now"):
             await producer.send("orders", b"1")
-        with pytest.raises(IllegalStateError, match="commit_transaction does not fit"):
+        with pytest.raises(IllegalStateError, match="commit_transaction cannot be called now"):
             await producer.commit_transaction()
         await producer.begin_transaction()  # and left to close()
 

@@ -509,7 +509,7 @@ async def test_a_block_of_a_fenced_producer_keeps_an_exception_of_the_applicatio
                     pass
                 raise error
 
-        assert "was aborted already, by its time-out or another producer" in caplog.text
+        assert "was already aborted, by its time-out or another producer" in caplog.text
         with pytest.raises(ProducerFencedError):
             await first.begin_transaction()
 
@@ -738,7 +738,7 @@ async def test_a_call_that_succeeded_after_its_caller_was_cancelled_returns_when
                 with pytest.raises(IllegalStateError):
                     await getattr(producer, other)()
         await getattr(producer, name)()
-        with pytest.raises(IllegalStateError, match=f"{name} does not fit"):
+        with pytest.raises(IllegalStateError, match=f"{name} cannot be called now"):
             await getattr(producer, name)()
         assert committed(cluster) == ([b"1"] if name.startswith("commit") else [])
 
@@ -753,7 +753,7 @@ async def test_a_second_commit_after_a_success_is_refused(version):
         await producer.begin_transaction()
         await producer.send("t", b"1", partition=0)
         await producer.commit_transaction()
-        with pytest.raises(IllegalStateError, match="commit_transaction does not fit"):
+        with pytest.raises(IllegalStateError, match="commit_transaction cannot be called now"):
             await producer.commit_transaction()
 
         assert committed(cluster) == [b"1"]

@@ -36,7 +36,7 @@ async def test_a_partition_that_the_owner_has_written_to_can_not_be_exported(ver
     async with transactional(version) as (cluster, owner):
         await owner.begin_transaction()
         await owner.send_and_wait("t", b"1", partition=0)
-        with pytest.raises(IllegalStateError, match="t-0 was written to or exported already"):
+        with pytest.raises(IllegalStateError, match="t-0 was already written to or exported"):
             await owner.export_transaction([PLACES[1], PLACES[0]])
         handle = await owner.export_transaction([PLACES[1]])
         async with participant(cluster, handle, 1) as producer:
@@ -116,7 +116,7 @@ async def test_of_two_exports_that_wait_for_the_same_partition_one_has_it():
 
         assert exports[0].exception() is None
         assert isinstance(exports[1].exception(), IllegalStateError)
-        assert "t-0 was written to or exported already" in str(exports[1].exception())
+        assert "t-0 was already written to or exported" in str(exports[1].exception())
 
 
 async def test_a_partition_for_which_the_owner_has_a_record_by_the_time_it_has_joined_is_not_exported():
@@ -129,7 +129,7 @@ async def test_a_partition_for_which_the_owner_has_a_record_by_the_time_it_has_j
         await owner.send("t", b"1", partition=0)
         answer.set()
 
-        with pytest.raises(IllegalStateError, match="t-0 was written to"):
+        with pytest.raises(IllegalStateError, match="t-0 was already written to"):
             await within(2, export)
         await owner.commit_transaction()
         assert committed(cluster) == [b"1"]

@@ -153,7 +153,7 @@ def test_a_coordinator_at_an_address_that_makes_no_sense_is_never_asked(place):
     error, took = played(lambda: requests.ask(JOIN, code_of))
 
     assert isinstance(error, TransactionTimeoutError)
-    assert "is said to be node" in str(error)
+    assert "reported an invalid coordinator" in str(error)
     assert took == pytest.approx(5.0, abs=0.5)
     assert len(brokers.searches) > 1
     assert brokers.asked == []

@@ -30,7 +30,7 @@ S = TransactionState
 
 
 WORDS = {
-    S.UNINITIALIZED: "start()",
+    S.UNINITIALIZED: "wait for start()",
     S.INITIALIZING: "wait for init_transactions()",
     S.READY: "begin_transaction()",
     S.IN_TRANSACTION: "commit or abort",
@@ -41,7 +41,7 @@ WORDS = {
     S.OUTCOME_UNKNOWN: "find out",
     S.REINIT_REQUIRED: "take the transactional id over",
     S.PARTICIPANT: "only the producer that began",
-    S.FAILED_PARTICIPANT: "tell the producer that began",
+    S.FAILED_PARTICIPANT: "with the producer that began it",
 }
 """What the way out of each state has to speak of."""
 
