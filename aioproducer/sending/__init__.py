@@ -1,1 +1,1 @@
-"""The sender and what it makes of the brokers' answers."""
+"""The sender and the handling of the brokers' answers."""

@@ -1,7 +1,7 @@
-"""Notices that a broker has lost records it acknowledged: a log that became shorter, or a topic that was re-created.
+"""Detects that a broker has lost records it acknowledged: a log became shorter, or a topic was re-created.
 
-The sender reports acknowledgements, refused sequences and new metadata; each event is logged and counted once, in
-`_report`. A log's start says nothing here: retention moves it, and replicas may differ in it."""
+The sender reports acknowledgements, rejected sequences and new metadata; each event is logged and counted once, in
+`_report`. The start offset of a log is ignored: retention moves it, and it can differ between replicas."""
 
 from __future__ import annotations
 
@@ -19,45 +19,45 @@ from aioproducer.records.batch import ProducerBatch
 logger = logging.getLogger(__name__)
 
 _NOTHING = (-1, (-1, 0))
-"""The end of a partition in which nothing was acknowledged."""
+"""The end of a partition in which nothing has been acknowledged."""
 MOST_NAMED = 10
-"""Partitions of a topic that was re-created whose offsets are in the log line."""
+"""The maximum number of partitions whose offsets appear in a log line."""
 
 
 class DataLoss(NamedTuple):
-    """One event."""
+    """A certain or possible loss of acknowledged records."""
 
     topic: str
     partitions: dict[int, int]
-    """The last acknowledged offset of each partition concerned, by partition."""
+    """The last acknowledged offset of each affected partition, by partition."""
     is_certain: bool
     reason: str
 
 
 class LossWatch:
-    """What was acknowledged last, by partition. Touched only by the sender task."""
+    """Remembers the last acknowledgement of each partition. Used only by the sender task."""
 
     def __init__(self, config: ProducerConfig, metrics: Metrics) -> None:
         self._metrics = metrics
         self._metadata_max_age = config.metadata_max_age
         self._is_ordered = config.enable_idempotence or config.max_in_flight_per_partition == 1
-        """Otherwise two leaders may have answers under way, and a later one may have the lower offset."""
+        """If False, answers of two leaders may be in flight, and the later one may have the lower offset."""
         self._ends: dict[PartitionQueue, tuple[int, tuple[int, int]]] = {}
-        """The offset behind the last acknowledged record, and the order of its batch."""
+        """The offset after the last acknowledged record, and the order of its batch."""
         self._infos: dict[str, TopicInfo] = {}
         self._former_ids: set[UUID] = set()
-        """Ids of topics that were re-created: metadata that is late may still name them."""
-        # What makes an acknowledgement worth a second look; all empty in undisturbed operation.
+        """Former ids of topics that were re-created. Outdated metadata may still contain them."""
+        # An acknowledgement is examined only if one of these has an entry; all are empty in undisturbed operation.
         self._suspects: dict[PartitionQueue, str] = {}
-        """Partitions whose leader did not know our last batch, and its words."""
+        """Partitions whose leader did not know our last batch, each with the text of the leader's answer."""
         self._of_former_topic: dict[PartitionQueue, tuple[int, int]] = {}
         """The order of the last batch that was in flight when the partition's topic was re-created."""
         self._reported: dict[PartitionQueue, tuple[int, float]] = {}
-        """Where logs that became shorter ended before, and when that was noticed (loop time). Until they are as long
-        again they are not reported again."""
+        """The former end of each log that became shorter, and the loop time at which this was noticed. Such a log is
+        not reported again until it has reached its former end."""
 
     def acknowledged(self, batch: ProducerBatch, base_offset: int, now: float) -> None:
-        """Records were acknowledged from this offset on."""
+        """Note that a batch was acknowledged, and that its records begin at this offset."""
         before = self._ends.get(batch.queue, _NOTHING)
         if base_offset < before[0] or self._suspects or self._of_former_topic:
             self._look_closer(batch, base_offset, before, now)
@@ -72,10 +72,10 @@ class LossWatch:
         last = self._of_former_topic.get(queue)
         if last is not None:
             if batch.order <= last:
-                return  # acknowledged by the log that is gone
+                return  # acknowledged for the former topic
             del self._of_former_topic[queue]
         if batch.order < order:
-            return  # an earlier batch, which was in the log before
+            return  # an earlier batch, already in the log
         suspicion = self._suspects.pop(queue, None)
         end = base_offset + batch.record_count, batch.order
         if base_offset >= before:
@@ -89,7 +89,7 @@ class LossWatch:
                 self._report(_shorter_log(queue, batch.broker, base_offset, before))
 
     def lost_track(self, batch: ProducerBatch, refusal: str) -> None:
-        """A broker no longer knows the batch before this one, which it acknowledged."""
+        """Note that a broker no longer knows the batch before this one, although it had acknowledged that batch."""
         sequence = batch.queue.sequence
         if (
             sequence is not None
@@ -98,11 +98,11 @@ class LossWatch:
             and sequence.confirmed_on[0] == batch.identity
             and batch.queue in self._ends
         ):
-            # The next acknowledgement says whether the log became shorter.
+            # The next acknowledgement shows whether the log became shorter.
             self._suspects[batch.queue] = refusal
 
     def look_at(self, cluster: Cluster, now: float) -> None:
-        """Compare the topics of new metadata with those that were acknowledged from."""
+        """Compare the topic ids in new metadata with the known ones."""
         for name, info in cluster.topics.items():
             known = self._infos.get(name)
             if known is info or not info.topic_id.int or info.topic_id in self._former_ids:
@@ -120,7 +120,8 @@ class LossWatch:
             if queue.in_flight:
                 self._of_former_topic[queue] = max(batch.order for batch in queue.in_flight)
             _, reported_at = self._reported.pop(queue, (-1, -math.inf))
-            # Metadata may be so old. Until they came, the log of the new topic was taken for a shorter one.
+            # Skip partitions that were reported recently: until the new metadata arrived, which takes up to this long,
+            # the log of the new topic looked like a log that had become shorter.
             if now - reported_at > 2 * self._metadata_max_age:
                 last_offsets[queue.partition] = end - 1
         if last_offsets:
@@ -128,7 +129,7 @@ class LossWatch:
             self._report(DataLoss(info.name, last_offsets, True, reason))
 
     def _report(self, loss: DataLoss) -> None:
-        """Every event comes through here, once."""
+        """Log and count an event."""
         self._metrics.data_losses += 1
         named = sorted(loss.partitions.items())
         where = ", ".join(
@@ -136,21 +137,21 @@ class LossWatch:
         )
         more = f", and {len(named) - MOST_NAMED} other partitions" if len(named) > MOST_NAMED else ""
         level = logging.ERROR if loss.is_certain else logging.WARNING
-        may = "were lost" if loss.is_certain else "may be lost"
+        may = "were lost" if loss.is_certain else "may have been lost"
         logger.log(level, "acknowledged records %s (%s%s): %s", may, where, more, loss.reason)
 
 
 def _shorter_log(queue: PartitionQueue, broker: int | None, base_offset: int, before: int) -> DataLoss:
     reason = (
-        f"broker {broker} gave new records the offset {base_offset}, so the offsets {base_offset} to {before - 1} were "
-        "truncated (an unclean leader election, acks=1 and a leader that failed, or the topic was re-created)"
+        f"broker {broker} assigned offset {base_offset} to new records, so the offsets {base_offset} to {before - 1} "
+        "were truncated (an unclean leader election, a failed leader with acks=1, or a re-created topic)"
     )
     return DataLoss(queue.topic, {queue.partition: before - 1}, True, reason)
 
 
 def _possible_loss(queue: PartitionQueue, before: int, refusal: str) -> DataLoss:
     reason = (
-        f"{refusal}: it no longer knew the last batch of this producer, which it had acknowledged (an unclean leader "
-        "election, or producer.id.expiration.ms has passed)"
+        f"{refusal}: the broker no longer knew the last batch that it had acknowledged to this producer (an unclean "
+        "leader election, or producer.id.expiration.ms has passed)"
     )
     return DataLoss(queue.topic, {queue.partition: before - 1}, False, reason)

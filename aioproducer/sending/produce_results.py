@@ -1,7 +1,7 @@
-"""What an answer to a Produce request means, or that there is none, for each batch in it.
+"""Applies a Produce response, or the lack of one, to each batch of the request.
 
-The row of outcomes.py says what to do; here it is done: complete, send again, split, give up. The sender hands the
-answers over; nothing here awaits, and nothing goes to a socket."""
+outcomes.py decides what to do; this module does it: complete, send again, split or fail a batch. The sender passes the
+answers in; nothing here awaits or writes to a socket."""
 
 from __future__ import annotations
 
@@ -54,17 +54,17 @@ from aioproducer.types import Outcome
 logger = logging.getLogger(__name__)
 
 SOON, LATEST = 0.02, 1.0
-"""Seconds between tries while the broker finds out whether a partition belongs to the transaction, jittered in full:
-it asks for one partition of a transactional id at a time (AddPartitionsToTxnManager)."""
+"""Seconds between attempts, fully jittered, while the broker verifies that a partition belongs to the transaction. It
+verifies one partition of a transactional id at a time (AddPartitionsToTxnManager)."""
 SUCCESS = int(ErrorCode.NONE)
-"""Of each batch of an answer that says nothing else."""
+"""The error code of each batch in a response that reports only successes."""
 _STORED = frozenset({Action.SUCCEED, Action.DUPLICATE})
 NOT_VERIFIED = "Unable to verify the partition has been added to the transaction"
-"""How the message of NOT_ENOUGH_REPLICAS begins that has nothing to do with replicas."""
+"""The beginning of the message of a NOT_ENOUGH_REPLICAS that is unrelated to replicas."""
 
 
 class Answers:
-    """Ends batches, or puts them back. Touched only by the sender."""
+    """Completes or fails batches, or puts them back into the queue. Used only by the sender."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Answers:
         self._is_ending_behind = False
 
     def appended(self, batches: list[ProducerBatch], response: Appended, now: float) -> None:
-        """The broker says success for each batch of a request, and nothing else."""
+        """Apply a response that reports success for each batch of a request, and nothing else."""
         is_plain = (
             self._transaction.state is not TransactionState.PARTICIPANT
             and decide(ApiKey.PRODUCE, SUCCESS).action is Action.SUCCEED
@@ -118,14 +118,14 @@ class Answers:
         response: ProduceResponse,
         now: float,
     ) -> None:
-        """The broker has answered; each partition that was asked must be in it, and no other.
+        """Apply a broker's response, which must contain each partition of the request and no other.
 
         Args:
             node_id: the broker.
-            batches: what the request held.
+            batches: the batches of the request.
             names: the topics' names by their ids.
-            addressed: the ids that the request addressed the topics by, by name; NAMED without one.
-            response: the answer.
+            addressed: the id by which the request addressed each topic, by name; NAMED if it used the name.
+            response: the broker's response.
             now: the loop's time.
         """
         expected = {(batch.queue.topic, batch.queue.partition): batch for batch in batches}
@@ -137,13 +137,13 @@ class Answers:
                 if batch is None:
                     violation = ForeignPartitionError(
                         f"broker {node_id} answered for partition {escaped(name)}-{partition.index}, "
-                        "which was not asked"
+                        "which was not in the request"
                     )
                 else:
                     self._partition_answered(batch, partition, response, now, addressed[name])
         if expected:
             violation = MissingPartitionError(
-                f"broker {node_id} left out {len(expected)} partitions in its answer"
+                f"broker {node_id} left {len(expected)} partitions of the request out of its answer"
             )
         if violation is not None:
             self._brokers.disconnect(node_id, violation)
@@ -166,14 +166,15 @@ class Answers:
             self._note_error(said, topic_id if row.outcome is Outcome.UNKNOWN else None)
             is_sent_again = row.action in SENDS_AGAIN
             if batch.state is BatchState.DONE or (is_sent_again and self._ends_now(batch)):
-                return  # it expired meanwhile, or does now
+                return  # the batch has expired meanwhile, or expires now
         self.DO[row.action](self, said)
 
     def _note_error(self, said: PartitionAnswer, doubted_topic_id: int | None) -> None:
-        """Keep the error with the batch, and count it.
+        """Store the error in the batch, and count it.
 
         Args:
-            doubted_topic_id: the id that the request addressed the topic by, if the records may be in its log.
+            said: the answer for this batch.
+            doubted_topic_id: the id by which the request addressed the topic, if the records may be in its log.
         """
         batch, answer = said.batch, said.answer
         name = error_name(answer.error_code)
@@ -190,7 +191,7 @@ class Answers:
     def _conditions(
         self, batch: ProducerBatch, answer: ProduceResponse.PartitionProduceResponse
     ) -> set[Condition]:
-        """What the table may want to know of a batch, for an answer that is no plain success."""
+        """Return the conditions that the error table may check for an answer that is not a plain success."""
         queue = batch.queue
         identity = batch.identity
         earlier = [*queue.in_flight, *queue.batches]
@@ -218,7 +219,10 @@ class Answers:
         return {condition for condition, is_so in holds.items() if is_so}
 
     def _is_repetition(self, batch: ProducerBatch, answer: ProduceResponse.PartitionProduceResponse) -> bool:
-        """Whether a participant's first batch met another one's. Its own, sent twice, is not told from that."""
+        """Return whether a participant's first batch repeats one that was already in the log.
+
+        That batch may be another producer's, or an earlier attempt of its own; the answers are the same.
+        """
         sequence = batch.queue.sequence
         if self._transaction.state is not TransactionState.PARTICIPANT or sequence is None:
             return False
@@ -227,7 +231,7 @@ class Answers:
         return is_first and (has_time or bool(answer.error_code))
 
     def _has_moved(self, said: PartitionAnswer) -> bool:
-        """Whether the partition is known to have another leader by now; the answer may name it (KIP-951)."""
+        """Return whether the partition is known to have another leader now; the answer may name it (KIP-951)."""
         batch, answer, response = said.batch, said.answer, said.response
         queue = batch.queue
         leader = answer.current_leader
@@ -267,7 +271,7 @@ class Answers:
 
     def _renegotiate(self, said: PartitionAnswer) -> None:
         batch = said.batch
-        logger.warning("%s; it is asked for its versions again", said.refusal)
+        logger.warning("%s; asking the broker for its supported versions again", said.refusal)
         self._brokers.renegotiate(NO_NODE if batch.broker is None else batch.broker)
         self._send_later(batch, said.now)
 
@@ -283,20 +287,23 @@ class Answers:
 
     def _renumber(self, said: PartitionAnswer) -> None:
         queue = said.batch.queue
-        logger.warning("%s; a new epoch begins for %s-%d", said.refusal, queue.topic, queue.partition)
+        logger.warning("%s; using a new producer epoch for %s-%d", said.refusal, queue.topic, queue.partition)
         self._lose_numbers(said.batch)
         self._send_later(said.batch, said.now)
 
     def _get_new_producer_id(self, said: PartitionAnswer) -> None:
         batch = said.batch
-        logger.warning("%s: another producer uses the same producer id; a new one is asked for", said.refusal)
+        logger.warning("%s: another producer uses the same producer id; requesting a new one", said.refusal)
         if batch.identity is not None:
             self._idempotence.discard(batch.identity)
         self._lose_numbers(batch)
         self._send_later(batch, said.now)
 
     def _split(self, said: PartitionAnswer) -> None:
-        """KIP-126: too large for the broker, so two halves share its numbers. They go one at a time."""
+        """Split a batch that is too large for the broker (KIP-126).
+
+        The two halves share its sequence numbers and are sent one at a time.
+        """
         batch = said.batch
         middle = batch.original_index(batch.record_count // 2)
         end = batch.record_count + len(batch.withdrawn)
@@ -315,7 +322,7 @@ class Answers:
         self._accumulator.replace(batch, [(0, first), (middle, second)], said.now)
 
     def _resend_innocent(self, said: PartitionAnswer) -> None:
-        """KIP-467: the broker named the culprits. The others were refused with them, and go again without them."""
+        """Fail the records that the broker named, and send the others again without them (KIP-467)."""
         batch = said.batch
         culprits = self._named(batch, said.answer)
         logger.warning(
@@ -345,12 +352,12 @@ class Answers:
             Action.RESEND_INNOCENT: _resend_innocent,
         }
     )
-    """What to do for each action that a row of Produce can have; the key is all that the table decides."""
+    """The method for each action that the error table can prescribe for a Produce answer."""
 
     # -------------------------------------------------------------------------------------------- no answer
 
     def broken(self, batch: ProducerBatch, error: BaseException, now: float, topic_id: int) -> None:
-        """No answer to a request for this topic: the connection broke, timed out, or made no sense."""
+        """Handle a request that got no usable answer: the connection broke, or the answer was late or invalid."""
         self._metrics.count_error(type(error).__name__)
         batch.last_error = error
         if batch.state is BatchState.DONE:
@@ -359,9 +366,9 @@ class Answers:
         row = decide_failure(failure, {Condition.ACKS_0} if self._config.acks == 0 else ())
         if row.outcome is Outcome.UNKNOWN:
             batch.doubt(topic_id)
-            self._transaction.epoch_is_spent = True  # with v1 a late copy could meet the next transaction
+            self._transaction.epoch_is_spent = True  # with v1 a late copy could affect the next transaction
         if row.action is Action.FAIL:
-            # Without acknowledgements nobody will ever tell, and a second copy would be our doing.
+            # With acks=0 the outcome can never be learned, and sending the batch again could create a duplicate.
             self.give_up(batch, f"{failure.value}: {error}")
             return
         self._metadata.request_update()
@@ -371,7 +378,7 @@ class Answers:
     # ------------------------------------------------------------------------------------ without an answer
 
     def end_at(self, batch: ProducerBatch, moment: Moment, why: str = "", *, in_flight: bool) -> bool:
-        """End a batch because of something that has passed; False if the table keeps it."""
+        """Fail a batch because of `moment`; return False if the error table keeps the batch."""
         is_endless = self._config.enable_endless_retries
         holds = {
             Condition.IN_FLIGHT: in_flight,
@@ -391,24 +398,24 @@ class Answers:
         return True
 
     def _ends_now(self, batch: ProducerBatch) -> bool:
-        """End a batch that would be sent again, if something has passed while it was in flight."""
+        """Fail a batch instead of sending it again if a moment that ends it passed while it was in flight."""
         moments, batch.moments = batch.moments, ()
         return any(self.end_at(batch, moment, in_flight=False) for moment in moments)
 
     def _end_behind(self, failed: ProducerBatch) -> None:
-        """A batch has failed: in gapless order those behind it fail, too, before any of their results is seen."""
+        """With enable_gapless_order, also fail the batches behind a failed one, before a caller sees any result."""
         if not self._config.enable_gapless_order or self._is_ending_behind:
             return
         self._is_ending_behind = True
         try:
             for batch in self._accumulator.behind(failed):
                 if batch.state is BatchState.DONE:
-                    continue  # it ended first, and waits for its answer
+                    continue  # the batch has already ended and waits for its answer
                 self.end_at(batch, Moment.BEHIND, in_flight=batch.state is BatchState.IN_FLIGHT)
         finally:
             self._is_ending_behind = False
 
-    # --------------------------------------------------------------------------------- what becomes of a batch
+    # ------------------------------------------------------------------------------------ the end of a batch
 
     def complete(
         self,
@@ -418,14 +425,14 @@ class Answers:
         log_append_time: int = -1,
         log_start_offset: int = -1,
     ) -> None:
-        """The records are in the log, or (acks=0, no answer) on their way to it."""
+        """Complete a batch whose records are in the log or, with acks=0, were written to the connection."""
         queue = batch.queue
         if batch.identity is not None and queue.sequence is not None:
             self._idempotence.acknowledged(queue.sequence, batch.identity, batch.broker or 0)
         if base_offset >= 0:
             self.losses.acknowledged(batch, base_offset, now)
         if batch.state is BatchState.DONE:
-            return  # it expired meanwhile; its outcome was given as unknown
+            return  # the batch expired while in flight, with an unknown outcome
         self._metrics.records_acked += batch.record_count
         self._metrics.time_to_ack.add(now - batch.created, batch.record_count)
         batch.succeed(base_offset, log_append_time, log_start_offset)
@@ -440,7 +447,7 @@ class Answers:
         return backoff(config.retry_backoff, config.retry_backoff_max, batch.attempts - 1, self._random)
 
     def _lose_numbers(self, batch: ProducerBatch) -> None:
-        """The batch is provably not in the log, and its numbers are void: those behind it leave a gap."""
+        """Drop the sequence numbers of a batch that is provably not in the log. Later batches then follow a gap."""
         if batch.identity is not None and batch.queue.sequence is not None:
             self._idempotence.given_up(batch.queue.sequence, batch.identity)
             batch.number(None, -1)
@@ -448,7 +455,7 @@ class Answers:
     def _named(
         self, batch: ProducerBatch, answer: ProduceResponse.PartitionProduceResponse
     ) -> dict[int, BaseException]:
-        """The errors of the records that the broker named, by their index in the batch."""
+        """Return the errors of the records that the broker named, by index in the batch."""
         errors: dict[int, BaseException] = {}
         for entry in answer.record_errors or ():
             if 0 <= entry.batch_index < batch.record_count:
@@ -456,7 +463,7 @@ class Answers:
                 name = error_name(answer.error_code)
                 errors.setdefault(
                     batch.original_index(entry.batch_index),
-                    self._error(batch, f"the broker refused this record with {name}: {text}", count=1),
+                    self._error(batch, f"the broker rejected this record with {name}: {text}", count=1),
                 )
         return errors
 
@@ -469,7 +476,7 @@ class Answers:
         requires_reinit: bool = False,
         code: int = 0,
     ) -> None:
-        """The records fail; a transaction that they belong to can't be committed any more."""
+        """Fail the records of a batch; their transaction, if any, can no longer be committed."""
         if batch.identity is not None and batch.queue.sequence is not None:
             self._idempotence.given_up(batch.queue.sequence, batch.identity)
             self._transaction.epoch_is_spent = True

@@ -1,6 +1,6 @@
-"""Gets a producer id for idempotence: one task that asks any broker until one gives it.
+"""Gets a producer id for idempotence, in a task that asks any broker until one returns an id.
 
-The sender says when one is needed, and looks here for it, or for why there is none."""
+The sender starts the task when it needs an id, and reads the error from here if none was obtained."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NO_TRANSACTION_TIMEOUT_MS = 2**31 - 1
 
 
 class ProducerIdSource:
-    """Fills `Idempotence.identity`. Touched only by the sender task, besides its own."""
+    """Sets `Idempotence.identity`. Used only by the sender task and the task that it starts."""
 
     def __init__(
         self,
@@ -45,22 +45,22 @@ class ProducerIdSource:
         self._random = random
         self._task: asyncio.Task[None] | None = None
         self.last_error: KafkaError | None = None
-        """Why there is none yet."""
+        """The last error since an id was requested; None once it was obtained."""
         self.refused: KafkaError | None = None
-        """Why there will be none; the sender takes it away when it has told those who wait."""
+        """The error after which no further attempt is made. The sender fails the waiting records and resets it."""
 
     @property
     def was_asked(self) -> bool:
         return self._task is not None
 
     def ask(self) -> None:
-        """Get an id in the background, unless that is under way. Sets the wake-up event when it ends."""
+        """Get an id in the background, unless the task is already running. Its end sets the wake-up event."""
         if self._task is None or self._task.done():
             loop = asyncio.get_running_loop()
             self._task = new_task(loop, self._obtain(), "aioproducer-producer-id")
 
     async def close(self) -> None:
-        """Leave no task."""
+        """Cancel the task and wait until it has ended."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -101,17 +101,22 @@ class ProducerIdSource:
         if decide(ApiKey.INIT_PRODUCER_ID, code).action is not Action.SUCCEED:
             name = error_name(code)
             raise BrokerError(
-                f"a broker refused a producer id with {name}{advice(code)}", code=code, name=name
+                f"a broker rejected the request for a producer id with {name}{advice(code)}",
+                code=code,
+                name=name,
             )
         if response.producer_id < 0 or response.producer_epoch < 0:
-            raise ProtocolError(f"a broker gave the producer id {response.producer_id}, which is none")
+            raise ProtocolError(
+                f"a broker returned producer id {response.producer_id} and epoch {response.producer_epoch}; both must "
+                "be 0 or more"
+            )
         self._idempotence.identity = ProducerIdentity(response.producer_id, response.producer_epoch)
         self.last_error = None
         return True
 
     @staticmethod
     def _may_pass(error: KafkaError) -> bool:
-        """Whether another try may go better."""
+        """Return whether another attempt could succeed."""
         if isinstance(error, BrokerError):
             return decide(ApiKey.INIT_PRODUCER_ID, error.code).action in (Action.RETRY, Action.COORDINATOR)
         return decide_failure(failure_of(error)).action is not Action.FAIL

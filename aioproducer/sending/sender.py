@@ -1,7 +1,7 @@
-"""The task that sends: wait for work, drain per node, number and send; give up what is too late.
+"""The sender task: waits for work, drains batches per node, numbers and sends them, and fails those that expired.
 
-One pass looks at everything that may have changed; nothing in it awaits. It reads top to bottom as a batch goes: run,
-pass, number, produce. What the answer means is produce_results.py's."""
+One pass checks everything that may have changed, and never awaits. The methods follow the path of a batch: run, pass,
+number, produce. produce_results.py handles the answers."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ logger = logging.getLogger(__name__)
 
 LAST_VERSION_WITH_TOPIC_NAMES = 12
 LAST_VERSION_OF_V1 = 11
-"""From 12 on a broker lets a partition join the transaction by being written to, also if transactions v2 are off."""
+"""From version 12 on, a broker adds every written partition to the transaction, even if v2 is disabled."""
 MOST_IN_PASS = 1000
-"""Batches that are sent before others run: it takes the loop some 10 us for each, and as long for its answer. Not of a
-transaction: what first comes in one request to a broker is verified together."""
+"""The maximum number of batches per pass, so that other tasks can run: each batch takes the loop some 10 us, and so
+does its answer. It does not apply to transactions, because a broker verifies the partitions of one request together."""
 A_MOMENT = 0.05
-"""Seconds that answers which lie unread in a socket get to come in."""
+"""Seconds to wait for answers that may be unread in a socket."""
 
 
 class Sender:
@@ -81,7 +81,7 @@ class Sender:
         self._gave_a_moment = False
         self._left_in_pass = 0
         self._begun: set[int] = set()
-        """Nodes that a participant has written to."""
+        """Nodes that a participant has begun to write to."""
         self._answers = Answers(
             config, loop, accumulator, brokers, metadata, idempotence, transaction, metrics, random
         )
@@ -90,20 +90,20 @@ class Sender:
     # ---------------------------------------------------------------------------------------------- the loop
 
     async def run(self) -> None:
-        """Pass after pass, for ever; cancelled by close()."""
+        """Run one pass after another until close() cancels the task."""
         try:
             while True:
                 self._wake.clear()
                 await self._wake.sleep(until=self._pass(self._loop.time()))
         except BaseException as error:
-            # Not when the task is thrown away with its loop: nothing can be awaited then.
+            # A GeneratorExit means that the task is discarded with its loop, when nothing can be awaited.
             if not isinstance(error, GeneratorExit):
                 self._wake.close()
                 await self._producer_ids.close()
             raise
 
     def _pass(self, now: float) -> float | None:
-        """Send whatever can be sent; returns when to look again if nothing wakes the sender before."""
+        """Send everything that can be sent; return the time of the next pass unless the sender is woken earlier."""
         if self._metadata.version != self._seen_metadata:
             self._seen_metadata = self._metadata.version
             self._accumulator.file_queues(self._metadata.cluster)
@@ -134,7 +134,7 @@ class Sender:
             if (watch_again := self._coordinator.watch(now)) is not None:
                 times.append(watch_again)
         elif self._idempotence.needs_identity and (nodes or not self._producer_ids.was_asked):
-            # At the start, so that the first record need not wait for it; later, if the last epoch is used up.
+            # At the start, so that the first record does not wait for it; later, if the last epoch is used up.
             self._producer_ids.ask()
         if self._brokers.update_wanted:
             self._brokers.update_wanted = False
@@ -142,15 +142,15 @@ class Sender:
         return min(times, default=None)
 
     def _send_to(self, node_id: int, now: float) -> float | None:
-        """Drain a node as long as it can take requests; returns when it may be tried again, if it says."""
+        """Drain a node while it can accept requests; return when it can be tried again, if that time is known."""
         can_send = self._brokers.ready(node_id)
         if (
             can_send
             and node_id not in self._begun
             and self._transaction.state is TransactionState.PARTICIPANT
         ):
-            # A broker verifies one partition of a transactional id at a time, and refuses the others until then; all
-            # that come in one request it verifies together.
+            # A broker verifies all partitions of one request together. While it verifies them, it rejects requests
+            # for other partitions of the same transactional id.
             self._begun.add(node_id)
             self._accumulator.hurry_node(node_id)
         self._accumulator.availability.update(node_id, now, can_drain=can_send)
@@ -180,14 +180,14 @@ class Sender:
     # --------------------------------------------------------------------------------------------- numbering
 
     def _may_drain(self, queue: PartitionQueue, batch: ProducerBatch) -> bool:
-        """Whether one more batch of this partition may be in flight."""
+        """Return whether one more batch of this partition may be in flight."""
         if self._transaction.is_used and not self._may_join(queue):
             return False
         if not self._idempotence.enabled:
-            # Without numbers a second batch could overtake a first one that has to be sent again.
+            # Without sequence numbers a second batch could overtake a first one that has to be sent again.
             return len(queue.in_flight) < self._config.max_in_flight_per_partition
         if queue.in_flight:
-            # A batch that is sent again goes alone.
+            # A batch is sent again only when no other batch of its partition is in flight.
             most = self._config.max_in_flight_per_partition
             return (
                 batch.first_sequence < 0
@@ -206,12 +206,13 @@ class Sender:
         )
 
     def _may_join(self, queue: PartitionQueue) -> bool:
-        """Whether the transaction lets records of this partition be written now."""
+        """Return whether the transaction allows records of this partition to be written now."""
         if not self._transaction.may_drain(queue.topic, queue.partition):
             return False
         if self._transaction.is_anothers(queue.topic, queue.partition):
             cause = KafkaError(
-                f"{queue.topic}-{queue.partition} was exported, so another producer writes to it; this one has too"
+                f"{queue.topic}-{queue.partition} was exported to another producer, but this one also has records for "
+                "it; send records only to partitions that were not exported"
             )
             self._transaction.must_abort(abortable(self._transaction, cause))
             self._wake.set()
@@ -219,26 +220,29 @@ class Sender:
         return True
 
     def _is_for_topic_of(self, queue: PartitionQueue, sequence: PartitionSequence) -> bool:
-        """False if the topic was made anew: what is in flight is for the old one, and comes first."""
+        """Return False if the topic was re-created: batches in flight are for the old one and must end first."""
         topic = self._metadata.cluster.topics.get(queue.topic)
         if topic is None or topic.topic_id is sequence.topic_id:
             return True
         return not topic.topic_id.int or not sequence.topic_id.int or topic.topic_id == sequence.topic_id
 
     def _sequence_of(self, queue: PartitionQueue) -> PartitionSequence:
-        """The numbers of the partition, with nothing in flight; anew if its topic was made anew."""
+        """Return the sequence of a partition that has nothing in flight: a new one if its topic was re-created."""
         topic = self._metadata.cluster.topics.get(queue.topic)
         topic_id = NO_TOPIC_ID if topic is None else topic.topic_id
         sequence = self._idempotence.sequence_of(queue.sequence, topic_id, queue.partition)
         if queue.sequence is not sequence:
             if queue.sequence is not None:
-                # The new log may hold records under our numbers already, sent by name or again: a new epoch it is.
+                # The new log may already contain records with our numbers, sent by topic name or sent again. A new
+                # epoch avoids a conflict.
                 if self._transaction.is_used:
-                    cause = KafkaError(f"topic {queue.topic} was made anew while the transaction wrote to it")
-                    # With v1 the next transaction would go on with this epoch, whose numbers may be in the new log.
+                    cause = KafkaError(
+                        f"topic {queue.topic} was re-created while the transaction wrote to it"
+                    )
+                    # With v1 the next transaction would continue this epoch, whose numbers may be in the new log.
                     self._transaction.epoch_is_spent |= self._transaction.may_have_started
                     self._transaction.must_abort(abortable(self._transaction, cause))
-                    self._wake.set()  # the next pass gives up what was not sent
+                    self._wake.set()  # the next pass fails the records that were not sent
                 elif self._idempotence.identity is not None:
                     self._idempotence.bump()
                 self._leave_old_topic(queue, topic_id.int)
@@ -246,17 +250,17 @@ class Sender:
         return sequence
 
     def _begin(self, queue: PartitionQueue, sequence: PartitionSequence) -> None:
-        """Before an unnumbered batch, with nothing in flight: a new epoch if the last one has a gap."""
+        """Prepare to number a batch with nothing in flight: begin a new epoch if the last one has a gap."""
         before = sequence.identity
         self._idempotence.begin(sequence)
         if before is not None and sequence.identity != before:
             self._renumber(queue)
 
     def _leave_old_topic(self, queue: PartitionQueue, topic_id: int) -> None:
-        """Send to the topic with this id what was numbered for one that is gone, unless it may be in its log already.
+        """Redirect batches that were numbered for a deleted topic to the topic with this id.
 
-        A batch that was addressed by the old topic's id can't be there, whatever has become of it
-        (ReplicaManager.getPartitionOrException compares the ids before the append).
+        A batch that may already be in the new topic's log fails instead. A batch that was addressed by the old topic's
+        id cannot be there (ReplicaManager.getPartitionOrException compares the ids before the append).
         """
         for batch in list(queue.batches):
             if batch.state is BatchState.DONE or (not batch.is_numbered and not batch.doubted_in):
@@ -271,7 +275,7 @@ class Sender:
                 batch.leave_for(topic_id)
 
     def _renumber(self, queue: PartitionQueue) -> None:
-        """Numbers of an old epoch are worth nothing: batches get new ones, unless they may be in the log already."""
+        """Clear numbers of an old epoch, so that the batches get new ones. Batches that may be in the log fail."""
         for batch in list(queue.batches):
             if batch.state is BatchState.DONE or not batch.is_numbered:
                 continue
@@ -285,14 +289,14 @@ class Sender:
     def _give_up_in_doubt(self, batch: ProducerBatch, reason: str) -> None:
         self._accumulator.forget(batch)
         self._answers.give_up(batch, reason)
-        self._wake.set()  # for what stood behind it
+        self._wake.set()  # the batches behind it can now be sent
 
     # --------------------------------------------------------------------------------------------- a request
 
     def _produce(
         self, connection: Connection, node_id: int, batches: list[ProducerBatch], now: float
     ) -> None:
-        """Number, seal and write one request; at most one batch of each partition is in it."""
+        """Number, seal and write one request with at most one batch of each partition."""
         topics: dict[str, tuple[str, int, list[ProducerBatch]]] = {}
         transaction = self._transaction
         is_numbered = self._idempotence.enabled
@@ -301,7 +305,7 @@ class Sender:
             queue = batch.queue
             if is_numbered and batch.first_sequence < 0:
                 sequence = queue.sequence
-                assert sequence is not None  # _may_drain gave it
+                assert sequence is not None  # set by _may_drain
                 batch.number(sequence.identity, self._idempotence.take(sequence, batch.record_count))
             topic = topics.get(queue.topic)
             if topic is None:
@@ -321,7 +325,7 @@ class Sender:
         if len(topics) > 1:
             batches = [
                 batch for _, _, part in topics.values() for batch in part
-            ]  # as they are numbered below
+            ]  # in the order of the request
         request = ProduceBatches(
             self._config.transactional_id,
             self._config.acks,
@@ -365,7 +369,7 @@ class Sender:
         response: Any,
         error: KafkaError | None,
     ) -> None:
-        """The request of these batches has ended, one way or the other."""
+        """Handle the end of the request for these batches, with a response or an error."""
         now = self._loop.time()
         for batch in batches:
             batch.queue.in_flight.remove(batch)
@@ -396,7 +400,7 @@ class Sender:
     def _addressed(
         self, connection: Connection, topics: dict[str, tuple[str, int, list[ProducerBatch]]]
     ) -> dict[str, int]:
-        """The ids by which a request to this broker addressed its topics, by name: NAMED where it did so by name."""
+        """Return how a request to this broker addressed its topics: by name, the topic's id or NAMED."""
         known = connection.versions.ranges.get(ApiKey.PRODUCE)
         by_id = (
             known is not None
@@ -407,10 +411,10 @@ class Sender:
         return {name: topic_id if by_id else NAMED for name, topic_id, _ in topics.values()}
 
     def _expire_all(self, now: float) -> bool:
-        """End what has passed its delivery timeout; True if that has to wait a moment.
+        """Fail the batches that have passed their delivery timeout; return True if some of them get a short delay.
 
-        If the event loop stood still, answers that came in time may lie unread in the sockets, so batches in flight
-        whose deadline is noticed late get one more turn.
+        If the event loop was blocked, answers that arrived in time may still be unread in the sockets. Batches in
+        flight whose deadline is noticed late therefore get one more pass.
         """
         late: list[ProducerBatch] = []
         for batch in self._accumulator.expired(now):
@@ -423,9 +427,9 @@ class Sender:
         return self._gave_a_moment
 
     def _expire(self, batch: ProducerBatch, now: float) -> None:
-        """The delivery timeout has passed."""
+        """Handle a batch that has passed its delivery timeout."""
         if batch.state is BatchState.DONE:
-            return  # one before it failed, and it with that one
+            return  # it failed together with a batch before it
         if self._config.enable_endless_retries and self._has_left_old_topic(batch):
             return
         if batch.attempts == 0:
@@ -439,9 +443,9 @@ class Sender:
             self._accumulator.postpone(batch, now + self._config.delivery_timeout)
 
     def _has_left_old_topic(self, batch: ProducerBatch) -> bool:
-        """End a batch that may be in the log of a topic that was re-created since; True if it was one.
+        """Fail a batch that may be in the log of a topic that has been re-created since; return whether it was one.
 
-        drain() finds such batches, but not those of a partition that the new topic does not have."""
+        drain() finds such batches, except in partitions that the new topic does not have."""
         queue = batch.queue
         if (
             queue.sequence is not None
@@ -454,7 +458,7 @@ class Sender:
     def _why_not_sent(self, node_id: int) -> tuple[KafkaError | None, str]:
         if self._idempotence.needs_identity:
             error = self._producer_ids.last_error
-            return error, f"no broker gave a producer id ({error or 'none has answered'})"
+            return error, f"no broker returned a producer id ({error or 'no broker has answered'})"
         error = self._metadata.last_error
         if error is not None:
             return error, f"the cluster can't be reached ({error})"
@@ -463,14 +467,14 @@ class Sender:
         error = self._brokers.last_error(node_id)
         return (
             error,
-            f"broker {node_id} could not take it ({error or 'busy, throttled, or still connecting'})",
+            f"broker {node_id} could not accept it ({error or 'busy, throttled, or still connecting'})",
         )
 
     def abort(self, reason: str) -> None:
-        """Give up everything that is left: called by close() when its time is over."""
+        """Fail all remaining batches. close() calls this when its time has run out."""
         for batch in list(self._accumulator.incomplete):
             if batch.state is BatchState.DONE:
-                continue  # one before it failed, and it with that one
+                continue  # it failed together with a batch before it
             if batch.state is BatchState.IN_FLIGHT:
                 batch.maybe_persisted = True
             else:
@@ -478,7 +482,7 @@ class Sender:
             self._answers.give_up(batch, reason)
 
     def _abort_unsent(self) -> None:
-        """The transaction will not be committed: what is not in flight is not sent any more (KIP-654)."""
+        """Fail the batches that are not in flight, because their transaction cannot be committed (KIP-654)."""
         why = self._transaction.error or "the transaction was aborted"
         for batch in list(self._accumulator.incomplete):
             if batch.state in (BatchState.OPEN, BatchState.CLOSED):
@@ -486,7 +490,7 @@ class Sender:
                 self._answers.give_up(batch, str(why), TransactionAbortedError)
 
     def _refuse_all(self, error: KafkaError) -> None:
-        """Without a producer id nothing can be sent: what waits fails now; the next record asks again."""
+        """Fail the waiting batches, which cannot be sent without a producer id. The next record asks for one again."""
         for batch in list(self._accumulator.incomplete):
             if batch.state in (BatchState.OPEN, BatchState.CLOSED) and not batch.is_numbered:
                 batch.last_error = error

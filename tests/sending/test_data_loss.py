@@ -104,7 +104,7 @@ async def test_a_log_that_others_have_filled_since_may_have_lost_records(reports
 
         [(level, text)] = reports()
         assert level == logging.WARNING
-        assert "may be lost (t-0 up to offset 3)" in text
+        assert "may have been lost (t-0 up to offset 3)" in text
         assert "OUT_OF_ORDER_SEQUENCE_NUMBER" in text
         assert (producer.metrics().data_losses, other.metrics().data_losses) == (1, 0)
 

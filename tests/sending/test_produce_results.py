@@ -720,7 +720,7 @@ async def test_a_batch_that_was_damaged_in_memory_fails_at_once_and_says_so(code
 
         assert type(error) is DeliveryError
         assert (error.attempts, error.outcome) == (1, Outcome.NOT_PERSISTED)
-        assert "no longer match the checksum" in str(error)
+        assert "no longer match their checksum" in str(error)
         assert "CORRUPT_MESSAGE" in str(error)
         assert (await producer.send_and_wait("t", b"2")).offset == 1
         assert numbers(cluster) == [0, 2]

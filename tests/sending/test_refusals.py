@@ -61,7 +61,7 @@ def test_a_refusal_names_the_broker_the_code_its_words_and_the_advice_for_it():
 
     text = refusal_of(code, Action.FAIL, "ask ann")
 
-    assert "broker 3 refused" in text
+    assert "broker 3 rejected" in text
     assert "TOPIC_AUTHORIZATION_FAILED: ask ann" in text
     assert text.endswith(advice(code))
 
@@ -109,7 +109,7 @@ def test_the_outcome_of_an_error_and_its_text_say_the_same(count, in_doubt):
     not_persisted = "it is not in the log" if count == 1 else "they are not in the log"
     assert ("may be in the log" in str(error)) == in_doubt
     assert (not_persisted in str(error)) != in_doubt
-    assert str(error).startswith("1 record for orders-0 was" if count == 1 else "2 records for orders-0 were")
+    assert str(error).startswith(f"{count} record{'s' if count > 1 else ''} for orders-0 failed after ")
 
 
 def test_an_error_has_the_facts_as_fields_and_shows_no_record():
