@@ -1,1 +1,1 @@
-"""Tasks, wake-ups and threads of the producer's own."""
+"""The producer's own tasks, threads and wake-up event."""

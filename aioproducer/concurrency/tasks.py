@@ -1,4 +1,4 @@
-"""How this package begins its own tasks, and calls that may block for ever."""
+"""Starts this package's own tasks, and runs calls that may block for ever in threads."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ T = TypeVar("T")
 def new_task(
     loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T], name: str | None = None
 ) -> asyncio.Task[T]:
-    """A task that begins in the next turn of the loop, whatever tasks its factory makes.
+    """Create a task that begins in the next iteration of the loop, regardless of the loop's task factory.
 
-    An eager one (Python 3.12) runs, and may end, before whoever made it has noted that it is there.
+    An eager task (Python 3.12) runs, and may end, before its creator has stored a reference to it.
     """
     return asyncio.Task(coroutine, loop=loop, name=name)
 
 
 async def ended(task: asyncio.Future[Any]) -> asyncio.CancelledError | None:
-    """Wait for the end of a task, however often the caller is cancelled; returns the last cancellation.
+    """Wait for a task to end, no matter how often the caller is cancelled; return the last cancellation.
 
-    anyio repeats a cancellation in each turn of the loop until the caller has left the cancelled scope.
+    anyio repeats a cancellation in each iteration of the loop until the caller has left the cancelled scope.
     """
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -38,19 +38,19 @@ async def ended(task: asyncio.Future[Any]) -> asyncio.CancelledError | None:
 
 
 class Threads:
-    """Threads for calls that may hang: files, the user's functions, a key distribution centre.
+    """Threads for calls that may hang: file access, the user's functions, a key distribution centre.
 
-    They are not those of the loop's default executor, which the application needs for its own calls. At most `most`
-    calls are under way: a call that hangs keeps its place, also when its caller has given up, and the others wait for
-    it. No thread holds up the end of the interpreter. Belongs to the loop that it is first used on.
+    The loop's default executor is not used, because the application needs it for its own calls. At most `most` calls
+    run at the same time. A call that hangs counts even after its caller was cancelled, and further calls wait for it.
+    No thread delays the exit of the interpreter. An instance belongs to the loop on which it is first used.
     """
 
     def __init__(self, most: int = 1) -> None:
-        """No thread is started yet."""
+        """Initialize without starting a thread."""
         self._places = asyncio.Semaphore(most)
 
     async def call(self, function: Callable[..., T], *arguments: object) -> T:
-        """The function's result. Cancelling it leaves the function running."""
+        """Call the function in a thread and return its result. Cancelling the call leaves the function running."""
         await self._places.acquire()
         loop = asyncio.get_running_loop()
 
@@ -58,7 +58,8 @@ class Threads:
             try:
                 return function(*arguments)
             except StopIteration as error:
-                raise RuntimeError("the function raised StopIteration") from error  # no future takes that
+                # A future does not accept a StopIteration.
+                raise RuntimeError("the function raised StopIteration") from error
             finally:
                 with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
                     loop.call_soon_threadsafe(self._places.release)
@@ -66,17 +67,17 @@ class Threads:
         try:
             done = loop.run_in_executor(_DAEMONS, work)
         except RuntimeError:
-            # At the interpreter's end no thread can be started, but records may still be on their way.
+            # No thread can be started while the interpreter exits, but records may still be in flight.
             return work()
         return await done
 
 
 class _Daemons(Executor):
-    """A daemon thread for each call. Those of concurrent.futures are waited for when the interpreter ends."""
+    """Starts a daemon thread for each call, because the interpreter waits for concurrent.futures' threads at exit."""
 
     def submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         future: Future[T] = Future()
-        future.set_running_or_notify_cancel()  # from here on it can't be cancelled any more
+        future.set_running_or_notify_cancel()  # it can no longer be cancelled
 
         def run() -> None:
             try:

@@ -1,6 +1,6 @@
-"""An executor whose threads do not keep the interpreter: they end with what they are doing, or with the process.
+"""An executor whose threads do not keep the interpreter running: a running job ends by itself or with the process.
 
-concurrent.futures joins its threads at the interpreter's end, and what a codec has begun can't be interrupted."""
+concurrent.futures joins its threads when the interpreter exits, and a codec cannot be interrupted."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from weakref import WeakSet
 _Job: TypeAlias = tuple[Future[Any], Callable[[], object]]
 
 LAST_WAIT = 0.1
-"""Seconds that the interpreter's end waits for what is nearly done."""
+"""Seconds to wait at the exit of the interpreter for jobs that are nearly done."""
 
 
 class DaemonThreads(Executor):
-    """Threads that are started as they are needed, up to a number."""
+    """Daemon threads that are started when needed, at most `most` of them."""
 
     def __init__(self, most: int, name: str, initializer: Callable[[], None] | None = None) -> None:
         self.most = most
@@ -30,12 +30,12 @@ class DaemonThreads(Executor):
         self._threads: set[threading.Thread] = set()
         self._idle = 0
         self._is_shut_down = False
-        # A collector or signal handler that runs under it may submit.
+        # Reentrant: a garbage collection or a signal handler that runs while the lock is held may call submit().
         self._lock = threading.RLock()
         _living.add(self)
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
-        """Call it in a thread.
+        """Call the function in a thread.
 
         Raises:
             RuntimeError: the executor was shut down, or no thread can be started.
@@ -43,9 +43,9 @@ class DaemonThreads(Executor):
         done: Future[Any] = Future()
         with self._lock:
             if self._is_shut_down:
-                raise RuntimeError("these threads take no more work")
+                raise RuntimeError(f"cannot submit work to {self._name!r} after shutdown()")
             if self._idle:
-                self._idle -= 1  # which is waiting for a job
+                self._idle -= 1  # an idle thread will take the job
             elif len(self._threads) < self.most:
                 thread = threading.Thread(
                     target=self._work, name=f"{self._name}_{len(self._threads)}", daemon=True
@@ -71,7 +71,7 @@ class DaemonThreads(Executor):
                     self._idle += 1
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more work; the threads end after what they have, or after what they are doing."""
+        """Accept no more work. The threads end after the queued jobs, with `cancel_futures` after the running ones."""
         with self._lock:
             self._is_shut_down = True
             if cancel_futures:
@@ -91,7 +91,7 @@ class DaemonThreads(Executor):
                 job[0].cancel()
 
     def ended(self, seconds: float) -> bool:
-        """Wait for the threads, after shutdown(); whether they have ended."""
+        """Wait for the threads after shutdown(); return whether they have ended."""
         until = time.monotonic() + seconds
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))

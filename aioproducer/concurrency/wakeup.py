@@ -1,18 +1,18 @@
-"""What the sender sleeps on: set by whoever has work for it, and by time."""
+"""The event that the sender sleeps on: set when there is work for the sender, or by a timer."""
 
 from __future__ import annotations
 
 import asyncio
 
 CLOCK_SLACK = 0.001
-"""Seconds; how much too early an event loop may call (uvloop's timers count milliseconds)."""
+"""Seconds by which an event loop may run a timer too early (uvloop's timers count milliseconds)."""
 
 
 class WakeUp:
-    """An asyncio.Event for one task that sleeps, which may also say until when.
+    """An asyncio.Event for a single waiting task, which can also set a deadline.
 
-    Its timer stays where it is as long as it is early enough: to set one for each sleep costs more than to wake up in
-    vain once.
+    An existing timer is kept if it is early enough: a timer for each sleep would cost more than an occasional
+    unnecessary wake-up.
     """
 
     __slots__ = ("_is_set", "_loop", "_timer", "_timer_at", "_waiter")
@@ -39,9 +39,9 @@ class WakeUp:
         self._is_set = False
 
     async def sleep(self, until: float | None = None) -> None:
-        """Wait until it is set, at the latest by the loop's time `until`; it is set then, too."""
+        """Wait until the event is set. It is set at the latest when the loop's time is `until`."""
         if self._is_set:
-            # To wait for what is there already does not give way, and others must run between two passes.
+            # Waiting for a completed future would not yield to the loop, and others must run between two passes.
             await asyncio.sleep(0)
             return
         if until is not None and (self._timer is None or self._timer_at > until + CLOCK_SLACK):
@@ -52,7 +52,7 @@ class WakeUp:
     def _set_timer(self, when: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        # Not sooner than the clock of every loop can tell.
+        # Not earlier than the resolution of every loop's clock allows.
         self._timer_at = max(when, self._loop.time() + CLOCK_SLACK)
         self._timer = self._loop.call_at(self._timer_at, self._ring)
 

@@ -61,7 +61,7 @@ def test_after_the_end_what_waited_is_cancelled_and_no_work_is_taken(threads):
 
     assert waiting.cancelled()
     assert not threads.ended(0.01)
-    with pytest.raises(RuntimeError, match="no more work"):
+    with pytest.raises(RuntimeError, match="cannot submit work to 'test' after shutdown"):
         threads.submit(work)
     may_go_on.set()
     assert [job.result(SOON) for job in running] == [True, True]
