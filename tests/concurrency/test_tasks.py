@@ -1,4 +1,4 @@
-"""Calls that may hang: in threads of their own, few of them, which nothing else waits for."""
+"""Calls that may hang run in a limited number of separate threads, which delay nothing else."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ BRIEF = 20 * MS
 
 
 class NoExecutor(ThreadPoolExecutor):
-    """The loop's default executor of a test that must not use it."""
+    """A default executor for the loop that fails a test which uses it."""
 
     def submit(self, *_: object, **__: object) -> None:
         raise AssertionError("the default executor belongs to the application")
 
 
 class Hanging:
-    """A function that hangs until it is let go."""
+    """A function that hangs until it is released."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -45,7 +45,7 @@ def hanging() -> Iterator[Hanging]:
     found.go_on.set()
 
 
-async def test_a_call_runs_in_a_thread_of_its_own_and_its_error_comes_back():
+async def test_a_call_runs_in_its_own_thread_and_its_error_is_raised():
     def fail() -> None:
         raise RuntimeError("its own")
 
@@ -59,7 +59,7 @@ async def test_a_call_runs_in_a_thread_of_its_own_and_its_error_comes_back():
         await asyncio.wait_for(threads.call(lambda: next(iter(()))), LONG)
 
 
-async def test_when_no_thread_can_be_started_the_call_is_made_in_the_loop(monkeypatch):
+async def test_a_call_runs_in_the_loop_if_no_thread_can_be_started(monkeypatch):
     def start(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread at interpreter shutdown")
 
@@ -76,7 +76,7 @@ async def test_when_no_thread_can_be_started_the_call_is_made_in_the_loop(monkey
     "block nothing else",
 )
 @pytest.mark.parametrize("most", [1, 3])
-async def test_calls_that_hang_keep_their_places_when_their_callers_have_given_up(hanging, most):
+async def test_hanging_calls_still_count_after_their_callers_were_cancelled(hanging, most):
     asyncio.get_running_loop().set_default_executor(NoExecutor())
     threads = Threads(most)
 
@@ -93,7 +93,7 @@ async def test_calls_that_hang_keep_their_places_when_their_callers_have_given_u
     assert await asyncio.wait_for(threads.call(hanging), LONG) == most + 1
 
 
-async def test_a_loop_that_is_closed_while_a_call_hangs_is_no_error(hanging, capfd):
+async def test_closing_the_loop_while_a_call_hangs_is_not_an_error(hanging, capfd):
     def run() -> None:
         async def give_up() -> None:
             with pytest.raises(TimeoutError):
@@ -130,7 +130,7 @@ asyncio.run(main())
     "calls that may hang (files, the user's functions, Kerberos) run in a few threads of their own, which "
     "block nothing else",
 )
-def test_a_call_that_hangs_does_not_hold_up_the_end_of_the_interpreter():
+def test_a_hanging_call_does_not_delay_the_exit_of_the_interpreter():
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", HANGS_FOR_EVER],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""An executor whose threads do not keep the interpreter."""
+"""An executor whose threads do not keep the interpreter running."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_job_has_its_result_or_its_error(threads):
     assert isinstance(threads.submit(divmod, 7, 0).exception(SOON), ZeroDivisionError)
 
 
-def test_threads_are_daemons_and_there_are_no_more_than_were_asked_for(threads):
+def test_threads_are_daemons_and_limited_in_number(threads):
     may_go_on = threading.Event()
     jobs = [threads.submit(may_go_on.wait, SOON) for _ in range(5)]
 
@@ -45,7 +45,7 @@ def test_an_idle_thread_takes_the_next_job(threads):
     assert len(threads._threads) == 1
 
 
-def test_after_the_end_what_waited_is_cancelled_and_no_work_is_taken(threads):
+def test_shutdown_cancels_waiting_jobs_and_rejects_new_ones(threads):
     may_go_on, runs = threading.Event(), threading.Semaphore(0)
 
     def work() -> bool:

@@ -1,4 +1,4 @@
-"""What the sender sleeps on."""
+"""The event that the sender sleeps on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ async def asleep(wake: WakeUp, until: float | None = None) -> asyncio.Task[None]
     return task
 
 
-async def test_whoever_sleeps_is_woken_by_set():
+async def test_set_wakes_the_sleeper():
     wake = WakeUp(asyncio.get_running_loop())
     task = await asleep(wake)
 
@@ -27,7 +27,7 @@ async def test_whoever_sleeps_is_woken_by_set():
     assert wake.is_set()
 
 
-async def test_to_sleep_on_what_is_set_lets_others_run_once():
+async def test_sleeping_on_a_set_event_yields_to_the_loop_once():
     wake = WakeUp(asyncio.get_running_loop())
     ran = []
     wake.set()
@@ -38,7 +38,7 @@ async def test_to_sleep_on_what_is_set_lets_others_run_once():
     assert ran == [1]
 
 
-async def test_it_is_set_by_time_and_not_before():
+async def test_the_timer_sets_the_event_and_not_too_early():
     loop = asyncio.get_running_loop()
     wake = WakeUp(loop)
     until = loop.time() + 20 * MS
@@ -95,7 +95,7 @@ async def test_a_sleeper_that_is_cancelled_does_not_disturb_the_next():
     await asyncio.wait_for(task, LONG)
 
 
-async def test_closed_it_leaves_no_timer():
+async def test_close_stops_the_timer():
     loop = asyncio.get_running_loop()
     wake = WakeUp(loop)
     task = await asleep(wake, loop.time() + 1000 * LONG)

@@ -30,7 +30,7 @@ from tests.support.producing import (
 
 @pytest.fixture
 def reports(caplog):
-    """The lines of the log, with their levels."""
+    """Return the log lines with their levels."""
 
     def found():
         records = [record for record in caplog.records if record.name == "aioproducer.sending.data_loss"]
@@ -46,7 +46,7 @@ async def look(producer) -> None:
 
 
 async def truncate(cluster, producer, end: int) -> None:
-    """An unclean election: the new leader has less than was acknowledged. The producer knows who leads."""
+    """Elect an unclean leader whose log lacks acknowledged records. The producer knows the new leader."""
     partition = cluster.partition("t", 0)
     partition.high_watermark = end
     cluster.move_leader("t", 0, 1 - cluster.leader("t", 0))
@@ -136,7 +136,7 @@ async def test_a_topic_that_was_recreated_is_reported_once(versions, reports):
         assert producer.metrics().data_losses == len(reports()) <= 2, "each partition once"
 
 
-async def test_an_acknowledgement_of_the_deleted_topic_says_nothing_of_the_new_one(reports):
+async def test_an_acknowledgement_for_the_deleted_topic_is_not_applied_to_the_new_one(reports):
     async with producing(brokers=2, topics={"t": 1, "u": 1}, **ONE_BATCH_PER_RECORD) as (cluster, producer):
         leader = cluster.leader("t", 0)
         cluster.move_leader("u", 0, 1 - leader)
@@ -163,7 +163,7 @@ async def test_an_acknowledgement_of_the_deleted_topic_says_nothing_of_the_new_o
     "Accumulator, sender, connections",
     "a broker that lost acknowledged records is reported, once for each event",
 )
-async def test_retries_of_what_was_in_the_log_are_no_loss(reports):
+async def test_retries_of_records_already_in_the_log_are_not_reported_as_a_loss(reports):
     async with producing(**ONE_BATCH_PER_RECORD) as (cluster, producer):
         await producer.send_and_wait("t", b"0")
         for code in (ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND):
@@ -176,7 +176,7 @@ async def test_retries_of_what_was_in_the_log_are_no_loss(reports):
         assert (reports(), producer.metrics().data_losses) == ([], 0)
 
 
-async def test_a_sequence_that_was_refused_without_a_loss_is_reported_as_possible(reports):
+async def test_a_rejected_sequence_without_a_loss_is_reported_as_a_possible_loss(reports):
     async with producing(**ONE_BATCH_PER_RECORD) as (cluster, producer):
         await producer.send_and_wait("t", b"0")
         cluster.faults.add(PRODUCE, error=ErrorCode.UNKNOWN_PRODUCER_ID)
@@ -226,7 +226,7 @@ def test_batches_that_may_overtake_each_other_are_not_compared(reports):
     assert (reports(), metrics.data_losses) == ([], 0)
 
 
-def test_metadata_that_are_late_do_not_re_create_a_topic_twice(reports):
+def test_outdated_metadata_does_not_report_a_re_created_topic_twice(reports):
     watch, metrics = watched()
     queue = PartitionQueue("t", 0)
     watch.look_at(cluster_of(1), now=0.0)
@@ -241,7 +241,7 @@ def test_metadata_that_are_late_do_not_re_create_a_topic_twice(reports):
     assert len(reports()) == metrics.data_losses == 2
 
 
-def test_a_topic_of_which_nothing_was_acknowledged_is_no_loss(reports):
+def test_a_re_created_topic_without_acknowledged_records_is_not_a_loss(reports):
     watch, metrics = watched()
 
     watch.look_at(cluster_of(1), now=0.0)
@@ -250,7 +250,7 @@ def test_a_topic_of_which_nothing_was_acknowledged_is_no_loss(reports):
     assert (reports(), metrics.data_losses) == ([], 0)
 
 
-def test_a_line_names_ten_partitions_at_most(reports):
+def test_a_log_line_names_at_most_ten_partitions(reports):
     watch, metrics = watched()
     watch.look_at(cluster_of(1), now=0.0)
     for number in range(12):

@@ -1,4 +1,4 @@
-"""Records that fail: an honest outcome, and a partition that goes on."""
+"""Failing records: the outcome is honest, and the partition continues."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ from tests.support.producing import (
 )
 @pytest.mark.promise("KIPs", "KIP-91: one delivery timeout")
 @in_virtual_time
-async def test_a_delivery_timeout_of_records_never_sent_is_not_persisted():
+async def test_a_delivery_timeout_of_unsent_records_is_not_persisted():
     settings = {"request_timeout_ms": 20_000 * MS, "delivery_timeout_ms": 100_000 * MS}
     async with producing(brokers=2, topics={}, **settings) as (cluster, producer):
         cluster.create_topic("t", 1, replication_factor=1)
         await producer.partitions_for("t")
         await cluster.stop_broker(cluster.leader("t", 0))
-        await asyncio.sleep(20 * MS)  # until the producer has seen the end of its connection, if it had one
+        await asyncio.sleep(20 * MS)  # until the producer has noticed that its connection ended
 
         error = await error_of(producer.send_and_wait("t", b"v"), 1)
 
@@ -71,7 +71,7 @@ async def test_a_delivery_timeout_of_records_never_sent_is_not_persisted():
     "Accumulator, sender, connections", "every record has a delivery timeout, with an honest outcome"
 )
 @in_virtual_time
-async def test_a_delivery_timeout_of_records_that_were_sent_is_unknown():
+async def test_a_delivery_timeout_of_sent_records_is_unknown():
     settings = {"request_timeout_ms": 40_000 * MS, "delivery_timeout_ms": 100_000 * MS}
     async with producing(**settings) as (cluster, producer):
         await producer.send_and_wait("t", b"0")
@@ -90,8 +90,8 @@ async def test_a_delivery_timeout_of_records_that_were_sent_is_unknown():
 
 
 @in_virtual_time
-async def test_an_expiry_in_flight_at_the_first_attempt_costs_no_second_wave_of_losses():
-    """The first attempt itself expires; what comes after it goes on as soon as the broker answers again."""
+async def test_a_batch_that_expires_in_flight_does_not_make_later_ones_fail():
+    """The first attempts expire; later records are delivered as soon as the broker answers again."""
     settings = {"request_timeout_ms": 90_000 * MS, "delivery_timeout_ms": 100_000 * MS}
     async with producing(**ONE_BATCH_PER_RECORD, **settings) as (cluster, producer):
         await producer.send_and_wait("t", b"0")
@@ -108,7 +108,7 @@ async def test_an_expiry_in_flight_at_the_first_attempt_costs_no_second_wave_of_
 
 
 @in_virtual_time
-async def test_a_record_that_expired_may_be_in_the_log_and_the_next_do_not_repeat_its_number():
+async def test_later_records_do_not_reuse_the_number_of_an_expired_record():
     settings = {"request_timeout_ms": 40_000 * MS, "delivery_timeout_ms": 100_000 * MS}
     async with producing(**ONE_BATCH_PER_RECORD, **settings) as (cluster, producer):
         await producer.send_and_wait("t", b"0")
@@ -124,7 +124,7 @@ async def test_a_record_that_expired_may_be_in_the_log_and_the_next_do_not_repea
 
 
 async def start_late(cluster, producer) -> None:
-    """Mute the broker, so that the next records are written when most of their time is over."""
+    """Mute the broker, so that the next records are written when most of their delivery timeout has passed."""
     await producer.send_and_wait("t", b"0")
     cluster.faults.add(PRODUCE, throttle_ms=150)
     await producer.send_and_wait("t", b"1")
@@ -134,7 +134,7 @@ LATE = {"request_timeout_ms": 150, "delivery_timeout_ms": 200, **ONE_BATCH_PER_R
 
 
 @in_virtual_time
-async def test_an_expired_batch_whose_answer_still_comes_needs_no_new_epoch():
+async def test_an_expired_batch_whose_answer_still_arrives_needs_no_new_epoch():
     async with producing(**LATE) as (cluster, producer):
         await start_late(cluster, producer)
         release = asyncio.Event()
@@ -156,7 +156,7 @@ async def test_an_expired_batch_whose_answer_still_comes_needs_no_new_epoch():
 
 
 @in_virtual_time
-async def test_a_batch_that_expires_in_flight_and_is_lost_does_not_hold_up_the_next():
+async def test_a_batch_that_expires_in_flight_and_is_lost_does_not_block_the_next():
     async with producing(**LATE) as (cluster, producer):
         await start_late(cluster, producer)
         release = asyncio.Event()
@@ -173,7 +173,7 @@ async def test_a_batch_that_expires_in_flight_and_is_lost_does_not_hold_up_the_n
         assert numbers(cluster) == [0, 1, 3]
 
 
-async def test_a_loop_that_stood_still_does_not_expire_what_was_answered_in_time():
+async def test_a_blocked_loop_does_not_expire_batches_that_were_answered_in_time():
     settings = {"request_timeout_ms": 100, "delivery_timeout_ms": 120}
     async with producing(**settings) as (cluster, producer):
         await producer.send_and_wait("t", b"0")
@@ -190,7 +190,7 @@ async def test_a_loop_that_stood_still_does_not_expire_what_was_answered_in_time
     "nothing is drained for a broker that can't take it: batches fill, and expire as NOT_PERSISTED",
 )
 @in_virtual_time
-async def test_nothing_is_drained_for_a_broker_that_can_not_take_it_and_so_expires_not_persisted():
+async def test_batches_for_a_busy_broker_are_not_drained_and_expire_as_not_persisted():
     settings = {"request_timeout_ms": 90_000 * MS, "delivery_timeout_ms": 120_000 * MS}
     async with producing(**ONE_BATCH_PER_RECORD, **settings) as (cluster, producer):
         await producer.send_and_wait("t", b"0")
@@ -209,7 +209,7 @@ async def test_nothing_is_drained_for_a_broker_that_can_not_take_it_and_so_expir
     "Rules of Kafka's producer",
     "nothing is drained for a broker that can't take it: batches fill, and expire as NOT_PERSISTED",
 )
-async def test_batches_keep_filling_while_the_broker_can_not_take_them():
+async def test_batches_keep_filling_while_the_broker_cannot_accept_them():
     async with producing(max_in_flight_requests_per_connection=1) as (cluster, producer):
         await producer.send_and_wait("t", b"0")
         release = asyncio.Event()
@@ -229,7 +229,7 @@ async def test_batches_keep_filling_while_the_broker_can_not_take_them():
 
 
 @pytest.mark.parametrize("code", NOT_RETRIABLE, ids=by_name)
-async def test_a_refusal_fails_the_batch_as_not_persisted_and_the_partition_goes_on(code):
+async def test_a_rejection_fails_the_batch_as_not_persisted_and_the_partition_continues(code):
     async with producing(**ONE_BATCH_PER_RECORD) as (cluster, producer):
         await producer.send_and_wait("t", b"0")
         cluster.faults.add(PRODUCE, error=code)
@@ -267,7 +267,7 @@ async def test_an_unknown_server_error_has_an_unknown_outcome_and_is_not_retried
         assert numbers(cluster) == ([0, 1] if after_append else [0]) + [2, 3, 4, 5]
 
 
-async def test_a_code_that_nobody_knows_is_unknown_and_keeps_its_number():
+async def test_an_unassigned_error_code_has_an_unknown_outcome_and_keeps_its_number():
     async with producing() as (cluster, producer):
         fault = cluster.faults.add(PRODUCE, error=ErrorCode.INVALID_RECORD)
         fault.error = 9999
@@ -278,7 +278,7 @@ async def test_a_code_that_nobody_knows_is_unknown_and_keeps_its_number():
         assert (error.last_error.code, error.last_error.name) == (9999, "UNKNOWN_CODE_9999")
 
 
-async def test_after_a_failed_batch_the_partition_goes_on_in_a_new_epoch_and_the_others_in_theirs():
+async def test_after_a_failed_batch_only_its_partition_uses_a_new_epoch():
     async with producing(topics={"t": 2}, **ONE_BATCH_PER_RECORD) as (cluster, producer):
         for partition in (0, 1):
             await producer.send_and_wait("t", b"0", partition=partition)
@@ -332,7 +332,7 @@ async def test_when_two_of_five_fail_finally_the_others_are_delivered_in_order()
         assert numbers(cluster) == [0, *range(3, 9)]
 
 
-async def test_a_failed_record_of_two_partitions_at_once():
+async def test_failed_records_of_two_partitions_at_the_same_time():
     async with producing(topics={"t": 2}, **ONE_BATCH_PER_RECORD) as (cluster, producer):
         for partition in (0, 1):
             await producer.send_and_wait("t", b"0", partition=partition)
@@ -348,7 +348,7 @@ async def test_a_failed_record_of_two_partitions_at_once():
         assert numbers(cluster, "t", 0) == numbers(cluster, "t", 1) == [0, *range(2, 7)]
 
 
-async def test_a_broker_that_forgot_the_producer_takes_the_next_records():
+async def test_a_broker_that_forgot_the_producer_accepts_the_next_records():
     async with producing(**ONE_BATCH_PER_RECORD) as (cluster, producer):
         await producer.send_and_wait("t", b"0")
         cluster.log("t", 0).producers.clear()
@@ -381,7 +381,7 @@ async def test_a_broker_that_lost_track_of_the_sequence_gets_a_new_epoch_and_eve
         assert batch_headers(cluster)[1][0] >= 1
 
 
-async def test_a_log_that_lost_acknowledged_records_goes_on_with_the_next():
+async def test_a_log_that_lost_acknowledged_records_accepts_the_next_ones():
     async with producing(**ONE_BATCH_PER_RECORD) as (cluster, producer):
         for number in range(4):
             await producer.send_and_wait("t", b"%d" % number)
@@ -393,8 +393,8 @@ async def test_a_log_that_lost_acknowledged_records_goes_on_with_the_next():
         assert numbers(cluster) == [0, 1, 4, 5, 6, 7, 8]
 
 
-async def test_a_batch_that_may_be_in_the_log_is_never_numbered_anew():
-    """It was appended, the answer got lost, and then the broker forgot: a new number would make a second copy."""
+async def test_a_batch_that_may_be_in_the_log_is_never_renumbered():
+    """It was appended, its answer was lost, and the broker forgot it: a new number would create a duplicate."""
     async with producing(retry_backoff_ms=20, retry_backoff_max_ms=20) as (cluster, producer):
         await producer.send_and_wait("t", b"0")
         cluster.faults.add(PRODUCE, drop_after_append=True)
@@ -407,7 +407,7 @@ async def test_a_batch_that_may_be_in_the_log_is_never_numbered_anew():
         assert numbers(cluster) == [0, 1, 2]
 
 
-async def test_too_large_after_an_attempt_of_unknown_outcome_is_unknown_and_repeats_nothing():
+async def test_message_too_large_after_an_attempt_in_doubt_is_unknown_and_not_retried():
     async with producing(**ONE_BATCH_PER_RECORD) as (cluster, producer):
         await producer.send_and_wait("t", b"0")
         cluster.faults.add(PRODUCE, drop_after_append=True)
@@ -435,7 +435,7 @@ async def test_a_single_record_above_the_topics_limit_fails_alone():
         assert numbers(cluster) == [0, 1, 2, 3]
 
 
-async def test_a_log_whose_old_records_were_deleted_goes_on():
+async def test_a_log_whose_old_records_were_deleted_accepts_new_ones():
     async with producing(**ONE_BATCH_PER_RECORD) as (cluster, producer):
         await offsets(await send_numbers(producer, range(5)))
         cluster.log("t", 0).delete_before(5)
@@ -446,7 +446,7 @@ async def test_a_log_whose_old_records_were_deleted_goes_on():
         assert deliveries[0].result().log_start_offset == 5
 
 
-async def test_rights_that_are_granted_again_need_no_restart():
+async def test_restored_authorization_needs_no_restart():
     async with producing() as (cluster, producer):
         cluster.faults.add(PRODUCE, error=ErrorCode.TOPIC_AUTHORIZATION_FAILED)
         assert (await error_of(producer.send_and_wait("t", b"0"))).outcome is Outcome.NOT_PERSISTED
@@ -462,7 +462,7 @@ async def test_rights_that_are_granted_again_need_no_restart():
 
 @pytest.fixture
 def rewrite(monkeypatch):
-    """Let a function change the answers to Produce requests before they are written."""
+    """Install a function that changes the answers to Produce requests before they are written."""
 
     def install(change) -> None:
         original = HANDLERS[PRODUCE]
@@ -478,7 +478,7 @@ def rewrite(monkeypatch):
 
 
 @pytest.mark.promise("Accumulator, sender, connections", "any time-out or violation closes the connection")
-async def test_an_answer_for_a_partition_that_was_not_asked_closes_the_connection_and_loses_nothing(rewrite):
+async def test_an_answer_for_a_partition_not_in_the_request_closes_the_connection_and_loses_nothing(rewrite):
     async with producing(topics={"t": 2}, **ONE_BATCH_PER_RECORD) as (cluster, producer):
         await producer.send_and_wait("t", b"0", partition=0)
         left = [1]
@@ -530,7 +530,7 @@ async def test_an_answer_without_an_offset_is_a_success_without_an_offset(rewrit
 
 
 @pytest.mark.promise("Accumulator, sender, connections", "leader hints in Produce responses are used")
-async def test_a_new_leader_that_makes_no_sense_is_ignored(rewrite):
+async def test_an_invalid_leader_hint_is_ignored(rewrite):
     async with producing(brokers=2, **ONE_BATCH_PER_RECORD) as (cluster, producer):
         await producer.send_and_wait("t", b"0")
         cluster.move_leader("t", 0, 1)
@@ -555,7 +555,7 @@ async def test_a_new_leader_that_makes_no_sense_is_ignored(rewrite):
 
 
 @pytest.mark.promise("KIPs", "KIP-467: errors of single records")
-async def test_records_that_the_broker_names_have_its_reason_and_the_others_are_sent_again(rewrite):
+async def test_records_named_by_the_broker_fail_with_its_reason_and_the_others_are_sent_again(rewrite):
     async with producing(linger_ms=20) as (cluster, producer):
         await producer.partitions_for("t")
         cluster.faults.add(PRODUCE, error=ErrorCode.INVALID_RECORD)
@@ -587,7 +587,7 @@ async def test_records_that_the_broker_names_have_its_reason_and_the_others_are_
 
 
 async def test_named_records_of_a_batch_in_doubt_are_not_sent_again(rewrite):
-    """The first attempt may be in the log, so nothing of it may be sent under another name."""
+    """The first attempt may be in the log, so its records must not be sent under other sequence numbers."""
     async with producing(linger_ms=20) as (cluster, producer):
         await producer.partitions_for("t")
         cluster.faults.add(PRODUCE, drop_after_append=True)
@@ -605,7 +605,7 @@ async def test_named_records_of_a_batch_in_doubt_are_not_sent_again(rewrite):
         assert numbers(cluster) == [0, 1, 2]
 
 
-async def test_without_idempotence_the_others_are_sent_again_too(rewrite):
+async def test_without_idempotence_the_others_are_also_sent_again(rewrite):
     async with producing(linger_ms=20, enable_idempotence=False) as (cluster, producer):
         await producer.partitions_for("t")
         cluster.faults.add(PRODUCE, error=ErrorCode.INVALID_TIMESTAMP)
@@ -625,7 +625,7 @@ async def test_without_idempotence_the_others_are_sent_again_too(rewrite):
 # ------------------------------------------------------------------------------------ replication (acks=all)
 
 
-async def test_not_enough_replicas_is_waited_out():
+async def test_not_enough_replicas_is_retried():
     async with producing(brokers=3, cluster={"min_insync_replicas": 2}) as (cluster, producer):
         leader = cluster.leader("t", 0)
         cluster.set_isr("t", 0, [leader])
@@ -651,7 +651,7 @@ async def test_a_leader_that_moves_after_the_append_has_one_copy():
         assert numbers(cluster) == list(range(6))
 
 
-async def test_what_the_new_leader_does_not_have_is_sent_again_once():
+async def test_records_missing_on_the_new_leader_are_sent_again_once():
     async with producing(brokers=2, **ONE_BATCH_PER_RECORD) as (cluster, producer):
         await producer.send_and_wait("t", b"0")
         cluster.hold_replication("t", 0)
@@ -666,7 +666,7 @@ async def test_what_the_new_leader_does_not_have_is_sent_again_once():
 
 
 @in_virtual_time
-async def test_a_replication_that_times_out_is_waited_out_without_a_second_copy():
+async def test_a_replication_time_out_is_retried_without_a_second_copy():
     settings = {"request_timeout_ms": 60_000 * MS}
     async with producing(brokers=2, **settings) as (cluster, producer):
         await producer.send_and_wait("t", b"0")
@@ -683,7 +683,7 @@ async def test_a_replication_that_times_out_is_waited_out_without_a_second_copy(
 # ------------------------------------------------------------------------------------------- damaged batches
 
 
-async def test_a_corrupt_batch_is_sent_three_times_and_what_follows_goes_on():
+async def test_a_corrupt_batch_is_sent_three_times_and_later_batches_continue():
     async with producing(**ONE_BATCH_PER_RECORD) as (cluster, producer):
         await producer.send_and_wait("t", b"0")
         cluster.faults.add(PRODUCE, error=ErrorCode.CORRUPT_MESSAGE, count=3)
@@ -697,7 +697,7 @@ async def test_a_corrupt_batch_is_sent_three_times_and_what_follows_goes_on():
         assert numbers(cluster) == [0, 2]
 
 
-async def test_other_answers_between_corrupt_ones_do_not_make_them_start_again():
+async def test_other_answers_do_not_reset_the_count_of_corrupt_answers():
     async with producing() as (cluster, producer):
         await producer.send_and_wait("t", b"0")
         for _ in range(3):
@@ -711,7 +711,7 @@ async def test_other_answers_between_corrupt_ones_do_not_make_them_start_again()
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip"])
-async def test_a_batch_that_was_damaged_in_memory_fails_at_once_and_says_so(codec):
+async def test_a_batch_that_was_damaged_in_memory_fails_immediately_with_that_reason(codec):
     async with producing(compression_type=codec) as (cluster, producer):
         await producer.send_and_wait("t", b"0")
         damage_the_next_batch()
@@ -726,7 +726,7 @@ async def test_a_batch_that_was_damaged_in_memory_fails_at_once_and_says_so(code
         assert numbers(cluster) == [0, 2]
 
 
-def test_each_action_that_the_table_has_for_produce_is_one_method_and_no_other_action_is():
+def test_each_produce_action_of_the_table_has_exactly_one_method():
     keys = [key for key in TABLE if isinstance(key, tuple) and key[0] is ApiKey.PRODUCE]
     rules = [rule for key in keys for rule in TABLE[key]]
     actions = {rule.row.action for rule in (*rules, *UNKNOWN_CODES[ApiKey.PRODUCE])}

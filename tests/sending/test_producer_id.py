@@ -1,4 +1,4 @@
-"""The task that gets a producer id: what it asks for, what it tries again, and whom it tells."""
+"""The task that gets a producer id: its requests, its retries, and how it reports an error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GIVEN = InitProducerIdResponse(producer_id=4711, producer_epoch=3)
 
 
 class Brokers:
-    """Answers in the order of the script; without one it never does."""
+    """Answers in the order of the script, and never once the script has ended."""
 
     def __init__(self, *script):
         self.script = list(script)
@@ -41,7 +41,7 @@ class Brokers:
 
 
 class Stage:
-    """A source with what it is given."""
+    """A ProducerIdSource with its dependencies."""
 
     def __init__(self, *script):
         self.brokers = Brokers(*script)
@@ -60,7 +60,7 @@ class Stage:
 
 @pytest.fixture
 def pauses(monkeypatch):
-    """What the back-off was asked for; nothing waits."""
+    """The recorded arguments of each back-off, which does not wait."""
     asked = []
 
     def backoff(base, maximum, failures, random):
@@ -76,7 +76,7 @@ def refusal(code):
     return InitProducerIdResponse(error_code=code)
 
 
-async def test_an_id_is_asked_for_without_a_transactional_id_and_kept():
+async def test_an_id_is_requested_without_a_transactional_id_and_kept():
     stage = Stage(GIVEN)
     assert (stage.source.was_asked, stage.source.last_error, stage.source.refused) == (False, None, None)
 
@@ -92,7 +92,7 @@ async def test_an_id_is_asked_for_without_a_transactional_id_and_kept():
     await stage.source.close()
 
 
-async def test_the_first_id_of_all_is_one():
+async def test_producer_id_zero_is_valid():
     stage = Stage(InitProducerIdResponse(producer_id=0, producer_epoch=0))
 
     await stage.ask()
@@ -112,7 +112,7 @@ async def test_the_first_id_of_all_is_one():
     ],
     ids=["loading", "not the coordinator", "anything", "connection", "no id", "no epoch"],
 )
-async def test_what_may_pass_is_tried_again_ever_more_slowly(answer, name, pauses):
+async def test_transient_errors_are_retried_with_a_growing_back_off(answer, name, pauses):
     stage = Stage(answer, answer, answer, GIVEN)
 
     await stage.ask()
@@ -124,7 +124,7 @@ async def test_what_may_pass_is_tried_again_ever_more_slowly(answer, name, pause
     assert stage.source.refused is None
 
 
-async def test_while_there_is_none_the_last_error_says_why():
+async def test_the_last_error_is_kept_until_an_id_was_obtained():
     stage = Stage(ProtocolError("first"), BrokerConnectionError("second"))
     stage.source.ask()
 
@@ -144,7 +144,7 @@ async def test_while_there_is_none_the_last_error_says_why():
     ],
     ids=["denied", "fenced", "too old"],
 )
-async def test_what_will_not_pass_ends_the_asking_until_it_is_asked_again(answer, pauses):
+async def test_a_permanent_error_ends_the_task_until_the_next_request(answer, pauses):
     stage = Stage(answer, GIVEN)
 
     await stage.ask()
@@ -157,7 +157,7 @@ async def test_what_will_not_pass_ends_the_asking_until_it_is_asked_again(answer
     assert len(stage.brokers.asked) == 2
 
 
-async def test_a_refusal_says_which_and_what_to_do():
+async def test_the_error_of_a_rejected_request_names_the_code_and_the_fix():
     stage = Stage(refusal(ErrorCode.CLUSTER_AUTHORIZATION_FAILED))
 
     await stage.ask()
@@ -168,9 +168,9 @@ async def test_a_refusal_says_which_and_what_to_do():
     assert "CLUSTER_AUTHORIZATION_FAILED; grant IDEMPOTENT_WRITE" in str(error)
 
 
-async def test_it_is_asked_by_one_task_that_ends_with_close():
+async def test_one_task_requests_the_id_and_close_ends_it():
     stage = Stage()
-    await stage.source.close()  # there is nothing to end yet
+    await stage.source.close()  # no task has been started yet
     stage.source.ask()
     await asyncio.wait_for(stage.brokers.is_at_the_end.wait(), 5000 * MS)
 

@@ -15,7 +15,7 @@ from tests.support.compiled_path import new_batch
 
 
 def sent(attempts: int = 1, broker: int = 3) -> ProducerBatch:
-    """A batch that was sent so often."""
+    """Return a batch that was sent `attempts` times."""
     batch = new_batch()
     batch.try_append(b"secret", b"secret", 1, None)
     batch.close()
@@ -50,12 +50,12 @@ def error_after(batch: ProducerBatch, count: int = 1, **given: object) -> Delive
 # -------------------------------------------------------------------------------------------- the broker's answer
 
 
-def test_a_brokers_words_are_quoted_without_control_characters_and_only_if_there_are_any():
+def test_a_brokers_message_is_quoted_without_control_characters():
     assert message_of(answer_of(1)) == message_of(answer_of(1, "")) == ""
     assert message_of(answer_of(1, "no\x1b[2J")) == r": no\x1b[2J"
 
 
-def test_a_refusal_names_the_broker_the_code_its_words_and_the_advice_for_it():
+def test_a_rejection_names_the_broker_the_code_its_message_and_the_advice():
     code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
     assert advice(code)
 
@@ -76,7 +76,7 @@ def test_records_that_were_damaged_in_memory_are_not_blamed_on_the_broker():
     assert "memory" not in refusal_of(ErrorCode.CORRUPT_MESSAGE, Action.FAIL)
 
 
-def test_a_batch_that_the_log_had_before_is_a_second_writers_unless_an_answer_was_lost():
+def test_a_batch_already_in_the_log_is_blamed_on_a_second_writer_unless_an_answer_was_lost():
     first = refusal_of(0, Action.FAIL)
     doubtful = refusal_of(0, Action.FAIL, was_in_doubt=True)
 
@@ -88,7 +88,7 @@ def test_a_batch_that_the_log_had_before_is_a_second_writers_unless_an_answer_wa
 # -------------------------------------------------------------------------------------------------- the error
 
 
-def test_a_batch_that_ends_by_its_time_names_the_last_error_and_one_behind_another_does_not():
+def test_an_expired_batch_names_the_last_error_and_one_behind_a_failed_batch_does_not():
     batch = sent()
     batch.last_error = BrokerError("NOT_ENOUGH_REPLICAS")
 
@@ -98,7 +98,7 @@ def test_a_batch_that_ends_by_its_time_names_the_last_error_and_one_behind_anoth
 
 @pytest.mark.parametrize("in_doubt", [False, True])
 @pytest.mark.parametrize("count", [1, 2])
-def test_the_outcome_of_an_error_and_its_text_say_the_same(count, in_doubt):
+def test_the_outcome_and_the_text_of_an_error_agree(count, in_doubt):
     batch = sent()
     if in_doubt:
         batch.doubt(NAMED)
@@ -112,7 +112,7 @@ def test_the_outcome_of_an_error_and_its_text_say_the_same(count, in_doubt):
     assert str(error).startswith(f"{count} record{'s' if count > 1 else ''} for orders-0 failed after ")
 
 
-def test_an_error_has_the_facts_as_fields_and_shows_no_record():
+def test_an_error_has_the_details_as_fields_and_contains_no_record():
     batch = sent(attempts=2)
     batch.last_error = BrokerError("busy")
 

@@ -1,4 +1,4 @@
-"""What the sender writes and when: retries, requests, sequence numbers."""
+"""The sender: retries, requests and sequence numbers."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def test_many_retriable_errors_in_a_row_are_all_retried(code):
 
 
 @pytest.mark.promise("Accumulator, sender, connections", "order is kept across retries and leader moves")
-async def test_order_is_kept_without_idempotence_too():
+async def test_order_is_also_kept_without_idempotence():
     async with producing(enable_idempotence=False, **ONE_BATCH_PER_RECORD) as (cluster, producer):
         cluster.faults.add(PRODUCE, error=ErrorCode.NOT_ENOUGH_REPLICAS, count=2)
         cluster.faults.add(PRODUCE, error=ErrorCode.LEADER_NOT_AVAILABLE, count=1)
@@ -103,7 +103,7 @@ async def test_retries_back_off_exponentially_and_do_not_spin():
 @pytest.mark.promise(
     "Rules of Kafka's producer", "the sender sleeps until the earliest event that may need it"
 )
-async def test_the_sender_sleeps_between_retries_instead_of_turning():
+async def test_the_sender_sleeps_between_retries_instead_of_spinning():
     async with producing(retry_backoff_ms=30, retry_backoff_max_ms=30) as (cluster, producer):
         await producer.partitions_for("t")
         passes = count_passes(producer)
@@ -142,7 +142,7 @@ async def test_the_sender_is_woken_for_batches_and_not_for_each_record():
         passes = count_passes(producer)
         for _ in range(300):
             await producer.send("t", bytes(100))
-            await asyncio.sleep(0)  # lets the sender run, if it was woken
+            await asyncio.sleep(0)  # let the sender run if it was woken
 
         full = produce_count(cluster)
         assert passes.total() < 90
@@ -152,7 +152,7 @@ async def test_the_sender_is_woken_for_batches_and_not_for_each_record():
 
 
 def count_passes(producer) -> Counter[str]:
-    """Counts how often the sender looks at everything."""
+    """Count the passes of the sender."""
     passes: Counter[str] = Counter()
     original = producer._sender._pass
 
@@ -173,7 +173,7 @@ def count_passes(producer) -> Counter[str]:
     "a partition is ready when its first batch is full, has another behind it, has lingered, or is needed "
     "for memory, flush or close",
 )
-async def test_a_full_batch_goes_without_lingering_and_the_open_one_stays():
+async def test_a_full_batch_is_sent_without_lingering_and_the_open_one_stays():
     settings = {"linger_ms": 60_000, "delivery_timeout_ms": 120_000, "batch_size": 500}
     async with producing(**settings) as (_, producer):
         deliveries = [await producer.send("t", bytes(100)) for _ in range(5)]
@@ -193,7 +193,7 @@ async def test_a_full_batch_goes_without_lingering_and_the_open_one_stays():
     "for memory, flush or close",
 )
 @in_virtual_time
-async def test_a_batch_goes_when_it_has_lingered():
+async def test_a_batch_is_sent_when_it_has_lingered():
     async with producing(linger_ms=30) as (cluster, producer):
         await producer.partitions_for("t")
         loop = asyncio.get_running_loop()
@@ -212,7 +212,7 @@ async def test_a_batch_goes_when_it_has_lingered():
     "a partition is ready when its first batch is full, has another behind it, has lingered, or is needed "
     "for memory, flush or close",
 )
-async def test_everything_goes_while_somebody_waits_for_room():
+async def test_everything_is_sent_while_a_caller_waits_for_memory():
     settings = {"linger_ms": 60_000, "delivery_timeout_ms": 120_000}
     async with producing(topics={"t": 4}, **settings, **FOUR_RECORDS_FILL_IT) as (cluster, producer):
         await producer.partitions_for("t")
@@ -231,7 +231,7 @@ async def test_everything_goes_while_somebody_waits_for_room():
     "one batch per partition in a request; the next request goes on where the last stopped; a blocked "
     "partition stops no other; a first batch that is too large goes alone",
 )
-async def test_a_request_has_one_batch_of_each_partition_and_later_ones_go_on_in_turns():
+async def test_a_request_has_one_batch_of_each_partition_and_partitions_take_turns():
     async with producing(topics={"t": 3}, **ONE_BATCH_PER_RECORD) as (cluster, producer):
         await producer.partitions_for("t")
 
@@ -254,7 +254,7 @@ async def test_a_request_has_one_batch_of_each_partition_and_later_ones_go_on_in
     ],
     ids=["the first has few", "the first has many"],
 )
-async def test_a_pass_sends_so_many_batches_and_the_next_one_begins_with_the_other_nodes(
+async def test_a_pass_sends_a_limited_number_of_batches_and_the_next_begins_with_the_other_nodes(
     monkeypatch, many, few, expected
 ):
     monkeypatch.setattr(sender, "MOST_IN_PASS", 10)
@@ -264,7 +264,7 @@ async def test_a_pass_sends_so_many_batches_and_the_next_one_begins_with_the_oth
         await producer.send_and_wait("t", b"", partition=79)
         for queue in producer._accumulator.topics["t"].queues:
             by_node[queue.node_id].append(queue.partition)
-        for partition in (by_node[1][0], by_node[0][0]):  # node 1 is the first that has anything
+        for partition in (by_node[1][0], by_node[0][0]):  # node 1 is the first that has batches
             await producer.send_and_wait("t", b"", partition=partition)
         sent = []
         produce = producer._sender._produce
@@ -283,7 +283,7 @@ async def test_a_pass_sends_so_many_batches_and_the_next_one_begins_with_the_oth
         assert await offsets(deliveries) == [1] + [0] * 34 + [1] + [0] * 4
 
 
-async def test_an_answer_sends_what_has_another_leader_by_now_though_the_old_one_takes_no_more(monkeypatch):
+async def test_an_answer_sends_batches_that_have_a_new_leader_though_the_old_one_is_full(monkeypatch):
     monkeypatch.setattr(connection, "NEAR", 60.0)
     settings = {"request_timeout_ms": 60_000, "delivery_timeout_ms": 120_000}
     async with producing(brokers=2, topics={"t": 12}, **ONE_BATCH_PER_RECORD, **settings) as (
@@ -342,7 +342,7 @@ async def test_what_does_not_fit_into_a_request_is_first_in_the_next():
     "one batch per partition in a request; the next request goes on where the last stopped; a blocked "
     "partition stops no other; a first batch that is too large goes alone",
 )
-async def test_a_first_batch_above_max_request_size_goes_alone():
+async def test_a_first_batch_above_max_request_size_is_sent_alone():
     settings = {"max_request_size": 1100, "batch_size": 4000, "linger_ms": 20}
     async with producing(topics={"t": 3}, **settings) as (cluster, producer):
         await producer.partitions_for("t")
@@ -378,7 +378,7 @@ async def test_a_blocked_partition_does_not_stop_its_neighbours():
 
 
 @pytest.mark.promise("Rules of Kafka's producer", "a record larger than `batch_size` has a batch of its own")
-async def test_a_record_larger_than_a_batch_has_one_of_its_own():
+async def test_a_record_larger_than_a_batch_gets_its_own_batch():
     async with producing(batch_size=500, linger_ms=20) as (cluster, producer):
         await producer.partitions_for("t")
         deliveries = [await producer.send("t", bytes(size)) for size in (10, 10, 2000, 10, 10)]
@@ -478,7 +478,7 @@ async def test_compressed_batches_survive_faults_in_order(codec, size):
     "Accumulator, sender, connections",
     "the producer id is requested until one comes, and batches are numbered one after the other",
 )
-async def test_the_producer_id_is_asked_for_until_one_comes():
+async def test_the_producer_id_is_requested_until_one_is_obtained():
     async with EmbeddedCluster(topics={"t": 1}) as cluster:
         asked = cluster.faults.add(INIT_PRODUCER_ID, error=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, count=5)
         cluster.faults.add(INIT_PRODUCER_ID, drop_before=True)
@@ -489,7 +489,7 @@ async def test_the_producer_id_is_asked_for_until_one_comes():
             assert numbers(cluster) == [0, 1, 2]
 
 
-async def test_a_refused_producer_id_fails_what_waits_and_is_asked_for_again():
+async def test_a_rejected_producer_id_request_fails_waiting_records_and_is_repeated_for_later_ones():
     async with EmbeddedCluster(topics={"t": 1}) as cluster:
         cluster.faults.add(INIT_PRODUCER_ID, error=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
         async with quick_producer(cluster, linger_ms=20) as producer:
@@ -504,7 +504,7 @@ async def test_a_refused_producer_id_fails_what_waits_and_is_asked_for_again():
         await assert_nothing_left(producer, cluster)
 
 
-async def test_a_producer_id_that_makes_no_sense_is_not_used(monkeypatch):
+async def test_an_invalid_producer_id_is_not_used(monkeypatch):
     async with EmbeddedCluster(topics={"t": 1}) as cluster:
         ids = iter([-1, -7, 4711])
         monkeypatch.setattr(cluster, "next_producer_id", lambda: next(ids))
@@ -538,7 +538,7 @@ async def test_sequences_wrap_from_their_last_number_to_zero():
 
 
 @pytest.mark.promise("KIPs", "KIP-360: a new epoch without a new producer id")
-async def test_after_the_last_epoch_comes_a_new_producer_id():
+async def test_after_the_last_epoch_a_new_producer_id_is_requested():
     async with producing(**ONE_BATCH_PER_RECORD) as (cluster, producer):
         await producer.partitions_for("t")
         await until(lambda: producer._sender._idempotence.identity)
@@ -558,7 +558,7 @@ async def test_after_the_last_epoch_comes_a_new_producer_id():
 
 
 async def test_a_late_failure_of_an_old_epoch_does_not_disturb_the_new_one():
-    """Two partitions: one bumps the epoch while the other still has a batch of the old one on its way."""
+    """One of two partitions raises the epoch while the other still has a batch of the old epoch in flight."""
     async with producing(topics={"t": 2}, brokers=2, **ONE_BATCH_PER_RECORD) as (cluster, producer):
         for partition in (0, 1):
             await producer.send_and_wait("t", b"0", partition=partition)

@@ -1,4 +1,4 @@
-"""INVALID_PRODUCER_EPOCH without transactions: another producer uses the id, or the batch is from an epoch ago."""
+"""INVALID_PRODUCER_EPOCH without transactions: another producer uses the id, or the batch has an old epoch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def take_the_epoch(cluster, producer, epoch, partition=0):
     return identity
 
 
-async def test_a_producer_id_that_another_producer_uses_is_given_up_for_a_new_one(caplog):
+async def test_a_producer_id_that_another_producer_uses_is_replaced(caplog):
     async with producing(topics={"t": 2}, **ONE_BATCH_PER_RECORD) as (cluster, producer):
         await offsets(await send_numbers(producer, [0], partition=0))
         await offsets(await send_numbers(producer, [0], partition=1))
@@ -63,7 +63,7 @@ async def test_a_batch_in_doubt_is_not_sent_under_a_new_producer_id():
 
 
 async def test_a_batch_of_an_earlier_epoch_is_sent_again_under_the_current_one():
-    """It waited to be sent again while another partition's gap raised the epoch."""
+    """The batch waited to be sent again while another partition's gap raised the epoch."""
     settings = {"retry_backoff_ms": 40, "retry_backoff_max_ms": 40, **ONE_BATCH_PER_RECORD}
     async with producing(topics={"t": 2}, **settings) as (cluster, producer):
         await offsets(await send_numbers(producer, [0], partition=0))

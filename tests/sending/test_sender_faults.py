@@ -1,4 +1,4 @@
-"""Broken connections, moving leaders, random faults: exactly once and in order all the same."""
+"""Broken connections, moving leaders, random faults: records are still stored exactly once and in order."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ async def test_a_duplicate_that_the_broker_no_longer_remembers_is_a_success_with
         assert (await within(1, producer.send_and_wait("t", b"1"))).offset == 1
 
 
-async def test_a_partition_left_out_does_not_concern_its_neighbours():
+async def test_a_partition_left_out_does_not_affect_its_neighbours():
     async with producing(topics={"t": 3}) as (cluster, producer):
         await producer.partitions_for("t")
         cluster.faults.add(PRODUCE, omit_partitions=True, partition=1)
@@ -118,7 +118,7 @@ async def test_a_partition_left_out_does_not_concern_its_neighbours():
 @pytest.mark.promise(
     "Accumulator, sender, connections", "a request contains several partitions, up to `max_request_size`"
 )
-async def test_an_error_of_one_partition_does_not_concern_its_neighbours():
+async def test_an_error_of_one_partition_does_not_affect_its_neighbours():
     async with producing(topics={"t": 100}) as (cluster, producer):
         await producer.partitions_for("t")
         cluster.faults.add(PRODUCE, error=ErrorCode.INVALID_RECORD, partition=50)
@@ -132,7 +132,7 @@ async def test_an_error_of_one_partition_does_not_concern_its_neighbours():
 
 
 @pytest.mark.promise("Accumulator, sender, connections", "idle connections close, and come back when needed")
-async def test_a_broker_that_closes_idle_connections_costs_no_record():
+async def test_a_broker_that_closes_idle_connections_loses_no_record():
     async with producing() as (cluster, producer):
         await producer.send_and_wait("t", b"0")
         await cluster.close_connections(0)
@@ -144,7 +144,7 @@ async def test_a_broker_that_closes_idle_connections_costs_no_record():
 @pytest.mark.promise(
     "Rules of Kafka's producer", "the sender wakes after a throttle and after a reconnect back-off"
 )
-async def test_a_broker_that_stops_and_starts_gets_what_was_buffered_meanwhile():
+async def test_a_restarted_broker_gets_the_records_buffered_meanwhile():
     async with producing(**ONE_BATCH_PER_RECORD) as (cluster, producer):
         await producer.send_and_wait("t", b"0")
         await cluster.stop_broker(0)
@@ -176,7 +176,7 @@ async def test_a_stopped_leader_is_replaced_by_the_next():
     "if the connection to a leader hangs, another broker is asked for the leader",
 )
 @in_virtual_time
-async def test_a_frozen_leader_is_left_after_the_request_timeout():
+async def test_a_frozen_leader_is_abandoned_after_the_request_timeout():
     settings = {"request_timeout_ms": 80_000 * MS}
     async with producing(brokers=2, **ONE_BATCH_PER_RECORD, **settings) as (cluster, producer):
         await producer.send_and_wait("t", b"0")
@@ -190,7 +190,7 @@ async def test_a_frozen_leader_is_left_after_the_request_timeout():
         assert numbers(cluster) == list(range(6))
         errors = producer.metrics().errors
         assert errors["RequestTimedOutError"] >= 1
-        # Those whose own time was not over have lost their connection.
+        # The others, whose timeout had not passed, have lost their connection.
         assert errors["RequestTimedOutError"] + errors["BrokerConnectionError"] >= 5
         cluster.thaw_broker(0)
         await until(lambda: cluster.broker(0).connection_count == 0 or produce_count(cluster, 0) > 1)
@@ -234,7 +234,7 @@ async def test_a_new_leader_is_found_by_a_refresh_where_the_answer_does_not_name
 
 
 @pytest.mark.promise("Accumulator, sender, connections", "order is kept across retries and leader moves")
-async def test_leaders_that_move_all_the_time_cost_order_and_records_nothing():
+async def test_constantly_moving_leaders_neither_reorder_nor_lose_records():
     async with producing(brokers=3, topics={"t": 3}, batch_size=200) as (cluster, producer):
         deliveries = {partition: [] for partition in range(3)}
         for number in range(120):
@@ -281,8 +281,8 @@ async def test_a_new_leader_has_one_batch_in_flight_until_its_first_acknowledgem
     "Accumulator, sender, connections",
     "a partition has up to 5 batches in flight, and one until the first acknowledgement",
 )
-async def test_the_first_batch_of_all_is_acknowledged_before_a_second_is_sent():
-    """A broker that knows nothing of a producer takes any first sequence (KAFKA-15591)."""
+async def test_the_very_first_batch_is_acknowledged_before_a_second_is_sent():
+    """A broker that does not know a producer accepts any first sequence (KAFKA-15591)."""
     async with producing(**ONE_BATCH_PER_RECORD) as (cluster, producer):
         release = asyncio.Event()
         held = cluster.faults.add(PRODUCE, error=ErrorCode.NOT_ENOUGH_REPLICAS, hold=release)
@@ -298,7 +298,7 @@ async def test_the_first_batch_of_all_is_acknowledged_before_a_second_is_sent():
 
 @asynccontextmanager
 async def distant(cluster: EmbeddedCluster, delay: float):
-    """Put broker 0 so far away that each of its answers arrives `delay` seconds late, however many there are."""
+    """Delay each answer of broker 0 by `delay` seconds, no matter how many answers are in flight."""
     loop = asyncio.get_running_loop()
     broker = cluster.broker(0)
     near = broker.port

@@ -1,4 +1,4 @@
-"""Records in doubt whose topic is re-created: by the topic's id they can't be in the new log, by its name they can."""
+"""Records in doubt of a re-created topic: only those addressed by the topic's name can be in the new log."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from tests.support.producing import (
 )
 
 IN_DOUBT = [ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NOT_LEADER_OR_FOLLOWER, None]
-"""What the broker answers behind its append; None: it closes the connection."""
+"""The broker's answer after its append; None if it closes the connection."""
 
 
 async def recreate_in_flight(cluster, producer, answer, count=5):
-    """Send some records; while the first is in the old log and not answered, the topic is re-created."""
+    """Send some records, and re-create the topic while the first is in the old log and not answered."""
     await producer.send_and_wait("t", b"0")
     await offsets(await send_numbers(producer, [0]))
     release = asyncio.Event()
@@ -45,7 +45,7 @@ async def recreate_in_flight(cluster, producer, answer, count=5):
 
 
 @pytest.mark.parametrize("answer", IN_DOUBT, ids=str)
-async def test_by_its_id_records_in_doubt_go_to_the_new_topic_once(answer):
+async def test_records_in_doubt_addressed_by_topic_id_are_sent_to_the_new_topic_once(answer):
     async with producing(cluster={"versions": "4.1"}, **ONE_BATCH_PER_RECORD) as (cluster, producer):
         deliveries = await recreate_in_flight(cluster, producer, answer)
 
@@ -57,7 +57,7 @@ async def test_by_its_id_records_in_doubt_go_to_the_new_topic_once(answer):
 
 @pytest.mark.parametrize("answer", IN_DOUBT[:2], ids=str)
 @pytest.mark.parametrize("versions", ["2.8", "3.9", "4.0"])
-async def test_by_its_name_records_in_doubt_may_be_in_either_log(versions, answer):
+async def test_records_in_doubt_addressed_by_topic_name_may_be_in_either_log(versions, answer):
     async with producing(cluster={"versions": versions}, **ONE_BATCH_PER_RECORD) as (cluster, producer):
         deliveries = await recreate_in_flight(cluster, producer, answer)
 
@@ -65,7 +65,7 @@ async def test_by_its_name_records_in_doubt_may_be_in_either_log(versions, answe
 
         assert isinstance(found[0], DeliveryError)
         assert found[0].outcome is Outcome.UNKNOWN
-        # Metadata or the next attempt comes first.
+        # Either new metadata or the next attempt is first.
         assert any(
             text in str(found[0]) for text in ("the topic was re-created", "OUT_OF_ORDER_SEQUENCE_NUMBER")
         )
@@ -78,7 +78,7 @@ async def test_by_its_name_records_in_doubt_may_be_in_either_log(versions, answe
 
 @in_virtual_time
 async def test_a_record_that_moved_to_the_new_topic_and_fails_there_is_still_unknown():
-    """It may be in the log that was deleted: its consumers have it."""
+    """The record may be in the deleted log, where consumers may have read it."""
     settings = {"request_timeout_ms": 100, "delivery_timeout_ms": 400, **ONE_BATCH_PER_RECORD}
     async with producing(cluster={"versions": "4.1"}, **settings) as (cluster, producer):
         await producer.send_and_wait("t", b"0")
@@ -97,8 +97,8 @@ async def test_a_record_that_moved_to_the_new_topic_and_fails_there_is_still_unk
 
 
 @pytest.mark.parametrize("waits", [False, True], ids=["sent meanwhile", "not sent meanwhile"])
-async def test_metadata_that_are_late_move_no_record_back_into_a_log_that_may_have_it(waits):
-    """They name the topic before for a moment. `waits`: for a producer id, as the last epoch is used up."""
+async def test_outdated_metadata_moves_no_record_back_into_a_log_that_may_contain_it(waits):
+    """The metadata temporarily names the former topic. `waits`: the last epoch is used up, so a new id is needed."""
     async with producing(cluster={"versions": "4.1"}, **ONE_BATCH_PER_RECORD) as (cluster, producer):
         await producer.send_and_wait("t", b"0")
         old = producer._metadata.cluster

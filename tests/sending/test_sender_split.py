@@ -1,4 +1,4 @@
-"""KIP-126: a batch that is too large for the broker goes in two halves, and nothing is lost, doubled or reordered."""
+"""KIP-126: a batch that is too large for the broker is sent in two halves without loss, duplicates or reordering."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def small_batches_only(cluster, most=200, topic="small"):
     "a batch that is too large is sent in halves; nothing is lost, duplicated or reordered (KIP-126)",
 )
 @pytest.mark.parametrize("compression", ["none", "gzip", "snappy", "lz4", "zstd"])
-async def test_a_batch_that_is_too_large_goes_in_parts(compression):
+async def test_a_batch_that_is_too_large_is_sent_in_parts(compression):
     async with producing(linger_ms=50, compression_type=compression) as (cluster, producer):
         topic = small_batches_only(cluster)
         await producer.partitions_for(topic)
@@ -97,7 +97,7 @@ async def test_batches_in_flight_behind_it_follow_in_order():
         assert numbers(cluster, topic) == list(range(400))
 
 
-async def test_a_limit_that_is_lowered_while_sending_costs_nothing():
+async def test_a_limit_that_is_lowered_while_sending_loses_nothing():
     async with producing(linger_ms=5) as (cluster, producer):
         topic = small_batches_only(cluster, 100_000)
         deliveries = await send_numbers(producer, range(1000), topic)
@@ -115,7 +115,7 @@ async def test_a_limit_that_is_lowered_while_sending_costs_nothing():
     "a batch that is too large is sent in halves; nothing is lost, duplicated or reordered (KIP-126)",
 )
 async def test_a_batch_in_doubt_is_not_split():
-    """Its parts could be in the log a second time: the broker checks the size before it looks for duplicates."""
+    """Its parts could create duplicates: the broker checks the size before it checks for duplicates."""
     async with producing(linger_ms=50) as (cluster, producer):
         await producer.partitions_for("t")
         cluster.faults.add(PRODUCE, drop_after_append=True)
@@ -128,7 +128,7 @@ async def test_a_batch_in_doubt_is_not_split():
         assert await offsets(await send_numbers(producer, [10])) == [10], "the partition goes on"
 
 
-async def test_record_list_too_large_is_split_too():
+async def test_record_list_too_large_is_also_split():
     async with producing(linger_ms=50) as (cluster, producer):
         await producer.partitions_for("t")
         cluster.faults.add(PRODUCE, error=ErrorCode.RECORD_LIST_TOO_LARGE)
@@ -137,7 +137,7 @@ async def test_record_list_too_large_is_split_too():
         assert numbers(cluster) == list(range(10))
 
 
-async def test_without_idempotence_a_batch_is_split_too():
+async def test_without_idempotence_a_batch_is_also_split():
     async with producing(linger_ms=50, enable_idempotence=False) as (cluster, producer):
         topic = small_batches_only(cluster)
         await producer.partitions_for(topic)
@@ -147,8 +147,8 @@ async def test_without_idempotence_a_batch_is_split_too():
 
 
 @in_virtual_time
-async def test_parts_keep_what_was_done_with_the_deliveries_of_the_whole():
-    """Whoever waits already, waits on; what was cancelled or has ended stays so; what was withdrawn stays out."""
+async def test_parts_keep_the_state_of_the_deliveries_of_the_whole():
+    """Waiting callers keep waiting, cancelled and completed deliveries stay so, withdrawn records stay out."""
     async with producing(linger_ms=60) as (cluster, producer):
         topic = small_batches_only(cluster, 250)
         await producer.partitions_for(topic)
@@ -184,7 +184,7 @@ async def awaited(delivery):
     return await delivery
 
 
-async def test_flush_and_memory_know_of_the_parts():
+async def test_flush_and_memory_accounting_include_the_parts():
     async with producing(linger_ms=1_000_000 * MS) as (cluster, producer):
         topic = small_batches_only(cluster)
         await producer.partitions_for(topic)
@@ -198,7 +198,7 @@ async def test_flush_and_memory_know_of_the_parts():
 
 
 @in_virtual_time
-async def test_parts_end_by_the_deadline_of_the_whole():
+async def test_parts_expire_at_the_deadline_of_the_whole():
     settings = {"request_timeout_ms": 50_000 * MS, "delivery_timeout_ms": 200_000 * MS}
     async with producing(linger_ms=20, **settings) as (cluster, producer):
         topic = small_batches_only(cluster)
@@ -212,11 +212,11 @@ async def test_parts_end_by_the_deadline_of_the_whole():
 
         assert loop.time() - began < 1000 * MS
         assert {type(error).__name__ for error in found} == {"DeliveryTimeoutError"}
-        # The first half was sent again and may be there; of the second nothing has left since it was refused.
+        # The first half was sent again and may be in the log; the second was not sent since the whole was rejected.
         assert [error.outcome for error in found] == [Outcome.UNKNOWN] * 10 + [Outcome.NOT_PERSISTED] * 10
 
 
-async def test_a_producer_that_closes_gives_up_parts_too():
+async def test_a_closing_producer_also_fails_parts():
     async with producing(linger_ms=20) as (cluster, _):
         topic = small_batches_only(cluster)
         producer = quick_producer(cluster, linger_ms=20)
@@ -284,7 +284,7 @@ async def test_parts_of_a_batch_keep_their_order_behind_one_that_fails():
 @pytest.mark.promise(
     "Error table", "the parts of a split batch keep their order, and their records keep their own time-outs"
 )
-async def test_records_with_timeouts_of_their_own_end_in_time_in_parts_too():
+async def test_records_with_their_own_timeouts_also_end_in_time_in_parts():
     async with producing(linger_ms=5) as (cluster, producer):
         hold = asyncio.Event()
         cluster.faults.add(PRODUCE, error=ErrorCode.MESSAGE_TOO_LARGE, count=2)
@@ -306,7 +306,7 @@ async def test_records_with_timeouts_of_their_own_end_in_time_in_parts_too():
         ]
 
 
-async def test_records_of_a_split_batch_that_nobody_looks_at_are_reported():
+async def test_unretrieved_errors_of_a_split_batch_are_reported():
     async with producing(linger_ms=5) as (cluster, producer):
         cluster.faults.add(PRODUCE, error=ErrorCode.MESSAGE_TOO_LARGE)
         cluster.faults.add(PRODUCE, error=ErrorCode.TOPIC_AUTHORIZATION_FAILED)
@@ -341,7 +341,7 @@ MISHAPS = [
 )
 @pytest.mark.parametrize("hasty", [False, True], ids=["no timeouts", "timeouts of their own"])
 @pytest.mark.parametrize("seed", range(5))
-async def test_whatever_befalls_batches_in_parts_nothing_is_lost_doubled_or_overtaken(seed, hasty):
+async def test_split_batches_lose_duplicate_and_reorder_nothing_under_faults(seed, hasty):
     chance = random.Random(seed)
     async with producing(
         compression_type=chance.choice(["none", "lz4"]),

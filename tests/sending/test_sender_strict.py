@@ -58,7 +58,7 @@ def test_both_need_idempotence(name, weaker):
     assert ProducerConfig.of(**{name: False, **weaker}).acks == weaker.get("acks", -1)
 
 
-def test_a_transaction_has_an_end_of_its_own():
+def test_endless_retries_cannot_be_combined_with_transactions():
     with pytest.raises(ConfigError, match="enable_endless_retries=True contradicts transactional_id=tx"):
         ProducerConfig.of(enable_endless_retries=True, transactional_id="tx")
     assert ProducerConfig.of(enable_gapless_order=True, transactional_id="tx").enable_gapless_order
@@ -68,7 +68,7 @@ def test_a_transaction_has_an_end_of_its_own():
 
 
 @pytest.mark.parametrize("in_flight", [1, 5])
-async def test_in_gapless_order_a_failed_record_fails_those_behind_it(in_flight):
+async def test_in_gapless_order_a_failed_record_fails_the_later_ones(in_flight):
     settings = {**GAPLESS, "max_in_flight_requests_per_connection": in_flight}
     async with producing(topics={"t": 2}, **settings) as (cluster, producer):
         await offsets(await send_numbers(producer, [0, 1], partition=0))
@@ -87,7 +87,7 @@ async def test_in_gapless_order_a_failed_record_fails_those_behind_it(in_flight)
         assert (await producer.send_and_wait("t", b"12", partition=0)).offset == 2, "what is sent afterwards"
 
 
-async def test_without_gapless_order_those_behind_a_failed_record_go_on():
+async def test_without_gapless_order_records_after_a_failed_one_are_delivered():
     async with producing(**ONE_BATCH_PER_RECORD) as (cluster, producer):
         await producer.send_and_wait("t", b"0")
         cluster.faults.add(PRODUCE, error=ErrorCode.POLICY_VIOLATION)
@@ -117,7 +117,7 @@ async def test_in_gapless_order_an_expired_record_leaves_no_gap_whatever_is_in_f
 
 @in_virtual_time
 async def test_in_gapless_order_a_follower_that_is_in_the_log_is_delivered():
-    """The record before it ended as unknown, and is in the log: there is no gap."""
+    """The record before it ended as unknown, but is in the log, so there is no gap."""
     settings = {"request_timeout_ms": 190, "delivery_timeout_ms": 200, **GAPLESS}
     async with producing(**settings) as (cluster, producer):
         await producer.send_and_wait("t", b"0")
@@ -170,7 +170,7 @@ async def test_in_gapless_order_a_record_is_not_left_out_by_its_own_timeout():
 
 
 @in_virtual_time
-async def test_in_gapless_order_thousands_fail_with_the_first_one_in_a_moment():
+async def test_in_gapless_order_thousands_fail_quickly_with_the_first_one():
     settings = {"request_timeout_ms": 50, "delivery_timeout_ms": 100, **GAPLESS}
     async with producing(**settings) as (cluster, producer):
         await producer.send_and_wait("t", b"0")
@@ -184,8 +184,8 @@ async def test_in_gapless_order_thousands_fail_with_the_first_one_in_a_moment():
         cluster.thaw_broker(0)
 
 
-async def test_close_gives_up_a_follower_first_if_the_record_before_it_is_retried_without_end():
-    """The follower is then in flight and has ended when the failure of the record before it ends those behind it."""
+async def test_close_fails_a_follower_first_if_the_record_before_it_is_retried_endlessly():
+    """When the record before it fails and ends those behind it, the follower is in flight and has already ended."""
     settings = {**GAPLESS, "enable_endless_retries": True}
     async with producing(**settings) as (cluster, producer):
         await producer.send_and_wait("t", b"0")
@@ -223,7 +223,7 @@ async def test_endless_retries_deliver_records_in_doubt_long_after_their_time():
 
 
 @in_virtual_time
-async def test_endless_retries_let_records_expire_that_are_in_no_doubt():
+async def test_endless_retries_let_records_expire_that_are_not_in_doubt():
     async with producing(**ENDLESS) as (cluster, producer):
         await producer.send_and_wait("t", b"0")
         cluster.faults.add(PRODUCE, error=ErrorCode.NOT_ENOUGH_REPLICAS, count=10_000)
@@ -237,7 +237,7 @@ async def test_endless_retries_let_records_expire_that_are_in_no_doubt():
 
 
 @in_virtual_time
-async def test_endless_retries_end_a_batch_whose_answer_comes_late_and_says_that_it_is_not_there():
+async def test_endless_retries_fail_a_batch_whose_late_answer_says_that_it_was_not_stored():
     settings = {**ENDLESS, "request_timeout_ms": 190, "delivery_timeout_ms": 200}
     async with producing(**settings) as (cluster, producer):
         await producer.send_and_wait("t", b"0")
@@ -294,7 +294,7 @@ async def test_endless_retries_continue_for_a_record_that_moved_to_a_re_created_
 
 
 async def test_endless_retries_end_where_a_topic_was_re_created_without_the_partition():
-    """No broker will ever be asked again, and the log that may have had the record is gone."""
+    """No request will be sent any longer, and the log that may have contained the record is deleted."""
     async with producing(topics={"t": 2}, cluster={"versions": "3.5"}, **ENDLESS) as (cluster, producer):
         await producer.send_and_wait("t", b"0", partition=1)
         lost = cluster.faults.add(PRODUCE, drop_after_append=True, partition=1, count=10_000)
@@ -311,7 +311,7 @@ async def test_endless_retries_end_where_a_topic_was_re_created_without_the_part
 
 
 @in_virtual_time
-async def test_records_behind_one_that_is_retried_without_end_expire_in_their_time():
+async def test_records_behind_one_that_is_retried_endlessly_expire_on_time():
     settings = {**ENDLESS, "max_in_flight_requests_per_connection": 1}
     async with producing(**settings) as (cluster, producer):
         await producer.send_and_wait("t", b"0")

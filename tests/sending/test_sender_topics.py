@@ -1,4 +1,4 @@
-"""Topics that come, go and change; other acks, other releases, throttles."""
+"""Topics that are created, deleted and changed; other acks, other releases, throttling."""
 
 from __future__ import annotations
 
@@ -115,8 +115,8 @@ async def test_partitions_that_are_added_are_used_after_the_next_refresh():
 
 @pytest.mark.promise("Accumulator, sender, connections", "topic ids reveal a topic that was re-created")
 @pytest.mark.parametrize("versions", ["2.1", "2.8", "3.9", "4.0", "4.1"])
-async def test_a_topic_made_anew_swallows_nothing(versions):
-    """Its new log may have records under numbers that the producer would give out a second time."""
+async def test_a_re_created_topic_swallows_nothing(versions):
+    """The new log may contain records under sequence numbers that the producer would otherwise use again."""
     async with producing(cluster={"versions": versions}) as (cluster, producer):
         await producer.partitions_for("t")
         cluster.delete_topic("t")
@@ -135,7 +135,7 @@ async def test_a_topic_made_anew_swallows_nothing(versions):
 
 
 @pytest.mark.parametrize("versions", ["2.1", "4.0", "4.1"])
-async def test_a_topic_made_anew_under_load_gets_every_record_that_is_reported_delivered(versions):
+async def test_a_topic_re_created_under_load_contains_every_record_that_is_reported_delivered(versions):
     async with producing(cluster={"versions": versions}, **ONE_BATCH_PER_RECORD) as (cluster, producer):
         await producer.send_and_wait("t", b"-1")
         await offsets(await send_numbers(producer, range(3)))
@@ -167,8 +167,8 @@ async def test_a_topic_made_anew_under_load_gets_every_record_that_is_reported_d
 )
 @pytest.mark.parametrize("versions", ["2.1", "2.8", "4.0"])
 @pytest.mark.parametrize("lost", [False, True])
-async def test_a_topic_made_anew_after_its_leader_had_moved_is_written_to_soon(versions, lost):
-    """It counts its leader epochs from 0; before 2.8 no topic id tells that these are not old ones."""
+async def test_a_topic_re_created_after_its_leader_had_moved_is_written_to_soon(versions, lost):
+    """The new topic counts its leader epochs from 0; before 2.8 no topic id shows that these are not old ones."""
     settings = {"cluster": {"versions": versions}, "enable_idempotence": False}
     async with producing(brokers=3, topics={}, **settings) as (cluster, producer):
         cluster.create_topic("t", 1)
@@ -190,8 +190,8 @@ async def test_a_topic_made_anew_after_its_leader_had_moved_is_written_to_soon(v
         assert values(cluster) == [b"new"]
 
 
-async def test_nothing_is_sent_to_a_topic_made_anew_while_the_old_one_has_records_in_flight():
-    """Else the later records are the first in the new log, and those that the old topic refused follow them."""
+async def test_nothing_is_sent_to_a_re_created_topic_while_the_old_one_has_records_in_flight():
+    """Otherwise later records would be first in the new log, before those that the old topic rejected."""
     settings = {"request_timeout_ms": 2000, **ONE_BATCH_PER_RECORD}
     async with producing(brokers=2, topics={"t": 1, "u": 1}, **settings) as (cluster, producer):
         leader = cluster.leader("t", 0)
@@ -219,7 +219,7 @@ async def test_nothing_is_sent_to_a_topic_made_anew_while_the_old_one_has_record
         assert numbers(cluster) == [2, 3, 4, 5]
 
 
-async def test_a_topic_made_anew_with_fewer_partitions_takes_keyed_records():
+async def test_a_topic_re_created_with_fewer_partitions_accepts_keyed_records():
     async with producing(topics={"t": 6}) as (cluster, producer):
         for number in range(12):
             await producer.send_and_wait("t", b"v", b"key %d" % number)
@@ -257,7 +257,7 @@ async def test_a_deleted_topic_fails_its_records_and_no_others():
         assert numbers(cluster, "u") == list(range(6))
 
 
-async def test_a_topic_that_vanishes_from_metadata_for_a_while_keeps_its_numbers():
+async def test_a_topic_that_is_temporarily_missing_from_metadata_keeps_its_numbers():
     async with producing(**ONE_BATCH_PER_RECORD) as (cluster, producer):
         await offsets(await send_numbers(producer, range(3)))
         gone = cluster.faults.add(METADATA, error=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, topic="t", count=1000)
@@ -310,7 +310,7 @@ async def test_records_for_a_partition_without_a_leader_wait_for_one_and_use_no_
     "data without a leader, a refused connect, a lost connection and a close at acks=0 end in one "
     "coalesced refresh",
 )
-async def test_data_without_a_leader_asks_for_one_refresh_after_another_and_not_for_a_storm():
+async def test_data_without_a_leader_requests_one_refresh_after_another_and_not_a_storm():
     async with producing(brokers=2, topics={}, retry_backoff_ms=20, retry_backoff_max_ms=20) as (
         cluster,
         producer,
@@ -337,7 +337,7 @@ async def test_data_without_a_leader_asks_for_one_refresh_after_another_and_not_
     "data without a leader, a refused connect, a lost connection and a close at acks=0 end in one "
     "coalesced refresh",
 )
-async def test_a_lost_connection_and_a_refused_connect_ask_for_one_coalesced_refresh():
+async def test_a_lost_connection_and_a_refused_connect_request_one_coalesced_refresh():
     async with producing(brokers=2, topics={"t": 2}) as (cluster, producer):
         for what_happens in (cluster.close_connections, cluster.stop_broker):
             for partition in (0, 1):
@@ -406,7 +406,7 @@ async def test_requests_for_any_broker_avoid_one_that_does_not_answer():
     "Rules of Kafka's producer",
     "an acks=0 request is never in flight: its deliveries resolve without an offset once the bytes have left",
 )
-async def test_acks_0_resolves_without_an_offset_once_the_bytes_have_left():
+async def test_acks_0_resolves_without_an_offset_once_the_bytes_were_sent():
     async with producing(acks=0) as (cluster, producer):
         assert not producer.config.enable_idempotence
         metadata = await within(1, producer.send_and_wait("t", b"v", timestamp_ms=1234))
@@ -422,14 +422,14 @@ async def test_acks_0_resolves_without_an_offset_once_the_bytes_have_left():
     "Rules of Kafka's producer",
     "an acks=0 request is never in flight: its deliveries resolve without an offset once the bytes have left",
 )
-async def test_acks_0_does_not_resolve_while_the_bytes_have_not_left():
+async def test_acks_0_does_not_resolve_before_the_bytes_were_sent():
     async with producing(acks=0, max_request_size=32 * 1024 * 1024, request_timeout_ms=2000) as (
         cluster,
         producer,
     ):
         await producer.send_and_wait("t", b"0")
         cluster.freeze_broker(0)
-        # More than socket buffers on both sides take.
+        # More than the socket buffers on both sides can hold.
         delivery = await producer.send("t", bytes(24 * 1024 * 1024))
         for _ in range(20):
             await asyncio.sleep(0)
@@ -445,7 +445,7 @@ async def test_acks_0_does_not_resolve_while_the_bytes_have_not_left():
     "Rules of Kafka's producer",
     "an acks=0 request is never in flight: its deliveries resolve without an offset once the bytes have left",
 )
-async def test_acks_0_keeps_order_and_is_not_bounded_by_requests_in_flight():
+async def test_acks_0_keeps_order_and_is_not_limited_by_requests_in_flight():
     async with producing(acks=0, **ONE_BATCH_PER_RECORD) as (cluster, producer):
         deliveries = await send_numbers(producer, range(50))
 
@@ -459,7 +459,7 @@ async def test_acks_0_keeps_order_and_is_not_bounded_by_requests_in_flight():
     "data without a leader, a refused connect, a lost connection and a close at acks=0 end in one "
     "coalesced refresh",
 )
-async def test_a_connection_closed_for_acks_0_asks_for_a_refresh():
+async def test_a_connection_closed_for_acks_0_requests_a_refresh():
     async with producing(brokers=2, acks=0) as (cluster, producer):
         await producer.send_and_wait("t", b"0")
         await until(lambda: values(cluster) == [b"0"])
@@ -514,7 +514,7 @@ async def test_without_idempotence_one_request_per_partition_is_in_flight():
         assert await offsets(deliveries) == list(range(1, 6))
 
 
-def test_settings_that_would_break_idempotence_are_refused():
+def test_settings_that_would_break_idempotence_are_rejected():
     for settings in (
         {"max_in_flight_requests_per_connection": 6},
         {"acks": 1, "enable_idempotence": True},
@@ -532,7 +532,7 @@ def test_settings_that_would_break_idempotence_are_refused():
 @pytest.mark.parametrize(
     "versions", ["2.1", "2.2", "2.4", "2.7", "2.8", "3.0", "3.5", "3.7", "3.8", "3.9", "4.0", "4.1", "4.3"]
 )
-async def test_each_release_works_at_its_own_ceilings(versions):
+async def test_each_release_works_up_to_its_own_ceilings(versions):
     settings = {"compression_type": "zstd", **ONE_BATCH_PER_RECORD}
     async with producing(2, {"t": 2}, {"versions": versions}, **settings) as (cluster, producer):
         cluster.faults.add(PRODUCE, error=ErrorCode.NOT_ENOUGH_REPLICAS)
@@ -569,8 +569,8 @@ def serve(broker, api_key, versions):
 @pytest.mark.promise(
     "Protocol", "Produce names topics by id from version 13 on, and is capped at 12 where an id is missing"
 )
-async def test_a_topic_without_an_id_is_addressed_by_name_also_on_a_new_broker():
-    """Metadata came from a broker that is too old for ids, the leader knows them."""
+async def test_a_topic_without_an_id_is_addressed_by_name_even_on_a_new_broker():
+    """The metadata is from a broker that is too old for topic ids, but the leader supports them."""
     async with EmbeddedCluster(2, topics={"t": 1, "u": 1}) as cluster:
         for node in (0, 1):
             serve(cluster.broker(node), METADATA, VersionRange(0, 9))
@@ -604,7 +604,7 @@ async def test_without_a_common_version_records_fail_locally_as_not_persisted():
 @pytest.mark.promise(
     "Rules of Kafka's producer", "a request that no common version can carry fails locally, as NOT_PERSISTED"
 )
-async def test_a_cluster_that_is_too_old_for_metadata_is_refused_by_start():
+async def test_start_rejects_a_cluster_that_is_too_old_for_metadata():
     async with EmbeddedCluster(versions="1.1") as cluster:
         producer = quick_producer(cluster)
         with pytest.raises(UnsupportedVersionError):
@@ -612,8 +612,8 @@ async def test_a_cluster_that_is_too_old_for_metadata_is_refused_by_start():
         await assert_nothing_left(producer, cluster)
 
 
-async def test_a_broker_that_refuses_a_version_is_asked_for_its_versions_again():
-    """Something between us and the broker has kept the connection while the broker was replaced by an older one."""
+async def test_a_broker_that_rejects_a_version_is_asked_for_its_versions_again():
+    """A proxy has kept the connection open while the broker was replaced by an older one."""
     async with producing(cluster={"versions": "4.1"}, **ONE_BATCH_PER_RECORD) as (cluster, producer):
         await producer.send_and_wait("t", b"0")
         release = asyncio.Event()
@@ -629,7 +629,7 @@ async def test_a_broker_that_refuses_a_version_is_asked_for_its_versions_again()
         assert producer.metrics().errors["UNSUPPORTED_VERSION"] == 1
 
 
-async def test_a_broker_that_refuses_a_version_that_it_offers_fails_the_records():
+async def test_records_fail_if_a_broker_rejects_a_version_that_it_offers():
     async with producing() as (cluster, producer):
         await producer.send_and_wait("t", b"0")
         asked = len(cluster.requests_of(ApiKey.API_VERSIONS))
@@ -691,7 +691,7 @@ async def test_a_throttle_mutes_its_broker_and_no_other():
     "Accumulator, sender, connections", "every record has a delivery timeout, with an honest outcome"
 )
 @in_virtual_time
-async def test_the_delivery_timeout_goes_on_while_a_broker_is_muted():
+async def test_the_delivery_timeout_continues_while_a_broker_is_muted():
     settings = {"request_timeout_ms": 50, "delivery_timeout_ms": 100}
     async with producing(**settings) as (cluster, producer):
         cluster.faults.add(PRODUCE, throttle_ms=300)

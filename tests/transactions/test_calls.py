@@ -1,4 +1,4 @@
-"""Transactions as a user has them, v1 and v2, on the embedded cluster: all or nothing, whatever happens."""
+"""The transactional calls of a user, v1 and v2, on the embedded cluster: all or nothing, whatever happens."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ END_TXN, ADD_PARTITIONS, INIT = ApiKey.END_TXN, ApiKey.ADD_PARTITIONS_TO_TXN, Ap
 
 @pytest.fixture(params=[1, 2], ids=["v1", "v2"])
 def version(request):
-    """Which transactions the cluster has finalized."""
+    """The transaction versions that a cluster can have finalized."""
     return request.param
 
 
@@ -104,7 +104,7 @@ async def test_begin_commit_and_abort_by_name(version):
 
 
 @pytest.mark.promise("Transactions", "an abort drops the records that were not sent (KIP-654)")
-async def test_what_was_not_sent_is_thrown_away_by_an_abort(version):
+async def test_an_abort_discards_unsent_records(version):
     async with transactional(version, linger_ms=1_000_000 * MS) as (cluster, producer):
         await producer.begin_transaction()
         deliveries = [await producer.send("t", b"%d" % number) for number in range(10)]
@@ -118,7 +118,7 @@ async def test_what_was_not_sent_is_thrown_away_by_an_abort(version):
         assert cluster.requests_of(END_TXN) == [], "the coordinator knows of no transaction"
 
 
-async def test_an_empty_transaction_costs_no_request(version):
+async def test_an_empty_transaction_sends_no_request(version):
     async with transactional(version) as (cluster, producer):
         async with producer.transaction():
             pass
@@ -129,7 +129,7 @@ async def test_an_empty_transaction_costs_no_request(version):
         assert cluster.requests_of(ADD_PARTITIONS) == []
 
 
-async def test_sending_outside_of_a_transaction_is_refused(version):
+async def test_sending_outside_a_transaction_is_rejected(version):
     async with transactional(version) as (cluster, producer):
         with pytest.raises(IllegalStateError, match="begin_transaction"):
             await producer.send("t", b"1")
@@ -148,7 +148,7 @@ async def test_sending_outside_of_a_transaction_is_refused(version):
         assert [record.value for record in cluster.records("t")] == [b"1"]
 
 
-async def test_calls_in_the_wrong_order_are_refused_and_do_no_harm(version):
+async def test_calls_in_the_wrong_order_are_rejected_and_change_nothing(version):
     async with transactional(version) as (cluster, producer):
         for call in (producer.commit_transaction, producer.abort_transaction):
             with pytest.raises(IllegalStateError, match="begin"):
@@ -166,7 +166,7 @@ async def test_calls_in_the_wrong_order_are_refused_and_do_no_harm(version):
         assert committed(cluster) == [b"1"]
 
 
-async def test_without_a_transactional_id_there_are_no_transactions():
+async def test_transactional_calls_need_a_transactional_id():
     async with EmbeddedCluster() as cluster, quick_producer(cluster) as producer:
         for call in (producer.begin_transaction, producer.commit_transaction, producer.init_transactions):
             with pytest.raises(IllegalStateError, match="transactional_id"):
@@ -176,7 +176,7 @@ async def test_without_a_transactional_id_there_are_no_transactions():
 @pytest.mark.promise(
     "Transactions", "the finalized feature decides on v2, and v1's request versions are pinned (KIP-890)"
 )
-async def test_protocol_is_that_of_the_finalized_feature_and_not_of_the_advertised_versions(version):
+async def test_the_finalized_feature_and_not_the_advertised_versions_selects_the_protocol(version):
     async with transactional(version) as (cluster, producer):
         async with producer.transaction() as transaction:
             await producer.send("t", b"1")
@@ -202,8 +202,8 @@ async def test_protocol_is_that_of_the_finalized_feature_and_not_of_the_advertis
 @pytest.mark.promise(
     "Transactions", "the finalized feature decides on v2, and v1's request versions are pinned (KIP-890)"
 )
-async def test_a_transaction_that_begins_without_a_connection_runs_by_the_clusters_level(version):
-    """Idle connections are closed, also by the brokers, while an application waits for its next transaction."""
+async def test_a_transaction_begun_without_a_connection_uses_the_clusters_level(version):
+    """Idle connections are closed, even by the brokers, while an application waits for its next transaction."""
     async with transactional(version, topics={"t": 1}) as (cluster, producer):
         for number in range(2):
             await cluster.close_connections(0)
@@ -219,7 +219,7 @@ async def test_a_transaction_that_begins_without_a_connection_runs_by_the_cluste
 @pytest.mark.promise(
     "Transactions", "the finalized feature decides on v2, and v1's request versions are pinned (KIP-890)"
 )
-async def test_each_transaction_of_v2_has_an_epoch_of_its_own(version):
+async def test_each_v2_transaction_has_its_own_epoch(version):
     async with transactional(version, topics={"t": 1}) as (cluster, producer):
         for number in range(3):
             async with producer.transaction():
@@ -262,7 +262,7 @@ async def test_many_partitions_join_together(version):
 @pytest.mark.promise(
     "Transactions", "a failed record makes the commit impossible, and the error says so (KIP-1050)"
 )
-async def test_a_failed_record_makes_the_transaction_impossible_to_commit(version):
+async def test_a_transaction_with_a_failed_record_cannot_be_committed(version):
     async with transactional(version) as (cluster, producer):
         cluster.faults.add(PRODUCE, error=ErrorCode.INVALID_RECORD, partition=1)
         await producer.begin_transaction()
@@ -285,7 +285,7 @@ async def test_a_failed_record_makes_the_transaction_impossible_to_commit(versio
         assert committed(cluster) == [b"next"]
 
 
-async def test_a_block_whose_record_failed_unseen_is_aborted_and_says_so(version):
+async def test_a_block_with_an_unnoticed_failed_record_is_aborted_with_an_error(version):
     async with transactional(version) as (cluster, producer):
         cluster.faults.add(PRODUCE, error=ErrorCode.TOPIC_AUTHORIZATION_FAILED, partition=1)
         with pytest.raises(TransactionAbortableError, match="TOPIC_AUTHORIZATION_FAILED"):  # noqa: PT012  # the whole block is what is tested
@@ -307,7 +307,7 @@ async def test_a_block_whose_record_failed_unseen_is_aborted_and_says_so(version
 @pytest.mark.parametrize(
     "settings", [{}, {"value_serializer": lambda value: value}], ids=["columns", "records"]
 )
-async def test_a_block_with_a_row_that_was_refused_unseen_is_aborted_and_says_so(version, settings):
+async def test_a_block_with_an_unnoticed_rejected_row_is_aborted_with_an_error(version, settings):
     async with transactional(version, **settings) as (cluster, producer):
         with pytest.raises(TransactionAbortableError, match="str"):  # the whole block is what is tested
             async with producer.transaction():
@@ -325,7 +325,7 @@ async def test_a_block_with_a_row_that_was_refused_unseen_is_aborted_and_says_so
     "record that was queued without await",
 )
 @in_virtual_time
-async def test_a_block_with_rows_for_which_there_was_no_room_is_aborted_and_says_so(version):
+async def test_a_block_with_rows_that_did_not_fit_the_buffer_is_aborted_with_an_error(version):
     async with transactional(version, max_block_ms=100, **FOUR_RECORDS_FILL_IT) as (cluster, producer):
         held = asyncio.Event()
         cluster.faults.add(PRODUCE, hold=held)
@@ -343,7 +343,7 @@ async def test_a_block_with_rows_for_which_there_was_no_room_is_aborted_and_says
     "a record that was rejected without an exception makes the commit impossible: a row of `send_many`, a "
     "record that was queued without await",
 )
-async def test_rows_of_a_transaction_that_has_ended_do_no_harm_to_the_next(version):
+async def test_rows_of_an_ended_transaction_do_not_affect_the_next(version):
     async with transactional(version, **FOUR_RECORDS_FILL_IT) as (cluster, producer):
         held = asyncio.Event()
         cluster.faults.add(PRODUCE, hold=held)
@@ -362,7 +362,7 @@ async def test_rows_of_a_transaction_that_has_ended_do_no_harm_to_the_next(versi
         assert committed(cluster) == [b"next"]
 
 
-async def test_nobody_waits_for_records_that_will_not_be_sent_any_more(version):
+async def test_records_that_will_no_longer_be_sent_get_a_result(version):
     async with transactional(version, linger_ms=0) as (cluster, producer):
         hold = asyncio.Event()
         cluster.faults.add(PRODUCE, error=ErrorCode.INVALID_RECORD, partition=1)
@@ -384,7 +384,7 @@ async def test_nobody_waits_for_records_that_will_not_be_sent_any_more(version):
 @pytest.mark.parametrize(
     "code", [ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.REQUEST_TIMED_OUT]
 )
-async def test_errors_that_pass_are_waited_out(version, code):
+async def test_transient_errors_are_retried(version, code):
     async with transactional(version) as (cluster, producer):
         cluster.faults.add(PRODUCE, error=code, count=3)
         async with producer.transaction():
@@ -395,7 +395,7 @@ async def test_errors_that_pass_are_waited_out(version, code):
 
 @pytest.mark.parametrize("break_", ["drop_before", "drop_after_append"])
 @pytest.mark.parametrize("api", [PRODUCE, END_TXN, INIT, ApiKey.FIND_COORDINATOR], ids=lambda api: api.name)
-async def test_a_lost_connection_costs_nothing(version, api, break_):
+async def test_a_lost_connection_loses_nothing(version, api, break_):
     async with transactional(version) as (cluster, producer):
         for number in range(3):
             cluster.faults.add(api, **{break_: True})
@@ -482,8 +482,8 @@ async def _send_in_a_group(producer):
     "producers of one transactional id fence each other, other clients' too (KIP-360, KIP-588)",
 )
 @pytest.mark.parametrize("rest", FENCED_BLOCKS.values(), ids=FENCED_BLOCKS)
-async def test_a_block_of_a_fenced_producer_ends_in_the_error_that_says_so(version, rest, caplog):
-    """With v2 a refused record looks as after a time-out; the answer to the abort tells."""
+async def test_a_block_of_a_fenced_producer_raises_producer_fenced_error(version, rest, caplog):
+    """With v2 the rejected record alone could also mean a time-out; the answer to the abort decides."""
     async with transactional(version) as (cluster, first):
         with pytest.raises(ProducerFencedError) as caught:  # noqa: PT012  # the whole block is what is tested
             async with first.transaction():
@@ -541,7 +541,7 @@ async def test_init_transactions_takes_the_id_back(version):
 
 @pytest.mark.promise("Transactions", "a commit that is not answered has an unknown outcome")
 @in_virtual_time
-async def test_a_commit_that_is_never_answered_is_unknown_and_nothing_but_a_new_start_is_allowed(version):
+async def test_a_commit_that_is_never_answered_is_unknown_and_requires_a_new_start(version):
     async with transactional(version, max_block_ms=300_000 * MS, request_timeout_ms=50_000 * MS) as (
         cluster,
         producer,
@@ -568,7 +568,7 @@ async def test_a_commit_that_is_never_answered_is_unknown_and_nothing_but_a_new_
 
 
 @in_virtual_time
-async def test_a_commit_that_could_not_be_sent_is_surely_not_committed(version):
+async def test_a_commit_that_could_not_be_sent_is_certainly_not_committed(version):
     async with transactional(version, max_block_ms=200_000 * MS) as (cluster, producer):
         await producer.begin_transaction()
         await producer.send_and_wait("t", b"1", partition=0)
@@ -688,7 +688,7 @@ async def test_a_cancelled_commit_ends_before_the_cancellation_goes_on(version):
     "Transactions",
     "a cancelled block is aborted, a cancelled commit ends first, and a cancelled call goes on",
 )
-async def test_a_cancelled_call_goes_on_and_the_same_call_joins_it(version):
+async def test_a_cancelled_call_continues_and_the_same_call_joins_it(version):
     async with transactional(version) as (cluster, producer):
         hold = asyncio.Event()
         fault = cluster.faults.add(END_TXN, hold=hold)
@@ -720,7 +720,7 @@ ENDINGS = ["commit_transaction", "abort_transaction", "fence_transaction"]
 async def test_a_call_that_succeeded_after_its_caller_was_cancelled_returns_when_it_is_made_again(
     version, name
 ):
-    """The caller can't know whether it is still at work; one that has seen the success is refused a second call."""
+    """The caller cannot know whether the call is still running. After it has seen the success, a second call fails."""
     async with transactional(version) as (cluster, producer):
         hold = asyncio.Event()
         fault = cluster.faults.add(INIT if name.startswith("fence") else END_TXN, hold=hold)
@@ -747,8 +747,8 @@ async def test_a_call_that_succeeded_after_its_caller_was_cancelled_returns_when
     "Transactions",
     "a cancelled block is aborted, a cancelled commit ends first, and a cancelled call goes on",
 )
-async def test_a_second_commit_after_a_success_is_refused(version):
-    """As in Java: no transaction is open, and the call is more likely a mistake than a repetition."""
+async def test_a_second_commit_after_a_success_is_rejected(version):
+    """As in Java's producer: no transaction is open, so the call is probably a mistake and not a repetition."""
     async with transactional(version) as (cluster, producer):
         await producer.begin_transaction()
         await producer.send("t", b"1", partition=0)
@@ -797,7 +797,7 @@ async def test_close_aborts_an_open_transaction(version):
         await assert_nothing_left(producer, cluster)
 
 
-async def test_close_at_once_leaves_it_to_the_time_out(version, caplog):
+async def test_an_immediate_close_leaves_the_transaction_to_its_time_out(version, caplog):
     async with EmbeddedCluster(topics={"t": 1}, transaction_version=version) as cluster:
         producer = quick_producer(cluster, transactional_id="tx")
         await producer.start()
@@ -876,7 +876,7 @@ async def test_offsets_are_committed_with_the_records_or_not_at_all(version, gro
     ],
     ids=lambda code: code.name,
 )
-async def test_refused_offsets_make_the_transaction_impossible_to_commit(version, code):
+async def test_a_transaction_with_rejected_offsets_cannot_be_committed(version, code):
     async with transactional(version) as (cluster, producer):
         cluster.faults.add(ApiKey.TXN_OFFSET_COMMIT, error=code)
         with pytest.raises(TransactionAbortableError, match=code.name):  # noqa: PT012  # the whole block is what is tested
@@ -948,5 +948,5 @@ async def test_a_block_is_a_scope_of_its_own_with_the_calls_that_belong_in_it(ve
         (asyncio.CancelledError(), False),
     ],
 )
-def test_a_group_of_errors_counts_as_ours_only_if_each_of_them_is(error, is_ours):
+def test_an_exception_group_counts_as_a_kafka_error_only_if_all_its_members_do(error, is_ours):
     assert _is_kafkas(error) == is_ours

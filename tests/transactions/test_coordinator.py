@@ -1,4 +1,4 @@
-"""The remote half of a transaction: when it is aborted for its time, what an answer about partitions means, its end."""
+"""The remote half of a transaction: its abort near the time-out, answers about partitions, and its end."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ GROUP = ConsumerGroupMetadata("g")
 
 
 class Cluster:
-    """Brokers that answer each transactional request; offsets with one code for each partition."""
+    """Stub brokers that answer each transactional request; offsets get one code for each partition."""
 
     def __init__(self) -> None:
         self.asked: list[ApiKey] = []
@@ -108,7 +108,7 @@ class Cluster:
 
 
 class Begun:
-    """A coordinator with an open transaction, on a cluster that is a stub."""
+    """A coordinator with an open transaction, on a stub cluster."""
 
     def __init__(self, version: int = 2) -> None:
         bench = Bench(transactional_id="tx", transaction_timeout_ms=10_000)
@@ -143,7 +143,7 @@ def version(request):
 # ----------------------------------------------------------------------------------------------------- its time
 
 
-async def test_a_transaction_is_aborted_when_most_of_its_time_since_the_first_request_is_over(version):
+async def test_a_transaction_is_aborted_when_most_of_its_time_out_has_passed_since_the_first_request(version):
     begun = Begun(version)
     coordinator, transaction = begun.coordinator, begun.transaction
     assert coordinator.watch(100.0) is None, "the coordinator has heard nothing of it"
@@ -166,7 +166,7 @@ async def test_a_transaction_is_aborted_when_most_of_its_time_since_the_first_re
 
 
 @pytest.mark.parametrize("step", ["commit", "close"])
-async def test_a_transaction_that_is_being_ended_is_not_aborted_for_its_time(step):
+async def test_a_transaction_that_is_being_ended_is_not_aborted_for_its_time_out(step):
     begun = Begun()
     await begun.send_offsets()
     begun.coordinator.watch(200.0)
@@ -295,7 +295,7 @@ async def test_partitions_that_have_joined_are_exported_without_a_request():
     assert list(begun.transaction.exported) == PLACES
 
 
-async def test_no_offsets_are_no_request_and_nothing_of_the_transaction_begins(version):
+async def test_empty_offsets_send_no_request_and_do_not_begin_the_transaction(version):
     begun = Begun(version)
 
     await begun.coordinator.send_offsets({}, GROUP)
@@ -304,7 +304,7 @@ async def test_no_offsets_are_no_request_and_nothing_of_the_transaction_begins(v
     assert not begun.transaction.may_have_started
 
 
-async def test_a_join_that_breaks_unforeseen_ends_the_transaction_and_is_not_tried_for_ever(
+async def test_an_unexpected_error_while_joining_ends_the_transaction_and_is_not_retried_for_ever(
     monkeypatch, caplog
 ):
     async with transactional(1) as (cluster, producer):
@@ -475,7 +475,7 @@ async def test_calls_that_have_ended_leave_nothing_behind_and_complain_of_nothin
     assert complaints == []
 
 
-async def test_close_ends_each_call_that_is_at_work_and_lets_none_begin(version):
+async def test_close_ends_each_running_call_and_allows_no_new_one(version):
     begun = Begun(version)
     begun.cluster.is_silent = True
     waiting = asyncio.ensure_future(error_of(begun.send_offsets()))

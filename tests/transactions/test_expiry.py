@@ -1,4 +1,4 @@
-"""A transaction that comes near to its time-out without a commit under way is aborted by its producer."""
+"""A producer aborts a transaction that is close to its time-out, unless a commit is running."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ END_TXN, INIT = ApiKey.END_TXN, ApiKey.INIT_PRODUCER_ID
 SHORT = {"transaction_timeout_ms": 500_000 * MS}
 TEXT = r"was open for [\d.]+ s, more than 80% of transaction_timeout_ms="
 FAR_OFF = 1e9
-"""A time of the loop at which any transaction is too old."""
+"""A loop time at which any transaction is too old."""
 
 
 @pytest.fixture(params=[1, 2], ids=["v1", "v2"])
@@ -45,7 +45,7 @@ async def test_an_open_transaction_is_aborted_before_the_brokers_would(version):
         took = loop.time() - began
         await until(lambda: cluster.requests_of(END_TXN))
 
-        # uvloop counts milliseconds, and may call that much too early.
+        # uvloop's timers count milliseconds, and can run that much too early.
         assert took >= 398 * MS
         for call in (
             lambda: producer.send("t", b"2", partition=0),
@@ -72,7 +72,7 @@ async def test_a_block_that_takes_too_long_ends_in_the_error_that_names_the_sett
         assert cluster.groups.offsets("g") == {}
 
 
-async def test_what_was_buffered_is_given_up_with_the_reason(version):
+async def test_buffered_records_fail_with_the_reason(version):
     async with transactional(version, linger_ms=1_000_000 * MS) as (_, producer):
         await producer.begin_transaction()
         await producer.send_offsets_to_transaction({TopicPartition("t", 0): 1}, "g")
@@ -88,8 +88,8 @@ async def test_what_was_buffered_is_given_up_with_the_reason(version):
 @pytest.mark.promise(
     "Transactions", "a transaction near its time-out is aborted by the producer, unless a commit is under way"
 )
-async def test_the_time_counts_from_the_first_request_of_the_transaction(version):
-    """The coordinator knows nothing of it before, and an application may wait for its input."""
+async def test_the_time_out_counts_from_the_first_request_of_the_transaction(version):
+    """The coordinator does not know the transaction before, and an application may be waiting for its input."""
     async with transactional(version) as (cluster, producer):
         await producer.begin_transaction()
         assert producer._coordinator.watch(FAR_OFF) is None
@@ -104,7 +104,7 @@ async def test_the_time_counts_from_the_first_request_of_the_transaction(version
 @pytest.mark.promise(
     "Transactions", "a transaction near its time-out is aborted by the producer, unless a commit is under way"
 )
-async def test_a_commit_under_way_is_not_disturbed(version):
+async def test_a_running_commit_is_not_disturbed(version):
     async with transactional(version) as (cluster, producer):
         hold = asyncio.Event()
         await producer.begin_transaction()
@@ -120,7 +120,7 @@ async def test_a_commit_under_way_is_not_disturbed(version):
         assert committed(cluster) == [b"1"]
 
 
-async def test_an_abort_of_the_user_joins_that_of_the_producer(version):
+async def test_the_users_abort_joins_the_producers_abort(version):
     async with transactional(version) as (cluster, producer):
         hold = asyncio.Event()
         await producer.begin_transaction()
@@ -139,7 +139,7 @@ async def test_an_abort_of_the_user_joins_that_of_the_producer(version):
         assert committed(cluster) == [b"2"]
 
 
-async def test_with_v1_what_was_exported_gets_a_new_epoch_after_it(version):
+async def test_with_v1_an_exported_transaction_is_followed_by_a_new_epoch(version):
     async with transactional(version) as (cluster, producer):
         await producer.begin_transaction()
         await producer.export_transaction([TopicPartition("t", 0)])
@@ -154,7 +154,7 @@ async def test_with_v1_what_was_exported_gets_a_new_epoch_after_it(version):
 
 
 @in_virtual_time
-async def test_an_abort_of_the_producer_that_is_not_answered_is_repeated_by_the_users(version, caplog):
+async def test_an_unanswered_abort_of_the_producer_is_repeated_by_the_users_abort(version, caplog):
     impatient = {"max_block_ms": 200_000 * MS, "request_timeout_ms": 100_000 * MS}
     async with transactional(version, **impatient) as (cluster, producer):
         await producer.begin_transaction()
@@ -172,7 +172,7 @@ async def test_an_abort_of_the_producer_that_is_not_answered_is_repeated_by_the_
         assert committed(cluster) == []
 
 
-async def test_a_producer_that_was_fenced_meanwhile_learns_of_it(version):
+async def test_a_producer_that_was_fenced_meanwhile_raises_producer_fenced_error(version):
     async with transactional(version) as (cluster, producer):
         await producer.begin_transaction()
         await producer.send_and_wait("t", b"1", partition=0)

@@ -1,4 +1,4 @@
-"""A transaction that is handed to others: each partition has one writer, and no record is lost between two of them."""
+"""Transactions exported to other producers: each partition has one writer, and no record is lost between two."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def participant(cluster, handle, partition):
 
 
 @pytest.mark.promise("Transactions", "a partition has one writer in a transaction")
-async def test_a_partition_that_the_owner_has_written_to_can_not_be_exported(version):
+async def test_a_partition_that_the_owner_has_written_to_cannot_be_exported(version):
     """A participant would begin with the owner's first sequence number: its records would count as duplicates."""
     async with transactional(version) as (cluster, owner):
         await owner.begin_transaction()
@@ -46,7 +46,7 @@ async def test_a_partition_that_the_owner_has_written_to_can_not_be_exported(ver
         assert committed(cluster) == [b"1", b"2"]
 
 
-async def test_a_partition_that_the_owner_has_records_for_in_the_buffer_can_not_be_exported(version):
+async def test_a_partition_with_buffered_records_of_the_owner_cannot_be_exported(version):
     async with transactional(version, linger_ms=1_000_000 * MS) as (cluster, owner):
         async with owner.transaction() as transaction:
             await owner.send("t", b"1", partition=0)
@@ -57,7 +57,7 @@ async def test_a_partition_that_the_owner_has_records_for_in_the_buffer_can_not_
 
 
 @pytest.mark.promise("Transactions", "a partition has one writer in a transaction")
-async def test_a_record_of_the_owner_for_what_it_exported_fails_and_the_transaction_with_it(version):
+async def test_a_record_of_the_owner_for_an_exported_partition_fails_the_transaction(version):
     async with transactional(version) as (cluster, owner):
         await owner.begin_transaction()
         await owner.send_and_wait("t", b"1", partition=1)
@@ -76,7 +76,7 @@ async def test_a_record_of_the_owner_for_what_it_exported_fails_and_the_transact
         assert committed(cluster) == [b"2"]
 
 
-async def test_an_export_that_was_cancelled_can_be_made_again():
+async def test_a_cancelled_export_can_be_repeated():
     async with transactional(1) as (cluster, owner):
         answer = asyncio.Event()
         async with owner.transaction() as transaction:
@@ -104,7 +104,7 @@ async def test_a_partition_is_exported_once_in_a_transaction(version):
 
 
 @pytest.mark.promise("Transactions", "a partition has one writer in a transaction")
-async def test_of_two_exports_that_wait_for_the_same_partition_one_has_it():
+async def test_only_one_of_two_waiting_exports_gets_the_same_partition():
     async with transactional(1) as (cluster, owner):
         answer = asyncio.Event()
         await owner.begin_transaction()
@@ -119,7 +119,7 @@ async def test_of_two_exports_that_wait_for_the_same_partition_one_has_it():
         assert "t-0 was already written to or exported" in str(exports[1].exception())
 
 
-async def test_a_partition_for_which_the_owner_has_a_record_by_the_time_it_has_joined_is_not_exported():
+async def test_a_partition_is_not_exported_if_the_owner_sent_a_record_while_it_joined():
     async with transactional(1) as (cluster, owner):
         answer = asyncio.Event()
         await owner.begin_transaction()
@@ -135,8 +135,8 @@ async def test_a_partition_for_which_the_owner_has_a_record_by_the_time_it_has_j
         assert committed(cluster) == [b"1"]
 
 
-async def test_an_exported_transaction_of_v2_to_which_nobody_wrote_can_only_be_aborted():
-    """The coordinator knows of none, and answers as it does for one that has timed out."""
+async def test_an_exported_v2_transaction_without_records_can_only_be_aborted():
+    """The coordinator does not know the transaction, and answers as for one that has timed out."""
     async with transactional(2) as (cluster, owner):
         await owner.begin_transaction()
         await owner.export_transaction(PLACES[:1])
@@ -150,8 +150,8 @@ async def test_an_exported_transaction_of_v2_to_which_nobody_wrote_can_only_be_a
         assert committed(cluster) == [b"1"]
 
 
-async def test_an_exported_transaction_of_v1_to_which_nobody_wrote_is_committed():
-    """Its partitions have joined when it was exported."""
+async def test_an_exported_v1_transaction_without_records_is_committed():
+    """Its partitions joined when it was exported."""
     async with transactional(1) as (_, owner):
         await owner.begin_transaction()
         await owner.export_transaction(PLACES[:1])
@@ -160,7 +160,7 @@ async def test_an_exported_transaction_of_v1_to_which_nobody_wrote_is_committed(
         assert state_of(owner) is TransactionState.READY
 
 
-async def test_participants_wait_out_errors_that_pass(version):
+async def test_participants_retry_transient_errors(version):
     async with transactional(version, topics={"t": 4}) as (cluster, owner):
         await owner.begin_transaction()
         handle = await owner.export_transaction(PLACES)
@@ -196,7 +196,7 @@ async def test_participants_wait_out_errors_that_pass(version):
 async def test_a_partition_that_the_owner_wrote_to_in_an_earlier_transaction_is_exported_under_a_new_epoch(
     version, timestamps
 ):
-    """With v1 both transactions had one epoch: the broker took the participant's record for the owner's first one."""
+    """With v1 both transactions had the same epoch: the broker took the participant's record for the owner's first."""
     async with transactional(version, topics={"other": 1}) as (cluster, owner):
         cluster.create_topic("t", 1, config={"message.timestamp.type": timestamps})
         async with owner.transaction():
@@ -235,7 +235,7 @@ async def test_a_partition_of_an_earlier_transaction_is_not_exported_once_the_tr
         assert committed(cluster) == [b"1", b"2"]
 
 
-async def test_a_transaction_of_v2_does_not_export_what_the_same_epoch_wrote_with_v1():
+async def test_a_v2_transaction_does_not_export_a_partition_that_the_same_epoch_wrote_with_v1():
     """The cluster was upgraded in between, and an end with v1 keeps the epoch."""
     async with transactional(1, topics={"t": 1}) as (cluster, owner):
         async with owner.transaction():
@@ -251,7 +251,7 @@ async def test_a_transaction_of_v2_does_not_export_what_the_same_epoch_wrote_wit
 
 
 @pytest.mark.parametrize("end", ["commit", "abort"])
-async def test_what_is_sent_while_an_export_takes_a_new_epoch_waits_for_it(end):
+async def test_records_sent_while_an_export_takes_a_new_epoch_wait_for_it(end):
     async with transactional(1) as (cluster, owner):
         async with owner.transaction():
             await owner.send("t", b"1", partition=0)
@@ -285,7 +285,7 @@ async def test_what_is_sent_while_an_export_takes_a_new_epoch_waits_for_it(end):
         assert committed(cluster, "t", 0) == [b"1", b"3"]
 
 
-async def test_an_export_that_gets_no_new_epoch_asks_for_a_new_start():
+async def test_an_export_that_gets_no_new_epoch_requires_a_new_start():
     async with transactional(1) as (cluster, owner):
         async with owner.transaction():
             await owner.send("t", b"1", partition=0)

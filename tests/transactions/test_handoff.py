@@ -80,7 +80,7 @@ async def test_participants_write_to_the_owners_transaction(version):
         assert cluster.groups.offsets("g")[TopicPartition("t", 0)] == 2
 
 
-async def test_nothing_of_a_participant_is_committed_if_the_owner_aborts(version):
+async def test_records_of_a_participant_are_not_committed_if_the_owner_aborts(version):
     async with cluster_of(version) as cluster, quick_producer(cluster, transactional_id="tx") as owner:
         await owner.begin_transaction()
         handle = await owner.export_transaction(PLACES)
@@ -125,7 +125,7 @@ asyncio.run(main())
         assert committed(cluster) == [0, 1, 2]
 
 
-async def test_a_participant_may_send_and_flush_and_nothing_else(version):
+async def test_a_participant_can_only_send_and_flush(version):
     async with cluster_of(version) as cluster, quick_producer(cluster, transactional_id="tx") as owner:
         async with owner.transaction() as transaction:
             handle = await transaction.export(PLACES[:2])
@@ -151,7 +151,7 @@ async def test_a_participant_may_send_and_flush_and_nothing_else(version):
 
 
 @pytest.mark.promise("Transactions", "other processes can write to the same transaction")
-async def test_other_partitions_are_refused(version):
+async def test_other_partitions_are_rejected(version):
     async with cluster_of(version) as cluster, quick_producer(cluster, transactional_id="tx") as owner:
         async with owner.transaction() as transaction:
             handle = await transaction.export(PLACES)
@@ -179,7 +179,7 @@ async def test_other_partitions_are_refused(version):
         assert len(cluster.records("t")) == sent
 
 
-async def test_first_batches_of_all_partitions_of_a_broker_go_in_one_request(version):
+async def test_the_first_batches_of_all_partitions_of_a_broker_are_sent_in_one_request(version):
     async with cluster_of(version) as cluster, quick_producer(cluster, transactional_id="tx") as owner:
         async with owner.transaction() as transaction:
             handle = await transaction.export(PLACES)
@@ -196,8 +196,8 @@ async def test_first_batches_of_all_partitions_of_a_broker_go_in_one_request(ver
                 assert partitions == set(range(6))
 
 
-async def test_a_broker_that_can_not_verify_a_partition_yet_is_asked_again(version):
-    """19 with that message has nothing to do with replicas."""
+async def test_a_broker_that_cannot_verify_a_partition_yet_is_asked_again(version):
+    """Error 19 with that message is unrelated to replicas."""
     async with cluster_of(version) as cluster, quick_producer(cluster, transactional_id="tx") as owner:
         async with owner.transaction() as transaction:
             handle = await transaction.export(PLACES)
@@ -225,7 +225,7 @@ async def test_a_failed_record_fails_the_participant(version):
 
 
 @pytest.mark.promise("Transactions", "other processes can write to the same transaction")
-async def test_a_fenced_participant_can_write_nothing_more(version):
+async def test_a_fenced_participant_can_no_longer_write(version):
     async with cluster_of(version) as cluster, quick_producer(cluster, transactional_id="tx") as owner:
         await owner.begin_transaction()
         handle = await owner.export_transaction(PLACES)
@@ -244,7 +244,7 @@ async def test_a_fenced_participant_can_write_nothing_more(version):
         assert committed(cluster) == [2]
 
 
-async def test_a_handle_of_an_ended_transaction_is_worth_nothing():
+async def test_a_handle_of_an_ended_transaction_is_useless():
     async with cluster_of(2) as cluster, quick_producer(cluster, transactional_id="tx") as owner:
         async with owner.transaction() as transaction:
             handle = await transaction.export(PLACES[1:])
@@ -277,12 +277,12 @@ async def test_an_exported_transaction_is_ended_at_the_coordinator_although_the_
             async with participant(cluster, handle, PLACES) as producer:
                 await producer.send("t", b"1", partition=0)
 
-        # With v1 an abort follows, which asks whether the epoch is still the producer's before it takes the next one.
+        # With v1 an abort follows: it verifies that the epoch is still the producer's before the next one is taken.
         assert ends(cluster) == ([True] if version == 2 else [True, False])
         assert committed(cluster) == [1]
 
 
-async def test_a_fenced_owner_hears_of_it(version):
+async def test_a_fenced_owner_raises_producer_fenced_error(version):
     async with cluster_of(version) as cluster, quick_producer(cluster, transactional_id="tx") as owner:
         await owner.begin_transaction()
         handle = await owner.export_transaction(PLACES)

@@ -1,4 +1,4 @@
-"""Transactional calls with malformed arguments in the wrong state: the error of the state comes first."""
+"""Transactional calls with malformed arguments in the wrong state raise the error of the state."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def test_the_state_error_comes_before_errors_of_the_arguments(call):
         assert isinstance(await error_of(call(producer)), TransactionAbortableError)
 
 
-async def test_without_a_transactional_id_the_state_error_comes_first_too():
+async def test_without_a_transactional_id_the_state_error_also_comes_first():
     async with EmbeddedCluster() as cluster, quick_producer(cluster) as producer:
         for call in (*CALLS.values(), lambda producer: producer.committed(None, "t")):
             error = await error_of(call(producer))

@@ -1,4 +1,4 @@
-"""A request that was given up arrives late, after the one that was sent instead: it changes no later transaction."""
+"""A late copy of an unanswered request, which arrives after its repetition, changes no later transaction."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def version(request):
 
 
 class Late:
-    """The first request of an API, which a broker has read and does not carry out before `arrives()`."""
+    """The first request of an API. A broker has read it, but does not carry it out before `arrives()`."""
 
     def __init__(self, cluster, api):
         self._cluster = cluster
@@ -38,7 +38,7 @@ class Late:
         broker = self._cluster.broker(0)
         before = broker.connection_count
         self._go.set()
-        await until(lambda: broker.connection_count < before)  # its client has gone, so that was all
+        await until(lambda: broker.connection_count < before)  # the client has disconnected
 
 
 @asynccontextmanager
@@ -78,7 +78,7 @@ async def test_late_offsets_of_one_transaction_are_not_committed_with_the_next(v
     "api", [ADD_PARTITIONS, ADD_OFFSETS, COMMIT_OFFSETS, PRODUCE, END_TXN], ids=lambda api: api.name
 )
 async def test_with_v1_any_request_that_was_not_answered_is_followed_by_a_new_epoch(api, how):
-    """Otherwise the copy would begin a transaction that its producer does not know of, or change its next one."""
+    """Otherwise the copy would begin a transaction that its producer does not know, or change its next one."""
     async with late(1, api) as (cluster, producer, copy):
         await producer.begin_transaction()
         await producer.send_and_wait("t", b"1", partition=0)
@@ -94,8 +94,8 @@ async def test_with_v1_any_request_that_was_not_answered_is_followed_by_a_new_ep
         assert committed(cluster) == ([b"1", b"2"] if how == "commit" else [b"2"])
 
 
-async def test_with_v1_a_request_that_was_refused_after_all_is_followed_by_a_new_epoch():
-    """The attempt before it was not answered; the abort alone would keep the epoch."""
+async def test_with_v1_a_request_rejected_after_an_unanswered_attempt_is_followed_by_a_new_epoch():
+    """The first attempt was not answered; the abort alone would keep the epoch."""
     async with late(1, COMMIT_OFFSETS) as (cluster, producer, copy):
         cluster.faults.add(COMMIT_OFFSETS, error=ErrorCode.ILLEGAL_GENERATION)
         await producer.begin_transaction()

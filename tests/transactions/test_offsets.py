@@ -1,4 +1,4 @@
-"""Offsets, groups and partitions as users may give them: what they become, and the error if they make no sense."""
+"""The conversion of offsets, groups and partitions that users pass, and the errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def version(request):
 
 
 def packed(group_id: str, generation_id: int, member_id: str, instance_id: str | None) -> bytes:
-    """A membership as librdkafka serializes it."""
+    """Serialize a membership as librdkafka does."""
     head = b"CGMDv2:" + struct.pack("=i", generation_id)
     ids = group_id.encode() + b"\0" + member_id.encode() + b"\0"
     return head + ids + (b"\x01" if instance_id is None else b"\0" + instance_id.encode() + b"\0")
@@ -48,9 +48,9 @@ def test_a_group_is_an_id_a_membership_or_what_confluent_kafka_returns(given, gr
     assert group_metadata(given) == group
 
 
-def test_each_form_of_an_offset_becomes_ours():
+def test_each_form_of_an_offset_is_converted():
     class Place:
-        """As confluent-kafka's TopicPartition: attributes, and no tuple."""
+        """Like confluent-kafka's TopicPartition: it has attributes and is not a tuple."""
 
         topic, partition = "t", 3
 
@@ -79,7 +79,7 @@ def test_partitions_may_come_from_any_iterable_and_keep_their_order():
     assert all(isinstance(place, TopicPartition) for place in places)
 
 
-def test_the_largest_metadata_that_a_broker_takes_is_taken():
+def test_the_longest_metadata_that_a_broker_accepts_is_accepted():
     offsets = {("t", 0): (1, "m" * LONGEST_METADATA)}
 
     assert offsets_to_commit(offsets)[TopicPartition("t", 0)].metadata == "m" * LONGEST_METADATA
@@ -100,7 +100,7 @@ OFFSETS = {
 
 
 @pytest.mark.parametrize("offset", OFFSETS.values(), ids=OFFSETS)
-async def test_an_offset_that_can_not_be_sent_is_refused_before_anything_is(version, offset):
+async def test_an_offset_that_cannot_be_sent_is_rejected_before_anything_is_sent(version, offset):
     async with transactional(version) as (cluster, producer):
         await producer.begin_transaction()
         await producer.send_and_wait("t", b"1", partition=0)
@@ -126,7 +126,7 @@ GROUPS = {
 
 
 @pytest.mark.parametrize("group", GROUPS.values(), ids=GROUPS)
-async def test_a_group_that_can_not_be_sent_is_refused_before_anything_is(version, group):
+async def test_a_group_that_cannot_be_sent_is_rejected_before_anything_is_sent(version, group):
     async with transactional(version) as (cluster, producer):
         await producer.begin_transaction()
         await producer.send_and_wait("t", b"1", partition=0)
@@ -154,7 +154,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("places", PLACES.values(), ids=PLACES)
-async def test_partitions_of_an_export_that_make_no_sense_are_refused_and_nothing_joins(version, places):
+async def test_an_export_of_invalid_partitions_is_rejected_and_nothing_joins(version, places):
     async with transactional(version) as (cluster, producer):
         await producer.begin_transaction()
 
@@ -168,7 +168,7 @@ async def test_partitions_of_an_export_that_make_no_sense_are_refused_and_nothin
 
 
 @pytest.mark.parametrize("places", PLACES.values(), ids=PLACES)
-async def test_partitions_of_a_participant_that_make_no_sense_are_refused(places):
+async def test_invalid_partitions_of_a_participant_are_rejected(places):
     async with transactional(2) as (_, producer):
         async with producer.transaction() as transaction:
             handle = await transaction.export([TopicPartition("t", 0)])
@@ -192,7 +192,7 @@ async def test_partitions_of_a_participant_that_make_no_sense_are_refused(places
         ({("t", 0): 1}, 7),
     ],
 )
-async def test_malformed_offsets_are_refused_and_leave_the_transaction_alone(offsets, group):
+async def test_malformed_offsets_are_rejected_and_do_not_affect_the_transaction(offsets, group):
     async with transactional(2) as (cluster, producer):
         async with producer.transaction() as transaction:
             await producer.send("t", b"1")

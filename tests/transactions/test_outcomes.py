@@ -1,4 +1,4 @@
-"""What a transactional call says became of the transaction is true: committed, not committed, or not known."""
+"""Transactional calls report the true outcome of a transaction: committed, not committed, or unknown."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def version(request):
 )
 @in_virtual_time
 async def test_a_commit_that_may_be_in_the_coordinators_log_is_in_doubt(version, code):
-    """A coordinator whose own log has taken the commit, and not replicated it in time, answers so."""
+    """A coordinator answers so if its own log contains the commit, but it was not replicated in time."""
     async with transactional(version, **IMPATIENT) as (cluster, producer):
         await producer.begin_transaction()
         await producer.send_and_wait("t", b"1", partition=0)
@@ -64,9 +64,7 @@ async def test_a_commit_that_may_be_in_the_coordinators_log_is_in_doubt(version,
 @pytest.mark.parametrize(
     "code", [ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, ErrorCode.INVALID_REQUEST], ids=by_name
 )
-async def test_a_commit_without_an_answer_stays_in_doubt_if_its_coordinator_can_not_be_asked_for(
-    version, code
-):
+async def test_an_unanswered_commit_stays_in_doubt_if_its_coordinator_cannot_be_found(version, code):
     async with transactional(version) as (cluster, producer):
         await producer.begin_transaction()
         await producer.send_and_wait("t", b"1", partition=0)
@@ -83,8 +81,8 @@ async def test_a_commit_without_an_answer_stays_in_doubt_if_its_coordinator_can_
 
 
 @pytest.mark.promise("Transactions", "a transaction that may be committed is never reported as not committed")
-async def test_a_commit_without_an_answer_stays_in_doubt_if_it_can_not_be_sent_again(version, monkeypatch):
-    """The broker was replaced by one that speaks no version of it."""
+async def test_an_unanswered_commit_stays_in_doubt_if_it_cannot_be_sent_again(version, monkeypatch):
+    """The broker was replaced by one that supports no version of the request."""
     async with transactional(version) as (cluster, producer):
         await producer.begin_transaction()
         await producer.send_and_wait("t", b"1", partition=0)
@@ -135,7 +133,7 @@ async def test_a_commit_in_doubt_is_resolved_by_the_same_commit(version, lost):
 
 @in_virtual_time
 async def test_a_commit_in_doubt_stays_so_if_nothing_more_can_be_learned(version):
-    """Another producer has taken the transactional id over, and the coordinator has forgotten how it ended before."""
+    """Another producer has taken the transactional id over, and the coordinator has forgotten the earlier outcome."""
     async with transactional(version, **IMPATIENT) as (cluster, producer):
         await producer.begin_transaction()
         await producer.send_and_wait("t", b"1", partition=0)
@@ -155,8 +153,8 @@ async def test_a_commit_in_doubt_stays_so_if_nothing_more_can_be_learned(version
 
 
 @in_virtual_time
-async def test_a_commit_in_doubt_that_can_not_be_repeated_stays_in_doubt(version):
-    """Also if the repetition never left, or the producer is closed while it waits."""
+async def test_a_commit_in_doubt_that_cannot_be_repeated_stays_in_doubt(version):
+    """This includes a repetition that was never sent, and a producer that is closed while it waits."""
     async with transactional(version, **IMPATIENT) as (cluster, producer):
         await producer.begin_transaction()
         await producer.send_and_wait("t", b"1", partition=0)
@@ -183,7 +181,7 @@ async def test_with_v2_a_commit_in_doubt_turns_out_to_be_aborted_if_the_transact
         with pytest.raises(CommitOutcomeUnknownError):
             await producer.commit_transaction()
         cluster.faults.clear()
-        cluster.faults.add(END_TXN, error=ErrorCode.INVALID_TXN_STATE)  # as Kafka answers after the time-out
+        cluster.faults.add(END_TXN, error=ErrorCode.INVALID_TXN_STATE)  # Kafka's answer after the time-out
         with pytest.raises(TransactionAbortableError, match="INVALID_TXN_STATE"):
             await producer.commit_transaction()
         await producer.abort_transaction()
@@ -195,8 +193,8 @@ async def test_with_v2_a_commit_in_doubt_turns_out_to_be_aborted_if_the_transact
 
 @pytest.mark.promise("Transactions", "a transaction that may be committed is never reported as not committed")
 @in_virtual_time
-async def test_a_commit_that_has_not_left_is_surely_not_committed(version):
-    """Only the question for the coordinator has left, and was not answered."""
+async def test_a_commit_that_was_not_sent_is_certainly_not_committed(version):
+    """Only the request to find the coordinator was sent, and it was not answered."""
     async with transactional(version, brokers=2, topics={"t": 2}, **IMPATIENT) as (cluster, producer):
         coordinator = cluster.transactions.node("tx")
         elsewhere = next(partition for partition in (0, 1) if cluster.leader("t", partition) != coordinator)
@@ -214,8 +212,8 @@ async def test_a_commit_that_has_not_left_is_surely_not_committed(version):
         assert error.outcome is Outcome.NOT_PERSISTED
 
 
-async def test_a_commit_whose_answer_has_no_epoch_is_a_commit(monkeypatch):
-    """What is missing is the next transaction's, which says so."""
+async def test_a_commit_whose_answer_has_no_epoch_succeeds(monkeypatch):
+    """Only the epoch of the next transaction is missing, and begin_transaction() reports that."""
     async with transactional(2) as (cluster, producer):
         await producer.begin_transaction()
         await producer.send_and_wait("t", b"1", partition=0)
@@ -241,8 +239,8 @@ async def test_a_commit_whose_answer_has_no_epoch_is_a_commit(monkeypatch):
 
 
 @pytest.mark.promise("Transactions", "with v1 a late copy of any request meets another epoch (KAFKA-17754)")
-async def test_with_v1_an_end_that_went_twice_is_followed_by_a_new_epoch():
-    """A copy of it that comes late would end the next transaction of the same epoch (KAFKA-17754)."""
+async def test_with_v1_an_end_request_that_was_sent_twice_is_followed_by_a_new_epoch():
+    """A late copy of the request would end the next transaction of the same epoch (KAFKA-17754)."""
     async with transactional(1) as (cluster, producer):
         await producer.begin_transaction()
         await producer.send_and_wait("t", b"1", partition=0)
@@ -259,8 +257,8 @@ async def test_with_v1_an_end_that_went_twice_is_followed_by_a_new_epoch():
 
 @pytest.mark.promise("Transactions", "with v1 a late copy of any request meets another epoch (KAFKA-17754)")
 @in_virtual_time
-async def test_with_v1_an_abort_that_is_called_again_is_followed_by_a_new_epoch_too():
-    """A copy of the first call's request may come as late as one of the same call's."""
+async def test_with_v1_a_repeated_abort_call_is_also_followed_by_a_new_epoch():
+    """A copy of the first call's request can arrive as late as a copy of the second call's."""
     async with transactional(1, **IMPATIENT) as (cluster, producer):
         await producer.begin_transaction()
         await producer.send_and_wait("t", b"1", partition=0)
@@ -291,7 +289,7 @@ async def test_with_v1_an_abort_that_was_never_carried_out_keeps_the_epoch():
 
 
 @pytest.mark.parametrize("why", ["an export", "an end that went twice"])
-async def test_with_v1_the_next_epoch_is_not_taken_from_a_successor(why):
+async def test_with_v1_taking_the_next_epoch_does_not_disturb_a_successor(why):
     """InitProducerId with the old epoch would abort the transaction of a producer that took over in between."""
     async with transactional(1) as (cluster, producer):
         answer = asyncio.Event()
@@ -325,7 +323,7 @@ async def test_a_transaction_is_not_committed_without_a_record_whose_own_timeout
         hold = asyncio.Event()
         await producer.begin_transaction()
         await producer.send("t", b"1", partition=0)
-        in_flight = outcome is Outcome.UNKNOWN  # before its time is over, on however slow a machine
+        in_flight = outcome is Outcome.UNKNOWN  # before its time-out, even on a slow machine
         late = await producer.send("t", b"2", partition=0, timeout=(250 if in_flight else 50) * MS)
         if in_flight:
             fault = cluster.faults.add(PRODUCE, hold=hold)
@@ -345,7 +343,7 @@ async def test_a_transaction_is_not_committed_without_a_record_whose_own_timeout
         assert committed(cluster) == []
 
 
-async def test_a_fenced_record_asks_for_a_new_start_and_not_for_an_abort(version):
+async def test_a_fenced_record_requires_a_new_start_and_not_an_abort(version):
     async with transactional(version) as (cluster, producer):
         await producer.begin_transaction()
         cluster.faults.add(PRODUCE, error=ErrorCode.PRODUCER_FENCED)
@@ -403,8 +401,8 @@ async def test_an_init_without_an_answer_leaves_a_commit_in_doubt(version):
 @pytest.mark.parametrize(
     "code", [ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.INVALID_REQUEST], ids=by_name
 )
-async def test_an_abort_after_partitions_that_were_refused_succeeds(code):
-    """With v1; nothing has joined, so the coordinator knows of no transaction."""
+async def test_an_abort_after_rejected_partitions_succeeds(code):
+    """With v1 no partition has joined, so the coordinator does not know the transaction."""
     async with transactional(1) as (cluster, producer):
         await producer.begin_transaction()
         cluster.faults.add(ADD_PARTITIONS, error=code)
@@ -418,7 +416,7 @@ async def test_an_abort_after_partitions_that_were_refused_succeeds(code):
         assert committed(cluster) == [b"2"]
 
 
-async def test_an_abort_after_offsets_that_were_refused_succeeds(version):
+async def test_an_abort_after_rejected_offsets_succeeds(version):
     async with transactional(version) as (cluster, producer):
         await producer.begin_transaction()
         first = ADD_OFFSETS if version == 1 else ApiKey.TXN_OFFSET_COMMIT
@@ -444,8 +442,8 @@ async def test_offsets_that_an_answer_leaves_out_do_not_count_as_committed(versi
         assert committed(cluster) == []
 
 
-async def test_with_v1_a_topic_made_anew_takes_no_sequence_number_twice():
-    """The new log may hold numbers of the aborted transaction; in the next one they would count as duplicates."""
+async def test_with_v1_a_re_created_topic_gets_no_sequence_number_twice():
+    """The new log may contain sequence numbers of the aborted transaction; the next one must not reuse them."""
     async with transactional(1, compression_type="gzip") as (cluster, producer):
         await producer.begin_transaction()
         await producer.send_and_wait("t", b"warm", partition=1)
@@ -455,7 +453,7 @@ async def test_with_v1_a_topic_made_anew_takes_no_sequence_number_twice():
         old = producer._accumulator.topics["t"].queues[0].sequence.topic_id
         producer._metadata.request_update()
         await until(lambda: producer._metadata.cluster.topics["t"].topic_id != old)
-        # Compressed first: its transaction is aborted before it could be sent.
+        # Compression takes time: the transaction is aborted before the record could be sent.
         await results([await producer.send("t", b"b" * 20_000, partition=0)])
         await producer.abort_transaction()
 
@@ -470,7 +468,7 @@ async def test_with_v1_a_topic_made_anew_takes_no_sequence_number_twice():
 
 
 def some_fault(chance):
-    """A request and what befalls it; nothing that a producer has to give up for."""
+    """A request and the fault that affects it, from which a producer can recover."""
     api = chance.choice([PRODUCE, PRODUCE, END_TXN, ADD_PARTITIONS, ApiKey.TXN_OFFSET_COMMIT, ADD_OFFSETS])
     codes = [
         ErrorCode.NOT_COORDINATOR,
@@ -485,7 +483,7 @@ def some_fault(chance):
 
 
 async def attempt(producer, values, number, kind, patience):
-    """One transaction; whether its values are committed (None: not known)."""
+    """Run one transaction; return whether its values are committed (None if unknown)."""
     try:
         async with asyncio.timeout(patience if kind == "cancelled" else None):
             async with producer.transaction() as transaction:
@@ -509,7 +507,7 @@ async def attempt(producer, values, number, kind, patience):
 
 @pytest.mark.promise("Transactions", "a transaction that may be committed is never reported as not committed")
 @pytest.mark.parametrize("seed", range(4))
-async def test_whatever_fails_a_transaction_is_there_whole_or_not_at_all(version, seed):
+async def test_whatever_fails_a_transaction_is_committed_as_a_whole_or_not_at_all(version, seed):
     chance = random.Random(seed)
     patient = {"max_block_ms": 3_000_000 * MS, "delivery_timeout_ms": 3_000_000 * MS}
     async with transactional(

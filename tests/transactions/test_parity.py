@@ -1,4 +1,4 @@
-"""Transactions of a real Kafka, asserted with the same words as those of the embedded cluster."""
+"""Transactions of a real Kafka, checked with the same assertions as those of the embedded cluster."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ async def play(case: Case, level: int, kafka: ApacheKafka) -> None:
 
 
 class Noted(NamedTuple):
-    """What a cluster has in its logs after a transaction, without what differs between any two runs."""
+    """The contents of a cluster's logs after a transaction, without the parts that differ between runs."""
 
     states: list[object]
     offsets: list[object]
@@ -92,7 +92,7 @@ class Noted(NamedTuple):
 
 
 async def noted(stage: Stage, partitions: int) -> Noted:
-    """Two transactions, and what they leave in all logs."""
+    """Run two transactions, and return the resulting contents of all logs."""
     topic = stage.topic
     on_states = partition_for(stage.name, partitions)
     on_offsets = partition_for(stage.group, partitions)

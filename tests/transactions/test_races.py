@@ -1,4 +1,4 @@
-"""Transactional calls that meet what is in flight, other calls, and close()."""
+"""Transactional calls that run at the same time as requests in flight, other calls, and close()."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def version(request):
 END_TXN, INIT = ApiKey.END_TXN, ApiKey.INIT_PRODUCER_ID
 
 
-async def test_close_during_a_commit_cancels_nobody(version):
+async def test_close_during_a_commit_does_not_cancel_the_caller(version):
     async with transactional(version) as (cluster, producer):
         answer = asyncio.Event()
         fault = cluster.faults.add(END_TXN, hold=answer)
@@ -59,8 +59,8 @@ async def test_close_during_a_commit_cancels_nobody(version):
 
 
 @pytest.mark.promise("Transactions", "a transaction that may be committed is never reported as not committed")
-async def test_close_between_a_commit_and_the_next_epoch_leaves_it_a_success():
-    """With v1 the next transaction needs another epoch; it would have heard that there is none."""
+async def test_close_between_a_commit_and_the_next_epoch_does_not_fail_the_commit():
+    """With v1 the next transaction needs another epoch. Only that transaction would have failed without one."""
     async with transactional(1) as (cluster, producer):
         await producer.begin_transaction()
         await producer.send_and_wait("t", b"1", partition=0)
@@ -79,7 +79,7 @@ async def test_close_between_a_commit_and_the_next_epoch_leaves_it_a_success():
 
 
 @pytest.mark.parametrize("call", ["abort_transaction", "send_offsets", "init_transactions"])
-async def test_close_during_a_transactional_call_cancels_nobody(version, call):
+async def test_close_during_a_transactional_call_does_not_cancel_the_caller(version, call):
     async with transactional(version) as (cluster, producer):
         answer = asyncio.Event()
         await producer.begin_transaction()
@@ -104,7 +104,7 @@ async def test_close_during_a_transactional_call_cancels_nobody(version, call):
         assert isinstance(task.exception(), KafkaError)
 
 
-async def test_a_fence_behind_an_abort_that_close_has_ended_does_not_begin(version):
+async def test_a_fence_that_waits_for_an_abort_does_not_begin_after_close(version):
     async with transactional(version) as (cluster, producer):
         answer = asyncio.Event()
         await producer.begin_transaction()
@@ -123,7 +123,7 @@ async def test_a_fence_behind_an_abort_that_close_has_ended_does_not_begin(versi
         assert len(cluster.requests_of(INIT)) == 1
 
 
-async def test_close_during_an_export_cancels_nobody_and_lets_no_partitions_join():
+async def test_close_during_an_export_does_not_cancel_the_caller_and_no_partition_joins():
     async with transactional(1) as (cluster, producer):
         answer = asyncio.Event()
         await producer.begin_transaction()
@@ -141,7 +141,7 @@ async def test_close_during_an_export_cancels_nobody_and_lets_no_partitions_join
 
 
 @pytest.mark.parametrize("when", ["during", "after"])
-async def test_an_answer_of_the_old_epoch_that_comes_during_init_transactions_changes_nothing(version, when):
+async def test_an_answer_of_the_old_epoch_during_init_transactions_changes_nothing(version, when):
     async with transactional(version, brokers=2, topics={"t": 2}, **ONE_BATCH_PER_RECORD) as (
         cluster,
         producer,
@@ -183,7 +183,7 @@ async def test_an_answer_of_the_old_epoch_that_comes_during_init_transactions_ch
         assert [r.value for r in cluster.records("t", committed=True)] == [b"3"]
 
 
-async def test_an_abort_during_which_a_record_is_fenced_ends_in_a_typed_error_or_in_peace(version):
+async def test_an_abort_during_which_a_record_is_fenced_succeeds_or_raises_a_transaction_error(version):
     async with transactional(version, **ONE_BATCH_PER_RECORD) as (cluster, producer):
         await producer.begin_transaction()
         await producer.send_and_wait("t", b"1", partition=0)
@@ -202,7 +202,7 @@ async def test_an_abort_during_which_a_record_is_fenced_ends_in_a_typed_error_or
 
 
 async def test_a_commit_during_which_close_is_called_leaves_no_open_transaction(version):
-    """close(timeout) while a commit flushes."""
+    """close(timeout) is called while a commit flushes."""
     async with transactional(version) as (cluster, producer):
         await producer.begin_transaction()
         await producer.send_and_wait("t", b"1", partition=0)
@@ -225,9 +225,9 @@ async def test_a_commit_during_which_close_is_called_leaves_no_open_transaction(
 
 
 async def turns_until(condition):
-    """Look at each single turn of the loop, to act in the very turn in which it has become so."""
+    """Check the condition in every iteration of the loop, to act in the same iteration in which it becomes true."""
     async with asyncio.timeout(2000 * MS):
-        while not condition():  # noqa: ASYNC110  # an event would be a turn late
+        while not condition():  # noqa: ASYNC110  # an event would be one iteration late
             await asyncio.sleep(0)
 
 
@@ -265,7 +265,7 @@ async def test_an_export_does_not_wait_for_a_join_that_has_just_ended(monkeypatc
         await first
 
 
-async def test_of_init_and_begin_at_once_the_first_wins_and_the_second_is_refused(version):
+async def test_of_concurrent_init_and_begin_calls_the_second_is_rejected(version):
     async with transactional(version) as (cluster, producer):
         init, begin = await asyncio.gather(
             producer.init_transactions(), producer.begin_transaction(), return_exceptions=True
@@ -278,7 +278,7 @@ async def test_of_init_and_begin_at_once_the_first_wins_and_the_second_is_refuse
         assert committed(cluster) == [b"1"]
 
 
-async def test_a_fence_waits_for_the_abort_that_is_at_work(version):
+async def test_a_fence_waits_for_a_running_abort(version):
     async with transactional(version) as (cluster, producer):
         answer = asyncio.Event()
         await producer.begin_transaction()
@@ -299,7 +299,7 @@ async def test_a_fence_waits_for_the_abort_that_is_at_work(version):
 
 @pytest.mark.parametrize("answered", [True, False], ids=["answered", "not answered"])
 @in_virtual_time
-async def test_two_fences_behind_one_abort_are_one(version, answered):
+async def test_two_fences_that_wait_for_an_abort_are_joined(version, answered):
     async with transactional(version, max_block_ms=300_000 * MS, request_timeout_ms=200_000 * MS) as (
         cluster,
         producer,
@@ -324,7 +324,7 @@ async def test_two_fences_behind_one_abort_are_one(version, answered):
         assert committed(cluster) == []
 
 
-async def test_a_fence_that_waited_for_an_abort_leaves_the_next_transaction_alone(version):
+async def test_a_fence_that_waited_for_an_abort_does_not_affect_the_next_transaction(version):
     async with transactional(version) as (cluster, producer):
         answer = asyncio.Event()
         await producer.begin_transaction()
@@ -347,7 +347,7 @@ async def test_a_fence_that_waited_for_an_abort_leaves_the_next_transaction_alon
         assert committed(cluster) == [b"2"]
 
 
-async def test_offsets_of_many_groups_may_be_sent_at_once(version):
+async def test_offsets_of_many_groups_can_be_sent_concurrently(version):
     async with transactional(version) as (cluster, producer):
         place = TopicPartition("t", 0)
         await producer.begin_transaction()
@@ -363,7 +363,7 @@ async def test_offsets_of_many_groups_may_be_sent_at_once(version):
 
 
 @pytest.mark.promise("Transactions", "a commit or an abort is sent after all requests that are on their way")
-async def test_a_commit_waits_for_offsets_on_their_way_and_fails_with_them(version):
+async def test_a_commit_waits_for_offsets_in_flight_and_fails_with_them(version):
     async with transactional(version) as (cluster, producer):
         answer = asyncio.Event()
         await producer.begin_transaction()
@@ -385,7 +385,7 @@ async def test_a_commit_waits_for_offsets_on_their_way_and_fails_with_them(versi
 
 @pytest.mark.promise("Transactions", "a commit or an abort is sent after all requests that are on their way")
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
-async def test_an_end_goes_behind_both_requests_of_offsets_on_their_way(commit):
+async def test_an_end_request_is_sent_after_both_requests_of_offsets_in_flight(commit):
     async with transactional(1) as (cluster, producer):
         answer = asyncio.Event()
         await producer.begin_transaction()
@@ -412,7 +412,7 @@ async def test_an_end_goes_behind_both_requests_of_offsets_on_their_way(commit):
             assert order[-1] is END_TXN, "with v1, offsets behind it would meet the next transaction"
 
 
-async def test_an_abort_does_not_wait_for_partitions_that_can_not_join():
+async def test_an_abort_does_not_wait_for_partitions_that_cannot_join():
     async with transactional(1, max_block_ms=6_000_000 * MS) as (cluster, producer):
         await producer.begin_transaction()
         fault = cluster.faults.add(
@@ -426,7 +426,7 @@ async def test_an_abort_does_not_wait_for_partitions_that_can_not_join():
         assert committed(cluster) == []
 
 
-async def test_a_commit_holds_what_was_buffered_and_nothing_that_was_refused_meanwhile(version):
+async def test_a_commit_contains_the_buffered_records_and_none_that_were_rejected_meanwhile(version):
     async with transactional(version, **FOUR_RECORDS_FILL_IT) as (cluster, producer):
         hold = asyncio.Event()
         await producer.begin_transaction()
@@ -472,7 +472,7 @@ async def test_a_late_batch_of_an_aborted_transaction_does_not_appear_in_the_nex
 
 
 class HeldBack:
-    """A serializer that waits with one value until it is let go."""
+    """A serializer that blocks on one value until it is released."""
 
     def __init__(self, value):
         self.value = value
@@ -486,7 +486,7 @@ class HeldBack:
 
 
 @pytest.mark.promise("Transactions", "a record belongs to the transaction in which `send` was called")
-async def test_a_send_that_was_called_in_an_aborted_transaction_sends_nothing_in_the_next_one(version):
+async def test_a_send_called_in_an_aborted_transaction_sends_nothing_in_the_next_one(version):
     serializer = HeldBack(b"old")
     async with transactional(version, value_serializer=serializer) as (cluster, producer):
         with pytest.raises(ZeroDivisionError):  # noqa: PT012  # the whole block is what is tested
@@ -505,7 +505,7 @@ async def test_a_send_that_was_called_in_an_aborted_transaction_sends_nothing_in
 
 @pytest.mark.promise("Transactions", "a record belongs to the transaction in which `send` was called")
 @pytest.mark.parametrize("call", ["send", "send_batch"])
-async def test_what_waited_for_metadata_while_its_transaction_ended_is_not_sent_in_the_next_one(
+async def test_a_record_that_waited_for_metadata_past_its_transaction_is_not_sent_in_the_next_one(
     version, call
 ):
     async with transactional(version, topics={"t": 1, "u": 1}) as (cluster, producer):
@@ -558,7 +558,7 @@ async def test_a_cancelled_block_whose_commit_fails_is_aborted(version):
         assert committed(cluster) == []
 
 
-async def test_a_block_aborts_to_the_end_however_often_it_is_cancelled(version):
+async def test_a_block_completes_its_abort_no_matter_how_often_it_is_cancelled(version):
     async with transactional(version) as (cluster, producer):
         answer = asyncio.Event()
         fault = cluster.faults.add(END_TXN, hold=answer)
@@ -627,7 +627,7 @@ async def test_cancelling_close_does_not_wait_for_a_silent_coordinator(version):
 @pytest.mark.promise("Transactions", "`close()` takes its time-out once")
 @pytest.mark.parametrize("silent", ["what it waits for", "every broker"])
 @in_virtual_time
-async def test_close_takes_its_timeout_once(version, silent):
+async def test_close_waits_for_its_timeout_only_once(version, silent):
     async with transactional(version, request_timeout_ms=3_000_000 * MS) as (cluster, producer):
         answer = asyncio.Event()
         loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""A transaction that one producer begins and another one ends; what a group has committed; who wrote first."""
+"""Transactions that one producer begins and another one ends, committed(), and second writers of a partition."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def values(cluster):
 
 
 async def begun_and_released(cluster):
-    """The handle of an open transaction in which a participant has written b"1"; nobody owns it."""
+    """Return the handle of an open transaction without an owner, in which a participant has written b"1"."""
     async with quick_producer(cluster, transactional_id="tx") as first:
         await first.begin_transaction()
         handle = await first.export_transaction([PLACE])
@@ -121,7 +121,7 @@ async def test_another_producer_aborts(version, end):
 @pytest.mark.promise(
     "Transactions", "another process can end a transaction, and learn what a group has committed"
 )
-async def test_what_a_resumed_producer_may_not(version):
+async def test_a_resumed_producer_cannot_send_records(version):
     async with cluster_of(version) as cluster:
         handle = await begun_and_released(cluster)
         async with Producer.resume(handle, **settings_of(cluster)) as second:
@@ -137,12 +137,12 @@ async def test_what_a_resumed_producer_may_not(version):
         assert values(cluster) == [b"1", b"2"]
 
 
-async def test_who_has_released_may_take_the_id_back_and_so_aborts_it(version):
+async def test_the_releasing_producer_can_take_the_id_back_which_aborts_the_transaction(version):
     async with cluster_of(version) as cluster, quick_producer(cluster, transactional_id="tx") as first:
         await first.begin_transaction()
         delivery = await first.send("t", b"1", partition=0)
         handle = await first.release_transaction()
-        assert delivery.done()  # what was sent is acknowledged before it is given away
+        assert delivery.done()  # all records are acknowledged before the release returns
         with pytest.raises(IllegalStateError, match="init_transactions"):
             await first.send("t", b"2", partition=0)
 
@@ -170,8 +170,8 @@ async def test_a_transaction_with_a_failed_record_is_not_released(version):
     "a transaction that is being released accepts nothing more, and is open again if the release was "
     "cancelled",
 )
-async def test_what_comes_while_a_transaction_is_given_away_is_refused(version):
-    """It would be acknowledged after that, and belong to the next transaction of this producer."""
+async def test_calls_during_a_release_are_rejected(version):
+    """Their requests would be answered after the release, within this producer's next transaction."""
     async with cluster_of(version) as cluster, quick_producer(cluster, transactional_id="tx") as first:
         await first.begin_transaction()
         first_record = await first.send("t", b"1", partition=0)
@@ -201,7 +201,7 @@ async def test_what_comes_while_a_transaction_is_given_away_is_refused(version):
     "a transaction that is being released accepts nothing more, and is open again if the release was "
     "cancelled",
 )
-async def test_a_release_that_was_cancelled_leaves_the_transaction_open(version):
+async def test_a_cancelled_release_leaves_the_transaction_open(version):
     async with cluster_of(version) as cluster, quick_producer(cluster, transactional_id="tx") as first:
         await first.begin_transaction()
         answer = asyncio.Event()
@@ -219,7 +219,7 @@ async def test_a_release_that_was_cancelled_leaves_the_transaction_open(version)
         assert values(cluster) == [b"1", b"2"]
 
 
-async def test_a_block_may_give_its_transaction_away(version):
+async def test_a_block_can_release_its_transaction(version):
     async with cluster_of(version) as cluster, quick_producer(cluster, transactional_id="tx") as first:
         async with first.transaction():
             await first.send("t", b"1", partition=0)
@@ -234,7 +234,7 @@ async def test_a_block_may_give_its_transaction_away(version):
     "a record that was rejected without an exception makes the commit impossible: a row of `send_many`, a "
     "record that was queued without await",
 )
-async def test_a_transaction_that_lacks_a_row_is_not_given_away(version):
+async def test_a_transaction_that_lacks_a_row_is_not_released(version):
     async with cluster_of(version) as cluster:
         async with quick_producer(cluster, transactional_id="tx", **FOUR_RECORDS_FILL_IT) as first:
             await first.begin_transaction()
@@ -254,7 +254,7 @@ async def test_a_transaction_that_lacks_a_row_is_not_given_away(version):
         assert values(cluster) == []
 
 
-async def test_a_release_meets_an_abort(version):
+async def test_an_abort_during_a_release(version):
     async with cluster_of(version) as cluster, quick_producer(cluster, transactional_id="tx") as first:
         await first.begin_transaction()
         answer = asyncio.Event()
@@ -303,11 +303,11 @@ async def test_committed_offsets_do_not_wait_for_ever():
             await transaction.send_offsets({PLACE: 4}, "g")
             with pytest.raises(TransactionTimeoutError, match="UNSTABLE_OFFSET_COMMIT"):
                 await producer.committed("g", [PLACE])
-        async with producer.transaction():  # it has lost nothing by that
+        async with producer.transaction():  # the transaction is not affected
             await producer.send("t", b"1", partition=0)
 
 
-async def test_committed_offsets_that_are_refused():
+async def test_committed_raises_the_error_of_a_rejected_request():
     async with cluster_of(2) as cluster, quick_producer(cluster, transactional_id="tx") as producer:
         cluster.faults.add(ApiKey.OFFSET_FETCH, error=ErrorCode.GROUP_AUTHORIZATION_FAILED)
         with pytest.raises(BrokerError, match="GROUP_AUTHORIZATION_FAILED; grant READ on the group"):
@@ -319,7 +319,7 @@ async def test_committed_offsets_that_are_refused():
             await producer.committed("g", [PLACE])
 
 
-async def test_committed_offsets_of_a_group_whose_coordinator_is_not_told():
+async def test_committed_raises_the_error_of_a_rejected_coordinator_lookup():
     async with cluster_of(2) as cluster, quick_producer(cluster, transactional_id="tx") as producer:
         cluster.faults.add(ApiKey.FIND_COORDINATOR, error=ErrorCode.GROUP_AUTHORIZATION_FAILED)
         with pytest.raises(
@@ -331,7 +331,7 @@ async def test_committed_offsets_of_a_group_whose_coordinator_is_not_told():
         assert caught.value.code == ErrorCode.GROUP_AUTHORIZATION_FAILED
 
 
-async def test_committed_offsets_need_a_cluster_that_can_wait():
+async def test_committed_needs_a_cluster_with_stable_offsets():
     async with (
         EmbeddedCluster(1, topics={"t": 1}, versions="2.4") as cluster,
         quick_producer(cluster, transactional_id="tx") as producer,
@@ -345,8 +345,8 @@ async def test_committed_offsets_need_a_cluster_that_can_wait():
     "a second writer of a partition is detected by the timestamp in the response, which only a repetition "
     "has",
 )
-async def test_the_second_writer_of_a_partition_is_noticed(version):
-    """The broker takes its batch for a repetition, answers success, and appends nothing."""
+async def test_a_second_writer_of_a_partition_is_detected(version):
+    """The broker takes the second writer's batch for a repetition, answers success, and appends nothing."""
     async with cluster_of(version) as cluster, quick_producer(cluster, transactional_id="tx") as owner:
         await owner.begin_transaction()
         handle = await owner.export_transaction([PLACE])
@@ -362,8 +362,8 @@ async def test_the_second_writer_of_a_partition_is_noticed(version):
         await owner.abort_transaction()
 
 
-async def test_a_lost_answer_to_the_first_batch_of_a_participant_ends_the_transaction_and_says_so(version):
-    """Its repetition is answered as another producer's batch would be. Later batches are simply repeated."""
+async def test_a_lost_answer_to_a_participants_first_batch_fails_the_transaction(version):
+    """The repeated batch gets the same answer as another producer's batch would. Later batches are simply repeated."""
     async with cluster_of(version) as cluster, quick_producer(cluster, transactional_id="tx") as owner:
         await owner.begin_transaction()
         handle = await owner.export_transaction([PLACE])
@@ -385,7 +385,7 @@ async def test_a_lost_answer_to_the_first_batch_of_a_participant_ends_the_transa
         assert values(cluster) == [b"2", b"3"]
 
 
-async def test_a_second_writer_to_a_topic_with_times_of_its_own_is_not(version):
+async def test_a_second_writer_of_a_topic_with_log_append_time_is_not_detected(version):
     async with cluster_of(version) as cluster, quick_producer(cluster, transactional_id="tx") as owner:
         await owner.begin_transaction()
         handle = await owner.export_transaction([PLACE])

@@ -1,4 +1,4 @@
-"""One request to a coordinator: found once, asked until the answer is final, and honest about what is not known."""
+"""Requests to a coordinator: it is looked up once, requests are sent until the answer is final, outcomes are honest."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ UNANSWERED = RequestTimedOutError("no answer", written=True)
 
 
 class Brokers:
-    """Answers by a script of error codes and exceptions, whose last one is repeated for ever."""
+    """Answers from a script of error codes and exceptions; the last one is repeated for ever."""
 
     def __init__(self, *script: int | Exception) -> None:
         self._script = list(script) or [0]
@@ -58,7 +58,7 @@ class Brokers:
         )
         self.searches: list[tuple[str, int | None]] = []
         self.asked: list[tuple[int, int | None]] = []
-        """Of each request: the node, and the highest version that it may have."""
+        """The node of each request, and the highest version that it may have."""
         self.at_once = self.most_at_once = 0
 
     async def request_any(self, request, timeout, *, version_ceiling=None):
@@ -86,7 +86,7 @@ def code_of(answer: Any) -> int:
 
 
 def requests_of(brokers: Brokers, version: int = 2) -> tuple[CoordinatorRequests, Transaction]:
-    """With an open transaction."""
+    """Return requests of a producer with an open transaction."""
     transaction = Transaction("tx", Gate())
     transaction.move(TransactionState.INITIALIZING)
     transaction.move(TransactionState.READY)
@@ -96,7 +96,7 @@ def requests_of(brokers: Brokers, version: int = 2) -> tuple[CoordinatorRequests
 
 
 def played(main: Callable[[], Coroutine[Any, Any, Any]]) -> tuple[Any, float]:
-    """What it returns or raises, and the seconds of virtual time that it took."""
+    """Run it; return its result or exception, and the seconds of virtual time that it took."""
 
     async def timed() -> tuple[Any, float]:
         loop = asyncio.get_running_loop()
@@ -113,7 +113,7 @@ def played(main: Callable[[], Coroutine[Any, Any, Any]]) -> tuple[Any, float]:
 # ------------------------------------------------------------------------------------------------ the coordinator
 
 
-def test_a_coordinator_is_looked_for_once_for_each_key():
+def test_a_coordinator_is_looked_up_once_for_each_key():
     brokers = Brokers()
     requests, _ = requests_of(brokers)
 
@@ -131,7 +131,7 @@ def test_a_coordinator_is_looked_for_once_for_each_key():
     ("said", "searches"),
     [(ErrorCode.NOT_COORDINATOR, 2), (UNSENT, 2), (UNANSWERED, 2), (ErrorCode.CONCURRENT_TRANSACTIONS, 1)],
 )
-def test_a_coordinator_that_may_have_moved_is_looked_for_again_and_one_that_is_busy_is_not(said, searches):
+def test_a_coordinator_is_looked_up_again_if_it_may_have_moved_but_not_if_it_is_busy(said, searches):
     brokers = Brokers(said, 0)
     requests, _ = requests_of(brokers)
 
@@ -145,7 +145,7 @@ def test_a_coordinator_that_may_have_moved_is_looked_for_again_and_one_that_is_b
 @pytest.mark.parametrize(
     "place", [{"node_id": -1}, {"host": ""}, {"port": 0}, {"port": 65536}], ids=lambda place: str(place)
 )
-def test_a_coordinator_at_an_address_that_makes_no_sense_is_never_asked(place):
+def test_a_coordinator_with_an_invalid_address_is_not_contacted(place):
     brokers = Brokers()
     brokers.found = FindCoordinatorResponse(**{"node_id": 1, "host": "broker.example", "port": 9092, **place})
     requests, _ = requests_of(brokers)
@@ -163,7 +163,7 @@ def test_a_coordinator_at_an_address_that_makes_no_sense_is_never_asked(place):
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_versions_beyond_those_of_the_protocol_are_not_used(version):
+def test_versions_above_the_ceilings_are_not_used(version):
     brokers = Brokers()
     requests, _ = requests_of(brokers, version)
 
@@ -177,7 +177,7 @@ def test_versions_beyond_those_of_the_protocol_are_not_used(version):
     assert [ceiling for _, ceiling in brokers.asked] == [end, None, ONE_GROUP]
 
 
-def test_one_request_is_under_way_at_a_time():
+def test_only_one_request_is_in_flight():
     brokers = Brokers()
     requests, _ = requests_of(brokers)
 
@@ -188,7 +188,7 @@ def test_one_request_is_under_way_at_a_time():
     assert brokers.most_at_once == 1
 
 
-def test_what_would_join_a_transaction_that_is_being_aborted_is_not_sent():
+def test_requests_that_would_join_a_transaction_being_aborted_are_not_sent():
     brokers = Brokers()
     requests, transaction = requests_of(brokers)
     transaction.move(TransactionState.ABORTING)
@@ -217,7 +217,7 @@ def test_what_would_join_a_transaction_that_is_being_aborted_is_not_sent():
     ],
     ids=["join", "abort", "commit unsent", "commit unanswered", "commit unanswered and then unsent"],
 )
-def test_only_a_commit_of_which_an_attempt_has_left_has_an_unknown_outcome(request_, script, error):
+def test_only_a_commit_with_a_sent_attempt_has_an_unknown_outcome(request_, script, error):
     requests, _ = requests_of(Brokers(*script))
 
     caught, took = played(lambda: requests.ask(request_, code_of))
@@ -239,12 +239,12 @@ def test_a_commit_whose_coordinator_was_not_found_was_not_sent():
     assert brokers.asked == []
 
 
-def test_a_commit_that_an_earlier_call_has_sent_stays_in_doubt_also_if_it_can_not_be_sent_again():
+def test_a_commit_sent_by_an_earlier_call_stays_in_doubt_even_if_it_cannot_be_sent_again():
     for is_repetition, error in ((True, CommitOutcomeUnknownError), (False, TransactionAbortableError)):
         requests, _ = requests_of(Brokers(UNSENT))
 
         caught, _ = played(
-            lambda: requests.ask(COMMIT, code_of, is_repetition=is_repetition)  # noqa: B023  # called at once
+            lambda: requests.ask(COMMIT, code_of, is_repetition=is_repetition)  # noqa: B023  # called immediately
         )
 
         assert type(caught) is error
@@ -285,7 +285,7 @@ def test_an_attempt_that_was_not_sent_leaves_nothing_behind():
     ],
     ids=["the transaction is aborted", "the producer is fenced", "a question costs the transaction nothing"],
 )
-def test_a_final_refusal_is_not_repeated_and_names_the_code(request_, code, error):
+def test_a_final_error_is_not_retried_and_names_the_code(request_, code, error):
     brokers = Brokers(code)
     requests, transaction = requests_of(brokers)
 

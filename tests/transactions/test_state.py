@@ -43,10 +43,10 @@ WORDS = {
     S.PARTICIPANT: "only the producer that began",
     S.FAILED_PARTICIPANT: "with the producer that began it",
 }
-"""What the way out of each state has to speak of."""
+"""Words that the way out of each state must contain."""
 
 OPEN = (S.IN_TRANSACTION, S.COMMITTING, S.RELEASING)
-"""Where what was buffered is still sent."""
+"""The states in which buffered records are still sent."""
 
 
 class Gate:
@@ -54,7 +54,7 @@ class Gate:
 
 
 def transaction_in(state, *, is_v2=True):
-    """A transaction that came to `state` by legal moves."""
+    """Return a transaction that reached `state` by allowed transitions."""
     transaction = Transaction(None if state is S.NONE else "tx", Gate())
     paths = {S.NONE: [], S.UNINITIALIZED: []}
     frontier = [S.UNINITIALIZED]
@@ -74,7 +74,7 @@ def transaction_in(state, *, is_v2=True):
 
 @pytest.mark.promise("Transactions", "a transaction's states and their moves are a table")
 @pytest.mark.parametrize(("here", "to"), list(itertools.product(S, S)), ids=lambda state: state.name)
-def test_a_transaction_makes_the_moves_of_the_table_and_no_other(here, to):
+def test_only_the_transitions_of_the_table_are_allowed(here, to):
     transaction = transaction_in(here)
 
     if to in TRANSITIONS[here]:
@@ -86,7 +86,7 @@ def test_a_transaction_makes_the_moves_of_the_table_and_no_other(here, to):
         assert transaction.state is here
 
 
-def test_every_state_can_be_reached_and_each_but_two_can_be_left():
+def test_every_state_can_be_reached_and_all_but_two_can_be_left():
     reached = {S.NONE, S.UNINITIALIZED, *itertools.chain.from_iterable(TRANSITIONS.values())}
 
     assert reached == set(S)
@@ -95,7 +95,7 @@ def test_every_state_can_be_reached_and_each_but_two_can_be_left():
 
 
 @pytest.mark.parametrize("state", S, ids=lambda state: state.name)
-def test_records_are_taken_in_a_transaction_only_and_always_without_transactions(state):
+def test_records_are_accepted_only_in_a_transaction_or_without_a_transactional_id(state):
     transaction = transaction_in(state)
 
     if state in (S.NONE, S.IN_TRANSACTION, S.PARTICIPANT):
@@ -107,7 +107,7 @@ def test_records_are_taken_in_a_transaction_only_and_always_without_transactions
 
 
 @pytest.mark.parametrize("state", S, ids=lambda state: state.name)
-def test_a_call_that_does_not_fit_says_what_would(state):
+def test_the_error_of_a_disallowed_call_says_what_to_do(state):
     transaction = transaction_in(state)
 
     transaction_call = pytest.raises(IllegalStateError)
@@ -121,7 +121,7 @@ def test_a_call_that_does_not_fit_says_what_would(state):
 
 
 @pytest.mark.parametrize("state", WORDS, ids=lambda state: state.name)
-def test_a_call_that_fits_passes_also_after_an_error(state):
+def test_an_allowed_call_also_passes_after_an_error(state):
     transaction = transaction_in(state)
     transaction.error = abortable(transaction, KafkaError("first"))
 
@@ -133,18 +133,18 @@ def test_a_producer_without_a_transactional_id_has_no_transactions():
 
 
 @pytest.mark.parametrize("state", S, ids=lambda state: state.name)
-def test_records_are_refused_where_the_transaction_is_lost(state):
+def test_records_are_rejected_in_a_failed_transaction(state):
     lost = {S.ABORT_REQUIRED, S.ABORTING, S.OUTCOME_UNKNOWN, S.REINIT_REQUIRED, S.FAILED_PARTICIPANT}
 
     assert transaction_in(state).refuses_records is (state in lost)
 
 
 @pytest.mark.parametrize("state", WORDS, ids=lambda state: state.name)
-def test_way_out_of_a_state_is_its_own(state):
+def test_each_state_has_its_own_way_out(state):
     assert [other for other in WAYS_OUT if WORDS[state] in WAYS_OUT[other]] == [state]
 
 
-def test_error_of_the_last_transaction_is_not_that_of_a_call_before_the_next_one():
+def test_a_call_between_transactions_does_not_raise_the_error_of_the_last_one():
     transaction = transaction_in(S.IN_TRANSACTION)
     transaction.must_abort(abortable(transaction, KafkaError("first")))
     transaction.move(S.ABORTING)
@@ -175,7 +175,7 @@ def test_record_belongs_to_the_transaction_that_was_open_when_send_was_called():
 
 
 @pytest.mark.parametrize("state", S, ids=lambda state: state.name)
-def test_participant_is_kept_from_partitions_that_may_be_anothers(state):
+def test_a_participant_cannot_write_to_partitions_that_may_belong_to_another_one(state):
     transaction = transaction_in(state)
     transaction.joined([TopicPartition("t", 0)])
 
@@ -189,7 +189,7 @@ def test_participant_is_kept_from_partitions_that_may_be_anothers(state):
 
 
 @pytest.mark.parametrize("state", S, ids=lambda state: state.name)
-def test_refusals_are_those_of_each_partition_and_only_a_participant_has_any(state):
+def test_only_a_participant_has_refusals_one_for_each_partition(state):
     transaction = transaction_in(state)
     transaction.joined([TopicPartition("t", 1)])
 
@@ -209,7 +209,7 @@ def test_batches_are_drained_while_the_transaction_is_open_or_committing(state):
     assert transaction.may_drain("t", 0) is (state in (S.NONE, *OPEN))
 
 
-def test_with_v2_a_partition_joins_by_being_written_to():
+def test_with_v2_writing_to_a_partition_makes_it_join():
     transaction = transaction_in(S.IN_TRANSACTION)
     assert transaction.may_drain("t", 0)
     assert not transaction.may_have_started
@@ -221,7 +221,7 @@ def test_with_v2_a_partition_joins_by_being_written_to():
     assert not transaction.wanted
 
 
-def test_with_v1_a_partition_does_not_join_by_being_written_to():
+def test_with_v1_writing_to_a_partition_does_not_make_it_join():
     transaction = transaction_in(S.IN_TRANSACTION, is_v2=False)
 
     transaction.writes_to("t", 0)
@@ -232,7 +232,7 @@ def test_with_v1_a_partition_does_not_join_by_being_written_to():
 
 
 @pytest.mark.parametrize("state", S, ids=lambda state: state.name)
-def test_partitions_join_only_what_can_still_be_committed(state):
+def test_partitions_join_only_a_transaction_that_can_still_be_committed(state):
     transaction = transaction_in(state, is_v2=False)
     assert not transaction.has_to_join
 
@@ -260,7 +260,7 @@ def test_with_v1_a_partition_has_to_join_first():
         for is_v2, started, spent in itertools.product((False, True), repeat=3)
     ],
 )
-def test_spent_epoch_has_to_be_replaced_unless_the_end_of_the_transaction_does_it(
+def test_a_spent_epoch_must_be_replaced_unless_the_end_of_the_transaction_replaces_it(
     is_v2, may_have_started, epoch_is_spent, needs_epoch
 ):
     transaction = transaction_in(S.IN_TRANSACTION, is_v2=is_v2)
@@ -270,7 +270,7 @@ def test_spent_epoch_has_to_be_replaced_unless_the_end_of_the_transaction_does_i
     assert transaction.needs_epoch is needs_epoch
 
 
-def test_nothing_is_known_before_the_first_transaction():
+def test_the_initial_state():
     transaction = Transaction(None, Gate())
 
     assert transaction.transactional_id == ""
@@ -297,7 +297,7 @@ def test_a_resumed_transaction_can_only_be_ended(is_v2):
         transaction.check_may_send()
 
 
-def test_after_a_resumed_transaction_the_next_one_takes_records():
+def test_after_a_resumed_transaction_the_next_one_accepts_records():
     transaction = transaction_in(S.READY)
     transaction.resume(TransactionHandle("tx", 4711, 3, True))
     transaction.move(S.COMMITTING)
@@ -309,7 +309,7 @@ def test_after_a_resumed_transaction_the_next_one_takes_records():
     assert transaction._gate.is_open
 
 
-def test_a_new_transaction_knows_nothing_of_the_last_one():
+def test_a_new_transaction_keeps_no_state_of_the_last_one():
     transaction = transaction_in(S.IN_TRANSACTION, is_v2=False)
     assert not transaction.may_drain("t", 1)
     transaction.writes_to("t", 0)
@@ -353,7 +353,7 @@ def test_the_first_cause_of_an_abort_is_kept(state):
     [S.INITIALIZING, *OPEN, S.ABORT_REQUIRED, S.ABORTING],
     ids=lambda state: state.name,
 )
-def test_a_fenced_producer_needs_a_new_epoch_from_wherever_it_is(state):
+def test_a_fenced_producer_needs_a_new_epoch_in_any_state(state):
     transaction = transaction_in(state)
 
     transaction.must_reinit(reinit(transaction, ProducerFencedError, "fenced"))
@@ -363,7 +363,7 @@ def test_a_fenced_producer_needs_a_new_epoch_from_wherever_it_is(state):
         transaction.check_may_send()
 
 
-def test_a_commit_without_an_answer_leaves_a_state_of_its_own():
+def test_an_unanswered_commit_has_a_state_of_its_own():
     transaction = transaction_in(S.COMMITTING)
 
     transaction.must_reinit(reinit(transaction, CommitOutcomeUnknownError, "not answered"))
@@ -374,7 +374,7 @@ def test_a_commit_without_an_answer_leaves_a_state_of_its_own():
 
 
 @pytest.mark.parametrize("is_v2", [False, True])
-def test_a_participant_writes_to_the_partitions_it_was_given(is_v2):
+def test_a_participant_can_write_to_the_partitions_it_was_given(is_v2):
     transaction = transaction_in(S.UNINITIALIZED)
 
     transaction.attach(
@@ -388,7 +388,7 @@ def test_a_participant_writes_to_the_partitions_it_was_given(is_v2):
     assert not transaction.may_drain("t", 1)
 
 
-def test_a_partition_is_anothers_once_it_was_exported():
+def test_an_exported_partition_belongs_to_another_producer():
     transaction = transaction_in(S.IN_TRANSACTION)
     assert not transaction.is_anothers("t", 0)
 
@@ -398,7 +398,7 @@ def test_a_partition_is_anothers_once_it_was_exported():
     assert not transaction.is_anothers("t", 1)
 
 
-def test_a_participant_that_fails_can_only_tell_the_owner():
+def test_a_failed_participant_accepts_no_more_records():
     for fail, error in (
         (Transaction.must_abort, lambda transaction: abortable(transaction, KafkaError("first"))),
         (Transaction.must_reinit, lambda transaction: reinit(transaction, ProducerFencedError, "first")),
@@ -415,7 +415,7 @@ def test_a_participant_that_fails_can_only_tell_the_owner():
 @pytest.mark.parametrize(
     "state", [S.REINIT_REQUIRED, S.OUTCOME_UNKNOWN, S.FAILED_PARTICIPANT], ids=lambda state: state.name
 )
-def test_where_a_new_epoch_is_needed_already_the_first_cause_is_kept(state):
+def test_the_first_cause_is_kept_if_a_new_epoch_is_already_needed(state):
     transaction = transaction_in(state)
     transaction.error = first = reinit(transaction, CommitOutcomeUnknownError, "first")
 
@@ -425,7 +425,7 @@ def test_where_a_new_epoch_is_needed_already_the_first_cause_is_kept(state):
     assert transaction.error is first
 
 
-def test_errors_say_whose_transaction_it_was_and_what_was_the_cause():
+def test_errors_contain_the_transactional_id_and_the_cause():
     transaction, cause = transaction_in(S.IN_TRANSACTION), KafkaError("first")
 
     assert abortable(transaction, cause).last_error is cause

@@ -72,15 +72,15 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "B2": ("end_to_end/test_apache_faults", "test_restart_of_the_whole_cluster_costs_no_record"),
     "B12": (
         "sending/test_produce_results",
-        "test_records_that_the_broker_names_have_its_reason_and_the_others_are_sent_again",
+        "test_records_named_by_the_broker_fail_with_its_reason_and_the_others_are_sent_again",
     ),
     "B18": (
         "sending/test_produce_results",
-        "test_a_log_that_lost_acknowledged_records_goes_on_with_the_next",
+        "test_a_log_that_lost_acknowledged_records_accepts_the_next_ones",
     ),
     "B3": ("end_to_end/test_apache_faults", "test_frozen_leader_costs_no_record"),
     # producer ids below 0, and settings
-    "S15": ("sending/test_producer_id", "test_what_may_pass_is_tried_again_ever_more_slowly"),
+    "S15": ("sending/test_producer_id", "test_transient_errors_are_retried_with_a_growing_back_off"),
     "S17": ("test_config", "test_more_than_five_in_flight_contradict_idempotence"),
     "S18": ("test_config", "test_explicit_idempotence_contradicts_weaker_acks"),
     # copied exactly once while brokers and clients are bounced; how much, is a matter of time
@@ -146,7 +146,7 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "A15": ("records/test_interceptors", "test_an_interceptor_that_raises_is_logged_and_skipped"),
     "A16": (
         "sending/test_produce_results",
-        "test_a_loop_that_stood_still_does_not_expire_what_was_answered_in_time",
+        "test_a_blocked_loop_does_not_expire_batches_that_were_answered_in_time",
     ),
     "A17": (
         "end_to_end/test_process_faults",

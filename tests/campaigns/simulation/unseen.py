@@ -36,7 +36,7 @@ UNSEEN: dict[str, Unseen] = {
     "the second part of a split batch is numbered one too far": Unseen(
         "the broker refuses the gap, and the producer takes a new epoch",
         "sending/test_sender_split",
-        "test_a_batch_that_is_too_large_goes_in_parts",
+        "test_a_batch_that_is_too_large_is_sent_in_parts",
     ),
     "five batches are in flight to a new leader": Unseen(
         "a new leader has the producer's state from its replicas: a later batch gets in first only if its log is cut",
@@ -56,12 +56,12 @@ UNSEEN: dict[str, Unseen] = {
     "with v1 an end without an answer keeps its epoch": Unseen(
         "the late copy has to arrive in the few milliseconds between the begin and the end of the next transaction",
         "transactions/test_outcomes",
-        "test_with_v1_an_end_that_went_twice_is_followed_by_a_new_epoch",
+        "test_with_v1_an_end_request_that_was_sent_twice_is_followed_by_a_new_epoch",
     ),
     "the numbers for a re-created topic begin at 0 in the same epoch": Unseen(
         "the new log must have these numbers of this epoch already, from a batch that was sent by name",
         "sending/test_sender_topics",
-        "test_a_topic_made_anew_swallows_nothing",
+        "test_a_re_created_topic_swallows_nothing",
     ),
     "an acknowledgement of an old epoch closes the gap of a new one": Unseen(
         "the answer to an expired batch has to come between the new epoch and its first gap",
