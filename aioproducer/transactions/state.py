@@ -86,7 +86,7 @@ _LOST = frozenset(
 )
 
 WAYS_OUT = {
-    _S.UNINITIALIZED: "wait for start(), or call init_transactions() first if the last transaction was released",
+    _S.UNINITIALIZED: "wait for start(), or call init_transactions() if the last transaction was released or resumed",
     _S.INITIALIZING: "wait for init_transactions()",
     _S.READY: "begin one with begin_transaction() or `async with producer.transaction()`",
     _S.IN_TRANSACTION: "commit or abort it first",

@@ -119,7 +119,7 @@ async def main():
     try:
         await asyncio.wait_for(Threads().call(threading.Event().wait), 0.05)
     except TimeoutError:
-        print("given up")
+        print("timed out")
 
 asyncio.run(main())
 """
@@ -139,4 +139,4 @@ def test_a_hanging_call_does_not_delay_the_exit_of_the_interpreter():
         timeout=30_000 * MS,
     )
 
-    assert (done.returncode, done.stdout, done.stderr) == (0, "given up\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "timed out\n", "")

@@ -189,7 +189,7 @@ async def test_a_rejected_sequence_without_a_loss_is_reported_as_a_possible_loss
         assert producer.metrics().data_losses == 1
 
 
-# ------------------------------------------------------------------------------------------------ the watch alone
+# ------------------------------------------------------------------------------------------------ LossWatch alone
 
 
 def watched(**settings):

@@ -250,7 +250,7 @@ async def test_a_rejection_fails_the_batch_as_not_persisted_and_the_partition_co
         assert code.name in str(error)
         assert "t-0" in str(error)
         assert [metadata.offset for metadata in found[1:]] == list(range(1, 8))
-        assert numbers(cluster) == [0, *range(2, 9)], "nothing else is lost, and nothing is there twice"
+        assert numbers(cluster) == [0, *range(2, 9)], "nothing else is lost or duplicated"
 
 
 @pytest.mark.parametrize("after_append", [False, True], ids=["before the append", "after the append"])
@@ -692,7 +692,7 @@ async def test_a_corrupt_batch_is_sent_three_times_and_later_batches_continue():
 
         assert type(error) is DeliveryError
         assert (error.attempts, error.outcome, error.last_error.code) == (3, Outcome.NOT_PERSISTED, 2)
-        assert "damaged" not in str(error), "its own bytes are whole"
+        assert "damaged" not in str(error), "its own bytes are intact"
         assert (await producer.send_and_wait("t", b"2")).offset == 1
         assert numbers(cluster) == [0, 2]
 

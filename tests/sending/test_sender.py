@@ -164,7 +164,7 @@ def count_passes(producer) -> Counter[str]:
     return passes
 
 
-# ------------------------------------------------------------------------------------------ what is in a request
+# ------------------------------------------------------------------------------------- the contents of a request
 
 
 @pytest.mark.promise("Accumulator, sender, connections", "a batch is due by its size")
@@ -315,7 +315,7 @@ async def test_an_answer_sends_batches_that_have_a_new_leader_though_the_old_one
         may_answer.set()
 
         await within(5, last)
-        assert woken == [True], "nothing but the answer tells that the other leader may have it"
+        assert woken == [True], "only the answer wakes the sender for the other leader"
         never.set()
         await results(sent)
 

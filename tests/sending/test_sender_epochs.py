@@ -44,7 +44,7 @@ async def test_a_producer_id_that_another_producer_uses_is_replaced(caplog):
         assert numbers(cluster, "t", 0) == [0, -1, *range(1, 7)]
         assert numbers(cluster, "t", 1) == list(range(7))
         after = {batch.header.producer_id for batch in cluster.batches("t", 0)} - {before.producer_id}
-        assert len(after) == 1, "one new id for all batches that were refused"
+        assert len(after) == 1, "one new id for all rejected batches"
         assert len(cluster.requests_of(INIT_PRODUCER_ID)) == asked + 1
         assert "another producer uses the same producer id" in caplog.text
 
@@ -93,4 +93,4 @@ def test_a_producer_id_is_discarded_once(epoch):
     idempotence.identity = ProducerIdentity(4712, 0)
     idempotence.discard(refused)
 
-    assert idempotence.identity == ProducerIdentity(4712, 0), "it was replaced before"
+    assert idempotence.identity == ProducerIdentity(4712, 0), "it was already replaced"

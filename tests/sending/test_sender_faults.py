@@ -128,7 +128,7 @@ async def test_an_error_of_one_partition_does_not_affect_its_neighbours():
 
         assert [number for number, end in enumerate(found) if isinstance(end, DeliveryError)] == [50]
         assert len(values(cluster)) == 99
-        assert produce_count(cluster) == 1, "all of them go in one request"
+        assert produce_count(cluster) == 1, "all of them are sent in one request"
 
 
 @pytest.mark.promise("Accumulator, sender, connections", "idle connections close, and come back when needed")
@@ -195,7 +195,7 @@ async def test_a_frozen_leader_is_abandoned_after_the_request_timeout():
         cluster.thaw_broker(0)
         await until(lambda: cluster.broker(0).connection_count == 0 or produce_count(cluster, 0) > 1)
         assert (await within(2, producer.send_and_wait("t", b"6"))).offset == 6
-        assert numbers(cluster) == list(range(7)), "a zombie's late appends are refused"
+        assert numbers(cluster) == list(range(7)), "a zombie's late appends are rejected"
 
 
 # ------------------------------------------------------------------------------------------------- leaders
@@ -380,7 +380,7 @@ async def test_five_requests_are_in_flight_after_the_first_acknowledgement_and_n
         assert numbers(cluster) == list(range(12))
 
 
-# --------------------------------------------------------------------------------------------- at random
+# ----------------------------------------------------------------------------------------- random faults
 
 
 @pytest.mark.promise("As a whole", "each failure says correctly whether its record may be in the log")
@@ -413,7 +413,7 @@ async def test_a_random_schedule_of_faults_keeps_every_promise(seed):
 
         for partition, records in sent.items():
             log = numbers(cluster, "t", partition)
-            assert len(log) == len(set(log)), "a record is there twice"
+            assert len(log) == len(set(log)), "a record is duplicated"
             delivered = []
             for number, delivery in records:
                 error = delivery.exception()

@@ -50,7 +50,7 @@ async def test_records_in_doubt_addressed_by_topic_id_are_sent_to_the_new_topic_
         deliveries = await recreate_in_flight(cluster, producer, answer)
 
         assert await offsets(deliveries) == list(range(5))
-        assert numbers(cluster) == list(range(1, 6)), "all of them, in order, none twice"
+        assert numbers(cluster) == list(range(1, 6)), "all of them, in order, without duplicates"
         assert producer.metrics().records_unknown == 0
         assert (await producer.send_and_wait("t", b"6")).offset == 5
 
@@ -127,7 +127,7 @@ async def test_outdated_metadata_moves_no_record_back_into_a_log_that_may_contai
         found = await results(deliveries)
 
         log = numbers(cluster)
-        assert log == sorted(set(log)), "no record is there twice"
+        assert log == sorted(set(log)), "no record is duplicated"
         assert 2 in log
         assert isinstance(found[0], DeliveryError)
         assert found[0].outcome is Outcome.UNKNOWN

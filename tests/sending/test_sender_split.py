@@ -125,7 +125,7 @@ async def test_a_batch_in_doubt_is_not_split():
 
         assert {error.outcome for error in found} == {Outcome.UNKNOWN}
         assert numbers(cluster) == list(range(10))
-        assert await offsets(await send_numbers(producer, [10])) == [10], "the partition goes on"
+        assert await offsets(await send_numbers(producer, [10])) == [10], "the partition continues"
 
 
 async def test_record_list_too_large_is_also_split():
@@ -320,7 +320,7 @@ async def test_unretrieved_errors_of_a_split_batch_are_reported():
         assert sum(report.unretrieved.values()) == 5
 
 
-# ------------------------------------------------------------------------------------------------ whatever happens
+# ------------------------------------------------------------------------------------------------------- any fault
 
 MISHAPS = [
     {"error": ErrorCode.MESSAGE_TOO_LARGE},
@@ -373,10 +373,10 @@ async def test_split_batches_lose_duplicate_and_reorder_nothing_under_faults(see
             partition: [record.value for record in cluster.records("t", partition)] for partition in (0, 1)
         }
         for partition, found in log.items():
-            assert len(found) == len(set(found)), "doubled"
+            assert len(found) == len(set(found)), "duplicated"
             for task in (partition, partition + 2):
                 mine = [int(value.split(b":")[1]) for value in found if value.startswith(b"%d:" % task)]
-                assert mine == sorted(mine), "overtaken"
+                assert mine == sorted(mine), "reordered"
         for value, delivery in sent.items():
             found = log[int(value[:1]) % 2]
             error = delivery.exception()

@@ -153,7 +153,7 @@ async def test_a_topic_re_created_under_load_contains_every_record_that_is_repor
         delivered = [3 + place for place, end in enumerate(found) if not isinstance(end, BaseException)]
         known_lost = [3]  # appended to the log that was deleted with it
         log = numbers(cluster)
-        assert log == sorted(set(log)), "no order, or a record twice"
+        assert log == sorted(set(log)), "reordered or duplicated records"
         assert set(delivered) - set(known_lost) <= set(log)
         for place, end in enumerate(found):
             if isinstance(end, BaseException):

@@ -115,7 +115,7 @@ async def test_an_abort_discards_unsent_records(version):
         assert {type(error) for error in errors} == {TransactionAbortedError}
         assert {error.outcome for error in errors} == {Outcome.NOT_PERSISTED}
         assert cluster.records("t") == []
-        assert cluster.requests_of(END_TXN) == [], "the coordinator knows of no transaction"
+        assert cluster.requests_of(END_TXN) == [], "the coordinator does not know the transaction"
 
 
 async def test_an_empty_transaction_sends_no_request(version):
@@ -446,7 +446,7 @@ async def test_a_second_producer_of_the_same_id_fences_the_first(version):
             await first.send("t", b"too late", partition=0)
             with pytest.raises((ProducerFencedError, TransactionAbortableError)) as caught:
                 await first.commit_transaction()
-            if caught.value.requires_abort:  # with v2, the answer to the abort tells
+            if caught.value.requires_abort:  # with v2, the answer to the abort decides
                 with pytest.raises(ProducerFencedError):
                     await first.abort_transaction()
             with pytest.raises(ProducerFencedError, match="init_transactions"):
@@ -556,7 +556,7 @@ async def test_a_commit_that_is_never_answered_is_unknown_and_requires_a_new_sta
         assert caught.value.outcome is Outcome.UNKNOWN
         assert caught.value.requires_reinit
         ends = {request.message.committed for request in cluster.requests_of(END_TXN)}
-        assert ends == {True}, "the opposite verb might win"
+        assert ends == {True}, "an abort could win against the commit"
         for call in (producer.begin_transaction, producer.abort_transaction, producer.commit_transaction):
             with pytest.raises(CommitOutcomeUnknownError):
                 await call()
@@ -932,7 +932,7 @@ async def test_a_block_is_a_scope_of_its_own_with_the_calls_that_belong_in_it(ve
     async with transactional(version) as (_, producer):
         scope = producer.transaction()
         assert isinstance(scope, TransactionScope)
-        assert state_of(producer) is TransactionState.READY, "it begins with the block"
+        assert state_of(producer) is TransactionState.READY, "the transaction begins with the block"
         async with scope as entered:
             assert entered is scope
             assert state_of(producer) is TransactionState.IN_TRANSACTION

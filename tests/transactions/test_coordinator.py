@@ -140,13 +140,13 @@ def version(request):
     return request.param
 
 
-# ----------------------------------------------------------------------------------------------------- its time
+# ------------------------------------------------------------------------------------------------- the time-out
 
 
 async def test_a_transaction_is_aborted_when_most_of_its_time_out_has_passed_since_the_first_request(version):
     begun = Begun(version)
     coordinator, transaction = begun.coordinator, begun.transaction
-    assert coordinator.watch(100.0) is None, "the coordinator has heard nothing of it"
+    assert coordinator.watch(100.0) is None, "the coordinator does not know it yet"
     await begun.send_offsets()
     begun.cluster.asked.clear()
 
@@ -211,7 +211,7 @@ async def test_a_failed_transaction_whose_user_does_not_abort_it_is_aborted_for_
     assert "a record failed" in str(begun.transaction.error)
 
 
-# --------------------------------------------------------------------------------------------- what it asks for
+# ----------------------------------------------------------------------------------------------------- requests
 
 
 async def test_a_group_joins_once_and_only_with_v1():
@@ -235,7 +235,7 @@ async def test_the_worst_answer_of_all_partitions_decides(version):
 
     assert isinstance(error, TransactionAbortableError)
     assert final.name in str(error)
-    assert begun.cluster.asked.count(ApiKey.TXN_OFFSET_COMMIT) == 1, "what passes is not waited for"
+    assert begun.cluster.asked.count(ApiKey.TXN_OFFSET_COMMIT) == 1, "transient errors are not waited for"
 
 
 async def test_offsets_that_were_answered_may_be_sent_again_with_other_values(version):
@@ -418,7 +418,7 @@ async def test_a_second_fence_joins_the_first_one_whatever_that_has_done_so_far(
     assert begun.cluster.asked == [ApiKey.INIT_PRODUCER_ID]
 
 
-# ------------------------------------------------------------------------------------------------------- its end
+# --------------------------------------------------------------------------------------------------------- close
 
 
 async def test_a_success_that_nobody_saw_is_forgotten_once_the_producer_was_initialized_again():

@@ -24,7 +24,7 @@ def version(request):
     return request.param
 
 
-# ----------------------------------------------------------------------------------------------- what they become
+# ---------------------------------------------------------------------------------------------------- conversions
 
 
 def packed(group_id: str, generation_id: int, member_id: str, instance_id: str | None) -> bytes:
@@ -87,14 +87,14 @@ def test_the_longest_metadata_that_a_broker_accepts_is_accepted():
         offsets_to_commit({("t", 0): (1, "m" * (LONGEST_METADATA + 1))})
 
 
-# ---------------------------------------------------------------------------------------------- what is refused
+# ------------------------------------------------------------------------------------------------------- errors
 
 
 OFFSETS = {
-    "an offset that is no int64": 2**63,
+    "an offset that is not an int64": 2**63,
     "an offset that is a bool": True,
     "a leader epoch that is a str": OffsetAndMetadata(1, "", "x"),
-    "a leader epoch that is no int32": OffsetAndMetadata(1, "", 2**40),
+    "a leader epoch that is not an int32": OffsetAndMetadata(1, "", 2**40),
     "metadata that can not be encoded": OffsetAndMetadata(1, "\ud800"),
 }
 
@@ -118,10 +118,10 @@ GROUPS = {
     "an id that can not be encoded": "\ud800",
     "an id that is too long": "g" * 2**15,
     "a generation that is a str": ConsumerGroupMetadata("g", "1"),
-    "a generation that is no int32": ConsumerGroupMetadata("g", 2**40),
+    "a generation that is not an int32": ConsumerGroupMetadata("g", 2**40),
     "no member id": ConsumerGroupMetadata("g", 1, None),
-    "an instance id that is no str": ConsumerGroupMetadata("g", 1, "m", 7),
-    "confluent-kafka's, of bytes that are no text": b"CGMDv2:" + b"\1\0\0\0" + b"\xff\0m\0\1",
+    "an instance id that is not a str": ConsumerGroupMetadata("g", 1, "m", 7),
+    "confluent-kafka's, with bytes that are not text": b"CGMDv2:" + b"\1\0\0\0" + b"\xff\0m\0\1",
 }
 
 
@@ -142,7 +142,7 @@ async def test_a_group_that_cannot_be_sent_is_rejected_before_anything_is_sent(v
 
 PLACES = {
     "a partition that is a str": [("t", "0")],
-    "a partition that is no int32": [("t", 2**40)],
+    "a partition that is not an int32": [("t", 2**40)],
     "a partition below zero": [("t", -1)],
     "a topic that is a number": [(5, 0)],
     "a topic that no broker takes": [("not a topic!", 0)],

@@ -248,7 +248,7 @@ async def test_with_v1_an_end_request_that_was_sent_twice_is_followed_by_a_new_e
         await producer.commit_transaction()
 
         ends = [request.message.committed for request in cluster.requests_of(END_TXN)]
-        assert ends == [True, True, False], "an abort asks whether the epoch is still the producer's"
+        assert ends == [True, True, False], "an abort verifies that the epoch is still the producer's"
         assert len(cluster.requests_of(INIT)) == 2
         async with producer.transaction():
             await producer.send("t", b"2", partition=0)
@@ -464,7 +464,7 @@ async def test_with_v1_a_re_created_topic_gets_no_sequence_number_twice():
         assert committed(cluster, "t", 0) == [b"c" * 20_000]
 
 
-# ------------------------------------------------------------------------------------------- whatever happens
+# -------------------------------------------------------------------------------------------------- any fault
 
 
 def some_fault(chance):

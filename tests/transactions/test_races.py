@@ -54,7 +54,7 @@ async def test_close_during_a_commit_does_not_cancel_the_caller(version):
 
         answer.set()
         await asyncio.wait([commit])
-        assert not commit.cancelled(), "nobody has cancelled it"
+        assert not commit.cancelled(), "its caller was not cancelled"
         assert isinstance(commit.exception(), CommitOutcomeUnknownError)
 
 
@@ -100,7 +100,7 @@ async def test_close_during_a_transactional_call_does_not_cancel_the_caller(vers
 
         answer.set()
         await asyncio.wait([task])
-        assert not task.cancelled(), "nobody has cancelled it"
+        assert not task.cancelled(), "its caller was not cancelled"
         assert isinstance(task.exception(), KafkaError)
 
 
@@ -136,7 +136,7 @@ async def test_close_during_an_export_does_not_cancel_the_caller_and_no_partitio
         await assert_nothing_left(producer)
         await asyncio.wait([export])
         answer.set()
-        assert not export.cancelled(), "nobody has cancelled it"
+        assert not export.cancelled(), "its caller was not cancelled"
         assert isinstance(export.exception(), ProducerClosed)
 
 
@@ -221,7 +221,7 @@ async def test_a_commit_during_which_close_is_called_leaves_no_open_transaction(
         assert partition.last_stable_offset == partition.log.end_offset
 
 
-# --------------------------------------------------------------------------------- calls that meet each other
+# ------------------------------------------------------------------------------------------- concurrent calls
 
 
 async def turns_until(condition):
@@ -257,7 +257,7 @@ async def test_an_export_does_not_wait_for_a_join_that_has_just_ended(monkeypatc
 
         async def counted(name, work):
             calls.append(name)
-            assert len(calls) < 100, "it goes round without a turn of the loop"
+            assert len(calls) < 100, "it spins without yielding to the loop"
             await call(name, work)
 
         monkeypatch.setattr(producer._coordinator, "_call", counted)
@@ -359,7 +359,7 @@ async def test_offsets_of_many_groups_can_be_sent_concurrently(version):
         assert [cluster.groups.offsets(f"g{number}")[place] for number in range(20)] == list(range(20))
 
 
-# ------------------------------------------------------------------------------- an end and what is on its way
+# ------------------------------------------------------------------------------- an end and requests in flight
 
 
 @pytest.mark.promise("Transactions", "a commit or an abort is sent after all requests that are on their way")
@@ -409,7 +409,7 @@ async def test_an_end_request_is_sent_after_both_requests_of_offsets_in_flight(c
             assert order == [ApiKey.ADD_OFFSETS_TO_TXN, ApiKey.TXN_OFFSET_COMMIT, END_TXN]
         else:
             assert order[0] is ApiKey.ADD_OFFSETS_TO_TXN
-            assert order[-1] is END_TXN, "with v1, offsets behind it would meet the next transaction"
+            assert order[-1] is END_TXN, "with v1, later offsets would join the next transaction"
 
 
 async def test_an_abort_does_not_wait_for_partitions_that_cannot_join():
@@ -574,7 +574,7 @@ async def test_a_block_completes_its_abort_no_matter_how_often_it_is_cancelled(v
             task.cancel()
             await asyncio.sleep(0)
             await asyncio.sleep(0)
-            assert not task.done(), "nothing is left open behind it"
+            assert not task.done(), "no transaction is left open"
         answer.set()
         await asyncio.wait([task])
 

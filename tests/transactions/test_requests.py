@@ -203,7 +203,7 @@ def test_requests_that_would_join_a_transaction_being_aborted_are_not_sent():
     assert len(brokers.asked) == 1
 
 
-# ----------------------------------------------------------------------------------------------- what is not known
+# ------------------------------------------------------------------------------------------------ unknown outcomes
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ def test_an_attempt_that_was_not_sent_leaves_nothing_behind():
         (JOIN, ErrorCode.PRODUCER_FENCED, ProducerFencedError),
         (OffsetFetchRequest(group_id="g"), ErrorCode.GROUP_AUTHORIZATION_FAILED, BrokerError),
     ],
-    ids=["the transaction is aborted", "the producer is fenced", "a question costs the transaction nothing"],
+    ids=["the transaction is aborted", "the producer is fenced", "a query does not affect the transaction"],
 )
 def test_a_final_error_is_not_retried_and_names_the_code(request_, code, error):
     brokers = Brokers(code)
@@ -295,4 +295,6 @@ def test_a_final_error_is_not_retried_and_names_the_code(request_, code, error):
     assert code.name in str(caught)
     assert len(brokers.asked) == 1
     assert took < 1
-    assert transaction.state is TransactionState.IN_TRANSACTION, "what it means is the coordinator's to say"
+    assert transaction.state is TransactionState.IN_TRANSACTION, (
+        "Coordinator applies the error, not the request"
+    )

@@ -370,7 +370,7 @@ def test_an_unanswered_commit_has_a_state_of_its_own():
 
     assert transaction.state is S.OUTCOME_UNKNOWN
     assert transaction.commit_is_in_doubt
-    assert TRANSITIONS[S.OUTCOME_UNKNOWN] == (S.COMMITTING, S.INITIALIZING), "nothing else may follow"
+    assert TRANSITIONS[S.OUTCOME_UNKNOWN] == (S.COMMITTING, S.INITIALIZING), "no other state may follow"
 
 
 @pytest.mark.parametrize("is_v2", [False, True])
