@@ -61,7 +61,7 @@ class Transactional(RecordPath):
         Raises, at the end of the block:
             TransactionAbortableError: a record failed, or the coordinator rejected a request; the transaction was
                 aborted.
-            CommitOutcomeUnknownError: the commit was sent and never answered; `commit_transaction()` asks again.
+            CommitOutcomeUnknownError: the commit was sent and never answered; `commit_transaction()` repeats it.
             ProducerFencedError: another producer has taken over this transactional id, which aborted the transaction.
                 It also replaces a KafkaError that leaves the block, such as the error of a record that failed because
                 of the fencing, and has that error as its cause. Any other exception leaves the block unchanged.
@@ -99,7 +99,7 @@ class Transactional(RecordPath):
         self._transaction.begin(is_v2=self._brokers.finalized_feature(FEATURE) >= 2)
 
     async def commit_transaction(self) -> None:
-        """Send what is buffered, wait for its acknowledgements, and commit.
+        """Send the buffered records, wait for their acknowledgements, and commit.
 
         Raises:
             TransactionAbortableError: a record failed, or the coordinator rejected a request; call

@@ -69,7 +69,7 @@ IN_DOUBT = {Condition.COMMIT, Condition.UNANSWERED}
 """The conditions of a commit that may have been carried out."""
 
 Key = tuple[int, str]
-"""What a coordinator is responsible for: the kind, group (0) or transactional id (1), and the name."""
+"""The key of a coordinator lookup: the type, 0 for a group or 1 for a transactional id, and the name."""
 
 
 class _CoordinatorRefusedError(KafkaError):

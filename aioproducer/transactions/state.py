@@ -161,12 +161,12 @@ class Transaction:
         """For a participant, by topic: the `check_is_own` error of each partition, or None. A participant's partitions
         never change."""
         self.tells_repetitions = False
-        """True for a participant whose topics use CreateTime: a success that carries a time then stands for a batch
-        that was already in the log."""
+        """True for a participant whose topics use CreateTime. A successful answer that carries a time then refers to a
+        batch that was already in the log."""
 
     @property
     def refuses_records(self) -> bool:
-        """Whether records that were not sent yet will never be sent."""
+        """True if records that were not sent yet will never be sent."""
         return self.state in _LOST
 
     def move(self, to: TransactionState) -> None:
@@ -255,7 +255,7 @@ class Transaction:
 
     @property
     def needs_epoch(self) -> bool:
-        """Whether a new epoch is needed that the end of the transaction does not bring."""
+        """True if a new epoch is needed that the end of the transaction does not bring."""
         return self.epoch_is_spent and not (self.is_v2 and self.may_have_started)
 
     def resume(self, handle: TransactionHandle) -> None:
@@ -335,7 +335,7 @@ class Transaction:
 
     @property
     def has_to_join(self) -> bool:
-        """Whether partitions wait to join, and the transaction can still accept them."""
+        """True if partitions wait to join and the transaction can still accept them."""
         return bool(self.wanted) and self.state in _OPEN
 
     def writes_to(self, topic: str, partition: int) -> None:
