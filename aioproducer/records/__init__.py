@@ -1,1 +1,1 @@
-"""What is buffered: batches, the record path that fills them, and the accumulator that keeps them by partition."""
+"""The buffer: batches, the record path that fills them, and the accumulator that keeps them by partition."""

@@ -595,7 +595,7 @@ cdef class Batch:
                 pass
             let_wait(delivery)
         for _, part in self.parts:
-            # It is not known which records have no delivery any more, only how many at most.
+            # It is not known which records no longer have a delivery, only how many at most.
             add_to(&(<Batch>part).unretrieved,
                    min(self.unretrieved, (<Batch>part).record_count + <int>len((<Batch>part).withdrawn)))
 

@@ -1,8 +1,8 @@
-"""Between closed and sealed: a batch is completed and compressed, in the loop or in a thread.
+"""Completes and compresses closed batches, in the event loop or in a thread.
 
-To hand a batch to a thread and back costs more than to compress 8 KiB, and a thread that compresses wants Python's lock
-from a loop that is busy. So a thread takes whatever waits, one batch after the other; and with one or two processors,
-where it has none to itself, what is quick is compressed in the loop: about a millisecond's worth in one turn.
+Passing a batch to a thread and back costs more than compressing 8 KiB, and a compressing thread competes with a busy
+loop for the GIL. Therefore one job of a thread compresses all waiting batches, one after the other. With one or two
+processors, where a thread has none to itself, quick batches are compressed in the loop: about a millisecond per turn.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ logger = logging.getLogger(__name__)
 Payload: TypeAlias = bytes | memoryview
 
 SMALL = 8 * 1024
-"""Bytes of a batch that are never worth a thread, where the codec is quick."""
+"""The size in bytes up to which a batch is not worth a thread, if the codec is quick."""
 MOST_IN_LOOP = 0.5
-"""Milliseconds for one batch."""
+"""The most milliseconds for one batch in the loop."""
 MOST_IN_TURN = 1.0
-"""Milliseconds for all batches of one turn of the loop."""
+"""The most milliseconds for all batches in one turn of the loop."""
 TELL_AFTER = 1.0
-"""Milliseconds of work after which a thread hands over what it has, though more waits: enough for a large request."""
+"""Milliseconds of work after which a thread returns its batches though more are waiting; enough for a large request."""
 
 
 class Packing:
-    """Completes and compresses what is closed. `on_packed` is called for what a thread has done."""
+    """Completes and compresses closed batches. Calls `on_packed` for each batch that a thread has compressed."""
 
     def __init__(
         self,
@@ -49,14 +49,14 @@ class Packing:
         *,
         gives_way: bool = True,
     ) -> None:
-        """Nothing is started.
+        """Does not start anything.
 
         Args:
             config: the settings.
-            loop: the producer's.
-            processors: how many there are for this process; None to ask the system.
-            executor: whose threads do the work; None for own ones.
-            gives_way: whether own threads come after the loop, which somebody else may wait for.
+            loop: the producer's event loop.
+            processors: the number of processors for this process; None to ask the system.
+            executor: the executor that does the work; None for a new one.
+            gives_way: whether the threads of a new executor have a lower priority than the loop's thread.
         """
         processors = processors or processor_count()
         self._codec = config.compression
@@ -73,8 +73,8 @@ class Packing:
         self._most_in_loop = quick if processors <= 2 else min(quick, SMALL)
         self._most_in_turn = int(MOST_IN_TURN * pace)
         self._in_this_turn = 0
-        """Bytes of batches."""
-        # in threads, which take from the one and add to the other
+        """Bytes of batches that were compressed in this turn of the loop."""
+        # shared with the threads, which take from `_waiting` and append to `_done`
         self._tell_after = int(TELL_AFTER * pace)
         self._waiting: deque[tuple[ProducerBatch, Payload]] = deque()
         self._done: deque[tuple[ProducerBatch, Payload | Exception]] = deque()
@@ -82,18 +82,18 @@ class Packing:
 
     @property
     def turn_is_full(self) -> bool:
-        """Whether this turn of the loop has compressed what one may."""
+        """Whether this turn of the loop has compressed as much as one turn may."""
         return self._in_this_turn >= self._most_in_turn
 
     def pack(self, batch: ProducerBatch) -> None:
-        """Complete and compress a closed batch, now or soon; it must not be sent while `is_packing`."""
+        """Complete and compress a closed batch, now or soon. It must not be sent while `is_packing`."""
         if not self.pack_if_quick(batch):
             batch.is_packing = True
             self._waiting.append((batch, batch.payload))
             self._start_job()
 
     def pack_if_quick(self, batch: ProducerBatch) -> bool:
-        """Compress a closed batch in this turn of the loop, if that is quick; True if nothing is left to do."""
+        """Compress a closed batch in this turn of the loop if that is quick. Return True if nothing is left to do."""
         if not batch.is_whole:
             return False
         if self._codec is Codec.NONE:
@@ -107,8 +107,8 @@ class Packing:
         return True
 
     async def close(self) -> None:
-        """End the threads. What a codec has begun can't be interrupted: a thread that takes longer than a moment ends
-        with its batch, or with the process."""
+        """Stop the threads. A codec cannot be interrupted: a thread that needs longer than LAST_WAIT ends after its
+        batch, or with the process."""
         self._waiting.clear()
         self.executor.shutdown(wait=False, cancel_futures=True)
         if self._jobs:
@@ -131,13 +131,13 @@ class Packing:
             job.add_done_callback(self._job_ended)
 
     def _work(self) -> None:
-        """In a thread: pack what waits, as long as something does."""
+        """Compress waiting batches until there are none. Runs in a thread."""
         untold = 0
         while self._waiting:
             try:
                 batch, payload = self._waiting.popleft()
             except IndexError:
-                return  # another thread was faster
+                return  # another thread took it
             self._done.append((batch, self._packed(batch, payload)))
             untold += len(payload)
             if untold >= self._tell_after and self._waiting:
@@ -152,11 +152,11 @@ class Packing:
         if (error := job.exception()) is not None:
             self._pack_waiting_now(error)
         elif self._waiting:
-            self._start_job()  # it came when the job had looked for the last time
+            self._start_job()  # a batch arrived after the last check of the job
 
     def _pack_waiting_now(self, error: BaseException) -> None:
-        """No thread can be started, or none goes on."""
-        logger.warning("batches are compressed in the event loop, since no thread does it: %r", error)
+        """Compress waiting batches in the loop, because no thread can be started or continues."""
+        logger.warning("batches are compressed in the event loop, because no thread can be used: %r", error)
         while self._waiting:
             batch, payload = self._waiting.popleft()
             self._take_over(batch, self._packed(batch, payload))
@@ -173,7 +173,7 @@ class Packing:
     # ------------------------------------------------------------------------------------------- either of both
 
     def _packed(self, batch: ProducerBatch, payload: Payload) -> Payload | Exception:
-        """The batch's records, whole and compressed. In a thread, while the loop may end the batch."""
+        """Return the complete, compressed records. May run in a thread, while the loop may end the batch."""
         try:
             batch.complete_records()
             return payload if self._codec is Codec.NONE else self._compress(payload)
@@ -185,24 +185,26 @@ class Packing:
         if not isinstance(payload, Exception):
             batch.compressed(self._codec, payload)
         elif not batch.is_done:
-            # The records themselves are fine: they go as they are.
+            # The records themselves are fine and are sent uncompressed.
             logger.warning("a batch of %s could not be compressed: %r", batch.queue.topic, payload)
-            batch.complete_records()  # should the thread not have come so far
+            batch.complete_records()  # in case the thread has not done it
 
 
 def _nobody(batch: ProducerBatch) -> None:
-    """Before the accumulator is there."""
+    """Do nothing: the default until the accumulator sets `on_packed`."""
 
 
 def processor_count() -> int:
-    """How many processors this process may use."""
+    """Return the number of processors that this process may use."""
     if sys.platform == "linux":
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def _give_way_to_the_loop() -> None:
-    """Compressing threads come after the event loop where there are fewer processors than work (measured)."""
+    """Give a compressing thread a lower priority than the loop; measured to help if processors are scarce."""
     if sys.platform == "linux":
-        with contextlib.suppress(OSError):  # a sandbox may forbid it; then they run like all others
+        with contextlib.suppress(
+            OSError
+        ):  # a sandbox may forbid it; the threads then run with normal priority
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)

@@ -1,7 +1,7 @@
-"""Producer id, epoch and the sequence numbers of each partition: decides, sends nothing.
+"""Producer id, epoch and the sequence numbers of each partition. Decides, but sends nothing.
 
-(producer id, epoch, topic id, partition, first sequence) names one byte string, ever: a broker that knows the name
-answers "success" without looking at the bytes, so a name used twice is a silent loss."""
+(producer id, epoch, topic id, partition, first sequence) names one byte string for good. A broker that knows the name
+answers "success" without looking at the bytes: a name used twice is a silent loss."""
 
 from __future__ import annotations
 
@@ -13,22 +13,24 @@ LAST_EPOCH = 2**15 - 1
 
 
 class ProducerIdentity(NamedTuple):
-    """What InitProducerId gave us, with the epoch as we have raised it since (KIP-360)."""
+    """The producer id and epoch from InitProducerId, with the epoch as raised since then (KIP-360)."""
 
     producer_id: int
     epoch: int
     is_transactional: bool = False
-    """Of a transactional id: its batches carry the transactional bit, and its epoch is the coordinator's to raise."""
+    """It has a transactional id: its batches have the transactional bit, and the coordinator raises its epoch."""
 
 
 def sequence_after(sequence: int, count: int) -> int:
-    """The sequence `count` records later; 2**31 - 1 is followed by 0 (DefaultRecordBatch.incrementSequence)."""
+    """Return the sequence `count` records later; 0 follows 2**31 - 1 (DefaultRecordBatch.incrementSequence)."""
     return (sequence + count) & LAST_SEQUENCE
 
 
 class PartitionSequence:
-    """Where one partition stands. Lives as long as the producer, also while metadata does not know the topic; after its
-    topic was made anew, as long as its epoch."""
+    """The sequence state of one partition.
+
+    It is kept until the producer closes, even while the topic is missing from the metadata. After the topic was
+    re-created, it is kept as long as its epoch is in use."""
 
     __slots__ = ("confirmed_on", "has_gap", "identity", "next_sequence", "topic_id")
 
@@ -37,9 +39,9 @@ class PartitionSequence:
         self.identity: ProducerIdentity | None = None
         self.next_sequence = 0
         self.confirmed_on: tuple[ProducerIdentity, int] | None = None
-        """(identity, leader) of the last acknowledgement: this broker knows this producer."""
+        """(identity, leader) of the last acknowledgement: this broker has state for this producer."""
         self.has_gap = False
-        """A numbered batch was given up: what follows needs a new epoch, unless a later one is acknowledged."""
+        """A numbered batch failed: the following batches need a new epoch, unless a later batch is acknowledged."""
 
     def adopt(self, identity: ProducerIdentity) -> None:
         self.identity = identity
@@ -49,14 +51,14 @@ class PartitionSequence:
 
 
 class Idempotence:
-    """The sequence numbers of one producer: assigned by the sender, reset by the tasks that get an identity."""
+    """The sequence numbers of one producer. The sender assigns them; the tasks that get an identity reset them."""
 
     def __init__(self, enabled: bool) -> None:
         self.enabled = enabled
         self.identity: ProducerIdentity | None = None
         self._sequences: dict[tuple[UUID, int], PartitionSequence] = {}
         self._replaced: set[tuple[UUID, int]] = set()
-        """Of these, those of topics that were made anew since: metadata that is late may still name them."""
+        """The keys of topics that were re-created since; metadata that arrives late may still name them."""
 
     @property
     def needs_identity(self) -> bool:
@@ -65,10 +67,10 @@ class Idempotence:
     def sequence_of(
         self, known: PartitionSequence | None, topic_id: UUID, partition: int
     ) -> PartitionSequence:
-        """The state of a partition of the topic with this id, zero if the cluster does not tell ids.
+        """Return the state of a partition of the topic with this id, zero if the cluster has no topic ids.
 
-        A topic made anew under the same name has another id and starts anew. A topic whose id is learned only now
-        goes on with what is known: to start again at 0 under the same epoch would give a name a second time.
+        A topic that was re-created under the same name has another id and starts with new state. A topic whose id
+        becomes known only now keeps its state: starting again at 0 under the same epoch would use a name twice.
         """
         if not topic_id.int:
             return known if known is not None else PartitionSequence(topic_id)
@@ -84,7 +86,7 @@ class Idempotence:
         return found
 
     def _replace(self, old: tuple[UUID, int], new: tuple[UUID, int]) -> None:
-        """A topic was made anew. Who was replaced before is forgotten with its epoch: it numbers nothing any more."""
+        """Note that a topic was re-created, and forget replaced topics whose epoch is no longer in use."""
         self._replaced.discard(new)
         self._replaced.add(old)
         for place in list(self._replaced):
@@ -93,10 +95,10 @@ class Idempotence:
                 del self._sequences[place]
 
     def may_be_in_flight(self, sequence: PartitionSequence, leader: int, most: int) -> int:
-        """How many batches of the partition may be in flight to `leader`.
+        """Return how many batches of the partition may be in flight to `leader`.
 
-        One until the first acknowledgement: a broker that does not know the producer accepts any first sequence, so
-        a second batch that overtakes a refused first one would shut it out for ever (KAFKA-15591).
+        It is one until the first acknowledgement. A broker without state for the producer accepts any first sequence,
+        so a second batch that overtakes a rejected first one would exclude that one for good (KAFKA-15591).
         """
         if not self.enabled:
             return 1
@@ -106,27 +108,27 @@ class Idempotence:
         return most if sequence.confirmed_on == (current, leader) else 1
 
     def begin(self, sequence: PartitionSequence) -> None:
-        """Before the next batch is numbered, with nothing of the partition in flight: close a gap by a new epoch."""
+        """Start a new epoch if there is a gap. Called before numbering, while no batch of the partition is in flight."""
         if sequence.has_gap and sequence.identity == self.identity:
             self.bump()
         if self.identity is not None and sequence.identity != self.identity:
             sequence.adopt(self.identity)
 
     def bump(self) -> None:
-        """Raise the epoch by one, without asking the broker (KIP-360); after the last one a new id is needed."""
+        """Raise the epoch by one, without asking a broker (KIP-360). After the last epoch a new id is needed."""
         assert self.identity is not None
         assert not self.identity.is_transactional
         producer_id, epoch, _ = self.identity
         self.identity = ProducerIdentity(producer_id, epoch + 1) if epoch < LAST_EPOCH else None
 
     def discard(self, identity: ProducerIdentity) -> None:
-        """Stop using a producer id that another producer uses too; the next one comes from a broker."""
+        """Stop using a producer id that another producer also uses; a broker provides the next one."""
         assert not identity.is_transactional
         if self.identity is not None and self.identity.producer_id == identity.producer_id:
             self.identity = None
 
     def take(self, sequence: PartitionSequence, record_count: int) -> int:
-        """The first sequence of a new batch."""
+        """Return the first sequence of a new batch, and advance by its records."""
         first = sequence.next_sequence
         sequence.next_sequence = sequence_after(first, record_count)
         return first
@@ -134,7 +136,7 @@ class Idempotence:
     def acknowledged(self, sequence: PartitionSequence, identity: ProducerIdentity, leader: int) -> None:
         if sequence.identity == identity:
             sequence.confirmed_on = (identity, leader)
-            # The broker took a later batch of this epoch, so it has all earlier ones.
+            # The broker accepted a later batch of this epoch, so it has all earlier ones.
             sequence.has_gap = False
 
     def given_up(self, sequence: PartitionSequence, identity: ProducerIdentity) -> None:

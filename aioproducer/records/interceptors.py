@@ -1,6 +1,6 @@
-"""Calling the user's interceptors: they see each record before all else, and once what became of it.
+"""Calls the user's interceptors: before anything else happens to a record, and once with its result.
 
-One that raises is logged and skipped, as in Kafka's ProducerInterceptors: the record goes on without it."""
+An interceptor that raises an exception is logged and skipped, as in Kafka's ProducerInterceptors."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ logger = logging.getLogger(__name__)
 
 
 class Interceptor(Protocol):
-    """What `Producer(interceptors=[...])` takes; an object with only one of the two methods will do.
+    """An item of `Producer(interceptors=[...])`. An object with only one of the two methods is enough.
 
-    Both run on the producer's event loop and must not block; neither can be async.
+    Both methods run in the producer's event loop and must not block. They cannot be async.
     """
 
     def on_send(self, record: ProducerRecord, /) -> ProducerRecord:
-        """A record as `send` was given it, before anything else looks at it; returns it, or another one."""
+        """Receive a record as it was passed to `send`. Return it, or another record."""
         ...
 
     def on_acknowledgement(self, result: RecordMetadata | BaseException, /) -> None:
-        """Once for each record: where it is, or why it is nowhere, or perhaps nowhere (`outcome`)."""
+        """Receive the result of a record: its metadata, or its error with an `outcome`. Called once for each record."""
         ...
 
 
 class Interceptors:
-    """All interceptors of a producer, in order. Without any, each call does nothing."""
+    """All interceptors of a producer, in order. Without interceptors, each call does nothing."""
 
     def __init__(self, interceptors: Sequence[Interceptor]) -> None:
         self._on_send: list[Callable[[ProducerRecord], object]] = _methods(interceptors, "on_send")
@@ -40,7 +40,7 @@ class Interceptors:
         )
 
     def on_send(self, record: ProducerRecord) -> ProducerRecord:
-        """The record as the interceptors leave it."""
+        """Return the record that the interceptors return."""
         for call in self._on_send:
             try:
                 result = call(record)
@@ -62,7 +62,7 @@ class Interceptors:
         return record
 
     def on_acknowledgement(self, result: RecordMetadata | BaseException) -> None:
-        """Tell all of them what became of a record."""
+        """Call all interceptors with the result of a record."""
         for call in self._on_acknowledgement:
             try:
                 returned = call(result)
@@ -78,7 +78,7 @@ class Interceptors:
                 )
 
     def watch(self, delivery: Delivery) -> None:
-        """Tell them of this record when it has its result, whatever becomes of the user's own delivery."""
+        """Call all interceptors when this record has its result, even if the user's own delivery is cancelled."""
         if self._on_acknowledgement:
             delivery.batch.another(delivery).add_done_callback(self._ended)
 
@@ -92,7 +92,7 @@ def _methods(interceptors: Sequence[Interceptor], name: str) -> list[Callable[..
 
 
 def _close(returned: object) -> bool:
-    """Close a coroutine that nothing will await. False if it is something else."""
+    """Close a coroutine that will not be awaited. Return False if it is not a coroutine."""
     if not inspect.iscoroutine(returned):
         return False
     returned.close()

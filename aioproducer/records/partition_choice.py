@@ -1,4 +1,4 @@
-"""Where a record goes, as far as the compiled path does not decide it: the checks and the user's partitioner."""
+"""Chooses partitions that the compiled path does not choose: checks of arguments, and the user's partitioner."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COMPILED_PATH_CHOOSES = -1
 
 
 class PartitionChoice:
-    """Chooses by the setting `partitioner`."""
+    """Chooses partitions according to the setting `partitioner`."""
 
     def __init__(self, config: ProducerConfig, random: Random) -> None:
         kind, self._function = make_partitioner(config.partitioner, random)
@@ -26,15 +26,16 @@ class PartitionChoice:
             self._function = ConsistentRandom(random)
         self._round_robins: dict[str, RoundRobin] | None = {} if kind == "round_robin" else None
         self.is_compiled = kind == "murmur2"
-        """Java's murmur2 and sticky partitions need nothing of this class."""
+        """The compiled path does all of the work, with Java's murmur2 and sticky partitions."""
         self._known: dict[str, tuple[TopicInfo, tuple[int, ...], tuple[int, ...]]] = {}
-        """All partitions and the available ones of a topic, as long as its TopicInfo is the same object."""
+        """The TopicInfo of each topic, with all its partitions and the available ones."""
 
     def partition_for(self, info: TopicInfo, key: bytes | None) -> int:
-        """The partition of a record with this key, or COMPILED_PATH_CHOOSES.
+        """Return the partition of a record with this key, or COMPILED_PATH_CHOOSES.
 
         Raises:
-            InvalidRecordError: the user's partitioner chose one that does not exist, or raised; that is the cause.
+            InvalidRecordError: the user's partitioner chose a partition that does not exist, or raised an exception,
+                which is the cause.
         """
         if self.is_compiled:
             return COMPILED_PATH_CHOOSES
@@ -57,7 +58,7 @@ class PartitionChoice:
     def _chosen(
         self, topic: str, key: bytes | None, every: Sequence[int], available: Sequence[int]
     ) -> object:
-        """What the partitioner returns; it may change the lists that it is given."""
+        """Call the partitioner with copies of the lists, which it may change."""
         assert self._function is not None
         try:
             return self._function(key, list(every), list(available))
@@ -72,7 +73,7 @@ class PartitionChoice:
         what = shown(returned)
         if inspect.iscoroutine(returned):
             returned.close()
-            what = "a coroutine (it can't be async)"
+            what = "a coroutine (a partitioner cannot be async)"
         return InvalidRecordError(
             f"the partitioner {qualified_name(self._function)} returned {what} for topic {topic}; it must return one "
             f"of the topic's partitions, an int from 0 to {partitions - 1}; nothing was buffered",
@@ -81,7 +82,7 @@ class PartitionChoice:
 
 
 def check_is_bytes(data: object, part: str) -> None:
-    """Raise for a key that has no bytes, in the words that the append would use."""
+    """Raise unless a key or value is a buffer, with the same text as the append."""
     if not is_buffer(data):
         raise InvalidRecordError(
             f"the {part} must be bytes, bytearray, memoryview or None, not {type(data).__name__}; encode it, or give "
@@ -91,7 +92,7 @@ def check_is_bytes(data: object, part: str) -> None:
 
 
 def check_target(topic: object, partition: object) -> int | None:
-    """Raise for what can't be the name of a topic or the number of a partition, which it returns as an int."""
+    """Raise unless the arguments are a topic name and a partition number or None. Return the number as an int."""
     if not isinstance(topic, str):
         raise InvalidTopicError(f"the topic must be a str, not {shown(topic)}", topic="")
     check_topic_name(topic)
@@ -106,7 +107,7 @@ def check_target(topic: object, partition: object) -> int | None:
 
 
 def check_timeout(timeout: object, error_type: type[InvalidArgumentError] = InvalidArgumentError) -> None:
-    """Raise for what can't be a number of seconds to wait."""
+    """Raise unless the timeout is None or a number of seconds."""
     if timeout is None or timeout == math.inf:
         return
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 <= timeout < 2**53:
@@ -117,6 +118,6 @@ def check_timeout(timeout: object, error_type: type[InvalidArgumentError] = Inva
 
 
 def shown(value: object) -> str:
-    """A number as it is; of anything else only the type, for it may be a key or a value in the wrong place."""
+    """Return the repr of a number, and only the type of anything else, which may be a misplaced key or value."""
     is_number = isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**64)
     return repr(value) if is_number or value is None else type(value).__name__

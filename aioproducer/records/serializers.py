@@ -1,4 +1,4 @@
-"""Calling the user's serializers: functions or objects, sync or async; what they raise becomes one error."""
+"""Calls the user's serializers: functions or objects, sync or async. Their exceptions become SerializationError."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aioproducer.types import Headers, is_buffer, qualified_name
 
 
 class SerializerObject(Protocol):
-    """A serializer that wants to see the topic and the headers too. May be async."""
+    """A serializer that also needs the topic and the headers. May be async."""
 
     def serialize(self, topic: str, value: Any, headers: Headers | None, /) -> Any: ...
 
@@ -23,10 +23,10 @@ Serializer: TypeAlias = Callable[[Any], Any] | SerializerObject
 async def serialized(
     serializer: Serializer | None, value: Any, topic: str, headers: Headers | None, part: str
 ) -> Any:
-    """The record's `part`, "key" or "value", as the serializer makes it; the value itself without one.
+    """Return the serialized `part`, "key" or "value", of a record; without a serializer, the value itself.
 
     Raises:
-        SerializationError: the serializer raised, its error is the cause; or it returned no bytes.
+        SerializationError: the serializer raised an exception, which is the cause, or did not return bytes.
     """
     if serializer is None:
         return value
@@ -44,10 +44,10 @@ async def serialized(
 def serialized_now(
     serializer: Serializer | None, value: Any, topic: str, headers: Headers | None, part: str
 ) -> Any:
-    """The same where nothing can be waited for; `topic` is empty where it is not known yet.
+    """Like `serialized`, without waiting. `topic` is empty if it is not known yet.
 
     Raises:
-        SerializationError: the serializer raised, its error is the cause; or it returned no bytes.
+        SerializationError: the serializer raised an exception, which is the cause, or did not return bytes.
         IllegalStateError: the serializer is async.
     """
     if serializer is None:
@@ -73,7 +73,7 @@ def _call(serializer: Serializer, value: Any, topic: str, headers: Headers | Non
 
 
 def _check_result(serializer: Serializer, result: object, topic: str, part: str) -> None:
-    """Raise SerializationError for what has no bytes. Which buffers can be sent is decided when they are copied."""
+    """Raise SerializationError unless the result is a buffer. The copy decides which buffers can be sent."""
     if is_buffer(result):
         return
     raise SerializationError(

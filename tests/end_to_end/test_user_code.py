@@ -93,7 +93,7 @@ def choose_a_word(key: object, every: object, available: object) -> str:
 @pytest.mark.parametrize(
     ("partitioner", "problem"),
     [
-        (choose_later, "choose_later returned a coroutine (it can't be async) for topic t;"),
+        (choose_later, "choose_later returned a coroutine (a partitioner cannot be async) for topic t;"),
         (
             choose_a_word,
             "choose_a_word returned str for topic t; it must return one of the topic's partitions",

@@ -76,7 +76,14 @@ def test_prose_of_markdown_has_no_code():
 
 
 @pytest.mark.parametrize(
-    "sentence", ["there is no memory", "it is no longer there", "0 stands for all", "an outstanding answer"]
+    "sentence",
+    [
+        "there is no memory",
+        "it is no longer there",
+        "0 stands for all",
+        "an outstanding answer",
+        "it tells them apart",
+    ],
 )
 def test_usual_english_is_not_counted(sentence):
     assert phrases_of(prose_of_python(f'"""It says: {sentence}."""')) == []
