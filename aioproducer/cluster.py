@@ -1,7 +1,7 @@
-"""What is known of the cluster at one moment: brokers, topics, partitions and their leaders.
+"""A snapshot of the cluster's metadata: brokers, topics, partitions and their leaders.
 
-A `Cluster` is a frozen value; each answer or hint makes a new one from the old one. Objects that did not
-change are taken over, so `is` tells whether something did. Nothing here knows a socket or a clock."""
+A `Cluster` is frozen; each metadata response or leader hint creates a new one from the old one. Unchanged objects are
+reused, so `is` shows whether something changed. Nothing here uses a socket or a clock."""
 
 from __future__ import annotations
 
@@ -115,17 +115,17 @@ class Cluster:
         return found.partitions[partition]
 
     def merging(self, response: MetadataResponse, asked: Collection[str]) -> Generator[None, None, Cluster]:
-        """The snapshot after an answer about the topics `asked`; what is known of other topics stays.
+        """Return the snapshot after a response about the topics `asked`. Other topics are kept.
 
-        It is made in steps of at most one broker or partition, between which others may work, and returned. The last
-        step alone goes through all topics once more, to see whether one has changed.
+        It is built in steps of at most one broker or partition, between which other tasks may run. Only the last step
+        compares all topics, to find out whether one has changed.
 
-        Leader epochs of a topic never go backwards, because a broker that just restarted answers from old
-        metadata (KIP-320); a new topic id starts anew (KIP-516). Where topics have no id yet (before 2.8), one that
-        was made anew can't be told from old metadata: there an older epoch is better than no leader.
+        The leader epochs of a topic never go backwards, because a broker that has just restarted answers from old
+        metadata (KIP-320). With a new topic id they start again (KIP-516). Without topic ids (before 2.8), a re-created
+        topic cannot be distinguished from old metadata; then an older epoch is better than no leader.
 
         Raises:
-            ProtocolError: the answer names no broker that could be connected to.
+            ProtocolError: the response names no broker that can be connected to.
         """
         nodes: dict[int, Node] = {}
         for broker in response.brokers:
@@ -159,7 +159,7 @@ class Cluster:
     def with_leader_hint(
         self, topic: str, partition: int, leader_id: int, leader_epoch: int, endpoints: Iterable[Endpoint]
     ) -> Cluster:
-        """The snapshot after a produce answer named the new leader (KIP-951); `self` if that is no news."""
+        """Return the snapshot after a Produce response named a leader (KIP-951); `self` if it is known already."""
         known = self.partition(topic, partition)
         if known is None or not self.nodes or leader_id < 0 or leader_epoch <= known.leader_epoch:
             return self
@@ -177,9 +177,9 @@ class Cluster:
         )
 
     def without_epoch(self, topic: str, partition: int) -> Cluster:
-        """The snapshot after the leader of a partition said that it is none: whatever is answered next is believed.
+        """Return the snapshot after a broker denied that it leads a partition: the next response is accepted.
 
-        Only for a topic without id, which may have been made anew and count its epochs from 0; `self` for others.
+        Only for a topic without an id, which may have been re-created and count its epochs from 0; otherwise `self`.
         """
         known = self.partition(topic, partition)
         if known is None or known.leader_epoch == NO_EPOCH or self.topics[topic].topic_id != NO_TOPIC_ID:
@@ -190,15 +190,14 @@ class Cluster:
         return replace(self, topics={**self.topics, topic: info._replace(partitions=tuple(partitions))})
 
     def without_topics(self, names: Collection[str]) -> Cluster:
-        """The snapshot after some topics were forgotten."""
+        """Return the snapshot without some topics."""
         gone = set(names)
         return replace(self, topics={name: info for name, info in self.topics.items() if name not in gone})
 
     def without_leaders(self) -> Cluster:
-        """The snapshot after the brokers turned out to be gone: topics and partition counts stay, all else
-        is unknown.
+        """Return the snapshot after all brokers became unreachable: only topics and partition counts are kept.
 
-        Epochs are forgotten too: a restored cluster counts from lower ones.
+        Epochs are forgotten as well, because a restored cluster may count from lower ones.
         """
         return Cluster(
             {},
@@ -215,7 +214,7 @@ class Cluster:
         )
 
     def _without_lost_leaders(self, nodes: dict[int, Node]) -> Generator[None, None, dict[str, TopicInfo]]:
-        """The topics, where a leader that `nodes` does not name any more is no leader."""
+        """Return the topics without leaders that are missing in `nodes`."""
         topics: dict[str, TopicInfo] = {}
         for name, info in self.topics.items():
             yield
@@ -239,7 +238,7 @@ class Cluster:
 
 
 def _node(endpoint: Endpoint) -> Node | None:
-    """The endpoint as a node; None if nobody could connect to it. Negative ids are bootstrap addresses."""
+    """Return the endpoint as a node; None if its address is unusable. Negative ids are bootstrap addresses."""
     host, port = endpoint.host, endpoint.port
     if endpoint.node_id < 0 or not 0 < port < 65536 or not 0 < len(host) <= _MAX_HOST:
         return None

@@ -30,10 +30,10 @@ Credentials = Callable[[], tuple[str, str] | Awaitable[tuple[str, str]]]
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ProducerConfig:
-    """All settings of a producer, in seconds and bytes. `Producer`'s docstring says what each means.
+    """All settings of a producer, in seconds and bytes. The docstring of `Producer` describes them.
 
-    `print(producer.config)` shows them one per line, by keyword and in its unit, with where each comes from;
-    passwords and keys are hidden. A pickle of it has lost them.
+    `print(producer.config)` shows one setting per line, with its keyword, unit and origin. Passwords and keys are
+    hidden, and a pickle does not contain them.
     """
 
     bootstrap_servers: tuple[tuple[str, int], ...]
@@ -160,17 +160,17 @@ class ProducerConfig:
         return config
 
     def origin(self, setting: str) -> str:
-        """Where a setting comes from.
+        """Return the origin of a setting.
 
         Args:
             setting: the keyword of `Producer`.
 
         Returns:
-            "default", "explicit", "environment NAME", "FILE:LINE" or "derived because ...", the middle ones with
-            " as KEY" behind them if it was set under another name.
+            "default", "explicit", "environment NAME", "FILE:LINE" or "derived because ...". For a setting that was set
+            under another name, " as KEY" follows.
 
         Raises:
-            ConfigError: there is no such setting.
+            ConfigError: the setting does not exist.
         """
         if setting not in SETTINGS:
             raise unknown_keyword(setting)
@@ -180,7 +180,7 @@ class ProducerConfig:
         lines = []
         for name, setting in SETTINGS.items():
             family = name.partition("_")[0]
-            # What has no use with the protocol can't have been set either.
+            # Settings that the protocol does not use are rejected, so they cannot have been set.
             if setting.field and (family not in ("ssl", "sasl") or family.upper() in self.security_protocol):
                 lines.append(f"{name} = {self._shown(setting)} ({self.origin(name)})")
         return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""How a producer gets its settings: keywords, a mapping of anybody's names, the environment, a properties file."""
+"""The sources of a producer's settings: keywords, a mapping with any client's names, the environment, a file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Configured:
 
     _given: dict[str, Any]
     _sourced = Sourced({}, {})
-    """Where settings come from that are not the caller's keywords; set before `__init__` runs."""
+    """The origins of settings that are not keywords of the caller; set before `__init__` runs."""
     _config: ProducerConfig
 
     @property
@@ -109,9 +109,9 @@ class Configured:
 
 
 def keeps_what_was_given(init: Callable[P, None]) -> Callable[P, None]:
-    """Decorate `Producer.__init__`: what was given is in `self._given`, so that it can be told from defaults.
+    """Decorate `Producer.__init__` to keep the given arguments, without defaults, in `self._given`.
 
-    An unknown keyword raises ConfigError, which names the setting that was meant, instead of a TypeError.
+    An unknown keyword raises ConfigError, with the name of the most similar setting, instead of a TypeError.
     """
     names = list(inspect.signature(init).parameters)
 

@@ -6,7 +6,7 @@
     │  ├─ ProducerNotStartedError, ProducerClosed
     │  └─ WrongLoopError, ForkedError
     ├─ InvalidArgumentError (ValueError)   argument
-    │  └─ InvalidRecordError            what the user handed over can't be sent
+    │  └─ InvalidRecordError            the record cannot be sent
     │     ├─ RecordTooLargeError        size, limit
     │     ├─ InvalidTopicError          topic
     │     └─ SerializationError
@@ -26,17 +26,17 @@
     │  │  └─ CommitOutcomeUnknownError
     │  └─ TransactionTimeoutError       also a KafkaTimeoutError
     ├─ BrokerConnectionError            written
-    ├─ AuthenticationError              broker and client do not believe who the other one is
+    ├─ AuthenticationError              credentials or a certificate were rejected
     │  ├─ UnsupportedSaslMechanismError mechanism, offered
     │  └─ TlsError
-    ├─ ProtocolError                    the peer's bytes make no sense
+    ├─ ProtocolError                    malformed bytes from the peer
     │  ├─ CorrelationError, MissingPartitionError, ForeignPartitionError
     │  └─ NotKafkaError                 peer
     ├─ UnsupportedVersionError
     └─ BrokerError                      code, name
 
-Each carries its facts as fields and a sentence that a user can act on. No text ever shows a key, a value or a
-password. All of them can be pickled.
+Each error has its facts as fields, and a text that a user can act on. No text contains a key, a value or a password.
+All errors can be pickled.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ E = TypeVar("E", bound=BaseException)
 
 
 def escaped(text: str | None, limit: int = 1024) -> str:
-    """A peer's text made safe for logs and terminals, at most `limit` characters.
+    """Return a peer's text in a form that is safe for logs and terminals, with at most `limit` characters.
 
-    Characters that Unicode calls not printable are escaped: control characters, line and paragraph separators, changes
-    of the direction of writing, lone halves of surrogate pairs, and blanks other than the usual one.
+    Characters that are not printable according to Unicode are escaped: control characters, line and paragraph
+    separators, changes of the writing direction, unpaired surrogates, and spaces other than U+0020.
     """
     if not text:
         return ""
@@ -70,11 +70,11 @@ def _by_number(character: str) -> str:
 
 
 def without_tracebacks(error: E) -> E:
-    """The error, to be kept: neither it nor its causes hold frames, nor what their callers had in hand.
+    """Remove the tracebacks of an error and its causes, so that it can be stored. Return the error.
 
-    From Python 3.12 on the frame of a coroutine that has ended holds the one that awaited it, up to the user's own:
-    with a single traceback, be it of a cause, what the error belongs to stays until a collector runs. A context may be
-    what the user's own code is handling just now: it is let go and not changed.
+    From Python 3.12 on, the frame of a finished coroutine refers to the frame that awaited it, up to the user's own. A
+    single traceback, even that of a cause, would keep these objects alive until a garbage collection. The context may
+    be an exception that user code is handling: it is dropped, but not changed.
     """
     found: list[BaseException] = [error]
     for one in found:
@@ -88,15 +88,15 @@ class KafkaError(Exception):
     """Base of all errors of this package."""
 
     retriable: ClassVar[bool] = False
-    """The same call may succeed later. Says nothing about whether a record was persisted."""
+    """Whether the same call may succeed later. It does not say whether a record was persisted."""
     requires_abort: ClassVar[bool] = False
     requires_reinit: ClassVar[bool] = False
     fatal: ClassVar[bool] = False
-    """This producer can't go on; build a new one."""
+    """The producer cannot continue; build a new one."""
 
     def __init__(self, message: str = "", **facts: Any) -> None:
         if not message.isascii():
-            # Halves of surrogate pairs in a user's name of something: such a text could not be printed.
+            # A text with unpaired surrogates, for example in a name from the user, could not be printed.
             message = message.encode("utf-8", "backslashreplace").decode()
         super().__init__(message)
         self.message = message
@@ -120,7 +120,7 @@ class ConfigError(KafkaError, ValueError):
 
 
 class IllegalStateError(KafkaError, RuntimeError):
-    """The call does not fit the state that the producer is in."""
+    """The call is not allowed in the current state of the producer."""
 
 
 class ProducerNotStartedError(IllegalStateError):
@@ -142,13 +142,13 @@ class ForkedError(IllegalStateError):
 
 
 class InvalidArgumentError(KafkaError, ValueError):
-    """A call was given what it can't take, and did nothing. `argument` is the name of the culprit."""
+    """An argument is invalid, and the call did nothing. `argument` is its name."""
 
     argument: str = ""
 
 
 class InvalidRecordError(InvalidArgumentError):
-    """The record can't be sent as it is; nothing was buffered."""
+    """The record is invalid; nothing was buffered."""
 
     outcome = Outcome.NOT_PERSISTED
 
@@ -161,14 +161,14 @@ class RecordTooLargeError(InvalidRecordError):
 
 
 class InvalidTopicError(InvalidRecordError):
-    """Kafka refuses this topic name. `topic` is empty if it was no text at all."""
+    """The topic name is invalid. `topic` is empty if the argument was not a str."""
 
     argument = "topic"
     topic: str
 
 
 class SerializationError(InvalidRecordError):
-    """A serializer raised, and its error is the cause; or it returned something that can't be sent."""
+    """A serializer raised an exception, which is the cause, or returned something other than bytes."""
 
 
 class BufferFullError(KafkaError):
@@ -191,14 +191,14 @@ class BufferTimeoutError(KafkaTimeoutError):
 
 
 class MetadataTimeoutError(KafkaTimeoutError):
-    """The cluster did not tell about the topic within max_block_ms; the record was not buffered."""
+    """No metadata of the topic arrived within max_block_ms; the record was not buffered."""
 
     outcome = Outcome.NOT_PERSISTED
     topic: str
 
 
 class UnknownPartitionError(KafkaTimeoutError):
-    """The topic has no such partition, also not after max_block_ms. `partitions`: how many it has."""
+    """The partition did not appear within max_block_ms. `partitions` is the number of partitions of the topic."""
 
     outcome = Outcome.NOT_PERSISTED
     topic: str
@@ -207,25 +207,24 @@ class UnknownPartitionError(KafkaTimeoutError):
 
 
 class TopicAuthorizationError(KafkaError):
-    """The cluster does not let this client write to the topic."""
+    """The cluster does not allow this client to write to the topic."""
 
     outcome = Outcome.NOT_PERSISTED
     topic: str
 
 
 class BootstrapError(KafkaTimeoutError):
-    """No bootstrap address answered; the text says of each address why, and so does `reasons`."""
+    """No bootstrap address answered. The text and `reasons` have the reason for each address."""
 
     reasons: Mapping[str, KafkaError] = MappingProxyType({})
-    """By "host:port": NotKafkaError if waiting won't help, BrokerConnectionError if it might."""
+    """The error of each "host:port": NotKafkaError if waiting does not help, BrokerConnectionError if it might."""
 
 
 class DeliveryError(KafkaError):
-    """A buffered record was given up. `outcome` says whether it may be in the log all the same.
+    """A buffered record failed. `outcome` says whether it may be in the log all the same.
 
-    Fields: outcome, topic, partition, broker (node id or None), attempts, elapsed (seconds since its batch was
-    opened; with a timeout of its own since `send`),
-    last_error (the error of the last attempt, or None).
+    Fields: outcome, topic, partition, broker (node id or None), attempts, elapsed (seconds since its batch was opened,
+    or since `send` for a record with its own timeout), last_error (the error of the last attempt, or None).
     """
 
     outcome: Outcome = Outcome.UNKNOWN
@@ -242,15 +241,15 @@ class DeliveryTimeoutError(DeliveryError, KafkaTimeoutError):
 
 
 class TransactionAbortedError(DeliveryError):
-    """The record belongs to a transaction that was aborted: whether it is in the log or not, nobody who reads committed
-    records will see it."""
+    """The record belongs to a transaction that was aborted. Even if it is in the log, consumers with
+    isolation.level=read_committed do not see it."""
 
 
 class SendManyError(KafkaError):
     """Some rows of a `send_many` failed; all others are in the log.
 
-    `errors` says of each failed row why. `outcome` is UNKNOWN if it is so for one of them; `retriable` and the other
-    flags are set if they are for one.
+    `errors` has the error of each failed row. `outcome` is UNKNOWN if that of at least one row is; `retriable` and the
+    other flags are set if they are set for at least one row.
     """
 
     outcome: Outcome = Outcome.UNKNOWN
@@ -258,7 +257,7 @@ class SendManyError(KafkaError):
 
 
 class TransactionError(KafkaError):
-    """A transaction can't go on. The three kinds below are those of KIP-1050."""
+    """A transaction failed. The three kinds below are those of KIP-1050."""
 
     outcome = Outcome.NOT_PERSISTED
     transactional_id: str
@@ -272,32 +271,32 @@ class TransactionAbortableError(TransactionError):
 
 
 class TransactionReinitError(TransactionError):
-    """Nothing more can be done under this producer epoch. `init_transactions()` takes a new one, and with it fences
-    whoever else uses this transactional id by now; without it, close the producer."""
+    """This producer epoch can no longer be used. `init_transactions()` gets a new one, which fences any other producer
+    with this transactional id. The alternative is to close the producer."""
 
     requires_reinit = True
 
 
 class ProducerFencedError(TransactionReinitError):
-    """Another producer has begun to use the same transactional id, or (transactions v1) the transaction timed out;
-    the transaction is not committed. With v1 also if the answer to a request for the next epoch was lost and the
-    coordinator moved to another broker, which takes the repetition for a fenced producer's."""
+    """Another producer uses the same transactional id, or (transactions v1) the transaction timed out. The transaction
+    is not committed. With v1 it is also raised if the response to a request for the next epoch was lost and the
+    coordinator moved to another broker, which takes the repetition for that of a fenced producer."""
 
 
 class CommitOutcomeUnknownError(TransactionReinitError):
-    """The commit was sent and never answered: the transaction is committed as a whole, or aborted as a whole.
+    """The commit was sent and not answered: the transaction is either committed as a whole or aborted as a whole.
 
-    `commit_transaction()` may be called again: the same request is sent again, and its answer settles the matter."""
+    `commit_transaction()` may be called again. It repeats the same request, and the response decides."""
 
     outcome = Outcome.UNKNOWN
 
 
 class TransactionTimeoutError(TransactionError, KafkaTimeoutError):
-    """A transactional call took longer than max_block_ms. Make the same call again to wait on."""
+    """A transactional call took longer than max_block_ms. Repeat the call to continue waiting."""
 
 
 class BrokerConnectionError(KafkaError):
-    """A connection could not be made, or broke. `written`: bytes of the request may have left."""
+    """A connection could not be established, or was lost. `written`: bytes of the request may have been sent."""
 
     retriable = True
     written: bool = False
@@ -308,10 +307,10 @@ class RequestTimedOutError(BrokerConnectionError, KafkaTimeoutError):
 
 
 class AuthenticationError(KafkaError):
-    """A broker and this client could not prove to each other who they are.
+    """A broker rejected this client's credentials, or the client rejected the broker's certificate.
 
-    It ends `start()` at once. A running producer goes on trying, more and more slowly, until the delivery timeout
-    of its records: credentials and certificates are rotated.
+    It ends `start()` immediately. A running producer tries again, at growing intervals, until the delivery timeout of
+    its records, since credentials and certificates may be rotated.
     """
 
     outcome = Outcome.NOT_PERSISTED
@@ -319,42 +318,42 @@ class AuthenticationError(KafkaError):
 
 
 class UnsupportedSaslMechanismError(AuthenticationError):
-    """The broker does not take this SASL mechanism. `offered` are those that it takes."""
+    """The broker does not accept this SASL mechanism. `offered` has the mechanisms that it accepts."""
 
     mechanism: str
     offered: tuple[str, ...]
 
 
 class TlsError(AuthenticationError):
-    """The TLS handshake failed: a certificate is refused by one side, or the peer does not speak TLS."""
+    """The TLS handshake failed: one side rejects a certificate, or the peer does not use TLS."""
 
 
 class ProtocolError(KafkaError):
-    """The peer sent bytes that Kafka's protocol does not allow."""
+    """The peer sent bytes that violate Kafka's protocol."""
 
     written: bool = True
 
 
 class CorrelationError(ProtocolError):
-    """An answer does not belong to the oldest request of its connection."""
+    """A response does not belong to the oldest request of its connection."""
 
 
 class MissingPartitionError(ProtocolError):
-    """An answer leaves out a partition that was asked."""
+    """A response lacks a partition of the request."""
 
 
 class ForeignPartitionError(ProtocolError):
-    """An answer names a partition that was not asked."""
+    """A response names a partition that is not in the request."""
 
 
 class NotKafkaError(ProtocolError):
-    """The peer does not speak Kafka, or not without TLS. `peer` is what it seems to be: "HTTP", "TLS", or ""."""
+    """The peer is not a Kafka broker, or expects TLS. `peer` is its apparent protocol: "HTTP", "TLS", or ""."""
 
     peer: str = ""
 
 
 class UnsupportedVersionError(KafkaError):
-    """No version of a request is spoken by both sides; nothing was written."""
+    """The broker and this client have no version of a request in common; nothing was sent."""
 
     outcome = Outcome.NOT_PERSISTED
     written: bool = False

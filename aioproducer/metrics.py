@@ -112,7 +112,7 @@ class Metrics:
         buffer_waiters: int,
         in_flight: Callable[[int], int],
     ) -> MetricsSnapshot:
-        """All numbers now. What only others know is handed in; `in_flight` tells it of a node."""
+        """Return all numbers. The caller passes those of other objects; `in_flight` maps a node id to a number."""
         nodes = tuple(
             NodeSnapshot(
                 node.node_id,
@@ -169,7 +169,7 @@ class NodeSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class MetricsSnapshot:
-    """What `Producer.metrics()` returns: numbers at one moment, times in seconds, sizes in bytes."""
+    """The result of `Producer.metrics()`: a snapshot of all numbers, times in seconds, sizes in bytes."""
 
     records_buffered: int
     records_acked: int

@@ -1,8 +1,7 @@
-"""Which partition a record goes to: by its key's hash, in rotation, or sticky and weighted by load (KIP-794).
+"""Partitioners: by the key's hash, in rotation, or sticky and weighted by load (KIP-794).
 
-The reference for the compiled path, which hashes keys itself and asks `UniformSticky` only for records
-without a key. All of it is plain arithmetic: no I/O, no clock of its own, randomness from the Random that
-is handed in.
+The reference for the compiled path, which hashes keys itself and uses `UniformSticky` only for records without a key.
+Plain arithmetic, without I/O or a clock; random numbers come from the given Random.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from aioproducer.errors import ConfigError
 
 
 class Partitioner(Protocol):
-    """What users plug in: aiokafka's signature.
+    """The interface of a user's partitioner, with aiokafka's signature.
 
     `key` is the serialized key or None; `all_partitions` are the topic's partitions in order; `available`
     are those of them that have a leader, or all of them if none has one. Returns one of `all_partitions`.
@@ -105,7 +104,7 @@ def murmur2(key: bytes) -> int:
 
 def murmur2_partition(key: bytes, partitions: int) -> int:
     """The partition that Java's default partitioner gives a key."""
-    # Java's toPositive drops the sign bit; it is no absolute value.
+    # Java's toPositive clears the sign bit; this is not the absolute value.
     return (murmur2(key) & 0x7FFFFFFF) % partitions
 
 
@@ -223,7 +222,7 @@ class UniformSticky:
     def current(self, available: Sequence[int]) -> int:
         """The partition for the next record without a key."""
         if available is not self._seen:
-            # The partition may have lost its leader, or the topic was made again with fewer partitions.
+            # The partition may have lost its leader, or the topic was re-created with fewer partitions.
             if self._current not in available:
                 self._choose(available)
             self._seen = available
@@ -282,7 +281,7 @@ class UniformSticky:
             self._current = self._ids[bisect_right(self._bounds, number)]
             if self._current in available:
                 return
-        # No load known, or it speaks of a partition that is gone meanwhile.
+        # The load is unknown, or includes a partition that no longer exists.
         left = self._left
         if not left or self._left_of is not available:
             left = self._left = list(available)

@@ -1,4 +1,4 @@
-"""Values that are passed around unchanged: a partition's name, a broker's address, headers, a secret."""
+"""Immutable values: the name of a partition, the address of a broker, headers, a secret."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any, NamedTuple, TypeAlias
 
 
 def qualified_name(code: object) -> str:
-    """The name of the user's function, or the class of the user's object, as errors and logs have it."""
+    """Return the name of a user's function, or of the class of a user's object, for errors and logs."""
     name = getattr(code, "__qualname__", None)
     return name if isinstance(name, str) else type(code).__qualname__
 
 
 def is_buffer(data: object) -> bool:
-    """Whether it gives access to its bytes, as bytes, bytearray and memoryview do, whatever they mean."""
+    """Whether an object supports the buffer protocol, as bytes, bytearray and memoryview do."""
     try:
         memoryview(data).release()  # type: ignore[arg-type]  # the question is whether it can be one
     except TypeError:
@@ -49,10 +49,10 @@ class Node(NamedTuple):
 
 
 class Outcome(Enum):
-    """What is known about a record whose delivery failed.
+    """Whether a record whose delivery failed may be in the log.
 
-    NOT_PERSISTED is claimed only where it is provable: the record was never written to a socket, or the broker
-    refused it before its append. Everything else is UNKNOWN: it may be in the log.
+    NOT_PERSISTED is used only if it is provable: the record was never written to a socket, or the broker rejected it
+    before the append. Otherwise the outcome is UNKNOWN: the record may be in the log.
     """
 
     NOT_PERSISTED = "not persisted"
@@ -60,11 +60,11 @@ class Outcome(Enum):
 
 
 Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
-"""Record headers in order; a name may stand more than once, a value may be None."""
+"""Record headers in order. A name may occur more than once; a value may be None."""
 
 
 class ProducerRecord(NamedTuple):
-    """A record as `send` takes it; what interceptors see and may replace (`record._replace(...)`)."""
+    """A record with the arguments of `send`. Interceptors may replace it (`record._replace(...)`)."""
 
     topic: str
     value: Any = None
@@ -75,20 +75,20 @@ class ProducerRecord(NamedTuple):
     headers: Headers | None = None
 
     def __repr__(self) -> str:
-        # Never the key, the value or a header: records end up in logs.
+        # Without key, value and headers, since records end up in logs.
         return f"ProducerRecord(topic={self.topic!r}, partition={self.partition}, timestamp_ms={self.timestamp_ms})"
 
 
 class Secret:
     """A password or key that is never shown: not by repr, str, format, logs, tracebacks or pickles.
 
-    `reveal()` is the only way to its text. A copy is the same object; what comes out of a pickle has lost it.
+    Only `reveal()` returns its text. A copy is the same object; a pickle does not contain the text.
     """
 
     __slots__ = ("_text",)
 
     def __init__(self, text: str | None) -> None:
-        """Keep `text`; None stands for a secret that a pickle did not carry."""
+        """Keep `text`; None stands for a secret from a pickle, without its text."""
         if text is not None and not isinstance(text, str):
             type_name = type(text).__name__
             del text  # a traceback that shows locals must not show it
@@ -97,14 +97,14 @@ class Secret:
 
     @property
     def is_lost(self) -> bool:
-        """It came out of a pickle, which does not carry its text."""
+        """Whether it came from a pickle, which does not contain the text."""
         return self._text is None
 
     def reveal(self) -> str:
-        """The text itself.
+        """Return the text.
 
         Raises:
-            ValueError: it was left behind by a pickle.
+            ValueError: the secret came from a pickle, which does not contain the text.
         """
         if self._text is None:
             raise ValueError(
@@ -146,7 +146,7 @@ class OffsetAndMetadata(NamedTuple):
     offset: int
     metadata: str = ""
     leader_epoch: int = -1
-    """Of the record before; -1 if unknown."""
+    """The leader epoch of the record before; -1 if unknown."""
 
 
 class TransactionHandle(NamedTuple):
@@ -156,13 +156,13 @@ class TransactionHandle(NamedTuple):
     producer_id: int
     epoch: int
     is_v2: bool
-    """By which protocol partitions join (KIP-890)."""
+    """Whether the transaction uses transactions v2 (KIP-890)."""
     has_begun: bool = True
-    """Whether the coordinator may know of the transaction: something was sent to it, or may be by a participant."""
+    """Whether the coordinator may have the transaction: a request was sent, or a participant may send one."""
 
 
 class ConsumerGroupMetadata(NamedTuple):
-    """What a consumer is in its group; without a generation its offsets are not fenced (KIP-447)."""
+    """A consumer's membership in its group. Without a generation its offsets are not fenced (KIP-447)."""
 
     group_id: str
     generation_id: int = -1

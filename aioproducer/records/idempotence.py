@@ -108,7 +108,7 @@ class Idempotence:
         return most if sequence.confirmed_on == (current, leader) else 1
 
     def begin(self, sequence: PartitionSequence) -> None:
-        """Start a new epoch if there is a gap. Called before numbering, while no batch of the partition is in flight."""
+        """Start a new epoch if there is a gap. Called before numbering, while no batch of it is in flight."""
         if sequence.has_gap and sequence.identity == self.identity:
             self.bump()
         if self.identity is not None and sequence.identity != self.identity:
