@@ -1,4 +1,4 @@
-"""Producer without await: the same settings, calls and errors for scripts, notebooks and threads."""
+"""A producer without `await`: the same settings, calls and errors for scripts, notebooks and threads."""
 
 from aioproducer.blocking.loop_thread import set_loop_factory
 from aioproducer.blocking.producer import Producer, TransactionScope

@@ -1,7 +1,7 @@
 """The thread whose event loop all blocking producers of a process share, and how a call waits for it.
 
-It starts with the first producer, ends with the last one, does not exist in a forked child, and at the end of the
-interpreter closes what nobody has closed."""
+The thread starts with the first producer and ends with the last one. It does not exist in a forked child. When the
+interpreter exits, it closes the producers that are still open."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ T = TypeVar("T")
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 SLICE = 0.1
-"""Seconds of one wait. Ctrl-C interrupts a wait on POSIX at once, on Windows between two of them."""
+"""Seconds of one wait. Ctrl-C interrupts a wait immediately on POSIX, and between two waits on Windows."""
 EXIT_SECONDS = 10.0
-"""How long producers that nobody closed may hold up the end of the interpreter, to deliver what is buffered."""
+"""How long unclosed producers may delay the exit of the interpreter to deliver what is buffered."""
 GRACE_SECONDS = 5.0
-"""And how long what has been given up may take to end; more only if somebody's callback blocks the loop."""
+"""Additional time for a producer to end after it has dropped the rest; exceeded only if a callback blocks the loop."""
 
 
 class Closing(Protocol):
-    """A producer, as far as the thread knows it."""
+    """The part of a producer that the thread uses."""
 
     def _close_at_exit(self, thread: LoopThread, seconds: float) -> Callable[[], None]:
-        """Begin to close; returns what waits for the end of it."""
+        """Begin to close, and return a function that waits for the end."""
 
 
 class Flag:
-    """Set once, by the loop thread; others wait for it.
+    """A flag that the loop thread sets once, and that other threads wait for.
 
-    threading.Event is Python code around a lock, and a Ctrl-C at the wrong place in it leaves that locked: `set` would
-    then stop the loop for ever. Here the lock is held by nobody but while the flag is not set."""
+    threading.Event is Python code around a lock. A Ctrl-C at the wrong place leaves that lock locked, and `set` would
+    then block the loop forever. Here the lock stays locked only until the flag is set."""
 
     __slots__ = ("_is_set", "_lock")
 
@@ -61,9 +61,9 @@ class Flag:
             self._lock.release()
 
     def wait(self, seconds: float) -> bool:
-        """Whether it is set, at the latest after so many seconds."""
+        """Wait at most `seconds`, and return whether the flag is set."""
         if not self._is_set and self._lock.acquire(timeout=seconds):
-            self._lock.release()  # for the next one; were it not, that one would look after its seconds
+            self._lock.release()  # wakes the next waiter, which would otherwise sleep until its timeout
         return self._is_set
 
 
@@ -73,23 +73,23 @@ class LoopThread:
     def __init__(self, factory: LoopFactory | None) -> None:
         self.generation = generation()
         self.producers: dict[Closing, None] = {}
-        """Those that are not closed; changed under the lock of this module."""
+        """The producers that are not closed; changed under the lock of this module."""
         self.loop: asyncio.AbstractEventLoop
         self._factory = factory
         self._began = Flag()
         self._ended = Flag()
         self._error: BaseException | None = None
         self._stop = asyncio.Event()
-        # A daemon: the interpreter waits for other threads before it calls close_all(), so it would wait for ever.
+        # A daemon: the interpreter joins all other threads before it calls close_all(), so it would wait forever.
         self._thread = threading.Thread(target=self._run, name="aioproducer-blocking", daemon=True)
 
     def start(self) -> None:
-        """Returns when the loop is there; raises what the factory raises."""
+        """Start the thread, and return when its loop runs. Raises what the loop factory raises."""
         self._thread.start()
         try:
             wait_for(self._began)
         except BaseException:
-            self._stop.set()  # it ends as soon as it looks
+            self._stop.set()  # the thread ends as soon as its loop runs
             raise
         if self._error is not None:
             raise self._error
@@ -110,8 +110,10 @@ class LoopThread:
             self._ended.set()
 
     def _is_for_want_of_a_thread(self, error: BaseException) -> bool:
-        """At the end of the interpreter Python 3.12 starts no thread, not even the one that asyncio's runner, just
-        before it closes the loop, lets wait for those of the executor."""
+        """Whether asyncio's runner failed because the interpreter is exiting.
+
+        Python 3.12 starts no thread then, not even the one in which the runner, just before it closes the loop, waits
+        for the executor's threads."""
         is_end = self._stop.is_set() and not threading.main_thread().is_alive()
         return is_end and isinstance(error, RuntimeError)
 
@@ -120,11 +122,11 @@ class LoopThread:
 
     @property
     def is_alive(self) -> bool:
-        # Not Thread.is_alive: before Python 3.13 a Ctrl-C in there marks a thread as ended that runs.
+        # Not Thread.is_alive: before Python 3.13 a Ctrl-C in it marks a running thread as ended.
         return not self._ended.is_set()
 
     def post(self, function: Callable[[], object]) -> bool:
-        """Have the loop call it soon; False if the loop is closed."""
+        """Have the loop call `function` soon. Returns False if the loop is closed."""
         try:
             self.loop.call_soon_threadsafe(function)
         except RuntimeError:
@@ -134,7 +136,7 @@ class LoopThread:
     def stop(self) -> None:
         """End the loop and the thread."""
         self.post(self._stop.set)
-        # The look-up of a host name may keep it from ending; nobody has to wait for that.
+        # A host name lookup may keep the thread from ending; the caller does not wait for it.
         if self._ended.wait(1):
             self._thread.join()
 
@@ -147,28 +149,30 @@ _generation = 0
 
 
 def generation() -> int:
-    """Another number in a forked child, where the loop thread does not exist."""
+    """A number that changes in a forked child, where the loop thread does not exist."""
     return _generation
 
 
 def set_loop_factory(factory: LoopFactory | None) -> None:
-    """Make the loop of all blocking producers by `factory`, such as `uvloop.new_event_loop`; None: asyncio's own.
+    """Set the function that creates the event loop of all blocking producers, such as `uvloop.new_event_loop`.
+
+    None restores asyncio's own.
 
     Raises:
-        IllegalStateError: a blocking producer runs already, on a loop that another factory made.
+        IllegalStateError: a blocking producer is already running, on a loop that another factory created.
     """
     global _loop_factory
     with _lock:
         if _current is not None and factory is not _loop_factory:
             raise IllegalStateError(
-                "set_loop_factory(): blocking producers run already, and share a loop; call it before the first one "
-                "starts, or when all are closed"
+                "set_loop_factory(): blocking producers are already running, and share a loop; call it before the "
+                "first one starts, or when all are closed"
             )
         _loop_factory = factory
 
 
 def enter(producer: Closing) -> LoopThread:
-    """The loop thread, which lives until the producer leaves."""
+    """Register a producer, and return the loop thread, which runs until the producer leaves."""
     global _current
     with _lock:
         if _current is None:
@@ -181,7 +185,7 @@ def enter(producer: Closing) -> LoopThread:
 
 
 def leave(producer: Closing, thread: LoopThread) -> None:
-    """The producer is closed; the last one ends the thread."""
+    """Unregister a closed producer; the last one ends the thread."""
     global _current
     with _lock:
         thread.producers.pop(producer, None)
@@ -202,14 +206,14 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def close_all() -> None:
-    """Close what nobody has closed. The interpreter calls it at its end, after all threads that are no daemons."""
+    """Close the producers that are still open. Called at interpreter exit, when all non-daemon threads have ended."""
     thread = _current
     if thread is None or not thread.is_alive:
         return
     closing = []
     for producer in list(thread.producers):
         logger.warning(
-            "%r was not closed; use `with` or close(). It is closed now, within %g s", producer, EXIT_SECONDS
+            "%r was not closed; use `with` or close(). Closing it now, within %g s", producer, EXIT_SECONDS
         )
         closing.append((producer, producer._close_at_exit(thread, EXIT_SECONDS)))
     for producer, closed in closing:
@@ -217,14 +221,14 @@ def close_all() -> None:
         leave(producer, thread)
 
 
-# atexit calls the function first that was registered last. The modules that close_all() still needs register theirs
-# when they are imported, so they have to be imported before.
+# atexit calls functions in reverse order of registration. The modules that close_all() needs register theirs when they
+# are imported, so they must be imported first.
 importlib.import_module("aioproducer.producer")
 atexit.register(close_all)
 
 
 def _close_all_in_multiprocessing() -> None:
-    """A child of multiprocessing ends without atexit, but runs finalizers of its own."""
+    """Register close_all() in a multiprocessing child, which exits without atexit but runs its own finalizers."""
     process = sys.modules.get("multiprocessing.process")
     if process is not None and process.parent_process() is not None:
         from multiprocessing.util import Finalize
@@ -233,7 +237,7 @@ def _close_all_in_multiprocessing() -> None:
 
 
 class Call(Generic[T]):
-    """A coroutine that runs in the loop thread while its caller waits in another one."""
+    """A coroutine that runs in the loop thread while its caller waits in another thread."""
 
     __slots__ = ("_context", "_ended", "_function", "_is_given_up", "_task")
 
@@ -245,7 +249,7 @@ class Call(Generic[T]):
         self._is_given_up = False
 
     def start(self) -> None:
-        """Called in the loop."""
+        """Create the task. Called in the loop."""
         if not self._is_given_up:
             self._task = asyncio.get_running_loop().create_task(self._run(), context=self._context)
             self._task.add_done_callback(self._end)
@@ -255,19 +259,21 @@ class Call(Generic[T]):
 
     def _end(self, task: asyncio.Task[T]) -> None:
         if not task.cancelled():
-            task.exception()  # whose caller was interrupted is not asked for it
+            task.exception()  # marks it as retrieved: an interrupted caller does not ask for it
         self._ended.set()
 
     def _cancel(self) -> None:
         self._is_given_up = True
-        if self._task is not None:  # it has its first step before, and so its clean-up after
+        if self._task is not None:  # the task takes its first step before, so that its cleanup runs
             self._task.get_loop().call_soon(self._task.cancel)
 
     def wait(self, thread: LoopThread, seconds: float | None = None) -> T:
-        """The result, or the error with its traceback. Ctrl-C cancels the coroutine, and does not wait for its end.
+        """Return the result, or raise the error with its traceback.
+
+        Ctrl-C cancels the coroutine, and does not wait for its end.
 
         Raises:
-            TimeoutError: not within `seconds`; it goes on.
+            TimeoutError: there is no result after `seconds`; the coroutine continues.
         """
         try:
             has_ended = wait_for(self._ended, seconds, thread)
@@ -275,13 +281,13 @@ class Call(Generic[T]):
             thread.post(self._cancel)
             raise
         if not has_ended and thread.is_alive:
-            raise TimeoutError(f"not ended after {seconds:g} s")
+            raise TimeoutError(f"the call did not end within {seconds:g} s")
         task, self._task = (
             self._task,
             None,
-        )  # the error's traceback holds this frame, and must not so hold itself
+        )  # the error's traceback refers to this frame, which must not refer back to the error
         if task is None or not task.done() or task.cancelled():
-            raise ProducerClosed("the producer was closed meanwhile")
+            raise ProducerClosed("the producer was closed before the call ended")
         try:
             return task.result()
         finally:
@@ -289,7 +295,7 @@ class Call(Generic[T]):
 
 
 def wait_for(ended: Flag, seconds: float | None = None, thread: LoopThread | None = None) -> bool:
-    """Wait until it is set; False if it is not after `seconds`, or if the loop thread has ended without it."""
+    """Wait for the flag. Returns False if `seconds` have passed or the loop thread has ended without setting it."""
     left = seconds
     while left is None or left > 0:
         if ended.wait(SLICE if left is None else min(SLICE, left)):
@@ -302,7 +308,9 @@ def wait_for(ended: Flag, seconds: float | None = None, thread: LoopThread | Non
 
 
 running_loop: Callable[[], asyncio.AbstractEventLoop | None] = asyncio._get_running_loop
-"""The loop that runs in this thread, or None; asyncio's documented one would raise, and each `send` asks."""
+"""The event loop that runs in this thread, or None.
+
+Every `send` calls it, and asyncio's documented function would raise an exception each time."""
 
 
 def check_may_block() -> None:
@@ -310,12 +318,12 @@ def check_may_block() -> None:
     if running_loop() is not None and not _is_notebook():
         raise WrongLoopError(
             "an event loop runs in this thread, and a blocking call would stop it; use `async with "
-            "aioproducer.Producer(...)` here, or make the call by asyncio.to_thread"
+            "aioproducer.Producer(...)` here, or make the call in asyncio.to_thread"
         )
 
 
 def _is_notebook() -> bool:
-    """Whether the loop is that of a notebook's kernel: it waits while a cell runs, whatever the cell does."""
+    """Whether the loop is that of a notebook's kernel, which always waits while a cell runs."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     is_kernel = getattr(shell, "kernel", None) is not None

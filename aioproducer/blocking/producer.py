@@ -1,7 +1,7 @@
-"""class Producer: the calls of the asyncio producer, each of which hops into the loop thread and waits there.
+"""The blocking Producer: each call runs the asyncio producer's call in the loop thread, and waits for its result.
 
-Only `send` does not wait: a plain record for a place that is known to exist goes into the queue, and one wake-up of the
-loop takes all that were sent meanwhile."""
+Only `send` does not wait: it puts a plain record for a known topic and partition into a queue. One wake-up of the loop
+serves all records queued by then."""
 
 from __future__ import annotations
 
@@ -56,17 +56,17 @@ T = TypeVar("T")
 OffsetsToCommit = Mapping[TopicPartition, int | tuple[int, str] | OffsetAndMetadata]
 
 MOST_QUEUED = 1000
-"""Records on their way to the loop. With the next one its thread goes along, which so waits for the loop."""
+"""The most records in the queue. When it is full, `send` waits for the loop."""
 LARGEST_QUEUED = 16384
-"""Bytes of a key or value. With a larger one its thread goes along."""
+"""The most bytes of a queued key or value. With a larger one, `send` waits for the loop."""
 QUEUED_PART = 4
-"""What is queued comes on top of buffer_memory: so much less than that at most."""
+"""The queue is not part of buffer_memory; queued values take at most this fraction (1/4) of its size."""
 
 
 def _settings_of(
     init: Callable[Concatenate[AsyncProducer, P], None],
 ) -> Callable[..., Callable[Concatenate[Any, P], None]]:
-    """Decorate an __init__ that passes everything on: it has the signature and the documentation of `init`."""
+    """Give an __init__ that passes everything on the signature and the documentation of `init`."""
     return functools.wraps(init)
 
 
@@ -77,13 +77,13 @@ class Producer:
             delivery = producer.send("orders", b"...", key=b"42")    # on its way
             metadata = delivery.result()                             # on the broker
 
-    Any number of threads may use it, and any number of producers share one loop thread. `send` waits while the buffer
-    is full (max_block_ms); the records of one thread stay in order. Ctrl-C ends a call that waits, as a cancellation
-    ends that of the asyncio producer: what it says about cancelling holds here too.
+    Any number of threads can use it, and all producers share one loop thread. `send` waits while the buffer is full
+    (max_block_ms); the records of one thread stay in order. Ctrl-C interrupts a waiting call, with the same effects as
+    a cancellation in the asyncio producer.
 
-    Serializers, interceptors and callbacks of deliveries run in the loop thread, and may not block it.
+    Serializers, interceptors and callbacks of deliveries run in the loop thread, and must not block it.
 
-    A producer that is not closed is closed at the end of the interpreter, within 10 seconds and with a warning.
+    A producer that is still open when the interpreter exits is closed then, within 10 seconds and with a warning.
 
     Raises, from every call:
         WrongLoopError: an event loop runs in this thread; use `aioproducer.Producer` there.
@@ -101,7 +101,7 @@ class Producer:
     def _wrap(self, inner: AsyncProducer, *, is_attached: bool = False) -> None:
         config = inner.config
         self._inner = inner
-        # Niced threads that compress get nothing done beside other processes' work.
+        # Compression threads with a lower priority would make no progress beside the work of other processes.
         inner._shares_the_loop = False
         self._is_attached = is_attached
         self._is_plain = (
@@ -110,9 +110,9 @@ class Producer:
             and not config.interceptors
             and not callable(config.partitioner)
         )
-        """Nothing of the user's runs over a record, and nothing of it can be changed while it is queued."""
+        """No user code (serializer, interceptor or partitioner) runs for a record."""
         self._may_queue = self._is_plain and (config.transactional_id is None or is_attached)
-        """With transactions only within one: the call that is refused is `send`."""
+        """A transactional producer queues only within a transaction, so that `send` itself raises outside of one."""
         room = config.buffer_memory // QUEUED_PART
         self._largest = min(LARGEST_QUEUED, config.max_request_size // QUEUED_PART, room)
         self._most = max(1, min(MOST_QUEUED, room // max(1, self._largest)))
@@ -132,7 +132,7 @@ class Producer:
 
     @classmethod
     def from_config(cls, mapping: Mapping[str, Any], **overrides: Any) -> Self:
-        """As `aioproducer.Producer.from_config`: the configuration of this or another client."""
+        """Build a producer from the configuration of this or another client; see `aioproducer.Producer.from_config`."""
         try:
             return cls._around(AsyncProducer.from_config(mapping, **overrides))
         finally:
@@ -142,7 +142,7 @@ class Producer:
     def from_env(
         cls, prefix: str = "AIOPRODUCER_", environ: Mapping[str, str] | None = None, **overrides: Any
     ) -> Self:
-        """As `aioproducer.Producer.from_env`: environment variables."""
+        """Build a producer from environment variables; see `aioproducer.Producer.from_env`."""
         try:
             return cls._around(AsyncProducer.from_env(prefix, environ, **overrides))
         finally:
@@ -150,7 +150,7 @@ class Producer:
 
     @classmethod
     def from_properties(cls, file: str | os.PathLike[str], **overrides: Any) -> Self:
-        """As `aioproducer.Producer.from_properties`: a properties file."""
+        """Build a producer from a properties file; see `aioproducer.Producer.from_properties`."""
         try:
             return cls._around(AsyncProducer.from_properties(file, **overrides))
         finally:
@@ -166,7 +166,7 @@ class Producer:
         config: Mapping[str, Any] | None = None,
         **settings: Any,
     ) -> Self:
-        """As `aioproducer.Producer.attach`: take part in a transaction that another producer has begun."""
+        """Take part in a transaction that another producer has begun; see `aioproducer.Producer.attach`."""
         try:
             inner = AsyncProducer.attach(
                 handle, partitions=partitions, log_append_time=log_append_time, config=config, **settings
@@ -179,7 +179,7 @@ class Producer:
     def resume(
         cls, handle: TransactionHandle, *, config: Mapping[str, Any] | None = None, **settings: Any
     ) -> Self:
-        """As `aioproducer.Producer.resume`: own a transaction that another producer has begun and released."""
+        """Take over a transaction that another producer has released; see `aioproducer.Producer.resume`."""
         try:
             return cls._around(AsyncProducer.resume(handle, config=config, **settings))
         finally:
@@ -188,7 +188,7 @@ class Producer:
     # ---------------------------------------------------------------------------------------- start and close
 
     def start(self) -> None:
-        """As `aioproducer.Producer.start`: connect, and begin to send. `with` does it.
+        """Connect to the cluster and start sending; see `aioproducer.Producer.start`. `with` calls it.
 
         Ctrl-C leaves the producer closed.
         """
@@ -205,9 +205,9 @@ class Producer:
             raise
 
     def close(self, timeout: float | None = None) -> CloseReport:
-        """As `aioproducer.Producer.close`: send what is buffered, end everything, and report.
+        """Send what is buffered, close all connections, and report; see `aioproducer.Producer.close`.
 
-        The last blocking producer of the process ends the loop thread. Ctrl-C gives up what is left at once.
+        The last blocking producer of the process ends the loop thread. Ctrl-C drops what is left immediately.
         """
         if self._report is not None:
             return self._report
@@ -218,7 +218,7 @@ class Producer:
         thread = self._sends.own_thread()
         try:
             report = self._sends.call(partial(self._close, timeout)).wait(thread)
-        except Exception:  # the timeout is no number; or another thread has closed it, and the loop
+        except Exception:  # the timeout is not a number, or another thread has closed the producer
             if self._report is None:
                 raise
             report = self._report
@@ -247,15 +247,19 @@ class Producer:
         return self._report
 
     def _close_quickly(self, thread: LoopThread) -> None:
-        """After an error or a Ctrl-C: give up what is left, which takes a moment."""
+        """Drop what is left, after an error or a Ctrl-C."""
         try:
             self._sends.call(partial(self._close, 0)).wait(thread, GRACE_SECONDS)
         except TimeoutError:
-            logger.error("%r did not end within %g s; something blocks its loop", self, GRACE_SECONDS)
+            logger.error(
+                "%r did not end within %g s; a callback, serializer or interceptor blocks its event loop",
+                self,
+                GRACE_SECONDS,
+            )
         leave(self, thread)
 
     def _close_at_exit(self, thread: LoopThread, seconds: float) -> Callable[[], None]:
-        """For the end of the interpreter, when nobody looks at errors any more."""
+        """Begin to close at interpreter exit; the returned function waits, and logs errors instead of raising them."""
         call = self._sends.call(partial(self._close, seconds))
 
         def closed() -> None:
@@ -279,7 +283,7 @@ class Producer:
         raise TypeError("a blocking Producer needs `with`; `async with` is for aioproducer.Producer")
 
     async def __aexit__(self, *error: object) -> None:
-        """Python wants it before it calls __aenter__."""
+        """Exists because Python looks it up before it calls __aenter__."""
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -297,7 +301,7 @@ class Producer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # As the asyncio producer: left by an exception, what is buffered is given up quickly.
+        # Like the asyncio producer: an exception that leaves the block drops what is buffered.
         self.close(self._inner._seconds_to_leave() if error_type is None else 0)
 
     def __repr__(self) -> str:
@@ -318,12 +322,12 @@ class Producer:
         return self._sends.own_thread()
 
     def _call(self, function: Callable[[], Awaitable[T]]) -> T:
-        """Await `function()` in the loop."""
+        """Await `function()` in the loop, and return its result."""
         thread = self._check_usable()
         return self._sends.call(function).wait(thread)
 
     def _call_settled(self, function: Callable[[], Awaitable[T]], topic: str | None = None) -> T:
-        """The same, when the records that were sent before, to one topic or to all, are in the buffer."""
+        """Call `_call` when all records sent before, to one topic or to all topics, are in the buffer."""
 
         async def settled() -> T:
             if self._sends.lanes:
@@ -345,16 +349,16 @@ class Producer:
         *,
         timeout: float | None = None,
     ) -> Delivery:
-        """Put a record on its way into the buffer and return its delivery; arguments as `aioproducer.Producer.send`.
+        """Put a record into the buffer and return its delivery; arguments as in `aioproducer.Producer.send`.
 
-        It waits for metadata of a new topic, while the buffer is full (max_block_ms), for a large record, and for
-        serializers and interceptors; otherwise it does not.
+        `send` waits for the metadata of a new topic, while the buffer is full (max_block_ms), for a large record, and
+        for serializers and interceptors. Otherwise it returns immediately.
 
         Raises:
-            What `aioproducer.Producer.send` raises; there is no record then. What is found out only after it has
-            returned, such as a buffer that was full just then, is the error of the delivery.
+            The errors of `aioproducer.Producer.send`; the record was not sent then. An error that occurs after `send`
+            has returned, such as a buffer that has just become full, is the error of the delivery.
 
-        Ctrl-C while it waits leaves no record, or one that is in the buffer.
+        If Ctrl-C interrupts the wait, the record either does not exist or is in the buffer.
         """
         thread = self._sends.thread
         if (
@@ -383,7 +387,7 @@ class Producer:
         headers: Any,
         timeout: object,
     ) -> bool:
-        """Whether nothing can be wrong with the record, nobody can change it, and it has to wait for nothing."""
+        """Whether the record is certainly valid, can't change any more, and does not have to wait."""
         return (
             self._may_queue
             and timeout is None
@@ -422,7 +426,7 @@ class Producer:
         *,
         timeout: float | None = None,
     ) -> RecordMetadata:
-        """As `aioproducer.Producer.send_and_wait`: send a record, and wait for its acknowledgement."""
+        """Send a record, and wait for its acknowledgement; see `aioproducer.Producer.send_and_wait`."""
         send = partial(
             self._inner.send_and_wait, topic, value, key, partition, timestamp_ms, headers, timeout=timeout
         )
@@ -439,17 +443,17 @@ class Producer:
         *,
         timeout: float | None = None,
     ) -> Delivery:
-        """As `aioproducer.Producer.try_send`: put a record into the buffer, or refuse at once."""
+        """Put a record into the buffer, or raise without waiting for room; see `aioproducer.Producer.try_send`."""
 
         async def append() -> AsyncDelivery:
             if isinstance(topic, str) and topic in self._sends.lanes:
-                raise BufferFullError("try_send: other records wait for room already; use send, which waits")
+                raise BufferFullError("try_send: other records already wait for room; use send, which waits")
             return self._inner.try_send(topic, value, key, partition, timestamp_ms, headers, timeout=timeout)
 
         return Delivery(self._sends, topic, self._call(append))
 
     def create_batch(self) -> BatchBuilder:
-        """As `aioproducer.Producer.create_batch`: an empty batch, to be filled in one thread."""
+        """Return an empty batch, to be filled in one thread; see `aioproducer.Producer.create_batch`."""
 
         async def create() -> BatchBuilder:
             return self._inner.create_batch()
@@ -459,7 +463,7 @@ class Producer:
     def send_batch(
         self, batch: BatchBuilder, topic: str, *, partition: int, timeout: float | None = None
     ) -> Delivery:
-        """As `aioproducer.Producer.send_batch`: the delivery is that of its first record."""
+        """Send a batch, and return the delivery of its first record; see `aioproducer.Producer.send_batch`."""
         send = partial(self._inner.send_batch, batch, topic, partition=partition, timeout=timeout)
         return Delivery(self._sends, topic, self._call_settled(send, topic))
 
@@ -474,9 +478,9 @@ class Producer:
         partitions: Any = None,
         timeout: float | None = None,
     ) -> Receipt:
-        """As `aioproducer.Producer.send_many`: many records at once, as lists or Arrow data.
+        """Send many records in one call, from lists or Arrow data; see `aioproducer.Producer.send_many`.
 
-        Ctrl-C leaves the rows in the buffer that were there by then: the first ones.
+        If Ctrl-C interrupts the call, the rows that are already in the buffer (the first ones) stay there.
         """
         send_many = partial(
             self._inner.send_many,
@@ -491,7 +495,7 @@ class Producer:
         return Receipt(self._sends, self._call_settled(send_many, topic))
 
     def flush(self, timeout: float | None = None) -> None:
-        """As `aioproducer.Producer.flush`: wait until every record sent so far, by any thread, has its result."""
+        """Wait until every record sent so far, by any thread, has its result; see `aioproducer.Producer.flush`."""
 
         async def flush() -> None:
             await self._inner.flush(await self._sends.settled_within(timeout))
@@ -499,15 +503,15 @@ class Producer:
         self._call(flush)
 
     def partitions_for(self, topic: str) -> set[int]:
-        """As `aioproducer.Producer.partitions_for`: the numbers of the topic's partitions."""
+        """Return the numbers of the topic's partitions; see `aioproducer.Producer.partitions_for`."""
         return self._call(partial(self._inner.partitions_for, topic))
 
     def partition_info(self, topic: str) -> tuple[PartitionInfo, ...]:
-        """As `aioproducer.Producer.partition_info`: leader, leader epoch, replicas and ISR of each partition."""
+        """Return leader, epoch, replicas and ISR of each partition; see `aioproducer.Producer.partition_info`."""
         return self._call(partial(self._inner.partition_info, topic))
 
     def metrics(self) -> MetricsSnapshot:
-        """As `aioproducer.Producer.metrics`: all counters at this moment."""
+        """Return the current value of all counters; see `aioproducer.Producer.metrics`."""
         if self._report is not None or self._sends.thread is None:
             return self._inner.metrics()
 
@@ -519,34 +523,34 @@ class Producer:
     # ----------------------------------------------------------------------------------------- transactions
 
     def transaction(self) -> TransactionScope:
-        """A transaction, for `with`: committed at its end, aborted when an exception leaves it, Ctrl-C included.
+        """Return a transaction, for `with`: it is committed at the end of the block, or aborted by an exception.
 
             with producer.transaction() as transaction:
                 producer.send("orders", b"...")
                 transaction.send_offsets({TopicPartition("in", 0): 17}, "my-group")
 
-        Errors as `aioproducer.Producer.transaction`. It is the producer's: records of all threads belong to it.
+        Ctrl-C also aborts it. The records of all threads belong to it. Errors as in `aioproducer.Producer.transaction`.
         """
         return TransactionScope(self, self._inner.transaction())
 
     def init_transactions(self) -> None:
-        """As `aioproducer.Producer.init_transactions`: take the transactional id (over)."""
+        """Claim the transactional id, or take it over; see `aioproducer.Producer.init_transactions`."""
         self._call_settled(self._inner.init_transactions)
 
     def begin_transaction(self) -> None:
-        """As `aioproducer.Producer.begin_transaction`: every record from now on belongs to it."""
+        """Begin a transaction: all following records belong to it; see `aioproducer.Producer.begin_transaction`."""
         self._begin_by(self._inner.begin_transaction)
 
     def commit_transaction(self) -> None:
-        """As `aioproducer.Producer.commit_transaction`: send what is buffered, and commit."""
+        """Send what is buffered, and commit; see `aioproducer.Producer.commit_transaction`."""
         self._end_by(self._inner.commit_transaction)
 
     def abort_transaction(self) -> None:
-        """As `aioproducer.Producer.abort_transaction`: throw away what is buffered, and abort."""
+        """Drop what is buffered, and abort; see `aioproducer.Producer.abort_transaction`."""
         self._end_by(self._inner.abort_transaction)
 
     def fence_transaction(self) -> None:
-        """As `aioproducer.Producer.fence_transaction`: abort by taking a new epoch."""
+        """Abort by taking a new epoch; see `aioproducer.Producer.fence_transaction`."""
         self._end_by(self._inner.fence_transaction)
 
     def _begin_by(self, begin: Callable[[], Awaitable[object]]) -> None:
@@ -558,18 +562,22 @@ class Producer:
         self._call_settled(end)
 
     def export_transaction(self, partitions: Iterable[TopicPartition | tuple[str, int]]) -> TransactionHandle:
-        """As `aioproducer.Producer.export_transaction`: for `attach`, by this class or the asyncio one."""
+        """Return a handle for `attach`, of this class or the asyncio one.
+
+        See `aioproducer.Producer.export_transaction`."""
         return self._call_settled(partial(self._inner.export_transaction, partitions))
 
     def release_transaction(self) -> TransactionHandle:
-        """As `aioproducer.Producer.release_transaction`: for `resume`, by this class or the asyncio one."""
+        """Release the transaction, and return a handle for `resume`, of this class or the asyncio one.
+
+        See `aioproducer.Producer.release_transaction`."""
         self._may_queue = False
         return self._call_settled(self._inner.release_transaction)
 
     def committed(
         self, group_id: str, partitions: Iterable[TopicPartition | tuple[str, int]]
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """As `aioproducer.Producer.committed`: what a group has committed."""
+        """Return the committed offsets of a consumer group; see `aioproducer.Producer.committed`."""
         return self._call(partial(self._inner.committed, group_id, partitions))
 
     def send_offsets_to_transaction(
@@ -577,23 +585,23 @@ class Producer:
         offsets: OffsetsToCommit,
         group_id: ConsumerGroupMetadata | str | bytes,
     ) -> None:
-        """As `aioproducer.Producer.send_offsets_to_transaction`: a consumer's position as a part of it."""
+        """Commit a consumer's offsets with the transaction; see `aioproducer.Producer.send_offsets_to_transaction`."""
         self._call_settled(partial(self._inner.send_offsets_to_transaction, offsets, group_id))
 
 
 class TransactionScope:
-    """One transaction; made by `Producer.transaction()`, and good for one `with`."""
+    """One transaction, created by `Producer.transaction()`, for use in one `with` statement."""
 
     def __init__(self, producer: Producer, scope: AsyncTransactionScope) -> None:
         self._producer = producer
         self._scope = scope
 
     def send_offsets(self, offsets: OffsetsToCommit, group_id: ConsumerGroupMetadata | str | bytes) -> None:
-        """As `Producer.send_offsets_to_transaction`."""
+        """Commit a consumer's offsets with the transaction; see `Producer.send_offsets_to_transaction`."""
         self._producer.send_offsets_to_transaction(offsets, group_id)
 
     def export(self, partitions: Iterable[TopicPartition | tuple[str, int]]) -> TransactionHandle:
-        """As `Producer.export_transaction`."""
+        """Return a handle with which other producers can take part; see `Producer.export_transaction`."""
         return self._producer.export_transaction(partitions)
 
     def __enter__(self) -> Self:
@@ -619,7 +627,7 @@ class TransactionScope:
 
 
 def _without_a_loop(coroutine: Any) -> Any:
-    """The result of a coroutine that has nothing to wait for."""
+    """Return the result of a coroutine that does not wait for anything."""
     try:
         coroutine.send(None)
     except StopIteration as done:

@@ -1,4 +1,4 @@
-"""What became of the rows of one `send_many`, for threads."""
+"""The results of the rows of one `send_many` call, for threads."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from aioproducer.blocking.send_queue import Delivery, SendQueue
 
 
 class Receipt:
-    """As `aioproducer.Receipt`, with `result()` and `wait()` instead of `await`."""
+    """`aioproducer.Receipt` with `result()` and `wait()` instead of `await`."""
 
     def __init__(self, sends: SendQueue, receipt: AsyncReceipt) -> None:
         self._sends = sends
         self._receipt = receipt
 
     def __len__(self) -> int:
-        """How many rows the call had."""
+        """Return the number of rows of the call."""
         return len(self._receipt)
 
     def __repr__(self) -> str:
@@ -24,7 +24,7 @@ class Receipt:
 
     @property
     def topic(self) -> str:
-        """Where the rows went."""
+        """The topic of the rows."""
         return self._receipt.topic
 
     def done(self) -> bool:
@@ -38,33 +38,33 @@ class Receipt:
             timeout: in seconds; None waits as long as the records may live (delivery_timeout_ms).
 
         Raises:
-            SendManyError: some failed.
-            TimeoutError: some have no result yet; they stay on their way.
+            SendManyError: some rows failed.
+            TimeoutError: some rows have no result yet; the producer continues to send them.
         """
         self.wait(timeout)
         self._receipt.raise_errors()
         return self
 
     def wait(self, timeout: float | None = None) -> Self:
-        """The same, and leave it to the caller to look at `errors`."""
+        """Wait for all rows like `result`, but don't raise SendManyError; see `errors`."""
         if not self._receipt.done():
             self._sends.call(self._receipt.wait).wait(self._sends.own_thread(), timeout)
         return self
 
     @property
     def offsets(self) -> dict[int, list[range]]:
-        """As `aioproducer.Receipt.offsets`: of the rows that are in the log so far, by partition."""
+        """The offsets of the rows that are in the log so far, by partition; see `aioproducer.Receipt.offsets`."""
         return self._receipt.offsets
 
     @property
     def errors(self) -> dict[int, BaseException]:
-        """As `aioproducer.Receipt.errors`: by row, why it is not in the log, or may not be."""
+        """The errors of the rows that are not, or perhaps not, in the log, by row; see `aioproducer.Receipt.errors`."""
         return self._receipt.errors
 
     def partition(self, row: int) -> int | None:
-        """As `aioproducer.Receipt.partition`: where a row went."""
+        """Return the partition of a row; see `aioproducer.Receipt.partition`."""
         return self._receipt.partition(row)
 
     def delivery(self, row: int) -> Delivery:
-        """As `aioproducer.Receipt.delivery`: that of one row."""
+        """Return the delivery of one row; see `aioproducer.Receipt.delivery`."""
         return Delivery(self._sends, self._receipt.topic, self._receipt.delivery(row))

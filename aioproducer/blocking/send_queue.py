@@ -1,7 +1,7 @@
-"""Between the threads and the loop: records on their way to the buffer, the calls behind them, and the deliveries.
+"""The queue between the threads and the loop: records on their way to the buffer, calls, and deliveries.
 
-Threads append to the queue and wake the loop once; the loop takes all that is there, in order. A record that finds no
-room waits in the lane of its topic, and those that follow it wait behind it."""
+Threads append to the queue and wake the loop once; the loop takes all entries, in order. If the buffer has no room for
+a record, it waits in the lane of its topic, and the following records of that topic wait behind it."""
 
 from __future__ import annotations
 
@@ -37,23 +37,25 @@ Record = tuple[str, bytes | None, bytes | None, int | None, int | None, Headers 
 
 
 class SendQueue:
-    """What the threads have handed over to one asyncio producer. Threads call `put` and `call`, the loop the rest."""
+    """Records and calls that threads hand over to one asyncio producer.
+
+    Threads call the methods of the first section, the loop those of the second."""
 
     def __init__(self, inner: AsyncProducer) -> None:
         self._inner = inner
         self.thread: LoopThread | None = None
         """Set once, by start()."""
         self.places: set[tuple[str, int | None]] = set()
-        """Topics, and partitions of them, that are known to exist."""
-        # Threads append, the loop takes.
+        """Topics, and topic-partitions, that are known to exist."""
+        # Threads append, the loop removes.
         self._queue: deque[_Queued | Call[Any]] = deque()
         self._is_woken = False
-        # Of the loop alone.
+        # Changed by the loop only.
         self.lanes: dict[str, _Lane] = {}
-        """By topic; threads only look whether there is one."""
+        """Lanes by topic; threads only check whether one exists."""
         self._tasks: set[asyncio.Task[None]] = set()
         self.refused = 0
-        """Records that were put here and did not get into the buffer."""
+        """The number of queued records that did not get into the buffer."""
 
     # -------------------------------------------------------------------------------------------- in any thread
 
@@ -61,7 +63,7 @@ class SendQueue:
         """The loop thread, which may have ended.
 
         Raises:
-            ForkedError: in a child of the process of start().
+            ForkedError: the process was forked after start().
         """
         assert self.thread is not None
         if self.thread.generation != generation():
@@ -72,14 +74,14 @@ class SendQueue:
         return len(self._queue)
 
     def put(self, record: Record) -> Delivery:
-        """Have the loop append a record that is known to be a good one."""
+        """Have the loop append a record that is known to be valid."""
         delivery = Delivery(self, record[0])
         self._queue.append((delivery, record))
         self._wake()
         return delivery
 
     def call(self, function: Callable[[], Awaitable[T]]) -> Call[T]:
-        """Have the loop await `function()`, after what was put here before has had its try."""
+        """Have the loop await `function()`, after it has tried to append the records queued before."""
         call = Call(function)
         self._queue.append(call)
         self._wake()
@@ -92,14 +94,14 @@ class SendQueue:
             self._is_woken = True
             if self.own_thread().post(self._drain):
                 return
-        except BaseException:  # a Ctrl-C in here: the next one wakes the loop
+        except BaseException:  # a Ctrl-C: the next put() or call() wakes the loop
             self._is_woken = False
             raise
         self._is_woken = False
         self._refuse_all()
 
     def _refuse_all(self) -> None:
-        """The loop has ended while somebody put this here."""
+        """Reject the entries that a thread put here while the loop ended."""
         while self._queue:
             entry = self._queue.popleft()
             if isinstance(entry, tuple):
@@ -108,20 +110,20 @@ class SendQueue:
                 )
 
     def soon(self, function: Callable[[], object]) -> None:
-        """Call it in the loop, or here if there is no loop any more."""
+        """Call `function` in the loop, or here if the loop no longer exists."""
         if self.thread is None or not self.thread.post(function):
             function()
 
     def note_unretrieved(self, topic: str, error: BaseException) -> None:
-        """A refused record is gone whose delivery no caller has looked at."""
+        """Count a rejected record whose error no caller has retrieved."""
         self._inner._accumulator.note_unsent(topic, (error,))
 
     # ---------------------------------------------------------------------------------------------- in the loop
 
     def _drain(self) -> None:
-        self._is_woken = False  # before the look: who comes later wakes again
+        self._is_woken = False  # first, so that entries which arrive later wake the loop again
         queue, lanes, try_send = self._queue, self.lanes, self._inner.try_send
-        # Without the GIL only a lock keeps that order between threads: the deque's own, which append takes, too.
+        # Without the GIL only a lock guarantees that order between threads: rotate() and append() take the deque's own.
         queue.rotate(0)
         for _ in range(len(queue)):
             entry = queue.popleft()
@@ -147,7 +149,7 @@ class SendQueue:
         task.add_done_callback(self._tasks.discard)
 
     async def _serve(self, topic: str) -> None:
-        """Append the records of a lane in their order, each when there is room."""
+        """Append the records of a lane in order, each when the buffer has room."""
         lane = self.lanes[topic]
         try:
             while lane:
@@ -156,23 +158,23 @@ class SendQueue:
                 if not isinstance(entry, tuple):
                     _settle(entry)
                 elif not await self._append_when_room(entry):
-                    # They have waited max_block_ms together with the one before them, and may not wait again.
+                    # They have already waited max_block_ms together with this record, and must not wait again.
                     for _ in range(waited - 1):
                         self._append_now(lane.popleft())
         finally:
             del self.lanes[topic]
-            for entry in lane:  # only if the loop, or a bug of ours, has ended it
+            for entry in lane:  # left over only if the end of the loop, or a bug, has ended this task
                 if isinstance(entry, tuple):
-                    self._refuse(entry, ProducerClosed("the producer was closed before there was room"))
+                    self._refuse(entry, ProducerClosed("the producer was closed before the buffer had room"))
                 else:
                     _settle(entry)
 
     async def _append_when_room(self, entry: _Queued) -> bool:
-        """False if there was none in time."""
+        """Append a record when the buffer has room. Returns False if it had none within max_block_ms."""
         try:
             entry[0]._appended(await self._inner.send(*entry[1]))
         except KafkaTimeoutError as error:
-            self.places.clear()  # perhaps the topic does not exist any more: `send` shall find out
+            self.places.clear()  # the topic may no longer exist: the next `send` asks the cluster
             self._refuse(entry, error)
             return False
         except Exception as error:
@@ -190,12 +192,12 @@ class SendQueue:
 
     def _refuse(self, entry: _Queued, error: BaseException) -> None:
         self.refused += 1
-        # Tracebacks hold the entry, and a delivery that nobody keeps has to go, and to tell so.
+        # A traceback would keep the entry alive; but an unreferenced delivery must be freed, to be counted in __del__.
         entry[0]._refused(without_tracebacks(error))
         self._inner._refused_unseen(self._inner._transaction.number, error)
 
     async def settled(self, topic: str | None = None) -> None:
-        """Wait until what was put here so far, for one topic or all, is in the buffer or refused."""
+        """Wait until the records queued so far, for one topic or all, are in the buffer or rejected."""
         loop = asyncio.get_running_loop()
         waits = []
         for name in [topic] if isinstance(topic, str) else list(self.lanes):
@@ -206,13 +208,13 @@ class SendQueue:
             await asyncio.wait(waits)
 
     async def settled_within(self, timeout: float | None) -> float | None:
-        """The same for all; returns what is left of the timeout, in seconds.
+        """Wait like `settled()`, for all topics, and return the rest of the timeout in seconds.
 
         Raises:
-            TimeoutError: nothing is.
+            TimeoutError: the timeout has passed.
         """
         if not self.lanes or isinstance(timeout, bool) or not isinstance(timeout, int | float | None):
-            return timeout  # what is no number is refused by the call that it is for
+            return timeout  # the call that the timeout is for rejects anything but a number
         loop = asyncio.get_running_loop()
         began = loop.time()
         async with asyncio.timeout(timeout):
@@ -220,17 +222,19 @@ class SendQueue:
         return None if timeout is None else max(0.0, timeout - (loop.time() - began))
 
     async def ended(self) -> None:
-        """Wait for all lanes: soon, once the producer is closed and takes nothing any more."""
+        """Wait for all lanes to end. They end soon after the producer is closed, since it accepts no more records."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
 
 class Delivery:
-    """The future of one record, as `send` returns it; its calls are those of concurrent.futures.Future.
+    """The future of one record, returned by `send`, with the methods of concurrent.futures.Future.
 
-    Nothing is made for it when its record is acknowledged: it looks when somebody asks. `send` has put its record into
-    the buffer, or on a short way there: then what it would have raised is the error of the delivery.
+    `send` has put the record into the buffer or into the queue before it. If the record is rejected after it was
+    queued, the delivery has the error that `send` would have raised.
     """
+
+    # An acknowledgement costs nothing here: the state is looked up when a method is called.
 
     __slots__ = (
         "_callbacks",
@@ -249,9 +253,9 @@ class Delivery:
         self._sends = sends
         self._topic = topic
         self._delivery = delivery
-        """None while the record is on its way to the loop."""
+        """None while the record is in the queue."""
         self._error: BaseException | None = None
-        """Why it did not get into the buffer."""
+        """The reason why the record did not get into the buffer."""
         self._is_cancelled = False
         self._is_seen = False
         self._callbacks: list[Callable[[Delivery], object]] | None = None
@@ -293,17 +297,17 @@ class Delivery:
             logger.exception("a callback of %r failed", self)
 
     def done(self) -> bool:
-        """Whether there is a result or an error, or the delivery was cancelled."""
+        """Return True if there is a result or an error, or the delivery was cancelled."""
         if self._is_cancelled or self._error is not None:
             return True
         return self._delivery is not None and self._delivery.done()
 
     def running(self) -> bool:
-        """Whether the record is on its way."""
+        """Return True while there is no result, no error and no cancellation."""
         return not self.done()
 
     def cancelled(self) -> bool:
-        """Whether it was cancelled."""
+        """Return True if the delivery was cancelled."""
         return self._is_cancelled
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
@@ -313,19 +317,19 @@ class Delivery:
             timeout: in seconds; None waits as long as the record may live (delivery_timeout_ms).
 
         Raises:
-            DeliveryError: the record was given up; `outcome` says whether it may be in the log.
-            TimeoutError: there is no result yet; the record stays on its way.
+            DeliveryError: the record was not delivered; `outcome` says whether it may be in the log.
+            TimeoutError: there is no result yet; the producer continues to send the record.
             CancelledError: the delivery was cancelled (concurrent.futures.CancelledError).
-            BufferTimeoutError and others of `send`: it did not get into the buffer.
+            BufferTimeoutError and other errors of `send`: the record did not get into the buffer.
         """
         self._wait(timeout)
         if self._error is not None:
-            raise copy(self._error)  # its traceback will hold the caller, who holds the delivery
+            raise copy(self._error)  # the original's traceback would refer to the caller's delivery
         assert self._delivery is not None
         return self._delivery.result()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait, and return the record's error or None; arguments and errors of the waiting as `result`."""
+        """Wait, and return the record's error or None; the timeout and errors of waiting are those of `result`."""
         self._wait(timeout)
         if self._error is not None:
             return copy(self._error)
@@ -342,18 +346,22 @@ class Delivery:
             if not wait_for(self._ended, timeout, thread) and not self.done():
                 if not thread.is_alive:
                     raise ProducerClosed("the producer was closed before the record was in the buffer")
-                raise TimeoutError(f"the record has no result after {timeout:g} s; it stays on its way")
+                raise TimeoutError(
+                    f"the record has no result after {timeout:g} s; the producer continues to send it"
+                )
         self._is_seen = True
         if self._is_cancelled:
             raise CancelledError
 
     def add_done_callback(self, fn: Callable[[Delivery], object]) -> None:
-        """Call `fn(delivery)` when it is done: in the loop thread, which it may not block; at once if it is done."""
+        """Call `fn(delivery)` when the delivery is done, in the loop thread, which `fn` must not block.
+
+        If the delivery is already done, `fn` is called immediately, in the calling thread."""
         if self.done() or not self._sends.own_thread().post(partial(self._watch, fn)):
             self._call_back(fn)
 
     def cancel(self) -> bool:
-        """Detach whoever waits; False if the result is there already. The record is sent all the same."""
+        """Cancel the waiting, but not the record, which is sent nevertheless. Returns False if there is a result."""
         thread = self._sends.own_thread()
         if self.done():
             return False
@@ -388,7 +396,7 @@ class Delivery:
 
 _Queued: TypeAlias = tuple[Delivery, Record]
 _Lane: TypeAlias = deque[_Queued | asyncio.Future[None]]
-"""Records that wait for room; a future among them is set when those before it don't wait any more."""
+"""Records that wait for room. A future among them is set when no record before it still waits."""
 
 
 def _settle(waiting: asyncio.Future[None]) -> None:

@@ -73,7 +73,7 @@ def test_a_call_that_takes_too_long_goes_on(thread):
         return "late"
 
     made = call(thread, function)
-    with pytest.raises(TimeoutError, match="not ended after"):
+    with pytest.raises(TimeoutError, match="did not end within"):
         made.wait(thread, 0.001)
 
     assert ended.wait(LONG)
