@@ -1,6 +1,7 @@
-"""Where Spark looks for data sources: with this module installed, `format("aioproducer")` needs no registration.
+"""Registers the data source with Spark: with this module installed, `format("aioproducer")` needs no registration.
 
-Every such module is imported when any source is looked up, so it imports nothing but what Spark has already."""
+Spark imports every `pyspark_*` module when it looks up any data source, so this one imports only what Spark has
+already imported."""
 
 from __future__ import annotations
 
@@ -18,27 +19,27 @@ if TYPE_CHECKING:
 
 
 class DefaultSource(DataSource):
-    """`aioproducer.spark.KafkaSink`, imported when it is used."""
+    """`aioproducer.spark.KafkaSink`, imported on first use."""
 
     @classmethod
     def name(cls) -> str:
-        """What `format(...)` is given."""
+        """The name to pass to `format(...)`."""
         return "aioproducer"
 
     def schema(self) -> StructType:
-        """Nothing is read."""
+        """Raise SinkError: the data source can't be read."""
         return _sink(self.options).schema()
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Nothing is read."""
+        """Raise SinkError: the data source can't be read."""
         return _sink(self.options).reader(schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """For `df.write`."""
+        """Return the writer for `df.write`."""
         return _sink(self.options).writer(schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        """For `df.writeStream`."""
+        """Return the writer for `df.writeStream`."""
         return _sink(self.options).streamWriter(schema, overwrite)
 
 

@@ -1,4 +1,6 @@
-"""A Kafka sink for Spark, in Python alone: `df.write.format("aioproducer")`, also exactly once. docs/spark.md."""
+"""A Kafka sink for Spark in pure Python, with exactly-once delivery: `df.write.format("aioproducer")`.
+
+See docs/spark.md."""
 
 from aioproducer.spark.helpers import foreach_batch, partition_by_key
 from aioproducer.spark.options import SinkError

@@ -1,7 +1,7 @@
-"""The columns of a DataFrame as the parts of Kafka records: checked on the driver, then taken from Arrow as they are.
+"""Maps the columns of a DataFrame to the parts of Kafka records.
 
-Names, types and messages are those of Spark's own sink (org.apache.spark.sql.kafka010.KafkaWriter); `timestamp` is
-more."""
+The driver checks the columns; the tasks pass them on in Arrow format without conversion. Names, types and messages are
+those of Spark's own sink (org.apache.spark.sql.kafka010.KafkaWriter); the column `timestamp` is an addition."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ ARGUMENTS = {
     "timestamp": "timestamps",
     "partition": "partitions",
 }
-"""What `send_many` calls them."""
+"""The argument of `send_many` for each column."""
 
 
 def check_columns(schema: StructType, options: SinkOptions) -> None:
-    """Refuse a DataFrame that can't be written.
+    """Check that a DataFrame can be written.
 
     Raises:
-        SinkError: a column is missing, not known, or of a type that it can't have.
+        SinkError: a column is missing, unknown, or of a wrong type.
     """
     types = {column.name: column.dataType for column in schema.fields}
     unknown = [name for name in types if name not in TYPES]
@@ -80,7 +80,7 @@ def _is_headers(found: DataType) -> bool:
 
 
 def arguments_of(rows: pa.Table) -> dict[str, Any]:
-    """The columns as `send_many` takes them, topic left out."""
+    """Return the columns as arguments of `send_many`, without the topic."""
     return {
         ARGUMENTS[name]: rows.column(number)
         for number, name in enumerate(rows.schema.names)
@@ -89,7 +89,7 @@ def arguments_of(rows: pa.Table) -> dict[str, Any]:
 
 
 def by_topic(batches: list[pa.RecordBatch], topic: str | None) -> Iterator[tuple[str, pa.Table]]:
-    """The rows for each topic, in their order; `topic` is that of all of them if it is given.
+    """Yield each topic with its rows, in their order. If `topic` is given, all rows are for that topic.
 
     Raises:
         SinkError: a row has no topic.

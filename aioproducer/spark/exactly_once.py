@@ -1,11 +1,12 @@
-"""One Kafka transaction for a whole write: planned and ended on the driver, written to by the tasks.
+"""One Kafka transaction for a whole write: the driver begins and ends it, the tasks write to it.
 
-    plan     driver   a new epoch, which ends what an earlier attempt left open; the marker of what is committed
-    write    tasks    as participants, each to partitions of its own; or nothing, if the marker says "done"
-    commit   driver   the marker as a consumer group's offset in the same transaction, then EndTxn
+    plan     driver   takes a new epoch, which aborts what an earlier attempt left open; reads the marker
+    write    tasks    write as participants, each to its own partitions; write nothing if the marker says "done"
+    commit   driver   commits the marker as a consumer group's offset in the same transaction, then sends EndTxn
 
-The marker decides after every crash: it and the rows are committed together or not at all. The broker can't tell the
-attempts of a task apart, so a second one never writes: the whole write is planned again, under another epoch."""
+The marker is the number of the last committed write. It decides after every crash whether a write is repeated, since it
+and the rows are committed together or not at all. The broker can't distinguish the attempts of a task, so a second
+attempt never writes: the whole write is planned again, under another epoch."""
 
 from __future__ import annotations
 
@@ -39,9 +40,9 @@ logger = logging.getLogger(__name__)
 HELPER = "aioproducer.spark.partition_by_key(df, partitions)"
 APPEND_TIME = "option logAppendTime=true"
 NUMBERS_OF_ANOTHER = ("NONE", "OUT_OF_ORDER_SEQUENCE_NUMBER")
-"""What brokers answer to the second writer of a partition; the first of them is success."""
+"""The brokers' answers to the second writer of a partition; the first of them reports success."""
 CLOSING = 10.0
-"""Seconds that a producer has to close when everything is decided."""
+"""Timeout in seconds for closing a producer after its transaction has ended."""
 
 
 def _group(options: SinkOptions) -> str:
@@ -49,7 +50,7 @@ def _group(options: SinkOptions) -> str:
 
 
 def _marker_place(options: SinkOptions) -> TopicPartition:
-    assert options.topic is not None  # exactly_once is refused without it
+    assert options.topic is not None  # required by exactly_once
     return TopicPartition(options.topic, 0)
 
 
@@ -57,10 +58,10 @@ def _marker_place(options: SinkOptions) -> TopicPartition:
 
 
 def plan(options: SinkOptions) -> Plan:
-    """Take the transactional id over, see what is committed, and begin.
+    """Take over the transactional id, read the marker, and begin a transaction.
 
     Raises:
-        SinkError: the cluster refused, or did not answer.
+        SinkError: the cluster returned an error, or did not answer.
     """
     assert options.topic is not None
     try:
@@ -74,7 +75,7 @@ def plan(options: SinkOptions) -> Plan:
             seconds = producer.config.transaction_timeout
     except KafkaError as error:
         raise SinkError(
-            f"exactly_once: the transaction {options.transactional_id!r} can't begin: {error}"
+            f"exactly_once: can't begin a transaction of {options.transactional_id!r}: {error}"
         ) from error
     return Plan(handle, len(partitions), marker, begun_at, seconds)
 
@@ -82,18 +83,18 @@ def plan(options: SinkOptions) -> Plan:
 def commit(
     options: SinkOptions, plan: Plan | None, version: Version | None, reports: Sequence[TaskReport]
 ) -> bool:
-    """Commit what the tasks have written, if every one of them is whole and wrote to partitions of its own.
+    """Commit the transaction, if every task has written all its rows, and to its own partitions only.
 
     Args:
-        plan: of this write; None if only the tasks know it (a stream).
-        version: which write it is; None if it is not to be known again.
-        reports: of all tasks.
+        plan: the plan of this write; None if only the tasks know it (a stream).
+        version: the identity of the write; None if a repetition need not be recognized.
+        reports: the reports of all tasks.
 
     Returns:
-        False if it was committed before and the tasks have skipped it.
+        False if the write was committed before and the tasks have skipped it.
 
     Raises:
-        SinkError: it is not committed; or, if Kafka did not answer, nobody knows before the next plan.
+        SinkError: the write was not committed. If Kafka did not answer, only the next plan shows whether it was.
     """
     for report in reports:
         if report.failure:
@@ -101,15 +102,17 @@ def commit(
     plans = {report.plan for report in reports if report.plan is not None}
     plan = plan or next(iter(plans), None)
     if plan is None:
-        return True  # a stream's batch without a single task: nothing was planned, nothing is to be ended
+        return True  # a stream's batch without tasks: nothing was planned, so there is no transaction to end
     if plans - {plan} or any(report.version != version for report in reports):
         raise SinkError(
-            "exactly_once: tasks of different attempts report to one commit; the batch must be run again"
+            "exactly_once: a commit received reports from tasks of different attempts; the batch must be run again"
         )
     skipped = [report.is_skipped for report in reports]
     if any(skipped) or (version is not None and _is_done(plan, version)):
         if not all(skipped):
-            raise SinkError("exactly_once: some tasks have skipped a batch that others have written")
+            raise SinkError(
+                "exactly_once: some tasks have skipped a batch that others have written; the batch must be run again"
+            )
         return False
     _check_disjoint(reports)
     _check_age(plan)
@@ -118,7 +121,7 @@ def commit(
             if version is not None:
                 producer.send_offsets_to_transaction(_marker_of(options, version, reports), _group(options))
             elif not any(report.written for report in reports):
-                return True  # closing aborts it; with transactions v2 an empty one can't be committed
+                return True  # close() aborts it; with transactions v2 an empty transaction can't be committed
             _end(producer, options, version)
     except KafkaError as error:
         raise SinkError(
@@ -128,12 +131,12 @@ def commit(
 
 
 def _whose_epoch(error: KafkaError) -> str:
-    """What a user of Spark can do about an epoch that is over."""
+    """Advice for a user of Spark whose epoch was fenced; empty for other errors."""
     if not isinstance(error, ProducerFencedError) and "INVALID_PRODUCER_EPOCH" not in str(error):
         return ""
     return (
-        " (another driver has taken this transactionalId over: each query needs one of its own; or the batch took "
-        "longer than kafka.transaction.timeout.ms)"
+        " (another driver has taken this transactionalId over: each query needs its own; or the batch took longer than "
+        "kafka.transaction.timeout.ms)"
     )
 
 
@@ -141,16 +144,18 @@ def _end(producer: Producer, options: SinkOptions, version: Version | None) -> N
     try:
         producer.commit_transaction()
     except CommitOutcomeUnknownError:
-        # Never the opposite: it may be under way. A new epoch waits until it is decided; then the marker tells.
+        # Never abort now: the commit may be in progress. Taking a new epoch waits for its end; then the marker decides.
         producer.init_transactions()
         if version is None or _read_marker(producer, options) != version:
             raise
-        logger.warning("exactly_once: the commit of %s was not answered, and is in the log", version)
+        logger.warning("exactly_once: the broker did not answer the commit of %s, but committed it", version)
 
 
 def abort(options: SinkOptions, plan: Plan | None, reports: Sequence[TaskReport | None]) -> None:
-    """Shut out whoever still writes. Never raises: the next plan, or the brokers' time-out, would do it as well; and
-    does it where no task has reported, since then nothing is known here of a stream's batch."""
+    """Abort the transaction, and fence the tasks that still write to it.
+
+    Never raises an exception, since the next plan or the brokers' timeout also ends the transaction. If no task of a
+    stream's batch has reported, its plan is unknown here, and only these two end its transaction."""
     known = [report for report in reports if report is not None]
     plan = plan or next((report.plan for report in known if report.plan is not None), None)
     if plan is None or any(report.is_skipped for report in known):
@@ -160,12 +165,14 @@ def abort(options: SinkOptions, plan: Plan | None, reports: Sequence[TaskReport 
             if plan.handle.is_v2 and len(known) < len(reports):
                 producer.abort_transaction()
             else:
-                # v1 leaves the epoch to the tasks that still run. And if all tasks have reported, a commit was tried:
-                # after that an abort may meet it, and a new epoch waits for what becomes of it.
+                # In v1 an abort does not fence the tasks that still run. And if all tasks have reported, a commit was
+                # attempted, which may still be in progress: taking a new epoch waits for its end.
                 producer.fence_transaction()
     except Exception as error:
         logger.warning(
-            "exactly_once: %r was not aborted; the next attempt does it: %s", options.transactional_id, error
+            "exactly_once: %r could not be aborted now; the next attempt aborts it: %s",
+            options.transactional_id,
+            error,
         )
 
 
@@ -192,7 +199,7 @@ def _marker_of(
 
 
 def _check_disjoint(reports: Sequence[TaskReport]) -> None:
-    """The broker answers success to a second writer of a partition, and throws its rows away."""
+    """Check that no two tasks wrote to one partition: the broker drops the second one's rows, but reports success."""
     owners: dict[TopicPartition, int] = {}
     for report in reports:
         for place in report.written:
@@ -209,14 +216,14 @@ def _check_age(plan: Plan) -> None:
     if age > plan.seconds:
         raise SinkError(
             f"exactly_once: the batch took {age:.0f} s, longer than the brokers let a transaction live "
-            f"({plan.seconds:.0f} s); give it less rows (maxOffsetsPerTrigger, maxFilesPerTrigger), or raise "
+            f"({plan.seconds:.0f} s); give it fewer rows (maxOffsetsPerTrigger, maxFilesPerTrigger), or raise "
             "kafka.transaction.timeout.ms and the brokers' transaction.max.timeout.ms"
         )
 
 
 @contextlib.contextmanager
 def _closed_soon(producer: Producer) -> Iterator[Producer]:
-    """Started, and closed however the block is left; an open transaction of its own is aborted by that."""
+    """Start a producer, and close it at the end of the block, which aborts its open transaction."""
     producer.start()
     try:
         yield producer
@@ -236,18 +243,18 @@ def _is_done(plan: Plan, version: Version) -> bool:
 
 
 def check_owner(options: SinkOptions, plan: Plan, version: Version | None) -> None:
-    """Refuse a query that begins again under the transactional id of another one.
+    """Check that the transactional id does not belong to another query, or to an earlier checkpoint of this one.
 
     Raises:
-        SinkError: the checkpoint is a new one.
+        SinkError: the last committed write is that of another query.
     """
     if options.accepts_reset or plan.marker is None or version is None:
         return
     if plan.marker.owner != version.owner:
         raise SinkError(
             f"exactly_once: the transactionalId {options.transactional_id!r} belongs to the query "
-            f"{plan.marker.owner}, and this is {version.owner}: a new checkpoint (or txnAppId) begins at the beginning "
-            "and would write again what is written. Use another transactionalId, or, if that is wanted, "
+            f"{plan.marker.owner}, and this is {version.owner}: a new checkpoint (or txnAppId) starts from the "
+            "beginning and would write the same rows again. Use another transactionalId, or, if that is intended, set "
             "onCheckpointReset=accept"
         )
 
@@ -265,20 +272,21 @@ def write_exactly_once(
     """Write a task's rows as a participant of the transaction. Its sockets are closed when this returns.
 
     Raises:
-        SinkError: a row was not written, or it is not the task's first attempt; the whole write must be planned again.
+        SinkError: a row was not written, or this is not the first attempt. The whole write must be planned again.
     """
     check_owner(options, plan, version)
     if version is not None and _is_done(plan, version):
         return TaskReport(task, 0, 0, 0.0, 0, 0.0, {}, plan, version, is_skipped=True)
     if attempt > 0 or speculation:
         why = (
-            f"this is attempt {attempt} (Spark's log says what the first one died of: Lost task {task}.0)"
+            f"this is attempt {attempt} (Spark's log says why the first one failed: Lost task {task}.0)"
             if attempt > 0
             else "spark.speculation is on"
         )
         raise SinkError(
-            f"exactly_once: task {task} does not write, since {why}: Kafka can't tell the attempts of a task apart. "
-            "The batch must be run again as a whole; restart the query, or let aioproducer.spark.foreach_batch do that"
+            f"exactly_once: task {task} does not write, since {why}: Kafka can't distinguish the attempts of a task. "
+            "The batch must be run again as a whole; restart the query, or use aioproducer.spark.foreach_batch, which "
+            "repeats failed batches"
         )
     producer = Producer.attach(
         plan.handle,
@@ -299,15 +307,15 @@ def write_exactly_once(
                 "" if options.log_append_time else f", or the topic has LogAppendTime: {APPEND_TIME}"
             )
             raise SinkError(
-                f"exactly_once: task {task} has met another writer in a partition (or the answer to its first batch "
-                f"was lost{or_the_topic}); rows of one partition must be in one task: {HELPER}. {error}"
+                f"exactly_once: task {task} found another writer in a partition (or the answer to its first batch was "
+                f"lost{or_the_topic}); rows of one partition must be in one task: {HELPER}. {error}"
             ) from error
         raise
     return dataclasses.replace(report, plan=plan, version=version)
 
 
 def _is_of_two_writers(error: SinkError) -> bool:
-    """Whether a broker has had sequence numbers from somebody else: it took them for a repetition, or for a gap."""
+    """Whether another task has written to a partition: the broker saw a repeated sequence number, or a gap."""
     if not isinstance(error.__cause__, SendManyError):
         return False
     lasts = (row.last_error for row in error.__cause__.errors.values() if isinstance(row, DeliveryError))
@@ -317,17 +325,17 @@ def _is_of_two_writers(error: SinkError) -> bool:
 def _with_partitions(
     batch: pa.RecordBatch, options: SinkOptions, plan: Plan, task: int, number: int
 ) -> pa.RecordBatch:
-    """The rows with a partition each, where this task is the only one that may write there.
+    """Return the rows with a column `partition`, to partitions that only this task writes to.
 
     Raises:
-        SinkError: another task might; or the transaction knows no such partition.
+        SinkError: another task might write to them, or the transaction does not include a partition.
     """
     names = batch.schema.names
     if "partition" in names:
         column = batch.column("partition")
         if column.null_count:
             raise SinkError(f"exactly_once: a row has no partition; {HELPER} gives each row one")
-        # Else the producer would wait for the partition to come, max.block.ms long.
+        # Otherwise the producer would wait max.block.ms for the partition to appear.
         if (last := pc.max(column).as_py()) >= plan.partitions:
             raise SinkError(
                 f"exactly_once: a row is for partition {last}, and topic {options.topic} has {plan.partitions} "
@@ -337,10 +345,10 @@ def _with_partitions(
     if task > 0:
         raise SinkError(
             "exactly_once needs a column `partition`, with all rows of a partition in one task, or a single task "
-            f"(coalesce(1)): {HELPER} makes both"
+            f"(coalesce(1)): {HELPER} adds the column and repartitions the rows"
         )
-    # Each batch gets the column, also if it has all keys: batches go into the buffer together, as one table.
+    # Each batch gets the column, even if all its rows have keys: several batches enter the buffer as one table.
     anywhere = pa.repeat(pa.scalar(number % plan.partitions, pa.int32()), batch.num_rows)
     if "key" in names:
-        anywhere = pc.if_else(pc.is_valid(batch.column("key")), None, anywhere)  # a key's is murmur2's
+        anywhere = pc.if_else(pc.is_valid(batch.column("key")), None, anywhere)  # null: by the key
     return batch.append_column("partition", anywhere)

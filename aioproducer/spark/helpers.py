@@ -1,4 +1,4 @@
-"""What users call beside the sink: rows of one partition in one task, and a stream's batches that are run again."""
+"""Functions for users of the sink: `partition_by_key` and `foreach_batch`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ logger = logging.getLogger(__name__)
 
 
 def partition_by_key(df: DataFrame, partitions: int, *, key: str = "key") -> DataFrame:
-    """The rows with a column `partition`, as Kafka's default partitioner gives it (murmur2 of the key), and all rows of
-    a partition in one task. exactly_once needs that.
+    """Add a column `partition`, and put all rows of a partition into one task, as exactly_once requires.
+
+    The partition is that of Kafka's default partitioner (murmur2 of the key).
 
     Args:
-        df: with a column of strings or bytes to be hashed.
-        partitions: how many the topic has.
-        key: the column's name. Rows without a key are spread by their value: a task that is run again has to find each
-            row where it was.
+        df: a DataFrame with a column of strings or bytes to hash.
+        partitions: the number of the topic's partitions.
+        key: the name of the column to hash. Rows without a key are distributed by their value, so that a repeated task
+            computes the same partition for each row.
     """
     if type(partitions) is not int or partitions < 1:
         raise ValueError(f"partitions={partitions!r} must be the number of the topic's partitions, 1 or more")
@@ -57,17 +58,19 @@ def foreach_batch(
     attempts: int = 3,
     prepare: Callable[[DataFrame, int], DataFrame] | None = None,
 ) -> Callable[[DataFrame, int], None]:
-    """A function for `writeStream.foreachBatch` that writes each batch exactly once, and runs a failed one again while
-    the query goes on. It also serves the output mode `update`, which Spark has for no Python sink.
+    """Return a function for `writeStream.foreachBatch` that writes each batch exactly once.
+
+    The function retries failed batches while the query continues. It also supports the output mode `update`, which
+    Spark does not offer to Python sinks.
 
         options = {"kafka.bootstrap.servers": servers, "topic": "counts", "transactionalId": "counts-1"}
         counts.writeStream.outputMode("update").foreachBatch(foreach_batch(options))...start()
 
     Args:
-        options: of the sink; delivery is exactly_once if nothing is said.
-        app_id: what the query is called in the marker; by default the query's own id, that of its checkpoint.
-        attempts: how often a batch is tried at most.
-        prepare: f(batch, batch id) -> the DataFrame to be written, e.g. with `partition_by_key`.
+        options: the options of the sink; the default of `delivery` is exactly_once here.
+        app_id: the name of the query in the marker; by default the query's own id, that of its checkpoint.
+        attempts: the maximum number of attempts for a batch.
+        prepare: f(batch, batch id) -> the DataFrame to write, e.g. with `partition_by_key`.
     """
     if attempts < 1:
         raise ValueError(f"attempts={attempts!r} must be 1 or more")
@@ -85,14 +88,14 @@ def foreach_batch(
                 if attempt == attempts or _is_stopped(error):
                     raise
                 logger.warning(
-                    "batch %d failed, it is run again (%d of %d): %s", batch_id, attempt, attempts, error
+                    "attempt %d of %d of batch %d failed; retrying: %s", attempt, attempts, batch_id, error
                 )
 
     return write
 
 
 def _is_stopped(error: Exception) -> bool:
-    """What `query.stop()` makes of a write: its thread is interrupted, its jobs are cancelled."""
+    """Whether `query.stop()` ended the write: it interrupts the thread and cancels the jobs."""
     return any(name in str(error) for name in ("java.lang.InterruptedException", "SPARK_JOB_CANCELLED"))
 
 
@@ -101,6 +104,6 @@ def _query_id(batch: DataFrame) -> str:
     found = context.getLocalProperty("sql.streaming.queryId") if context is not None else None
     if not found:
         raise ValueError(
-            "foreach_batch can't learn the query's id here (Spark Connect?): give it app_id=, a name of its own"
+            "foreach_batch can't determine the query's id here (Spark Connect?): pass app_id=, a unique name for it"
         )
     return str(found)

@@ -1,6 +1,7 @@
 """The options of a write, read and checked on the driver before a task runs.
 
-Spark gives their names in lower case. Those that begin with `kafka.` are Java's names and go to the producer."""
+Spark passes their names in lower case. Options that begin with `kafka.` have Java's names and are passed to the
+producer."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from aioproducer.blocking import Producer
 
 
 class SinkError(KafkaError):
-    """A write to Kafka can't go on; the text says why, and names Kafka's own reason."""
+    """A write to Kafka failed; the text says why, and includes the reason that Kafka gave."""
 
 
 OWN = {
@@ -30,9 +31,9 @@ OWN = {
         "reports",
     )
 }
-"""As Spark gives them, and as users write them."""
+"""The sink's options: the names that Spark passes, and those that users write."""
 SPARKS = {"checkpointlocation", "queryname", "outputmode", "path", "includeheaders"}
-"""Options of Spark's own, or of its Kafka source, that say nothing to a sink."""
+"""Options of Spark itself, or of its Kafka source, which the sink ignores."""
 
 PREFIX = "kafka."
 REFUSED = {
@@ -40,7 +41,7 @@ REFUSED = {
     "value.serializer": "is not supported as values are serialized with ByteArraySerializer.",
     "transactional.id": "is the option transactionalId here, with delivery exactly_once.",
 }
-"""Java's names that Spark's own sink refuses, too, in its words; and one that has another meaning here."""
+"""Settings that are rejected: two that Spark's own sink also rejects, in its words, and one that is a sink option."""
 
 OF_TABLES = (
     "The OPTIONS of a table do not reach a Python sink; write INSERT INTO ... WITH ('kafka.bootstrap.servers' = "
@@ -48,50 +49,50 @@ OF_TABLES = (
 )
 
 LONGEST_TRANSACTION = "900000"
-"""Milliseconds; what brokers allow by default (transaction.max.timeout.ms). A micro-batch has to end within it."""
+"""Milliseconds: the brokers' default of transaction.max.timeout.ms. A micro-batch has to end within this time."""
 
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """What a write was told. It travels to the executors; its repr shows no value of a `kafka.` option."""
+    """The checked options of a write, which Spark sends to the executors. The repr hides all `kafka.` options."""
 
     kafka: dict[str, str] = field(repr=False)
-    """The producer's configuration, by Java's names."""
+    """The producer's configuration, with Java's names."""
     topic: str | None = None
-    """For all rows; else the column of that name says it."""
+    """The topic of all rows; if None, the column `topic` names it."""
     exactly_once: bool = False
     transactional_id: str = ""
     app_id: str | None = None
-    """With `version`: whoever makes the same write again is told that it is done (batch writes)."""
+    """The identity of a batch write, with `version`: a repeated write is recognized and skipped."""
     version: int | None = None
     accepts_reset: bool = False
-    """A new checkpoint may begin again at batch 0."""
+    """True if a new checkpoint may start again at batch 0."""
     log_append_time: bool = False
-    """The topic's message.timestamp.type is LogAppendTime."""
+    """True if the topic's message.timestamp.type is LogAppendTime."""
     reports: str = ""
-    """A file on the driver to which each write adds a line; empty: none."""
+    """A file on the driver to which each write adds a line, or an empty string."""
 
     def check_reports(self) -> None:
-        """Only before anything is written: what is written must not be written again for its report.
+        """Check that the directory of the reports exists. Called before anything is written.
+
+        Later a missing directory is not an error: it must not cause a finished write to be repeated.
 
         Raises:
-            ConfigError: there is no directory for that file.
+            ConfigError: the directory does not exist.
         """
         if self.reports and not Path(self.reports).parent.is_dir():
-            raise _wrong(
-                "reports", self.reports, "a file in a directory of the driver's machine that is there"
-            )
+            raise _wrong("reports", self.reports, "a file in a directory of the driver's machine that exists")
 
     def producer(self, **settings: object) -> Producer:
-        """A producer of these options, not started yet."""
+        """Return a producer with these options, not yet started."""
         return Producer.from_config(self.kafka, **settings)
 
 
 def read_options(given: Mapping[str, str], *, is_stream: bool) -> SinkOptions:
-    """The options of a write.
+    """Read and check the options of a write.
 
     Raises:
-        ConfigError: one is unknown, malformed, missing, or contradicts another one.
+        ConfigError: an option is unknown, malformed, missing, or contradicts another one.
     """
     kafka, own, unknown = _by_kind(given)
     is_empty = not given
@@ -124,20 +125,20 @@ def read_options(given: Mapping[str, str], *, is_stream: bool) -> SinkOptions:
                     f"option {OWN[low]} needs delivery=exactly_once", setting=OWN[low], value=own[low]
                 )
     options = replace(options, reports=own.get("reports", ""))
-    # What contradicts itself is said here, and not by a task on another machine.
+    # Contradictory settings raise their error here, and not in a task on another machine.
     options.producer(**({"transactional_id": options.transactional_id} if options.exactly_once else {}))
     return options
 
 
 class _KafkaOptions(dict[str, str]):
-    """Options by Java's names. Passwords are among them, so no repr shows a value."""
+    """Options with Java's names. The repr hides all values, since passwords are among them."""
 
     def __repr__(self) -> str:
         return f"<hidden values of {', '.join(self)}>"
 
 
 def _by_kind(given: Mapping[str, str]) -> tuple[_KafkaOptions, dict[str, str], str]:
-    """The producer's options, the sink's own, and the name of an unknown one (empty if there is none)."""
+    """Return the producer's options, the sink's own, and the name of an unknown option (or an empty string)."""
     kafka, own = _KafkaOptions(), {}
     for name, value in given.items():
         low = name.lower()
@@ -153,8 +154,8 @@ def _by_kind(given: Mapping[str, str]) -> tuple[_KafkaOptions, dict[str, str], s
 def _exactly_once(kafka: dict[str, str], own: Mapping[str, str], is_stream: bool) -> SinkOptions:
     if not own.get("transactionalid"):
         raise ConfigError(
-            "delivery=exactly_once needs the option transactionalId: a name of this query's own, which stays the same "
-            "when it is started again",
+            "delivery=exactly_once needs the option transactionalId: a name that only this query uses, and that stays "
+            "the same when it is started again",
             setting="transactionalId",
             value=None,
         )

@@ -1,4 +1,4 @@
-"""What a task tells the driver when all its records are acknowledged: Spark's commit messages."""
+"""The commit messages that Spark brings from the tasks to the driver, and their totals."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from aioproducer import TopicPartition, TransactionHandle
 
 
 class Version(NamedTuple):
-    """Which write of whom: (a query's id, its batch id), or a batch write's (txnAppId, txnVersion)."""
+    """The identity of a write: (query id, batch id) of a stream, or (txnAppId, txnVersion) of a batch write."""
 
     owner: str
     number: int
 
 
 class Plan(NamedTuple):
-    """The transaction of one micro-batch, begun on the driver; the tasks write to it, the driver ends it."""
+    """The transaction of one micro-batch. The driver begins and ends it, and the tasks write to it."""
 
     handle: TransactionHandle
     partitions: int
-    """How many the topic has."""
+    """The number of the topic's partitions."""
     marker: Version | None
     """The last write that was committed."""
     begun_at: float
     """Seconds since 1970, by the driver's clock."""
     seconds: float
-    """How long the brokers let it live."""
+    """The transaction timeout."""
 
 
 class Written(NamedTuple):
-    """What a task wrote to one partition."""
+    """The rows that a task wrote to one partition."""
 
     rows: int
     last_offset: int
@@ -42,7 +42,7 @@ class Written(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TaskReport(WriterCommitMessage):
-    """Of one task; Spark brings that of each task's winning attempt to the driver."""
+    """The report of one task. Spark brings that of each task's successful attempt to the driver."""
 
     task: int
     rows: int
@@ -51,35 +51,35 @@ class TaskReport(WriterCommitMessage):
     seconds: float
     retries: int
     p99: float
-    """Seconds to the acknowledgement; with at_least_once of all that this worker process has sent so far."""
+    """Seconds to the acknowledgement; with at_least_once over all records that this worker process has sent so far."""
     written: dict[TopicPartition, Written] = field(default_factory=dict)
     # exactly_once
     plan: Plan | None = None
     version: Version | None = None
     is_skipped: bool = False
-    """It was committed before; the task has read nothing."""
+    """True if the write was committed before; the task has not read any rows."""
     failure: str = ""
-    """Why its rows are not all written: the whole write can't be committed, and no second attempt would help."""
+    """The reason why rows were not written; the whole write can't be committed, and a second attempt would not help."""
 
 
 class Totals(NamedTuple):
-    """Of all tasks of a write."""
+    """The totals of all tasks of a write."""
 
     rows: int
     bytes: int
-    """Of the record batches."""
+    """The size of the record batches."""
     topics: list[str]
     partitions: int
     tasks: int
     seconds: float
-    """Of the slowest task."""
+    """The time of the slowest task."""
     retries: int
     p99_ms: float
-    """To the acknowledgement."""
+    """The time to the acknowledgement."""
 
 
 def totals(reports: Sequence[TaskReport]) -> Totals:
-    """What the tasks of a write tell together."""
+    """Return the totals of a write's tasks."""
     places = {place for report in reports for place in report.written}
     return Totals(
         sum(report.rows for report in reports),
@@ -94,7 +94,7 @@ def totals(reports: Sequence[TaskReport]) -> Totals:
 
 
 def summary(reports: Sequence[TaskReport]) -> str:
-    """One line for the log."""
+    """Return one line for the log."""
     found = totals(reports)
     return (
         f"{found.rows:,} rows, {found.bytes / 1e6:.1f} MB to {found.partitions} partitions of "
@@ -104,10 +104,10 @@ def summary(reports: Sequence[TaskReport]) -> str:
 
 
 def add_line(path: str, what: str, reports: Sequence[TaskReport], now: float) -> None:
-    """A line of JSON at the end of a file: what was written, and when, in seconds since 1970.
+    """Append a line of JSON to a file, with the totals of a write and the time in seconds since 1970.
 
     Raises:
-        OSError: it can't be written.
+        OSError: the file can't be written.
     """
     line = json.dumps({"time": round(now, 3), "write": what, **totals(reports)._asdict()})
     with open(path, "a", encoding="utf-8") as file:

@@ -1,6 +1,6 @@
 """The classes that Spark calls: on the driver to plan, to commit and to abort, in each task to write.
 
-A writer is pickled for the tasks once per micro-batch, on the driver, and there its transaction begins."""
+The driver pickles a writer for the tasks once per micro-batch; the transaction begins then (`__getstate__`)."""
 
 from __future__ import annotations
 
@@ -24,12 +24,14 @@ from aioproducer.spark.task import write_at_least_once
 logger = logging.getLogger(__name__)
 
 BATCH_ID, QUERY_ID = "streaming.sql.batchId", "sql.streaming.queryId"
-"""Of the properties that tasks of a stream's batch have."""
-ONLY_WRITES = 'format("aioproducer") only writes; Spark reads Kafka by its own source, format("kafka")'
+"""Local properties of the tasks of a stream's batch."""
+ONLY_WRITES = (
+    'format("aioproducer") only writes; to read from Kafka, use Spark\'s own source, format("kafka")'
+)
 
 
 class _Writer:
-    """What the writers of batches and of streams have in common."""
+    """Base class of the writers of batches and of streams."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
@@ -60,7 +62,7 @@ class _Writer:
             worker.spare()
             return report
         assert context is not None
-        assert self._plan is not None  # it was pickled
+        assert self._plan is not None  # set when the writer was pickled
         version = self._version_in_task(context)
         try:
             report = exactly_once.write_exactly_once(
@@ -73,7 +75,7 @@ class _Writer:
                 speculation=(context.getLocalProperty("spark.speculation") or "").lower() == "true",
             )
         except KafkaError as error:
-            # Told and not raised: Spark would try the task again, in vain, and show what the last attempt said.
+            # Reported, not raised: Spark would retry the task in vain, and show the last attempt's error instead.
             report = TaskReport(task, 0, 0, 0.0, 0, 0.0, {}, self._plan, version, failure=str(error))
         worker.spare()
         return report
@@ -84,44 +86,46 @@ class _Writer:
         reports = [message for message in messages if isinstance(message, TaskReport)]
         if len(reports) < len(messages):
             raise SinkError(
-                f"{what}: a task has not written its rows; trigger(continuous=...) does not call Python sinks, use "
-                "processingTime or availableNow"
+                f"{what}: {len(messages) - len(reports)} of {len(messages)} tasks have not written their rows; "
+                "trigger(continuous=...) does not call Python sinks, use processingTime or availableNow"
             )
         if self._options.exactly_once and not exactly_once.commit(
             self._options, self._plan, version, reports
         ):
-            logger.info("%s was committed before, and is skipped", what)
+            logger.info("%s was already committed; skipped", what)
             return
         logger.info("%s: %s", what, summary(reports))
         if self._options.reports:
             try:
                 add_line(self._options.reports, what, reports, time.time())
-            except OSError as error:  # what is committed, stays; a batch must not be run again for this
+            except OSError as error:  # the rows are committed: the batch must not be repeated
                 logger.warning("%s: no line was added to %s: %s", what, self._options.reports, error)
         worker.spare()
 
     def _abort(self, what: str, messages: Sequence[spark.WriterCommitMessage | None]) -> None:
         reports = [message if isinstance(message, TaskReport) else None for message in messages]
         logger.warning(
-            "%s is given up; %s", what, summary([report for report in reports if report is not None])
+            "%s failed; finished tasks: %s",
+            what,
+            summary([report for report in reports if report is not None]),
         )
         if self._options.exactly_once:
             exactly_once.abort(self._options, self._plan, reports)
 
 
 class BatchWriter(_Writer, spark.DataSourceArrowWriter):
-    """`df.write`."""
+    """Writer for `df.write`."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskReport:
         """Write one task's rows, and wait for their acknowledgements."""
         return self._write(iterator)
 
     def commit(self, messages: list[spark.WriterCommitMessage | None]) -> None:
-        """All tasks have written."""
+        """Commit the write after all tasks have written."""
         self._commit("batch write", self._version(), messages)
 
     def abort(self, messages: list[spark.WriterCommitMessage | None]) -> None:
-        """A task has failed for good, or the commit has."""
+        """Abort the write after a task or the commit has finally failed."""
         self._abort("batch write", messages)
 
 
@@ -132,17 +136,21 @@ else:
     class _ArrowStream(  # type: ignore[no-redef,misc]  # commit and abort are the sink's
         spark.DataSourceStreamWriter, spark.DataSourceArrowWriter
     ):
-        """Spark 4.0 has no such class. What plans a stream there wants the first of these two; the task, which would
-        make a Row of each row, gives whatever is the second one Arrow batches."""
+        """A replacement for the class that Spark 4.0 lacks.
+
+        Spark 4.0 plans a stream only for the first of these two base classes. A task passes Arrow batches to instances
+        of the second one, and would otherwise convert each row to a Row."""
 
 
 class StreamWriter(_Writer, _ArrowStream):
-    """`df.writeStream`. It is made anew for each commit: what it knows of the batch, it knows from the tasks."""
+    """Writer for `df.writeStream`. Spark creates one for each commit, so it knows the batch only from the tasks."""
 
     def _version_in_task(self, context: TaskContext) -> Version | None:
         query, batch = context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID)
         if query is None or batch is None:
-            raise SinkError("exactly_once: Spark did not tell the task its query and batch; update Spark")
+            raise SinkError(
+                f"exactly_once: Spark did not set {QUERY_ID} and {BATCH_ID} for the task; update Spark"
+            )
         return Version(query, int(batch))
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskReport:
@@ -150,7 +158,7 @@ class StreamWriter(_Writer, _ArrowStream):
         return self._write(iterator)
 
     def commit(self, messages: list[spark.WriterCommitMessage | None], batchId: int) -> None:
-        """All tasks of the micro-batch have written."""
+        """Commit the micro-batch after all tasks have written."""
         versions = {message.version for message in messages if isinstance(message, TaskReport)}
         version = next(iter(versions), None)
         if version is not None and version.number != batchId:
@@ -158,20 +166,20 @@ class StreamWriter(_Writer, _ArrowStream):
         self._commit(f"batch {batchId}", version, messages)
 
     def abort(self, messages: list[spark.WriterCommitMessage | None], batchId: int) -> None:
-        """A task has failed for good, or the commit has."""
+        """Abort the micro-batch after a task or the commit has finally failed."""
         self._abort(f"batch {batchId}", messages)
 
 
 class KafkaSink(spark.DataSource):
-    """`format("aioproducer")`: columns key, value, topic, partition, headers, timestamp; options in docs/spark.md."""
+    """The data source `format("aioproducer")`; docs/spark.md lists its columns and options."""
 
     @classmethod
     def name(cls) -> str:
-        """What `format(...)` is given."""
+        """The name to pass to `format(...)`."""
         return "aioproducer"
 
     def schema(self) -> StructType:
-        """Nothing is read.
+        """Raise an error: the data source can't be read.
 
         Raises:
             SinkError: always.
@@ -179,19 +187,19 @@ class KafkaSink(spark.DataSource):
         raise SinkError(ONLY_WRITES)
 
     def reader(self, schema: StructType) -> spark.DataSourceReader:
-        """Nothing is read; always an error, as `schema`."""
+        """Raise SinkError: the data source can't be read."""
         raise SinkError(ONLY_WRITES)
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
-        """For `df.write`.
+        """Return the writer for `df.write`.
 
         Raises:
             ConfigError: an option is wrong.
-            SinkError: a column is.
+            SinkError: a column is missing, unknown, or of a wrong type.
         """
         if overwrite:
             raise ConfigError(
-                'a topic keeps the records that it has: use mode("append"), not mode("overwrite")',
+                'the records of a topic can\'t be overwritten: use mode("append"), not mode("overwrite")',
                 setting="mode",
                 value="overwrite",
             )
@@ -200,7 +208,9 @@ class KafkaSink(spark.DataSource):
         return BatchWriter(options)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> spark.DataSourceStreamWriter:
-        """For `df.writeStream`; errors as `writer`. In complete mode each batch brings the whole result again."""
+        """Return the writer for `df.writeStream`; errors as `writer`.
+
+        In complete mode each batch contains the whole result."""
         options = read_options(self.options, is_stream=True)
         check_columns(schema, options)
         return StreamWriter(options)

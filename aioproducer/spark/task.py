@@ -1,4 +1,4 @@
-"""One task's rows on their way: Arrow batches into the producer, acknowledgements out of it, memory bounded."""
+"""Writes one task's rows: sends Arrow batches with a producer, awaits acknowledgements, and bounds the memory used."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ from aioproducer.spark.options import SinkError, SinkOptions
 from aioproducer.spark.reports import TaskReport, Written
 
 GATHERED = 4 << 20
-"""Bytes of Arrow batches that go into the buffer together: the loop's thread is woken for them, and then nothing of its
-own is in the processor's cache any more."""
+"""Bytes of Arrow batches that are passed to the producer together, since every call wakes the loop's thread, whose data
+has left the processor's cache meanwhile."""
 IN_FLIGHT = 64 << 20
-"""Bytes of Arrow batches whose rows are not all acknowledged; one more may always go."""
+"""The most bytes of Arrow batches with unacknowledged rows. One batch is always allowed, whatever its size."""
 MOST_PRODUCERS = 4
-"""Kept in a worker process, for queries of other settings."""
+"""The most producers kept in a worker process, one for each combination of settings."""
 CLOSING = 10.0
-"""Seconds that a producer has to close which nobody needs any more."""
+"""Timeout in seconds for closing a producer that is no longer needed."""
 
 _kept: dict[tuple[int, Secret], Producer] = {}
-"""Producers of at_least_once, by process (a worker may be forked) and settings: Spark uses its workers again."""
+"""Producers of at_least_once, by process (a worker may be forked) and settings. They are kept because Spark reuses its
+workers."""
 
 
 class TaskWriter:
-    """Sends one task's rows. `finish` or an exception ends it; then nothing of the task is on its way any more."""
+    """Sends one task's rows, until `finish` returns or an exception ends it. `finish` leaves no row unacknowledged."""
 
     def __init__(self, producer: Producer, options: SinkOptions, task: int) -> None:
         self._producer = producer
@@ -46,7 +47,7 @@ class TaskWriter:
         self._written: dict[TopicPartition, Written] = {}
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Take the rows of a batch; wait while too much is in flight.
+        """Send the rows of a batch; wait while too many bytes are in flight.
 
         Raises:
             SinkError: a row of this batch or of an earlier one was not written.
@@ -57,7 +58,7 @@ class TaskWriter:
             self._send()
 
     def _send(self) -> None:
-        """Put what is gathered into the buffer."""
+        """Put the gathered batches into the buffer."""
         gathered, self._gathered, self._gathered_size = self._gathered, [], 0
         for topic, rows in by_topic(gathered, self._options.topic):
             size = rows.nbytes
@@ -108,7 +109,7 @@ class TaskWriter:
 
 
 def write_at_least_once(batches: Iterable[pa.RecordBatch], options: SinkOptions, task: int) -> TaskReport:
-    """Write a task's rows with the worker's own producer. Failed, it leaves nothing on its way."""
+    """Write a task's rows with the producer of the worker process. An error closes that producer and drops its rows."""
     producer = _kept_producer(options)
     try:
         writer = TaskWriter(producer, options, task)
@@ -122,7 +123,7 @@ def write_at_least_once(batches: Iterable[pa.RecordBatch], options: SinkOptions,
 
 
 def _key(options: SinkOptions) -> tuple[int, Secret]:
-    # Passwords are among the settings, and keys are local variables where a producer fails to start.
+    # A Secret, since the settings contain passwords, and tracebacks may show the local variables of _kept_producer().
     return os.getpid(), Secret(repr(sorted(options.kafka.items())))
 
 
@@ -135,5 +136,5 @@ def _kept_producer(options: SinkOptions) -> Producer:
             _kept.pop(mine.pop(0)).close(timeout=CLOSING)
         producer = options.producer()
         producer.start()
-    _kept[key] = producer  # the last one used stands last
+    _kept[key] = producer  # as the last one: the least recently used producer is closed first
     return producer

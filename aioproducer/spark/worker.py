@@ -1,4 +1,4 @@
-"""What PySpark does in its Python processes between two calls of the sink, made cheaper. Called at the end of each."""
+"""Reduces the work that PySpark does in its Python processes between two calls of the sink."""
 
 from __future__ import annotations
 
@@ -10,19 +10,23 @@ from types import FrameType
 from zipimport import zipimporter
 
 WORKERS = {"pyspark.daemon", "pyspark.worker"}
-"""Main modules of PySpark processes: those of tasks, and those on the driver that plan and commit."""
+"""Main modules of PySpark processes: those that run tasks, and those on the driver that plan and commit."""
 
 
 def spare() -> None:
-    """Leave less to be done after this call and before the next; nothing outside PySpark's own processes."""
+    """Reduce the work between this call of the sink and the next. Has no effect outside PySpark's own processes.
+
+    Called at the end of each call of the sink."""
     if _is_sparks():
         _spare_the_collector()
         _spare_the_importer()
 
 
 def acknowledge_at_once() -> None:
-    """Called before a task reads its rows. Spark writes them in pieces, and the kernel keeps a small piece back until
-    the one before is acknowledged (Nagle), which Linux puts off for 40 ms if nothing is written in return."""
+    """Have the kernel acknowledge Spark's data immediately. Called before a task reads its rows.
+
+    Spark writes the rows in pieces. Its kernel delays a small piece until the one before is acknowledged (Nagle's
+    algorithm), and Linux delays the acknowledgement by 40 ms if no data is sent in return."""
     connection = _connection() if _is_sparks() and hasattr(socket, "TCP_QUICKACK") else None
     if connection is not None and connection.family != socket.AF_UNIX:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
@@ -34,7 +38,7 @@ def _is_sparks() -> bool:
 
 
 def _connection() -> socket.socket | None:
-    """To the JVM: it stands in the function `worker`, which PySpark's daemon calls in each of its children."""
+    """Return the connection to the JVM, a local variable of `worker()`, which PySpark's daemon calls in each child."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_code.co_name == "worker":
@@ -46,15 +50,18 @@ def _connection() -> socket.socket | None:
 
 @functools.cache
 def _spare_the_collector() -> None:
-    """PySpark collects garbage after each task, and the collector looks at all that was ever imported: some 50 ms.
-    What is there after the first call of the sink, stays; it need not be looked at again."""
+    """Exclude the objects that exist after the first call of the sink from garbage collection.
+
+    PySpark collects garbage after each task, and the collector would traverse all imported modules: some 50 ms."""
     gc.collect()
     gc.freeze()
 
 
 def _spare_the_importer() -> None:
-    """PySpark 4.0 invalidates the caches of imports before each task, and Python reads the directories of pyspark.zip
-    and py4j.zip anew: some 60 ms. Without their importers it does not; the next import makes them again."""
+    """Remove the importers of zip files; the next import re-creates them.
+
+    PySpark 4.0 invalidates the import caches before each task, and Python would then read the directories of
+    pyspark.zip and py4j.zip again: some 60 ms."""
     for path, importer in list(sys.path_importer_cache.items()):
         if isinstance(importer, zipimporter):
             del sys.path_importer_cache[path]

@@ -40,7 +40,7 @@ def test_exactly_once_gives_a_transaction_the_longest_time_that_brokers_allow():
         ({**SERVERS, "delivery": "once"}, "delivery", "at_least_once or exactly_once"),
         ({**SERVERS, "transactionalId": "x"}, "transactionalId", "needs delivery=exactly_once"),
         ({**SERVERS, "kafka.value.serializer": "x"}, "value.serializer", "ByteArraySerializer"),
-        ({**EXACTLY_ONCE, "transactionalId": ""}, "transactionalId", "a name of this query's own"),
+        ({**EXACTLY_ONCE, "transactionalId": ""}, "transactionalId", "a name that only this query uses"),
         ({**EXACTLY_ONCE, "txnAppId": "a"}, "txnAppId", "belong together"),
         ({**EXACTLY_ONCE, "txnAppId": "a", "txnVersion": "-1"}, "txnVersion", "a whole number"),
     ],

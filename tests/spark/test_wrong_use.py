@@ -135,7 +135,7 @@ def test_what_is_wrong_is_said(spark, cluster, columns, options, text):
         ({"txnVersion": "1"}, "option txnVersion needs delivery=exactly_once"),
         ({"onCheckpointReset": "accept"}, "option onCheckpointReset needs delivery=exactly_once"),
         ({"logAppendTime": "true"}, "option logAppendTime needs delivery=exactly_once"),
-        ({**ONCE, "transactionalId": ""}, "needs the option transactionalId: a name of this query's own"),
+        ({**ONCE, "transactionalId": ""}, "needs the option transactionalId: a name that only this query uses"),
         ({**ONCE, "txnVersion": "1"}, "txnAppId and txnVersion "),  # belong together; a stream has none
         ({**ONCE, "onCheckpointReset": "x"}, "option onCheckpointReset='x' must be fail or accept"),
         ({**ONCE, "logAppendTime": "yes"}, "option logAppendTime='yes' must be false or true"),
@@ -280,9 +280,9 @@ def test_sql_gives_the_options_with_the_insert_since_those_of_a_table_are_lost(s
     "is noted as written that is not",
 )
 def test_reading_is_left_to_sparks_own_source(spark, table):
-    with pytest.raises(Exception, match="only writes; Spark reads Kafka by its own source"):
+    with pytest.raises(Exception, match="only writes; to read from Kafka, use Spark's own source"):
         spark.read.format(FORMAT).load()
-    with pytest.raises(Exception, match="only writes; Spark reads Kafka by its own source"):
+    with pytest.raises(Exception, match="only writes; to read from Kafka, use Spark's own source"):
         spark.sql(f"SELECT * FROM {table}").collect()
 
 
