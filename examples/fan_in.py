@@ -3,8 +3,9 @@
     python examples/fan_in.py --bootstrap-servers localhost:9092
     python examples/fan_in.py --policy drop
 
-When the buffer is full, `send` waits, first come, first served: the tasks slow down to what the brokers take.
-With `--policy drop` the tasks use `try_send`, which refuses at once: they keep their pace and lose readings."""
+When the buffer is full, `send` waits, first come, first served: the tasks slow down to the rate of the brokers.
+With `--policy drop` the tasks use `try_send`, which raises an error instead of waiting: they keep their pace and lose
+readings."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ else:
 
 @dataclass
 class Seen:
-    """What was observed while the tasks were at work."""
+    """Counters collected while the tasks run."""
 
     accepted: int = 0
     dropped: int = 0
@@ -42,17 +43,17 @@ async def sensor(number: int, producer: Producer, options: argparse.Namespace, s
         if options.policy == "wait":
             await producer.send(options.topic, value, key)  # waits here while the buffer is full
         else:
-            await asyncio.sleep(0)  # try_send never waits, so let others run
+            await asyncio.sleep(0)  # try_send never waits, so let other tasks run
             try:
                 producer.try_send(options.topic, value, key)
             except BufferFullError:
                 seen.dropped += 1
                 continue
-        seen.accepted += 1  # its delivery needs no look: close() counts what became of it
+        seen.accepted += 1  # the delivery is not awaited: close() reports how many failed
 
 
 async def watch(producer: Producer, seen: Seen) -> None:
-    """Look at the buffer now and then."""
+    """Sample the state of the buffer every few milliseconds."""
     while True:
         now = producer.metrics()
         seen.most_bytes = max(seen.most_bytes, now.buffer_total - now.buffer_available)
@@ -71,7 +72,7 @@ async def fan_in(options: argparse.Namespace) -> tuple[Seen, CloseReport]:
         max_block_ms=options.patience * 1000,
     )
     async with producer:
-        await producer.partitions_for(options.topic)  # try_send refuses as long as a topic is not known
+        await producer.partitions_for(options.topic)  # try_send fails until the topic is known
         watcher = asyncio.create_task(watch(producer, seen))
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -79,7 +80,7 @@ async def fan_in(options: argparse.Namespace) -> tuple[Seen, CloseReport]:
                     tasks.create_task(sensor(number, producer, options, seen))
             return seen, await producer.close()
         except* KafkaError as errors:
-            raise errors.exceptions[0] from None  # the tasks fail alike: one of them tells it all
+            raise errors.exceptions[0] from None  # all tasks fail for the same reason
         finally:
             watcher.cancel()
 
@@ -93,30 +94,32 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--bootstrap-servers", default="localhost:9092", metavar="HOST:PORT,...", help="Kafka"
     )
-    parser.add_argument("--topic", default="readings", help="where readings go")
-    parser.add_argument("--tasks", type=int, default=1000, help="how many sensors")
-    parser.add_argument("--readings", type=int, default=100, help="of each sensor")
-    parser.add_argument("--size", type=int, default=200, metavar="BYTES", help="of a reading")
-    parser.add_argument("--buffer-memory", type=int, default=262_144, metavar="BYTES", help="that may wait")
+    parser.add_argument("--topic", default="readings", help="topic of the readings")
+    parser.add_argument("--tasks", type=int, default=1000, help="number of sensors")
+    parser.add_argument("--readings", type=int, default=100, help="readings per sensor")
+    parser.add_argument("--size", type=int, default=200, metavar="BYTES", help="size of a reading")
+    parser.add_argument(
+        "--buffer-memory", type=int, default=262_144, metavar="BYTES", help="size of the buffer"
+    )
     parser.add_argument("--policy", choices=("wait", "drop"), default="wait", help="when the buffer is full")
     parser.add_argument(
-        "--patience", type=float, default=10, metavar="SECONDS", help="to wait for Kafka, or room"
+        "--patience", type=float, default=10, metavar="SECONDS", help="longest wait for Kafka, or for room"
     )
     return parser.parse_args()
 
 
 def main() -> int:
-    """The exit status: 0 all delivered, 1 some not, 2 it could not start or go on, 130 interrupted."""
+    """Run the example. Exit status: 0 all delivered, 1 some not, 2 can't start or continue, 130 interrupted."""
     options = arguments()
     began = time.monotonic()
     try:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             seen, report = runner.run(fan_in(options))
     except KafkaError as error:
-        print(f"it can't go on: {error}", file=sys.stderr)
+        print(f"fan_in: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("interrupted; what was in the buffer is given up", file=sys.stderr)
+        print("interrupted; records in the buffer were dropped", file=sys.stderr)
         return 130
     took = time.monotonic() - began
     rate = seen.accepted / took

@@ -1,13 +1,13 @@
-"""A FastAPI application whose lifespan owns the producer.
+"""A FastAPI application that starts and closes the producer in its lifespan.
 
     python examples/fastapi_app.py --bootstrap-servers localhost:9092 --port 8000
     AIOPRODUCER_BOOTSTRAP_SERVERS=localhost:9092 uvicorn --app-dir examples fastapi_app:app
     curl -i localhost:8000/orders -H 'content-type: application/json' -d '{"customer": "ann", "item": 7}'
 
-    POST /orders   answers 201 once Kafka has the order, with its place; 503 and Retry-After if it is not stored, 504
-                   if nobody knows
-    POST /clicks   answers 202 at once; what becomes of clicks is counted
-    GET /health    what the producer has counted so far
+    POST /orders   answers 201 with partition and offset once Kafka has the order; 503 and Retry-After if it is not
+                   stored; 504 if the outcome is unknown
+    POST /clicks   answers 202 immediately; delivered and failed clicks are counted
+    GET /health    returns the producer's counters
 
 Every setting of the producer can come from the environment. When the server stops, it finishes its requests first,
 then the lifespan ends and the producer sends what is buffered.
@@ -32,14 +32,14 @@ logger = logging.getLogger("uvicorn.error")
 
 
 class Order(BaseModel):
-    """What a customer wants."""
+    """An order of a customer."""
 
     customer: str
     item: int
 
 
 class Place(BaseModel):
-    """Where an order is in the log."""
+    """The position of an order in the log."""
 
     topic: str
     partition: int
@@ -47,11 +47,11 @@ class Place(BaseModel):
 
 
 def create_app(patience: float = 5, **settings: Any) -> FastAPI:
-    """The application.
+    """Create the application.
 
     Args:
-        patience: how long a request may wait for Kafka, in seconds.
-        settings: of the producer; they win over the environment.
+        patience: the longest time in seconds that a request waits for Kafka.
+        settings: settings of the producer, which take precedence over the environment.
     """
 
     @asynccontextmanager
@@ -61,7 +61,7 @@ def create_app(patience: float = 5, **settings: Any) -> FastAPI:
         try:
             await producer.start()
         except KafkaError as error:
-            logger.error("no Kafka, so no shop: %s", error)
+            logger.error("the producer can't start: %s", error)
             raise
         app.state.producer = producer
         yield
@@ -81,7 +81,7 @@ def create_app(patience: float = 5, **settings: Any) -> FastAPI:
         except DeliveryError as error:
             if error.outcome is Outcome.UNKNOWN:
                 raise HTTPException(
-                    504, "the order may be stored or not; look before you repeat it"
+                    504, "the order may already be stored; check before you send it again"
                 ) from error
             raise HTTPException(503, "the order is not stored", {"Retry-After": "1"}) from error
         except KafkaError as error:
@@ -94,7 +94,7 @@ def create_app(patience: float = 5, **settings: Any) -> FastAPI:
         try:
             await producer.send(
                 "clicks", page.encode()
-            )  # not awaited any further: failures are logged and counted
+            )  # the delivery is not awaited: failures are logged and counted
         except KafkaError as error:
             raise HTTPException(503, "too busy for clicks", {"Retry-After": "1"}) from error
         return {"status": "accepted"}
@@ -113,7 +113,7 @@ def create_app(patience: float = 5, **settings: Any) -> FastAPI:
 
 
 app = create_app()
-"""What `uvicorn fastapi_app:app` serves."""
+"""The application that `uvicorn fastapi_app:app` serves."""
 
 
 def arguments() -> argparse.Namespace:
@@ -125,14 +125,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--bootstrap-servers", default="localhost:9092", metavar="HOST:PORT,...", help="Kafka"
     )
-    parser.add_argument("--host", default="127.0.0.1", help="where to listen")
-    parser.add_argument("--port", type=int, default=8000, help="where to listen; 0: a free port")
-    parser.add_argument("--patience", type=float, default=5, metavar="SECONDS", help="for Kafka to be there")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    parser.add_argument("--port", type=int, default=8000, help="port to listen on; 0: a free port")
+    parser.add_argument("--patience", type=float, default=5, metavar="SECONDS", help="longest wait for Kafka")
     return parser.parse_args()
 
 
 def main() -> int:
-    """Serve until a signal. uvicorn's exit status if it could not start: 3."""
+    """Serve until a signal. If the application can't start, uvicorn's exit status is 3."""
     options = arguments()
     uvicorn.run(
         create_app(options.patience, bootstrap_servers=options.bootstrap_servers),

@@ -31,18 +31,18 @@ else:
     new_event_loop = uvloop.new_event_loop
 
 OK, WRONG, CANNOT, INTERRUPTED = 0, 1, 2, 130
-"""Exit statuses: all proved; a delivery failed or the proof found something; it could not start; Ctrl-C."""
+"""Exit statuses: all proved; a delivery or the proof failed; the demo could not start; Ctrl-C."""
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="flights_demo.py",
         description="Sends the 336,776 flights that left New York in 2013 to Kafka, one record each, and "
         "proves by reading them back with confluent-kafka that all of them arrived as they were sent.",
-        epilog="Ctrl-C stops sending, waits up to 10 s for what is on its way, and prints the report; "
-        "a second one does not wait. Exit status: 0 all proved, 1 something is missing or wrong, "
-        "2 it could not start, 130 interrupted. The demo never deletes a topic.",
+        epilog="Ctrl-C stops sending, waits up to 10 s for records in flight, and prints the report; "
+        "a second Ctrl-C does not wait. Exit status: 0 all proved, 1 something is missing or wrong, "
+        "2 could not start, 130 interrupted. The demo never deletes a topic.",
     )
     parser.add_argument(
         "--kafka",
@@ -52,10 +52,14 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
         "or your own cluster (several addresses with commas)",
     )
     parser.add_argument(
-        "--brokers", type=positive, help="of a cluster that is started (embedded 3, apache 1)"
+        "--brokers", type=positive, help="brokers of a cluster started for the demo (embedded 3, apache 1)"
     )
-    parser.add_argument("--topic", help="default: aioproducer-flights-<date>-<time>, a new one")
-    parser.add_argument("--partitions", type=positive, default=12, help="of the topic (default 12)")
+    parser.add_argument(
+        "--topic", help="name of the topic; default: a new one, aioproducer-flights-<date>-<time>"
+    )
+    parser.add_argument(
+        "--partitions", type=positive, default=12, help="partitions of the topic (default 12)"
+    )
     parser.add_argument(
         "--limit", type=positive, default=FLIGHTS, metavar="N", help="only the first N flights"
     )
@@ -71,14 +75,14 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def positive(text: str) -> int:
-    """The type of a count on the command line."""
+    """Parse a count on the command line."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
 
 
 async def demo(options: argparse.Namespace, interrupt: Interrupt) -> int:
-    """Start or find Kafka, read the flights, send them, prove it, report. Returns the exit status."""
+    """Start Kafka or connect to it, send the flights, read them back, and report. Returns the exit status."""
     async with AsyncExitStack() as stack:
         stack.enter_context(interrupt.catching())
         cluster = clusters.running(options.kafka, options.brokers)
@@ -119,9 +123,9 @@ async def _prove_and_report(
     for finding in proof.findings if proof else ():
         print(f"  {finding}")
     if not kafka.is_ours:
-        print(f"topic {topic.name} stays in your cluster; delete it when you like")
+        print(f"topic {topic.name} stays in your cluster; delete it when you no longer need it")
     if proof is not None and proof.kinds:
-        print("the proof FAILED: what was read back is not what was sent", file=sys.stderr)
+        print("the proof FAILED: the records read back are not those that were sent", file=sys.stderr)
         return WRONG
     if interrupt.is_asked:
         return INTERRUPTED
@@ -132,7 +136,7 @@ async def _prove_and_report(
 
 
 async def _prove(kafka: Kafka, topic: Topic, sent: Sent, interrupt: Interrupt) -> tuple[Proof | None, bool]:
-    """The proof, and whether all was read; no proof at all after Ctrl-C, when nobody wants to wait for it."""
+    """Return the proof, and whether all records were read. After Ctrl-C the proof is skipped."""
     if interrupt.is_asked:
         return None, False
     proof = Proof(sent, len(topic.starts))
@@ -149,7 +153,7 @@ async def _prove(kafka: Kafka, topic: Topic, sent: Sent, interrupt: Interrupt) -
 
 
 def unless_asked(progress: Progress, interrupt: Interrupt) -> Callable[[int], None]:
-    """What a thread calls with the number of its records: shows it, or after Ctrl-C ends the work."""
+    """Return a progress callback for a thread. It shows the number of records, or raises Interrupted after Ctrl-C."""
 
     def advance(done: int) -> None:
         interrupt.check()
@@ -159,7 +163,7 @@ def unless_asked(progress: Progress, interrupt: Interrupt) -> Callable[[int], No
 
 
 def main() -> int:
-    """The exit status."""
+    """Run the demo, and return the exit status."""
     options = arguments()
     try:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:

@@ -1,10 +1,10 @@
-"""Moving from aiokafka: the same code with both clients, side by side, and what it may become.
+"""Moving from aiokafka: the same code with both clients, side by side, and a version rewritten for aioproducer.
 
     python examples/from_aiokafka.py --bootstrap-servers localhost:9092
     python examples/from_aiokafka.py --client aioproducer      # aiokafka need not be installed
 
-`orders` is written for aiokafka; both producers run it unchanged. `orders_anew` does the same as one would write it
-for aioproducer. docs/from-aiokafka.md has what is called what, and what behaves otherwise."""
+`orders` is written for aiokafka; both producers run it unchanged. `orders_anew` is the same code rewritten for
+aioproducer. docs/from-aiokafka.md lists the corresponding names and the differences in behaviour."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ORDERS = [("ann", 7), ("bob", 3), ("ann", 12), ("eve", 5)]
 
 
 def producer_class(client: str) -> Any:
-    """The one line that changes.
+    """Return the producer class of a client. Its import is the only line that changes.
 
     from aiokafka import AIOKafkaProducer
     from aioproducer import Producer as AIOKafkaProducer
@@ -37,7 +37,7 @@ def producer_class(client: str) -> Any:
 
 
 async def orders(AIOKafkaProducer: Any, servers: str, topic: str) -> list[str]:
-    """Written for aiokafka."""
+    """Send the orders with code written for aiokafka."""
     producer = AIOKafkaProducer(
         bootstrap_servers=servers,
         client_id="shop",
@@ -65,7 +65,7 @@ async def orders(AIOKafkaProducer: Any, servers: str, topic: str) -> list[str]:
 
 
 async def orders_anew(servers: str, topic: str) -> list[str]:
-    """The same as one would write it for aioproducer, which is idempotent and lingers 5 ms by itself."""
+    """Send the orders with code written for aioproducer, which is idempotent and lingers 5 ms by default."""
     async with Producer(
         servers,
         client_id="shop",
@@ -90,7 +90,7 @@ async def orders_anew(servers: str, topic: str) -> list[str]:
 
 
 async def side_by_side(options: argparse.Namespace) -> None:
-    """Run the chosen ones and print what each of them was told."""
+    """Run the chosen clients, and print their results side by side."""
     columns: dict[str, list[str]] = {}
     for client in ("aiokafka", "aioproducer"):
         if options.client in (client, "both"):
@@ -98,7 +98,7 @@ async def side_by_side(options: argparse.Namespace) -> None:
                 producer_class(client), options.bootstrap_servers, f"{options.topic}-{client}"
             )
     if options.client != "aiokafka":
-        columns["written anew"] = await orders_anew(options.bootstrap_servers, f"{options.topic}-anew")
+        columns["rewritten"] = await orders_anew(options.bootstrap_servers, f"{options.topic}-anew")
     print("".join(f"{title:28}" for title in columns).rstrip())
     for row in zip(*columns.values(), strict=True):
         print("".join(f"{cell:28}" for cell in row).rstrip())
@@ -113,36 +113,36 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--bootstrap-servers", default="localhost:9092", metavar="HOST:PORT,...", help="Kafka"
     )
-    parser.add_argument("--topic", default="moving", help="how the topics' names begin, one for each way")
+    parser.add_argument("--topic", default="moving", help="prefix of the topics, one for each version")
     parser.add_argument(
-        "--client", choices=("aiokafka", "aioproducer", "both"), default="both", help="which to run"
+        "--client", choices=("aiokafka", "aioproducer", "both"), default="both", help="clients to run"
     )
-    parser.add_argument("--patience", type=float, default=10, metavar="SECONDS", help="for Kafka to be there")
+    parser.add_argument(
+        "--patience", type=float, default=10, metavar="SECONDS", help="longest wait for Kafka"
+    )
     return parser.parse_args()
 
 
 def main() -> int:
-    """The exit status: 0 done, 2 it could not be, 130 interrupted."""
+    """Run the example. Exit status: 0 done, 2 failed, 130 interrupted."""
     options = arguments()
     try:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             runner.run(asyncio.wait_for(side_by_side(options), options.patience))
     except ImportError:
-        print(
-            "aiokafka is not installed: pip install aiokafka, or take --client aioproducer", file=sys.stderr
-        )
+        print("aiokafka is not installed: pip install aiokafka, or use --client aioproducer", file=sys.stderr)
         return 2
     except TimeoutError:
         where = options.bootstrap_servers
-        print(f"no answer in {options.patience:g} s; is there a Kafka at {where}?", file=sys.stderr)
+        print(f"no answer within {options.patience:g} s; is Kafka running at {where}?", file=sys.stderr)
         return 2
     except RuntimeError as error:
         if "aiokafka" not in type(error).__module__:
             raise
-        print(f"aiokafka can't do it: {error}", file=sys.stderr)
+        print(f"aiokafka failed: {error}", file=sys.stderr)
         return 2
     except KafkaError as error:
-        print(f"aioproducer can't do it: {error}", file=sys.stderr)
+        print(f"aioproducer failed: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

@@ -1,11 +1,11 @@
-"""Graceful shutdown on SIGTERM: nothing that was accepted is lost.
+"""Graceful shutdown on SIGTERM: no accepted job is lost.
 
     python examples/graceful_shutdown.py --bootstrap-servers localhost:9092 --journal accepted.txt
     kill -TERM <its pid>, or Ctrl-C
 
-On the signal it accepts no more jobs, waits for those that are on their way at most `--grace` seconds, and says how
-each ended. Jobs that Kafka did not acknowledge in that time are written to a file, with whether they may be in the
-log all the same: so the next run can take them up, or look before it does."""
+On the signal the worker accepts no more jobs, waits at most `--grace` seconds for the jobs in the producer, and reports
+the results. Jobs that Kafka did not acknowledge in that time are written to a file, with a note whether they may be in
+the log nevertheless. The next run can then send them again, or check first."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Worker:
         self.accepted = 0
 
     async def accept(self, job: bytes) -> None:
-        """Take a job over: from now on it is ours to deliver. Waits while the buffer is full."""
+        """Accept a job: from now on the worker is responsible for it. Waits while the buffer is full."""
         delivery = await self._producer.send(self._topic, job)
         self._on_their_way[delivery] = job
         delivery.add_done_callback(self._ended)
@@ -54,7 +54,7 @@ class Worker:
             del self._on_their_way[delivery]
 
     def undelivered(self) -> Iterator[tuple[bytes, bool]]:
-        """The jobs that Kafka did not acknowledge, and whether each may be in the log. After close() only."""
+        """Yield each job that Kafka did not acknowledge, and whether it may be in the log. Call it after close()."""
         for delivery, job in self._on_their_way.items():
             error = delivery.exception()
             if error is not None:
@@ -62,7 +62,7 @@ class Worker:
 
 
 async def work(worker: Worker, rate: float, stop: asyncio.Event) -> None:
-    """Jobs, so many a second, until `stop` is set."""
+    """Accept `rate` jobs a second until `stop` is set."""
     pause = max(0.01, 1 / rate)
     while not stop.is_set():
         for _ in range(max(1, round(rate * pause))):
@@ -74,7 +74,7 @@ async def work(worker: Worker, rate: float, stop: asyncio.Event) -> None:
 async def run(
     options: argparse.Namespace, journal: TextIO | None
 ) -> tuple[Worker, CloseReport, BaseException | None]:
-    """Work until a signal or an error, then end in good order."""
+    """Work until a signal or an error, then shut down gracefully."""
     stop = asyncio.Event()
     async with Producer(
         options.bootstrap_servers, client_id="worker", max_block_ms=options.patience * 1000
@@ -87,7 +87,7 @@ async def run(
         print("working; SIGTERM or Ctrl-C ends it", flush=True)
         await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
-        # A job that waits for room a moment longer still counts; one that waits for ever was not accepted.
+        # A job that gets room in the buffer within 0.2 s is still accepted; one that waits longer is not.
         await asyncio.wait({working}, timeout=0.2)
         working.cancel()
         await asyncio.wait({working})
@@ -97,7 +97,7 @@ async def run(
 
 
 def spill(worker: Worker, path: Path) -> int:
-    """Write what was not delivered to a file, one job a line. Returns how many there were."""
+    """Write the undelivered jobs to a file, one per line. Returns their number."""
     jobs = [
         {"job": job.decode(), "may be in the log": may_be_in_the_log}
         for job, may_be_in_the_log in worker.undelivered()
@@ -117,21 +117,25 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--bootstrap-servers", default="localhost:9092", metavar="HOST:PORT,...", help="Kafka"
     )
-    parser.add_argument("--topic", default="jobs", help="where jobs go")
-    parser.add_argument("--rate", type=float, default=1000, help="jobs a second")
-    parser.add_argument("--grace", type=float, default=10, metavar="SECONDS", help="for jobs on their way")
+    parser.add_argument("--topic", default="jobs", help="topic of the jobs")
+    parser.add_argument("--rate", type=float, default=1000, help="jobs per second")
+    parser.add_argument("--grace", type=float, default=10, metavar="SECONDS", help="time to deliver the rest")
     parser.add_argument(
-        "--patience", type=float, default=10, metavar="SECONDS", help="to wait for Kafka, or room"
+        "--patience", type=float, default=10, metavar="SECONDS", help="longest wait for Kafka, or for room"
     )
-    parser.add_argument("--journal", type=Path, metavar="FILE", help="gets a line for each accepted job")
+    parser.add_argument("--journal", type=Path, metavar="FILE", help="file with a line for each accepted job")
     parser.add_argument(
-        "--spill", type=Path, default=Path("undelivered.jsonl"), metavar="FILE", help="for the rest"
+        "--spill",
+        type=Path,
+        default=Path("undelivered.jsonl"),
+        metavar="FILE",
+        help="file for undelivered jobs",
     )
     return parser.parse_args()
 
 
 def main() -> int:
-    """The exit status: 0 all delivered, 1 some are in the spill file, 2 it could not go on, 130 interrupted."""
+    """Run the example. Exit status: 0 all delivered, 1 some are in the spill file, 2 failed, 130 interrupted."""
     options = arguments()
     try:
         with options.journal.open("w") if options.journal else contextlib.nullcontext() as journal:

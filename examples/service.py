@@ -1,11 +1,11 @@
-"""An asyncio service: takes orders over TCP and answers each of them once Kafka has it.
+"""An asyncio service: accepts orders over TCP and answers each of them once Kafka has it.
 
     python examples/service.py --bootstrap-servers localhost:9092 --port 7000
     echo '{"customer": "ann", "item": 7}' | nc -q 1 localhost 7000
 
 One producer serves all connections, so that orders of many clients share batches. The answer says where an order is
-in the log, or what the client has to do: correct it, send it again, or look first whether it arrived. Ctrl-C and
-SIGTERM end it once the orders that were read are answered."""
+in the log, or what the client has to do: correct it, send it again, or check first whether it arrived. On Ctrl-C or
+SIGTERM the service answers the orders that it has read, and ends."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ class OrderService:
     """Reads lines, each of them an order in JSON, and answers line by line."""
 
     def __init__(self, producer: Producer, topic: str, patience: float) -> None:
-        """`patience`: in seconds, how long a client may have to wait for its answer."""
+        """Create a service that answers each order within `patience` seconds."""
         self._producer = producer
         self._topic = topic
         self._patience = patience
         self._is_ending = False
         self._connections: dict[asyncio.Task[None], bool] = {}
-        """Whether each of them is reading, so that nothing is lost if it is cancelled."""
+        """Connections by task; True while a connection waits for a line, when it can be cancelled without loss."""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, from its first order to its last."""
+        """Serve one connection, from its first order to its last."""
         task = asyncio.current_task()
         assert task is not None
         try:
@@ -56,7 +56,7 @@ class OrderService:
         except ValueError:
             writer.write(b"refused: an order has at most 64 KiB\n")
         except ConnectionError:
-            pass  # the client went away; what it ordered is in the log all the same
+            pass  # the client has disconnected; its orders are in the log nevertheless
         finally:
             del self._connections[task]
             writer.close()
@@ -64,7 +64,7 @@ class OrderService:
                 await writer.wait_closed()
 
     async def answer(self, line: bytes) -> str:
-        """Send one order, and tell its client what became of it."""
+        """Send one order, and return the answer for the client."""
         try:
             customer = json.loads(line)["customer"]
         except (ValueError, KeyError, TypeError):
@@ -81,14 +81,14 @@ class OrderService:
             return f"refused: {error}"
         except DeliveryError as error:
             if error.outcome is Outcome.UNKNOWN:
-                return f"unknown: look whether it arrived before you send it again ({error})"
+                return f"unknown: check whether it arrived before you send it again ({error})"
             return f"again: it is not stored ({error})"
         except KafkaError as error:
             return f"again: it is not stored ({error})"
         return f"stored: {stored.topic}-{stored.partition}@{stored.offset}"
 
     async def end(self) -> None:
-        """Answer the orders that were read, read no others."""
+        """Answer the orders that were read, and read no more."""
         self._is_ending = True
         connections = list(self._connections)
         for task in connections:
@@ -98,7 +98,7 @@ class OrderService:
 
 
 async def run(options: argparse.Namespace) -> None:
-    """Serve until a signal asks for the end."""
+    """Serve until SIGINT or SIGTERM."""
     async with Producer(
         options.bootstrap_servers,
         client_id="order-service",
@@ -123,21 +123,21 @@ async def run(options: argparse.Namespace) -> None:
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
-        description="Takes orders, lines of JSON, over TCP and answers each once Kafka has it.",
+        description="Accepts orders, lines of JSON, over TCP and answers each once Kafka has it.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument(
         "--bootstrap-servers", default="localhost:9092", metavar="HOST:PORT,...", help="Kafka"
     )
-    parser.add_argument("--topic", default="orders", help="where orders go")
-    parser.add_argument("--host", default="127.0.0.1", help="where to listen")
-    parser.add_argument("--port", type=int, default=7000, help="where to listen; 0: a free port")
-    parser.add_argument("--patience", type=float, default=5, metavar="SECONDS", help="for Kafka to be there")
+    parser.add_argument("--topic", default="orders", help="topic of the orders")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    parser.add_argument("--port", type=int, default=7000, help="port to listen on; 0: a free port")
+    parser.add_argument("--patience", type=float, default=5, metavar="SECONDS", help="longest wait for Kafka")
     return parser.parse_args()
 
 
 def main() -> int:
-    """The exit status: 0 after a signal, 2 if it could not start, 130 if it was interrupted before."""
+    """Run the service. Exit status: 0 after a signal, 2 if it can't start, 130 if interrupted before it started."""
     try:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             runner.run(run(arguments()))

@@ -1,7 +1,7 @@
-"""The parts of flights_demo.py: data, where Kafka is, the topic, sending, the proof, the report."""
+"""The parts of flights_demo.py: data, clusters, the topic, sending, the proof, the report."""
 
 from __future__ import annotations
 
 
 class DemoError(Exception):
-    """The demo can't go on; the text is meant for its user."""
+    """An error that ends the demo; the text is shown to the user."""

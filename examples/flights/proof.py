@@ -1,6 +1,6 @@
-"""The read-back proof: another client reads what the cluster has; each record is held against what was sent.
+"""The read-back proof: another client reads the records back, and each is compared with the one that was sent.
 
-`Proof` judges and can be fed by hand; `read_back` feeds it with confluent-kafka's consumer in assign mode.
+`Proof` compares records from any source; `read_back` reads them with confluent-kafka's consumer in assign mode.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from flights.sending import Sent, State
 from flights.topic import SILENT, Topic, consumer_settings, end_offsets, start_offsets
 
 _SHOWN = 5
-"""Findings of each kind that are told in full."""
+"""The number of findings of each kind that are reported in full."""
 _SILENCE = 30.0
 """Seconds without a record after which reading ends."""
 _CHUNK = 2_000
@@ -26,7 +26,7 @@ _POLL = 0.2
 
 
 class ReadRecord(NamedTuple):
-    """A record as the consumer got it."""
+    """A record as the consumer received it."""
 
     partition: int
     offset: int
@@ -37,12 +37,12 @@ class ReadRecord(NamedTuple):
 
 
 class Proof:
-    """Compares records, in the order of their partitions, with what was sent, and keeps what does not fit."""
+    """Compares records, in the order of their partitions, with those sent, and collects the differences."""
 
     def __init__(self, sent: Sent, partitions: int) -> None:
         self.records = 0
         self.kinds: Counter[str] = Counter()
-        """How many findings there are of each kind."""
+        """The number of findings of each kind."""
         self.findings: list[str] = []
         self._sent = sent
         self._partitions = partitions
@@ -52,7 +52,7 @@ class Proof:
 
     @property
     def keys(self) -> int:
-        """How many different keys were read."""
+        """The number of different keys read so far."""
         return len(self._last_row)
 
     def check(self, records: Iterable[ReadRecord]) -> None:
@@ -62,7 +62,7 @@ class Proof:
             row = self._row_of(record)
             if row is None:
                 self._find(
-                    "headers", record, "no header `row` that names a flight; is somebody else writing here?"
+                    "headers", record, "no header `row` that names a flight; is another client writing here?"
                 )
                 continue
             self._compare_content(row, record)
@@ -71,7 +71,7 @@ class Proof:
             self._seen[row] = 1
 
     def finish(self) -> None:
-        """Look for delivered flights that no record was read for; all records have been checked."""
+        """Find delivered flights without a record. Called after all records were checked."""
         for row, state in enumerate(self._sent.states):
             if state == State.DELIVERED and not self._seen[row]:
                 self._count(
@@ -100,7 +100,7 @@ class Proof:
         if record.key != flight.key:
             self._find("key", record, f"row {row}: key {record.key!r}, sent {flight.key!r}")
         if record.value != flight.value:
-            self._find("value", record, f"row {row}: another value than was sent")
+            self._find("value", record, f"row {row}: the value differs from the one sent")
         if record.headers != flight.headers:
             self._find("headers", record, f"row {row}: headers {record.headers!r}, sent {flight.headers!r}")
         if record.timestamp_ms != flight.timestamp_ms:
@@ -147,13 +147,13 @@ class Proof:
 
 
 def read_back(bootstrap_servers: str, topic: Topic, proof: Proof, progress: Callable[[int], None]) -> None:
-    """Read all that came to the topic since it was prepared, into `proof`. Blocks.
+    """Read all records written to the topic since it was prepared, and pass them to `proof`. Blocks.
 
     Args:
-        bootstrap_servers: of the cluster.
-        topic: with the offsets to begin at; the end is where its partitions end now.
-        proof: gets the records, and a finding if reading ends early.
-        progress: called with the number of records after each chunk; what it raises ends the reading.
+        bootstrap_servers: the addresses of the cluster.
+        topic: the topic with its start offsets; reading ends at the current end offsets.
+        proof: receives the records, and a finding if reading ends early.
+        progress: called with the number of records after each chunk; an exception from it ends the reading.
 
     Raises:
         DemoError: the consumer failed.
@@ -190,7 +190,7 @@ def _read(
         records = [record_of(message) for message in messages]
         for record in records:
             positions[record.partition] = record.offset + 1
-        # What others append meanwhile is beyond the end.
+        # Records that other clients append meanwhile are beyond the end.
         proof.check(record for record in records if record.offset < ends[record.partition])
         progress(proof.records)
         if records:
@@ -201,23 +201,23 @@ def _read(
 
 
 def record_of(message: Message) -> ReadRecord:
-    """A consumer's message.
+    """Convert a consumer's message.
 
     Raises:
-        KafkaException: it is an error.
+        KafkaException: the message is an error.
     """
     error = message.error()
     if error is not None:
         raise KafkaException(error)
     kind, timestamp_ms = message.timestamp()
     partition, offset = message.partition(), message.offset()
-    headers: Any = message.headers()  # a list of pairs; the stub allows what only producers may give
+    headers: Any = message.headers()  # a list of pairs; the stub's type is that of producers
     assert partition is not None
     assert offset is not None
     return ReadRecord(
         partition,
         offset,
-        # The time of the append, where the topic is set so, is none of ours.
+        # With LogAppendTime, the broker has replaced our timestamp.
         timestamp_ms if kind == TIMESTAMP_CREATE_TIME else -1,
         message.key(),
         message.value(),
@@ -229,6 +229,6 @@ def _check_retention(consumer: Consumer, topic: Topic) -> None:
     lows = start_offsets(consumer, topic.name, len(topic.starts))
     if any(low > start for low, start in zip(lows, topic.starts, strict=True)):
         raise DemoError(
-            f"the cluster has deleted records of topic {topic.name} already: flights of 2013 are older "
-            "than its retention.ms allows; let the demo make a topic, or set retention.ms=-1"
+            f"the cluster has already deleted records of topic {topic.name}: flights of 2013 are older "
+            "than its retention.ms allows; let the demo create a topic, or set retention.ms=-1"
         )

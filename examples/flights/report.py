@@ -18,7 +18,7 @@ class Line(NamedTuple):
 
 
 def lines(sent: Sent, measured: Measurement, runtime: str) -> list[Line]:
-    """What was sent, and what it took."""
+    """Return the lines about the records sent and the time needed."""
     metrics = measured.metrics
     delivered = [
         flight for flight, state in zip(sent.flights, sent.states, strict=True) if state == State.DELIVERED
@@ -66,7 +66,7 @@ def lines(sent: Sent, measured: Measurement, runtime: str) -> list[Line]:
 
 
 def proof_lines(proof: Proof | None, *, is_complete: bool) -> list[Line]:
-    """What the read-back proof says; None: it was not made."""
+    """Return the lines about the read-back proof. None: the proof was skipped."""
     if proof is None:
         return [Line("read back", "no", "interrupted before it")]
     count = f"{proof.records:,}"
@@ -83,7 +83,7 @@ def proof_lines(proof: Proof | None, *, is_complete: bool) -> list[Line]:
 
 
 def show(title: str, table: list[Line]) -> None:
-    """Print it."""
+    """Print a title and an aligned table."""
     left = max(len(line.name) for line in table)
     middle = max(len(line.value) for line in table)
     text = [title]

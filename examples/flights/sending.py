@@ -1,4 +1,4 @@
-"""The part that the demo is about: every flight through `await producer.send()`, every delivery awaited."""
+"""Sends every flight by `await producer.send()` and awaits every delivery: the core of the demo."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from flights.interrupt import Interrupt
 from flights.progress import Progress
 
 _REFRESH = 0.2
-"""Seconds between two looks at the producer's metrics."""
+"""Seconds between two updates of the progress display."""
 _SEND_GRACE = 1.0
-"""Seconds that a waiting `send` gets after Ctrl-C."""
+"""Seconds allowed for a waiting `send` after Ctrl-C."""
 _DELIVERY_GRACE = 10.0
-"""Seconds that buffered records get after Ctrl-C."""
+"""Seconds allowed for buffered records after Ctrl-C."""
 
 
 class State(IntEnum):
-    """What is known about a flight's record."""
+    """The outcome of a flight's record."""
 
     NOT_SENT = 0
     DELIVERED = 1
@@ -38,15 +38,15 @@ class State(IntEnum):
 
 @dataclass(slots=True)
 class Sent:
-    """What became of each flight, by its row."""
+    """The outcome of each flight, by row."""
 
     flights: Sequence[Flight]
     states: bytearray = field(init=False)
     partitions: array[int] = field(init=False)
     offsets: array[int] = field(init=False)
-    """Where the acknowledgement said that the record is; -1 if there was none."""
+    """The offset in the acknowledgement, or -1."""
     errors: Counter[str] = field(default_factory=Counter)
-    """How often each kind of error, by the name of its class."""
+    """The number of errors of each class, by its name."""
     examples: dict[str, str] = field(default_factory=dict)
     """The text of the first error of each kind."""
 
@@ -59,7 +59,7 @@ class Sent:
         return self.states.count(state)
 
     def collect(self, deliveries: Sequence[Delivery]) -> None:
-        """Take over the results of the first flights' deliveries, all of them done."""
+        """Store the results of the first flights' deliveries, which must all be done."""
         for row, delivery in enumerate(deliveries):
             error = delivery.exception()
             if error is None:
@@ -80,11 +80,11 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """The time from before the first `send` to after the last awaited delivery, and what it took."""
+    """Time and CPU time from before the first `send` to after the last awaited delivery, and the metrics then."""
 
     seconds: float
     cpu_seconds: float
-    """Of all threads of this process."""
+    """The CPU time of all threads of this process."""
     metrics: MetricsSnapshot
     compression: str
 
@@ -92,10 +92,10 @@ class Measurement:
 async def send_flights(
     producer: Producer, topic: str, flights: Sequence[Flight], interrupt: Interrupt
 ) -> tuple[Sent, Measurement]:
-    """Send all flights in their order, which keeps the order per key, and wait for all deliveries.
+    """Send all flights in order, which keeps the order per key, and wait for all deliveries.
 
-    Ctrl-C ends it early: what is in the buffer still gets `_DELIVERY_GRACE` seconds.
-    The producer has been started and knows the topic; it is closed at the end.
+    Ctrl-C stops sending: records in the buffer are still delivered, for at most `_DELIVERY_GRACE` seconds.
+    The producer must be started and know the topic; it is closed at the end.
     """
     sent = Sent(flights)
     deliveries: list[Delivery] = []
@@ -105,7 +105,7 @@ async def send_flights(
         wall, cpu = time.perf_counter(), time.process_time()
         await interrupt.allow(_send_each(producer, topic, sent, deliveries, interrupt), grace=_SEND_GRACE)
         settling = asyncio.create_task(_settle(deliveries))
-        # Only the waiting is cut short: a task that is cancelled cancels the delivery that it awaits.
+        # Only the waiting is limited: cancelling the task would cancel the delivery that it awaits.
         await interrupt.allow(asyncio.wait({settling}), grace=_DELIVERY_GRACE)
         seconds, cpu_seconds = time.perf_counter() - wall, time.process_time() - cpu
         showing.cancel()
@@ -113,7 +113,7 @@ async def send_flights(
         metrics = producer.metrics()
         progress.show(metrics.records_acked)
     await producer.close(timeout=0 if interrupt.is_asked else None)
-    await settling  # a closed producer leaves no delivery without its result
+    await settling  # close() settles every delivery
     sent.collect(deliveries)
     return sent, Measurement(seconds, cpu_seconds, metrics, producer.config.compression.name.lower())
 
@@ -121,7 +121,7 @@ async def send_flights(
 async def _send_each(
     producer: Producer, topic: str, sent: Sent, deliveries: list[Delivery], interrupt: Interrupt
 ) -> None:
-    """One `send` per flight. A record that can't be buffered ends it: later ones must not overtake it."""
+    """Send one record per flight. The first error ends sending, so that no record overtakes the failed one."""
     try:
         for key, value, timestamp_ms, headers in sent.flights:
             if interrupt.is_asked:
@@ -132,14 +132,14 @@ async def _send_each(
     except KafkaError as error:
         sent.failed(len(deliveries), error)
     except asyncio.CancelledError:
-        # Cut short after Ctrl-C: this one may or may not be in the buffer.
+        # Cancelled after Ctrl-C: this record may or may not be in the buffer.
         sent.states[len(deliveries)] = State.UNKNOWN
         raise
 
 
 async def _settle(deliveries: Sequence[Delivery]) -> None:
     for delivery in deliveries:
-        with contextlib.suppress(KafkaError):  # collect() looks at it
+        with contextlib.suppress(KafkaError):  # collect() counts the errors
             await delivery
 
 

@@ -1,6 +1,6 @@
-"""The demo's topic: made if need be, and where its partitions end before and after the run.
+"""The demo's topic: creates it if necessary, and reads the end offsets of its partitions before and after the run.
 
-Created through confluent-kafka, as administration is no business of a producer. Nothing is ever deleted.
+The topic is created with confluent-kafka, since a producer does not administer topics. Nothing is ever deleted.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from aioproducer import Producer
 from flights import DemoError
 
 TIMEOUT = 15.0
-"""Seconds for one answer."""
+"""Seconds to wait for one answer."""
 GLANCE = 0.2
-"""Seconds between two looks at whether the answer is still wanted."""
+"""Seconds between two checks whether the answer is still wanted."""
 
 Check = Callable[[], None]
-"""Raises what ends the work if it is not wanted any more."""
+"""A function that raises an exception if the work is no longer wanted."""
 
-# librdkafka's log lines go nowhere: what matters arrives as an error.
+# librdkafka's log lines are dropped: everything important is reported as an error.
 SILENT = logging.getLogger("flights.librdkafka")
 SILENT.addHandler(logging.NullHandler())
 SILENT.propagate = False
 
 _SETTINGS = {
-    # By their timestamps the records are long out of date, and would be deleted within minutes.
+    # By their timestamps the records have expired long ago, and would be deleted within minutes.
     "retention.ms": "-1",
-    # Kafka begins a new segment when record timestamps are a week apart, which here is every few MB.
+    # Kafka starts a new segment when record timestamps are a week apart, which here is every few MB.
     "segment.ms": "315360000000",
     "message.timestamp.type": "CreateTime",
 }
@@ -50,37 +50,37 @@ class Topic:
 
     name: str
     starts: tuple[int, ...]
-    """Each partition's end offset: the first record of this run comes there or later."""
+    """The end offset of each partition: the first record of this run has this offset or a later one."""
     note: str = ""
-    """What the user should know about how it came to be."""
+    """A note for the user about how the topic was created."""
 
 
 async def prepare(bootstrap_servers: str, name: str, partitions: int, check: Check) -> Topic:
-    """Create the topic, or take it as it is if it exists, and note where its partitions end.
+    """Create the topic, or use it as it is if it exists, and read the end offsets of its partitions.
 
-    Cancelling it leaves a thread that goes on until `check` raises.
+    After a cancellation, a thread continues until `check` raises.
 
     Raises:
-        DemoError: it exists with another number of partitions, or can't be created, or is not ready in time.
+        DemoError: the topic has another number of partitions, can't be created, or is not ready in time.
     """
     creation = await asyncio.to_thread(_create, bootstrap_servers, name, partitions, check)
     try:
-        # If CreateTopics was refused, the request for metadata may still make the topic.
+        # If CreateTopics was rejected, a metadata request may still create the topic automatically.
         async with Producer(bootstrap_servers, max_block_ms=TIMEOUT * 1000) as producer:
             found = len(await producer.partition_info(name))
     except ProducerError as error:
         raise DemoError(f"topic {name} can't be used: {creation.refused or error}") from error
     if found != partitions and not creation.refused:
         raise DemoError(
-            f"topic {name} has {found} partitions, not {partitions}: name another one with --topic, or "
-            f"say --partitions {found}"
+            f"topic {name} has {found} partitions, not {partitions}: choose another topic with --topic, or "
+            f"use --partitions {found}"
         )
     starts = await asyncio.to_thread(end_offsets, bootstrap_servers, name, found, check)
     return Topic(name, starts, creation.note)
 
 
 class _Creation(NamedTuple):
-    """What CreateTopics came to: each text is the cluster's reason, empty if there is none."""
+    """The result of CreateTopics: each text is the cluster's error message, empty after a success."""
 
     settings_refused: str
     refused: str
@@ -88,17 +88,19 @@ class _Creation(NamedTuple):
     @property
     def note(self) -> str:
         if self.refused:
-            return f"note: CreateTopics was refused ({self.refused}); the topic is as the cluster made it by itself"
+            return (
+                f"note: CreateTopics was rejected ({self.refused}); the topic has the cluster's own settings"
+            )
         if self.settings_refused:
             return (
-                f"note: the topic has the cluster's own settings, as those of the demo were refused "
+                f"note: the topic has the cluster's default settings, since those of the demo were rejected "
                 f"({self.settings_refused}); its retention may soon delete records of 2013"
             )
         return ""
 
 
 def _create(bootstrap_servers: str, name: str, partitions: int, check: Check) -> _Creation:
-    """Create the topic unless it exists: with the demo's settings, or else with the cluster's."""
+    """Create the topic unless it exists, with the demo's settings or, if they are rejected, the cluster's defaults."""
     admin = AdminClient({"bootstrap.servers": bootstrap_servers}, logger=SILENT)
     refusal = _refusal(admin, NewTopic(name, partitions, replication_factor=-1, config=_SETTINGS), check)
     again = _refusal(admin, NewTopic(name, partitions, replication_factor=-1), check) if refusal else ""
@@ -106,7 +108,7 @@ def _create(bootstrap_servers: str, name: str, partitions: int, check: Check) ->
 
 
 def _refusal(admin: AdminClient, topic: NewTopic, check: Check) -> str:
-    """Try to create a topic. Returns why the cluster refused; nothing if the topic exists now."""
+    """Try to create a topic. Returns the cluster's error message, or an empty string if the topic exists now."""
     created = admin.create_topics([topic], operation_timeout=TIMEOUT, request_timeout=TIMEOUT)
     try:
         _wait(created[topic.topic], check)
@@ -117,7 +119,7 @@ def _refusal(admin: AdminClient, topic: NewTopic, check: Check) -> str:
 
 
 def _wanted() -> None:
-    """Nobody can end the work."""
+    """A check that never ends the work."""
 
 
 def _wait(answer: Future[None], check: Check) -> None:
@@ -130,7 +132,7 @@ def _wait(answer: Future[None], check: Check) -> None:
 def end_offsets(
     bootstrap_servers: str, name: str, partitions: int, check: Check = _wanted
 ) -> tuple[int, ...]:
-    """The offset after the last record of each partition. Blocks, for a new topic until it is ready."""
+    """Return the end offset of each partition. Blocks until a new topic is ready."""
     consumer = Consumer(consumer_settings(bootstrap_servers), logger=SILENT)
     try:
         deadline = time.monotonic() + TIMEOUT
@@ -140,16 +142,16 @@ def end_offsets(
 
 
 def start_offsets(consumer: Consumer, name: str, partitions: int) -> tuple[int, ...]:
-    """The offset of the first record that each partition still has. Blocks."""
+    """Return the offset of the first record that each partition still contains. Blocks."""
     deadline = time.monotonic() + TIMEOUT
     return tuple(_watermarks(consumer, name, number, deadline)[0] for number in range(partitions))
 
 
 def consumer_settings(bootstrap_servers: str) -> dict[str, Any]:
-    """Settings of a consumer that is assigned its partitions: it joins no group and commits nothing."""
+    """Return the settings of a consumer with assigned partitions, which joins no group and commits no offsets."""
     return {
         "bootstrap.servers": bootstrap_servers,
-        "group.id": "aioproducer-flights",  # librdkafka wants one
+        "group.id": "aioproducer-flights",  # librdkafka requires one
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
         "auto.offset.reset": "error",

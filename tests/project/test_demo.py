@@ -346,7 +346,7 @@ async def test_where_createtopics_is_refused_the_cluster_makes_the_topic(capsys)
 
     out = capsys.readouterr().out
     assert "topic flights, 4 partitions" in out
-    assert "note: CreateTopics was refused" in out
+    assert "note: CreateTopics was rejected" in out
 
 
 @pytest.mark.promise(

@@ -461,7 +461,7 @@ async def test_ctrl_c_ends_fan_in_quickly():
         release.set()
 
     assert status == 130
-    assert err.splitlines()[-1] == "interrupted; what was in the buffer is given up"
+    assert err.splitlines()[-1] == "interrupted; records in the buffer were dropped"
     assert "Traceback" not in err
 
 
@@ -539,7 +539,7 @@ async def test_the_same_code_does_the_same_with_both_clients():
 
         assert (status, err) == (0, "")
         title, *rows = [line.split("  ") for line in out.splitlines()]
-        assert [word.strip() for word in title if word] == ["aiokafka", "aioproducer", "written anew"]
+        assert [word.strip() for word in title if word] == ["aiokafka", "aioproducer", "rewritten"]
         assert len(rows) == 5
         for row in rows:
             assert len({cell.strip() for cell in row if cell}) == 1, row
