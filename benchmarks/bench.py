@@ -1,4 +1,4 @@
-"""Measure aioproducer beside its peers: `make bench`. README.md says what is measured, and what the figures mean."""
+"""Measure aioproducer beside its peers: `make bench`. README.md describes the measurements and their figures."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from runner import Targets, in_order, measure_all, run
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
-PARTIAL = programs.BUILD / "partial"  # runs that are not whole leave the stored results alone
+PARTIAL = programs.BUILD / "partial"  # partial runs do not overwrite the stored results
 TLS = "tls"
 PACKAGES = ("aioproducer", "aiokafka", "confluent-kafka", "kafka-python", "uvloop", "pyarrow")
 
 
 class Progress:
-    """On a terminal one line that is written again and again, else a line for each section."""
+    """Shows the progress: on a terminal one line that is overwritten, otherwise a line for each section."""
 
     def __init__(self, total: int) -> None:
         self._total = total
@@ -79,7 +79,7 @@ def first_line(*command: str) -> str:
 
 
 def profile() -> None:
-    """Where aioproducer's own Python spends its time, on stderr."""
+    """Profile aioproducer's own Python code, and print the result to stderr."""
     job = Job("pipelined", OURS, records=300_000, warm_up=20_000, profile=True)
     with AckBroker("--topic", "t:12") as broker:
         measured = replace(job, bootstrap=broker.bootstrap)
@@ -89,7 +89,7 @@ def profile() -> None:
 def measure(
     options: argparse.Namespace, run_one: Callable[[Cell, Targets], dict[str, Any]] = run
 ) -> dict[str, Any]:
-    """The run as it is stored. Ctrl-C ends it early and loses nothing that was measured."""
+    """Measure, and return the run as it is stored. Ctrl-C ends it early and keeps the results so far."""
     missing = {client: why for client in options.clients if (why := programs.prepare(client))}
     clients = [client for client in options.clients if client not in missing]
     sections = [section for section in options.sections if section != TLS]
@@ -124,7 +124,7 @@ def measure(
 
 
 def write(run: dict[str, Any], directory: Path, document: Path) -> str:
-    """results.json and the plots in `directory`, and the tables as `document`; these tables."""
+    """Write results.json and the plots to `directory`, and the tables to `document`. Returns the tables."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "results.json").write_text(json.dumps(run, indent=1) + "\n")
     figures = [Figures.from_json(stored) for stored in run["cells"]]
@@ -138,7 +138,7 @@ def write(run: dict[str, Any], directory: Path, document: Path) -> str:
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition(":")[0])
     parser.add_argument("--quick", action="store_true", help="fewer cases and repeats: some four minutes")
-    parser.add_argument("--repeats", type=int, metavar="N", help="no more repeats of any case than so many")
+    parser.add_argument("--repeats", type=int, metavar="N", help="the most repeats of any case")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a goal is not met")
     parser.add_argument("--profile", action="store_true", help="profile aioproducer's pipelined run and stop")
     parser.add_argument("--clients", default=",".join(CLIENTS), help="some of %(default)s")

@@ -1,4 +1,4 @@
-"""Measurements of the Python clients that have no event loop: confluent-kafka and kafka-python."""
+"""Measurements of the Python clients without an event loop: confluent-kafka and kafka-python."""
 
 from __future__ import annotations
 

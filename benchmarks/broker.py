@@ -1,4 +1,4 @@
-"""ack_broker.c, run as another process."""
+"""Runs ack_broker.c as a separate process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import programs
 
 
 class AckBroker:
-    """One running broker; `with` ends it. Its counts begin at zero."""
+    """One running broker, whose counts begin at zero; the end of the `with` block stops it."""
 
     def __init__(self, *options: str) -> None:
         self._options = options
@@ -22,7 +22,7 @@ class AckBroker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            start_new_session=True,  # Ctrl-C is for the run, which ends it
+            start_new_session=True,  # Ctrl-C must reach only the run, which then stops the broker
         )
         self.bootstrap = f"127.0.0.1:{int(self._line().split()[1])}"
         return self
@@ -37,7 +37,7 @@ class AckBroker:
         self._process.wait()
 
     def counts(self) -> dict[str, Any]:
-        """Records and batches per topic and partition, requests, bytes, and the broker's own CPU seconds."""
+        """Return records and batches per topic and partition, requests, bytes, and the broker's own CPU seconds."""
         assert self._process.stdin is not None
         self._process.stdin.write("counts\n")
         self._process.stdin.flush()

@@ -1,6 +1,6 @@
-"""The clients in Python, and the settings in which they are compared.
+"""The clients in Python, and the settings with which they are compared.
 
-The asyncio clients stand behind one face, whose `send` is the client's own bound method wherever it can be: a
+The asyncio clients have a common interface, `Face`. Its `send` is the client's own bound method if possible, since a
 wrapper would cost more than some clients do."""
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ UNBOUNDED = 1 << 30  # bytes: more than any run leaves waiting
 
 
 class Face(NamedTuple):
-    """`send` returns a delivery to await, `send_and_wait` the metadata; `ready` awaits a topic's metadata."""
+    """The common interface: `send` returns a delivery to await, `send_and_wait` the metadata of the record.
+
+    `ready` waits for a topic's metadata."""
 
     send: Callable[..., Awaitable[Awaitable[Any]]]
     send_and_wait: Callable[..., Awaitable[Any]]
@@ -24,7 +26,7 @@ class Face(NamedTuple):
 
 
 def chosen(job: Job, **names: str) -> dict[str, Any]:
-    """The settings of the job that are not left to the client, by the client's names."""
+    """Return the settings of the job that are not left to the client, under the client's names."""
     return {name: getattr(job, field) for field, name in names.items() if getattr(job, field) is not None}
 
 
@@ -60,7 +62,7 @@ async def open_aiokafka(job: Job) -> Face:
 async def open_confluent_aio(job: Job) -> Face:
     from confluent_kafka.aio import AIOProducer
 
-    # Its defaults are 1,000 records and one second; in the closed loop nobody else would fill them.
+    # Its defaults are 1,000 records and one second; the closed loop would never fill such a group.
     gathered: dict[str, Any] = {"batch_size": 1} if job.kind == "closed_loop" else {}
     producer = AIOProducer(librdkafka(job), buffer_timeout=max(job.linger_ms or 0, 5) / 1000, **gathered)
 
@@ -85,7 +87,7 @@ OPEN: dict[str, Callable[[Job], Awaitable[Face]]] = {
 
 
 def librdkafka(job: Job) -> dict[str, Any]:
-    """The settings in librdkafka's names."""
+    """Return the settings under librdkafka's names."""
     settings: dict[str, Any] = {
         "bootstrap.servers": job.bootstrap,
         "acks": "all",

@@ -1,4 +1,4 @@
-"""Measurements of `send_many`: through to the acknowledgement, encoded only, and beside a bare stream."""
+"""Measurements of `send_many`: until the acknowledgement, encoded only, and beside a bare stream."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def column_of(job: Job, values: list[bytes]) -> Any:
 
 
 def columns_of(job: Job) -> tuple[Any, Any]:
-    """Values and keys, or None, of one call."""
+    """Return the values of one call, and its keys or None."""
     chance = random.Random(7)
     keys = [b"key-%06d" % chance.randrange(100_000) for _ in range(COLUMN)]
     values = column_of(job, lines(job.value_size) * (COLUMN // LINES))
@@ -62,7 +62,7 @@ async def acknowledged(job: Job, face: Face) -> Result:
 
 
 class Discarding:
-    """What the compiled path needs of an accumulator: full batches are sealed, checksum and all, and dropped."""
+    """A minimal accumulator for the compiled path: it seals full batches, with their checksums, and drops them."""
 
     def __init__(self, topic: str, partitions: int, batch_size: int) -> None:
         self._loop = asyncio.get_running_loop()
@@ -92,7 +92,7 @@ class Discarding:
 
 
 async def encoding(job: Job) -> Result:
-    """Rows into sealed batches, without a producer round it and without a socket."""
+    """Encode rows into sealed batches, without a producer and without a socket."""
     accumulator = Discarding(job.topic, job.partitions, job.batch_size or DEFAULT_BATCH_SIZE)
     path = RecordPath()
     loop = asyncio.get_running_loop()
@@ -116,10 +116,10 @@ async def encoding(job: Job) -> Result:
 
 
 async def stream(job: Job) -> Result:
-    """The same bytes through an asyncio stream, in writes of a batch, to the end that they have arrived."""
+    """Write the same bytes to an asyncio stream, one batch per write, until all have arrived."""
     host, _, port = job.bootstrap.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
-    data = memoryview(b"".join(lines(job.value_size) * (COLUMN // LINES)))  # what a call has
+    data = memoryview(b"".join(lines(job.value_size) * (COLUMN // LINES)))  # the values of one call
     size = job.batch_size or DEFAULT_BATCH_SIZE
 
     async def write(records: int) -> None:

@@ -1,4 +1,4 @@
-"""The results of one cell, and how figures are written."""
+"""The results of one cell, and the format of figures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from plan import Cell
 
 @dataclass
 class Figures:
-    """All results of one cell; a cell with a failure shows no figure."""
+    """All results of one cell. A cell with a failure does not show a figure."""
 
     cell: Cell
     results: list[dict[str, Any]] = field(default_factory=list)
@@ -30,7 +30,7 @@ class Figures:
         return statistics.median(self.all(name))
 
     def spread(self, name: str) -> str:
-        """The median, and the least and the most of the repeats."""
+        """Format the median, the minimum and the maximum of the repeats."""
         found = self.all(name)
         return f"**{number(self.median(name))}** [{number(min(found))}–{number(max(found))}]"
 

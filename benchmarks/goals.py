@@ -1,4 +1,4 @@
-"""The goals P1 to P10, held against the figures of a run by their medians."""
+"""The goals P1 to P10, checked against the medians of a run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MILLION = 1e6
 
 @dataclass(frozen=True)
 class Check:
-    """One comparison; `ratio` is above 1 by as much as the bound is missed, None if it was not measured."""
+    """One comparison. A `ratio` above 1 is the factor by which the bound is missed; None means not measured."""
 
     what: str
     ratio: float | None
@@ -79,7 +79,7 @@ class Found:
         self._figures = {(f.cell.section, f.cell.row, f.cell.column): f for f in figures}
 
     def median(self, section: str, row: str, column: str, name: str) -> float | None:
-        """The median of one figure; infinite if its measurement failed, None if there was none."""
+        """Return the median of one figure, infinity if its measurement failed, or None if it was not measured."""
         f = self._figures.get((section, row, column))
         if f is None or not (f.results or f.failures):
             return None
@@ -99,7 +99,7 @@ class Found:
         at_least: bool = False,
         strictly: bool = False,
     ) -> Check:
-        """Our figure beside `times` a peer's: at most that, or `at_least`."""
+        """Compare our figure with `times` a peer's, as an upper bound or, with `at_least`, a lower bound."""
         relation = "at least" if at_least else "below" if strictly else "at most"
         factor = "" if times == 1 else f"{times:.3g}x "
         what = f"{section}, {column}: {UNITS[name][0]} {relation} {factor}{peer}'s"
@@ -119,7 +119,7 @@ class Found:
     def to_bound(
         self, section: str, row: str, column: str, name: str, bound: float, *, at_least: bool = False
     ) -> Check:
-        """Our figure beside a fixed bound."""
+        """Compare our figure with a fixed bound."""
         told, shown = UNITS[name]
         what = f"{section}, {row}, {column}: {told} {'at least' if at_least else 'at most'} {shown(bound)}"
         ours = self.median(section, row, column, name)
@@ -131,7 +131,7 @@ class Found:
         return Check(what, ratio, shown(ours))
 
     def happened(self, section: str, row: str, column: str) -> Check:
-        """That it was measured, which a record that is missing in the log would have prevented."""
+        """Check that the measurement succeeded; it fails if a record is missing in the log."""
         what = f"{section}, {row}, {column}: the log holds what was sent"
         rate = self.median(section, row, column, "records_per_s")
         if rate is None or rate != float("inf"):

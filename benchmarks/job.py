@@ -1,6 +1,6 @@
-"""What one measurement is asked for and what it tells: a job as JSON in argv, a result as JSON on stdout.
+"""The input and output of one measurement: a job as JSON in argv, a result as JSON on stdout.
 
-The Go and the Java program under peers/ read the same jobs by the same names."""
+The Go and Java programs under peers/ read the same jobs, with the same names."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Result = dict[str, Any]
 
 @dataclass(frozen=True)
 class Job:
-    """What to measure, in seconds and bytes; `records` are those measured, after `warm_up` more."""
+    """A measurement, in seconds and bytes: `warm_up` records are sent first, then `records` are measured."""
 
     kind: str  # pipelined, columns, encoding, stream, closed_loop, memory, lag or idle
     client: str
@@ -46,18 +46,18 @@ class Job:
     round_robin: bool = False  # each record to the next partition; else the client chooses
     loop: str = FASTEST_LOOP
     profile: bool = False
-    # Filled in when it runs.
+    # Set when the job runs.
     bootstrap: str = ""
     topic: str = "t"
     values_file: str = ""
 
     def as_argument(self) -> str:
-        """The job as a process takes it."""
+        """Return the job as a command line argument."""
         return json.dumps(asdict(self))
 
 
 def lines(size: int) -> list[bytes]:
-    """Distinct JSON-like values of exactly `size` bytes, the same in every run."""
+    """Return distinct JSON-like values of exactly `size` bytes, the same in every run."""
     chance = random.Random(7)
     made = []
     for number in range(LINES):
@@ -71,7 +71,7 @@ def lines(size: int) -> list[bytes]:
 
 
 def cpu_seconds() -> float:
-    """User and system time of this process, all its threads."""
+    """Return the user and system time of all threads of this process."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 
@@ -96,5 +96,5 @@ def resident_bytes() -> int:
 
 
 def waiting(before: int, records: int) -> Result:
-    """What `records` that wait have added to the resident memory `before`."""
+    """Return the growth of resident memory since `before`, for each of `records` waiting records."""
     return {"bytes_per_record": (resident_bytes() - before) / records, "waiting": records}

@@ -1,6 +1,6 @@
-"""One measurement of one client, in a process of its own: a job as JSON in argv, a result on stdout.
+"""One measurement of one client, in a separate process: a job as JSON in argv, a result on stdout.
 
-CPU is the user and system time of this process, all its threads, over the measured part, after a warm-up."""
+CPU is the user and system time of all threads of this process during the measured part, after a warm-up."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ from job import (
     waiting,
 )
 
-SLICE = 100  # records between two turns of the loop where its lag is measured
-ON_THEIR_WAY = 20_000  # records, likewise
+SLICE = 100  # records between two turns of the loop when its lag is measured
+ON_THEIR_WAY = 20_000  # records in flight when the lag is measured
 TICK = 0.001  # seconds
 
 
-# ---- pipelined: as fast as the client takes them ----
+# ---- pipelined: as fast as the client accepts records ----
 
 
 def chunks(job: Job, face: Face) -> Callable[[int], Awaitable[None]]:
-    """What sends so many records, `window` at a time, and awaits their deliveries one by one."""
+    """Return a function that sends a number of records, `window` at a time, and awaits their deliveries one by one."""
     send, topic = face.send, job.topic
     values = lines(job.value_size) * -(-job.window // LINES)
     numbered = [(value, number % job.partitions) for number, value in enumerate(values)]
@@ -118,7 +118,7 @@ async def memory(job: Job, face: Face) -> Result:
         for index in range(records):
             value = b"%08d" % index + template[index % LINES][8:]  # a fresh object, as from a parser
             deliveries.append(await face.send(job.topic, value))
-        await asyncio.sleep(0.2)  # the requests that fit into the window go out and stay unanswered
+        await asyncio.sleep(0.2)  # the requests that fit into the window are sent, and stay unanswered
 
     async with asyncio.timeout(100):
         await push(job.warm_up)
@@ -127,14 +127,14 @@ async def memory(job: Job, face: Face) -> Result:
     return waiting(before, job.records)
 
 
-# ---- lag: how late the loop comes to a timer while the client compresses ----
+# ---- lag: how late the loop runs a timer while the client compresses ----
 
 
 class Ticker:
-    """Asks for a call in one millisecond, again and again, and notes how late each came.
+    """Repeatedly schedules a call in one millisecond, and records how late each one is.
 
-    `held` is the CPU time of the loop's thread between two calls: the part of the lag that is the client's own
-    doing, whatever else the machine does."""
+    `held` is the CPU time of the loop's thread between two calls: the part of the lag that the client itself causes,
+    independent of other work on the machine."""
 
     def __init__(self) -> None:
         self.lags: list[float] = []
@@ -167,7 +167,7 @@ class Ticker:
 
 
 async def lag(job: Job, face: Face) -> Result:
-    """Full load, in slices short enough that the sending task itself does not hold the loop."""
+    """Measure the lag at full load, in slices so short that the sending task itself does not block the loop."""
     send, topic, values = face.send, job.topic, lines(job.value_size)
     slices = [values[at : at + SLICE] for at in range(0, len(values), SLICE)]
     on_their_way: deque[list[Awaitable[Any]]] = deque()
@@ -198,7 +198,7 @@ async def lag(job: Job, face: Face) -> Result:
 
 
 async def idle(job: Job) -> Result:
-    """What the ticker sees in a process that does nothing else: the machine's own lateness."""
+    """Measure the lag in a process that does nothing else, which is caused by the machine."""
     await asyncio.sleep(0.5)
     ticker = Ticker()
     await asyncio.sleep(job.seconds)
@@ -248,7 +248,7 @@ def main() -> None:
     except Exception as error:
         traceback.print_exc()
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        os._exit(1)  # a client that was not closed would have the last word
+        os._exit(1)  # skip the exit of a client that was not closed, which may block or print
     print(json.dumps(result))
 
 

@@ -1,4 +1,4 @@
-"""What is measured: one Cell for each figure of a table, in a quick and a full size."""
+"""The plan of the measurements: one Cell for each figure of a table, in a quick and a full size."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BARE_STREAM = "asyncio stream"
 BY_DEFAULT = ", its own batch_size"
 ON_ASYNCIO = ", asyncio's loop"
 
-# Records that take each client a good half second, so that every process runs about as long.
+# The numbers of records for which each client needs a good half second, so that all processes run equally long.
 RECORDS = {
     OURS: 600_000,
     FRANZ_GO: 1_000_000,
@@ -34,14 +34,14 @@ RECORDS = {
     AIOKAFKA: 80_000,
     KAFKA_PYTHON: 40_000,
 }
-# Before the figures of a client stand still: Java compiles what is hot, Go's heap finds its size.
+# The records before a client's figures are stable: Java compiles hot code, Go's heap reaches its size.
 WARM_UP = {FRANZ_GO: 200_000, JAVA: 1_000_000}
 COMPRESSING = ("lz4", "zstd", "gzip", "snappy")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One figure: a row and a column of a section's table, and the job that gives it."""
+    """One figure: a row and a column of a section's table, and the job that measures it."""
 
     section: str
     column: str
@@ -70,7 +70,7 @@ class Cell:
 
 
 def pipelined(client: str, share: float = 1.0, *, warm_up: int | None = None, **settings: object) -> Job:
-    """A pipelined job with that share of the client's usual number of records, in whole windows."""
+    """Return a pipelined job with a share of the client's usual number of records, in whole windows."""
     job = Job("pipelined", client, warm_up=0, **settings)  # type: ignore[arg-type]  # the names are Job's
     records = max(1, round(RECORDS[client] * share / job.window)) * job.window
     return replace(job, records=records, warm_up=WARM_UP.get(client, 20_000) if warm_up is None else warm_up)
@@ -106,7 +106,7 @@ def throughput_real(quick: bool) -> list[Cell]:
     return cells
 
 
-# Records of 1 KB that take half a second to compress, and a warm-up that Java can use.
+# The numbers of 1 KB records that take half a second to compress, and a warm-up that is long enough for Java.
 CODEC_RECORDS = {"none": 120_000, "lz4": 100_000, "snappy": 100_000, "zstd": 60_000, "gzip": 32_000}
 
 
@@ -176,7 +176,7 @@ def wire(quick: bool) -> list[Cell]:
     return [Cell(WIRE, column, OURS, sent, repeats), Cell(WIRE, column, BARE_STREAM, bare, repeats)]
 
 
-# Records of the closed loop: with one task, with a thousand.
+# The numbers of records of the closed loop: with one task, with a thousand.
 LOOP_RECORDS = {
     OURS: (4_000, 200_000),
     FRANZ_GO: (8_000, 200_000),
@@ -229,7 +229,7 @@ def memory(quick: bool) -> list[Cell]:
     for client in (OURS, FRANZ_GO, JAVA, CALLBACK, AIO, AIOKAFKA):
         if quick and client == AIO:
             continue
-        # aiokafka holds one open batch per partition and no more, so only a huge one lets that many wait.
+        # aiokafka keeps only one open batch per partition, so that many records can wait only in a huge batch.
         job = Job(
             "memory",
             client,
@@ -251,7 +251,7 @@ def lag(quick: bool) -> list[Cell]:
     return cells
 
 
-# Records, by number of partitions, that take a client half a second or a little more.
+# The numbers of records, by number of partitions, for which a client needs at least half a second.
 SPREAD_RECORDS = {
     OURS: (600_000, 600_000, 400_000, 200_000),
     FRANZ_GO: (1_000_000, 1_000_000, 600_000, 300_000),
@@ -262,7 +262,7 @@ SPREAD_RECORDS = {
 
 
 def partitions(quick: bool) -> list[Cell]:
-    """Round robin, batches of 16 KiB, up to 100,000 records on their way."""
+    """Return cells that send round robin, with batches of 16 KiB and up to 100,000 records in flight."""
     cells = []
     for index, count in enumerate((1, 100, 1000, 10_000)):
         if quick and count in (1, 100):
@@ -284,7 +284,7 @@ def partitions(quick: bool) -> list[Cell]:
 
 
 def distance(quick: bool) -> list[Cell]:
-    """A broker 20 ms away, one partition, always more to send than may be on its way."""
+    """Return cells with a broker 20 ms away, one partition, and always more to send than the window allows."""
     cells = []
     for client in (OURS, FRANZ_GO, JAVA, CALLBACK, AIOKAFKA):
         count = (30_000 if client in (AIOKAFKA, CALLBACK) else 100_000) * (1 if quick else 2)
@@ -310,6 +310,6 @@ SECTIONS: dict[str, Callable[[bool], list[Cell]]] = {
 
 
 def cells(quick: bool, sections: list[str], clients: list[str]) -> list[Cell]:
-    """The cells of a run, in the order of its tables."""
+    """Return the cells of a run, in the order of its tables."""
     wanted = {*clients, BARE_STREAM}
     return [cell for section in sections for cell in SECTIONS[section](quick) if cell.job.client in wanted]

@@ -1,4 +1,4 @@
-"""Plots of a run, as SVG and PNG: what the tables say, to be seen at a glance."""
+"""Plots of a run, as SVG and PNG, of the most important tables."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ COLORS = {
     AIOKAFKA: "#66a182",
     KAFKA_PYTHON: "#b8b8aa",
 }
-LOGARITHMIC = 20  # times between the least and the most from which on an axis is logarithmic
+LOGARITHMIC = 20  # the ratio of maximum to minimum above which an axis is logarithmic
 
-# The same run gives the same file.
+# The same run produces the same file.
 mpl.rcParams.update({"svg.hashsalt": "aioproducer", "font.size": 9, "axes.spines.top": False})
 mpl.rcParams["axes.spines.right"] = False
 
 
 def by_client(figures: list[Figures], section: str, column: str) -> dict[str, Figures]:
-    """The rows of one column that are plain clients, in the usual order."""
+    """Return the rows of one column that are plain clients, in the usual order."""
     found = {f.cell.row: f for f in figures if (f.cell.section, f.cell.column) == (section, column)}
     return {client: found[client] for client in CLIENTS if client in found and found[client].counts}
 
 
 def bars(axes: Axes, figures: dict[str, Figures], name: str, title: str) -> None:
-    """A bar, or a point, for each client with its spread, the first on top."""
+    """Draw a bar or a point with its spread for each client, the first one on top."""
     clients = list(reversed(figures))
     medians = [figures[client].median(name) for client in clients]
     low = [m - min(figures[c].all(name)) for c, m in zip(clients, medians, strict=True)]
@@ -79,7 +79,7 @@ def bars(axes: Axes, figures: dict[str, Figures], name: str, title: str) -> None
 def side_by_side(
     figures: list[Figures], name: str, unit: str, panels: list[tuple[str, str, str]]
 ) -> Figure | None:
-    """A panel of bars for each (section, column, title) that was measured."""
+    """Draw a panel of bars for each (section, column, title) that was measured."""
     shown = [(by_client(figures, section, column), title) for section, column, title in panels]
     shown = [(found, title) for found, title in shown if found]
     if not shown:
@@ -136,7 +136,7 @@ def partitions(figures: list[Figures]) -> Figure | None:
 
 
 def grouped(figures: list[Figures], section: str, name: str, title: str, label: str) -> Figure | None:
-    """For each column of a section the clients side by side."""
+    """Draw the clients side by side for each column of a section."""
     columns = unique(f.cell.column for f in figures if f.cell.section == section)
     found = {column: by_client(figures, section, column) for column in columns}
     clients = [client for client in CLIENTS if any(client in by for by in found.values())]
@@ -179,7 +179,7 @@ PLOTS: dict[str, Callable[[list[Figures]], Figure | None]] = {
 
 
 def draw(figures: list[Figures], directory: Path) -> list[str]:
-    """Write every plot for which there are figures; the names of the SVG files."""
+    """Write every plot that has figures. Returns the names of the SVG files."""
     names = []
     directory.mkdir(parents=True, exist_ok=True)
     for name, plot in PLOTS.items():

@@ -1,7 +1,7 @@
 """The programs that a run needs beside Python: the acknowledging broker in C, and the peers in Go and Java.
 
-Each is built once per change. Where there is no Go or no Java compiler, `prepare` says so and the run goes on
-without that peer."""
+Each is built once per change. If Go or a Java compiler is missing, `prepare` reports it and the run continues without
+that peer."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def is_newer(sources: Iterable[Path], program: Path) -> bool:
 
 
 def compiled(command: list[str], sources: list[Path], program: Path, directory: Path = HERE) -> Path:
-    """The program, made by a command that takes the place for it behind its last argument."""
+    """Build a program if its sources have changed. The output path is appended to `command` as the last argument."""
     if is_newer(sources, program):
         BUILD.mkdir(exist_ok=True)
         fresh = program.with_name(program.name + ".new")
         subprocess.run([*command, str(fresh)], cwd=directory, check=True, stdout=sys.stderr)
         if program.is_dir():
             shutil.rmtree(program)
-        fresh.replace(program)  # who runs the old one keeps it
+        fresh.replace(program)  # processes that run the old program keep it
     return program
 
 
@@ -50,7 +50,7 @@ def franz_go() -> Path:
 
 
 def jars() -> str:
-    """The class path with Kafka's own clients: the jars that ApacheKafka has fetched."""
+    """Return the class path with Kafka's own clients: the jars that ApacheKafka has downloaded."""
     found = sorted((cache_directory() / f"kafka-{DEFAULT_VERSION}-with-tools").glob("*.jar"))
     return os.pathsep.join(map(str, found))
 
@@ -62,7 +62,7 @@ def java_producer() -> Path:
 
 
 def fetch_jars() -> None:
-    """Let them be fetched, as a real broker would when it starts."""
+    """Download the jars, as a real broker does when it starts."""
     held = Holdings(None)
     try:
         asyncio.run(class_path(DEFAULT_VERSION, held.children, held.directory / "jars.log"))
@@ -71,15 +71,15 @@ def fetch_jars() -> None:
 
 
 def prepare(client: str) -> str | None:
-    """Build what measures a client, and say why it can't be measured here, or None."""
+    """Build the program that measures a client. Returns the reason why it can't be measured here, or None."""
     try:
         if client == FRANZ_GO:
             if not shutil.which("go"):
-                return "there is no go on PATH"
+                return "go is not on PATH"
             franz_go()
         elif client == JAVA:
             if not (shutil.which("java") and shutil.which("javac")):
-                return "there is no java and javac on PATH"
+                return "java or javac is not on PATH"
             if not jars():
                 fetch_jars()
             java_producer()
@@ -89,7 +89,7 @@ def prepare(client: str) -> str | None:
 
 
 def command_for(job: Job) -> list[str]:
-    """The command that measures a job, up to the job itself."""
+    """Return the command that measures a job, without the job itself."""
     if job.client == FRANZ_GO:
         return [str(franz_go())]
     if job.client == JAVA:
@@ -105,7 +105,7 @@ def command_for(job: Job) -> list[str]:
 
 
 def values_file(size: int) -> Path:
-    """All values of one size, one behind the other, for the programs that can't make them."""
+    """Write all values of one size to a file, for the programs that can't generate them."""
     path = BUILD / f"values-{size}"
     if not path.exists():
         BUILD.mkdir(exist_ok=True)

@@ -1,7 +1,7 @@
-"""A real Apache Kafka to measure against, one for the whole run; each measurement has a topic of its own.
+"""A real Apache Kafka to measure against, one for the whole run; each measurement has its own topic.
 
-What a client says it has sent is held against the end offsets, and against the records as confluent-kafka reads
-them back."""
+The number of records that a client reports as sent is compared with the end offsets, and the values with those that
+confluent-kafka reads back."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from confluent_kafka.admin import AdminClient
 from aioproducer.testing import ApacheKafka
 from job import LINES, Job, lines
 
-TIME_OUT = 30  # seconds for anything asked of the broker
-FETCHED = 50_000  # records of one call
+TIME_OUT = 30  # seconds for each request to the broker
+FETCHED = 50_000  # records per call
 
 SETTINGS = {
     "auto.create.topics.enable": False,
-    "file.delete.delay.ms": 100,  # the disk is wanted for the next topic
+    "file.delete.delay.ms": 100,  # the next topic needs the disk
     "log.retention.check.interval.ms": 3_600_000,
 }
 
 
 class ReadBackError(Exception):
-    """What stands in the log is not what was sent."""
+    """The records in the log are not those that were sent."""
 
 
 class RealKafka:
-    """One broker; `with` starts and ends it."""
+    """One broker, which runs for the duration of the `with` block."""
 
     def __init__(self) -> None:
         self._kafka = ApacheKafka(config=SETTINGS, jvm_args=("-Xmx1g",))
@@ -50,13 +50,13 @@ class RealKafka:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._admin = None  # else it would tell of a broker that is gone
+        self._admin = None  # it would otherwise report that the broker is gone
         self._runner.run(self._kafka.stop())
         self._runner.close()
 
     @contextlib.contextmanager
     def topic(self, partitions: int) -> Iterator[str]:
-        """A fresh topic, deleted at the end."""
+        """Create a fresh topic, which is deleted at the end of the block."""
         self._made += 1
         name = f"measured-{self._made}"
         self._runner.run(self._kafka.create_topic(name, partitions=partitions))
@@ -65,7 +65,7 @@ class RealKafka:
         self._admin.delete_topics([name], request_timeout=TIME_OUT)[name].result(TIME_OUT)
 
     def check(self, job: Job, sent: int) -> None:
-        """Raise ReadBackError unless the log has all that was sent, and nothing else."""
+        """Raise ReadBackError unless the log contains exactly the records that were sent."""
         consumer = Consumer(
             {
                 "bootstrap.servers": self.bootstrap,
@@ -91,7 +91,7 @@ class RealKafka:
 
 
 def read(consumer: Consumer, count: int) -> Counter[bytes | None]:
-    """How often each value stands in the log."""
+    """Count how often each value is in the log."""
     found: Counter[bytes | None] = Counter()
     while left := count - found.total():
         messages = consumer.consume(min(FETCHED, left), timeout=TIME_OUT)  # waits for all of them
@@ -105,10 +105,10 @@ def read(consumer: Consumer, count: int) -> Counter[bytes | None]:
 
 
 def compare(found: Counter[bytes | None], job: Job, sent: int) -> None:
-    """Each value as often as it was sent, where the job sends all of them equally often."""
+    """Check that only sent values were read and, if the job sends all values equally often, that their counts agree."""
     values = set(lines(job.value_size))
     if strangers := found.keys() - values:
         raise ReadBackError(f"{len(strangers):,} values were never sent")
     equally = job.kind in ("pipelined", "columns") and sent % LINES == 0
     if equally and (len(found) != LINES or set(found.values()) != {sent // LINES}):
-        raise ReadBackError("some values stand more often in the log than others")
+        raise ReadBackError("some values are more often in the log than others")

@@ -1,10 +1,10 @@
-"""CPU per record as a ratio to aiokafka's in the same run, held against the ratio that the repository has.
+"""CPU per record as a ratio to aiokafka's in the same run, compared with the ratio stored in the repository.
 
     python benchmarks/regression.py            measure and judge
     python benchmarks/regression.py --store    measure and keep the ratios, in results/ratios.json
 
-A ratio of CPU times in one interleaved run depends little on the machine and on what else it does. What is left
-of that the repeats show: a case fails beyond its stored ratio, a margin, and the noise of this run."""
+A ratio of CPU times in one interleaved run depends little on the machine and its load. The repeats show the remaining
+noise: a case fails if its ratio exceeds the stored one by more than a margin and the noise of this run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ REPEATS = 5
 
 @dataclass(frozen=True)
 class Case:
-    """The two measurements of which the first is divided by the second."""
+    """Two measurements, the first of which is divided by the second."""
 
     name: str
     section: str
@@ -35,7 +35,7 @@ class Case:
     theirs: Job
 
 
-# It lingers so long that each batch holds ten records, however fast they come.
+# The linger time is so long that each batch contains ten records, however fast they are sent.
 SPREAD = Job("pipelined", "", warm_up=10_000, partitions=1000, round_robin=True, linger_ms=100)
 
 CASES = (
@@ -68,7 +68,7 @@ CASES = (
 
 @dataclass(frozen=True)
 class Verdict:
-    """The ratios of one run, and the most that their median may be."""
+    """The ratios of one run, and the limit of their median."""
 
     ratios: tuple[float, ...]
     stored: float
@@ -79,7 +79,7 @@ class Verdict:
 
     @property
     def noise(self) -> float:
-        """How far the repeats of this run lie from their median, as a share of it: half of the spread."""
+        """Half of the spread of this run's repeats, relative to their median."""
         return (max(self.ratios) - min(self.ratios)) / 2 / self.median
 
     @property
@@ -100,7 +100,7 @@ class Verdict:
 def measured(
     case: Case, repeats: int = REPEATS, run_one: Callable[[Cell], Result] | None = None
 ) -> list[float]:
-    """Our CPU per record as a share of aiokafka's, once for each repeat; who begins takes turns."""
+    """Return our CPU per record relative to aiokafka's, for each repeat; the two clients take turns in beginning."""
     ratios = []
     with Targets() as targets:
         run_cell = run_one or (lambda cell: run(cell, targets))

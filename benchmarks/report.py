@@ -1,4 +1,4 @@
-"""Figures of a run as markdown: tables, ratios, goals, and RESULTS.md as a whole."""
+"""Formats the figures of a run as markdown: tables, ratios, goals, and the whole RESULTS.md."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from plan import (
 )
 
 REMARKS = Path(__file__).with_name("REMARKS.md")
-"""Written by hand: why goals were missed. RESULTS.md takes it over as it is."""
+"""The reasons why goals were missed, written by hand. RESULTS.md includes this file unchanged."""
 
 
 def cpu_and_rate(f: Figures) -> str:
@@ -118,11 +118,11 @@ TABLES: dict[str, tuple[str, Callable[[Figures], str]]] = {
     ),
 }
 ROWS_ARE_COLUMNS = {LAG, PARTITIONS, CODECS}
-"""Sections with more cases than clients: these go across."""
+"""Sections with more cases than clients, whose tables have the clients as columns."""
 
 
 def table(section: str, figures: list[Figures]) -> str:
-    """One section as a markdown table: clients down, cases across, or the other way round."""
+    """Return one section as a markdown table, with the clients as rows and the cases as columns, or vice versa."""
     title, show = TABLES[section]
     chosen = [f for f in figures if f.cell.section == section]
     if not chosen:
@@ -138,7 +138,7 @@ def table(section: str, figures: list[Figures]) -> str:
     return "\n".join(out)
 
 
-# The figure of each section that the ratios are made of.
+# The figure of each section from which the ratios are computed.
 COMPARED = {
     THROUGHPUT: "cpu_us",
     THROUGHPUT_REAL: "cpu_us",
@@ -151,7 +151,7 @@ COMPARED = {
 
 
 def ratios(figures: list[Figures]) -> list[str]:
-    """How the others' figures stand to ours: in equal batches, and each by its default."""
+    """Return the ratios of the others' figures to ours, with equal batches, and with each client's default."""
     lines = []
     for ours in figures:
         name = COMPARED.get(ours.cell.section)
@@ -185,7 +185,7 @@ def heading(run: dict[str, Any]) -> list[str]:
     if run["missing"]:
         lines.append("Not measured: " + "; ".join(f"{c} ({why})" for c, why in run["missing"].items()) + ".")
     if run["interrupted"]:
-        lines.append("**Interrupted**: what follows is what was measured until then.")
+        lines.append("**Interrupted**: the results below are those measured until then.")
     return lines
 
 
@@ -201,7 +201,7 @@ def goals_section(figures: list[Figures]) -> str:
 
 
 def document(run: dict[str, Any], plots: list[str], remarks: str | None = None) -> str:
-    """A run as RESULTS.md. `run` is what bench.py stores; `remarks` stand behind the goals."""
+    """Return RESULTS.md for a run stored by bench.py; `remarks` follow the goals."""
     figures = [Figures.from_json(stored) for stored in run["cells"]]
     parts = ["# aioproducer beside its peers", "\n".join(heading(run)), goals_section(figures)]
     if remarks:

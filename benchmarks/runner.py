@@ -1,7 +1,7 @@
-"""Runs the cells of a plan: each measurement in a process of its own, interleaved, and checked.
+"""Runs the cells of a plan: each measurement in a separate process, interleaved, and checked.
 
-With the acknowledging broker (`null`) a measurement has a broker of its own, whose counts must be what was sent;
-with the real one a topic of its own, which is read back."""
+With the acknowledging broker (`null`), each measurement has its own broker, whose counts must match the records sent.
+With the real one, each measurement has its own topic, which is read back."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ TIME_OUT = 120  # seconds for one measurement
 
 
 class MeasurementError(Exception):
-    """A measurement that gave no figure, or a figure that the broker contradicts."""
+    """A measurement that failed, or whose result contradicts the broker's counts."""
 
 
 class Targets:
-    """The brokers of a run; the real one is started when it is first asked for."""
+    """The brokers of a run; the real one is started on first use."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
@@ -48,20 +48,20 @@ class Targets:
             try:
                 self._real = self._stack.enter_context(RealKafka())
             except ApacheKafkaError as error:
-                self._missing = f"no real Kafka: {error}".partition("\n")[0]
+                self._missing = f"Apache Kafka did not start: {error}".partition("\n")[0]
                 raise MeasurementError(self._missing) from None
         return self._real
 
 
 @contextmanager
 def started(job: Job) -> Iterator[subprocess.Popen[str]]:
-    """The process that measures a job; it does not outlive the block."""
+    """Start the process that measures a job; it is killed at the end of the block."""
     process = subprocess.Popen(
         [*programs.command_for(job), job.as_argument()],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        start_new_session=True,  # Ctrl-C is for the run, which ends it
+        start_new_session=True,  # Ctrl-C must reach only the run, which then kills the process
     )
     try:
         yield process
@@ -75,7 +75,7 @@ def result_of(process: subprocess.Popen[str]) -> Result:
     try:
         out, err = process.communicate(timeout=TIME_OUT)
     except subprocess.TimeoutExpired:
-        raise MeasurementError(f"no result after {TIME_OUT} s") from None
+        raise MeasurementError(f"no result within {TIME_OUT} s") from None
     if process.returncode:
         last = err.strip().splitlines()[-1:] or [f"status {process.returncode}"]
         raise MeasurementError(last[0][:200])
@@ -90,7 +90,7 @@ def measured(job: Job) -> Result:
 
 
 def measured_lag(job: Job) -> Result:
-    """The lag of a loop at full load, and above that of an idle one at the same time."""
+    """Measure the lag of a loop at full load, and its excess over that of an idle loop at the same time."""
     with started(replace(job, kind="idle", client="")) as idle:
         result, at_rest = measured(job), result_of(idle)
     for name in ("p99", "max"):
@@ -100,7 +100,7 @@ def measured_lag(job: Job) -> Result:
 
 
 def run(cell: Cell, targets: Targets) -> Result:
-    """One measurement of a cell."""
+    """Run one measurement of a cell."""
     if cell.target == REAL:
         return run_on_real(cell, targets.real())
     with AckBroker(*cell.broker_options()) as broker:
@@ -129,14 +129,14 @@ def run_on_real(cell: Cell, kafka: RealKafka) -> Result:
 
 
 def interleaved(plan: list[Cell]) -> Iterator[Cell]:
-    """Every cell once, then every cell that wants it again, each round begun elsewhere."""
+    """Yield every cell once, then in further rounds those with more repeats; each round begins with another cell."""
     for repeat in range(max((cell.repeats for cell in plan), default=0)):
         turn = repeat * len(plan) // 3 % len(plan)
         yield from (cell for cell in plan[turn:] + plan[:turn] if repeat < cell.repeats)
 
 
 def in_order(plan: list[Cell]) -> list[Cell]:
-    """Section by section, each interleaved: rows that are compared stand close in time."""
+    """Order the measurements by section, interleaved within each, so that compared rows are measured close in time."""
     sections = dict.fromkeys(cell.section for cell in plan)
     return [cell for name in sections for cell in interleaved([c for c in plan if c.section == name])]
 
@@ -147,7 +147,7 @@ def measure_all(
     run_one: Callable[[Cell], Result],
     tell: Callable[[int, Cell], None] = lambda done, cell: None,
 ) -> None:
-    """Measure all cells into `figures`, which holds what is there if it is interrupted."""
+    """Measure all cells into `figures`, which contains the results so far after an interruption."""
     for done, cell in enumerate(in_order(plan)):
         found = figures.setdefault(cell, Figures(cell))
         if found.failures:

@@ -1,7 +1,7 @@
-"""What TLS costs: CPU of the client process per MB, beside a bare asyncio stream that writes the same bytes.
+"""The cost of TLS: CPU of the client process per MB, beside a bare asyncio stream that writes the same bytes.
 
-`compare` runs each client in a process of its own; a third process ends the TLS and hands the bytes to the
-acknowledging broker, or throws them away. The certificate is made for the run."""
+`compare` runs each client in a separate process. Another process terminates TLS, and forwards the bytes to the
+acknowledging broker or discards them. The certificate is created for the run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from broker import AckBroker
 from job import new_event_loop
 
 MB = 1_000_000
-CHUNK = 65_536  # bytes of a write to the bare stream: what a batch has
+CHUNK = 65_536  # bytes per write to the bare stream, the size of a batch
 VALUE = b"v" * 1000
 ROWS = {
     "stream": "asyncio stream, TLS",
@@ -62,7 +62,7 @@ async def produce(port: int, authority: str, megabytes: int, protocol: str) -> f
     settings: dict[str, Any] = {"security_protocol": protocol}
     if protocol == "SSL":
         settings |= {"ssl_truststore_location": authority, "ssl_truststore_type": "PEM"}
-        # The broker tells its own port; the TLS ends at another one.
+        # The broker announces its own port, but TLS is terminated at another one.
         settings["address_filter"] = lambda host, advertised, node_id: (host, port)
     async with Producer(f"127.0.0.1:{port}", batch_size=CHUNK, linger_ms=5, **settings) as producer:
 
@@ -79,7 +79,7 @@ async def produce(port: int, authority: str, megabytes: int, protocol: str) -> f
 
 
 async def end_tls(target: int, certificate: str) -> None:
-    """Print a port; hand what comes in there over TLS to `target`, or throw it away if that is 0."""
+    """Listen for TLS on a port, which is printed. Forward the bytes to port `target`, or discard them if it is 0."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificate)
 
@@ -111,7 +111,7 @@ def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 def measured(row: str, folder: Path, megabytes: int) -> float:
-    """CPU milliseconds per MB of one client."""
+    """Measure the CPU milliseconds per MB of one client."""
     here, authority, certificate = str(Path(__file__)), str(folder / "ca.pem"), str(folder / "broker.pem")
     with AckBroker("--topic", "t:12") as broker:
         plain = int(broker.bootstrap.rpartition(":")[2])
@@ -121,7 +121,7 @@ def measured(row: str, folder: Path, megabytes: int) -> float:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            start_new_session=True,  # Ctrl-C is for the run, which ends it
+            start_new_session=True,  # Ctrl-C must reach only the run, which then kills the process
         )
         try:
             assert ending.stdout is not None
@@ -140,7 +140,7 @@ def measured(row: str, folder: Path, megabytes: int) -> float:
 
 
 def compare(quick: bool) -> dict[str, list[float]]:
-    """CPU milliseconds per MB, by row; interleaved."""
+    """Measure the CPU milliseconds per MB of each row, interleaved."""
     authority = trustme.CA()
     figures: dict[str, list[float]] = {row: [] for row in ROWS}
     with tempfile.TemporaryDirectory() as name:

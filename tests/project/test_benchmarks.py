@@ -185,8 +185,8 @@ def test_every_client_in_python_is_measured_on_the_acknowledging_broker(client):
 def test_a_peer_whose_compiler_is_not_there_is_missing_and_says_why(monkeypatch):
     monkeypatch.setenv("PATH", "")
 
-    assert programs.prepare(FRANZ_GO) == "there is no go on PATH"
-    assert programs.prepare(JAVA) == "there is no java and javac on PATH"
+    assert programs.prepare(FRANZ_GO) == "go is not on PATH"
+    assert programs.prepare(JAVA) == "java or javac is not on PATH"
     assert programs.prepare(AIOKAFKA) is None
 
 
