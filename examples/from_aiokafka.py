@@ -113,7 +113,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--bootstrap-servers", default="localhost:9092", metavar="HOST:PORT,...", help="Kafka"
     )
-    parser.add_argument("--topic", default="moving", help="prefix of the topics, one for each version")
+    parser.add_argument("--topic", default="moving", help="prefix of the topic names")
     parser.add_argument(
         "--client", choices=("aiokafka", "aioproducer", "both"), default="both", help="clients to run"
     )
