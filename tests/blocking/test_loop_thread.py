@@ -1,4 +1,4 @@
-"""The loop thread behind blocking producers: calls from other threads, their results, and its end."""
+"""Tests of the loop thread behind blocking producers: calls from other threads, their results, and its end."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_call_raises_what_its_coroutine_raises(thread):
         call(thread, function).wait(thread, LONG)
 
 
-def test_a_call_that_takes_too_long_goes_on(thread):
+def test_a_call_continues_after_its_timeout(thread):
     ended = threading.Event()
 
     async def function() -> str:
@@ -79,7 +79,7 @@ def test_a_call_that_takes_too_long_goes_on(thread):
     assert ended.wait(LONG)
 
 
-def test_a_thread_that_has_ended_takes_no_calls():
+def test_a_thread_that_has_ended_accepts_no_calls():
     thread = LoopThread(None)
     thread.start()
     thread.stop()

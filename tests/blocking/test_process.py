@@ -1,4 +1,4 @@
-"""A blocking producer and its process: Ctrl-C, fork, and the end of the interpreter."""
+"""Tests of a blocking producer and its process: Ctrl-C, fork, and the exit of the interpreter."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tests.support.docs_runner import Docs
 
 @pytest.fixture(scope="module")
 def cluster():
-    """In another process than the script, which so can do to itself what it wants."""
+    """A cluster outside the script's process, which the script can't disturb."""
     with Docs() as cluster:
         yield cluster
 
 
 class Script:
-    """A Python script in a process of its own; {servers} and {topic} are filled in."""
+    """A Python script in a separate process, with {servers} and {topic} replaced."""
 
     def __init__(self, cluster, topic, code):
         code = textwrap.dedent(code).replace("{servers}", cluster.cluster.bootstrap_servers)
@@ -37,16 +37,16 @@ class Script:
         )
 
     def interrupt(self):
-        """Ctrl-C as soon as it prints "ready"; returns how long it took to end, in seconds."""
+        """Send Ctrl-C as soon as the script prints "ready". Returns the seconds until it ended."""
         assert self.process.stdout.readline() == "ready\n", self.process.communicate(timeout=20)
-        time.sleep(100 * MS)  # it is on its way into the call
+        time.sleep(100 * MS)  # the script is entering the call
         self.process.send_signal(signal.SIGINT)
         began = time.monotonic()
         self.end()
         return time.monotonic() - began
 
     def end(self, status=0):
-        """Wait for it; its output is in `out` and `err`."""
+        """Wait for the script; its output is then in `out` and `err`."""
         try:
             self.out, self.err = self.process.communicate(timeout=30_000 * MS)
         finally:
@@ -64,7 +64,7 @@ def run(cluster, topic):
 
 @pytest.fixture
 def frozen(cluster):
-    """The broker takes connections and what is written to them, and answers nothing until `thaw`."""
+    """Freezes the broker: it accepts connections and data, but does not answer until `thaw`."""
     yield lambda: cluster._call(lambda: cluster.cluster.freeze_broker(0))
     cluster._call(lambda: cluster.cluster.thaw_broker(0))
 
@@ -84,7 +84,7 @@ def frozen(cluster):
         "producer.close()",
     ],
 )
-def test_ctrl_c_in_a_call_works_at_once_and_leaves_cleanly(run, cluster, frozen, call):
+def test_ctrl_c_interrupts_a_call_immediately_and_cleanly(run, cluster, frozen, call):
     code = """
         import signal, threading
         from aioproducer.blocking import Producer
@@ -112,7 +112,7 @@ def test_ctrl_c_in_a_call_works_at_once_and_leaves_cleanly(run, cluster, frozen,
     assert seconds < 3000 * MS
     assert script.out.startswith("<blocking <Producer closed")
     assert script.out.endswith(" 1\n"), "a thread is left"
-    told = script.err.splitlines()  # of records that were given up
+    told = script.err.splitlines()  # about records that were dropped
     assert all("no caller has looked at" in line for line in told), script.err
 
 
@@ -145,7 +145,7 @@ def test_ctrl_c_in_a_transaction_aborts_it(run, cluster, topic):
 @pytest.mark.promise(
     "Blocking producer", "blocking calls are rejected where they would stop an event loop, and after a fork"
 )
-def test_a_forked_child_is_refused_and_may_have_a_producer_of_its_own(run, cluster, topic):
+def test_a_forked_child_can_only_use_its_own_producer(run, cluster, topic):
     script = run(
         """
         import os, threading, warnings
@@ -245,7 +245,7 @@ def test_the_end_of_the_interpreter_waits_for_threads_that_still_send(run, clust
 @pytest.mark.promise(
     "Blocking producer", "the end of the interpreter neither hangs nor loses records silently"
 )
-def test_the_end_of_the_interpreter_is_bounded_and_tells_what_is_lost(run, cluster, frozen):
+def test_the_end_of_the_interpreter_is_bounded_and_reports_lost_records(run, cluster, frozen):
     script = run(
         """
         import signal

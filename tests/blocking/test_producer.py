@@ -1,4 +1,4 @@
-"""The blocking producer: the asyncio one without await, from any thread, and nothing of it left behind."""
+"""Tests of the blocking producer: the asyncio one without await, from any thread, leaving nothing behind."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ except ImportError:
     uvloop = None
 
 SOON = 10_000 * MS
-"""Seconds in which everything in these tests ends that does end."""
+"""Seconds within which every call in these tests ends, unless it blocks forever."""
 
 
 class Cluster(Docs):
-    """An embedded cluster in another thread, which goes on while this one is blocked."""
+    """An embedded cluster in another thread, which continues while this one is blocked."""
 
     def freeze(self):
         self._call(lambda: self.cluster.freeze_broker(0))
@@ -98,7 +98,7 @@ def until(condition):
 
 @pytest.fixture
 def make(cluster):
-    """Makes started producers, all of which are closed at the end."""
+    """Returns a function that creates started producers; all are closed at the end."""
     made = []
 
     def start(**settings):
@@ -118,7 +118,7 @@ def producer(make):
 
 
 class Held:
-    """Keeps the loop of a producer busy, so that what is sent meanwhile is queued."""
+    """Keeps the loop of a producer busy, so that records sent meanwhile are queued."""
 
     def __init__(self, producer):
         self._thread = producer._sends.own_thread()
@@ -134,7 +134,7 @@ class Held:
         self._go_on.set()
 
 
-# -------------------------------------------------------------------------------------------------- the same face
+# -------------------------------------------------------------------------------------------------- the same calls
 
 
 PUBLIC = [name for name in dir(aioproducer.Producer) if not name.startswith("_")]
@@ -157,7 +157,7 @@ def test_each_call_has_the_parameters_of_the_asyncio_producer(name):
     assert ours_of == theirs_of
 
 
-def test_there_is_no_call_that_the_asyncio_producer_does_not_have():
+def test_every_public_call_exists_in_the_asyncio_producer():
     extra = {name for name in dir(Producer) if not name.startswith("_")} - set(PUBLIC)
 
     assert extra == set()
@@ -196,7 +196,7 @@ def test_a_record_is_sent_and_its_delivery_has_the_metadata(cluster, topic):
     "Blocking producer",
     "a burst of records costs one wake-up of the loop, and a thread's records stay in order",
 )
-def test_records_of_a_thread_stay_in_order_whichever_way_they_take(producer, cluster, topic):
+def test_records_of_a_thread_stay_in_order_on_every_path(producer, cluster, topic):
     for number in range(3000):
         value = b"%d" % number
         if number % 100 == 7:
@@ -252,7 +252,7 @@ def test_a_burst_of_records_costs_one_wake_up_of_the_loop(producer, topic, monke
 @pytest.mark.promise(
     "Blocking producer", "Ctrl-C works at once, aborts a transaction, and never keeps the loop asleep"
 )
-def test_ctrl_c_while_the_loop_is_woken_does_not_keep_it_asleep(producer, topic, monkeypatch):
+def test_ctrl_c_during_a_wake_up_does_not_leave_the_loop_asleep(producer, topic, monkeypatch):
     def interrupted(function):
         raise KeyboardInterrupt
 
@@ -277,7 +277,7 @@ def test_a_record_beyond_the_queue_waits_for_the_loop(producer, topic):
         assert len(sending.result(SOON)) == 1100
 
 
-def test_what_the_caller_changes_after_send_is_not_sent(cluster, topic, make):
+def test_changes_by_the_caller_after_send_are_not_sent(cluster, topic, make):
     producer = make(value_serializer=lambda value: repr(value).encode())
     value = {"a": 1}
     with_buffer, headers, data = make(), [("h", b"1")], bytearray(b"old")
@@ -310,7 +310,7 @@ def test_serializers_may_be_async_and_see_the_callers_context(make, cluster, top
     assert cluster.values(topic) == [b"the caller: v"]
 
 
-def test_calls_that_share_a_wake_up_keep_each_its_own_context(make, cluster, topic):
+def test_calls_that_share_a_wake_up_keep_their_own_contexts(make, cluster, topic):
     who = contextvars.ContextVar("who", default=b"nobody")
     producer = make(value_serializer=lambda value: who.get() + value)
     held = Held(producer)
@@ -323,14 +323,14 @@ def test_calls_that_share_a_wake_up_keep_each_its_own_context(make, cluster, top
         sending = []
         for name in (b"a", b"b"):
             sending.append(pool.submit(send, name))
-            until(lambda: len(producer._sends) == len(sending))  # called at once
+            until(lambda: len(producer._sends) == len(sending))  # called immediately
         held._go_on.set()
         assert all(sent.result(SOON) for sent in sending)
 
     assert cluster.values(topic) == [b"a!", b"b!"]
 
 
-def test_batches_built_by_hand_try_send_and_the_cluster_as_it_is_seen(producer, cluster, topic):
+def test_hand_built_batches_try_send_and_cluster_information(producer, cluster, topic):
     assert producer.partitions_for(topic) == {0}
     assert producer.partition_info(topic)[0].leader == 0
     batch = producer.create_batch()
@@ -344,7 +344,7 @@ def test_batches_built_by_hand_try_send_and_the_cluster_as_it_is_seen(producer, 
     assert cluster.values(topic) == [b"1", b"2", b"3"]
 
 
-def test_producers_are_made_from_settings_of_any_kind(cluster, topic, tmp_path):
+def test_producers_accept_settings_from_every_source(cluster, topic, tmp_path):
     file = tmp_path / "client.properties"
     file.write_text(f"bootstrap.servers={cluster.servers}\n")
     environment = {"AIOPRODUCER_BOOTSTRAP_SERVERS": cluster.servers}
@@ -389,7 +389,7 @@ def test_send_waits_while_the_buffer_is_full_and_goes_on_in_order(make, cluster,
     "Blocking producer",
     "a burst of records costs one wake-up of the loop, and a thread's records stay in order",
 )
-def test_a_record_that_waits_in_send_does_not_overtake_those_that_are_queued(make, cluster, topic):
+def test_a_record_that_waits_in_send_does_not_overtake_queued_ones(make, cluster, topic):
     producer = make(**FOUR_RECORDS_FILL_IT)
     producer.send(topic, b"%0900d" % 0).result(SOON)
     producer._most = 1000
@@ -414,9 +414,7 @@ def test_a_record_that_waits_in_send_does_not_overtake_those_that_are_queued(mak
     "Blocking producer",
     "the blocking `send` waits while the buffer is full, and a record that is rejected later is reported",
 )
-def test_a_buffer_that_stays_full_fails_send_and_what_was_queued_behind_it_together(
-    make, cluster, topic, caplog
-):
+def test_a_buffer_that_stays_full_fails_send_and_the_records_queued_behind_it(make, cluster, topic, caplog):
     producer = make(**FOUR_RECORDS_FILL_IT, max_block_ms=1_500_000 * MS)
     producer.send(topic, b"known").result(SOON)
     producer._most = 1000
@@ -432,7 +430,7 @@ def test_a_buffer_that_stays_full_fails_send_and_what_was_queued_behind_it_toget
         assert queued[-1].exception(SOON)
         errors = [delivery.exception() for delivery in queued if delivery.done()]
         # 16 records that each wait for 1.5 s take 24 s.
-        assert time.monotonic() - began < 8000 * MS, "each waited for itself"
+        assert time.monotonic() - began < 8000 * MS, "each record waited separately"
         assert {type(error) for error in errors} == {BufferTimeoutError, BufferFullError}
         assert {error.outcome for error in errors} == {Outcome.NOT_PERSISTED}
         with pytest.raises((BufferTimeoutError, BufferFullError)):
@@ -448,7 +446,7 @@ def test_a_buffer_that_stays_full_fails_send_and_what_was_queued_behind_it_toget
     "Blocking producer",
     "the blocking `send` waits while the buffer is full, and a record that is rejected later is reported",
 )
-def test_a_refused_record_that_nobody_looks_at_is_logged_and_reported(make, cluster, topic, caplog):
+def test_a_rejected_record_with_an_unretrieved_error_is_logged_and_reported(make, cluster, topic, caplog):
     producer = make(**FOUR_RECORDS_FILL_IT, max_block_ms=1_500_000 * MS)
     producer.send(topic, b"known").result(SOON)
     producer._most = 1000
@@ -490,7 +488,7 @@ def test_the_end_of_with_waits_for_close_timeout_ms(cluster, topic, caplog):
         cluster.thaw()
 
 
-def test_another_topic_does_not_wait_for_a_topic_that_waits(producer, cluster, topic):
+def test_a_waiting_topic_does_not_delay_other_topics(producer, cluster, topic):
     cluster.cluster.auto_create = False
     try:
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -557,7 +555,7 @@ def test_a_traceback_leads_into_the_asyncio_producer(producer, topic):
     assert any(name.endswith("aioproducer/producer.py") for name in files)
 
 
-def test_a_failed_record_says_what_became_of_it(make, cluster, topic):
+def test_a_failed_record_reports_its_outcome(make, cluster, topic):
     producer = make(request_timeout_ms=50_000 * MS, delivery_timeout_ms=100_000 * MS)
     producer.send(topic, b"known").result(SOON)
     cluster.freeze()
@@ -599,7 +597,7 @@ def test_a_producer_that_was_never_started_closes_without_a_thread():
     assert not left_behind()
 
 
-def test_a_cluster_that_is_not_there_fails_start_and_leaves_nothing():
+def test_an_unreachable_cluster_fails_start_and_leaves_nothing_behind():
     producer = Producer("127.0.0.1:1", max_block_ms=100_000 * MS)
 
     with pytest.raises(aioproducer.KafkaTimeoutError):
@@ -618,7 +616,7 @@ def test_a_refused_setting_raises_the_error_of_the_asyncio_producer():
 # ----------------------------------------------------------------------------------------------------- deliveries
 
 
-def test_a_delivery_without_a_result_times_out_and_goes_on(producer, cluster, topic):
+def test_a_delivery_without_a_result_times_out_and_stays_pending(producer, cluster, topic):
     producer.send(topic, b"known").result(SOON)
     cluster.freeze()
     try:
@@ -680,7 +678,7 @@ def test_callbacks_are_called_once_and_a_failing_one_is_logged(producer, topic, 
         delivery.add_done_callback(lambda _: both.wait(SOON))
     both.wait(SOON)
 
-    delivery.add_done_callback(called.append)  # at once
+    delivery.add_done_callback(called.append)  # called immediately
     delivery.add_done_callback(lambda _: 1 / 0)
 
     assert called == [delivery, delivery]
@@ -732,7 +730,10 @@ def test_a_call_from_a_callback_is_refused_instead_of_waiting_for_itself(produce
     producer.send(topic, b"v").add_done_callback(callback)
 
     assert ended.wait(SOON)
-    assert [type(error) for error in errors] in ([WrongLoopError], [])  # none if it was done at once
+    assert [type(error) for error in errors] in (
+        [WrongLoopError],
+        [],
+    )  # none if the delivery was done immediately
 
 
 async def test_the_cells_of_a_notebook_may_block_its_loop(module_cluster, topic, monkeypatch):
@@ -797,7 +798,7 @@ def test_sends_that_race_with_close_are_delivered_or_fail(make, cluster, topic):
 
 
 @pytest.mark.skipif(uvloop is None, reason="uvloop is not installed")
-def test_the_callers_loop_factory_makes_the_loop(cluster, topic):
+def test_the_callers_loop_factory_creates_the_loop(cluster, topic):
     blocking.set_loop_factory(uvloop.new_event_loop)
     try:
         with Producer(cluster.servers, **QUICK) as producer:
@@ -828,7 +829,7 @@ def transactional(make, topic):
 
 
 def committed(cluster, topic):
-    """Values in the log that readers of committed records see, in order."""
+    """The values in the log that read_committed consumers see, in order."""
     return [record.value for record in cluster._call(lambda: cluster.cluster.records(topic, committed=True))]
 
 
@@ -866,7 +867,7 @@ def test_a_transaction_is_aborted_when_an_exception_leaves_it(transactional, clu
     "a record that was rejected without an exception makes the commit impossible: a row of `send_many`, a "
     "record that was queued without await",
 )
-def test_a_block_whose_records_were_refused_unseen_is_aborted_and_says_so(make, cluster, topic):
+def test_a_block_with_unnoticed_rejected_records_is_aborted_with_an_error(make, cluster, topic):
     producer = make(transactional_id=topic, **FOUR_RECORDS_FILL_IT, max_block_ms=1_500_000 * MS)
     deliveries = []
     try:
@@ -926,9 +927,7 @@ def test_a_block_that_is_interrupted_while_its_records_wait_for_room_is_aborted(
 @pytest.mark.promise(
     "Blocking producer", "Ctrl-C works at once, aborts a transaction, and never keeps the loop asleep"
 )
-def test_a_block_that_is_interrupted_before_its_end_has_begun_ends_all_the_same(
-    transactional, cluster, topic
-):
+def test_a_block_interrupted_before_its_exit_begins_still_ends(transactional, cluster, topic):
     sends = transactional._sends
 
     def interrupt():
@@ -947,10 +946,10 @@ def test_a_block_that_is_interrupted_before_its_end_has_begun_ends_all_the_same(
     until(lambda: transactional._inner._transaction.state is TransactionState.READY)
     with transactional.transaction():
         transactional.send(topic, b"next")
-    assert committed(cluster, topic) == [b"v", b"next"]  # a commit is not cut short
+    assert committed(cluster, topic) == [b"v", b"next"]  # a commit is not interrupted
 
 
-def test_transactions_by_name_and_no_record_outside_of_them(transactional, cluster, topic):
+def test_explicit_transaction_calls_reject_records_outside_of_a_transaction(transactional, cluster, topic):
     transactional.begin_transaction()
     transactional.send(topic, b"1")
     transactional.commit_transaction()
@@ -987,7 +986,7 @@ def test_logging_is_quiet(caplog, cluster, topic):
 
 
 def interrupted_at(step, wait):
-    """Call `wait()` and raise KeyboardInterrupt before its n-th instruction of Python; whether it came to that."""
+    """Call `wait()` and raise KeyboardInterrupt before its n-th Python instruction. Returns False if it ends before."""
     left = step
 
     def trace(frame, event, _):
@@ -1001,9 +1000,9 @@ def interrupted_at(step, wait):
         return trace
 
     before = sys.gettrace()
-    # Python 3.12 shows instructions only to a tracer that is set after somebody has asked for them.
+    # Python 3.12 reports instructions only to a tracer that is set after they were requested.
     sys._getframe().f_trace_opcodes = True
-    gc.disable()  # what it calls for the garbage of others would be interrupted, and can't raise
+    gc.disable()  # a finalizer that it calls would be interrupted, and can't raise
     sys.settrace(trace)
     try:
         wait()
@@ -1016,8 +1015,10 @@ def interrupted_at(step, wait):
 
 
 def in_a_thread_of_its_own(test):
-    """For `interrupted_at`: CPython does not take back that an exception is being handled if another one is raised at
-    the very end of the handler; everything that this thread raises afterwards would have it as context."""
+    """Run a test that uses `interrupted_at` in a separate thread.
+
+    If another exception is raised at the very end of a handler, CPython does not reset the exception that is being
+    handled: all exceptions that this thread raises afterwards have it as context."""
 
     @functools.wraps(test)
     def run(**fixtures):
@@ -1032,7 +1033,7 @@ def in_a_thread_of_its_own(test):
 )
 @in_a_thread_of_its_own
 def test_a_ctrl_c_anywhere_in_a_wait_never_stops_the_loop():
-    """threading.Event would stay locked, and the loop thread wait for it in `set`."""
+    """A threading.Event would stay locked, and the loop thread would wait for it in `set`."""
     steps = 0
     while True:
         steps += 1
@@ -1041,7 +1042,7 @@ def test_a_ctrl_c_anywhere_in_a_wait_never_stops_the_loop():
         setting = threading.Thread(target=flag.set, daemon=True)
         setting.start()
         setting.join(SOON)
-        assert not setting.is_alive(), f"it hangs after {steps} instructions"
+        assert not setting.is_alive(), f"set() hangs after {steps} instructions"
         assert flag.wait(SOON)
         if not was_interrupted:
             break
@@ -1052,7 +1053,7 @@ def test_a_ctrl_c_anywhere_in_a_wait_never_stops_the_loop():
 def test_a_ctrl_c_anywhere_in_the_wait_for_a_delivery_leaves_the_thread_known(
     make, cluster, topic, monkeypatch
 ):
-    """Before Python 3.13 an interrupted Thread.is_alive marks a thread as ended that runs, and nobody joins it."""
+    """Before Python 3.13 an interrupted Thread.is_alive marks a running thread as ended, so it is never joined."""
     monkeypatch.setattr("aioproducer.blocking.loop_thread.SLICE", 0.0001)
     producer = make(delivery_timeout_ms=60_000, request_timeout_ms=30_000)
     producer.send_and_wait(topic, b"known")
@@ -1065,7 +1066,7 @@ def test_a_ctrl_c_anywhere_in_the_wait_for_a_delivery_leaves_the_thread_known(
         except TimeoutError:
             return
 
-    wait()  # what it makes once is there
+    wait()  # creates the objects that are created only once
     steps = 1
     while interrupted_at(steps, wait):
         assert all(thread.is_alive() for thread in left_behind()), f"ended after {steps} instructions?"
@@ -1095,7 +1096,7 @@ def test_many_records_in_one_call(producer, cluster, topic):
     assert producer.send_many(topic, [b"6"]).result(SOON).offsets == {0: [range(5, 6)]}
 
 
-def test_a_receipt_that_has_no_result_in_time(make, cluster, topic):
+def test_waiting_for_a_receipt_times_out(make, cluster, topic):
     producer = make()
     producer.send(topic, b"known").result(SOON)
     cluster.freeze()

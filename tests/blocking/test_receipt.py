@@ -1,4 +1,4 @@
-"""The receipt of send_many for threads: results and errors by row, without await."""
+"""Tests of the receipt of send_many for threads: results and errors by row, without await."""
 
 from __future__ import annotations
 

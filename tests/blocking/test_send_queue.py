@@ -1,4 +1,4 @@
-"""Records between the threads and the loop: order, refusals, and deliveries as futures for threads."""
+"""Tests of the queue between the threads and the loop: order, rejected records, and deliveries as futures."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_callback_gets_the_delivery_that_is_done(docs):
     assert seen == [delivery]
 
 
-def test_a_record_behind_close_is_refused(docs):
+def test_a_record_after_close_is_rejected(docs):
     producer = Producer(docs.cluster.bootstrap_servers)
     producer.start()
     producer.close(LONG)

@@ -41,7 +41,7 @@ def kafka(request):
 
 @pytest.fixture
 def made(kafka):
-    """A topic of the test's own, with three partitions."""
+    """A topic for one test, with three partitions."""
     name = f"spark-{uuid4().hex[:8]}"
     asyncio.run(kafka.create_topic(name, PARTITIONS))
     return name
@@ -53,7 +53,7 @@ def committed(kafka, topic):
 
 
 class Servers:
-    """What `once` takes, as a stage."""
+    """The arguments of `once`, as a stage."""
 
     def __init__(self, kafka):
         self.servers = kafka.bootstrap_servers
@@ -69,13 +69,13 @@ def test_both_modes_write_what_consumers_read(spark, kafka, made):
 
 @pytest.fixture(scope="module")
 def driver():
-    """It is started again only when it was killed."""
+    """A driver, restarted only after it was killed."""
     with Driver() as running:
         yield running
 
 
 DRIVERS = {"v1": ("F7", "F8", "F10"), "v2": ("F2", "F3", "F8", "F10")}
-"""Where the driver is killed; F1 comes before anything that concerns a broker."""
+"""The places where the driver is killed, without F1, at which no broker is involved yet."""
 
 
 @pytest.mark.promise("Spark", "each row is written once, whichever process is killed at whatever point")
@@ -95,7 +95,7 @@ def test_each_row_is_committed_once_wherever_processes_are_killed(request, kafka
     "has",
 )
 async def test_the_second_writer_of_a_partition_is_noticed(kafka, made):
-    """A real broker's answer to a repetition has the time of the first batch; other answers have none."""
+    """A real broker's answer to a repeated batch contains the time of the first one; other answers contain no time."""
     servers = kafka.bootstrap_servers
     async with Producer(servers, transactional_id=made) as owner:
         await owner.begin_transaction()
@@ -153,7 +153,7 @@ def three(request):
 def test_brokers_that_are_killed_in_mid_stream_and_in_mid_commit_and_answers_that_are_lost(
     three, driver, tmp_path
 ):
-    """F11: whoever takes over finishes what was decided. F6: the brokers give the transaction up."""
+    """F11: the new coordinator or leader completes the decided commit. F6: the brokers abort the transaction."""
     played = {"exactly_once": ("leader", "F11", "F5", "F9", "F6"), "at_least_once": AT_LEAST_ONCE}
     for mode, names in played.items():
         asyncio.run(three.kafka.create_topic(mode, PARTITIONS, replication_factor=3))
@@ -175,15 +175,15 @@ def test_a_coordinator_that_is_killed_while_a_batch_write_is_committed(spark, th
 
     def kill() -> None:
         while not done.wait(0.05):
-            if len(asyncio.run(written(kafka, name))) >= 330:  # the rows are there, the commit is next
+            if len(asyncio.run(written(kafka, name))) >= 330:  # the rows are written, the commit is next
                 asyncio.run(kafka.kill(victim))
                 return
 
     killer = threading.Thread(target=kill)
     killer.start()
     try:
-        for version in (1, 1):  # the second one is what a restarted query would do
-            with contextlib.suppress(PythonException):  # the commit may have found nobody in time
+        for version in (1, 1):  # the second one imitates a restarted query
+            with contextlib.suppress(PythonException):  # the commit may have found no coordinator in time
                 once(spark, Servers(kafka), name, count=300, txnAppId="app", txnVersion=version)
     finally:
         done.set()

@@ -1,4 +1,4 @@
-"""Columns of a DataFrame: which can be written, and how their rows are given to send_many."""
+"""Tests of the columns of a DataFrame: which can be written, and how their rows are passed to send_many."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sink by way of Spark Connect: the client speaks to a server in another process."""
+"""Tests of the sink with Spark Connect, whose client talks to a server in another process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.spark_stage import ROOT, stage
 pytestmark = pytest.mark.slow
 
 NEEDS = ["pandas>=2.2,<3", "grpcio>=1.76", "grpcio-status>=1.76", "googleapis-common-protos>=1.71"]
-"""What Spark's client needs and nobody else here."""
+"""The packages that only Spark's client needs."""
 
 CLIENT = """
 import sys
@@ -38,8 +38,8 @@ query = (
     .option("checkpointLocation", sys.argv[3]).trigger(availableNow=True)
 )
 try:
-    query.start().awaitTermination()  # what is wrong with a stream is said when it runs
-    sys.exit("txnAppId of a stream was not refused")
+    query.start().awaitTermination()  # errors of a stream are raised when it runs
+    sys.exit("txnAppId of a stream was not rejected")
 except Exception as error:
     assert "for batch writes" in str(error), error
 del once["txnAppId"], once["txnVersion"]
@@ -51,7 +51,7 @@ query = (
 query.awaitTermination(100)
 try:
     df.selectExpr("CAST(key AS int) AS value").write.format("aioproducer").options(**told).mode("append").save()
-    sys.exit("a value of ints was not refused")
+    sys.exit("a value of ints was not rejected")
 except Exception as error:
     assert "value must be a(n) string or binary" in str(error), error
 print("done")
@@ -61,7 +61,7 @@ spark.stop()
 
 @pytest.fixture(scope="module")
 def needs():
-    """A folder with what the client needs: fetched once, kept under build/."""
+    """A folder with the packages that the client needs, downloaded once and kept under build/."""
     folder = ROOT / "build" / f"spark-connect-{pyspark.__version__}"
     if not folder.exists():
         fresh = folder.with_name(f"{folder.name}.new")

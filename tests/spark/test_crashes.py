@@ -1,6 +1,7 @@
-"""Exactly once under fire: drivers, workers and brokers killed at each point of the protocol; embedded cluster.
+"""Tests of exactly-once delivery: drivers, workers and brokers are killed at each point of the protocol.
 
-And executors, on real Kafka as well, since these tests share them. test_apache_spark.py has the others there."""
+They use the embedded cluster; executors are also killed on a real Kafka, since these tests share them. The other tests
+on a real Kafka are in test_apache_spark.py."""
 
 from __future__ import annotations
 
@@ -41,13 +42,13 @@ def place():
 
 @pytest.fixture(scope="module")
 def driver():
-    """It is started again only by the tests that kill it."""
+    """A driver, restarted only by the tests that kill it."""
     with Driver() as running:
         yield running
 
 
-def test_processes_that_come_to_a_place_at_the_same_time_count_each_visit_once(tmp_path):
-    """Else a crash that is ordered for the first visit befalls nobody: two tasks both saw the second one."""
+def test_processes_that_reach_a_place_simultaneously_count_each_visit_once(tmp_path):
+    """Otherwise a crash ordered for the first visit never happens, since two tasks both count the second one."""
     together = multiprocessing.get_context("spawn").Barrier(2)
     with ProcessPoolExecutor(
         2, multiprocessing.get_context("spawn"), initializer=_meet, initargs=(together,)
@@ -66,7 +67,7 @@ def _visits(path, count):
 
 
 class Idle:
-    """A driver that does nothing, or falls silent."""
+    """A driver that does nothing, or stops answering."""
 
     def __init__(self, error=None):
         self.error = error
@@ -82,7 +83,7 @@ class Idle:
 
 
 @pytest.mark.parametrize("error", [None, AssertionError("the driver is silent")])
-def test_a_fault_that_nobody_met_is_taken_back(place, tmp_path, error):
+def test_an_unused_fault_is_removed(place, tmp_path, error):
     laid = []
 
     @contextmanager
@@ -101,7 +102,7 @@ def test_a_fault_that_nobody_met_is_taken_back(place, tmp_path, error):
     assert [fault.hits for fault in laid] == [0]
 
 
-def test_chaos_goes_on_with_another_driver_when_a_run_breaks(monkeypatch, capsys):
+def test_chaos_continues_with_another_driver_when_a_run_breaks(monkeypatch, capsys):
     driver = Idle()
     played = []
 
@@ -131,7 +132,7 @@ def test_chaos_goes_on_with_another_driver_when_a_run_breaks(monkeypatch, capsys
 def test_each_row_is_committed_once_wherever_the_driver_is_killed(driver, place, tmp_path):
     crashes = [DEATHS[name] for name in ("F1", "F2", "F3", "F7", "F8", "F10")]
 
-    # F14: what was written by two tasks is written again by three.
+    # F14: the rows written by two tasks are written again by three.
     killed = play(Run(driver, place, "killed", tmp_path / "run"), crashes, shuffles=[2, 3, 1, 2, 3, 2, 1])
 
     assert killed == len(crashes)
@@ -147,7 +148,7 @@ def test_failing_tasks_zombies_and_a_commit_that_fails_after_it_was_made(driver,
 
     assert [bool(text.partition("\n")[2]) for text in run.log] == [True] * len(
         names
-    )  # each batch was given up
+    )  # each batch was aborted
 
 
 @pytest.mark.promise("Spark", "each row is written once, whichever process is killed at whatever point")
@@ -186,7 +187,7 @@ def test_the_proof_convicts_at_least_once_and_a_sink_that_ignores_its_marker(dri
 
 @pytest.fixture(scope="module")
 def executors():
-    """A driver with two executors in processes of their own."""
+    """A driver with two executors in separate processes."""
     with Driver(EXECUTORS) as running:
         yield running
 
@@ -214,7 +215,7 @@ def test_an_executor_that_is_killed_takes_nothing_with_it_and_leaves_nothing_twi
 
     assert play(run, [EXECUTOR["F3 executor"], DEATHS["F3 error"]]) == 1
 
-    # The batch was given up: by a second attempt, or a second writer if Spark ran the stage again; and with the reason
-    # of a first one, which Spark does not repeat.
+    # A second attempt failed the batch, or a second writer if Spark ran the stage again. A failed first attempt, which
+    # Spark does not repeat, is also logged with its reason.
     assert "SinkError: exactly_once: task " in run.log[0]
     assert "SinkError: crash at row" in run.log[1]

@@ -1,4 +1,4 @@
-"""Whose transaction it is: a query that begins again under the transactional id of another one is refused."""
+"""Tests of the ownership of a transactional id: a query that uses the id of another one is rejected."""
 
 from __future__ import annotations
 

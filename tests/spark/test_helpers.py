@@ -1,4 +1,4 @@
-"""Helpers beside the sink: arguments that can't work, and batches that are run again."""
+"""Tests of the sink's helpers: invalid arguments, and repeated batches."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The oldest Spark that the sink works with, 4.0.0, which knows no Arrow writer for streams; read back by Spark's own
-Kafka source.
+"""Tests of the oldest Spark that the sink supports, 4.0.0, which has no Arrow writer for streams.
 
-What that needs is fetched once and kept under build/bench-spark: PySpark 4.0.0 and what it stands on in a virtual
-environment of its own (1 GB, from PyPI), and the four jars of the source (10 MB, from Maven Central)."""
+The records are read back by Spark's own Kafka source. The required packages are downloaded once and kept under
+build/bench-spark: PySpark 4.0.0 with its dependencies in a virtual environment (1 GB, from PyPI), and the four jars of
+the source (10 MB, from Maven Central)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROWS = 200
 def driver(request):
     """A driver with that PySpark, and the jars of its Kafka source."""
     capture = request.config.pluginmanager.getplugin("capturemanager")
-    with capture.global_and_fixture_disabled():  # it says what is fetched
+    with capture.global_and_fixture_disabled():  # it prints the downloads
         jars = environment.connector(OLDEST).jars
         python = environment.python_with(OLDEST)
     with Driver(python=str(python), jars=",".join(sorted(map(str, jars.glob("*.jar"))))) as running:
@@ -32,7 +32,7 @@ def driver(request):
 
 
 def reading(driver, servers, fault=None):
-    """The brokers as Spark's own source reads them."""
+    """Reads the brokers with Spark's own source."""
 
     def committed(topic):
         ended = driver.play({"job": "read", "servers": servers, "topic": topic})
@@ -49,7 +49,7 @@ def write(driver, servers, **options):
 
 
 def write_batches(driver, place):
-    """In both modes; exactly_once twice, under one version."""
+    """Writes in both modes; with exactly_once twice, under one version."""
     write(driver, place.servers, topic="oldest")
     told = {"delivery": "exactly_once", "transactionalId": "o", "txnAppId": "a", "txnVersion": "3"}
     for _ in range(2):
@@ -108,7 +108,7 @@ MISTAKES = [
     "the columns are those of Spark's own sink, checked on the driver, with its words for the same mistakes",
 )
 @pytest.mark.timeout(900)
-def test_sparks_own_sink_says_the_same_to_the_same_mistakes(driver):
+def test_sparks_own_sink_reports_the_same_errors(driver):
     with embedded() as running:
         for columns, options, text in MISTAKES:
             given = {"kafka.bootstrap.servers": running.servers, "topic": "t", **options}

@@ -1,4 +1,4 @@
-"""Options of a write: what the driver reads, and what it refuses before a task runs."""
+"""Tests of the options of a write: those that the driver accepts, and those that it rejects before a task runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SERVERS = {"kafka.bootstrap.servers": "a:9092"}
 EXACTLY_ONCE = {**SERVERS, "topic": "t", "delivery": "exactly_once", "transactionalId": "x"}
 
 
-def test_kafkas_options_go_to_the_producer_and_sparks_own_say_nothing():
+def test_kafkas_options_go_to_the_producer_and_sparks_own_are_ignored():
     options = read_options(
         {**SERVERS, "kafka.Linger.ms": "7", "topic": "t", "checkpointLocation": "/x"}, is_stream=True
     )
@@ -45,7 +45,7 @@ def test_exactly_once_gives_a_transaction_the_longest_time_that_brokers_allow():
         ({**EXACTLY_ONCE, "txnAppId": "a", "txnVersion": "-1"}, "txnVersion", "a whole number"),
     ],
 )
-def test_what_can_not_be_written_with_is_refused_by_the_options_name(given, setting, words):
+def test_invalid_options_are_rejected_by_name(given, setting, words):
     with pytest.raises(ConfigError) as caught:
         read_options(given, is_stream=False)
 

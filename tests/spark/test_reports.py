@@ -1,4 +1,4 @@
-"""Reports of tasks: what a write's tasks say together, for the log and for a file."""
+"""Tests of the reports of tasks: their totals for the log and for a file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_totals_add_rows_and_take_the_slowest_task():
     assert (found.seconds, found.p99_ms) == (2.0, 4.0)
 
 
-def test_a_write_without_tasks_has_a_summary_too():
+def test_a_write_without_tasks_also_has_a_summary():
     assert summary([]).startswith("0 rows, 0.0 MB to 0 partitions of no topic by 0 tasks")
 
 

@@ -1,4 +1,4 @@
-"""The sink in a real Spark (local[2]) on the embedded cluster: batches, streams, both modes, what users see."""
+"""Tests of the sink in a real Spark (local[2]) on the embedded cluster: batches, streams, both modes, errors."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_dataframe_is_written_with_all_parts_of_its_records(spark, cluster, to
     "Spark",
     "the columns are those of Spark's own sink, checked on the driver, with its words for the same mistakes",
 )
-def test_the_topic_may_stand_in_a_column_and_the_option_wins(spark, cluster, topic):
+def test_the_topic_option_takes_precedence_over_the_topic_column(spark, cluster, topic):
     df = spark.range(30).selectExpr(
         "CAST(id AS string) AS value",
         f"concat('{topic}-', id % 3) AS topic",
@@ -87,7 +87,7 @@ def test_the_topic_may_stand_in_a_column_and_the_option_wins(spark, cluster, top
     "Spark",
     "helpers put the rows of a partition into one task, run failed batches again, and serve update mode",
 )
-def test_keys_go_where_every_client_sends_them_and_nulls_anywhere(spark, cluster, topic):
+def test_keys_use_the_partitions_of_every_client_and_nulls_any_partition(spark, cluster, topic):
     df = spark.range(300).selectExpr(
         "IF(id % 10 = 0, NULL, CAST(id AS string)) AS key", "CAST(NULL AS string) AS value"
     )
@@ -101,7 +101,7 @@ def test_keys_go_where_every_client_sends_them_and_nulls_anywhere(spark, cluster
         assert record.key is None or record.partition == murmur2_partition(bytes(record.key), 3)
 
 
-def test_a_class_may_be_registered_instead_of_found(spark, cluster, topic):
+def test_the_sink_can_also_be_registered(spark, cluster, topic):
     class Mine(KafkaSink):
         @classmethod
         def name(cls):
@@ -142,7 +142,7 @@ def once(spark, cluster, topic, count=300, **options):
     "exactly once: a batch is committed whole, recognized when it is repeated, and skipped if Spark did "
     "not note its commit",
 )
-def test_exactly_once_and_a_repeated_write_is_known(spark, cluster, topic):
+def test_exactly_once_recognizes_a_repeated_write(spark, cluster, topic):
     for _ in range(2):
         once(spark, cluster, topic, txnAppId="app", txnVersion=4)
 
@@ -162,7 +162,7 @@ def test_without_a_version_each_write_is_a_new_one(spark, cluster, topic):
     assert len(cluster.committed(topic)) == 600
 
 
-def test_another_job_under_the_same_id_is_refused_unless_it_is_meant(spark, cluster, topic):
+def test_another_job_with_the_same_id_is_rejected_unless_allowed(spark, cluster, topic):
     once(spark, cluster, topic, txnAppId="one", txnVersion=1)
 
     with pytest.raises(Exception, match="belongs to the query one, and this is two") as caught:
@@ -328,7 +328,7 @@ def test_a_batch_that_was_committed_before_spark_knew_is_skipped(spark, cluster,
     "Spark",
     "helpers put the rows of a partition into one task, run failed batches again, and serve update mode",
 )
-def test_foreach_batch_serves_update_mode_and_runs_a_failed_batch_again(spark, cluster, topic, tmp_path):
+def test_foreach_batch_supports_update_mode_and_retries_a_failed_batch(spark, cluster, topic, tmp_path):
     files(tmp_path / "in", 3)
     failed = []
 
@@ -374,9 +374,7 @@ def test_foreach_batch_serves_update_mode_and_runs_a_failed_batch_again(spark, c
     "Spark",
     "helpers put the rows of a partition into one task, run failed batches again, and serve update mode",
 )
-def test_foreach_batch_does_not_run_a_batch_again_when_its_query_is_stopped(
-    spark, cluster, topic, tmp_path, caplog
-):
+def test_foreach_batch_does_not_retry_a_batch_of_a_stopped_query(spark, cluster, topic, tmp_path, caplog):
     files(tmp_path / "in", 1)
     held = cluster.call(asyncio.Event)
     fault = cluster.call(lambda: cluster.cluster.faults.add(ApiKey.PRODUCE, hold=held))

@@ -1,4 +1,4 @@
-"""A task's rows on their way, without Spark: the worker's producer, what is reported, what is refused."""
+"""Tests of a task's rows without Spark: the worker's producer, the reports, and the errors."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def batch_of(first, count, **columns):
 # --------------------------------------------------------------------------------------------------- at least once
 
 
-def test_a_report_tells_what_was_written_where(cluster):
+def test_a_report_lists_the_rows_of_each_partition(cluster):
     batches = [batch_of(0, 100), batch_of(100, 50)]
 
     report = task.write_at_least_once(batches, options_of(cluster), 7)
@@ -115,7 +115,7 @@ def test_a_worker_keeps_few_producers(cluster):
 def write_in_child(options):
     report = task.write_at_least_once([batch_of(1, 1)], options, 0)
     assert report.rows == 1
-    assert len(task._kept) == 2  # that of the parent can't be used, nor closed
+    assert len(task._kept) == 2  # the parent's producer can neither be used nor closed
 
 
 @pytest.mark.promise(
@@ -138,7 +138,7 @@ def test_a_forked_worker_has_a_producer_of_its_own(cluster):
     "Spark",
     "at least once: a worker's producer is kept, and dropped with everything on its way when a task fails",
 )
-def test_what_waits_for_acknowledgements_is_bounded(cluster, monkeypatch):
+def test_unacknowledged_bytes_are_bounded(cluster, monkeypatch):
     most = []
     monkeypatch.setattr(task, "IN_FLIGHT", 4000)
     monkeypatch.setattr(task, "GATHERED", 1)
@@ -186,7 +186,7 @@ def test_small_batches_go_into_the_buffer_together(cluster, monkeypatch):
     "rows of small Arrow batches go into the buffer 4 MB at a time, since each time costs a wake-up of "
     "the loop's thread; all batches of a task have the same columns",
 )
-def test_rows_of_several_batches_go_to_the_topics_of_their_own(cluster):
+def test_rows_of_several_batches_go_to_their_own_topics(cluster):
     batches = [
         batch_of(0, 3, topic=pa.array(["t", "u", "t"])),
         batch_of(3, 2, topic=pa.array(["u", "u"])),
@@ -241,7 +241,9 @@ def test_the_sockets_of_a_task_are_closed_when_it_reports(cluster):
     write(options, plan, [placed(0, 10, 0)])
 
     deadline = time.monotonic() + 5
-    while open_connections(cluster) and time.monotonic() < deadline:  # the broker's end takes a moment more
+    while (
+        open_connections(cluster) and time.monotonic() < deadline
+    ):  # the broker closes its side a little later
         time.sleep(0.01)
     assert open_connections(cluster) == 0
     assert not task._kept
@@ -277,8 +279,8 @@ def test_a_second_attempt_does_not_write(cluster, attempt, speculation, why):
     ("count", "answer"),
     [(10, "another producer has written"), (7, "OUT_OF_ORDER_SEQUENCE_NUMBER"), (12, "OUT_OF_ORDER")],
 )
-def test_the_second_writer_of_a_partition_is_told_what_to_do(cluster, count, answer):
-    """Another task's, or that of a stage that is run again: its tasks have attempt number 0 again."""
+def test_the_second_writer_of_a_partition_gets_an_error_with_advice(cluster, count, answer):
+    """The second writer is another task, or a repeated stage, whose tasks have attempt number 0 again."""
     options, plan = planned(cluster)
     write(options, plan, [placed(0, 10, 0)])
 
@@ -291,7 +293,7 @@ def test_the_second_writer_of_a_partition_is_told_what_to_do(cluster, count, ans
     "a second attempt, a stage that is run again, two tasks on a partition, a second driver and a new "
     "checkpoint are rejected",
 )
-def test_a_partition_that_the_topic_has_not_is_refused_without_waiting_for_it(cluster):
+def test_a_nonexistent_partition_is_rejected_without_waiting(cluster):
     options, plan = planned(cluster)
     batch = batch_of(0, 3, partition=pa.array([0, 3, 1], pa.int32()))
 
@@ -308,7 +310,7 @@ def test_a_partition_that_the_topic_has_not_is_refused_without_waiting_for_it(cl
 @pytest.mark.parametrize(
     "keys", [([None, b"a"], [b"a", b"b"]), ([b"a", b"b"], [None, b"b"]), ([b"a"], [b"b"])]
 )
-def test_batches_of_a_single_task_go_together_also_if_only_some_have_rows_without_a_key(cluster, keys):
+def test_batches_of_a_single_task_are_joined_even_if_only_some_have_rows_without_keys(cluster, keys):
     options, plan = planned(cluster)
     batches = [batch_of(10 * at, len(some), key=pa.array(some, pa.binary())) for at, some in enumerate(keys)]
 
@@ -348,10 +350,10 @@ def test_reports_that_do_not_belong_together_are_not_committed(cluster):
     "a second attempt, a stage that is run again, two tasks on a partition, a second driver and a new "
     "checkpoint are rejected",
 )
-def test_a_task_that_kafka_refuses_tells_it_to_the_commit_and_is_not_tried_again(cluster, monkeypatch):
+def test_a_task_rejected_by_kafka_fails_the_commit_and_is_not_retried(cluster, monkeypatch):
     told = {"kafka.bootstrap.servers": cluster.servers, "topic": "t", **MODES}
     writer = KafkaSink(told).writer(StructType([StructField("value", StringType())]), False)
-    writer.__getstate__()  # it was pickled: that plans
+    writer.__getstate__()  # pickling plans the write
     context = SimpleNamespace(
         partitionId=lambda: 0, attemptNumber=lambda: 0, getLocalProperty=lambda name: None
     )
@@ -394,7 +396,7 @@ def test_a_later_plan_fences_an_earlier_one(cluster):
 
 
 @pytest.mark.parametrize("reported", [True, False])
-def test_an_abort_shuts_out_who_still_writes_and_never_raises(cluster, reported):
+def test_an_abort_fences_remaining_writers_and_never_raises(cluster, reported):
     options, plan = planned(cluster)
     report = write(options, plan, [placed(0, 10, 0)])
 
@@ -411,8 +413,8 @@ def test_an_abort_shuts_out_who_still_writes_and_never_raises(cluster, reported)
 
 
 @pytest.mark.promise("Spark", "the outcome of a Spark commit whose response is lost is found out")
-def test_an_answer_to_the_commit_that_is_lost_is_made_good(cluster):
-    """F9: asked again, or found out from the marker."""
+def test_a_lost_answer_to_the_commit_is_recovered(cluster):
+    """F9: the commit is sent again, or its result is found in the marker."""
     options, plan = planned(cluster)
     report = write(options, plan, [placed(0, 10, 0)])
     cluster.call(lambda: cluster.cluster.faults.add(ApiKey.END_TXN, drop_after_append=True))
@@ -433,7 +435,7 @@ def test_a_commit_that_is_never_answered_is_found_in_the_log(cluster):
 
 
 def test_a_lost_acknowledgement_writes_nothing_twice(cluster, monkeypatch):
-    """F5: not the first batch, for which nobody could tell whose it was."""
+    """F5: a later batch, since it is impossible to tell who wrote a repeated first batch."""
     options, plan = planned(cluster)
     monkeypatch.setattr(task, "GATHERED", 1)
 
@@ -467,7 +469,7 @@ def test_a_write_without_a_version_leaves_the_marker_as_it_is(cluster, rows):
     assert exactly_once.plan(options).marker == Version("q", 7)
 
 
-def test_somebody_elses_group_is_not_taken_for_a_marker(cluster):
+def test_a_foreign_group_offset_is_not_taken_for_a_marker(cluster):
     options, _ = planned(cluster)
     with exactly_once._closed_soon(options.producer(transactional_id="other")) as producer:
         producer.begin_transaction()
@@ -551,13 +553,13 @@ def test_no_frame_of_a_task_that_gets_no_connection_shows_a_password(cluster):
 @pytest.mark.promise(
     "Spark", "each write adds a line to the file of reports; a file that can't be written fails no write"
 )
-def test_a_file_of_reports_has_a_directory_and_a_full_disk_fails_no_batch(cluster, tmp_path, caplog):
+def test_reports_need_a_directory_and_a_full_disk_does_not_fail_a_batch(cluster, tmp_path, caplog):
     told = {"kafka.bootstrap.servers": cluster.servers, "topic": "t"}
     schema = StructType([StructField("value", StringType())])
     lost = KafkaSink({**told, "reports": str(tmp_path / "none" / "lines")}).writer(schema, False)
     with pytest.raises(ConfigError, match="in a directory of the driver's machine"):
-        pickle.dumps(lost)  # that plans
-    lost.commit([lost.write(iter([batch_of(0, 3)]))])  # it has vanished in the meantime
+        pickle.dumps(lost)  # pickling plans the write
+    lost.commit([lost.write(iter([batch_of(0, 3)]))])  # the directory has vanished meanwhile
     assert f"no line was added to {tmp_path}" in caplog.text
 
     writer = KafkaSink({**told, "reports": "/dev/full"}).writer(schema, False)
@@ -575,7 +577,7 @@ def test_a_version_is_a_number(given):
         read_options(told, is_stream=False)
 
 
-def test_a_stream_has_no_version_of_the_users():
+def test_a_stream_rejects_a_version_from_the_user():
     told = {"kafka.bootstrap.servers": "a:1", "topic": "t", **MODES, "txnappid": "a", "txnversion": "1"}
 
     with pytest.raises(ConfigError, match="for batch writes"):

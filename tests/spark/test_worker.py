@@ -1,4 +1,4 @@
-"""What the sink does for PySpark's own Python processes, and that it leaves others alone."""
+"""Tests of the sink's changes to PySpark's own Python processes, which leave other processes alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aioproducer.spark import worker
 
 @pytest.fixture
 def main(monkeypatch):
-    """The main module's name, as in a process of PySpark's."""
+    """Sets the main module's name to that of a PySpark process."""
     worker._spare_the_collector.cache_clear()
     spec = SimpleNamespace(name="pyspark.daemon")
     monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__spec__=spec))
@@ -40,7 +40,7 @@ def collector(monkeypatch):
     "between two calls, PySpark's processes neither scan imported objects nor read their archives again, "
     "and what Spark writes to a task is acknowledged without a delay of 40 ms",
 )
-def test_what_was_imported_is_kept_from_the_collector_once(main, collector):
+def test_imported_objects_are_excluded_from_garbage_collection_once(main, collector):
     for _ in range(2):
         worker.spare()
 
@@ -91,7 +91,7 @@ def puts_acknowledgements_off(connection: socket.socket) -> bool:
 
 @pytest.fixture
 def connection():
-    """As a worker's that has talked with the JVM: an acknowledgement waits for an answer that could take it along."""
+    """A connection like that of a worker after it has talked to the JVM: the kernel delays acknowledgements."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         with socket.create_connection(server.getsockname()) as jvm, server.accept()[0] as connected:
             for _ in range(10):
@@ -109,7 +109,7 @@ def called_by_the_daemon(connection: socket.socket | None) -> None:
     def called(sock: socket.socket | None) -> None:
         acknowledge_at_once()
 
-    called.__code__ = called.__code__.replace(co_name="worker")  # what PySpark's daemon calls it
+    called.__code__ = called.__code__.replace(co_name="worker")  # the function's name in PySpark's daemon
     called(connection)
 
 
@@ -119,7 +119,7 @@ def called_by_the_daemon(connection: socket.socket | None) -> None:
     "and what Spark writes to a task is acknowledged without a delay of 40 ms",
 )
 @pytest.mark.skipif(sys.platform != "linux", reason="TCP_QUICKACK is Linux's")
-def test_what_the_jvm_writes_is_acknowledged_at_once(main, connection):
+def test_data_from_the_jvm_is_acknowledged_immediately(main, connection):
     called_by_the_daemon(connection)
 
     assert not puts_acknowledgements_off(connection)
@@ -134,7 +134,7 @@ def test_the_connections_of_other_processes_are_left_alone(main, connection):
     assert puts_acknowledgements_off(connection)
 
 
-def test_without_a_tcp_connection_to_the_jvm_there_is_nothing_to_be_done(main):
+def test_without_a_tcp_connection_to_the_jvm_nothing_is_done(main):
     ours, theirs = socket.socketpair()
     with ours, theirs:
         called_by_the_daemon(ours)

@@ -1,4 +1,4 @@
-"""What users see who use the sink in a wrong way: columns, options, modes, triggers, SQL. In a real Spark."""
+"""Tests of the errors for wrong use of the sink in a real Spark: columns, options, modes, triggers, SQL."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def cluster():
 
 @pytest.fixture
 def table(spark):
-    """One that has the columns and no options which would reach the sink."""
+    """A table with the columns, and without options that would reach the sink."""
     spark.sql(f"CREATE TABLE rows (key string, value string) USING {FORMAT} OPTIONS (topic 'lost')")
     yield "rows"
     spark.sql("DROP TABLE rows")
@@ -115,7 +115,7 @@ def wrong(df, cluster, **options):
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
 )
-def test_what_is_wrong_is_said(spark, cluster, columns, options, text):
+def test_each_mistake_has_an_error_message(spark, cluster, columns, options, text):
     assert text in wrong(spark.range(3).selectExpr(*columns), cluster, **options)
 
 
@@ -135,7 +135,10 @@ def test_what_is_wrong_is_said(spark, cluster, columns, options, text):
         ({"txnVersion": "1"}, "option txnVersion needs delivery=exactly_once"),
         ({"onCheckpointReset": "accept"}, "option onCheckpointReset needs delivery=exactly_once"),
         ({"logAppendTime": "true"}, "option logAppendTime needs delivery=exactly_once"),
-        ({**ONCE, "transactionalId": ""}, "needs the option transactionalId: a name that only this query uses"),
+        (
+            {**ONCE, "transactionalId": ""},
+            "needs the option transactionalId: a name that only this query uses",
+        ),
         ({**ONCE, "txnVersion": "1"}, "txnAppId and txnVersion "),  # belong together; a stream has none
         ({**ONCE, "onCheckpointReset": "x"}, "option onCheckpointReset='x' must be fail or accept"),
         ({**ONCE, "logAppendTime": "yes"}, "option logAppendTime='yes' must be false or true"),
@@ -187,7 +190,7 @@ def test_the_last_error_names_kafkas_reason(spark, cluster, topic):
     assert "max_request_size" in wrong(df, cluster, topic=topic)
 
 
-def test_where_nobody_listens(spark, topic):
+def test_an_unreachable_broker_is_named(spark, topic):
     df = spark.range(1).selectExpr("'x' AS value")
 
     with pytest.raises(Exception, match=r"127\.0\.0\.1:1"):
@@ -195,7 +198,7 @@ def test_where_nobody_listens(spark, topic):
 
 
 @pytest.mark.parametrize("options", [{}, {**ONCE}], ids=["at_least_once", "exactly_once"])
-def test_a_topic_that_is_not_there_is_named_with_what_kafka_says(spark, cluster, topic, options):
+def test_an_unknown_topic_is_named_with_kafkas_error(spark, cluster, topic, options):
     df = partition_by_key(spark.range(3).selectExpr("'k' AS key", "'x' AS value"), 3)
 
     cluster.call(lambda: setattr(cluster.cluster, "auto_create", False))
@@ -215,10 +218,10 @@ def test_a_topic_that_is_not_there_is_named_with_what_kafka_says(spark, cluster,
     "a second attempt, a stage that is run again, two tasks on a partition, a second driver and a new "
     "checkpoint are rejected",
 )
-def test_where_spark_speculates_no_task_writes_exactly_once(spark, cluster, topic):
+def test_with_speculation_no_task_writes_exactly_once(spark, cluster, topic):
     df = partition_by_key(spark.range(3).selectExpr("'k' AS key", "'x' AS value"), 3)
 
-    # Where the real setting arrives, too; it can't be changed while Spark runs.
+    # The real setting arrives in the same property, but can't be changed while Spark runs.
     spark.sparkContext.setLocalProperty("spark.speculation", "true")
     try:
         text = wrong(df, cluster, topic=topic, **ONCE)
@@ -262,7 +265,7 @@ def test_other_modes_than_append_are_refused(spark, cluster, topic, mode, text):
     "modes other than append, SQL, reading and the continuous trigger are rejected with advice; nothing "
     "is noted as written that is not",
 )
-def test_sql_gives_the_options_with_the_insert_since_those_of_a_table_are_lost(spark, cluster, topic, table):
+def test_sql_options_belong_to_the_insert_since_those_of_a_table_are_lost(spark, cluster, topic, table):
     options = f"'kafka.bootstrap.servers' = '{cluster.servers}', 'topic' = '{topic}'"
 
     with pytest.raises(Exception, match=r"write INSERT INTO \.\.\. WITH"):
@@ -309,7 +312,7 @@ def test_update_mode_is_refused_by_spark(spark, cluster, topic, tmp_path):
         ).awaitTermination(60)
 
 
-def test_complete_mode_brings_the_whole_result_with_each_batch(spark, cluster, topic, tmp_path):
+def test_in_complete_mode_each_batch_contains_the_whole_result(spark, cluster, topic, tmp_path):
     write_files(tmp_path / "in", 1, rows=5)
     query = stream(counts(spark, tmp_path), cluster, topic, tmp_path, "complete", processingTime="0 seconds")
     try:
@@ -323,7 +326,7 @@ def test_complete_mode_brings_the_whole_result_with_each_batch(spark, cluster, t
 
 
 def test_the_continuous_trigger_raises_instead_of_losing_rows():
-    """Spark calls no Python writer then, but the commit."""
+    """With that trigger, Spark does not call Python writers, but calls the commit."""
     sink = KafkaSink({"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "t"})
     writer = sink.streamWriter(StructType([StructField("value", StringType())]), False)
 
@@ -337,8 +340,8 @@ def test_the_continuous_trigger_raises_instead_of_losing_rows():
     "is noted as written that is not",
 )
 @pytest.mark.parametrize("options", [{}, ONCE], ids=["at_least_once", "exactly_once"])
-def test_a_continuous_query_notes_nothing_as_written_and_ends(spark, cluster, topic, tmp_path, options):
-    """Spark only logs what the commit raises, and gives up when too many epochs wait; by default that is 10,000."""
+def test_a_continuous_query_records_no_progress_and_ends(spark, cluster, topic, tmp_path, options):
+    """Spark only logs the commit's error, and fails when too many epochs wait (10,000 by default)."""
     rows = (
         spark.readStream.format("rate").load().selectExpr("CAST(value AS string) AS value", "0 AS partition")
     )
