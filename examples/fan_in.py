@@ -126,7 +126,7 @@ def main() -> int:
     print(f"{options.tasks} tasks: {seen.accepted} readings accepted in {took:.2f} s ({rate:.0f}/s)")
     print(f"dropped because the buffer was full: {seen.dropped}")
     print(f"at most {seen.most_bytes} of {options.buffer_memory} bytes were in use")
-    print(f"at most {seen.most_waiters} tasks waited for room at once")
+    print(f"at most {seen.most_waiters} tasks waited for room at the same time")
     print(f"delivered {report.delivered}, failed {report.failed}, unknown {report.unknown}")
     return 0 if report.delivered == seen.accepted else 1
 

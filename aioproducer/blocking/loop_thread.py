@@ -110,7 +110,7 @@ class LoopThread:
             self._ended.set()
 
     def _is_for_want_of_a_thread(self, error: BaseException) -> bool:
-        """Whether asyncio's runner failed because the interpreter is exiting.
+        """Return True if asyncio's runner failed because the interpreter is exiting.
 
         Python 3.12 starts no thread then, not even the one in which the runner, just before it closes the loop, waits
         for the executor's threads."""
@@ -264,7 +264,7 @@ class Call(Generic[T]):
 
     def _cancel(self) -> None:
         self._is_given_up = True
-        if self._task is not None:  # the task takes its first step before, so that its cleanup runs
+        if self._task is not None:  # call_soon: the task starts first, so that its cleanup runs
             self._task.get_loop().call_soon(self._task.cancel)
 
     def wait(self, thread: LoopThread, seconds: float | None = None) -> T:
@@ -323,7 +323,7 @@ def check_may_block() -> None:
 
 
 def _is_notebook() -> bool:
-    """Whether the loop is that of a notebook's kernel, which always waits while a cell runs."""
+    """Return True if the loop is that of a notebook's kernel, which always waits while a cell runs."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     is_kernel = getattr(shell, "kernel", None) is not None

@@ -387,7 +387,7 @@ class Producer:
         headers: Any,
         timeout: object,
     ) -> bool:
-        """Whether the record is certainly valid, can't change any more, and does not have to wait."""
+        """Return True if the record is certainly valid, can no longer change, and does not have to wait."""
         return (
             self._may_queue
             and timeout is None

@@ -28,7 +28,7 @@ class Receipt:
         return self._receipt.topic
 
     def done(self) -> bool:
-        """Whether every row has its result."""
+        """Return True if every row has its result."""
         return self._receipt.done()
 
     def result(self, timeout: float | None = None) -> Self:

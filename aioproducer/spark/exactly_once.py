@@ -315,7 +315,7 @@ def write_exactly_once(
 
 
 def _is_of_two_writers(error: SinkError) -> bool:
-    """Whether another task has written to a partition: the broker saw a repeated sequence number, or a gap."""
+    """Return True if another task has written to a partition: the broker saw a repeated sequence number, or a gap."""
     if not isinstance(error.__cause__, SendManyError):
         return False
     lasts = (row.last_error for row in error.__cause__.errors.values() if isinstance(row, DeliveryError))

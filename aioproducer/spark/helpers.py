@@ -95,7 +95,7 @@ def foreach_batch(
 
 
 def _is_stopped(error: Exception) -> bool:
-    """Whether `query.stop()` ended the write: it interrupts the thread and cancels the jobs."""
+    """Return True if `query.stop()` ended the write: it interrupts the thread and cancels the jobs."""
     return any(name in str(error) for name in ("java.lang.InterruptedException", "SPARK_JOB_CANCELLED"))
 
 

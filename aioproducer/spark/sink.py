@@ -25,9 +25,7 @@ logger = logging.getLogger(__name__)
 
 BATCH_ID, QUERY_ID = "streaming.sql.batchId", "sql.streaming.queryId"
 """Local properties of the tasks of a stream's batch."""
-ONLY_WRITES = (
-    'format("aioproducer") only writes; to read from Kafka, use Spark\'s own source, format("kafka")'
-)
+ONLY_WRITES = 'format("aioproducer") only writes; read from Kafka with Spark\'s own source, format("kafka")'
 
 
 class _Writer:

@@ -133,7 +133,7 @@ class Proof:
         if self._seen[row]:
             self._find("duplicate", record, f"row {row}: read before")
         elif row < last:
-            self._find("order", record, f"row {row}: comes after row {last} of the same key")
+            self._find("order", record, f"row {row}: read after row {last} of the same key")
         else:
             self._last_row[key] = row
 

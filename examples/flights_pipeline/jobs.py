@@ -151,9 +151,8 @@ async def _ended(
         except (PySparkException, Py4JError) as error:
             raise DemoError(f"Spark: {_cause(error)}") from error
         return True
-    working.add_done_callback(
-        lambda ended: ended.cancelled() or ended.exception()
-    )  # errors of a stopped job don't matter
+    # Errors of a stopped job are retrieved, and ignored.
+    working.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     await interrupt.allow(_stopped(working, stop), grace=_STOPPING)
     return False
 

@@ -241,9 +241,8 @@ def test_the_sockets_of_a_task_are_closed_when_it_reports(cluster):
     write(options, plan, [placed(0, 10, 0)])
 
     deadline = time.monotonic() + 5
-    while (
-        open_connections(cluster) and time.monotonic() < deadline
-    ):  # the broker closes its side a little later
+    # The broker closes its side a little later.
+    while open_connections(cluster) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert open_connections(cluster) == 0
     assert not task._kept

@@ -283,9 +283,9 @@ def test_sql_options_belong_to_the_insert_since_those_of_a_table_are_lost(spark,
     "is noted as written that is not",
 )
 def test_reading_is_left_to_sparks_own_source(spark, table):
-    with pytest.raises(Exception, match="only writes; to read from Kafka, use Spark's own source"):
+    with pytest.raises(Exception, match="only writes; read from Kafka with Spark's own source"):
         spark.read.format(FORMAT).load()
-    with pytest.raises(Exception, match="only writes; to read from Kafka, use Spark's own source"):
+    with pytest.raises(Exception, match="only writes; read from Kafka with Spark's own source"):
         spark.sql(f"SELECT * FROM {table}").collect()
 
 
