@@ -5,6 +5,7 @@ from __future__ import annotations
 from asyncio import AbstractEventLoop
 from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterable, Iterator
+from copy import copy
 from typing import Any
 
 from aioproducer.errors import SendManyError
@@ -140,7 +141,7 @@ class Receipt:
         """
         error = self._rows.errors.get(self._checked(row))
         if error is not None:
-            raise error
+            raise copy(error)  # a traceback on the receipt's own error would keep the caller's frames alive
         partition = self._rows.place(row)
         left = bisect_left(self._rows_of(partition), row)
         for span in self._rows.spans:

@@ -312,6 +312,6 @@ def test_without_asyncios_loop_the_error_says_what_to_use():
     starting = producer.start()
 
     with pytest.raises(
-        WrongLoopError, match=r"asyncio's event loop.*backend=.asyncio.*aioproducer\.blocking"
+        WrongLoopError, match=r"running asyncio event loop.*backend=.asyncio.*aioproducer\.blocking"
     ):
         starting.send(None)  # as trio takes the first step of a coroutine

@@ -135,6 +135,16 @@ async def test_the_error_of_all_rows_is_unknown_as_soon_as_one_is_and_has_the_fl
     assert list(caught.value.errors) == [0, 1]
 
 
+async def test_the_receipts_own_errors_keep_no_frame_of_a_caller_alive():
+    sent = Sent([b"0", 1])
+
+    for _ in range(2):
+        with pytest.raises(InvalidRecordError, match="the value must be bytes"):
+            sent.receipt.delivery(1)
+
+    assert sent.rows.errors[1].__traceback__ is None
+
+
 async def test_waiting_ends_with_the_last_batch_and_looks_at_no_error():
     sent = Sent([b"0", b"1"], partitions=[0, 1])
     [zeroth], [first] = sent.batches(0), sent.batches(1)

@@ -7,7 +7,7 @@ import itertools
 from typing import Any
 
 from aioproducer import CommitOutcomeUnknownError, Delivery, Producer, TopicPartition
-from aioproducer.errors import KafkaError, TransactionError, TransactionTimeoutError
+from aioproducer.errors import KafkaError, TransactionError, TransactionTimeoutError, without_tracebacks
 from aioproducer.transactions.state import TransactionState
 from tests.campaigns.chaos.world import GROWING, MADE_ANEW, PARTITIONS, STEADY, World
 from tests.campaigns.simulation.history import Ended, Sent, SimulatedTransaction, Told
@@ -143,7 +143,7 @@ class TransactionalUser(User):
                 transaction.ended = Ended.UNKNOWN  # as long as nobody has said anything
                 await self._commit()
             except KafkaError as error:
-                transaction.error = error
+                transaction.error = without_tracebacks(error)  # as in Sent.failed
                 is_unknown = isinstance(error, CommitOutcomeUnknownError)
                 transaction.ended = Ended.UNKNOWN if is_unknown else Ended.ABORTED
             else:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from aioproducer import Delivery, Outcome, RecordMetadata, TopicPartition
+from aioproducer.errors import without_tracebacks
 from aioproducer.testing.embedded.topics import Topic
 
 
@@ -91,7 +92,8 @@ class Sent:
 
     def failed(self, error: BaseException) -> None:
         """It was refused, or given up."""
-        self.error = error
+        # Its frames refer to deliveries, through which the garbage collector cannot see.
+        self.error = without_tracebacks(error)
         outcome = getattr(error, "outcome", None)
         self.told = Told.NOT_PERSISTED if outcome is Outcome.NOT_PERSISTED else Told.UNKNOWN
 

@@ -14,6 +14,7 @@ from aioproducer.errors import (
     ProducerClosed,
     TransactionError,
     TransactionTimeoutError,
+    without_tracebacks,
 )
 from aioproducer.transactions.state import TransactionState
 from tests.campaigns.simulation.faults import READ_FROM, TOPIC
@@ -270,7 +271,7 @@ class Workload:
             except IllegalStateError:
                 return  # closed meanwhile
             except KafkaError as error:
-                transaction.error = error
+                transaction.error = without_tracebacks(error)  # as in Sent.failed
                 transaction.ended = (
                     Ended.UNKNOWN if isinstance(error, CommitOutcomeUnknownError) else Ended.ABORTED
                 )
