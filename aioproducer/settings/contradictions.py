@@ -10,7 +10,7 @@ from aioproducer.settings.draft import Draft
 from aioproducer.settings.security import settle_security
 
 MOST_IN_FLIGHT_WITH_IDEMPOTENCE = 5
-"""ProducerStateEntry.NUM_BATCHES_TO_RETAIN: so many batches of a producer does a broker remember."""
+"""The number of batches a broker remembers per producer (ProducerStateEntry.NUM_BATCHES_TO_RETAIN)."""
 _ROUNDING = 1e-9
 """Seconds; sums of durations that are equal in milliseconds are not always equal in seconds."""
 _DELIVERY_TIMEOUT = 120.0

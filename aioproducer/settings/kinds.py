@@ -2,7 +2,7 @@
 
 `parse` takes text (of a file, the environment, another client's configuration) and gives what a keyword would
 have been given. `check` takes that and gives what ProducerConfig holds, in seconds and bytes. Both raise
-ValueError with the end of a sentence, which the setting's name and value are put in front of."""
+ValueError with the end of a sentence; the caller prepends the setting's name and value."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ class Count(Kind):
 
 @dataclass(frozen=True, slots=True)
 class Level(Kind):
-    """A compression level. Which of them there are is the codec's business."""
+    """A compression level. Its range is checked later, because it depends on the codec."""
 
     def parse(self, text: str) -> int:
         return Count(-(2**31)).parse(text)
@@ -248,7 +248,7 @@ class ClientId(Kind):
 
 @dataclass(frozen=True, slots=True)
 class FilePath(Kind):
-    """The path of a file; whether there is one is seen when it is read."""
+    """The path of a file. Whether the file exists is not checked until it is read."""
 
     def check(self, value: Any) -> str:
         path = os.fspath(value) if isinstance(value, os.PathLike) else value

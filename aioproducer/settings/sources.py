@@ -21,7 +21,7 @@ _NOT_SETTINGS = ("AIOPRODUCER_CACHE_DIR", "AIOPRODUCER_TEST_SLOWNESS")
 """Variables of `aioproducer.testing` and of the tests."""
 
 _OTHER_NAME = {"batch_size": "max_batch_size", "max_batch_size": "batch_size"}
-"""Keywords for one thing: who overrides one of them means the other one, too."""
+"""Two keywords for one setting: overriding one of them also overrides the other."""
 
 _TRIMMED = "".join(map(chr, range(33)))
 """The characters that Java cuts from both ends of a value (ConfigDef.parseType: String.trim)."""
@@ -51,10 +51,10 @@ class Sourced(NamedTuple):
 
 
 def entries_of_mapping(mapping: Any) -> list[Entry]:
-    """What stands in a mapping by keyword, Java's or librdkafka's name.
+    """Return the entries of a mapping, keyed by keyword or by Java's or librdkafka's name.
 
     Raises:
-        ConfigError: it is no mapping, or a key is no text.
+        ConfigError: it is not a mapping, or a key is not a str.
     """
     if not isinstance(mapping, Mapping):
         type_name = type(mapping).__name__
@@ -68,7 +68,7 @@ def entries_of_mapping(mapping: Any) -> list[Entry]:
 
 
 def entries_of_environment(prefix: Any, environ: Mapping[str, str]) -> list[Entry]:
-    """What stands in variables like AIOPRODUCER_LINGER_MS.
+    """Return the entries of environment variables such as AIOPRODUCER_LINGER_MS.
 
     Raises:
         ConfigError: the prefix is empty, which would take every variable for a setting.
@@ -84,7 +84,7 @@ def entries_of_environment(prefix: Any, environ: Mapping[str, str]) -> list[Entr
 
 
 def entries_of_file(path: Any) -> list[Entry]:
-    """What stands in a properties file as Java's clients read it.
+    """Return the entries of a properties file, read as Java's clients read it.
 
     Raises:
         ConfigError: the file can't be read, or is none.
