@@ -78,7 +78,7 @@ class Draft:
         self._origins[name] = f"derived because {because}"
 
     def take_from(self, source: str, name: str, value: Any) -> None:
-        """Give a setting a value that another one holds among other things."""
+        """Give a setting a value that is part of another setting's value."""
         self._values[name] = value
         self._given.add(name)
         where = self._origins[source]
@@ -88,7 +88,7 @@ class Draft:
         """Let `name` have the value that was given under another keyword.
 
         Raises:
-            ConfigError: it was given under both, and they differ.
+            ConfigError: both keywords were given, with different values.
         """
         if not self.is_given(alias):
             return

@@ -1,4 +1,4 @@
-"""The line that Java configurations hold credentials in: `module flag option="value" ...;`
+"""The line that contains the credentials in Java configurations: `module flag option="value" ...;`
 
 Only what a client's line can say: one login module, its flag, its options (Kafka's JaasConfig). No error text
 shows any of it but the names of modules and options."""

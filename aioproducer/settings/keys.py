@@ -1,6 +1,6 @@
 """What becomes of every key of Java's producer (4.4) and of librdkafka (2.16): used, translated, noted or refused.
 
-Keys that name one of our settings are rows of table.py; the others stand here. No key is dropped silently: one
+Keys that name one of our settings are rows of table.py; this module lists the others. No key is dropped silently: one
 that changes nothing here ends in one warning, one that would be missed is refused, with what to do instead."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from aioproducer.settings.table import SETTINGS
 
 
 class Fate(Enum):
-    """What becomes of a key."""
+    """How a key is handled."""
 
     USED = "used"
     """It is a setting of ours under another name."""
