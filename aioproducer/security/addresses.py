@@ -28,7 +28,7 @@ def as_address(value: object) -> tuple[str, int] | None:
 
 
 def described(value: object) -> str:
-    """What a user's function returned, for an error text. The coroutine of an async function is closed."""
+    """Describe the result of a user's function for an error text. Closes the coroutine of an async function."""
     if inspect.iscoroutine(value):
         value.close()  # it is never awaited
         return "a coroutine (it is an async function, and must be a plain one)"

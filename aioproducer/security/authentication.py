@@ -1,7 +1,7 @@
-"""Proves to a broker who we are, by SASL, and proves it anew before a session ends (KIP-152, KIP-368).
+"""Authenticates to a broker by SASL, and again before the session ends (KIP-152, KIP-368).
 
-One Authentication per connection, which hands in how to ask; the machines of `sasl` know what to say. Nothing
-here keeps what was said."""
+Each connection has an Authentication, to which it passes a function that sends requests. The machines of `sasl` create
+the messages. Nothing here stores them."""
 
 from __future__ import annotations
 
@@ -54,17 +54,17 @@ Step: TypeAlias = Callable[[bytes | None], Awaitable[bytes | None]]
 
 
 class Authentication:
-    """One connection's. The session is what the broker grants; without an end it needs no further thought."""
+    """The authentication of one connection. The broker may limit the session; without a limit it never ends."""
 
     def __init__(self, login: Login, who: object, *, host: str, timeout: float, renew_at: float) -> None:
-        """Nothing is asked for yet.
+        """Does not request credentials yet.
 
         Args:
-            login: whose credentials.
+            login: the source of the credentials.
             who: the connection, for error texts.
             host: the broker's name.
             timeout: seconds for the user's credentials, and for a step of a machine.
-            renew_at: the share of a session's life after which to authenticate anew.
+            renew_at: the share of a session's lifetime after which to authenticate again.
         """
         self._login = login
         self._who = who
@@ -77,7 +77,7 @@ class Authentication:
 
     @property
     def has_end(self) -> bool:
-        """The broker ends the session unless we authenticate anew."""
+        """Whether the broker ends the session unless we authenticate again."""
         return self._ends_at is not None
 
     async def credentials(self) -> Mechanism:
@@ -128,13 +128,13 @@ class Authentication:
         raise BrokerConnectionError(message, written=False)
 
     async def renewal(self) -> Mechanism:
-        """Wait until it is time to authenticate anew, and return a machine with credentials.
+        """Wait until it is time to authenticate again, and return a machine with credentials.
 
-        They come before the first request, so that requests of records go on meanwhile. Failures are repeated
-        for as long as the session lasts.
+        The credentials are requested before the first SASL message, so that records can be sent in the meantime. A
+        failure is retried until the session ends.
 
         Raises:
-            KafkaError: the session is over, and there are no credentials.
+            KafkaError: the session has ended, and there are no credentials.
         """
         assert self._ends_at is not None
         when = self._due_at
@@ -231,7 +231,7 @@ def _raise_for(answer: SaslAuthenticateResponse, mechanism: Mechanism, who: obje
     if action is Action.SUCCEED:
         return
     name, code = mechanism.name, error_name(answer.error_code)
-    # Also in the answer: it stands in the tracebacks of what is raised here.
+    # Replaced in the response as well, since tracebacks of the errors below refer to it.
     told = answer.error_message = escaped(mechanism.conceal(answer.error_message or ""))
     if action is Action.FAIL:
         raise AuthenticationError(f"{who}: the broker rejected the {name} credentials: {told or code}")

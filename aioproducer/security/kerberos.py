@@ -57,7 +57,7 @@ class Gssapi:
         raise AuthenticationError(f"GSSAPI: {why}")
 
     def conceal(self, text: str) -> str:
-        """See `aioproducer.security.sasl.Mechanism.conceal`: the broker is told no secret."""
+        """See `aioproducer.security.sasl.Mechanism.conceal`. The broker gets no secret."""
         return text
 
     def _begin(self, challenge: bytes) -> bytes | None:

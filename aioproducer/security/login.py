@@ -1,7 +1,7 @@
-"""Who this producer is to the brokers, and whom it trusts: a TLS context and credentials for each connection.
+"""The TLS context and the credentials for each connection of a producer.
 
-One per producer, shared by its connections: certificates are read again when their files change, tokens are
-kept for as long as they are young. The user's callables are called here and nowhere else."""
+The connections of a producer share one Login, which reads certificates again when their files change, and keeps tokens
+while they are fresh. Only this module calls the user's callables."""
 
 from __future__ import annotations
 
@@ -154,9 +154,9 @@ class Login:
             return token
 
     def _youth(self, token: OAuthToken) -> float:
-        """Seconds for which a token is used again, as Java's ExpiringCredentialRefreshingLogin has it.
+        """Return for how many seconds a token is reused, as in Java's ExpiringCredentialRefreshingLogin.
 
-        0 if nobody knows when it expires: then each authentication asks for another one.
+        0 if the lifetime is unknown: each authentication then requests another token.
         """
         life = token.lifetime
         if life is None:
@@ -172,7 +172,7 @@ class Login:
 
 
 def _provider(config: ProducerConfig) -> Callable[[], Any]:
-    """What to call for a token: the user's callable, its method `token`, or the token endpoint."""
+    """Return the function that provides tokens: the user's callable, its method `token`, or the token endpoint."""
     given = config.sasl_oauth_token_provider
     if given is None:
         assert config.sasl_oauthbearer_token_endpoint_url is not None  # the settings were checked

@@ -30,7 +30,7 @@ class Source(NamedTuple):
     """None: it is still in the file."""
 
     def matches(self, pattern: re.Pattern[str]) -> bool:
-        """Whether this stands somewhere in the text."""
+        """Whether the text contains the pattern."""
         return self.text is not None and pattern.search(self.text.reveal()) is not None
 
 

@@ -22,7 +22,7 @@ from aioproducer.types import Secret
 __all__ = ["OAuthToken"]
 
 MIN_ITERATIONS = 4096
-"""Fewer would let whoever sees the proof guess the password cheaply (RFC 7677, 4; also Kafka's minimum)."""
+"""With fewer, an eavesdropper could cheaply guess the password from the proof (RFC 7677, 4; also Kafka's minimum)."""
 
 MAX_ITERATIONS = 1_000_000
 """More would only burn processor time: about a second in a thread."""
@@ -48,7 +48,7 @@ class Mechanism(Protocol):
         """
 
     def conceal(self, text: str) -> str:
-        """A text of the broker's without the secret that it was told."""
+        """Return a text of the broker without the secret that was sent to it."""
 
 
 class _Machine:
@@ -68,7 +68,7 @@ class _Machine:
         return take(challenge or b"")
 
     def conceal(self, text: str) -> str:
-        """See `Mechanism.conceal`. Most mechanisms don't tell the broker anything that is secret."""
+        """See `Mechanism.conceal`. Most mechanisms do not send a secret to the broker."""
         return text
 
     def _begin(self, challenge: bytes) -> bytes | None:
@@ -151,7 +151,9 @@ class Scram(_Machine):
 
     def _server_first(self, text: str) -> tuple[str, bytes, int]:
         if text.startswith("m="):
-            raise AuthenticationError(f"{self.name}: the broker demands an extension that nobody defined")
+            raise AuthenticationError(
+                f"{self.name}: the broker requires an extension that is not defined in any standard"
+            )
         self._refuse_error(text)
         parts = re.fullmatch(
             r"r=([!-+\--~]+),s=([A-Za-z0-9+/]+=*),i=([1-9][0-9]{0,15})(?:,[A-Za-z]=.*)?", text
@@ -253,15 +255,15 @@ class OAuthToken:
         lifetime: float | None = None,
         extensions: Mapping[str, str] | None = None,
     ) -> None:
-        """Keep them.
+        """Check and store the values.
 
         Args:
-            value: what stands behind "Bearer".
-            lifetime: seconds from now on; None if nobody knows. It is used again for the first 80 % of them.
+            value: the token that follows "Bearer".
+            lifetime: seconds from now on, or None if unknown. The token is reused for the first 80 % of it.
             extensions: names and values for the broker, e.g. {"logicalCluster": "lkc-1"}.
 
         Raises:
-            ConfigError: one of them is of another type, or the token is empty.
+            ConfigError: a value has the wrong type, or the token is empty.
         """
         self.lifetime: float | None = None
         if problem := _token_problem(value, lifetime, extensions):

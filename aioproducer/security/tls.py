@@ -49,7 +49,7 @@ _UNSAFE_SUITES = ":!aNULL:!eNULL"
 """Removes suites without a broker certificate or without encryption, also from groups such as HIGH and ALL."""
 
 _PLAINTEXT = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE")
-"""What OpenSSL says of a peer whose first bytes are no TLS."""
+"""OpenSSL's reasons for a peer that does not answer in TLS."""
 
 _HINTS = {
     "CERTIFICATE_REQUIRED": "the broker wants a client certificate: set ssl_keystore_location",
@@ -122,7 +122,7 @@ class TlsContext:
         if given is not None:
             if self._context is None and (not given.check_hostname or given.verify_mode != ssl.CERT_REQUIRED):
                 logger.warning(
-                    "ssl_context does not check %s: whoever is in between can read and change everything",
+                    "ssl_context does not check %s: an attacker on the network path can read and change everything",
                     "host names" if given.verify_mode == ssl.CERT_REQUIRED else "certificates",
                 )
             self._context = given
@@ -246,7 +246,7 @@ def _names_suites(ciphers: str) -> bool:
     return True
 
 
-# Whom to trust
+# Trusted certificates
 
 
 def _load_crl(context: ssl.SSLContext, path: str) -> None:
@@ -261,12 +261,12 @@ def _load_trusted(context: ssl.SSLContext, config: ProducerConfig) -> None:
     if text is None and path is None:
         context.load_default_certs(ssl.Purpose.SERVER_AUTH)
         return
-    # As in Java, whatever stands in the store is trusted, also a broker's own certificate.
+    # As in Java, every certificate in the store is trusted, including a broker's own.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     if text is not None:
         with _explained("ssl_truststore_certificates", "the text"):
             try:
-                # Only what stands around the blocks may be something else.
+                # Only the text around the blocks may be something else.
                 context.load_verify_locations(cadata=in_lines(text).encode("ascii", "replace").decode())
             except ssl.SSLError:
                 raise ValueError(trusted_problem(text.encode(), CERTIFICATE)) from None
@@ -288,7 +288,7 @@ def _load_trusted(context: ssl.SSLContext, config: ProducerConfig) -> None:
             context.load_verify_locations(cadata=b"".join(ders))
 
 
-# What to show
+# The client's certificate
 
 
 def _load_own(context: ssl.SSLContext, config: ProducerConfig) -> None:
@@ -391,7 +391,7 @@ def _load_pem_text(context: ssl.SSLContext, key: Secret, chain: str, password: _
 def _pem_of(path: str) -> str:
     with open(
         path, encoding="ascii", errors="replace"
-    ) as file:  # only what stands around the blocks is no ASCII
+    ) as file:  # only the text around the blocks is not ASCII
         return file.read()
 
 
@@ -468,7 +468,7 @@ def _explained(setting: str, source: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _named_problem(path: str, what: str) -> Iterator[None]:
-    """What is wrong with a file of certificates or revocation lists, for OpenSSL does not say it."""
+    """Describe the problem of a file of certificates or revocation lists, since OpenSSL does not."""
     try:
         yield
     except ssl.SSLError:
@@ -479,7 +479,7 @@ def _named_problem(path: str, what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _explained_own(certificate: Source, key: Source, password: _Password) -> Iterator[None]:
-    """What is wrong with this client's certificate or key; the error names the setting of the one to blame."""
+    """Return the error for this client's certificate or key, with the setting of the faulty one."""
     guilty = key
     sources = (certificate, key)
     try:
@@ -509,7 +509,7 @@ def certificate_name(host: str) -> str:
     return host.partition("%")[0].rstrip(".")
 
 
-# What went wrong
+# Errors
 
 
 _UNKNOWN_ISSUER = (
@@ -530,11 +530,11 @@ _CERTIFICATE_HINTS = {
     62: _OTHER_NAME,
     64: _OTHER_NAME,
 }
-"""What to do about a certificate that was refused, by OpenSSL's code (X509_V_ERR_... in x509_vfy.h)."""
+"""Advice about rejected certificates, by OpenSSL's code (X509_V_ERR_... in x509_vfy.h)."""
 
 
 def handshake_error(who: object, error: ssl.SSLError) -> TlsError:
-    """What a failed handshake means to the user."""
+    """Return the error for a failed handshake."""
     reason = (error.reason or "").upper()
     if isinstance(error, ssl.SSLCertVerificationError):
         why = f"the broker's certificate is refused: {escaped(error.verify_message)}"

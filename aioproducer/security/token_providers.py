@@ -1,7 +1,7 @@
-"""Where tokens for OAUTHBEARER come from: an OIDC provider's token endpoint, or Amazon's MSK signer.
+"""Token providers for OAUTHBEARER: an OIDC provider's token endpoint, and Amazon's MSK signer.
 
-Each is an object to pass as `sasl_oauth_token_provider`. What they need beyond the standard library comes with
-an extra of the package, and is imported when the first token is asked for."""
+Each is an object to pass as `sasl_oauth_token_provider`. Libraries that it needs come with an extra of the package, and
+are imported for the first token."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from aioproducer.types import Secret
 __all__ = ["MskIamTokenProvider", "OidcTokenProvider"]
 
 MAX_ANSWER = 256 * 1024
-"""Bytes; an endpoint that answers with more is no token endpoint."""
+"""The largest accepted answer in bytes."""
 
 _HEADERS = {"Accept": "application/json", "Accept-Encoding": "identity"}
 
@@ -184,15 +184,15 @@ class MskIamTokenProvider:
     def __init__(
         self, region: str, *, credentials_provider: Any = None, clock: Callable[[], float] = time.time
     ) -> None:
-        """Nothing is signed yet.
+        """Does not sign anything yet.
 
         Args:
-            region: of the cluster, e.g. "eu-west-1".
-            credentials_provider: a botocore CredentialProvider; by default botocore looks where it always does.
+            region: the region of the cluster, e.g. "eu-west-1".
+            credentials_provider: a botocore CredentialProvider; by default botocore's usual sources.
             clock: seconds since 1970.
 
         Raises:
-            ConfigError: that is no region.
+            ConfigError: the region is not valid.
         """
         if not re.fullmatch(r"[a-z]{2,}(-[a-z]+)+-[0-9]+", region):
             raise ConfigError(

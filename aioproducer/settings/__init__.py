@@ -1,3 +1,4 @@
-"""What can be set and under which names: kinds of values, the table of settings, other clients' keys, their files.
+"""The settings: types of values, the table of settings, the keys of other clients, and their files.
 
-No setting is used here; `ProducerConfig` is made from what this package has checked. No I/O but reading a file."""
+This package checks settings and does not use them: `ProducerConfig` is built from them. It does no I/O except reading
+a file."""

@@ -1,6 +1,6 @@
-"""Settings against each other: explicit against explicit is refused, a default yields and a note says so.
+"""Contradictions between settings: two explicit ones are an error; a default yields, with a note.
 
-Each function settles one group; `settle` calls them in order. What a default yields to stands in its origin."""
+Each function settles one group; `settle` calls them in order. The origin of a default names what it yields to."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Draft:
             ConfigError: a value is malformed or out of range.
         """
         self.notes: list[str] = []
-        """What an operator should know: defaults that had to yield, and settings that do less than they seem to."""
+        """Notes for the operator: defaults that had to yield, and settings that do less than they seem to."""
         self._values: dict[str, Any] = {}
         self._origins: dict[str, str] = {}
         self._given: set[str] = set()
@@ -47,7 +47,7 @@ class Draft:
 
     @property
     def origins(self) -> dict[str, str]:
-        """Where each setting comes from, by keyword."""
+        """The origin of each setting, by keyword."""
         return dict(self._origins)
 
     def is_given(self, name: str) -> bool:

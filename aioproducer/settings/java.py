@@ -39,7 +39,7 @@ SERIALIZERS: dict[str, Serialize | None] = {
     f"{_PACKAGE}BooleanSerializer": _packed(">?"),
     f"{_PACKAGE}UUIDSerializer": _uuid,
 }
-"""What `key.serializer` and `value.serializer` may name. All of them let None, a tombstone, through."""
+"""The classes that `key.serializer` and `value.serializer` may name. All of them keep None, a tombstone."""
 
 PARTITIONERS = {
     "": "murmur2",
@@ -47,4 +47,4 @@ PARTITIONERS = {
     "org.apache.kafka.clients.producer.RoundRobinPartitioner": "round_robin",
     "org.apache.kafka.clients.producer.UniformStickyPartitioner": "random",
 }
-"""What `partitioner.class` may name. The first and the last are gone since Kafka 4.0; files still name them."""
+"""The classes that `partitioner.class` may name. Kafka 4.0 removed the first and the last; files still name them."""

@@ -1,7 +1,7 @@
-"""What becomes of every key of Java's producer (4.4) and of librdkafka (2.16): used, translated, noted or refused.
+"""The handling of each key of Java's producer (4.4) and of librdkafka (2.16): used, translated, noted or rejected.
 
-Keys that name one of our settings are rows of table.py; this module lists the others. No key is dropped silently: one
-that changes nothing here ends in one warning, one that would be missed is refused, with what to do instead."""
+Keys of our own settings are rows of table.py; this module lists the others. No key is dropped silently: a key without
+effect causes one warning; a key whose effect would be missed is an error that says what to do instead."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _idle(value: Any) -> Any:
 
 
 def _ca_location(value: Any) -> Any:
-    """librdkafka looks for the system's certificates if told to probe; they are the default here."""
+    """With `probe`, librdkafka searches for the system's certificates, which are the default here."""
     return None if value == "probe" else value
 
 
@@ -217,7 +217,7 @@ _NOTED: dict[str, str] = {
     "names are looked up for every connection": "broker.address.ttl",
     "request_timeout_ms goes for every request": "metadata.request.timeout.ms",
     "socket_connection_setup_timeout_ms covers it": "api.version.request.timeout.ms",
-    "librdkafka itself does not use it any more": """
+    "librdkafka itself no longer uses it": """
         api.version.fallback.ms broker.version.fallback reconnect.backoff.jitter.ms socket.blocking.max.ms
         produce.offset.report""",
     "it is about librdkafka's threads": "internal.termination.signal enable.random.seed enable_sasl_queue",
@@ -257,7 +257,7 @@ _REFUSED: dict[str, str] = {
     "it contains settings of topics; put them beside the others": "default_topic_conf default.topic.config",
     "a client can't hide topics, brokers' ACLs can; leave it out": "topic.blacklist",
     "it asks librdkafka what it was built with, and every codec is always there; leave it out": "builtin.features",
-    "brokers are told aioproducer's own name and version; leave it out": "client.software.name client.software.version",
+    "brokers see aioproducer's own name and version; leave it out": "client.software.name client.software.version",
     "start an aioproducer.testing.EmbeddedCluster instead": "test.mock.broker.rtt",
     "values that are kept elsewhere must be read by your program; pass them as keywords": "config.providers",
     f"it is Java's own; {_OWN_CONTEXT}": """
@@ -294,7 +294,7 @@ def _all_keys() -> dict[str, Key]:
         keys[name] = Key(name, Fate.TRANSLATED, setting_name, translate=translate)
     for name, (values, otherwise, reason) in _FIXED.items():
         fixed = tuple(values.split()) or ("",)
-        # Who wants no retries wants no duplicates, and would get them from retries without idempotence.
+        # Users disable retries to avoid duplicates, which retries without idempotence would create.
         never, advice = (("0",), _NO_RETRIES.format(name)) if reason == _RETRIES else ((), "")
         keys[name] = Key(
             name,

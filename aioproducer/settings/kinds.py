@@ -59,7 +59,7 @@ class Milliseconds(Kind):
     minimum: float = 0
     per_second: int = 1000
     maximum: float = 2**53 - 1
-    """Of those that go into requests, what their field holds."""
+    """For settings that are sent in requests, the largest value of the field."""
 
     def parse(self, text: str) -> float:
         if not _NUMBER.fullmatch(text.strip()):
@@ -189,7 +189,7 @@ class Choice(Kind):
 
     words: tuple[str, ...]
     others: tuple[tuple[str, str], ...] = ()
-    """Words of other clients that are no choice here, each with what to do instead."""
+    """Words that only other clients accept, each with advice."""
 
     def check(self, value: Any) -> str:
         said = value.strip().lower() if isinstance(value, str) else None
@@ -234,7 +234,7 @@ class Words(Kind):
 
 @dataclass(frozen=True, slots=True)
 class ClientId(Kind):
-    """What brokers take for a client id in their quotas. None is aiokafka's word for a name of the client's own."""
+    """A client id that brokers accept in quotas. None selects the client's default name, as in aiokafka."""
 
     default: str
 

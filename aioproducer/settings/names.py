@@ -51,7 +51,7 @@ def unknown_keyword(name: str) -> ConfigError:
 
 
 def unknown_key(name: str, where: str) -> ConfigError:
-    """The error for a key that no client knows; `where` says where it stands."""
+    """Return the error for a key that no client knows; `where` is its place."""
     candidates = list(KEYS) if "." in name else [*_KEYWORDS, *_SNAKE_CASE]
     advice = _advice(name, candidates)
     return ConfigError(f"{where}there is no setting {_shown(name)}{advice}", setting=name, value=None)

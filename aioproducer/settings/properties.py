@@ -1,8 +1,8 @@
 """Java's properties files: `key = value` lines as java.util.Properties reads them, with their line numbers.
 
-Comments (# and !), `=`, `:` or blanks between key and value, lines that go on after a backslash, and the escapes
-\\t \\n \\r \\f \\uXXXX. The text is UTF-8 or, where it is not, Latin-1. Errors name file and line and show nothing
-of what stands there."""
+Comments (# and !), `=`, `:` or blanks between key and value, lines that continue after a backslash, and the escapes
+\\t \\n \\r \\f \\uXXXX. The text is UTF-8, or otherwise Latin-1. Errors name file and line, but show nothing of the
+line itself."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from aioproducer.errors import ConfigError
 
 MAX_SIZE = 1024 * 1024
-"""Bytes; a properties file is no larger."""
+"""The largest properties file in bytes."""
 _ESCAPED = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 _KEY = re.compile(r"(?:\\.|[^\\=: \t\f])*", re.DOTALL)
 _MALFORMED = re.compile(r"(?<!\\)(?:\\\\)*\\u(?![0-9A-Fa-f]{4})")
@@ -30,7 +30,7 @@ class Property(NamedTuple):
     value: str
     file: str
     line: int
-    """Where it begins, counted from 1."""
+    """The number of its first line, from 1."""
     has_sign: bool
     """There is a `=` or `:`, not only a blank or nothing."""
 

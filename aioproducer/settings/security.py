@@ -232,7 +232,7 @@ def _look_at_tokens(draft: Draft) -> None:
     if draft["security_protocol"] == "SASL_PLAINTEXT":
         draft.notes.append(
             f"sasl_mechanism=OAUTHBEARER with {draft.said('security_protocol')} sends the token in clear text, and "
-            "whoever reads it can use it; set security_protocol=SASL_SSL"
+            "anyone who reads it can use it; set security_protocol=SASL_SSL"
         )
     url = draft["sasl_oauthbearer_token_endpoint_url"]
     has_provider = draft.is_given("sasl_oauth_token_provider")

@@ -1,6 +1,6 @@
-"""Settings from a mapping, the environment or a Java properties file, under anybody's names, as keywords.
+"""Keywords from a mapping, the environment or a Java properties file, under the names of any client.
 
-Text becomes what each setting is; what `ProducerConfig.of` checks, it checks here as anywhere."""
+Text is converted to the type of each setting. `ProducerConfig.of` checks the values as it does for keywords."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _LEFT_OUT = object()
 
 
 class Entry(NamedTuple):
-    """One key and its value as they stand somewhere."""
+    """A key and its value, with their origin."""
 
     key: str
     value: Any
     origin: str
-    """Where that is: "explicit", "environment NAME", "FILE:LINE"."""
+    """The origin: "explicit", "environment NAME" or "FILE:LINE"."""
     may_be_no_name: bool = False
-    """What stands in the place of the key may be something else, even half a password."""
+    """The text in place of the key may be something else, even part of a password."""
 
 
 class Sourced(NamedTuple):
@@ -47,7 +47,7 @@ class Sourced(NamedTuple):
     settings: dict[str, Any]
     origins: dict[str, str]
     notes: tuple[str, ...] = ()
-    """What the log should say of settings that change nothing."""
+    """Log texts about settings without effect."""
 
 
 def entries_of_mapping(mapping: Any) -> list[Entry]:

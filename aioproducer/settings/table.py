@@ -66,7 +66,7 @@ class Setting:
     """All of them name the same property there."""
     aiokafka: str
     field: str
-    """Of ProducerConfig; empty if it has none because other settings follow from this one."""
+    """The field of ProducerConfig; empty for a setting from which other settings are derived."""
 
     @property
     def foreign_names(self) -> tuple[str, ...]:

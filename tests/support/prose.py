@@ -179,8 +179,6 @@ def main() -> int:
 
 NOT_YET = {
     "SECURITY.md",
-    "aioproducer/security",
-    "aioproducer/settings",
     "aioproducer/testing",
     "benchmarks",
     "docs",
