@@ -178,7 +178,6 @@ def main() -> int:
 
 
 NOT_YET = {
-    "SECURITY.md",
     "aioproducer/testing",
     "benchmarks",
     "docs",
