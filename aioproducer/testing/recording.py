@@ -1,7 +1,7 @@
 """RecordingProducer: a Producer without a cluster, for unit tests.
 
-It is the product up to the buffer: the same checks, interceptors, serializers, partitioner, states and deliveries.
-What the sender would send is recorded instead and acknowledged at once, or fails as the test has said."""
+Up to the buffer it is the real producer: the same checks, interceptors, serializers, partitioner, states and deliveries.
+Instead of sending a record, it stores and acknowledges it immediately, or lets it fail as the test specified."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from aioproducer.types import ConsumerGroupMetadata, Headers, OffsetAndMetadata,
 
 _PRODUCER_ID = 1000
 _NODE = 0
-"""The broker that all partitions claim to have; nobody ever connects to it."""
+"""The leader of all partitions. No connection to it is ever made."""
 
 
 class SentRecord(NamedTuple):
-    """A record as it would stand in the log: key and value as the serializers made them."""
+    """A record as it would be in the log, with the serialized key and value."""
 
     topic: str
     partition: int
@@ -51,18 +51,18 @@ class SentRecord(NamedTuple):
 
 
 class RecordingProducer(Producer):
-    """A double of `Producer` that needs no broker: it records what is sent and acknowledges it at once.
+    """A `Producer` for tests that needs no broker: it stores the records and acknowledges them immediately.
 
         async with RecordingProducer() as producer:
             await place_order(producer, 7)
 
         assert [record.value for record in producer.sent] == [b"7"]
 
-    It takes the settings of `Producer`, and it is one. Nothing in it takes time: no linger, no back-pressure, no
-    retries; a delivery has its result when `send` returns it. A topic exists as soon as somebody sends to it, with
-    `default_partitions` partitions unless `set_partitions` said how many; with `allow_auto_create_topics=False` only
-    those of `set_partitions` exist. Records of a transaction are in `sent` once it is committed. What depends on time
-    or on brokers is to be tested on the embedded cluster.
+    It is a subclass of `Producer` with the same settings. It never waits: it has no linger, no back-pressure and no
+    retries, and a delivery has its result when `send` returns it. The first record for a topic creates it, with
+    `default_partitions` partitions unless `set_partitions` was called. With `allow_auto_create_topics=False`, only
+    topics of `set_partitions` exist. Records of a transaction appear in `sent` when it is committed. Use the embedded
+    cluster for tests that depend on time or on brokers.
     """
 
     default_partitions = 1
@@ -70,19 +70,19 @@ class RecordingProducer(Producer):
 
     @cached_property
     def sent(self) -> list[SentRecord]:
-        """All records that were acknowledged, in the order of their `send`; a list that may be cleared."""
+        """All acknowledged records, in the order of their `send`. The list may be cleared."""
         return []
 
     @cached_property
     def uncommitted(self) -> list[SentRecord]:
-        """The records of the transaction that is open: its commit moves them to `sent`, its abort forgets them.
+        """The records of the open transaction. A commit moves them to `sent`; an abort removes them.
 
-        Those of a producer that was attached to a transaction stay here: another one commits it."""
+        Records of a producer that was attached to a transaction stay here, since another producer commits it."""
         return []
 
     @cached_property
     def committed_offsets(self) -> dict[str, dict[TopicPartition, OffsetAndMetadata]]:
-        """The positions that transactions have committed, by consumer group."""
+        """The offsets that transactions have committed, by consumer group."""
         return {}
 
     @cached_property
@@ -121,14 +121,14 @@ class RecordingProducer(Producer):
         self.uncommitted.clear()
         self._script.offsets_to_commit.clear()
 
-    # What the test says
+    # Instructions of the test
 
     def set_partitions(self, topic: str, count: int) -> None:
-        """Let a topic have `count` partitions; before or after the start.
+        """Set the number of partitions of a topic, before or after the start.
 
         Raises:
-            InvalidTopicError: Kafka refuses this name.
-            ValueError: the topic would lose partitions, or have none.
+            InvalidTopicError: the topic name is invalid.
+            ValueError: the topic would lose partitions, or have no partition.
         """
         check_topic_name(topic)
         known = self._topics.topic(topic) if self._state is State.RUNNING else None
@@ -147,23 +147,23 @@ class RecordingProducer(Producer):
         topic: str | None = None,
         count: int = 1,
     ) -> None:
-        """Let the delivery of the next record fail: `send` succeeds, and `sent` does not get the record.
+        """Let the delivery of the next record fail: `send` succeeds, but the record does not get into `sent`.
 
         Args:
-            error: what awaiting the delivery raises; None for a DeliveryError with all its fields.
-            outcome: of that DeliveryError.
+            error: the error of the delivery; None for a DeliveryError with all its fields.
+            outcome: the outcome of that DeliveryError.
             topic: only records for this topic.
-            count: how many records, or batches that were built by hand.
+            count: the number of records, or of batches that were built by hand.
         """
         self._script.add(_Mishap(topic, count, error, outcome, False))
 
     def refuse_next(self, error: BaseException, *, topic: str | None = None, count: int = 1) -> None:
-        """Let the next `send` itself raise, as it does without room or metadata: nothing is sent.
+        """Let the next `send` itself raise, as it does without room or metadata. Nothing is sent.
 
         Args:
-            error: what `send`, `send_and_wait`, `try_send` or `send_batch` raises.
+            error: the error that `send`, `send_and_wait`, `try_send` or `send_batch` raises.
             topic: only records for this topic.
-            count: how many records, or batches that were built by hand.
+            count: the number of records, or of batches that were built by hand.
         """
         self._script.add(_Mishap(topic, count, error, Outcome.NOT_PERSISTED, True))
 
@@ -171,10 +171,10 @@ class RecordingProducer(Producer):
         default = self.default_partitions if self._config.allow_auto_create_topics else None
         return self._script.partitions.get(topic, default)
 
-    # What stands behind the producer's buffer
+    # Replacements for the parts behind the buffer
 
     def _make_parts(self) -> None:
-        super()._make_parts()  # of these, the sender and the brokers never do anything
+        super()._make_parts()  # the sender and the brokers stay idle
         config, wake = self._config, WakeUp(self._loop)
         self._metadata = self._topics = _Topics(
             config, self._brokers, wake, self._metrics, self._random, self._partition_count
@@ -192,7 +192,7 @@ class RecordingProducer(Producer):
 
     async def _open(self) -> None:
         config, memory = self._config, self._accumulator.memory
-        # Not plain: so each record comes by _append().
+        # Not plain, so that each record is passed to _append().
         self._bind(
             self._loop, self._accumulator, memory, config.batch_size, config.max_request_size, False, None
         )
@@ -213,7 +213,9 @@ class RecordingProducer(Producer):
     ) -> Delivery | None:
         self._script.refuse(topic.name)
         delivery = super()._append(topic, value, key, partition, timestamp_ms, headers, has_turn)
-        assert delivery is not None, "the buffer is empty, and a record that it can't hold is refused"
+        assert delivery is not None, (
+            "the buffer is empty, and a record that is larger than the buffer is rejected"
+        )
         self._end(delivery.batch)
         return delivery
 
@@ -229,7 +231,7 @@ class RecordingProducer(Producer):
     send_batch.__doc__ = Producer.send_batch.__doc__
 
     def _end(self, batch: ProducerBatch) -> None:
-        """What a broker's answer does: the batch leaves its queue, and its deliveries have their result."""
+        """Do what a broker's response does: remove the batch from its queue, and resolve its deliveries."""
         accumulator = self._accumulator
         accumulator.forget(batch)
         accumulator.ready(self._loop.time())  # forgets the linger of batches that are gone
@@ -287,7 +289,7 @@ def _delivery_error(batch: ProducerBatch, outcome: Outcome) -> DeliveryError:
 
 @dataclass(slots=True)
 class _Mishap:
-    """What befalls the next `count` records of one topic, or of any."""
+    """A failure of the next `count` records of one topic, or of any topic."""
 
     topic: str | None
     count: int
@@ -297,15 +299,15 @@ class _Mishap:
 
 
 class _Script:
-    """What the test has said, and how far each partition has got."""
+    """The instructions of the test, and the next offset of each partition."""
 
     def __init__(self) -> None:
         self.partitions: dict[str, int] = {}
-        """How many each topic has, where the test said so."""
+        """The number of partitions of each topic that the test has set."""
         self.offsets: dict[tuple[str, int], int] = {}
         """The next offset of each partition."""
         self.offsets_to_commit: list[tuple[str, Mapping[TopicPartition, OffsetAndMetadata]]] = []
-        """Of the open transaction, by consumer group."""
+        """The offsets of the open transaction, by consumer group."""
         self._mishaps: list[_Mishap] = []
 
     def add(self, mishap: _Mishap) -> None:
@@ -316,13 +318,13 @@ class _Script:
         self._mishaps.append(mishap)
 
     def refuse(self, topic: str) -> None:
-        """Raise what the test said for the next `send` to this topic, if it did."""
+        """Raise the error that the test set for the next `send` to this topic, if any."""
         mishap = self._take(topic, True)
         if mishap is not None and mishap.error is not None:
             raise mishap.error
 
     def failure(self, topic: str) -> _Mishap | None:
-        """What the test said for the next delivery of this topic."""
+        """Return the failure of the next delivery of this topic, or None."""
         return self._take(topic, False)
 
     def _take(self, topic: str, is_refusal: bool) -> _Mishap | None:
@@ -336,15 +338,15 @@ class _Script:
 
 
 class _Agreeing(Coordinator):
-    """Grants all that a transaction asks for, without a broker."""
+    """Grants every request of a transaction, without a broker."""
 
     async def _ask(self, request: Message, code_of: Callable[[Any], int], **options: Any) -> Any:
-        # Of the other answers, nothing is looked at.
+        # The fields of other responses are not read.
         return InitProducerIdResponse(producer_id=_PRODUCER_ID, producer_epoch=0)
 
 
 class _Topics(Metadata):
-    """Knows every topic that the test allows as soon as somebody asks, and never asks a broker."""
+    """Has metadata for each topic that the test allows, without asking a broker."""
 
     def __init__(
         self,
@@ -362,7 +364,7 @@ class _Topics(Metadata):
         )
 
     def learn(self, name: str) -> None:
-        """Know the topic, with as many partitions as the test has said; not at all if it may not exist."""
+        """Add the topic with the number of partitions that the test set, unless it may not exist."""
         count = self._count_of(name)
         if count is None:
             return
