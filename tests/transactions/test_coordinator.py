@@ -50,6 +50,8 @@ class Cluster:
         self.requests: list[Message] = []
         self.code_of_init = 0
         self.producer_id = 7
+        self.epoch_after_end: int | None = None
+        self.fetch_codes = [0, 0]
         self.committed_offsets: list[int] = [-1, -1]
         self.offset_codes: list[int] = [0, 0]
         self.is_silent = False
@@ -81,7 +83,7 @@ class Cluster:
         if request.api_key == ApiKey.OFFSET_FETCH:
             places = [
                 OffsetFetchResponse.OffsetFetchResponsePartition(
-                    partition_index=number, committed_offset=offset
+                    partition_index=number, committed_offset=offset, error_code=self.fetch_codes[number]
                 )
                 for number, offset in enumerate(self.committed_offsets)
             ]
@@ -104,7 +106,8 @@ class Cluster:
                 ]
             )
         assert request.api_key == ApiKey.END_TXN
-        return EndTxnResponse(producer_id=7, producer_epoch=request.producer_epoch + 1)
+        epoch = request.producer_epoch + 1 if self.epoch_after_end is None else self.epoch_after_end
+        return EndTxnResponse(producer_id=7, producer_epoch=epoch)
 
 
 class Begun:
@@ -281,6 +284,16 @@ async def test_offset_0_is_an_offset_and_below_0_is_none():
     found = await begun.coordinator.committed("g", PLACES)
 
     assert found == {PLACES[0]: OffsetAndMetadata(0, "", -1), PLACES[1]: None}
+
+
+async def test_an_error_for_good_of_one_partition_ends_the_question_for_committed_offsets():
+    begun = Begun()
+    begun.cluster.fetch_codes = [ErrorCode.UNSTABLE_OFFSET_COMMIT, ErrorCode.GROUP_AUTHORIZATION_FAILED]
+
+    error = await error_of(begun.coordinator.committed("g", PLACES))
+
+    assert "GROUP_AUTHORIZATION_FAILED" in str(error)
+    assert begun.cluster.asked == [ApiKey.OFFSET_FETCH]
 
 
 async def test_partitions_that_have_joined_are_exported_without_a_request():
@@ -491,3 +504,41 @@ async def test_close_ends_each_running_call_and_allows_no_new_one(version):
     begun.coordinator.add_partitions()
     await begun.coordinator.ended()
     assert begun.cluster.asked == asked
+
+
+async def test_a_commit_that_brings_no_epoch_is_a_success_and_the_producer_needs_a_new_start():
+    begun = Begun()
+    await begun.send_offsets()
+    begun.cluster.epoch_after_end = -1
+
+    await begun.coordinator.commit()
+
+    assert begun.transaction.state is TransactionState.REINIT_REQUIRED
+    assert begun.idempotence.identity == ProducerIdentity(7, 0, True)
+
+
+async def test_an_abort_that_gets_no_epoch_raises_the_error_of_the_transaction():
+    begun = Begun(1)
+    await begun.send_offsets()
+    begun.transaction.epoch_is_spent = True
+    begun.cluster.producer_id = -1
+
+    error = await error_of(begun.coordinator.abort())
+
+    assert isinstance(error, TransactionReinitError)
+    assert error is begun.transaction.error
+
+
+async def test_an_abort_during_which_the_producer_is_fenced_raises_that_and_ends_nothing(monkeypatch):
+    begun = Begun()
+    await begun.send_offsets()
+    begun.cluster.asked.clear()
+    fenced = TransactionReinitError("a record was fenced")
+
+    async def settled():
+        begun.transaction.must_reinit(fenced)
+
+    monkeypatch.setattr(begun.coordinator, "_settled", settled)
+
+    assert await error_of(begun.coordinator.abort()) is fenced
+    assert begun.cluster.asked == []

@@ -7,6 +7,7 @@ plays one again and tells what happened."""
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import sys
 from collections import Counter
@@ -75,6 +76,8 @@ def playing(
     except SimulationStalled as error:
         history.problems.append(f"stalled: {error}")
     finally:
+        if history.lost_receipts:
+            gc.collect()  # results that were never retrieved are logged when they are collected
         logger.removeHandler(listening)
         logger.setLevel(before[0])
         logger.propagate = before[1]
