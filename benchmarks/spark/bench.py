@@ -107,7 +107,7 @@ def run(stage: Stage, target: AckTarget | RealTarget, cell: Cell) -> dict[str, A
 
 
 def interleaved(cells: list[Cell]) -> Iterator[Cell]:
-    """Of the cells of one size every one once, then every one that wants it again, each round begun elsewhere."""
+    """Yield the cells, grouped by size: each cell once, then again for each repeat, starting at another cell each time."""
     for group in dict.fromkeys((cell.section, cell.value_size) for cell in cells):
         mine = [cell for cell in cells if (cell.section, cell.value_size) == group]
         for repeat in range(max(cell.repeats for cell in mine)):
@@ -304,7 +304,7 @@ def drawn(figures: list[Figures], output: Path) -> list[Path]:
 
 
 def status(figures: list[Figures], verdicts: list[Goal], is_cut_short: bool, check: bool) -> int:
-    """Of the process: 130 after Ctrl-C, 2 after a failure, 1 if goals are checked and one is not met."""
+    """Return the exit status: 130 after Ctrl-C, 2 after a failure, 1 if goals are checked and one is not met."""
     if is_cut_short:
         return 130
     if any(f.failures for f in figures):

@@ -1,5 +1,6 @@
-"""What Spark's own Kafka sink needs, and is measured in: its jars, and a virtual environment with the PySpark that they
-are made for. Both are made under build/ once."""
+"""The environment for Spark's own Kafka sink: its jars, and a virtual environment with the matching PySpark.
+
+Both are created once, under build/."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ class Connector(NamedTuple):
 
     @property
     def jars(self) -> Path:
-        """Where they are kept."""
+        """The directory of the jars."""
         return BUILD / f"jars-{self.version}-{self.token_provider}"
 
     def artifacts(self) -> list[tuple[str, str, str]]:
@@ -61,7 +62,7 @@ MIXED = {"4.2.0": "4.1.0-preview1", "4.1.1": "4.1.0-preview1"}
 
 
 class MissingError(Exception):
-    """What is needed can't be fetched; the text says what to do."""
+    """A jar or package cannot be fetched; the text says what to do."""
 
 
 def connector(wanted: str | None) -> Connector:

@@ -12,7 +12,7 @@ from aioproducer.spark import worker
 
 
 class Nothing(spark.WriterCommitMessage):
-    """Of a task."""
+    """The commit message of a task."""
 
 
 class _Writer:

@@ -1,4 +1,4 @@
-"""What users do today without a sink: a Kafka client of their own in each task. Every delivery is checked."""
+"""Writers without a sink, as users write them today: a Kafka client in each task. Every delivery is checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is measured: one Cell for each figure of a table. The bench reads it, and the stage in Spark's environment."""
+"""The measurements: one Cell for each figure of a table. Read by the bench, and by the stage in Spark's environment."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ BATCH, STREAM, SMALL = "batch", "stream", "small"
 """Sections: a DataFrame is written; a stream with large micro-batches; one with small ones."""
 
 TASKS = 4
-"""Of a frame, and so of a write: each of two cores gets two."""
+"""The tasks of a frame, and therefore of a write: two for each of two cores."""
 STREAM_TASKS = 2
-"""Of a micro-batch: as many as Spark makes for two cores if nobody says anything."""
+"""The tasks of a micro-batch: Spark's default for two cores."""
 WARM_ROWS = 4_000
-"""Written just before a frame is, by the same sink: Spark ends Python workers that had nothing to do for a minute."""
+"""Rows that the same sink writes just before a frame: Spark ends Python workers that were idle for a minute."""
 TRANSACTIONAL = {EXACTLY_ONCE, BY_KEY, FOREACH_BATCH}
 ARROW = "spark.sql.execution.arrow."
 ARROW_BATCH = 2 << 20
-"""Bytes that Spark hands over at once to TUNED; else 10,000 rows."""
+"""Bytes that Spark passes to TUNED at a time; for other sinks it is 10,000 rows."""
 SILENT = {MAP_COUNT, NULL, NOOP}
 """They write nothing to Kafka."""
 
@@ -42,12 +42,12 @@ VALUE_SIZES = (100, 1000)
 COMPRESSIONS = ("none", "zstd")
 
 FEW = {FOREACH_CONFLUENT: 3, FOREACH_AIOKAFKA: 2, BY_KEY: 2}
-"""Repeats at most, of what takes long."""
+"""The most repeats of slow sinks."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What to measure. Sizes in bytes; of a stream `rows` are those of one micro-batch."""
+    """One measurement. Sizes are in bytes. For a stream, `rows` is the size of a micro-batch."""
 
     section: str
     sink: str
@@ -57,22 +57,22 @@ class Cell:
     compression: str = "none"
     repeats: int = 1
     by_default: bool = False
-    """The sink's own linger and batch size; else 5 ms and 256 KiB, as all the others."""
-    # of a stream
+    """Use the sink's own linger and batch size instead of 5 ms and 256 KiB, which all others have."""
+    # for streams
     trigger: str = "1 second"
     warm_up: int = 0
     """Micro-batches that are not counted."""
     batches: int = 0
-    """Those that are."""
+    """Micro-batches that are counted."""
 
     @property
     def row(self) -> str:
-        """Of the tables."""
+        """The row in the tables."""
         return self.sink + DEFAULTS if self.by_default else self.sink
 
     @property
     def column(self) -> str:
-        """Of the tables."""
+        """The column in the tables."""
         size = f"{self.value_size // 1000} KB" if self.value_size >= 1000 else f"{self.value_size} B"
         source = f"{self.frame}, " if self.section == BATCH else f"{self.rows:,} rows a batch, "
         return f"{source}{size}, {self.compression}"
@@ -84,11 +84,11 @@ class Cell:
 
     @property
     def spark_settings(self) -> dict[str, str]:
-        """That hold for this measurement alone."""
+        """Spark settings for this measurement only."""
         if self.sink != TUNED:
             return {}
         rows = min(10_000, ARROW_BATCH // self.value_size)
-        # With the largest of limits Spark does not look at the size after every row.
+        # With the largest limit Spark does not check the size after each row.
         return {ARROW + "maxRecordsPerBatch": str(rows), ARROW + "maxBytesPerBatch": str(2**31 - 1)}
 
     @property

@@ -30,7 +30,7 @@ class Spent(NamedTuple):
 
 
 def parsed(stat: str) -> Process:
-    """A line of /proc/PID/stat. The name stands in parentheses and may hold anything."""
+    """Parse a line of /proc/PID/stat. The name is in parentheses and may contain any characters."""
     name, _, rest = stat.partition("(")[2].rpartition(")")
     fields = rest.split()  # from the third on: state, parent ...
     user, system, ended_user, ended_system = map(int, fields[11:15])
@@ -64,10 +64,10 @@ def descendants(root: int, table: dict[int, Process] | None = None) -> dict[int,
 
 
 def spent(before: dict[int, Process], after: dict[int, Process]) -> Spent:
-    """What `descendants` have used between two looks at them.
+    """Return the processor time that `descendants` used between two samples.
 
-    What a process has used that has ended meanwhile, its parent knows, if it has waited for it. PySpark's daemons don't
-    wait for their workers; but those that Spark ends had nothing to do for a minute."""
+    The time of a process that has ended is added to its parent's if the parent has waited for it. PySpark's daemons do
+    not wait for their workers, but Spark ends only workers that were idle for a minute."""
     java = python = ended = 0.0
     for pid, process in after.items():
         was = before.get(pid, Process(process.name, process.parent, 0.0))

@@ -181,7 +181,7 @@ def times(a: float, b: float) -> str:
 
 
 def goals(figures: list[Figures]) -> list[Goal]:
-    """What is to be reached, judged by medians."""
+    """Return the goals, judged by medians."""
     found = []
     for frame in (GENERATED, CACHED):
         for sink, how in ((OURS, ""), (TUNED, ", Arrow batches of 2 MB")):

@@ -162,7 +162,7 @@ class Sinks:
         }[self._cell.sink]
 
     def writer(self, frame: DataFrame) -> Callable[[], None]:
-        """What is timed."""
+        """Return the function that is timed."""
         pairs, settings = frame.select("key", "value"), self._settings
         mapped = {
             MAP_CONFLUENT: peers.map_confluent(settings),
@@ -313,7 +313,7 @@ def _session(settings: Answer) -> SparkSession:
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.shuffle.partitions": str(TASKS),
         "spark.log.level": "ERROR",
-        # What is measured is the first attempt.
+        # Only first attempts are measured.
         "spark.task.maxFailures": "1",
     }
     builder = SparkSession.builder.master("local[2]").appName("bench-spark")

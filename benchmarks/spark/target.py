@@ -1,6 +1,6 @@
-"""Where a measurement's rows go, and how many arrived: the broker that only acknowledges, or an Apache Kafka.
+"""The targets of measurements, which count the rows that arrive: a broker that only acknowledges, or an Apache Kafka.
 
-Each measurement has a topic of its own."""
+Each measurement has its own topic."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def build() -> Path:
 
 
 SETTINGS = {"auto.create.topics.enable": False, "file.delete.delay.ms": 100}
-"""Of an Apache Kafka."""
+"""The broker settings of the Apache Kafka."""
 
 
 class AckTarget:
@@ -122,7 +122,7 @@ class RealTarget:
         return name
 
     def written(self, topic: str, *, transactional: bool) -> dict[str, Any]:
-        """How many rows stand in the log: by the end offsets; by reading them where markers stand between them."""
+        """Count the rows in the log: by the end offsets or, if transaction markers are among them, by reading."""
         consumer = Consumer(
             {
                 "bootstrap.servers": self.bootstrap,
