@@ -1,6 +1,6 @@
 """RecordingProducer: a Producer without a cluster, for unit tests.
 
-Up to the buffer it is the real producer: the same checks, interceptors, serializers, partitioner, states and deliveries.
+Up to the buffer it is the real producer, with its checks, interceptors, serializers, partitioner and deliveries.
 Instead of sending a record, it stores and acknowledges it immediately, or lets it fail as the test specified."""
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ def run(stage: Stage, target: AckTarget | RealTarget, cell: Cell) -> dict[str, A
 
 
 def interleaved(cells: list[Cell]) -> Iterator[Cell]:
-    """Yield the cells, grouped by size: each cell once, then again for each repeat, starting at another cell each time."""
+    """Yield the cells, grouped by size: each cell once, then again for each repeat, from another cell each time."""
     for group in dict.fromkeys((cell.section, cell.value_size) for cell in cells):
         mine = [cell for cell in cells if (cell.section, cell.value_size) == group]
         for repeat in range(max(cell.repeats for cell in mine)):
