@@ -101,7 +101,10 @@ async def test_librdkafka_produces_and_consumes(versions, codec):
         assert await in_thread(lambda: librdkafka_produces(servers, values, **settings)) == []
 
         assert sorted(record.value for record in cluster.records("t")) == sorted(values)
-        assert {batch.header.codec.name.lower() for batch in cluster.batches("t", 0)} == {codec}
+        # librdkafka sends a batch of few records as it is, if it does not shrink.
+        headers = [batch.header for partition in range(4) for batch in cluster.batches("t", partition)]
+        codecs = {header.codec.name.lower() for header in headers if header.record_count >= 20}
+        assert codecs == {codec}
         assert all(batch.header.producer_id >= 0 for batch in cluster.batches("t", 0))
         found = await in_thread(lambda: librdkafka_consumes(servers, 4, len(values)))
         assert sorted(message.value() for message in found) == sorted(values)
