@@ -995,7 +995,12 @@ class Producer(Transactional, Configured):
             ):  # an interceptor may send it elsewhere
                 self._check_has_partition(topic, partition)
             record = ProducerRecord(topic, value, key, partition, timestamp_ms, headers)
-            rows.sent(await self._send_before(deadline, record, []))
+            appended: list[Delivery] = []
+            try:
+                await self._send_before(deadline, record, appended)
+            finally:
+                for delivery in appended:  # also if the caller was cancelled after the append
+                    rows.sent(delivery)
             await self._give_way()
         except (InvalidRecordError, UnknownPartitionError) as error:
             rows.has_waited_in_vain |= isinstance(error, UnknownPartitionError)

@@ -171,16 +171,26 @@ async def test_a_cancelled_call_leaves_rows_that_end_with_its_timeout():
         assert producer.metrics().records_failed == 4
 
 
+async def send_one_record(producer: Producer) -> None:
+    await producer.send("t", bytes(LARGE), timeout=5)
+
+
+async def send_many_records(producer: Producer) -> None:
+    await producer.send_many("t", [bytes(LARGE)], timeout=5)
+
+
+@pytest.mark.parametrize("send", [send_one_record, send_many_records])
+@COLUMNS
 @in_virtual_time
-async def test_a_cancelled_send_that_got_its_room_keeps_its_timeout():
-    async with producing(**FOUR_RECORDS_FILL_IT, **PATIENT) as (cluster, producer):
+async def test_a_call_that_is_cancelled_as_it_gets_its_room_keeps_its_timeout(settings, send):
+    async with producing(**FOUR_RECORDS_FILL_IT, **PATIENT, **settings) as (cluster, producer):
         await producer.partitions_for("t")
         release = asyncio.Event()
         held = cluster.faults.add(PRODUCE, hold=release)
         for _ in range(4):
             await producer.send("t", bytes(LARGE))
         await within(2, held.reached())
-        waits = asyncio.ensure_future(producer.send("t", bytes(LARGE), timeout=5))
+        waits = asyncio.ensure_future(send(producer))
         await until(lambda: producer.metrics().buffer_waiters == 1)
         cluster.faults.add(PRODUCE, drop_before=True, count=10_000)
         [(waiter, append)] = producer._accumulator._waiting.items()
