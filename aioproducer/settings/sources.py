@@ -260,7 +260,7 @@ def _refuse_what_can_not_be(key: Key, entry: Entry) -> None:
             raise ConfigError(
                 f"{_place(entry)}{entry.key}={shown} can't be used: {key.reason}{advice}",
                 setting=entry.key,
-                value=entry.value,
+                value=entry.value if shown == said else None,
             )
 
 

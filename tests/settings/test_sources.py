@@ -131,6 +131,15 @@ def test_text_under_any_name_becomes_the_settings_own_type(name, key):
     assert config.origin(name) == ("explicit" if key.replace(".", "_") == name else f"explicit as {key}")
 
 
+@pytest.mark.parametrize("value", ["user:secret@host", "s" * 61])
+def test_a_value_that_the_text_does_not_show_is_not_in_the_error_either(value):
+    with pytest.raises(ConfigError) as caught:
+        Producer.from_config({"metric.reporters": value})
+
+    assert value not in str(caught.value)
+    assert caught.value.value is None
+
+
 @pytest.mark.parametrize("text", ["true", "TRUE", "t", "1", " true "])
 def test_switches_that_are_on(text):
     assert Producer.from_config({"allow.auto.create.topics": text}).config.allow_auto_create_topics
