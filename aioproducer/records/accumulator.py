@@ -125,7 +125,9 @@ class Accumulator:
             self._make_ready(queue)
             self._wake.set()
             tail = None
-        capacity = max(size, min(queue.size_hint, self.batch_limit))
+        capacity = queue.size_hint if queue.size_hint < self.batch_limit else self.batch_limit
+        if capacity < size:
+            capacity = size
         if not self.memory.take(capacity):
             if not self.memory.take(size):
                 return None  # an open tail stays open and grows once there is memory, which avoids many small batches
@@ -140,7 +142,7 @@ class Accumulator:
                 queue,
                 self._loop,
                 capacity,
-                size if size >= LARGE_RECORD else max(size, self.batch_limit),
+                size if size >= LARGE_RECORD or size > self.batch_limit else self.batch_limit,
                 order=(next(self._orders), 0),
                 created=now,
                 deadline=now + self._config.delivery_timeout,
@@ -154,7 +156,7 @@ class Accumulator:
             self._close(queue.tail)  # the garbage collector or a signal handler appended in the meantime
         queue.tail = batch
         self._enqueue(queue, batch)
-        if self._config.linger > 0 and size < min(self.batch_limit, LARGE_RECORD):
+        if self._config.linger > 0 and size < self.batch_limit and size < LARGE_RECORD:
             if self._lingers.add(queue, batch.order, now):
                 self._wake.set()  # the sender's timer is not set for it yet
         else:
@@ -342,7 +344,7 @@ class Accumulator:
                 continue
             if batch.state is BatchState.OPEN:
                 self._close(batch)
-            if len(batch.withdrawn) != len(batch.left_out) and not batch.is_packing:
+            if batch.withdrawn and len(batch.withdrawn) != len(batch.left_out) and not batch.is_packing:
                 self._rebuild(batch)  # may pass it to a thread
             if batch.is_packing:
                 continue
@@ -573,7 +575,8 @@ class Accumulator:
         surplus = batch.close()
         if batch.withdrawn:
             batch.rebuild()
-        queue.size_hint = max(batch.size - HEADER_SIZE, SMALLEST_BATCH)
+        used = batch.size - HEADER_SIZE
+        queue.size_hint = used if used > SMALLEST_BATCH else SMALLEST_BATCH
         if surplus:
             self.memory.give(surplus)
             if self._waiting:

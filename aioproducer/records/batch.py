@@ -55,6 +55,7 @@ _NO_PRODUCER = (-1, -1, -1)
 _TRANSACTIONAL = 0x10
 NAMED = 0
 """Stands for the id of a topic that was addressed by name."""
+NO_TOPICS: frozenset[int] = frozenset()
 NO_REFUSALS: Mapping[int, int] = MappingProxyType({})
 
 
@@ -124,7 +125,7 @@ class ProducerBatch(Batch):
         self.attempts = 0
         self.maybe_persisted = False
         """After some attempt, the records may be in the log."""
-        self.doubted_in: frozenset[int] = frozenset()
+        self.doubted_in = NO_TOPICS
         """The ids of the topics whose logs may have the records; NAMED for a topic that was addressed by name."""
         self.refusals: Mapping[int, int] = NO_REFUSALS
         """How often brokers answered these bytes with each error code."""

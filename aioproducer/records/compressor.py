@@ -87,6 +87,8 @@ class Packing:
 
     def pack(self, batch: ProducerBatch) -> None:
         """Complete and compress a closed batch, now or soon. It must not be sent while `is_packing`."""
+        if self._codec is Codec.NONE and batch.is_whole:
+            return  # as below, without a call
         if not self.pack_if_quick(batch):
             batch.is_packing = True
             self._waiting.append((batch, batch.payload))

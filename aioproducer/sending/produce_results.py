@@ -89,13 +89,12 @@ class Answers:
         self._random = random
         self.losses = LossWatch(config, metrics)
         self._is_ending_behind = False
+        self._completes_successes = decide(ApiKey.PRODUCE, SUCCESS).action is Action.SUCCEED
+        """The error table's decision for a plain success, looked up once."""
 
     def appended(self, batches: list[ProducerBatch], response: Appended, now: float) -> None:
         """Apply a response that reports success for each batch of a request, and nothing else."""
-        is_plain = (
-            self._transaction.state is not TransactionState.PARTICIPANT
-            and decide(ApiKey.PRODUCE, SUCCESS).action is Action.SUCCEED
-        )
+        is_plain = self._completes_successes and self._transaction.state is not TransactionState.PARTICIPANT
         for number, base_offset, log_append_time, log_start_offset in response.places:
             batch = batches[number]
             if is_plain:

@@ -386,13 +386,18 @@ class Sender:
             names = {topic_id: name for name, topic_id, _ in topics.values()}
             addressed = self._addressed(connection, topics)
             self._answers.read(connection.node.node_id, batches, names, addressed, response, now)
+        node_id = connection.node.node_id
+        stays_here = True
         for batch in batches:
-            self._accumulator.touch(batch.queue)
+            queue = batch.queue
+            self._accumulator.touch(queue)
+            if queue.node_id != node_id:
+                stays_here = False
         connection_will_wake = (
             connection.is_full
+            and stays_here
             and isinstance(response, Appended)
             and not self._transaction.is_used
-            and all(batch.queue.node_id == connection.node.node_id for batch in batches)
         )
         if not connection_will_wake:
             self._wake.set()
