@@ -63,7 +63,7 @@ NOT_VERIFIED = "Unable to verify the partition has been added to the transaction
 """The beginning of the message of a NOT_ENOUGH_REPLICAS that is unrelated to replicas."""
 
 
-class Answers:
+class ProduceResults:
     """Completes or fails batches, or puts them back into the queue. Used only by the sender."""
 
     def __init__(
@@ -332,7 +332,7 @@ class Answers:
         rest = batch.part(self._loop, 0, batch.record_count + len(batch.withdrawn), dict(culprits))
         self._accumulator.replace(batch, [(0, rest)], said.now)
 
-    DO: ClassVar[Mapping[Action, Callable[[Answers, PartitionAnswer], None]]] = MappingProxyType(
+    DO: ClassVar[Mapping[Action, Callable[[ProduceResults, PartitionAnswer], None]]] = MappingProxyType(
         {
             Action.SUCCEED: _stored,
             Action.DUPLICATE: _stored_before,

@@ -31,7 +31,7 @@ from aioproducer.records._record_path import PartitionQueue
 from aioproducer.records.accumulator import NO_NODE, Accumulator
 from aioproducer.records.batch import NAMED, BatchState, ProducerBatch
 from aioproducer.records.idempotence import Idempotence, PartitionSequence
-from aioproducer.sending.produce_results import Answers
+from aioproducer.sending.produce_results import ProduceResults
 from aioproducer.sending.producer_id import ProducerIdSource
 from aioproducer.transactions.coordinator import Coordinator
 from aioproducer.transactions.state import Transaction, TransactionState, abortable
@@ -82,7 +82,7 @@ class Sender:
         self._left_in_pass = 0
         self._begun: set[int] = set()
         """Nodes that a participant has begun to write to."""
-        self._answers = Answers(
+        self._results = ProduceResults(
             config, loop, accumulator, brokers, metadata, idempotence, transaction, metrics, random
         )
         self._producer_ids = ProducerIdSource(config, self._idempotence, brokers, wake, metrics, random)
@@ -107,7 +107,7 @@ class Sender:
         if self._metadata.version != self._seen_metadata:
             self._seen_metadata = self._metadata.version
             self._accumulator.file_queues(self._metadata.cluster)
-            self._answers.losses.look_at(self._metadata.cluster, now)
+            self._results.losses.look_at(self._metadata.cluster, now)
         if self._producer_ids.refused is not None:
             self._refuse_all(self._producer_ids.refused)
             self._producer_ids.refused = None
@@ -288,7 +288,7 @@ class Sender:
 
     def _give_up_in_doubt(self, batch: ProducerBatch, reason: str) -> None:
         self._accumulator.forget(batch)
-        self._answers.give_up(batch, reason)
+        self._results.give_up(batch, reason)
         self._wake.set()  # the batches behind it can now be sent
 
     # --------------------------------------------------------------------------------------------- a request
@@ -376,16 +376,16 @@ class Sender:
         if error is not None:
             addressed = self._addressed(connection, topics)
             for batch in batches:
-                self._answers.broken(batch, error, now, addressed[batch.queue.topic])
+                self._results.broken(batch, error, now, addressed[batch.queue.topic])
         elif self._config.acks == 0:
             for batch in batches:
-                self._answers.complete(batch, now)
+                self._results.complete(batch, now)
         elif isinstance(response, Appended):
-            self._answers.appended(batches, response, now)
+            self._results.appended(batches, response, now)
         else:
             names = {topic_id: name for name, topic_id, _ in topics.values()}
             addressed = self._addressed(connection, topics)
-            self._answers.read(connection.node.node_id, batches, names, addressed, response, now)
+            self._results.read(connection.node.node_id, batches, names, addressed, response, now)
         node_id = connection.node.node_id
         stays_here = True
         for batch in batches:
@@ -444,7 +444,7 @@ class Sender:
             reason = f"the last error was: {batch.last_error!r}" if batch.last_error else "no broker answered"
         why = f"delivery timed out: {reason}"
         in_flight = batch.state is BatchState.IN_FLIGHT
-        if not self._answers.end_at(batch, Moment.EXPIRED, why, in_flight=in_flight):
+        if not self._results.end_at(batch, Moment.EXPIRED, why, in_flight=in_flight):
             self._accumulator.postpone(batch, now + self._config.delivery_timeout)
 
     def _has_left_old_topic(self, batch: ProducerBatch) -> bool:
@@ -484,7 +484,7 @@ class Sender:
                 batch.maybe_persisted = True
             else:
                 self._accumulator.forget(batch)
-            self._answers.give_up(batch, reason)
+            self._results.give_up(batch, reason)
 
     def _abort_unsent(self) -> None:
         """Fail the batches that are not in flight, because their transaction cannot be committed (KIP-654)."""
@@ -492,7 +492,7 @@ class Sender:
         for batch in list(self._accumulator.incomplete):
             if batch.state in (BatchState.OPEN, BatchState.CLOSED):
                 self._accumulator.forget(batch)
-                self._answers.give_up(batch, str(why), TransactionAbortedError)
+                self._results.give_up(batch, str(why), TransactionAbortedError)
 
     def _refuse_all(self, error: KafkaError) -> None:
         """Fail the waiting batches, which cannot be sent without a producer id. The next record asks for one again."""
@@ -500,4 +500,4 @@ class Sender:
             if batch.state in (BatchState.OPEN, BatchState.CLOSED) and not batch.is_numbered:
                 batch.last_error = error
                 self._accumulator.forget(batch)
-                self._answers.give_up(batch, str(error))
+                self._results.give_up(batch, str(error))

@@ -672,10 +672,10 @@ def test_a_broker_that_does_not_know_the_sequence_may_have_lost_records(code):
 DECIDE_THEMSELVES = {
     (
         "sending/produce_results.py",
-        "Answers._partition_answered",
+        "ProduceResults._partition_answered",
     ): "a success does not depend on conditions of the batch",
     ("sending/refusals.py", "PartitionAnswer.refusal"): "the text of a response whose success was rejected",
-    ("sending/produce_results.py", "Answers._is_repetition"): "a condition that the table uses",
+    ("sending/produce_results.py", "ProduceResults._is_repetition"): "a condition that the table uses",
     ("cluster.py", "Cluster.topic"): "whether a snapshot has the topic",
     ("cluster.py", "_merging_topic"): "whether a response has partitions of the topic",
     (

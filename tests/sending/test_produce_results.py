@@ -18,7 +18,7 @@ from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.messages import ProduceResponse
 from aioproducer.protocol.outcomes import TABLE, UNKNOWN_CODES
-from aioproducer.sending.produce_results import Answers
+from aioproducer.sending.produce_results import ProduceResults
 from aioproducer.testing.embedded.handlers import HANDLERS
 from tests.conftest import MS, in_virtual_time
 from tests.support.error_table.produce import damage_the_next_batch
@@ -731,5 +731,5 @@ def test_each_produce_action_of_the_table_has_exactly_one_method():
     rules = [rule for key in keys for rule in TABLE[key]]
     actions = {rule.row.action for rule in (*rules, *UNKNOWN_CODES[ApiKey.PRODUCE])}
 
-    assert set(Answers.DO) == actions
-    assert all(callable(method) for method in Answers.DO.values())
+    assert set(ProduceResults.DO) == actions
+    assert all(callable(method) for method in ProduceResults.DO.values())

@@ -27,7 +27,7 @@ from aioproducer.records.accumulator import Accumulator
 from aioproducer.records.batch import BatchState, ProducerBatch
 from aioproducer.records.idempotence import Idempotence
 from aioproducer.sending import own_timeouts
-from aioproducer.sending.produce_results import Answers
+from aioproducer.sending.produce_results import ProduceResults
 from aioproducer.sending.sender import Sender
 from aioproducer.transactions.coordinator import Coordinator
 from aioproducer.transactions.requests import CoordinatorRequests
@@ -105,9 +105,9 @@ def reused() -> Iterator[None]:
     def given_up(self: Idempotence, sequence: Any, identity: Any) -> None:
         pass
 
-    give_up = Answers.give_up
+    give_up = ProduceResults.give_up
 
-    def giving_up(self: Answers, batch: ProducerBatch, *arguments: Any, **more: Any) -> None:
+    def giving_up(self: ProduceResults, batch: ProducerBatch, *arguments: Any, **more: Any) -> None:
         sequence = batch.queue.sequence
         if batch.is_numbered and sequence is not None and sequence.identity == batch.identity:
             sequence.next_sequence = batch.first_sequence
@@ -115,7 +115,7 @@ def reused() -> Iterator[None]:
 
     with (
         mock.patch.object(Idempotence, "given_up", given_up),
-        mock.patch.object(Answers, "give_up", giving_up),
+        mock.patch.object(ProduceResults, "give_up", giving_up),
     ):
         yield
 
@@ -139,14 +139,14 @@ def lost() -> Iterator[None]:
 @_bug("an acknowledgement is not heard", IDEMPOTENT, 60, "nothing_fails_for_no_reason")
 def unheard() -> Iterator[None]:
     """Every 7th batch that was acknowledged stays where it is, until its time is over."""
-    complete = Answers.complete
+    complete = ProduceResults.complete
     count = iter(range(1, 10**9))
 
-    def completing(self: Answers, batch: ProducerBatch, *arguments: Any, **more: Any) -> None:
+    def completing(self: ProduceResults, batch: ProducerBatch, *arguments: Any, **more: Any) -> None:
         if next(count) % 7:
             complete(self, batch, *arguments, **more)
 
-    with mock.patch.object(Answers, "complete", completing):
+    with mock.patch.object(ProduceResults, "complete", completing):
         yield
 
 
@@ -193,7 +193,7 @@ def cut() -> Iterator[None]:
 def _expire_without_doubt(self: Sender, batch: ProducerBatch, now: float) -> None:
     if batch.state is not BatchState.IN_FLIGHT:
         self._accumulator.forget(batch)
-    self._answers.give_up(batch, "delivery timed out")
+    self._results.give_up(batch, "delivery timed out")
 
 
 @_bug("a batch is dropped", IDEMPOTENT, 60, "every_acknowledged_record_is_in_the_log")
@@ -448,7 +448,7 @@ def no_abort_before_next_epoch() -> Iterator[None]:
 @_bug("in gapless order those behind a failed record go on", IDEMPOTENT, 60, "no_gap_is_in_the_log")
 def gap() -> Iterator[None]:
     """As without the setting."""
-    with mock.patch.object(Answers, "_end_behind"):
+    with mock.patch.object(ProduceResults, "_end_behind"):
         yield
 
 
