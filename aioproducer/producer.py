@@ -55,7 +55,7 @@ from aioproducer.records._record_path import (
 )
 from aioproducer.records.accumulator import Accumulator
 from aioproducer.records.batch import BatchBuilder, BatchState
-from aioproducer.records.compressor import Packing
+from aioproducer.records.compressor import BatchCompressor
 from aioproducer.records.idempotence import Idempotence
 from aioproducer.records.interceptors import Interceptors
 from aioproducer.records.partition_choice import PartitionChoice, check_is_bytes, check_target, check_timeout
@@ -247,7 +247,7 @@ class Producer(Transactional, Configured):
         self._sender: Sender
         self._own_timeouts: OwnTimeouts
         self._tasks: list[asyncio.Task[None]] = []
-        self._packing: Packing
+        self._compressor: BatchCompressor
         self._closing: asyncio.Future[CloseReport] | None = None
         self._is_reported = False
         self._logs_given_up = False
@@ -357,10 +357,10 @@ class Producer(Transactional, Configured):
         """Create the parts behind the buffer. None of them is active yet."""
         self._wake = wake = WakeUp(self._loop)
         config = self._config
-        self._packing = Packing(config, self._loop, gives_way=self._shares_the_loop)
+        self._compressor = BatchCompressor(config, self._loop, gives_way=self._shares_the_loop)
         self._brokers = Brokers(config, wake, self._metrics, self._random)
         self._metadata = Metadata(config, self._brokers, wake, self._metrics, self._random)
-        self._accumulator = Accumulator(config, self._loop, wake, self._random, self._packing)
+        self._accumulator = Accumulator(config, self._loop, wake, self._random, self._compressor)
         self._own_timeouts = OwnTimeouts(
             self._loop, self._accumulator, self._transaction, self._metrics, wake
         )
@@ -485,7 +485,7 @@ class Producer(Transactional, Configured):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._brokers.close()
-        await self._packing.close()
+        await self._compressor.close()
         self._accumulator.unretrieved.close()
         self._move(State.CLOSED)
         metrics = self._metrics

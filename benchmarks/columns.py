@@ -68,7 +68,7 @@ class Discarding:
         self._loop = asyncio.get_running_loop()
         self._batch_size = batch_size
         self.memory = BufferMemory(1 << 60)
-        self.packing = SimpleNamespace(turn_is_full=False)
+        self.compressor = SimpleNamespace(turn_is_full=False)
         self.topic = Topic(topic)
         self.topic.queues.extend(PartitionQueue(topic, number) for number in range(partitions))
         self.topic.next_partition = lambda used: (self.topic.sticky_partition + 1) % partitions

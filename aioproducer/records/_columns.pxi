@@ -762,7 +762,7 @@ cdef Pause append_good_rows(RecordPath self, Topic topic, Rows rows, list refusa
             while batch is None or not has_room(batch, most, self.memory):
                 if self.accumulator.open_batch(queue, most) is None:
                     return FULL
-                if self.accumulator.packing.turn_is_full:
+                if self.accumulator.compressor.turn_is_full:
                     budget[0] = 0
                 batch = queue.tail
         if rows.headers is not None and headers is None:

@@ -142,7 +142,7 @@ class Topic:
     sticky_bytes: int
     def __init__(self, name: str) -> None: ...
 
-class _Packing(Protocol):
+class _Compressor(Protocol):
     @property
     def turn_is_full(self) -> bool: ...
 
@@ -150,7 +150,7 @@ class _Accumulator(Protocol):
     @property
     def topics(self) -> dict[str, Topic]: ...
     @property
-    def packing(self) -> _Packing: ...
+    def compressor(self) -> _Compressor: ...
 
 class Gate:
     is_open: bool

@@ -1352,7 +1352,7 @@ cdef Delivery append_record(RecordPath self, Topic topic, int number, Record* re
     while batch is None or (most >= LARGE and batch.record_count) or not has_room(batch, most, self.memory):
         if self.accumulator.open_batch(queue, most) is None:
             return None
-        if self.accumulator.packing.turn_is_full:
+        if self.accumulator.compressor.turn_is_full:
             self.burst = TURN_AFTER
         batch = queue.tail         # the garbage collector or a signal handler may have appended to it: look again
     write_record(batch, record, headers)

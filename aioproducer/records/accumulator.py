@@ -30,7 +30,7 @@ from aioproducer.records._record_path import (
     Topic,
 )
 from aioproducer.records.batch import BatchBuilder, BatchState, FlushWait, ProducerBatch
-from aioproducer.records.compressor import Packing
+from aioproducer.records.compressor import BatchCompressor
 from aioproducer.records.linger import Lingers
 from aioproducer.records.unretrieved import Unretrieved
 
@@ -57,14 +57,14 @@ class Accumulator:
         loop: asyncio.AbstractEventLoop,
         wake: WakeUp,
         random: Random,
-        packing: Packing,
+        compressor: BatchCompressor,
     ) -> None:
         self._config = config
         self._loop = loop
         self._wake = wake
         self._random = random
-        self.packing = packing
-        packing.on_packed = self._packed
+        self.compressor = compressor
+        compressor.on_compressed = self._compression_ended
         # A batch must fit into a request; a single record that does not fit is rejected earlier.
         self.batch_limit = max(min(config.batch_size, config.max_request_size) - HEADER_SIZE, 0)
         # looked up by the record's path
@@ -184,7 +184,7 @@ class Accumulator:
         )
         batch.keeps_records = self._config.enable_gapless_order
         self._enqueue(queue, batch)
-        self.packing.pack(batch)
+        self.compressor.compress(batch)
         self._make_ready(queue)
         self._wake.set()
         return batch.delivery()
@@ -344,9 +344,13 @@ class Accumulator:
                 continue
             if batch.state is BatchState.OPEN:
                 self._close(batch)
-            if batch.withdrawn and len(batch.withdrawn) != len(batch.left_out) and not batch.is_packing:
+            if (
+                batch.withdrawn
+                and len(batch.withdrawn) != len(batch.left_out)
+                and not batch.is_being_compressed
+            ):
                 self._rebuild(batch)  # may pass it to a thread
-            if batch.is_packing:
+            if batch.is_being_compressed:
                 continue
             size += batch.wire_size
             if drained and size > self._config.max_request_size:
@@ -376,9 +380,9 @@ class Accumulator:
         """
         batch.rebuild()
         if batch.rebuilds <= MOST_REBUILDS:
-            self.packing.pack(batch)
+            self.compressor.compress(batch)
         else:
-            self.packing.pack_if_quick(batch)
+            self.compressor.compress_if_quick(batch)
 
     def end_record(self, delivery: Delivery, error: BaseException) -> None:
         """End one record of a batch that was sent. A batch without live records is not sent again."""
@@ -451,7 +455,7 @@ class Accumulator:
         self._abandoned.discard(batch)
         for _, part in reversed(parts):
             self.requeue(part, retry_at)
-            self.packing.pack(part)
+            self.compressor.compress(part)
             self._abandon_if_empty(part)
 
     def holds(self, topic: str, partition: int) -> bool:
@@ -581,9 +585,9 @@ class Accumulator:
             self.memory.give(surplus)
             if self._waiting:
                 self._serve_waiting()
-        self.packing.pack(batch)
+        self.compressor.compress(batch)
 
-    def _packed(self, batch: ProducerBatch) -> None:
+    def _compression_ended(self, batch: ProducerBatch) -> None:
         """Make a batch due once a thread has compressed it."""
         self._make_ready(batch.queue)
         self._wake.set()

@@ -72,7 +72,7 @@ class ProducerBatch(Batch):
         "first_sequence",
         "flushes",
         "identity",
-        "is_packing",
+        "is_being_compressed",
         "keeps_records",
         "last_error",
         "maybe_persisted",
@@ -115,7 +115,7 @@ class ProducerBatch(Batch):
         """Bytes on the wire; final once the batch is compressed."""
         self.rebuilds = 0
         """How often the batch was rebuilt without withdrawn records."""
-        self.is_packing = False
+        self.is_being_compressed = False
         """A thread is copying its large record or compressing it."""
         # set when the batch is numbered: they identify these bytes for good
         self.identity: ProducerIdentity | None = None

@@ -37,8 +37,8 @@ TELL_AFTER = 1.0
 """Milliseconds of work after which a thread returns its batches though more are waiting; enough for a large request."""
 
 
-class Packing:
-    """Completes and compresses closed batches. Calls `on_packed` for each batch that a thread has compressed."""
+class BatchCompressor:
+    """Completes and compresses closed batches. Calls `on_compressed` for each batch that a thread has compressed."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Packing:
         self.executor = executor or DaemonThreads(
             self._threads, "aioproducer-compress", _give_way_to_the_loop if gives_way else None
         )
-        self.on_packed: Callable[[ProducerBatch], None] = _nobody
+        self.on_compressed: Callable[[ProducerBatch], None] = _nobody
         # in the loop
         pace = bytes_per_millisecond(config.compression, config.compression_level)
         quick = int(MOST_IN_LOOP * pace)
@@ -85,16 +85,16 @@ class Packing:
         """Whether this turn of the loop has compressed as much as one turn may."""
         return self._in_this_turn >= self._most_in_turn
 
-    def pack(self, batch: ProducerBatch) -> None:
-        """Complete and compress a closed batch, now or soon. It must not be sent while `is_packing`."""
+    def compress(self, batch: ProducerBatch) -> None:
+        """Complete and compress a closed batch, now or soon. It must not be sent while `is_being_compressed`."""
         if self._codec is Codec.NONE and batch.is_whole:
             return  # as below, without a call
-        if not self.pack_if_quick(batch):
-            batch.is_packing = True
+        if not self.compress_if_quick(batch):
+            batch.is_being_compressed = True
             self._waiting.append((batch, batch.payload))
             self._start_job()
 
-    def pack_if_quick(self, batch: ProducerBatch) -> bool:
+    def compress_if_quick(self, batch: ProducerBatch) -> bool:
         """Compress a closed batch in this turn of the loop if that is quick. Return True if nothing is left to do."""
         if not batch.is_whole:
             return False
@@ -105,7 +105,7 @@ class Packing:
         if not self._in_this_turn:
             self._loop.call_soon(self._next_turn)
         self._in_this_turn += batch.size
-        self._take_over(batch, self._packed(batch, batch.payload))
+        self._take_over(batch, self._completed_records(batch, batch.payload))
         return True
 
     async def close(self) -> None:
@@ -127,7 +127,7 @@ class Packing:
         try:
             job = self._loop.run_in_executor(self.executor, self._work)
         except RuntimeError as error:
-            self._pack_waiting_now(error)
+            self._compress_waiting_now(error)
         else:
             self._jobs.add(job)
             job.add_done_callback(self._job_ended)
@@ -140,7 +140,7 @@ class Packing:
                 batch, payload = self._waiting.popleft()
             except IndexError:
                 return  # another thread took it
-            self._done.append((batch, self._packed(batch, payload)))
+            self._done.append((batch, self._completed_records(batch, payload)))
             untold += len(payload)
             if untold >= self._tell_after and self._waiting:
                 untold = 0
@@ -152,29 +152,29 @@ class Packing:
         if job.cancelled():
             return  # the producer was closed
         if (error := job.exception()) is not None:
-            self._pack_waiting_now(error)
+            self._compress_waiting_now(error)
         elif self._waiting:
             self._start_job()  # a batch arrived after the last check of the job
 
-    def _pack_waiting_now(self, error: BaseException) -> None:
+    def _compress_waiting_now(self, error: BaseException) -> None:
         """Compress waiting batches in the loop, because no thread can be started or continues."""
         logger.warning("batches are compressed in the event loop, because no thread can be used: %r", error)
         while self._waiting:
             batch, payload = self._waiting.popleft()
-            self._take_over(batch, self._packed(batch, payload))
+            self._take_over(batch, self._completed_records(batch, payload))
             if not batch.is_done:
-                self.on_packed(batch)
+                self.on_compressed(batch)
 
     def _take_done(self) -> None:
         while self._done:
             batch, payload = self._done.popleft()
             self._take_over(batch, payload)
             if not batch.is_done:
-                self.on_packed(batch)
+                self.on_compressed(batch)
 
     # ------------------------------------------------------------------------------------------- either of both
 
-    def _packed(self, batch: ProducerBatch, payload: Payload) -> Payload | Exception:
+    def _completed_records(self, batch: ProducerBatch, payload: Payload) -> Payload | Exception:
         """Return the complete, compressed records. May run in a thread, while the loop may end the batch."""
         try:
             batch.complete_records()
@@ -183,7 +183,7 @@ class Packing:
             return error
 
     def _take_over(self, batch: ProducerBatch, payload: Payload | Exception) -> None:
-        batch.is_packing = False
+        batch.is_being_compressed = False
         if not isinstance(payload, Exception):
             batch.compressed(self._codec, payload)
         elif not batch.is_done:
@@ -193,7 +193,7 @@ class Packing:
 
 
 def _nobody(batch: ProducerBatch) -> None:
-    """Do nothing: the default until the accumulator sets `on_packed`."""
+    """Do nothing: the default until the accumulator sets `on_compressed`."""
 
 
 def processor_count() -> int:

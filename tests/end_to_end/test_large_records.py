@@ -156,7 +156,7 @@ async def test_without_a_thread_the_loop_copies(monkeypatch):
         def no_thread(*_: object) -> None:
             raise RuntimeError("can't start new thread")
 
-        monkeypatch.setattr(producer._packing.executor, "submit", no_thread)
+        monkeypatch.setattr(producer._compressor.executor, "submit", no_thread)
         await within(5, producer.send_and_wait("t", large(1)))
 
         assert values(cluster) == [large(1)]
@@ -173,8 +173,8 @@ async def test_a_thread_that_ends_before_it_copied_costs_no_byte(monkeypatch, ca
         def fails(*_: object) -> None:
             raise MemoryError
 
-        submit = producer._packing.executor.submit
-        monkeypatch.setattr(producer._packing.executor, "submit", lambda *_: submit(fails))
+        submit = producer._compressor.executor.submit
+        monkeypatch.setattr(producer._compressor.executor, "submit", lambda *_: submit(fails))
         await within(5, producer.send_and_wait("t", large(1)))
 
         assert values(cluster) == [large(1)]
@@ -187,8 +187,8 @@ async def test_a_large_record_that_ends_while_a_thread_has_it_is_not_sent():
         cluster=TAKES_LARGE,
         **{**LARGE_TOO, "delivery_timeout_ms": 300_000 * MS, "request_timeout_ms": 250_000 * MS},
     ) as (cluster, producer):
-        for _ in range(producer._packing.executor.most):
-            producer._packing.executor.submit(may_go_on.wait)
+        for _ in range(producer._compressor.executor.most):
+            producer._compressor.executor.submit(may_go_on.wait)
         delivery = await producer.send("t", large(1))
         with pytest.raises(DeliveryError):
             await within(5, delivery)

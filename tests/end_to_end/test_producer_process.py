@@ -218,7 +218,7 @@ def test_a_thread_that_still_compresses_after_close_does_not_keep_the_interprete
                     def for_ever(data):
                         compressing.set()
                         time.sleep(100)
-                    producer._packing._compress = for_ever
+                    producer._compressor._compress = for_ever
                     await producer.send("t", bytes(300_000))
                     while not compressing.is_set():
                         await asyncio.sleep(0.001)

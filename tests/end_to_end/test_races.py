@@ -261,7 +261,7 @@ async def test_a_batch_that_can_not_be_compressed_goes_as_it_is(size, caplog):
         raise MemoryError("no room for the codec")
 
     async with producing(compression_type="zstd") as (cluster, producer):
-        producer._packing._compress = fails
+        producer._compressor._compress = fails
 
         assert (await within(1, producer.send_and_wait("t", b"v" * size))).offset == 0
 

@@ -601,7 +601,7 @@ async def test_a_slice_ends_when_its_turn_has_compressed_what_one_may():
     accumulator = OpensBatches(NoLoop(), limit=10_000)
     path = bound(accumulator)
     rows = Rows([bytes(1000)] * 100, None, None, None, None)
-    accumulator.packing.turn_is_full = True
+    accumulator.compressor.turn_is_full = True
 
     assert path._append_rows(accumulator.topics["orders"], rows, None, False) == OTHERS_TURN
     assert rows.next == 1, "that of the batch that was opened"

@@ -16,7 +16,7 @@ from aioproducer.network.large_answer import LargeAnswer
 from aioproducer.protocol.api import encode_response
 from aioproducer.protocol.messages import MetadataResponse
 from aioproducer.records.accumulator import Accumulator
-from aioproducer.records.compressor import Packing
+from aioproducer.records.compressor import BatchCompressor
 from tests.support.scripted_broker import HOST, LONG, Net, Peer, ScriptedBroker, until
 
 Broker = MetadataResponse.MetadataResponseBroker
@@ -112,7 +112,9 @@ async def test_metadata_of_100000_partitions_that_are_all_written_to_holds_the_l
     async with Teller(10_000, 10, answers=4) as teller, Net(teller.address, batch_size=200) as net:
         await net.start()
         loop = asyncio.get_running_loop()
-        accumulator = Accumulator(net.config, loop, WakeUp(loop), Random(1), Packing(net.config, loop))
+        accumulator = Accumulator(
+            net.config, loop, WakeUp(loop), Random(1), BatchCompressor(net.config, loop)
+        )
         await ask(net, teller.names)
         await until(lambda: net.metadata.topic(teller.names[-1]))
         for name in teller.names:

@@ -544,7 +544,7 @@ async def test_batch_that_can_not_be_compressed_goes_uncompressed(caplog):
     def broken(data: object) -> bytes:
         raise ValueError("broken codec")
 
-    bench.accumulator.packing._compress = broken
+    bench.accumulator.compressor._compress = broken
     bench.send(0, b"v" * 2 * batch_compressor.SMALL)
     bench.drain()
 
@@ -597,7 +597,7 @@ async def test_batch_that_ends_with_its_last_record_while_it_is_compressed_is_no
     bench = Bench(batch_size=64 * 1024, compression_type="gzip", linger_ms=0)
     late = bench.send(0, b"v" * 2 * batch_compressor.SMALL)
     bench.drain()
-    assert late.batch.is_packing
+    assert late.batch.is_being_compressed
 
     bench.accumulator.withdraw(late, DeliveryError("too late"))
     bench.executor.work()
@@ -641,7 +641,7 @@ def large_batch_of_records_with_timeouts(bench: Bench) -> list[Delivery]:
     """A closed batch that a thread has compressed."""
     sent = [bench.send(0, b"%04d" % number * 1024) for number in range(10)]
     assert bench.drain() == []
-    assert sent[0].batch.is_packing
+    assert sent[0].batch.is_being_compressed
     bench.executor.work()
     return sent
 
@@ -656,7 +656,7 @@ async def test_large_batch_that_lost_a_record_is_compressed_again_by_a_thread(le
     behind = bench.send(0, b"behind")
 
     assert bench.drain() == [], "nothing overtakes it meanwhile"
-    assert sent[0].batch.is_packing
+    assert sent[0].batch.is_being_compressed
     bench.executor.work()
     await turns()
 

@@ -43,10 +43,10 @@ async def test_with_two_processors_a_turn_of_the_loop_compresses_a_millisecond_s
     left = fill(bench, 20)
 
     assert len(left) == 20 - in_a_turn - 1, "the last one in a turn may go beyond the millisecond"
-    assert all(batch.is_packing for batch in left)
+    assert all(batch.is_being_compressed for batch in left)
 
     await turns()
-    assert not bench.accumulator.packing.turn_is_full
+    assert not bench.accumulator.compressor.turn_is_full
     bench.send(31, VALUE[: BATCH - 1000])
     assert [batch.codec for batch in bench.drain()] == [Codec.LZ4], "a new turn"
 
@@ -71,7 +71,7 @@ async def test_what_takes_longer_than_half_a_millisecond_is_for_a_thread_on_any_
 
     left = fill(bench, 1, size)
 
-    assert [batch.is_packing for batch in left] == [True] * is_held
+    assert [batch.is_being_compressed for batch in left] == [True] * is_held
 
 
 @pytest.mark.parametrize(("size", "is_held"), [(7 * KIB, False), (9 * KIB, True)])
@@ -83,7 +83,7 @@ async def test_with_more_processors_all_but_small_batches_are_for_threads(size, 
 
 async def test_a_thread_takes_what_waits_and_hands_over_a_request_s_worth_at_a_time(monkeypatch):
     bench = bench_with(processors=3)
-    bench.accumulator.packing._threads = 1
+    bench.accumulator.compressor._threads = 1
     told: list[Callable[[], None]] = []
     monkeypatch.setattr(bench.loop, "call_soon_threadsafe", told.append, raising=True)
     batches = fill(bench, 20)
@@ -93,29 +93,29 @@ async def test_a_thread_takes_what_waits_and_hands_over_a_request_s_worth_at_a_t
     bench.executor.work()
 
     assert len(told) == 2, "each after half a megabyte, and the end of the job is told by itself"
-    assert all(batch.is_packing for batch in batches), "only the loop takes them over"
+    assert all(batch.is_being_compressed for batch in batches), "only the loop takes them over"
     monkeypatch.undo()
     told[0]()
-    assert not any(batch.is_packing for batch in batches)
+    assert not any(batch.is_being_compressed for batch in batches)
     assert bench.drain_all() == batches
 
 
 async def test_what_came_when_the_thread_had_looked_for_the_last_time_gets_a_thread_of_its_own():
     bench = bench_with(processors=3)
-    bench.accumulator.packing._threads = 1
+    bench.accumulator.compressor._threads = 1
     [first] = fill(bench, 1)
     bench.executor.work()  # its end is not known to the loop yet
     bench.send(1, VALUE[: BATCH - 1000])
     bench.drain()
     second = bench.topic.queues[1].batches[0]
-    assert second.is_packing
+    assert second.is_being_compressed
     assert not bench.executor._jobs
 
     await turns()
     bench.executor.work()
     await turns()
 
-    assert not second.is_packing
+    assert not second.is_being_compressed
     assert second.codec is Codec.LZ4
     assert bench.drain_all() == [first, second]
 
@@ -139,7 +139,7 @@ async def test_without_threads_the_loop_compresses_what_waits(monkeypatch, caplo
     await turns()
 
     batches = [batch for queue in bench.topic.queues for batch in queue.batches] or bench.drain_all()
-    assert not any(batch.is_packing for batch in batches)
+    assert not any(batch.is_being_compressed for batch in batches)
     assert "can't start new thread" in caplog.text
 
 
@@ -164,7 +164,7 @@ async def test_a_loop_of_sends_gives_way_when_its_turn_has_compressed_a_millisec
         batches = 60 // 5
         in_a_turn = bytes_per_millisecond(Codec.ZSTD) // BATCH
         assert turns_of_others >= batches // (in_a_turn + 1)
-        assert not producer._packing.executor._threads, "no thread was needed"
+        assert not producer._compressor.executor._threads, "no thread was needed"
         await within(5, producer.flush())
         assert [(await delivery).offset for delivery in sent] == list(range(1, 61))
         assert values(cluster)[1:] == [value] * 60
@@ -174,10 +174,10 @@ async def test_after_close_no_thread_goes_on(monkeypatch):
     bench = bench_with(processors=3)
     fill(bench, 3)
 
-    bench.accumulator.packing.executor.shutdown = lambda **_: None
-    await bench.accumulator.packing.close()
+    bench.accumulator.compressor.executor.shutdown = lambda **_: None
+    await bench.accumulator.compressor.close()
     compressed: list[object] = []
-    bench.accumulator.packing._compress = compressed.append
+    bench.accumulator.compressor._compress = compressed.append
     bench.executor.work()
 
     assert compressed == []

@@ -441,7 +441,7 @@ async def test_requests_are_packed_by_the_compressed_size(codec):
         for _ in range(2):  # the second of a partition closes its first batch
             deliveries += [await producer.send("t", bytes(25_000), partition=number) for number in range(10)]
         queues = [producer._accumulator._queues["t", number] for number in range(10)]
-        await until(lambda: not any(queue.batches[0].is_packing for queue in queues))
+        await until(lambda: not any(queue.batches[0].is_being_compressed for queue in queues))
         release.set()
         await within(1, held_back)
         await within(1, producer.flush())

@@ -16,7 +16,7 @@ from aioproducer.errors import DeliveryError
 from aioproducer.records._record_path import Delivery, RecordPath
 from aioproducer.records.accumulator import Accumulator
 from aioproducer.records.batch import BatchState, ProducerBatch
-from aioproducer.records.compressor import Packing
+from aioproducer.records.compressor import BatchCompressor
 from aioproducer.types import Node
 
 NODES = {number: Node(number, f"broker-{number}", 9092) for number in range(3)}
@@ -108,8 +108,8 @@ class Bench:
         self.config = Producer(**{"linger_ms": LONG, "acks": "all"} | settings).config
         self.wake = CountingEvent()
         self.executor = HeldExecutor()
-        packing = Packing(self.config, self.loop, processors, self.executor)
-        self.accumulator = Accumulator(self.config, self.loop, self.wake, Random(7), packing)
+        compressor = BatchCompressor(self.config, self.loop, processors, self.executor)
+        self.accumulator = Accumulator(self.config, self.loop, self.wake, Random(7), compressor)
         self.memory = self.accumulator.memory
         self.topic = self.accumulator.open_topic(topic_info(leaders))
         self.path = Path(self.accumulator, self.config.max_block)

@@ -71,7 +71,7 @@ class OpensBatches:
         self.switches: list[int] = []
         self.when_opening = lambda: None
         self.is_full = False
-        self.packing = SimpleNamespace(turn_is_full=False)
+        self.compressor = SimpleNamespace(turn_is_full=False)
 
     def open_batch(self, queue: PartitionQueue, size: int) -> ProducerBatch | None:
         self.when_opening()

@@ -143,7 +143,7 @@ async def assert_nothing_left(producer: Producer, cluster: EmbeddedCluster | Non
     assert not [link.node for link in brokers._links.values() if link.connection or link.task]
     assert not brokers._departing
     # Threads, and what the loop itself still has to do for a closed socket or a cancelled timer, end in a moment.
-    await until(lambda: not any(thread.is_alive() for thread in producer._packing.executor._threads))
+    await until(lambda: not any(thread.is_alive() for thread in producer._compressor.executor._threads))
     await until(lambda: not timers_left())
     if cluster is not None:
         # A frozen broker does not notice.
