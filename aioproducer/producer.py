@@ -54,11 +54,12 @@ from aioproducer.records._record_path import (
     murmur2,
 )
 from aioproducer.records.accumulator import Accumulator
+from aioproducer.records.arguments import check_is_bytes, check_target, check_timeout
 from aioproducer.records.batch import BatchBuilder, BatchState
 from aioproducer.records.compressor import BatchCompressor
 from aioproducer.records.idempotence import Idempotence
 from aioproducer.records.interceptors import Interceptors
-from aioproducer.records.partition_choice import PartitionChoice, check_is_bytes, check_target, check_timeout
+from aioproducer.records.partition_choice import PartitionChoice
 from aioproducer.records.receipt import Receipt
 from aioproducer.records.serializers import Serializer, serialized, serialized_now
 from aioproducer.security.addresses import ResolvedAddressFilter

@@ -1,18 +1,18 @@
-"""Chooses partitions that the compiled path does not choose: checks of arguments, and the user's partitioner."""
+"""Chooses partitions that the compiled path does not choose, with the user's partitioner among others."""
 
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Sequence
 from random import Random
 
-from aioproducer.cluster import TopicInfo, check_topic_name
+from aioproducer.cluster import TopicInfo
 from aioproducer.config import ProducerConfig
-from aioproducer.errors import InvalidArgumentError, InvalidRecordError, InvalidTopicError
+from aioproducer.errors import InvalidRecordError
 from aioproducer.partitioner import ConsistentRandom, RoundRobin, make_partitioner
 from aioproducer.records._record_path import whole_number
-from aioproducer.types import is_buffer, qualified_name
+from aioproducer.records.arguments import check_is_bytes, describe
+from aioproducer.types import qualified_name
 
 COMPILED_PATH_CHOOSES = -1
 
@@ -70,7 +70,7 @@ class PartitionChoice:
             ) from error
 
     def _wrong_choice(self, returned: object, topic: str, partitions: int) -> InvalidRecordError:
-        what = shown(returned)
+        what = describe(returned)
         if inspect.iscoroutine(returned):
             returned.close()
             what = "a coroutine (a partitioner cannot be async)"
@@ -79,45 +79,3 @@ class PartitionChoice:
             f"of the topic's partitions, an int from 0 to {partitions - 1}; nothing was buffered",
             argument="partitioner",
         )
-
-
-def check_is_bytes(data: object, part: str) -> None:
-    """Raise unless a key or value is a buffer, with the same text as the append."""
-    if not is_buffer(data):
-        raise InvalidRecordError(
-            f"the {part} must be bytes, bytearray, memoryview or None, not {type(data).__name__}; encode it, or give "
-            f"the producer a {part}_serializer",
-            argument=part,
-        )
-
-
-def check_target(topic: object, partition: object) -> int | None:
-    """Raise unless the arguments are a topic name and a partition number or None. Return the number as an int."""
-    if not isinstance(topic, str):
-        raise InvalidTopicError(f"the topic must be a str, not {shown(topic)}", topic="")
-    check_topic_name(topic)
-    if partition is None:
-        return None
-    number = whole_number(partition)
-    if number is None or number < 0:
-        raise InvalidRecordError(
-            f"the partition must be a whole number, 0 or more, not {shown(partition)}", argument="partition"
-        )
-    return number
-
-
-def check_timeout(timeout: object, error_type: type[InvalidArgumentError] = InvalidArgumentError) -> None:
-    """Raise unless the timeout is None or a number of seconds."""
-    if timeout is None or timeout == math.inf:
-        return
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 <= timeout < 2**53:
-        raise error_type(
-            f"timeout must be a number of seconds, 0 or more, or None for the default, not {shown(timeout)}",
-            argument="timeout",
-        )
-
-
-def shown(value: object) -> str:
-    """Return the repr of a number, and only the type of anything else, which may be a misplaced key or value."""
-    is_number = isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**64)
-    return repr(value) if is_number or value is None else type(value).__name__

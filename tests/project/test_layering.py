@@ -42,8 +42,8 @@ STEPS: dict[str, int] = {
     for room, steps in {
         "records": [
             "_record_path idempotence serializers unretrieved",
-            "batch interceptors linger partition_choice",
-            "compressor receipt",
+            "arguments batch interceptors linger",
+            "compressor partition_choice receipt",
             "accumulator",
         ],
         "network": [

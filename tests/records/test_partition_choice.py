@@ -6,16 +6,20 @@ import asyncio
 import enum
 import zlib
 from collections import Counter
+from random import Random
 
 import pytest
 
 from aioproducer import ConfigError, Outcome
+from aioproducer.config import ProducerConfig
 from aioproducer.errors import DeliveryTimeoutError, InvalidRecordError
 from aioproducer.partitioner import murmur2, murmur2_partition
 from aioproducer.protocol.api import ApiKey
 from aioproducer.records._record_path import murmur2 as compiled_murmur2
-from aioproducer.records.partition_choice import shown
+from aioproducer.records.arguments import describe
+from aioproducer.records.partition_choice import COMPILED_PATH_CHOOSES, PartitionChoice
 from tests.conftest import MS, in_virtual_time
+from tests.support.accumulator_bench import topic_info
 from tests.support.producing import (
     numbers,
     producing,
@@ -408,7 +412,7 @@ async def test_a_callable_that_returns_nonsense_is_an_error_and_nothing_is_buffe
         with pytest.raises(InvalidRecordError):
             producer.try_send("t", b"v")
 
-        assert shown(nonsense) in str(caught.value)
+        assert describe(nonsense) in str(caught.value)
         assert caught.value.outcome is Outcome.NOT_PERSISTED
         assert producer.metrics().records_buffered == 0
         assert (await producer.send_and_wait("t", b"0")).partition == 1
@@ -430,6 +434,19 @@ async def test_a_callable_that_raises_is_the_cause_of_the_error_and_nothing_is_b
         assert type(caught.value.__cause__) is ZeroDivisionError
         assert producer.metrics().records_buffered == 0
         assert (await producer.send_and_wait("t", b"v", partition=1)).partition == 1
+
+
+def test_only_partitioners_that_are_not_compiled_are_called():
+    info = topic_info([0, -1, 0])
+
+    def chosen(partitioner: object) -> int:
+        return PartitionChoice(ProducerConfig.of(partitioner=partitioner), Random(1)).partition_for(
+            info, b"k"
+        )
+
+    assert chosen("default") == chosen("murmur2") == COMPILED_PATH_CHOOSES
+    assert chosen("consistent_random") == zlib.crc32(b"k") % 3
+    assert chosen(lambda key, every, available: available[-1]) == 2
 
 
 @pytest.mark.parametrize("setting", ["murmur3", 7, None, ""])
