@@ -65,7 +65,7 @@ class Action(Enum):
 class Condition(Enum):
     """The conditions on which a rule may depend; nothing else is taken into account."""
 
-    FOLLOWER = "an earlier batch of the same partition has not ended"
+    NOT_FIRST = "an earlier batch of the same partition has not ended"
     IN_DOUBT = "an earlier attempt may have been persisted"
     DAMAGED = "the bytes of the batch no longer match its checksum"
     SECOND_TIME = "the broker has given this answer to the same bytes before"
@@ -140,14 +140,14 @@ def _produce() -> dict[Key, tuple[Rule, ...]]:
     abort, reinit = _rule(_A.ABORT, no, _C.TRANSACTION), _rule(_A.REINIT, no, _C.TRANSACTION)
     # The broker lost the sequence: a transaction can't continue, and a batch that may be persisted must never be sent
     # again under another producer id or epoch.
-    unnumbered_or_follower = (_rule(_A.FAIL, no, _C.NOT_IDEMPOTENT), _rule(_A.HOLD, no, _C.FOLLOWER))
+    unnumbered_or_not_first = (_rule(_A.FAIL, no, _C.NOT_IDEMPOTENT), _rule(_A.HOLD, no, _C.NOT_FIRST))
     head = (_rule(_A.FAIL, maybe, _C.IN_DOUBT), _rule(_A.RENUMBER, no))
-    lost = (*unnumbered_or_follower, abort, *head)
+    lost = (*unnumbered_or_not_first, abort, *head)
     # The broker knows a later epoch than that of the batch. If it is the producer's own, there is no problem. If not,
     # another producer uses this id, and may also have the next epoch.
     epoch = (
         _rule(_A.REINIT, no, _C.TRANSACTION, _C.V1),
-        *unnumbered_or_follower,
+        *unnumbered_or_not_first,
         abort,
         _rule(_A.FAIL, maybe, _C.IN_DOUBT),
         _rule(_A.RENUMBER, no, _C.STALE),
@@ -208,7 +208,7 @@ def _produce() -> dict[Key, tuple[Rule, ...]]:
         Code.UNKNOWN_PRODUCER_ID: lost,
         # In a transaction: fenced, or timed out. With v2, the response to the abort shows which; with v1 it does not.
         Code.INVALID_PRODUCER_EPOCH: epoch,
-        Code.INVALID_PRODUCER_ID_MAPPING: (reinit, *unnumbered_or_follower, *head),
+        Code.INVALID_PRODUCER_ID_MAPPING: (reinit, *unnumbered_or_not_first, *head),
         # rejected
         Code.MESSAGE_TOO_LARGE: too_large,
         Code.RECORD_LIST_TOO_LARGE: too_large,

@@ -194,12 +194,12 @@ class ProduceResults:
         queue = batch.queue
         identity = batch.identity
         earlier = [*queue.in_flight, *queue.batches]
-        is_follower = any(other.is_numbered and other.order < batch.order for other in earlier)
+        is_not_first = any(other.is_numbered and other.order < batch.order for other in earlier)
         in_transaction = identity is not None and identity.is_transactional
         earlier_refusals = batch.refusals.get(answer.error_code, 0)
         holds = {
             Condition.NOT_IDEMPOTENT: identity is None,
-            Condition.FOLLOWER: is_follower,
+            Condition.NOT_FIRST: is_not_first,
             Condition.IN_DOUBT: batch.maybe_persisted,
             Condition.STALE: identity is not None and identity != self._idempotence.identity,
             Condition.GAPLESS: self._config.enable_gapless_order,

@@ -62,7 +62,7 @@ CONNECTION_LOST = (Failure.CUT, Failure.TIMED_OUT, Failure.WRONG_CORRELATION_ID,
 CONDITIONED: list[tuple[ApiKey | None, tuple[Code | Failure | Moment | None, ...], set[Condition], Row]] = [
     (PRODUCE, (Code.NONE, Code.DUPLICATE_SEQUENCE_NUMBER), {C.REPETITION}, Row(Action.ABORT, MAYBE)),
     (PRODUCE, LOST, {C.NOT_IDEMPOTENT}, Row(Action.FAIL, NO)),
-    (PRODUCE, LOST, {C.FOLLOWER}, Row(Action.HOLD, NO)),
+    (PRODUCE, LOST, {C.NOT_FIRST}, Row(Action.HOLD, NO)),
     (PRODUCE, LOST, {C.IN_DOUBT}, Row(Action.FAIL, MAYBE)),
     (PRODUCE, LOST[:3], {C.TRANSACTION}, Row(Action.ABORT, NO)),
     (PRODUCE, LOST[3:], {C.TRANSACTION}, Row(Action.REINIT, NO)),

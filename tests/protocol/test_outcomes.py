@@ -410,8 +410,8 @@ def test_a_refused_sequence_is_repaired_by_a_new_epoch_unless_the_batch_is_in_do
     is_epoch = code is ErrorCode.INVALID_PRODUCER_EPOCH
     assert decide(PRODUCE, code, {Condition.STALE}) == Row(Action.RENUMBER, NO)
     assert decide(PRODUCE, code).action is (Action.NEW_PRODUCER_ID if is_epoch else Action.RENUMBER)
-    assert decide(PRODUCE, code, {Condition.FOLLOWER}) == Row(Action.HOLD, NO)
-    assert decide(PRODUCE, code, {Condition.FOLLOWER, Condition.IN_DOUBT}) == Row(Action.HOLD, NO)
+    assert decide(PRODUCE, code, {Condition.NOT_FIRST}) == Row(Action.HOLD, NO)
+    assert decide(PRODUCE, code, {Condition.NOT_FIRST, Condition.IN_DOUBT}) == Row(Action.HOLD, NO)
     assert decide(PRODUCE, code, {Condition.IN_DOUBT}) == Row(Action.FAIL, MAYBE)
     assert decide(PRODUCE, code, {Condition.NOT_IDEMPOTENT}) == Row(Action.FAIL, NO)
 
@@ -433,7 +433,7 @@ def test_a_fenced_epoch_needs_an_abort_with_v2_and_a_new_start_with_v1():
 
 def test_a_corrupt_batch_is_sent_three_times_unless_it_was_damaged_here():
     code = ErrorCode.CORRUPT_MESSAGE
-    for others in (set(), {Condition.IN_DOUBT}, {Condition.FOLLOWER}, IN_TRANSACTION):
+    for others in (set(), {Condition.IN_DOUBT}, {Condition.NOT_FIRST}, IN_TRANSACTION):
         assert decide(PRODUCE, code, others) == Row(Action.RETRY, NO)
         assert decide(PRODUCE, code, {Condition.THIRD_TIME, *others}) == Row(Action.FAIL, NO)
         assert decide(PRODUCE, code, {Condition.DAMAGED, *others}) == Row(Action.DAMAGED, NO)

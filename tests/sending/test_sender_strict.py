@@ -116,7 +116,7 @@ async def test_in_gapless_order_an_expired_record_leaves_no_gap_whatever_is_in_f
 
 
 @in_virtual_time
-async def test_in_gapless_order_a_follower_that_is_in_the_log_is_delivered():
+async def test_in_gapless_order_a_batch_behind_a_failed_one_that_is_in_the_log_is_delivered():
     """The record before it ended as unknown, but is in the log, so there is no gap."""
     settings = {"request_timeout_ms": 190, "delivery_timeout_ms": 200, **GAPLESS}
     async with producing(**settings) as (cluster, producer):
@@ -184,8 +184,8 @@ async def test_in_gapless_order_thousands_fail_quickly_with_the_first_one():
         cluster.thaw_broker(0)
 
 
-async def test_close_fails_a_follower_first_if_the_record_before_it_is_retried_endlessly():
-    """When the record before it fails and ends those behind it, the follower is in flight and has already ended."""
+async def test_close_fails_a_batch_first_if_the_record_before_it_is_retried_endlessly():
+    """When the record before it fails and ends those behind it, this one is in flight and has already ended."""
     settings = {**GAPLESS, "enable_endless_retries": True}
     async with producing(**settings) as (cluster, producer):
         await producer.send_and_wait("t", b"0")

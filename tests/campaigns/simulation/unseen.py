@@ -43,7 +43,7 @@ UNSEEN: dict[str, Unseen] = {
         "sending/test_sender_faults",
         "test_a_new_leader_has_one_batch_in_flight_until_its_first_acknowledgement",
     ),
-    "a batch behind one that waits for its next attempt does not count as a follower": Unseen(
+    "a batch counts as the first although an earlier one waits for its next attempt": Unseen(
         "it asks for a new epoch where waiting would do, and no record is lost by that",
         "protocol/test_error_table_walk",
         "test_the_expected_row_is_in_the_table_and_is_observed",

@@ -77,7 +77,7 @@ def _settings(cell: Cell, version: int) -> dict[str, Any]:
         settings |= {"transactional_id": "tx", "version": version}
     if cell.when & {Condition.SEVERAL_RECORDS, Condition.RECORD_ERRORS}:
         settings["linger_ms"] = 50
-    if Condition.FOLLOWER in cell.when:
+    if Condition.NOT_FIRST in cell.when:
         settings |= {"batch_size": 1, "brokers": 2}
     return settings
 
@@ -150,9 +150,9 @@ def damage_the_next_batch() -> None:
 
 
 async def _send(on: Stage, cell: Cell) -> list[Delivery]:
-    """One batch, or a batch and its follower."""
-    several = cell.when & {Condition.SEVERAL_RECORDS, Condition.RECORD_ERRORS, Condition.FOLLOWER}
-    count = 1 if not several else 2 if Condition.FOLLOWER in cell.when else 4
+    """One batch, or two of one partition."""
+    several = cell.when & {Condition.SEVERAL_RECORDS, Condition.RECORD_ERRORS, Condition.NOT_FIRST}
+    count = 1 if not several else 2 if Condition.NOT_FIRST in cell.when else 4
     if Condition.STALE in cell.when:
         await on.producer.send("t", b"of the other", partition=1)
     return [await on.producer.send("t", b"%d" % number, partition=0) for number in range(count)]
@@ -171,14 +171,14 @@ async def _once(cell: Cell, code: int, version: int) -> Action:
         async with staged(**_settings(cell, version)) as on:
             await _begin(on, cell)
             before = len(on.requests(PRODUCE))
-            if Condition.FOLLOWER in cell.when:
-                # The head is sent to the new leader at once, so that the follower has nothing else to wait for.
+            if Condition.NOT_FIRST in cell.when:
+                # The head is sent to the new leader at once, so that the second has nothing else to wait for.
                 on.faults.add(PRODUCE, error=Code.NOT_LEADER_OR_FOLLOWER, move_leader_to=1)
             _refuse(on, cell, code, 1)
             deliveries = await _send(on, cell)
             errors = await _results(deliveries)
             action = _seen(on, cell, deliveries, before)
-            if cell.what is not None and not cell.when & {Condition.FOLLOWER, Condition.VERIFICATION}:
+            if cell.what is not None and not cell.when & {Condition.NOT_FIRST, Condition.VERIFICATION}:
                 again = cell.when & {Condition.SECOND_TIME, Condition.THIRD_TIME}
                 expected = _before(cell) + 1 if again else code not in (0, 46)
                 assert on.producer.metrics().errors.get(Code(code).name, 0) == expected
@@ -189,7 +189,7 @@ async def _once(cell: Cell, code: int, version: int) -> Action:
 def _seen(on: Stage, cell: Cell, deliveries: Sequence[Delivery], before: int) -> Action:
     errors = [error for delivery in deliveries if (error := delivery.exception()) is not None]
     tries = on.requests(PRODUCE)[before:]
-    number = 1 if Condition.FOLLOWER in cell.when else _before(cell)
+    number = 1 if Condition.NOT_FIRST in cell.when else _before(cell)
     again = tries[number + 1 :]
     if errors and len(errors) == len(deliveries):
         assert not again, "a record that has failed is not sent again"
@@ -212,9 +212,9 @@ def _seen(on: Stage, cell: Cell, deliveries: Sequence[Delivery], before: int) ->
     assert headers[0].base_sequence == first, "the numbers stay what they were"
     if [header.record_count for header in headers] == [2, 2]:
         return Action.SPLIT
-    if Condition.FOLLOWER in cell.when:
-        head, follower = again
-        return Action.HOLD if follower.at - head.at < 0.01 else Action.RETRY
+    if Condition.NOT_FIRST in cell.when:
+        head, second = again
+        return Action.HOLD if second.at - head.at < 0.01 else Action.RETRY
     refused, retry = tries[number : number + 2]
     if retry.at - refused.at < 0.1:
         return Action.RETRY_SOON
@@ -294,16 +294,16 @@ async def _for_ever(cell: Cell, code: int, version: int) -> Outcome:
     with _scene(cell, code):
         async with staged(**_settings(cell, version)) as on:
             await _begin(on, cell)
-            if Condition.FOLLOWER in cell.when:
-                return await _follower_for_ever(on, code)
+            if Condition.NOT_FIRST in cell.when:
+                return await _not_first_for_ever(on, code)
             _refuse(on, cell, code, ALL)
             outcomes = {_outcome(error) for error in await _results(await _send(on, cell))}
             assert len(outcomes) == 1
             return outcomes.pop()
 
 
-async def _follower_for_ever(on: Stage, code: int) -> Outcome:
-    """Of a follower whose head is tried again and again; both are given up at the same moment."""
+async def _not_first_for_ever(on: Stage, code: int) -> Outcome:
+    """The outcome of a batch behind one that is tried again and again; both are given up at the same moment."""
     on.refuse(PRODUCE, Code.NOT_ENOUGH_REPLICAS)
     on.refuse(PRODUCE, code)
     on.refuse(PRODUCE, Code.NOT_ENOUGH_REPLICAS, count=ALL)
