@@ -25,7 +25,6 @@ from aioproducer.cluster import PartitionInfo, TopicInfo
 from aioproducer.concurrency.tasks import ended, new_task
 from aioproducer.concurrency.wakeup import WakeUp
 from aioproducer.config import AddressFilter, Connector
-from aioproducer.configured import Configured, keeps_what_was_given
 from aioproducer.errors import (
     BufferFullError,
     BufferTimeoutError,
@@ -40,6 +39,7 @@ from aioproducer.errors import (
     WrongLoopError,
     without_tracebacks,
 )
+from aioproducer.from_config import FromConfig, remembers_arguments
 from aioproducer.metrics import Metrics, MetricsSnapshot
 from aioproducer.network.brokers import Brokers
 from aioproducer.network.metadata import Metadata
@@ -108,7 +108,7 @@ class CloseReport:
     """Failed records whose result was not retrieved, by (topic, error)."""
 
 
-class Producer(Transactional, Configured):
+class Producer(Transactional, FromConfig):
     """An asyncio Kafka producer.
 
         async with Producer("localhost:9092", compression_type="zstd") as producer:
@@ -174,7 +174,7 @@ class Producer(Transactional, Configured):
         ConfigError: a setting is unknown, malformed or contradicts another one.
     """
 
-    @keeps_what_was_given
+    @remembers_arguments
     def __init__(
         self,
         bootstrap_servers: str | Sequence[str] = "localhost:9092",

@@ -25,7 +25,7 @@ FLOORS: dict[str, int] = {
             "protocol partitioner",
             "cluster metrics security settings",
             "config sasl token_providers",
-            "configured network records",
+            "from_config network records",
             "transactions",
             "sending",
             "producer",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aioproducer import ConfigError, Producer
-from aioproducer.configured import Configured
+from aioproducer.from_config import FromConfig
 
 
 def test_each_way_to_give_settings_makes_the_same_producer(tmp_path):
@@ -19,7 +19,7 @@ def test_each_way_to_give_settings_makes_the_same_producer(tmp_path):
     ]
 
     assert [producer.config.linger for producer in producers] == [0.007] * 4
-    assert all(isinstance(producer, Configured) for producer in producers)
+    assert all(isinstance(producer, FromConfig) for producer in producers)
 
 
 def test_keywords_win_over_each_source(tmp_path):

@@ -22,8 +22,8 @@ from aioproducer.settings.sources import (
 P = ParamSpec("P")
 
 
-class Configured:
-    """Base of `Producer`. `__init__` is decorated with `keeps_what_was_given` and calls `_configure()` first."""
+class FromConfig:
+    """Base of `Producer`. `__init__` is decorated with `remembers_arguments` and calls `_configure()` first."""
 
     _given: dict[str, Any]
     _sourced = Sourced({}, {})
@@ -108,7 +108,7 @@ class Configured:
         return ProducerConfig.of(origins, notes, **self._given)
 
 
-def keeps_what_was_given(init: Callable[P, None]) -> Callable[P, None]:
+def remembers_arguments(init: Callable[P, None]) -> Callable[P, None]:
     """Decorate `Producer.__init__` to keep the given arguments, without defaults, in `self._given`.
 
     An unknown keyword raises ConfigError, with the name of the most similar setting, instead of a TypeError.
@@ -119,7 +119,7 @@ def keeps_what_was_given(init: Callable[P, None]) -> Callable[P, None]:
     def checked(*args: P.args, **kwargs: P.kwargs) -> None:
         check_keywords(kwargs)
         producer = args[0]
-        assert isinstance(producer, Configured)
+        assert isinstance(producer, FromConfig)
         producer._given = dict(zip(names[1:], args[1:], strict=False)) | kwargs
         init(*args, **kwargs)
 
