@@ -59,7 +59,7 @@ def backoff(base: float, maximum: float, failures: int, random: Random) -> float
     return min(base * 2.0 ** min(failures, 32), maximum) * random.uniform(1 - JITTER, 1 + JITTER)
 
 
-class _Link:
+class _BrokerEntry:
     """The state of one broker that outlives a single connection to it."""
 
     __slots__ = (
@@ -131,8 +131,8 @@ class Brokers:
         self._metrics = metrics
         self._random = random
         self._login = Login(config, random=random)
-        self._links: dict[int, _Link] = {}
-        self._former: dict[int, _Link] = {}
+        self._entries: dict[int, _BrokerEntry] = {}
+        self._former: dict[int, _BrokerEntry] = {}
         """The nodes that the last replacement removed."""
         self._departing: list[Connection] = []
         """Connections that are no longer handed out, until their sockets are closed."""
@@ -155,12 +155,12 @@ class Brokers:
     @property
     def nodes(self) -> list[Node]:
         """The nodes to connect to."""
-        return [link.node for link in self._links.values()]
+        return [entry.node for entry in self._entries.values()]
 
     @property
     def is_bootstrapping(self) -> bool:
         """True if the nodes are the bootstrap addresses, so no cluster is known."""
-        return any(node_id < 0 for node_id in self._links)
+        return any(node_id < 0 for node_id in self._entries)
 
     def rebootstrap(self) -> None:
         """Forget the cluster's nodes and start again from the bootstrap addresses (KIP-899, KIP-1102).
@@ -181,25 +181,25 @@ class Brokers:
         return {-index: Node(-index, host, port) for index, (host, port) in servers}
 
     def _replace(self, nodes: dict[int, Node]) -> None:
-        former: dict[int, _Link] = {}
-        for node_id, link in list(self._links.items()):
+        former: dict[int, _BrokerEntry] = {}
+        for node_id, entry in list(self._entries.items()):
             node = nodes.get(node_id)
-            if node is not None and node[:3] == link.node[:3]:
-                link.node = node
+            if node is not None and node[:3] == entry.node[:3]:
+                entry.node = node
                 continue
-            former[node_id] = self._links.pop(node_id)
-            if link.task is not None:
-                link.task.cancel()
-            connection, link.connection = link.connection, None
+            former[node_id] = self._entries.pop(node_id)
+            if entry.task is not None:
+                entry.task.cancel()
+            connection, entry.connection = entry.connection, None
             if connection is not None:
                 self._depart(connection)
                 connection.drain()
         for node_id, node in nodes.items():
-            if node_id not in self._links:
+            if node_id not in self._entries:
                 # A node that returns keeps its back-off. Otherwise two alternating lists of dead brokers would be
                 # tried without any back-off.
                 known = self._former.get(node_id)
-                self._links[node_id] = known if known and known.node[:3] == node[:3] else _Link(node)
+                self._entries[node_id] = known if known and known.node[:3] == node[:3] else _BrokerEntry(node)
         if former:
             self._former = former
         self._changed()
@@ -213,14 +213,14 @@ class Brokers:
 
     def ready(self, node_id: int) -> bool:
         """Return whether a request can be sent to this broker now; start connecting to it if necessary."""
-        link = self._links.get(node_id)
-        if link is None:
+        entry = self._entries.get(node_id)
+        if entry is None:
             self.update_wanted = True  # no wake-up: see below
             return False
-        if link.connection is not None:
-            return link.connection.can_send
-        self._connect(link)
-        if link.failures or self._waits_in_vain(link):
+        if entry.connection is not None:
+            return entry.connection.can_send
+        self._connect(entry)
+        if entry.failures or self._waits_in_vain(entry):
             # The sender has records for a broker that may be gone; its partitions may have new leaders now or soon.
             # No wake-up, or the sender would loop for ever: each new snapshot makes it call `ready` again.
             self.update_wanted = True
@@ -228,8 +228,8 @@ class Brokers:
 
     def connection(self, node_id: int) -> Connection | None:
         """Return the connection to this broker, or None."""
-        link = self._links.get(node_id)
-        return link.connection if link is not None else None
+        entry = self._entries.get(node_id)
+        return entry.connection if entry is not None else None
 
     def retry_at(self, node_id: int, since: float) -> float | None:
         """Return the loop time at which to call `ready` again; None if the wake-up event announces the change instead.
@@ -239,28 +239,28 @@ class Brokers:
         `since` is a loop time from before `ready` returned False. With a later time, a throttle that ended in between
         would be missed, and no event would follow.
         """
-        link = self._links.get(node_id)
-        if link is None:
+        entry = self._entries.get(node_id)
+        if entry is None:
             return None
-        if link.connection is None:
-            when = link.retry_at if link.task is None else link.dialing_since + PATIENCE
+        if entry.connection is None:
+            when = entry.retry_at if entry.task is None else entry.dialing_since + PATIENCE
         else:
-            when = link.connection.throttled_until
+            when = entry.connection.throttled_until
         return when if when > since else None
 
     def last_error(self, node_id: int) -> KafkaError | None:
         """Return the error of the last connection that was lost or could not be established; None if one was since."""
-        link = self._links.get(node_id)
-        return link.last_error if link is not None else None
+        entry = self._entries.get(node_id)
+        return entry.last_error if entry is not None else None
 
-    def _waits_in_vain(self, link: _Link) -> bool:
+    def _waits_in_vain(self, entry: _BrokerEntry) -> bool:
         """Return whether an attempt to connect has taken so long that the broker is probably gone."""
-        return link.is_connecting and asyncio.get_running_loop().time() >= link.dialing_since + PATIENCE
+        return entry.is_connecting and asyncio.get_running_loop().time() >= entry.dialing_since + PATIENCE
 
     def in_flight(self, node_id: int) -> int:
         """Return the number of requests to this broker that are not answered yet."""
-        link = self._links.get(node_id)
-        return link.connection.in_flight if link is not None and link.connection is not None else 0
+        entry = self._entries.get(node_id)
+        return entry.connection.in_flight if entry is not None and entry.connection is not None else 0
 
     def request(
         self,
@@ -275,27 +275,27 @@ class Brokers:
 
         The in-flight limit and throttling do not delay the request: check `ready` first.
         """
-        link = self._links.get(node_id)
-        if link is None or link.connection is None:
+        entry = self._entries.get(node_id)
+        if entry is None or entry.connection is None:
             future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
             future.set_exception(BrokerConnectionError(f"broker {node_id} is not connected", written=False))
             future.exception()
             return future
-        return link.connection.request(
+        return entry.connection.request(
             message, timeout=timeout, version_ceiling=version_ceiling, expects_response=expects_response
         )
 
     def disconnect(self, node_id: int, error: KafkaError) -> None:
         """Close the connection to a broker that violated the protocol; requests in flight fail with `error`."""
-        link = self._links.get(node_id)
-        if link is not None and link.connection is not None:
-            link.connection.abort(error)
+        entry = self._entries.get(node_id)
+        if entry is not None and entry.connection is not None:
+            entry.connection.abort(error)
 
     def renegotiate(self, node_id: int) -> None:
         """Close a connection once all requests are answered; the next connection asks for the broker's versions."""
-        link = self._links.get(node_id)
-        if link is not None and link.connection is not None:
-            link.connection.drain()
+        entry = self._entries.get(node_id)
+        if entry is not None and entry.connection is not None:
+            entry.connection.drain()
 
     # Any broker
 
@@ -307,12 +307,12 @@ class Brokers:
         """
         now = asyncio.get_running_loop().time()
         self._turn += 1
-        links = self._rotated()
-        usable = [link for link in links if link.is_ready and link.throttled_until <= now]
+        entries = self._rotated()
+        usable = [entry for entry in entries if entry.is_ready and entry.throttled_until <= now]
         best = (
-            min(usable, key=lambda link: self.in_flight(link.node.node_id), default=None)
-            or next((link for link in links if link.is_connecting), None)
-            or next((link for link in links if link.connection is None and link.retry_at <= now), None)
+            min(usable, key=lambda entry: self.in_flight(entry.node.node_id), default=None)
+            or next((entry for entry in entries if entry.is_connecting), None)
+            or next((entry for entry in entries if entry.connection is None and entry.retry_at <= now), None)
         )
         return best.node.node_id if best is not None else None
 
@@ -334,20 +334,20 @@ class Brokers:
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
-        losses = {node_id: link.losses for node_id, link in self._links.items()}
+        losses = {node_id: entry.losses for node_id, entry in self._entries.items()}
         while True:
             if self._is_closed:
                 raise ProducerClosed("the producer was closed")
             now = loop.time()
             node_id = self.least_loaded()
-            if node_id is not None and self._links[node_id].is_ready:
+            if node_id is not None and self._entries[node_id].is_ready:
                 return await self._first_answer(message, deadline, version_ceiling)
             if not self._has_known_cluster and (refusal := self.refusal) is not None:
                 raise refusal  # other brokers would respond the same, and more attempts could lock the account
             self._connect_any(now)
             if all(
-                link.connection is None and link.task is None and link.losses > losses.get(node_id, 0)
-                for node_id, link in self._links.items()
+                entry.connection is None and entry.task is None and entry.losses > losses.get(node_id, 0)
+                for node_id, entry in self._entries.items()
             ):
                 raise self.unreachable()
             if now >= deadline:
@@ -381,12 +381,12 @@ class Brokers:
         """Return the ready connection with the fewest requests in flight that is not in `asked`."""
         now = asyncio.get_running_loop().time()
         ready = [
-            link.connection
-            for link in self._rotated()
-            if link.connection is not None
-            and link.is_ready
-            and link.throttled_until <= now
-            and link.connection not in asked
+            entry.connection
+            for entry in self._rotated()
+            if entry.connection is not None
+            and entry.is_ready
+            and entry.throttled_until <= now
+            and entry.connection not in asked
         ]
         return min(ready, key=lambda connection: connection.in_flight, default=None)
 
@@ -418,29 +418,29 @@ class Brokers:
             if self._is_closed:
                 raise ProducerClosed("the producer was closed")
             now = loop.time()
-            link = self._links.get(node_id)
-            if link is None:
+            entry = self._entries.get(node_id)
+            if entry is None:
                 self._want_update()
                 raise BrokerConnectionError(f"broker {node_id} is not known", written=False)
-            if link.is_ready and link.throttled_until <= now:
+            if entry.is_ready and entry.throttled_until <= now:
                 if about_to_write is not None:
                     about_to_write()
                 return await self.request(
                     node_id, message, max(deadline - now, 0.001), version_ceiling=version_ceiling
                 )
-            before = link.losses if before is None else before
-            if link.connection is None and link.losses > before and link.last_error is not None:
-                raise BrokerConnectionError(str(link.last_error), written=False)
+            before = entry.losses if before is None else before
+            if entry.connection is None and entry.losses > before and entry.last_error is not None:
+                raise BrokerConnectionError(str(entry.last_error), written=False)
             if now >= deadline:
-                why = link.last_error or (
-                    link.progress if link.is_connecting else "it is throttled, or not connected"
+                why = entry.last_error or (
+                    entry.progress if entry.is_connecting else "it is throttled, or not connected"
                 )
                 raise RequestTimedOutError(
                     f"no request could be sent to broker {node_id} within {timeout:g} s: {why}", written=False
                 )
-            if link.connection is None:
-                self._connect(link)
-            times = [deadline, link.throttled_until, link.retry_at]
+            if entry.connection is None:
+                self._connect(entry)
+            times = [deadline, entry.throttled_until, entry.retry_at]
             await self._change(min(time for time in times if time > now))
 
     def finalized_feature(self, name: str) -> int:
@@ -454,9 +454,9 @@ class Brokers:
     def forget_features(self) -> None:
         """Keep only the reports of open connections: the cluster was replaced, and its feature epochs start again."""
         self._newest_features = BrokerVersions({})
-        for link in self._links.values():
-            if link.connection is not None:
-                self._learn_features(link.connection.versions)
+        for entry in self._entries.values():
+            if entry.connection is not None:
+                self._learn_features(entry.connection.versions)
 
     def _learn_features(self, versions: BrokerVersions) -> None:
         if versions.features_epoch >= self._newest_features.features_epoch:
@@ -465,13 +465,13 @@ class Brokers:
     @property
     def refusal(self) -> KafkaError | None:
         """The authentication error of a broker, or the error that certificates can't be read; otherwise None."""
-        errors = [link.last_error for link in self._links.values()]
+        errors = [entry.last_error for entry in self._entries.values()]
         return next((error for error in errors if isinstance(error, AuthenticationError | ConfigError)), None)
 
     @property
     def is_hopeless(self) -> bool:
         """True if every broker failed with an error that is not retriable, such as not being a Kafka broker."""
-        errors = [link.last_error for link in self._links.values()]
+        errors = [entry.last_error for entry in self._entries.values()]
         return all(error is not None and not error.retriable for error in errors)
 
     @property
@@ -479,11 +479,11 @@ class Brokers:
         """True if all attempts to connect to any broker have failed for at least `reconnect_backoff_max`."""
         before = asyncio.get_running_loop().time() - self._config.reconnect_backoff_max
         return all(
-            link.connection is None
-            and link.task is None
-            and link.failing_since is not None
-            and link.failing_since <= before
-            for link in self._links.values()
+            entry.connection is None
+            and entry.task is None
+            and entry.failing_since is not None
+            and entry.failing_since <= before
+            for entry in self._entries.values()
         )
 
     def unreachable(self) -> BrokerConnectionError:
@@ -493,119 +493,121 @@ class Brokers:
     def reasons(self) -> str:
         """Return the reason why there is no connection, for each broker."""
         reasons = []
-        for link in self._links.values():
-            if link.last_error is None:
-                reason = f"{link.node}: {'connected' if link.is_ready else link.progress}"
-            elif str(link.node.port) in link.last_error.message:
-                reason = link.last_error.message  # most errors begin with the address already
+        for entry in self._entries.values():
+            if entry.last_error is None:
+                reason = f"{entry.node}: {'connected' if entry.is_ready else entry.progress}"
+            elif str(entry.node.port) in entry.last_error.message:
+                reason = entry.last_error.message  # most errors begin with the address already
             else:
-                reason = f"{link.node}: {link.last_error.message}"
+                reason = f"{entry.node}: {entry.last_error.message}"
             reasons.append(reason)
         return "; ".join(reasons)
 
     def errors(self) -> dict[str, KafkaError]:
         """The last connection error of each unreachable broker, keyed by "host:port"."""
         errors: dict[str, KafkaError] = {}
-        for link in self._links.values():
-            error = link.last_error
-            if error is None and link.is_connecting:
-                error = BrokerConnectionError(f"{link.node}: {link.progress}", written=False)
+        for entry in self._entries.values():
+            error = entry.last_error
+            if error is None and entry.is_connecting:
+                error = BrokerConnectionError(f"{entry.node}: {entry.progress}", written=False)
             if error is not None:
-                errors[f"{link.node.host}:{link.node.port}"] = error
+                errors[f"{entry.node.host}:{entry.node.port}"] = error
         return errors
 
     def _connect_any(self, now: float) -> None:
         """Start one more attempt to connect, unless another one began less than PATIENCE seconds ago."""
-        if any(link.is_connecting and link.dialing_since + PATIENCE > now for link in self._links.values()):
+        if any(
+            entry.is_connecting and entry.dialing_since + PATIENCE > now for entry in self._entries.values()
+        ):
             return
-        for link in self._rotated():
-            if link.connection is None and link.task is None and link.retry_at <= now:
-                self._connect(link)
+        for entry in self._rotated():
+            if entry.connection is None and entry.task is None and entry.retry_at <= now:
+                self._connect(entry)
                 return
 
     def _next_look(self, now: float) -> float:
         """Return the next loop time at which `request_any` must check again without an event."""
         times = [now + PATIENCE]
-        for link in self._links.values():
-            if link.is_connecting:
-                times.append(link.dialing_since + PATIENCE)
+        for entry in self._entries.values():
+            if entry.is_connecting:
+                times.append(entry.dialing_since + PATIENCE)
             else:
-                times.append(link.throttled_until if link.connection is not None else link.retry_at)
+                times.append(entry.throttled_until if entry.connection is not None else entry.retry_at)
         return min(time for time in times if time > now)
 
-    def _rotated(self) -> list[_Link]:
-        links = list(self._links.values())
-        start = self._turn % len(links) if links else 0
-        return links[start:] + links[:start]
+    def _rotated(self) -> list[_BrokerEntry]:
+        entries = list(self._entries.values())
+        start = self._turn % len(entries) if entries else 0
+        return entries[start:] + entries[:start]
 
     # Connecting and losing
 
-    def _connect(self, link: _Link) -> None:
+    def _connect(self, entry: _BrokerEntry) -> None:
         loop = asyncio.get_running_loop()
         now = loop.time()
-        if link.task is not None or link.retry_at > now or self._is_closed:
+        if entry.task is not None or entry.retry_at > now or self._is_closed:
             return
-        link.dialing_since = now
-        task = new_task(loop, self._dial(link), f"aioproducer connect to {link.node}")
-        link.task = task
+        entry.dialing_since = now
+        task = new_task(loop, self._dial(entry), f"aioproducer connect to {entry.node}")
+        entry.task = task
         self._tasks[task] = None
-        task.add_done_callback(partial(self._dialed, link))
+        task.add_done_callback(partial(self._dialed, entry))
 
-    async def _dial(self, link: _Link) -> None:
+    async def _dial(self, entry: _BrokerEntry) -> None:
         config = self._config
         try:
-            address = self._address(link.node)
+            address = self._address(entry.node)
         except BrokerConnectionError as error:
-            self._lost(link, error)
+            self._lost(entry, error)
             return
-        connection = link.attempt = self._make(link, address, 0)
+        connection = entry.attempt = self._make(entry, address, 0)
         pause = max(HEAD_START, config.reconnect_backoff_max) * self._random.uniform(1 - JITTER, 1 + JITTER)
         try:
-            connection = await first_to_answer(connection, partial(self._make, link, address), pause)
+            connection = await first_to_answer(connection, partial(self._make, entry, address), pause)
             await connection.authenticate()
         except KafkaError as error:
-            link.failed_setups += 1
-            link.hang_ups = link.hang_ups + 1 if connection.hung_up_on_versions else 0
-            if link.failing_since is None:
-                link.failing_since = link.dialing_since
-            self._lost(link, error)
+            entry.failed_setups += 1
+            entry.hang_ups = entry.hang_ups + 1 if connection.hung_up_on_versions else 0
+            if entry.failing_since is None:
+                entry.failing_since = entry.dialing_since
+            self._lost(entry, error)
             return
-        if self._links.get(link.node.node_id) is not link:
+        if self._entries.get(entry.node.node_id) is not entry:
             self._depart(connection)
             connection.drain()
             return
-        connection.on_change = partial(self._connection_changed, link, connection)
-        link.connection = connection
+        connection.on_change = partial(self._connection_changed, entry, connection)
+        entry.connection = connection
         self._learn_features(connection.versions)
-        link.ready_since = asyncio.get_running_loop().time()
-        link.failed_setups = 0
+        entry.ready_since = asyncio.get_running_loop().time()
+        entry.failed_setups = 0
         known = connection.versions.ranges.get(ApiKey.API_VERSIONS)
         if known is not None and known.max >= FIRST_ASKED[0]:
             # The broker supports the newest version, so an intermediary closed those connections.
-            link.hang_ups = 0
-        link.failing_since = None
-        link.last_error = None
+            entry.hang_ups = 0
+        entry.failing_since = None
+        entry.last_error = None
 
-    def _make(self, link: _Link, address: tuple[str, int], number: int) -> Connection:
+    def _make(self, entry: _BrokerEntry, address: tuple[str, int], number: int) -> Connection:
         """Create a connection. Each connection of an attempt starts with a different address of the host name."""
         config = self._config
         return Connection(
-            link.node.node_id,
-            link.node.host,
-            link.node.port,
+            entry.node.node_id,
+            entry.node.host,
+            entry.node.port,
             config,
             on_change=self._changed,
             metrics=self._metrics,
             setup_timeout=backoff(
                 config.socket_connection_setup_timeout,
                 max(config.socket_connection_setup_timeout, config.socket_connection_setup_timeout_max),
-                link.failed_setups,
+                entry.failed_setups,
                 self._random,
             ),
-            first_asked=FIRST_ASKED[min(link.hang_ups, len(FIRST_ASKED) - 1)],
+            first_asked=FIRST_ASKED[min(entry.hang_ups, len(FIRST_ASKED) - 1)],
             login=self._login,
             address=address,
-            passed_over=link.failed_setups + number,
+            passed_over=entry.failed_setups + number,
             renew_at=self._random.uniform(0.8, 0.9),
         )
 
@@ -626,47 +628,50 @@ class Brokers:
             raise BrokerConnectionError(f"{node}: {why} the broker", written=False)
         return found
 
-    def _dialed(self, link: _Link, task: asyncio.Task[None]) -> None:
+    def _dialed(self, entry: _BrokerEntry, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task, None)
-        link.task = link.attempt = None
+        entry.task = entry.attempt = None
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("%s: connecting failed", link.node, exc_info=error)
-            self._lost(link, BrokerConnectionError(f"{link.node}: {error!r}", written=False))
+            logger.error("%s: connecting failed", entry.node, exc_info=error)
+            self._lost(entry, BrokerConnectionError(f"{entry.node}: {error!r}", written=False))
         self._changed()
 
-    def _connection_changed(self, link: _Link, connection: Connection) -> None:
-        if connection.state is State.CLOSED and link.connection is connection:
-            link.connection = None
+    def _connection_changed(self, entry: _BrokerEntry, connection: Connection) -> None:
+        if connection.state is State.CLOSED and entry.connection is connection:
+            entry.connection = None
             self._depart(connection)
             if connection.error is not None:
-                if asyncio.get_running_loop().time() - link.ready_since >= self._config.reconnect_backoff_max:
-                    link.failures = 0
-                self._lost(link, connection.error)
+                if (
+                    asyncio.get_running_loop().time() - entry.ready_since
+                    >= self._config.reconnect_backoff_max
+                ):
+                    entry.failures = 0
+                self._lost(entry, connection.error)
         self._changed()
 
-    def _lost(self, link: _Link, error: KafkaError) -> None:
+    def _lost(self, entry: _BrokerEntry, error: KafkaError) -> None:
         """Handle a connection that was lost or could not be established: start the back-off, request new metadata."""
         if self._is_closed:
             return
         config = self._config
         now = asyncio.get_running_loop().time()
-        link.losses += 1
+        entry.losses += 1
         longest = max(config.reconnect_backoff, config.reconnect_backoff_max)
         if isinstance(error, AuthenticationError):
             longest = max(longest, REFUSED_BACKOFF_MAX)
-        link.retry_at = now + backoff(
+        entry.retry_at = now + backoff(
             config.reconnect_backoff,
             longest,
-            link.failures,
+            entry.failures,
             self._random,
         )
-        link.failures += 1
-        link.last_error = error
+        entry.failures += 1
+        entry.last_error = error
         self.lost += 1
         self._metrics.count_error(type(error).__name__)
-        if self._links.get(link.node.node_id) is link:
-            level = logging.WARNING if link.failures == 1 else logging.DEBUG
-            logger.log(level, "%s; next attempt in %.3g s at the earliest", error, link.retry_at - now)
+        if self._entries.get(entry.node.node_id) is entry:
+            level = logging.WARNING if entry.failures == 1 else logging.DEBUG
+            logger.log(level, "%s; next attempt in %.3g s at the earliest", error, entry.retry_at - now)
             self._want_update()
 
     def _want_update(self) -> None:
@@ -701,7 +706,7 @@ class Brokers:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        connections = [link.connection for link in self._links.values() if link.connection is not None]
+        connections = [entry.connection for entry in self._entries.values() if entry.connection is not None]
         for connection in [*connections, *self._departing]:
             await connection.close()
         self._departing.clear()

@@ -52,7 +52,7 @@ async def test_a_dropped_producer_is_collected_and_leaves_neither_task_nor_conne
         for partition in range(4):
             await producer.send_and_wait("t", b"v", partition=partition)
         reference = weakref.ref(producer)
-        connections = [link.connection for link in producer._brokers._links.values()]
+        connections = [entry.connection for entry in producer._brokers._entries.values()]
         assert any(connections)
 
         with dropping() as told:
@@ -193,7 +193,7 @@ def test_a_loop_that_is_closed_while_a_broker_is_dialled_leaves_no_traceback(kin
 
 async def test_a_start_that_is_thrown_away_with_its_loop_awaits_nothing():
     async with ScriptedBroker(silence) as broker, Net(broker.address) as net:
-        coroutine = net.brokers._dial(net.brokers._links[-1])
+        coroutine = net.brokers._dial(net.brokers._entries[-1])
         coroutine.send(None)
 
         coroutine.close()  # RuntimeError if it awaits

@@ -213,9 +213,9 @@ async def test_a_throttle_that_ends_between_two_looks_at_the_clock_is_looked_at_
     async with producing() as (_, producer):
         await producer.send_and_wait("t", b"0")
         loop = asyncio.get_running_loop()
-        link = producer._brokers._links[0]
+        entry = producer._brokers._entries[0]
         before = loop.time()
-        link.connection.throttled_until = before + 1e-6
+        entry.connection.throttled_until = before + 1e-6
         while loop.time() <= before + 1e-6:  # microseconds
             pass
 
@@ -286,7 +286,7 @@ async def test_a_send_with_a_serializer_does_not_look_at_every_partition():
 async def test_requests_of_one_pass_are_written_together():
     async with producing(**ONE_BATCH_PER_RECORD) as (cluster, producer):
         await producer.send_and_wait("t", b"0")
-        wire = producer._brokers._links[0].connection._wire
+        wire = producer._brokers._entries[0].connection._wire
         hand_over, writes = wire._hand_over, []
         wire._hand_over = lambda segments: (writes.append(len(segments)), hand_over(segments))
 

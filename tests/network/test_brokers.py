@@ -281,7 +281,7 @@ async def test_a_broker_that_accepts_and_drops_is_tried_with_growing_pauses():
             while net.brokers.lost < attempt:
                 net.brokers.ready(0)
                 await asyncio.sleep(1 * MS)
-        assert net.brokers._links[0].failures == 4
+        assert net.brokers._entries[0].failures == 4
 
 
 async def test_a_connection_that_lasted_resets_the_back_off():
@@ -292,12 +292,12 @@ async def test_a_connection_that_lasted_resets_the_back_off():
         await release.wait()
 
     async with net_of(serve, reconnect_backoff_ms=10, reconnect_backoff_max_ms=20) as net:
-        net.brokers._links[0].failures = 9
+        net.brokers._entries[0].failures = 9
         await net.become_ready(0)
         await asyncio.sleep(0.03)
         release.set()
         await until(lambda: net.brokers.lost == 1)
-        assert net.brokers._links[0].failures == 1
+        assert net.brokers._entries[0].failures == 1
 
 
 @pytest.mark.promise(
@@ -323,7 +323,7 @@ async def test_the_set_up_time_grows_with_each_failure_and_ends_with_success(mon
         for timeout, middle in zip(given, [10, 20, 30, 30], strict=True):
             assert middle * 0.8 <= timeout <= middle * 1.2
         await net.become_ready(0)
-        assert net.brokers._links[0].failed_setups == 0
+        assert net.brokers._entries[0].failed_setups == 0
 
 
 async def test_the_name_is_resolved_at_each_attempt(monkeypatch):
@@ -375,7 +375,7 @@ async def test_a_refused_connection_requests_metadata():
 async def test_a_closed_idle_connection_does_not_count_as_lost_and_is_reopened_when_needed():
     async with net_of(echo, connections_max_idle_ms=30) as net:
         await net.become_ready(0)
-        await until(lambda: net.brokers._links[0].connection is None)
+        await until(lambda: net.brokers._entries[0].connection is None)
 
         assert net.brokers.lost == 0
         assert not net.brokers.update_wanted
@@ -411,7 +411,7 @@ async def test_a_node_with_a_new_address_gets_a_new_connection_and_the_old_one_i
 
     async with ScriptedBroker(echo) as other, net_of(slow) as net:
         await net.become_ready(0)
-        before = net.brokers._links[0].connection
+        before = net.brokers._entries[0].connection
         future = net.brokers.request(0, QUESTION, LONG)
 
         net.brokers.update(cluster_of(other.port))
@@ -516,10 +516,10 @@ async def test_a_connecting_broker_is_preferred_to_one_that_could_be_connected()
 
 async def test_brokers_in_back_off_are_not_chosen():
     async with net_of(silent, silent) as net:
-        for link in net.brokers._links.values():
-            link.retry_at = 1e9
+        for entry in net.brokers._entries.values():
+            entry.retry_at = 1e9
         assert net.brokers.least_loaded() is None
-        net.brokers._links[1].retry_at = 0.0
+        net.brokers._entries[1].retry_at = 0.0
         assert net.brokers.least_loaded() == 1
 
 
@@ -527,7 +527,7 @@ async def test_brokers_in_back_off_are_not_chosen():
 async def test_a_throttled_broker_is_skipped_for_requests_to_any_broker():
     async with net_of(mute, echo) as net:
         await net.become_ready(0)
-        net.brokers._links[0].connection.throttled_until = 1e9
+        net.brokers._entries[0].connection.throttled_until = 1e9
 
         await net.brokers.request_any(QUESTION, LONG)
         assert net.brokers.in_flight(0) == 0
@@ -697,7 +697,7 @@ async def test_closing_leaves_neither_task_nor_socket():
         await net.become_ready(1)
         net.brokers.ready(2)
         in_flight = net.brokers.request(0, QUESTION, LONG)
-        connections = [net.brokers._links[index].connection for index in (0, 1)]
+        connections = [net.brokers._entries[index].connection for index in (0, 1)]
         await net.brokers.close()
 
         assert isinstance(in_flight.exception(), BrokerConnectionError)
@@ -712,7 +712,7 @@ async def test_closing_leaves_neither_task_nor_socket():
 async def test_closing_while_connections_drain_leaves_nothing():
     async with net_of(mute) as net:
         await net.become_ready(0)
-        connection = net.brokers._links[0].connection
+        connection = net.brokers._entries[0].connection
         future = net.brokers.request(0, QUESTION, LONG)
         net.brokers.rebootstrap()
         assert connection.state is State.DRAINING

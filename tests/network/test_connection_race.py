@@ -105,7 +105,7 @@ async def test_a_healthy_broker_sees_one_connection(monkeypatch):
         await asyncio.sleep(5 * SOON)
 
         assert broker.connections == 1
-        assert net.brokers._links[0].connection is not None
+        assert net.brokers._entries[0].connection is not None
 
 
 @pytest.mark.promise(

@@ -285,4 +285,4 @@ async def test_a_large_response_may_throttle_the_client():
     async with ScriptedBroker(serve) as broker, Net(broker.address) as net:
         await net.brokers.request_any(MetadataRequest(topics=[]), LONG)
 
-        assert net.brokers._links[-1].throttled_until > asyncio.get_running_loop().time()
+        assert net.brokers._entries[-1].throttled_until > asyncio.get_running_loop().time()

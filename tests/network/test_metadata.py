@@ -216,8 +216,8 @@ async def test_the_first_update_names_the_last_failure_even_if_the_broker_has_ju
 
 async def test_a_rejection_that_arrives_together_with_the_deadline_of_the_first_update_counts(monkeypatch):
     async with Net(f"{HOST}:{dead_port()}") as net:
-        (link,) = net.brokers._links.values()
-        link.last_error = AuthenticationError("the broker rejects us")
+        (entry,) = net.brokers._entries.values()
+        entry.last_error = AuthenticationError("the broker rejects us")
         # The task that sends the request has not run since.
         monkeypatch.setattr(net.metadata, "_refresh", asyncio.Event().wait)
 

@@ -530,11 +530,11 @@ async def test_a_leader_that_hangs_while_it_is_connected_to_is_asked_for_elsewhe
         cluster.freeze_broker(0)
         deliveries = await send_numbers(producer, range(1, 6))
         await until(lambda: producer.metrics().errors.get("RequestTimedOutError"))
-        link = producer._brokers._links[0]
-        await until(lambda: link.is_connecting)
+        entry = producer._brokers._entries[0]
+        await until(lambda: entry.is_connecting)
         asked = metadata_count(cluster)
         await until(lambda: metadata_count(cluster) >= asked + 2)
-        assert link.is_connecting
+        assert entry.is_connecting
 
         cluster.move_leader("t", 0, 1)
 
@@ -552,14 +552,14 @@ async def test_a_leader_that_hangs_at_the_first_connect_is_asked_for_elsewhere(m
         await producer.partitions_for("t")
         await until(lambda: producer._sender._idempotence.identity)
         monkeypatch.setattr(brokers, "PATIENCE", 50 * MS)
-        links = producer._brokers._links
-        (hanging,) = [node for node in (0, 1) if links[node].connection is None]
+        entries = producer._brokers._entries
+        (hanging,) = [node for node in (0, 1) if entries[node].connection is None]
         cluster.freeze_broker(hanging)
         delivery = await producer.send("t", b"0", partition=hanging)
-        await until(lambda: links[hanging].is_connecting)
+        await until(lambda: entries[hanging].is_connecting)
         asked = metadata_count(cluster)
         await until(lambda: metadata_count(cluster) >= asked + 2)
-        assert links[hanging].is_connecting
+        assert entries[hanging].is_connecting
 
         cluster.move_leader("t", hanging, 1 - hanging)
 

@@ -389,7 +389,7 @@ async def trouble(cluster: EmbeddedCluster, scenario: Scenario, everything: Ever
 
 def _write_what_lives(producer: Producer, everything: Everything) -> None:
     everything.write(
-        *[vars(link.connection) for link in producer._brokers._links.values() if link.connection]
+        *[vars(entry.connection) for entry in producer._brokers._entries.values() if entry.connection]
     )
     everything.write([repr(task) for task in asyncio.all_tasks()])
     everything.write([str(task.get_stack()) for task in asyncio.all_tasks()])

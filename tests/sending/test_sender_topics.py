@@ -362,7 +362,7 @@ async def test_a_metadata_refresh_does_not_wait_behind_a_full_deque_in_flight():
         producer,
     ):
         await producer.send_and_wait("t", b"0")
-        (connection,) = [link.connection for link in producer._brokers._links.values()]
+        (connection,) = [entry.connection for entry in producer._brokers._entries.values()]
         cluster.freeze_broker(0)
         await producer.send("t", b"1")
         await until(lambda: producer.metrics().in_flight == 1)

@@ -140,7 +140,7 @@ async def assert_nothing_left(producer: Producer, cluster: EmbeddedCluster | Non
     assert not accumulator._filled
     snapshot = producer.metrics()
     assert (snapshot.in_flight, snapshot.records_buffered) == (0, 0)
-    assert not [link.node for link in brokers._links.values() if link.connection or link.task]
+    assert not [entry.node for entry in brokers._entries.values() if entry.connection or entry.task]
     assert not brokers._departing
     # Threads, and what the loop itself still has to do for a closed socket or a cancelled timer, end in a moment.
     await until(lambda: not any(thread.is_alive() for thread in producer._compressor.executor._threads))
