@@ -4,6 +4,7 @@ A failure names the command that plays it again; `make soak` runs as many as you
 
 from __future__ import annotations
 
+import gc
 import re
 import signal
 import subprocess
@@ -268,6 +269,14 @@ def test_a_soak_counts_what_happened_and_names_what_never_did():
     other = Tally()
     other.add(tally)
     assert report(other, 1.0) == text
+
+
+def test_lost_receipts_of_one_run_are_not_reported_in_a_later_one(caplog):
+    result = run(plan(IDEMPOTENT, 305_807))  # one batch has records of a lost receipt and of one that was kept
+    assert result.history.lost_receipts
+    del result
+    gc.collect()
+    assert caplog.messages == []
 
 
 def test_a_soak_reports_when_it_is_interrupted():
