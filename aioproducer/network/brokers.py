@@ -26,6 +26,7 @@ from aioproducer.errors import (
     escaped,
 )
 from aioproducer.metrics import Metrics
+from aioproducer.network.backoff import JITTER, backoff
 from aioproducer.network.connection import Connection, State
 from aioproducer.network.connection_race import HEAD_START, first_to_answer
 from aioproducer.network.handshake import BrokerVersions
@@ -39,9 +40,6 @@ from aioproducer.types import Node
 
 logger = logging.getLogger(__name__)
 
-JITTER = 0.2
-"""The fraction by which each back-off is randomly longer or shorter, so that clients do not all reconnect together."""
-
 REFUSED_BACKOFF_MAX = 10.0
 """Seconds; the longest pause between attempts while a broker rejects our credentials. More attempts could lock the
 account."""
@@ -52,11 +50,6 @@ instead of answering. Some brokers (Azure Event Hubs) predate KIP-511 and close 
 
 PATIENCE = 0.5
 """Seconds after which another broker is tried in parallel to a connection attempt, for requests to any broker."""
-
-
-def backoff(base: float, maximum: float, failures: int, random: Random) -> float:
-    """Return the seconds to wait after a failure that `failures` others preceded: exponential, limited, with jitter."""
-    return min(base * 2.0 ** min(failures, 32), maximum) * random.uniform(1 - JITTER, 1 + JITTER)
 
 
 class _BrokerEntry:

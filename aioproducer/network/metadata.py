@@ -26,7 +26,8 @@ from aioproducer.errors import (
     escaped,
 )
 from aioproducer.metrics import Metrics
-from aioproducer.network.brokers import Brokers, backoff
+from aioproducer.network.backoff import backoff
+from aioproducer.network.brokers import Brokers
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import error_name
 from aioproducer.protocol.messages import MetadataRequest, MetadataResponse

@@ -24,7 +24,8 @@ from aioproducer.errors import (
     escaped,
 )
 from aioproducer.metrics import Metrics
-from aioproducer.network.brokers import Brokers, backoff
+from aioproducer.network.backoff import FAST_RETRY, backoff, exponential
+from aioproducer.network.brokers import Brokers
 from aioproducer.network.metadata import Metadata
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode, error_name
@@ -53,9 +54,6 @@ from aioproducer.types import Outcome
 
 logger = logging.getLogger(__name__)
 
-SOON, LATEST = 0.02, 1.0
-"""Seconds between attempts, fully jittered, while the broker verifies that a partition belongs to the transaction. It
-verifies one partition of a transactional id at a time (AddPartitionsToTxnManager)."""
 SUCCESS = int(ErrorCode.NONE)
 """The error code of each batch in a response that reports only successes."""
 _STORED = frozenset({Action.SUCCEED, Action.DUPLICATE})
@@ -277,7 +275,8 @@ class ProduceResults:
     def _retry_soon(self, said: PartitionAnswer) -> None:
         batch = said.batch
         batch.returned()
-        longest = min(SOON * 2.0 ** min(batch.attempts - 1, 16), LATEST)
+        # Fully jittered: the broker verifies one partition of a transactional id at a time (AddPartitionsToTxnManager).
+        longest = exponential(*FAST_RETRY, batch.attempts - 1)
         self._accumulator.requeue(batch, said.now + self._random.uniform(0, longest))
 
     def _hold(self, said: PartitionAnswer) -> None:

@@ -13,7 +13,8 @@ from aioproducer.concurrency.wakeup import WakeUp
 from aioproducer.config import ProducerConfig
 from aioproducer.errors import BrokerError, KafkaError, ProtocolError
 from aioproducer.metrics import Metrics
-from aioproducer.network.brokers import Brokers, backoff
+from aioproducer.network.backoff import backoff
+from aioproducer.network.brokers import Brokers
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import error_name
 from aioproducer.protocol.messages import InitProducerIdRequest, InitProducerIdResponse

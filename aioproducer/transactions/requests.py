@@ -22,6 +22,7 @@ from aioproducer.errors import (
     escaped,
 )
 from aioproducer.metrics import Metrics
+from aioproducer.network.backoff import FAST_RETRY, exponential
 from aioproducer.network.brokers import Brokers
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import error_name
@@ -46,10 +47,6 @@ from aioproducer.transactions.state import Transaction, TransactionState, aborta
 from aioproducer.types import Outcome
 
 logger = logging.getLogger(__name__)
-
-SOON, LATEST = 0.02, 1.0
-"""Seconds between attempts, doubled each time and jittered. A previous transaction of the same id may still be ending:
-its markers take milliseconds, but much longer while a leader is down."""
 
 A_FAIR_TRY = 1.0
 """The least time in seconds to wait for an answer, even beyond max_block_ms. Without it, a commit sent just before the
@@ -202,7 +199,7 @@ class CoordinatorRequests:
         self._transaction.epoch_is_spent = True
 
     def _pause(self, failures: int, left: float) -> float:
-        longest = min(SOON * 2.0 ** min(failures, 16), LATEST)
+        longest = exponential(*FAST_RETRY, failures)
         return max(min(self._random.uniform(longest / 2, longest), left), 0.0)
 
     def _ceiling(self, api_key: ApiKey) -> int | None:

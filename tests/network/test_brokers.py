@@ -19,7 +19,7 @@ from aioproducer.errors import (
 )
 from aioproducer.network import brokers as brokers_module
 from aioproducer.network import hedge
-from aioproducer.network.brokers import PATIENCE, backoff
+from aioproducer.network.brokers import PATIENCE
 from aioproducer.network.connection import State
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.messages import ApiVersionsResponse, MetadataRequest, MetadataResponse
@@ -222,17 +222,6 @@ async def test_disconnecting_a_broker_fails_requests_in_flight_and_backs_off():
 
 
 # Back-off
-
-
-@pytest.mark.promise("Accumulator, sender, connections", "retries back off exponentially, with jitter")
-@pytest.mark.promise("KIPs", "KIP-580: exponential back-off")
-def test_backoff_doubles_up_to_a_maximum_with_a_fifth_of_jitter():
-    random = Random(1)
-    for failures, middle in [(0, 0.05), (1, 0.1), (2, 0.2), (4, 0.8), (5, 1.0), (10_000, 1.0)]:
-        times = [backoff(0.05, 1.0, failures, random) for _ in range(1000)]
-        assert min(times) >= middle * 0.8
-        assert max(times) <= middle * 1.2
-        assert max(times) - min(times) > middle * 0.35
 
 
 @pytest.mark.promise("Accumulator, sender, connections", "reconnects back off with growing pauses")

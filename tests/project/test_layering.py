@@ -47,7 +47,7 @@ STEPS: dict[str, int] = {
             "accumulator",
         ],
         "network": [
-            "handshake hedge large_answer wire",
+            "backoff handshake hedge large_answer wire",
             "dialer",
             "connection",
             "connection_race",

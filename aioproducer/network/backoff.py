@@ -1,0 +1,22 @@
+"""Pauses between attempts that failed: exponential and limited."""
+
+from __future__ import annotations
+
+from random import Random
+
+JITTER = 0.2
+"""The fraction by which each back-off is randomly longer or shorter, so that clients do not all reconnect together."""
+
+FAST_RETRY = (0.02, 1.0)
+"""Seconds; the first and the longest pause while a broker finishes what usually takes milliseconds, such as the markers
+of the previous transaction. It can take much longer while a leader is down."""
+
+
+def exponential(base: float, maximum: float, failures: int) -> float:
+    """Return the seconds to wait after a failure that `failures` others preceded, without jitter."""
+    return min(base * 2.0 ** min(failures, 32), maximum)
+
+
+def backoff(base: float, maximum: float, failures: int, random: Random) -> float:
+    """Return the seconds to wait after a failure that `failures` others preceded: exponential, limited, with jitter."""
+    return exponential(base, maximum, failures) * random.uniform(1 - JITTER, 1 + JITTER)
