@@ -48,7 +48,7 @@ FIRST_ASKED = (4, 4, 3, 3, 0)
 """The version of the first ApiVersions request, indexed by the number of connections in a row that the broker closed
 instead of answering. Some brokers (Azure Event Hubs) predate KIP-511 and close the connection on an unknown version."""
 
-PATIENCE = 0.5
+TRY_ANOTHER_AFTER = 0.5
 """Seconds after which another broker is tried in parallel to a connection attempt, for requests to any broker."""
 
 
@@ -236,7 +236,7 @@ class Brokers:
         if entry is None:
             return None
         if entry.connection is None:
-            when = entry.retry_at if entry.task is None else entry.dialing_since + PATIENCE
+            when = entry.retry_at if entry.task is None else entry.dialing_since + TRY_ANOTHER_AFTER
         else:
             when = entry.connection.throttled_until
         return when if when > since else None
@@ -248,7 +248,10 @@ class Brokers:
 
     def _waits_in_vain(self, entry: _BrokerEntry) -> bool:
         """Return whether an attempt to connect has taken so long that the broker is probably gone."""
-        return entry.is_connecting and asyncio.get_running_loop().time() >= entry.dialing_since + PATIENCE
+        return (
+            entry.is_connecting
+            and asyncio.get_running_loop().time() >= entry.dialing_since + TRY_ANOTHER_AFTER
+        )
 
     def in_flight(self, node_id: int) -> int:
         """Return the number of requests to this broker that are not answered yet."""
@@ -508,9 +511,10 @@ class Brokers:
         return errors
 
     def _connect_any(self, now: float) -> None:
-        """Start one more attempt to connect, unless another one began less than PATIENCE seconds ago."""
+        """Start one more attempt to connect, unless another one began less than TRY_ANOTHER_AFTER seconds ago."""
         if any(
-            entry.is_connecting and entry.dialing_since + PATIENCE > now for entry in self._entries.values()
+            entry.is_connecting and entry.dialing_since + TRY_ANOTHER_AFTER > now
+            for entry in self._entries.values()
         ):
             return
         for entry in self._rotated():
@@ -520,10 +524,10 @@ class Brokers:
 
     def _next_look(self, now: float) -> float:
         """Return the next loop time at which `request_any` must check again without an event."""
-        times = [now + PATIENCE]
+        times = [now + TRY_ANOTHER_AFTER]
         for entry in self._entries.values():
             if entry.is_connecting:
-                times.append(entry.dialing_since + PATIENCE)
+                times.append(entry.dialing_since + TRY_ANOTHER_AFTER)
             else:
                 times.append(entry.throttled_until if entry.connection is not None else entry.retry_at)
         return min(time for time in times if time > now)

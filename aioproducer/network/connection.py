@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 HIGH_WATER = 1024 * 1024
 """Unsent bytes at which no more batches are drained for this broker, until all of the bytes have been sent."""
 
-NEAR = 0.001
+NEARBY_LATENCY = 0.001
 """Seconds. A broker with a lower smoothed latency is nearby: a request that waits until half of the in-flight limit is
 free is delayed by about this much at most."""
 
@@ -65,7 +65,7 @@ LATE_TIMER = 0.1
 """Seconds. If a deadline timer fires later than this, the event loop was blocked: responses may be waiting unread in
 the socket, so they are given some more time to be read."""
 
-LONGEST_LOOK = 1.0
+TLS_PROBE_TIMEOUT = 1.0
 """The maximum number of seconds spent on finding out whether a port that closed the connection requires TLS."""
 
 
@@ -482,7 +482,9 @@ class Connection:
 
     def _look_for_room(self) -> None:
         left = self.in_flight
-        if left <= self._most_in_flight // 2 or (self.latency > NEAR and left < self._most_in_flight):
+        if left <= self._most_in_flight // 2 or (
+            self.latency > NEARBY_LATENCY and left < self._most_in_flight
+        ):
             self.is_full = False
             self.on_change()
 
@@ -642,7 +644,7 @@ class Connection:
         if self._login.uses_tls or self._first_asked > 0:
             return
         host, port = self._address
-        timeout = min(self._setup_timeout, LONGEST_LOOK)
+        timeout = min(self._setup_timeout, TLS_PROBE_TIMEOUT)
         config = self._config
         if await answers_tls(
             host, port, timeout, config.connector, config.resolved_address_filter, self._passed_over

@@ -9,7 +9,7 @@ from collections import Counter, deque
 from aioproducer.config import ProducerConfig
 from aioproducer.records._record_path import PartitionQueue
 
-PACE = 50e-6
+SECONDS_PER_BATCH = 50e-6
 """Seconds per batch whose linger is over: about three times the cost of opening, sending and ending a small one."""
 LONGEST_REST = 0.5
 """The most seconds that a batch may linger beyond `linger_ms` because too many batches do."""
@@ -31,7 +31,7 @@ class Lingers:
         self._linger = config.linger
         # The rest of the delivery timeout, after the linger, is for the request.
         self._longest_rest = min(LONGEST_REST, config.request_timeout / 4)
-        self._many = config.linger / PACE
+        self._many = config.linger / SECONDS_PER_BATCH
         """The number of batches that can be sent within one linger."""
         self._lingering: deque[_Linger] = deque()
         self._rests_until = 0.0
@@ -58,7 +58,7 @@ class Lingers:
         ended = _ended(self._prompt, now)
         ended += _ended(self._lingering, now if now >= self._rest_ends() else 0.0)
         if len(ended) > self._many:
-            self._rests_until = now + min(len(ended) * PACE, self._longest_rest)
+            self._rests_until = now + min(len(ended) * SECONDS_PER_BATCH, self._longest_rest)
             self._choose_who_rests(ended)
         return ended
 

@@ -44,7 +44,7 @@ LAST_VERSION_OF_V1 = 11
 MOST_IN_PASS = 1000
 """The maximum number of batches per pass, so that other tasks can run: each batch takes the loop some 10 us, and so
 does its answer. It does not apply to transactions, because a broker verifies the partitions of one request together."""
-A_MOMENT = 0.05
+UNREAD_ANSWER_GRACE = 0.05
 """Seconds to wait for answers that may be unread in a socket."""
 
 
@@ -118,7 +118,7 @@ class Sender:
         self._left_in_pass = sys.maxsize if self._transaction.is_used else MOST_IN_PASS
         times = [] if look_again is None else [look_again]
         if late:
-            times = [now + A_MOMENT]
+            times = [now + UNREAD_ANSWER_GRACE]
         for node_id in nodes:
             if node_id == NO_NODE:
                 for topic in sorted(self._accumulator.topics_without_leader()):

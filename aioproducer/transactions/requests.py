@@ -48,7 +48,7 @@ from aioproducer.types import Outcome
 
 logger = logging.getLogger(__name__)
 
-A_FAIR_TRY = 1.0
+SHORTEST_ANSWER_WAIT = 1.0
 """The least time in seconds to wait for an answer, even beyond max_block_ms. Without it, a commit sent just before the
 deadline would needlessly have an unknown outcome."""
 
@@ -147,7 +147,7 @@ class CoordinatorRequests:
                     response = await self._brokers.request_node(
                         node_id,
                         request,
-                        min(self._config.request_timeout, max(deadline - loop.time(), A_FAIR_TRY)),
+                        min(self._config.request_timeout, max(deadline - loop.time(), SHORTEST_ANSWER_WAIT)),
                         version_ceiling=self._ceiling(request.api_key),
                         about_to_write=self._about_to_write,
                     )
@@ -256,7 +256,7 @@ class CoordinatorRequests:
         loop = asyncio.get_running_loop()
         response = await self._brokers.request_any(
             request,
-            min(self._config.request_timeout, max(deadline - loop.time(), A_FAIR_TRY)),
+            min(self._config.request_timeout, max(deadline - loop.time(), SHORTEST_ANSWER_WAIT)),
             version_ceiling=ONE_KEY,
         )
         row = decide(ApiKey.FIND_COORDINATOR, response.error_code)

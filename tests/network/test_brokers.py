@@ -19,7 +19,7 @@ from aioproducer.errors import (
 )
 from aioproducer.network import brokers as brokers_module
 from aioproducer.network import hedge
-from aioproducer.network.brokers import PATIENCE
+from aioproducer.network.brokers import TRY_ANOTHER_AFTER
 from aioproducer.network.connection import State
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.messages import ApiVersionsResponse, MetadataRequest, MetadataResponse
@@ -92,7 +92,9 @@ async def test_ready_returns_false_starts_a_connection_and_wakes_the_sender_once
         assert not net.brokers.ready(0)
         assert not net.brokers.ready(0)
         now = asyncio.get_running_loop().time()
-        assert now < net.brokers.retry_at(0, now) <= now + PATIENCE  # when the attempt has taken too long
+        assert (
+            now < net.brokers.retry_at(0, now) <= now + TRY_ANOTHER_AFTER
+        )  # when the attempt has taken too long
 
         await asyncio.wait_for(net.wake.wait(), LONG)
         await net.become_ready(0)
@@ -549,7 +551,7 @@ async def test_a_dead_bootstrap_address_is_skipped(seed):
 
 @pytest.mark.parametrize("seed", range(2))
 async def test_a_second_address_is_tried_in_parallel_to_a_silent_bootstrap_address(seed, monkeypatch):
-    monkeypatch.setattr(brokers_module, "PATIENCE", 0.02)
+    monkeypatch.setattr(brokers_module, "TRY_ANOTHER_AFTER", 0.02)
     async with (
         ScriptedBroker(silent) as first,
         ScriptedBroker(echo) as second,

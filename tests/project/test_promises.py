@@ -523,7 +523,7 @@ async def test_each_request_goes_in_the_newest_version_of_both_sides(release):
 @in_virtual_time
 async def test_a_leader_that_hangs_while_it_is_connected_to_is_asked_for_elsewhere(monkeypatch):
     """A frozen broker still takes connections: nothing is refused or lost that would tell that it is gone."""
-    monkeypatch.setattr(brokers, "PATIENCE", 50 * MS)
+    monkeypatch.setattr(brokers, "TRY_ANOTHER_AFTER", 50 * MS)
     settings = {"request_timeout_ms": 80_000 * MS, "socket_connection_setup_timeout_ms": 600_000}
     async with producing(brokers=2, **ONE_BATCH_PER_RECORD, **settings) as (cluster, producer):
         await producer.send_and_wait("t", b"0")
@@ -551,7 +551,7 @@ async def test_a_leader_that_hangs_at_the_first_connect_is_asked_for_elsewhere(m
     async with producing(2, {"t": 2}, socket_connection_setup_timeout_ms=600_000) as (cluster, producer):
         await producer.partitions_for("t")
         await until(lambda: producer._sender._idempotence.identity)
-        monkeypatch.setattr(brokers, "PATIENCE", 50 * MS)
+        monkeypatch.setattr(brokers, "TRY_ANOTHER_AFTER", 50 * MS)
         entries = producer._brokers._entries
         (hanging,) = [node for node in (0, 1) if entries[node].connection is None]
         cluster.freeze_broker(hanging)

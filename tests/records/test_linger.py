@@ -8,7 +8,7 @@ import pytest
 
 from aioproducer.config import ProducerConfig
 from aioproducer.records._record_path import PartitionQueue
-from aioproducer.records.linger import PACE, Lingers
+from aioproducer.records.linger import SECONDS_PER_BATCH, Lingers
 from tests.support.accumulator_bench import Bench, topic_info
 from tests.support.compiled_path import new_batch
 
@@ -59,7 +59,7 @@ def test_a_batch_that_was_closed_before_its_linger_ended_is_passed_over():
 
 
 def test_a_rest_begins_with_more_batches_than_can_be_sent_in_a_linger():
-    many = int(0.005 / PACE)
+    many = int(0.005 / SECONDS_PER_BATCH)
     for count, rests in ((many, False), (many + 1, True)):
         lingers = lingers_of(5)
         for partition in range(count):
@@ -69,7 +69,7 @@ def test_a_rest_begins_with_more_batches_than_can_be_sent_in_a_linger():
         for partition in range(many + 1):
             lingers.add(opened(partition), (0, 0), 10.1)
 
-        expected = 10.1 + (count * PACE if rests else 0.005)
+        expected = 10.1 + (count * SECONDS_PER_BATCH if rests else 0.005)
         assert lingers.next_due() == pytest.approx(expected, abs=1e-6)
 
 
@@ -96,11 +96,11 @@ async def test_after_many_lingers_that_ended_together_the_next_ones_are_longer_a
     for partition in range(100, 400):
         bench.send(partition)
 
-    assert bench.accumulator.ready(then + 0.006) == ([], then + 300 * PACE)
+    assert bench.accumulator.ready(then + 0.006) == ([], then + 300 * SECONDS_PER_BATCH)
 
     bench.accumulator.hurry(bench.topic.queues[399].tail)
     assert len(bench.drain()) == 1, "who is awaited alone does not care"
-    assert bench.accumulator.ready(then + 300 * PACE)[0] == [0]
+    assert bench.accumulator.ready(then + 300 * SECONDS_PER_BATCH)[0] == [0]
     assert len(bench.drain()) == 299
 
 
@@ -150,7 +150,7 @@ async def test_a_topic_with_few_batches_does_not_linger_longer_beside_one_with_m
         bench.send(partition)
     bench.send(0, topic="other")
 
-    assert bench.accumulator.ready(then) == ([1], then + 2000 * PACE)
+    assert bench.accumulator.ready(then) == ([1], then + 2000 * SECONDS_PER_BATCH)
     assert len(bench.drain(1)) == 1
 
 
@@ -185,7 +185,7 @@ async def test_many_topics_with_one_batch_each_linger_longer_together():
         bench.send(0, topic=name)
 
     assert bench.accumulator.ready(then)[0] == []
-    assert bench.accumulator.ready(then + 300 * PACE)[0] == [0]
+    assert bench.accumulator.ready(then + 300 * SECONDS_PER_BATCH)[0] == [0]
 
 
 async def test_no_more_batches_than_can_be_sent_in_a_linger_are_spared_while_others_rest():
@@ -197,4 +197,4 @@ async def test_no_more_batches_than_can_be_sent_in_a_linger_are_spared_while_oth
 
     bench.accumulator.ready(then)
 
-    assert len(bench.drain(1)) == 0.005 / PACE
+    assert len(bench.drain(1)) == 0.005 / SECONDS_PER_BATCH

@@ -36,7 +36,7 @@ _HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 PAUSE_BETWEEN_AUTHENTICATIONS = 1.0
 """Seconds; a connection that authenticates anew sooner is refused (KafkaChannel)."""
 
-LATEST = 2.0**53
+LATEST_EXPIRY = 2.0**53
 """Seconds since 1970; an "exp" beyond it, such as Infinity, makes a token invalid."""
 
 
@@ -261,7 +261,7 @@ class _OAuthBearer:
         claims = self._claims(fields.pop("auth")[7:])
         expires, subject = claims.get("exp"), claims.get("sub")
         left = 0.0
-        if isinstance(expires, int | float) and expires < LATEST:
+        if isinstance(expires, int | float) and expires < LATEST_EXPIRY:
             left = expires - self._security.clock()
         if not isinstance(subject, str) or not subject or not left > 0:
             self._refused = True
