@@ -168,13 +168,13 @@ class RoundRobin:
     """The available partitions in turn, whatever the key (Java's RoundRobinPartitioner). One per topic."""
 
     def __init__(self) -> None:
-        self._turn = 0
+        self._calls = 0
 
     def __call__(self, key: bytes | None, all_partitions: Sequence[int], available: Sequence[int], /) -> int:
         choice = available or all_partitions
-        turn = self._turn
-        self._turn = turn + 1
-        return choice[turn % len(choice)]
+        number = self._calls
+        self._calls = number + 1
+        return choice[number % len(choice)]
 
 
 class UniformSticky:

@@ -132,7 +132,7 @@ class Brokers:
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._changes: list[asyncio.Future[None]] = []
         """Futures of the tasks that wait for any change."""
-        self._turn = random.randrange(1 << 16)
+        self._rotation = random.randrange(1 << 16)
         self._newest_features = BrokerVersions({})
         """The versions reported with the highest features epoch so far; before the first report, the epoch is -1."""
         self._is_closed = False
@@ -302,7 +302,7 @@ class Brokers:
         connecting; a broker that may be connected to. Equal candidates take turns.
         """
         now = asyncio.get_running_loop().time()
-        self._turn += 1
+        self._rotation += 1
         entries = self._rotated()
         usable = [entry for entry in entries if entry.is_ready and entry.throttled_until <= now]
         best = (
@@ -534,7 +534,7 @@ class Brokers:
 
     def _rotated(self) -> list[_BrokerEntry]:
         entries = list(self._entries.values())
-        start = self._turn % len(entries) if entries else 0
+        start = self._rotation % len(entries) if entries else 0
         return entries[start:] + entries[:start]
 
     # Connecting and losing

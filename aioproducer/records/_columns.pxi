@@ -683,19 +683,19 @@ OTHERS_TURN = TURN
 NO_ROOM = FULL             # no memory for the next row
 
 
-cdef Pause append_rows(RecordPath self, Topic topic, Rows rows, list refusals, bint has_turn) except *:
+cdef Pause append_rows(RecordPath self, Topic topic, Rows rows, list refusals, bint is_first_waiter) except *:
     """Append rows until all are in the buffer, there is no memory, or other tasks should run. A row that cannot be sent
     gets its error."""
     cdef int64_t budget = SLICE
     while True:
         try:
-            return append_good_rows(self, topic, rows, refusals, has_turn, &budget)
+            return append_good_rows(self, topic, rows, refusals, is_first_waiter, &budget)
         except (InvalidRecordError, UnknownPartitionError) as error:
             rows.refuse(error.with_traceback(None))    # a traceback would refer to this frame, and so to the rows
             budget -= REFUSAL_COST
 
 
-cdef Pause append_good_rows(RecordPath self, Topic topic, Rows rows, list refusals, bint has_turn,
+cdef Pause append_good_rows(RecordPath self, Topic topic, Rows rows, list refusals, bint is_first_waiter,
                             int64_t* budget) except *:
     cdef Record record
     cdef PartitionQueue queue
@@ -755,7 +755,7 @@ cdef Pause append_good_rows(RecordPath self, Topic topic, Rows rows, list refusa
             budget[0] -= REFUSAL_COST
             continue
         queue = <PartitionQueue>PyList_GET_ITEM(topic.queues, number)
-        if self.memory.waiters and not has_turn:
+        if self.memory.waiters and not is_first_waiter:
             return FULL                # callers that wait for memory come first
         batch = queue.tail
         if batch is None or batch.buffer.size + most > batch.buffer.capacity:

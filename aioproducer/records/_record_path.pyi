@@ -213,11 +213,11 @@ class RecordPath:
         partition: int,
         timestamp_ms: int | None,
         headers: Headers | None,
-        has_turn: bool,
+        is_first_waiter: bool,
     ) -> Delivery | None: ...
     async def _give_way(self) -> None: ...
     def _append_rows(
-        self, topic: Topic, rows: Rows, refusals: list[KafkaError | None] | None, has_turn: bool
+        self, topic: Topic, rows: Rows, refusals: list[KafkaError | None] | None, is_first_waiter: bool
     ) -> int: ...
 
 class Span:

@@ -104,7 +104,7 @@ cdef extern from "time.h" nogil:
 
 DEF HEADER = 61                # bytes of a batch before its records (DefaultRecordBatch.RECORD_BATCH_OVERHEAD)
 DEF LONGEST_VARINT = 5
-DEF TURN_AFTER = 1 << 20       # bytes appended in one turn of the loop before `send` lets other tasks run, about 1 ms
+DEF YIELD_AFTER = 1 << 20      # bytes appended in one turn of the loop before `send` lets other tasks run, about 1 ms
 DEF RECORD_COST = 512          # bytes that each record counts besides its own
 DEF LARGE = 4 << 20            # size from which a thread copies a value: 100 MiB would block the loop for 60 to 200 ms
 DEF STICKY_LEAST = 16 << 10    # bytes without a key before a switch of the partition between two batches (Java's size)
@@ -1094,7 +1094,7 @@ cdef class Topic:
 # -------------------------------------------------------------------------------------------------- RecordPath
 
 @cython.final
-cdef class _Turn:
+cdef class _YieldOnce:
     """An awaitable, for one use, that lets the other tasks of the loop run."""
 
     cdef bint taken
@@ -1218,10 +1218,10 @@ cdef class RecordPath:
             delivery = append_known(self, topic, value, key, partition, timestamp_ms, headers)
         if delivery is None:
             delivery = await self._send_slowly(topic, value, key, partition, timestamp_ms, headers, timeout)
-        if self.burst >= TURN_AFTER:
+        if self.burst >= YIELD_AFTER:
             # A loop of sends that never has to wait would block all other tasks, the sender included.
             self.burst = 0
-            await _Turn.__new__(_Turn)
+            await _YieldOnce.__new__(_YieldOnce)
         return delivery
 
     async def send_and_wait(self, topic, value=None, key=None, partition=None, timestamp_ms=None, headers=None, *,
@@ -1264,24 +1264,24 @@ cdef class RecordPath:
 
     async def _give_way(self):
         """Let the other tasks run if many records were appended in this turn of the loop."""
-        if self.burst >= TURN_AFTER:
+        if self.burst >= YIELD_AFTER:
             self.burst = 0
-            await _Turn.__new__(_Turn)
+            await _YieldOnce.__new__(_YieldOnce)
 
-    def _append(self, Topic topic, value, key, int partition, timestamp_ms, headers, bint has_turn):
+    def _append(self, Topic topic, value, key, int partition, timestamp_ms, headers, bint is_first_waiter):
         """Append a record to a partition of a known topic. Return None if there is no memory for it now.
 
-        `has_turn`: the caller is the first of those that wait for memory.
+        `is_first_waiter`: the caller is the first of those that wait for memory, so it need not wait behind them.
         """
-        return append(self, topic, value, key, partition, timestamp_ms, headers, has_turn)
+        return append(self, topic, value, key, partition, timestamp_ms, headers, is_first_waiter)
 
-    def _append_rows(self, Topic topic, Rows rows, list refusals, bint has_turn):
+    def _append_rows(self, Topic topic, Rows rows, list refusals, bint is_first_waiter):
         """Append rows of send_many: ALL_APPENDED, OTHERS_TURN (call again later) or NO_ROOM.
 
         `refusals`, if not None: for each partition, None if this producer may write to it, or the error of its rows.
-        `has_turn`: the caller is the first of those that wait for memory.
+        `is_first_waiter`: the caller is the first of those that wait for memory, so it need not wait behind them.
         """
-        return append_rows(self, topic, rows, refusals, has_turn)
+        return append_rows(self, topic, rows, refusals, is_first_waiter)
 
 
 cdef Delivery append_known(RecordPath self, topic_name, value, key, partition, timestamp_ms, headers):
@@ -1307,7 +1307,7 @@ cdef Delivery append_known(RecordPath self, topic_name, value, key, partition, t
     return append(self, topic, value, key, number, timestamp_ms, headers, False)
 
 
-cdef Delivery append(RecordPath self, Topic topic, value, key, int number, timestamp_ms, headers, bint has_turn):
+cdef Delivery append(RecordPath self, Topic topic, value, key, int number, timestamp_ms, headers, bint is_first_waiter):
     cdef Record record
     cdef bytes late_value = None
     cdef Py_buffer key_view, value_view
@@ -1319,13 +1319,13 @@ cdef Delivery append(RecordPath self, Topic topic, value, key, int number, times
         if record.value_size >= LARGE and PyBytes_CheckExact(value):    # bytes cannot change later
             record.value = NULL
             late_value = value
-        return append_record(self, topic, number, &record, headers, late_value, has_turn)
+        return append_record(self, topic, number, &record, headers, late_value, is_first_waiter)
     finally:
         release_views(views, &key_view, &value_view)
 
 
 cdef Delivery append_record(RecordPath self, Topic topic, int number, Record* record, headers, bytes late_value,
-                            bint has_turn):
+                            bint is_first_waiter):
     """`late_value`: a value that a thread will copy, with NULL as `record.value`; otherwise None."""
     cdef PartitionQueue queue
     cdef Batch batch
@@ -1346,14 +1346,14 @@ cdef Delivery append_record(RecordPath self, Topic topic, int number, Record* re
             topic=topic.name, partition=number, partitions=PyList_GET_SIZE(topic.queues))
     queue = <PartitionQueue>PyList_GET_ITEM(topic.queues, number)
 
-    if self.memory.waiters and not has_turn:
+    if self.memory.waiters and not is_first_waiter:
         return None                # callers that wait for memory come first
     batch = queue.tail
     while batch is None or (most >= LARGE and batch.record_count) or not has_room(batch, most, self.memory):
         if self.accumulator.open_batch(queue, most) is None:
             return None
         if self.accumulator.compressor.turn_is_full:
-            self.burst = TURN_AFTER
+            self.burst = YIELD_AFTER
         batch = queue.tail         # the garbage collector or a signal handler may have appended to it: look again
     write_record(batch, record, headers)
     if late_value is not None:     # its batch has only this record

@@ -209,10 +209,10 @@ class RecordingProducer(Producer):
         partition: int,
         timestamp_ms: int | None,
         headers: Headers | None,
-        has_turn: bool,
+        is_first_waiter: bool,
     ) -> Delivery | None:
         self._script.refuse(topic.name)
-        delivery = super()._append(topic, value, key, partition, timestamp_ms, headers, has_turn)
+        delivery = super()._append(topic, value, key, partition, timestamp_ms, headers, is_first_waiter)
         assert delivery is not None, (
             "the buffer is empty, and a record that is larger than the buffer is rejected"
         )

@@ -100,7 +100,7 @@ class Coordinator:
         self._is_closing = False
         """No new call may begin."""
         self._offset_calls = itertools.count()
-        self._offsets_turn = asyncio.Lock()
+        self._offsets_lock = asyncio.Lock()
         """Offsets are sent one call at a time, because each call must know whether the previous one was in doubt."""
 
     # ------------------------------------------------------------------------------------------ the user's calls
@@ -516,10 +516,10 @@ class Coordinator:
             self._failed(KafkaError(f"partitions could not join the transaction: {error!r}"))
 
     async def _send_offsets(self, offsets: Offsets, group: ConsumerGroupMetadata) -> None:
-        async with self._offsets_turn:
-            await self._send_offsets_in_turn(offsets, group)
+        async with self._offsets_lock:
+            await self._send_offsets_locked(offsets, group)
 
-    async def _send_offsets_in_turn(self, offsets: Offsets, group: ConsumerGroupMetadata) -> None:
+    async def _send_offsets_locked(self, offsets: Offsets, group: ConsumerGroupMetadata) -> None:
         transaction = self._transaction
         doubtful = transaction.doubtful_offsets.setdefault(group.group_id, {})
         try:

@@ -93,7 +93,7 @@ class CoordinatorRequests:
         self._random = random
         self._nodes: dict[Key, int] = {}
         """The node id of each known coordinator."""
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
         """One request at a time."""
         self.written = 0
         """The number of attempts of the current request that were sent or are about to be."""
@@ -133,7 +133,7 @@ class CoordinatorRequests:
             conditions.add(Condition.UNANSWERED)
         last: KafkaError | None = None
         failures = 0
-        async with self._turn:
+        async with self._lock:
             self.written = 0
             self.was_in_doubt = False
             while loop.time() < deadline:

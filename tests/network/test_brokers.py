@@ -545,7 +545,7 @@ async def test_a_dead_bootstrap_address_is_skipped(seed):
         ScriptedBroker(echo) as broker,
         Net(f"{HOST}:{dead_port()},{HOST}:{dead_port()},{broker.address}") as net,
     ):
-        net.brokers._turn = seed
+        net.brokers._rotation = seed
         await net.brokers.request_any(QUESTION, LONG)
 
 
@@ -557,7 +557,7 @@ async def test_a_second_address_is_tried_in_parallel_to_a_silent_bootstrap_addre
         ScriptedBroker(echo) as second,
         Net(f"{first.address},{second.address}") as net,
     ):
-        net.brokers._turn = seed
+        net.brokers._rotation = seed
         await net.brokers.request_any(QUESTION, LONG)
 
 
