@@ -403,14 +403,14 @@ class Producer(Transactional, FromConfig):
             and not config.interceptors
             and self._choice.is_compiled
         )
-        is_plain = self._takes_columns and self._handle is None
+        takes_fast_path = self._takes_columns and self._handle is None
         self._bind(
             self._loop,
             self._accumulator,
             self._accumulator.memory,
             config.batch_size,
             config.max_request_size,
-            is_plain,
+            takes_fast_path,
             None,
         )
         if self._handle is not None and self._is_owner:

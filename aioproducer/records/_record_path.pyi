@@ -165,7 +165,7 @@ class RecordPath:
         memory: BufferMemory,
         batch_size: int,
         max_request_size: int,
-        is_plain: bool,
+        takes_fast_path: bool,
         wall_clock: Callable[[], int] | None,
     ) -> None: ...
     def _unbind(self) -> None: ...

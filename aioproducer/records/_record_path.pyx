@@ -1136,14 +1136,14 @@ cdef class RecordPath:
     cdef int64_t burst
     cdef bint is_running
     cdef bint was_closed
-    cdef bint is_plain             # no serializers, interceptors or partitioner of the user
+    cdef bint takes_fast_path      # no serializers, interceptors or partitioner of the user, no partitions of others
     cdef object wall_clock         # () -> ms, or None: the system's
 
     def __cinit__(self, *args, **settings):
         self._gate = Gate()
 
     def _bind(self, loop, accumulator, BufferMemory memory, Py_ssize_t batch_size, Py_ssize_t max_request_size,
-              bint is_plain, wall_clock):
+              bint takes_fast_path, wall_clock):
         """Let `send` append from now on. Called by start()."""
         self.topics = accumulator.topics
         self.loop = loop
@@ -1155,7 +1155,7 @@ cdef class RecordPath:
         self.is_loop_running = loop.is_running
         self.thread = PyThread_get_thread_ident()
         self.generation = _generation
-        self.is_plain = is_plain
+        self.takes_fast_path = takes_fast_path
         self.wall_clock = wall_clock
         self.is_running = True
 
@@ -1214,7 +1214,7 @@ cdef class RecordPath:
         even if its delivery, or a task that awaits it, is cancelled.
         """
         cdef Delivery delivery = None
-        if self.is_plain and timeout is None:
+        if self.takes_fast_path and timeout is None:
             delivery = append_known(self, topic, value, key, partition, timestamp_ms, headers)
         if delivery is None:
             delivery = await self._send_slowly(topic, value, key, partition, timestamp_ms, headers, timeout)
@@ -1237,7 +1237,7 @@ cdef class RecordPath:
         Cancelling it once the record is in the buffer ends only the wait.
         """
         cdef Delivery delivery = None
-        if self.is_plain and timeout is None:
+        if self.takes_fast_path and timeout is None:
             delivery = append_known(self, topic, value, key, partition, timestamp_ms, headers)
         if delivery is None:
             delivery = await self._send_slowly(topic, value, key, partition, timestamp_ms, headers, timeout)
@@ -1256,7 +1256,7 @@ cdef class RecordPath:
             Others as `send`.
         """
         cdef Delivery delivery = None
-        if self.is_plain and timeout is None:
+        if self.takes_fast_path and timeout is None:
             delivery = append_known(self, topic, value, key, partition, timestamp_ms, headers)
         if delivery is None:
             return self._try_send_slowly(topic, value, key, partition, timestamp_ms, headers, timeout)

@@ -92,10 +92,12 @@ class ProduceResults:
 
     def appended(self, batches: list[ProducerBatch], response: Appended, now: float) -> None:
         """Apply a response that reports success for each batch of a request, and nothing else."""
-        is_plain = self._completes_successes and self._transaction.state is not TransactionState.PARTICIPANT
+        is_simple_success = (
+            self._completes_successes and self._transaction.state is not TransactionState.PARTICIPANT
+        )
         for number, base_offset, log_append_time, log_start_offset in response.places:
             batch = batches[number]
-            if is_plain:
+            if is_simple_success:
                 self.complete(batch, now, base_offset, log_append_time, log_start_offset)
                 continue
             answer = ProduceResponse.PartitionProduceResponse(
@@ -155,8 +157,8 @@ class ProduceResults:
         now: float,
         topic_id: int,
     ) -> None:
-        is_plain = not answer.error_code and self._transaction.state is not TransactionState.PARTICIPANT
-        conditions = () if is_plain else partial(self._conditions, batch, answer)
+        is_simple_success = not answer.error_code and self._transaction.state is not TransactionState.PARTICIPANT
+        conditions = () if is_simple_success else partial(self._conditions, batch, answer)
         row = decide(ApiKey.PRODUCE, answer.error_code, conditions)
         said = PartitionAnswer(batch, answer, response, row.action, now, batch.maybe_persisted)
         if row.action not in _STORED:
