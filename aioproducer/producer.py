@@ -411,7 +411,6 @@ class Producer(Transactional, FromConfig):
             config.batch_size,
             config.max_request_size,
             takes_fast_path,
-            None,
         )
         if self._handle is not None and self._is_owner:
             self._coordinator.resume(self._handle)

@@ -96,7 +96,7 @@ async def encoding(job: Job) -> Result:
     accumulator = Discarding(job.topic, job.partitions, job.batch_size or DEFAULT_BATCH_SIZE)
     path = RecordPath()
     loop = asyncio.get_running_loop()
-    path._bind(loop, accumulator, accumulator.memory, 65536, 1 << 20, True, None)
+    path._bind(loop, accumulator, accumulator.memory, 65536, 1 << 20, True)
     values, keys = columns_of(job)
 
     def push(calls: int) -> None:

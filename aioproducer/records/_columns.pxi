@@ -708,7 +708,7 @@ cdef Pause append_good_rows(RecordPath self, Topic topic, Rows rows, list refusa
     cdef bint is_sticky
     cdef int count = <int>PyList_GET_SIZE(topic.queues)
     cdef uint64_t inverse = <uint64_t>-1 // <uint64_t>count + 1
-    cdef int64_t now = now_ms(self.wall_clock)
+    cdef int64_t now = now_ms()
     cdef object value, key, headers = None   # keep alive what the record points to
     assert refusals is None or PyList_GET_SIZE(refusals) >= count
     if rows.times == NULL:

@@ -468,7 +468,7 @@ cdef class Batch:
         if type(headers) is list:
             headers = tuple(headers)
         try:
-            views = read_record(&record, value, key, timestamp_ms, headers, &key_view, &value_view, None)
+            views = read_record(&record, value, key, timestamp_ms, headers, &key_view, &value_view)
             most = most_bytes(&record)
             if not self.is_open or (self.record_count and not has_room(self, most, None)):
                 return False
@@ -1137,13 +1137,12 @@ cdef class RecordPath:
     cdef bint is_running
     cdef bint was_closed
     cdef bint takes_fast_path      # no serializers, interceptors or partitioner of the user, no partitions of others
-    cdef object wall_clock         # () -> ms, or None: the system's
 
     def __cinit__(self, *args, **settings):
         self._gate = Gate()
 
     def _bind(self, loop, accumulator, BufferMemory memory, Py_ssize_t batch_size, Py_ssize_t max_request_size,
-              bint takes_fast_path, wall_clock):
+              bint takes_fast_path):
         """Let `send` append from now on. Called by start()."""
         self.topics = accumulator.topics
         self.loop = loop
@@ -1156,7 +1155,6 @@ cdef class RecordPath:
         self.thread = PyThread_get_thread_ident()
         self.generation = _generation
         self.takes_fast_path = takes_fast_path
-        self.wall_clock = wall_clock
         self.is_running = True
 
     def _unbind(self):
@@ -1315,7 +1313,7 @@ cdef Delivery append(RecordPath self, Topic topic, value, key, int number, times
     if type(headers) is list:
         headers = tuple(headers)       # a list could change between the check and the write
     try:
-        views = read_record(&record, value, key, timestamp_ms, headers, &key_view, &value_view, self.wall_clock)
+        views = read_record(&record, value, key, timestamp_ms, headers, &key_view, &value_view)
         if record.value_size >= LARGE and PyBytes_CheckExact(value):    # bytes cannot change later
             record.value = NULL
             late_value = value
@@ -1365,11 +1363,11 @@ cdef Delivery append_record(RecordPath self, Topic topic, int number, Record* re
     return new_delivery(batch, batch.record_count - 1, record.timestamp)
 
 
-cdef int read_record(Record* record, value, key, timestamp_ms, headers, Py_buffer* key_view, Py_buffer* value_view,
-                     wall_clock) except -1:
+cdef int read_record(Record* record, value, key, timestamp_ms, headers, Py_buffer* key_view,
+                     Py_buffer* value_view) except -1:
     """Check the user's arguments. Return the views that must be released (1: value, 2: key)."""
     cdef int views = 0
-    record.timestamp = now_ms(wall_clock) if timestamp_ms is None else checked_timestamp(timestamp_ms)
+    record.timestamp = now_ms() if timestamp_ms is None else checked_timestamp(timestamp_ms)
     record.headers_size = 1 if headers is None else size_of_headers(headers)
     if PyBytes_CheckExact(value):
         record.value = PyBytes_AS_STRING(value)
@@ -1510,10 +1508,8 @@ def whole_number(value):
         return None
 
 
-cdef inline int64_t now_ms(wall_clock) except? -1:
+cdef inline int64_t now_ms() except? -1:
     cdef timespec now
-    if wall_clock is not None:
-        return wall_clock()
     clock_gettime(CLOCK_REALTIME, &now)
     return <int64_t>now.tv_sec * 1000 + now.tv_nsec // 1000000
 

@@ -157,7 +157,9 @@ class ProduceResults:
         now: float,
         topic_id: int,
     ) -> None:
-        is_simple_success = not answer.error_code and self._transaction.state is not TransactionState.PARTICIPANT
+        is_simple_success = (
+            not answer.error_code and self._transaction.state is not TransactionState.PARTICIPANT
+        )
         conditions = () if is_simple_success else partial(self._conditions, batch, answer)
         row = decide(ApiKey.PRODUCE, answer.error_code, conditions)
         said = PartitionAnswer(batch, answer, response, row.action, now, batch.maybe_persisted)

@@ -193,9 +193,7 @@ class RecordingProducer(Producer):
     async def _open(self) -> None:
         config, memory = self._config, self._accumulator.memory
         # Not on the fast path, so that each record is passed to _append().
-        self._bind(
-            self._loop, self._accumulator, memory, config.batch_size, config.max_request_size, False, None
-        )
+        self._bind(self._loop, self._accumulator, memory, config.batch_size, config.max_request_size, False)
         if self._handle is not None:
             self._coordinator.attach(self._handle)
         elif self._transaction.is_used:

@@ -7,6 +7,7 @@ import datetime
 import gc
 import itertools
 import logging
+import time
 
 import pyarrow as pa
 import pytest
@@ -35,7 +36,7 @@ from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.records._record_path import ALL_APPENDED, NO_ROOM, OTHERS_TURN, Rows, murmur2
 from aioproducer.testing import EmbeddedCluster, RecordingProducer
 from tests.conftest import MS, in_virtual_time
-from tests.support.compiled_path import NOW, NoLoop, OpensBatches, bound, sealed
+from tests.support.compiled_path import NoLoop, OpensBatches, bound, now_ms, sealed
 from tests.support.oracle import OracleRecord, encode_batch
 from tests.support.producing import (
     FOUR_RECORDS_FILL_IT,
@@ -97,6 +98,23 @@ def encoded(rows):
     return sealed(accumulator.tail)
 
 
+CLOCK = -1
+"""The timestamp of an expected record whose row has none."""
+
+
+def assert_encoded(rows, expected):
+    """The rows become what the oracle writes; rows without a timestamp have the time at which they were appended."""
+    before = now_ms()
+    found = encoded(rows)
+    after = now_ms()
+
+    now = {row: rows.timestamp(row) for row, record in enumerate(expected) if record.timestamp == CLOCK}
+    assert all(before <= at <= after for at in now.values())
+    assert found == encode_batch(
+        [record._replace(timestamp=now.get(row, record.timestamp)) for row, record in enumerate(expected)]
+    )
+
+
 some_bytes = st.none() | st.binary(max_size=30)
 names = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
 some_headers = st.none() | st.lists(st.tuples(names, st.none() | st.binary(max_size=20)), max_size=3)
@@ -120,35 +138,33 @@ records = st.lists(
 def test_columns_become_the_bytes_that_the_oracle_writes(
     given, value_type, key_type, headers_type, before, cuts
 ):
-    expected = encode_batch(
-        [
-            OracleRecord(NOW if timestamp is None else timestamp, key, value, tuple(headers or ()))
-            for value, key, headers, timestamp in given
-        ]
-    )
+    expected = [
+        OracleRecord(CLOCK if timestamp is None else timestamp, key, value, tuple(headers or ()))
+        for value, key, headers, timestamp in given
+    ]
     columns = [list(column) for column in zip(*given, strict=True)]
     lists = Rows(columns[0], columns[1], columns[2], columns[3], None)
     types = [BYTES_TYPES[value_type], BYTES_TYPES[key_type], HEADERS_TYPES[headers_type], pa.int64()]
 
-    assert encoded(lists) == expected
+    assert_encoded(lists, expected)
 
     arrays = [
         # Slices begin anywhere; what lies before must not be seen.
         array_of([column[0]] * before + column, kind).slice(before)
         for column, kind in zip(columns, types, strict=True)
     ]
-    assert encoded(Rows(*arrays, None)) == expected
+    assert_encoded(Rows(*arrays, None), expected)
 
     edges = sorted({0, *(cut for cut in cuts if cut < len(given)), len(given)})
     chunked = [
         pa.chunked_array([array[a:b] for a, b in itertools.pairwise(edges)], array.type) for array in arrays
     ]
-    assert encoded(Rows(chunked[0], arrays[1], chunked[2], columns[3], None)) == expected
+    assert_encoded(Rows(chunked[0], arrays[1], chunked[2], columns[3], None), expected)
 
     names = ["value", "key", "headers", "timestamp"]
     batch = pa.RecordBatch.from_arrays(arrays, names)
-    assert encoded(Rows(batch, None, None, None, None)) == expected
-    assert encoded(Rows(pa.table(chunked, names), None, None, None, None)) == expected
+    assert_encoded(Rows(batch, None, None, None, None), expected)
+    assert_encoded(Rows(pa.table(chunked, names), None, None, None, None), expected)
     struct = pa.StructArray.from_arrays(
         [pa.concat_arrays([array, array]) for array in arrays if not pa.types.is_dictionary(array.type)],
         [name for name, array in zip(names, arrays, strict=True) if not pa.types.is_dictionary(array.type)],
@@ -159,33 +175,33 @@ def test_columns_become_the_bytes_that_the_oracle_writes(
         if pa.types.is_dictionary(array.type)
     }
     if "values" not in rest:
-        assert encoded(Rows(struct, rest.get("keys"), None, None, None)) == expected
+        assert_encoded(Rows(struct, rest.get("keys"), None, None, None), expected)
 
 
 @pytest.mark.promise("Public API", "`send_many`: columns become the bytes that the oracle writes")
 @pytest.mark.parametrize("kind", sorted(TEXT_TYPES))
 def test_text_is_sent_as_utf_8(kind):
     words = ["a", None, "größer als zwölf Bytes", "", "z"]
-    expected = [OracleRecord(NOW, None, None if word is None else word.encode()) for word in words]
+    expected = [OracleRecord(CLOCK, None, None if word is None else word.encode()) for word in words]
 
-    assert encoded(Rows(array_of(words, TEXT_TYPES[kind]), None, None, None, None)) == encode_batch(expected)
+    assert_encoded(Rows(array_of(words, TEXT_TYPES[kind]), None, None, None, None), expected)
 
 
 def test_other_columns_of_arrow():
     fixed = pa.array([b"abc", None, b"xyz"], pa.binary(3))
     nothing = pa.nulls(3)
-    expected = [OracleRecord(NOW, None, b"abc"), OracleRecord(NOW), OracleRecord(NOW, None, b"xyz")]
-    assert encoded(Rows(fixed, nothing, nothing, nothing, nothing)) == encode_batch(expected)
+    expected = [OracleRecord(CLOCK, None, b"abc"), OracleRecord(CLOCK), OracleRecord(CLOCK, None, b"xyz")]
+    assert_encoded(Rows(fixed, nothing, nothing, nothing, nothing), expected)
 
 
 @pytest.mark.promise("Public API", "`send_many`: columns become the bytes that the oracle writes")
 def test_a_null_pair_outside_of_a_slice_is_not_looked_at():
     pairs = pa.array([[None], [("a", b"1")], [None]], pa.list_(PAIR))
     batch = pa.StructArray.from_arrays([pa.array([b"0", b"1", b"2"]), pairs], ["value", "headers"])
-    expected = encode_batch([OracleRecord(NOW, None, b"1", (("a", b"1"),))])
+    expected = [OracleRecord(CLOCK, None, b"1", (("a", b"1"),))]
 
-    assert encoded(Rows([b"1"], None, pairs.slice(1, 1), None, None)) == expected
-    assert encoded(Rows(batch.slice(1, 1), None, None, None, None)) == expected
+    assert_encoded(Rows([b"1"], None, pairs.slice(1, 1), None, None), expected)
+    assert_encoded(Rows(batch.slice(1, 1), None, None, None, None), expected)
     with pytest.raises(InvalidRecordError, match="a null among the pairs"):
         Rows([b"1", b"2"], None, pairs.slice(1), None, None)
 
@@ -194,12 +210,12 @@ def test_a_null_pair_outside_of_a_slice_is_not_looked_at():
 def test_timestamps_become_milliseconds(unit):
     moments = [datetime.datetime(2013, 1, 1, 5, 15, tzinfo=datetime.UTC), None]
     column = pa.array(moments, pa.timestamp(unit, "UTC"))
-    expected = [OracleRecord(1357017300000, None, b"v"), OracleRecord(NOW, None, b"v")]
+    expected = [OracleRecord(1357017300000, None, b"v"), OracleRecord(CLOCK, None, b"v")]
 
-    assert encoded(Rows([b"v"] * 2, None, None, column, None)) == encode_batch(expected)
+    assert_encoded(Rows([b"v"] * 2, None, None, column, None), expected)
     date = pa.array([datetime.date(2013, 1, 1), None], pa.date64())
     expected[0] = OracleRecord(1356998400000, None, b"v")
-    assert encoded(Rows([b"v"] * 2, None, None, date, None)) == encode_batch(expected)
+    assert_encoded(Rows([b"v"] * 2, None, None, date, None), expected)
 
 
 @pytest.mark.parametrize("kind", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"])
@@ -313,14 +329,18 @@ async def test_the_delivery_of_a_row_has_the_time_of_its_record(serializer):
 
 
 def test_each_slice_of_a_call_has_a_time_of_its_own():
-    times = iter([NOW, NOW + 3, NOW + 3, NOW + 9])
-    accumulator = OpensBatches(NoLoop())
-    path = bound(accumulator, wall_clock=lambda: next(times))
-    rows = Rows([b"0", "1", b"2", "3", b"4"], None, None, None, None)
+    accumulator = OpensBatches(NoLoop(), limit=10_000)
+    path = bound(accumulator)
+    rows = Rows([bytes(9000)] * 3, None, None, None, None)
+    accumulator.compressor.turn_is_full = True  # a slice ends with the batch that it opens
 
-    path._append_rows(accumulator.topics["orders"], rows, None, False)
+    ends = []
+    while path._append_rows(accumulator.topics["orders"], rows, None, False) == OTHERS_TURN:
+        ends.append(now_ms())
+        time.sleep(0.003)
 
-    assert [rows.timestamp(row) for row in (0, 2, 4)] == [NOW, NOW + 3, NOW + 3]
+    assert len(ends) >= 2
+    assert rows.timestamp(0) <= ends[0] < rows.timestamp(1) <= ends[1] < rows.timestamp(2)
 
 
 class _At:

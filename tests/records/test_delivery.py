@@ -19,7 +19,7 @@ from aioproducer.errors import DeliveryError
 from aioproducer.records._record_path import Delivery, RecordMetadata
 from aioproducer.types import Outcome, TopicPartition
 from tests.conftest import MS
-from tests.support.compiled_path import NOW, OpensBatches, Path, bound, new_batch, sealed
+from tests.support.compiled_path import OpensBatches, Path, bound, new_batch, sealed
 from tests.support.oracle import OracleRecord, encode_batch
 
 
@@ -334,7 +334,7 @@ async def test_cancelled_delivery_stays_cancelled_and_its_record_is_sent(path, a
     with pytest.raises(asyncio.CancelledError):
         await delivery
     batch = accumulator.tail
-    assert sealed(batch) == encode_batch([OracleRecord(NOW, None, b"v")])
+    assert sealed(batch) == encode_batch([OracleRecord(batch.base_timestamp, None, b"v")])
     batch.succeed(0, -1, -1)
     await asyncio.sleep(0)
     assert ended == [delivery]

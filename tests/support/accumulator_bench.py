@@ -120,7 +120,6 @@ class Bench:
             self.config.batch_size,
             self.config.max_request_size,
             True,
-            None,
         )
 
     def send(self, partition: int | None = 0, value: bytes = b"v", topic: str = "orders") -> Delivery:

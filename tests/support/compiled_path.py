@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import time
 from types import SimpleNamespace
 
 from aioproducer.records._record_path import Batch, BufferMemory, Delivery, PartitionQueue, RecordPath, Topic
 from aioproducer.records.batch import ProducerBatch
-
-NOW = 1_700_000_000_000
-"""The time stamp, in ms, of records that are given none."""
 
 
 class TrackedBatch(ProducerBatch):
@@ -106,16 +103,18 @@ class Path(RecordPath):
         raise NotImplementedError
 
 
+def now_ms() -> int:
+    """The wall clock, as the path reads it."""
+    return time.time_ns() // 1_000_000
+
+
 def bound(
     accumulator: OpensBatches,
     *,
     max_request_size: int = 1 << 20,
     batch_size: int = 1 << 16,
-    wall_clock: Callable[[], int] = lambda: NOW,
 ) -> Path:
     """A path that appends to `accumulator`."""
     path = Path()
-    path._bind(
-        accumulator.loop, accumulator, accumulator.memory, batch_size, max_request_size, True, wall_clock
-    )
+    path._bind(accumulator.loop, accumulator, accumulator.memory, batch_size, max_request_size, True)
     return path
