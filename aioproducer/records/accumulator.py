@@ -349,7 +349,7 @@ class Accumulator:
                 and len(batch.withdrawn) != len(batch.left_out)
                 and not batch.is_being_compressed
             ):
-                self._rebuild(batch)  # may pass it to a thread
+                self._drop_withdrawn(batch)  # may pass it to a thread
             if batch.is_being_compressed:
                 continue
             size += batch.wire_size
@@ -372,13 +372,13 @@ class Accumulator:
         elif self._is_due(queue):
             group[queue] = None  # behind the others
 
-    def _rebuild(self, batch: ProducerBatch) -> None:
+    def _drop_withdrawn(self, batch: ProducerBatch) -> None:
         """Leave out the records whose own timeout has passed, and compress the others like any batch.
 
         More records may time out while a thread compresses. After MOST_REBUILDS attempts a large batch is therefore
         sent uncompressed.
         """
-        batch.rebuild()
+        batch.drop_withdrawn()
         if batch.rebuilds <= MOST_REBUILDS:
             self.compressor.compress(batch)
         else:
@@ -444,7 +444,7 @@ class Accumulator:
             part.reserved = min(part.size - HEADER_SIZE, reserved)
             reserved -= part.reserved
         self.memory.give(reserved)
-        batch.become(parts)
+        batch.replace_with(parts)
         # The parts have the batch's deadline, so they take its place in the order.
         ended, self.incomplete = self.incomplete, OrderedDict()
         for other in ended:
@@ -578,7 +578,7 @@ class Accumulator:
             queue.tail = None
         surplus = batch.close()
         if batch.withdrawn:
-            batch.rebuild()
+            batch.drop_withdrawn()
         used = batch.size - HEADER_SIZE
         queue.size_hint = used if used > SMALLEST_BATCH else SMALLEST_BATCH
         if surplus:

@@ -167,7 +167,7 @@ class ProducerBatch(Batch):
         self.codec = codec
         self.wire_size = HEADER_SIZE + len(payload)
 
-    def compressed(self, codec: Codec, payload: bytes | memoryview) -> None:
+    def use_compressed(self, codec: Codec, payload: bytes | memoryview) -> None:
         """Send `payload` in place of the records if it is smaller."""
         if not self.is_done and len(payload) < len(self.payload):
             self._carry(payload, codec)
@@ -187,7 +187,7 @@ class ProducerBatch(Batch):
         """Whether records can still be left out because the batch was never sent."""
         return self.attempts == 0 and not self.is_numbered and not self.is_done and not self.keeps_records
 
-    def rebuild(self) -> None:
+    def drop_withdrawn(self) -> None:
         """Leave out withdrawn records, before the first attempt. The payload is uncompressed afterwards."""
         self.rebuilds += 1
         self.leave_out_withdrawn()
@@ -218,7 +218,7 @@ class ProducerBatch(Batch):
         part.flushes = self.flushes
         return part
 
-    def become(self, parts: list[tuple[int, ProducerBatch]]) -> None:
+    def replace_with(self, parts: list[tuple[int, ProducerBatch]]) -> None:
         """End this batch and let its parts, (first index, batch), replace it."""
         self._move(BatchState.DONE)
         self._drop_bytes()
@@ -276,7 +276,7 @@ class ProducerBatch(Batch):
         checksum = _UNSUMMED.unpack_from(header)[-1]
         return bool(crc32c(payload, crc32c(header[_UNSUMMED.size :])) == checksum)
 
-    def was_refused(self, code: int) -> None:
+    def count_refusal(self, code: int) -> None:
         """Count an answer that has this error code."""
         self.refusals = {**self.refusals, code: self.refusals.get(code, 0) + 1}
 
@@ -298,12 +298,12 @@ class ProducerBatch(Batch):
         # The broker assigns the base offset, and it ignores the leader epoch.
         return _UNSUMMED.pack(0, self.wire_size - LOG_OVERHEAD, -1, MAGIC, checksum) + summed
 
-    def sent(self, broker: int) -> None:
+    def mark_sent(self, broker: int) -> None:
         self._move(BatchState.IN_FLIGHT)
         self.broker = broker
         self.attempts += 1
 
-    def returned(self) -> None:
+    def mark_returned(self) -> None:
         """Close the batch again after an attempt without success; it will be sent again."""
         self._move(BatchState.CLOSED)
 

@@ -185,7 +185,7 @@ class BatchCompressor:
     def _take_over(self, batch: ProducerBatch, payload: Payload | Exception) -> None:
         batch.is_being_compressed = False
         if not isinstance(payload, Exception):
-            batch.compressed(self._codec, payload)
+            batch.use_compressed(self._codec, payload)
         elif not batch.is_done:
             # The records themselves are fine and are sent uncompressed.
             logger.warning("a batch of %s could not be compressed: %r", batch.queue.topic, payload)

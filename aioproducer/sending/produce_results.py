@@ -181,7 +181,7 @@ class ProduceResults:
         name = error_name(answer.error_code)
         self._metrics.count_error(name)
         batch.last_error = BrokerError(f"{name}{message_of(answer)}", code=answer.error_code, name=name)
-        batch.was_refused(answer.error_code)
+        batch.count_refusal(answer.error_code)
         if batch.state is BatchState.DONE:
             return
         if doubted_topic_id is not None:
@@ -278,13 +278,13 @@ class ProduceResults:
 
     def _retry_soon(self, said: PartitionAnswer) -> None:
         batch = said.batch
-        batch.returned()
+        batch.mark_returned()
         # Fully jittered: the broker verifies one partition of a transactional id at a time (AddPartitionsToTxnManager).
         longest = exponential(*FAST_RETRY, batch.attempts - 1)
         self._accumulator.requeue(batch, said.now + self._random.uniform(0, longest))
 
     def _hold(self, said: PartitionAnswer) -> None:
-        said.batch.returned()
+        said.batch.mark_returned()
         self._accumulator.requeue(said.batch, said.now)
 
     def _renumber(self, said: PartitionAnswer) -> None:
@@ -441,7 +441,7 @@ class ProduceResults:
         self._accumulator.release(batch)
 
     def _send_later(self, batch: ProducerBatch, now: float, *, at_once: bool = False) -> None:
-        batch.returned()
+        batch.mark_returned()
         self._accumulator.requeue(batch, now if at_once else now + self._backoff(batch))
 
     def _backoff(self, batch: ProducerBatch) -> float:

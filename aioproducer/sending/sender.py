@@ -316,7 +316,7 @@ class Sender:
                 topic = topics[queue.topic] = (queue.topic, topic_id, [])
                 self._metadata.touch(queue.topic, now)
             topic[2].append(batch)
-            batch.sent(node_id)
+            batch.mark_sent(node_id)
             queue.in_flight.append(batch)
             if transaction.is_used:
                 transaction.writes_to(queue.topic, queue.partition)

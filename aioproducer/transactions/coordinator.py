@@ -506,7 +506,7 @@ class Coordinator:
                     ),
                     partial(_worst_of_partitions, places),
                 )
-                transaction.joined(places)
+                transaction.add_joined(places)
                 self._wake.set()
         except KafkaError as error:
             self._failed(error)

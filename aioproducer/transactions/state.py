@@ -274,7 +274,7 @@ class Transaction:
         self.move(_S.PARTICIPANT)
         self.tells_repetitions = tells_repetitions
         self.is_v2 = handle.is_v2
-        self.joined(partitions)
+        self.add_joined(partitions)
 
     def check_is_own(self, topic: str, partition: int) -> None:
         """Raise if a participant writes to a partition that may belong to another one.
@@ -346,7 +346,7 @@ class Transaction:
             self.may_have_started = True
             self.partitions[place] = None
 
-    def joined(self, places: Iterable[TopicPartition]) -> None:
+    def add_joined(self, places: Iterable[TopicPartition]) -> None:
         """Note that the coordinator has added these partitions to the transaction."""
         for place in places:
             self.wanted.pop(place, None)

@@ -150,7 +150,7 @@ async def test_a_delivery_that_several_threads_look_at_follows_its_record_once(t
             ]
             parts[0][1].succeed(offset, -1, -1)
             offset += half
-            batch.become(parts)
+            batch.replace_with(parts)
             batch = parts[1][1]
         batch.succeed(offset, -1, -1)
         return shared.result().offset

@@ -85,8 +85,8 @@ async def test_open_batch_that_lingered_while_the_one_before_it_was_in_back_off_
     tail = bench.topic.queues[0].tail
     bench.ready()
     [closed] = bench.drain()
-    closed.sent(0)
-    closed.returned()
+    closed.mark_sent(0)
+    closed.mark_returned()
     bench.accumulator.requeue(closed, bench.loop.time() + 10)
     bench.ready(later=1)
     assert bench.drain(later=1) == []
@@ -259,9 +259,9 @@ async def test_when_to_look_again_is_the_first_of_linger_back_off_and_deadline()
     bench.ready(later=5)
     assert bench.accumulator.ready(now + 5)[1] == batch.deadline
     bench.drain()
-    batch.sent(0)
+    batch.mark_sent(0)
     assert bench.accumulator.ready(now + 5)[1] == batch.deadline
-    batch.returned()
+    batch.mark_returned()
     bench.accumulator.requeue(batch, now + 7)
 
     assert bench.accumulator.ready(now + 5) == ([], now + 7)
@@ -396,8 +396,8 @@ async def test_sender_is_woken_for_a_retry_at_once_and_sets_its_timer_for_a_late
     bench = Bench(linger_ms=0)
     bench.send()
     [batch] = bench.drain()
-    batch.sent(0)
-    batch.returned()
+    batch.mark_sent(0)
+    batch.mark_returned()
     bench.wake.counted()
 
     bench.accumulator.requeue(batch, bench.loop.time())
@@ -508,7 +508,7 @@ async def test_partition_that_was_held_back_is_drained_after_an_answer():
     bench.fill(batches=2)
     bench.ready()
     [first] = bench.drain()
-    first.sent(0)
+    first.mark_sent(0)
     assert bench.drain(may_drain=lambda queue, batch: False) == []
     first.succeed(0, -1, -1)
     bench.accumulator.release(first)
@@ -723,8 +723,8 @@ async def test_requeued_batches_are_in_the_order_in_which_they_were_opened():
     bench.ready()
     batches = bench.drain_all()
     for batch in batches:
-        batch.sent(0)
-        batch.returned()
+        batch.mark_sent(0)
+        batch.mark_returned()
 
     for batch in (batches[2], batches[0], batches[3], batches[1]):
         bench.accumulator.requeue(batch, bench.loop.time())
@@ -745,8 +745,8 @@ async def test_partition_in_back_off_is_not_drained_before_its_time():
     bench.send(1)
     first, second = bench.drain()
     for batch in (first, second):
-        batch.sent(0)
-        batch.returned()
+        batch.mark_sent(0)
+        batch.mark_returned()
     now = bench.loop.time()
 
     bench.accumulator.requeue(first, now + 10)
@@ -767,8 +767,8 @@ async def test_back_off_holds_also_for_newer_batches_flush_and_memory_waiters():
     bench.fill()
     bench.ready()
     [batch] = bench.drain()
-    batch.sent(0)
-    batch.returned()
+    batch.mark_sent(0)
+    batch.mark_returned()
     bench.accumulator.requeue(batch, bench.loop.time() + 10)
 
     bench.fill(batches=2)
@@ -1006,7 +1006,7 @@ async def test_whatever_happens_memory_is_exact_order_is_kept_and_what_is_due_ca
                 assert leaders[batch.queue.partition] == node
                 assert batch.order >= drained_orders.get(batch.queue, (-1, 0))
                 drained_orders[batch.queue] = batch.order
-                batch.sent(node)
+                batch.mark_sent(node)
                 batch.queue.in_flight.append(batch)
                 in_flight.append(batch)
 
@@ -1022,7 +1022,7 @@ async def test_whatever_happens_memory_is_exact_order_is_kept_and_what_is_due_ca
         if random.random() < 0.5:
             end(batch)
         else:
-            batch.returned()
+            batch.mark_returned()
             bench.accumulator.requeue(batch, now + random.choice([0, 0.5]))
         bench.accumulator.touch(batch.queue)
 

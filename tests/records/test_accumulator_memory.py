@@ -44,7 +44,7 @@ async def test_memory_is_what_the_batches_reserve_and_all_of_it_comes_back():
     bench.succeed(*batches[::2])
     bench.check_memory()
     for batch in batches[1::2]:
-        batch.sent(0)
+        batch.mark_sent(0)
         batch.give_up(DeliveryError("refused"))
         bench.accumulator.release(batch)
 
@@ -84,7 +84,7 @@ async def test_expired_and_aborted_batches_return_their_memory_in_every_state():
     bench.fill(batches=3)
     bench.ready()
     [in_flight] = bench.drain()
-    in_flight.sent(0)
+    in_flight.mark_sent(0)
 
     later = bench.loop.time() + bench.config.delivery_timeout
     expired = bench.accumulator.expired(later)

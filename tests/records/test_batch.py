@@ -23,8 +23,8 @@ RECORDS = [OracleRecord(1000 + number, b"key", b"value" * 20, [("name", b"value"
 OPEN, CLOSED, IN_FLIGHT, DONE = BatchState.OPEN, BatchState.CLOSED, BatchState.IN_FLIGHT, BatchState.DONE
 # What moves a batch to a state, by the state.
 MOVES = {
-    CLOSED: [ProducerBatch.close, ProducerBatch.returned],
-    IN_FLIGHT: [lambda batch: batch.sent(1)],
+    CLOSED: [ProducerBatch.close, ProducerBatch.mark_returned],
+    IN_FLIGHT: [lambda batch: batch.mark_sent(1)],
     DONE: [lambda batch: batch.succeed(0, -1, -1), lambda batch: batch.give_up(DeliveryError("refused"))],
 }
 
@@ -35,7 +35,7 @@ def batch_in(state: BatchState) -> ProducerBatch:
     if state is not OPEN:
         batch.close()
     if state is IN_FLIGHT:
-        batch.sent(1)
+        batch.mark_sent(1)
     if state is DONE:
         batch.succeed(0, -1, -1)
     return batch
@@ -79,7 +79,7 @@ def test_each_method_that_moves_a_batch_refuses_the_states_that_the_table_does(s
         is_legal = to in TRANSITIONS[state]
         if move is ProducerBatch.close and state is not OPEN:
             continue  # closing is for open batches; from in flight it is `returned`
-        if move is ProducerBatch.returned and state is OPEN:
+        if move is ProducerBatch.mark_returned and state is OPEN:
             continue
         if is_legal:
             move(batch)
@@ -98,9 +98,9 @@ def test_every_state_has_its_row_and_done_is_the_end():
 def test_attempts_and_the_broker_are_noted():
     batch = batch_in(CLOSED)
 
-    batch.sent(7)
-    batch.returned()
-    batch.sent(8)
+    batch.mark_sent(7)
+    batch.mark_returned()
+    batch.mark_sent(8)
 
     assert (batch.attempts, batch.broker) == (2, 8)
 
@@ -150,7 +150,7 @@ def test_compressed_batch_is_what_the_oracle_writes_round_the_same_payload(codec
     batch = filled()
     payload = compressor(codec)(batch.payload)
 
-    batch.compressed(codec, payload)
+    batch.use_compressed(codec, payload)
 
     sent = sent_bytes(batch)
     assert sent == encode_batch(RECORDS, codec=codec, payload=payload)
@@ -162,7 +162,7 @@ def test_compressed_batch_is_what_the_oracle_writes_round_the_same_payload(codec
 def test_payload_that_did_not_shrink_is_sent_uncompressed():
     batch = filled()
 
-    batch.compressed(Codec.LZ4, bytes(batch.payload))
+    batch.use_compressed(Codec.LZ4, bytes(batch.payload))
 
     assert batch.codec is Codec.NONE
     assert batch.wire_size == batch.size
@@ -173,7 +173,7 @@ def test_compression_that_comes_after_the_end_changes_nothing():
     batch = filled()
     batch.give_up(DeliveryError("expired"))
 
-    batch.compressed(Codec.LZ4, b"")
+    batch.use_compressed(Codec.LZ4, b"")
 
     assert batch.codec is Codec.NONE
     assert batch.payload == b""
@@ -191,8 +191,8 @@ def test_sealed_batch_is_the_same_object_at_each_attempt():
     batch.number(IDENTITY, 17)
 
     first = batch.seal()
-    batch.sent(1)
-    batch.returned()
+    batch.mark_sent(1)
+    batch.mark_returned()
     second = batch.seal()
 
     assert all(one is other for one, other in zip(first, second, strict=True))
@@ -261,16 +261,16 @@ async def test_withdrawn_records_are_left_out_of_the_bytes_that_are_sent(codec):
         batch.try_append(value, key, timestamp, headers)
     batch.close()
     if codec is not Codec.NONE:
-        batch.compressed(codec, compressor(codec)(batch.payload))
+        batch.use_compressed(codec, compressor(codec)(batch.payload))
     late = [batch.delivery(index) for index in (19, 0, 7)]
     kept = batch.delivery(8)
     assert batch.may_withdraw
 
     for delivery in late:
         batch.end_record(delivery, DeliveryError("too late", outcome=Outcome.NOT_PERSISTED), True)
-    batch.rebuild()
+    batch.drop_withdrawn()
     if codec is not Codec.NONE:
-        batch.compressed(codec, compressor(codec)(batch.payload))
+        batch.use_compressed(codec, compressor(codec)(batch.payload))
     batch.number(IDENTITY, 0)
 
     sent = sent_bytes(batch)
@@ -281,7 +281,7 @@ async def test_withdrawn_records_are_left_out_of_the_bytes_that_are_sent(codec):
     assert (header.record_count, header.last_offset_delta, header.codec) == (17, 16, codec)
     assert read == [record.timestamp for index, record in enumerate(RECORDS) if index not in (0, 7, 19)]
     assert header.max_timestamp == max(read)
-    batch.sent(1)
+    batch.mark_sent(1)
     assert not batch.may_withdraw
     batch.succeed(100, -1, -1)
     assert (await kept).offset == 100 + 8 - 2

@@ -43,7 +43,7 @@ class Sent:
 
     def acknowledge(self, batch: ProducerBatch, base_offset: int) -> None:
         batch.close()
-        batch.sent(0)
+        batch.mark_sent(0)
         batch.succeed(base_offset, -1, -1)
         self._ended(batch)
 
@@ -166,11 +166,11 @@ async def test_the_parts_of_a_batch_that_was_split_answer_for_their_rows():
     [batch] = sent.batches()
     batch.close()
     first, second = batch.part(sent.loop, 0, 2, {}), batch.part(sent.loop, 2, 3, {})
-    batch.become([(0, first), (2, second)])
+    batch.replace_with([(0, first), (2, second)])
     refused = DeliveryError("too large")
     second.give_up(refused)
     assert not sent.receipt.done()
-    first.sent(0)
+    first.mark_sent(0)
     first.succeed(8, -1, -1)
 
     assert sent.receipt.done()

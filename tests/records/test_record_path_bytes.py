@@ -157,7 +157,7 @@ def without(some: Sent, batch: ProducerBatch, left_out: set[int]) -> list[int]:
             some.expected[index] = error = DeliveryError(f"too late: {index}")
             batch.end_record(some.deliveries[index], error, True)
         assert batch.live_count == batch.record_count - len(some_left_out)
-        batch.rebuild()
+        batch.drop_withdrawn()
     return [index for index in range(len(some.records)) if index not in left_out]
 
 
@@ -177,7 +177,7 @@ def cut(
         count = data.draw(st.integers(1, len(indexes) - 1))
         middle = batch.original_index(count)
         parts = [(0, batch.part(NoLoop(), 0, middle, {})), (middle, batch.part(NoLoop(), middle, end, {}))]
-        batch.become(parts)
+        batch.replace_with(parts)
         return [(parts[0][1], indexes[:count]), (parts[1][1], indexes[count:])]
     culprits = {
         position: DeliveryError(f"refused: {position}") for position in data.draw(some_of(len(indexes)))
@@ -185,7 +185,7 @@ def cut(
     some.expected |= {indexes[position]: error for position, error in culprits.items()}
     errors = {batch.original_index(position): error for position, error in culprits.items()}
     rest = batch.part(NoLoop(), 0, end, errors)
-    batch.become([(0, rest)])
+    batch.replace_with([(0, rest)])
     return [(rest, [index for position, index in enumerate(indexes) if position not in culprits])]
 
 

@@ -20,8 +20,8 @@ def sent(attempts: int = 1, broker: int = 3) -> ProducerBatch:
     batch.try_append(b"secret", b"secret", 1, None)
     batch.close()
     for _ in range(attempts):
-        batch.sent(broker)
-        batch.returned()
+        batch.mark_sent(broker)
+        batch.mark_returned()
     return batch
 
 

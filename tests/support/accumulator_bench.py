@@ -152,7 +152,7 @@ class Bench:
 
     def succeed(self, *batches: ProducerBatch) -> None:
         for batch in batches:
-            batch.sent(0)
+            batch.mark_sent(0)
             batch.succeed(0, -1, -1)
             self.accumulator.release(batch)
 

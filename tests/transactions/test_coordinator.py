@@ -298,7 +298,7 @@ async def test_an_error_for_good_of_one_partition_ends_the_question_for_committe
 
 async def test_partitions_that_have_joined_are_exported_without_a_request():
     begun = Begun(1)
-    begun.transaction.joined([PLACES[0]])
+    begun.transaction.add_joined([PLACES[0]])
 
     handle = await begun.coordinator.export(PLACES)
 

@@ -177,7 +177,7 @@ def test_record_belongs_to_the_transaction_that_was_open_when_send_was_called():
 @pytest.mark.parametrize("state", S, ids=lambda state: state.name)
 def test_a_participant_cannot_write_to_partitions_that_may_belong_to_another_one(state):
     transaction = transaction_in(state)
-    transaction.joined([TopicPartition("t", 0)])
+    transaction.add_joined([TopicPartition("t", 0)])
 
     transaction.check_is_own("t", 0)
     if state is S.PARTICIPANT:
@@ -191,7 +191,7 @@ def test_a_participant_cannot_write_to_partitions_that_may_belong_to_another_one
 @pytest.mark.parametrize("state", S, ids=lambda state: state.name)
 def test_only_a_participant_has_refusals_one_for_each_partition(state):
     transaction = transaction_in(state)
-    transaction.joined([TopicPartition("t", 1)])
+    transaction.add_joined([TopicPartition("t", 1)])
 
     refusals = transaction.refusals("t", 3)
 
@@ -246,7 +246,7 @@ def test_with_v1_a_partition_has_to_join_first():
 
     assert not transaction.may_drain("t", 0)
     assert list(transaction.wanted) == [TopicPartition("t", 0)]
-    transaction.joined([TopicPartition("t", 0)])
+    transaction.add_joined([TopicPartition("t", 0)])
 
     assert transaction.may_drain("t", 0)
     assert not transaction.wanted
@@ -313,7 +313,7 @@ def test_a_new_transaction_keeps_no_state_of_the_last_one():
     transaction = transaction_in(S.IN_TRANSACTION, is_v2=False)
     assert not transaction.may_drain("t", 1)
     transaction.writes_to("t", 0)
-    transaction.joined([TopicPartition("t", 0)])
+    transaction.add_joined([TopicPartition("t", 0)])
     transaction.exported[TopicPartition("t", 2)] = None
     transaction.may_have_started = True
     transaction.epoch_is_spent = True

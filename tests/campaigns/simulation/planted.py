@@ -79,7 +79,7 @@ def _bug(
 def renumbered() -> Iterator[None]:
     """No use of the brokers' dedup window: the second copy is another batch to them."""
 
-    def returned(self: ProducerBatch) -> None:
+    def mark_returned(self: ProducerBatch) -> None:
         self._move(BatchState.CLOSED)
         if self.identity is not None and self.queue.sequence is not None and not self.queue.in_flight:
             self.segments = ()
@@ -87,7 +87,7 @@ def renumbered() -> Iterator[None]:
             self.identity = None
             self.maybe_persisted = False
 
-    with mock.patch.object(ProducerBatch, "returned", returned):
+    with mock.patch.object(ProducerBatch, "mark_returned", mark_returned):
         yield
 
 
