@@ -76,7 +76,7 @@ class Accumulator:
         self._closed = False
         # every partition of every topic ever written to: sequence numbers outlive metadata
         self._queues: dict[tuple[str, int], PartitionQueue] = {}
-        self._filed: dict[str, TopicInfo] = {}
+        self._applied_info: dict[str, TopicInfo] = {}
         """The metadata that assigned each topic's queues to leaders; the same object as long as nothing changes."""
         self._orders = count()
         # what has to be sent
@@ -108,8 +108,8 @@ class Accumulator:
             topic = Topic(info.name)
             topic.next_partition = partial(self._next_sticky, info.name, topic.queues, sticky)
             self.topics[info.name] = topic
-        if self._filed.get(info.name) is not info:
-            self._file(topic, info)
+        if self._applied_info.get(info.name) is not info:
+            self._set_leaders(topic, info)
         return topic
 
     def open_batch(self, queue: PartitionQueue, size: int) -> ProducerBatch | None:
@@ -235,14 +235,14 @@ class Accumulator:
         try:
             while self._waiting:
                 waiter, append = next(iter(self._waiting.items()))
-                if not waiter.done() and not self._served(waiter, append):
+                if not waiter.done() and not self._try_to_serve(waiter, append):
                     self._wake.set()  # everything that is buffered is due now
                     return
                 self._leave(waiter)
         finally:
             self._is_serving = False
 
-    def _served(self, waiter: asyncio.Future[Any], append: Callable[[], object | None]) -> bool:
+    def _try_to_serve(self, waiter: asyncio.Future[Any], append: Callable[[], object | None]) -> bool:
         try:
             if self._closed:
                 raise ProducerClosed("the producer was closed while the record waited for room in the buffer")
@@ -272,16 +272,16 @@ class Accumulator:
 
     # ---------------------------------------------------------------------------------------- the sender's task
 
-    def file_queues(self, cluster: Cluster) -> None:
+    def update_leaders(self, cluster: Cluster) -> None:
         """Apply a new metadata snapshot: assign each queue to its leader."""
         for name, topic in list(self.topics.items()):
             info = cluster.topic(name)
             if info is not None:
-                self._file(topic, info)
+                self._set_leaders(topic, info)
                 continue
-            self._filed.pop(name, None)
+            self._applied_info.pop(name, None)
             for queue in topic.queues:
-                self._lead(queue, NO_NODE)
+                self._set_leader(queue, NO_NODE)
             if name not in cluster.topics:
                 # Dropped as idle, or deleted for good: the next record requests its metadata again.
                 del self.topics[name]
@@ -289,7 +289,7 @@ class Accumulator:
             if queue.topic in self.topics:
                 continue  # already assigned with its topic
             partition = cluster.partition(queue.topic, queue.partition)
-            self._lead(queue, NO_NODE if partition is None else partition.leader)
+            self._set_leader(queue, NO_NODE if partition is None else partition.leader)
         due = [queue for group in self._ready.values() for queue in group]
         self._ready = {}
         for queue in due:
@@ -528,24 +528,24 @@ class Accumulator:
 
     # ------------------------------------------------------------------------------------------------- inside
 
-    def _file(self, topic: Topic, info: TopicInfo) -> None:
-        self._filed[info.name] = info
+    def _set_leaders(self, topic: Topic, info: TopicInfo) -> None:
+        self._applied_info[info.name] = info
         for queue in topic.queues[len(info.partitions) :]:
-            self._lead(queue, NO_NODE)  # the topic was re-created with fewer partitions
+            self._set_leader(queue, NO_NODE)  # the topic was re-created with fewer partitions
         del topic.queues[len(info.partitions) :]
         for number in range(len(topic.queues), len(info.partitions)):
             if (info.name, number) not in self._queues:
                 self._queues[info.name, number] = PartitionQueue(info.name, number)
             topic.queues.append(self._queues[info.name, number])
         for queue, partition in zip(topic.queues, info.partitions, strict=True):
-            self._lead(queue, partition.leader)
+            self._set_leader(queue, partition.leader)
         available = info.available or list(range(len(info.partitions)))
         if self._available.get(info.name) != available:
             self._available[info.name] = available
             if topic.sticky_partition not in available:
                 topic.sticky_partition = -1
 
-    def _lead(self, queue: PartitionQueue, node_id: int) -> None:
+    def _set_leader(self, queue: PartitionQueue, node_id: int) -> None:
         if queue.node_id != node_id:
             group = self._ready.get(queue.node_id)
             if group is not None and queue in group:

@@ -106,7 +106,7 @@ class Sender:
         """Send everything that can be sent; return the time of the next pass unless the sender is woken earlier."""
         if self._metadata.version != self._seen_metadata:
             self._seen_metadata = self._metadata.version
-            self._accumulator.file_queues(self._metadata.cluster)
+            self._accumulator.update_leaders(self._metadata.cluster)
             self._results.losses.look_at(self._metadata.cluster, now)
         if self._producer_ids.refused is not None:
             self._refuse_all(self._producer_ids.refused)

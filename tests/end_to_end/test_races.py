@@ -148,7 +148,7 @@ async def test_a_leader_that_no_broker_list_names_does_not_stop_the_loop():
         queue = producer._accumulator.topics["t"].queues[1]
 
         delivery = await producer.send("t", b"2", partition=1)
-        producer._accumulator._lead(queue, 77)
+        producer._accumulator._set_leader(queue, 77)
         producer._accumulator._make_ready(queue)
         producer._sender._wake.set()
         await asyncio.sleep(0)  # a loop that stands still would never come back from here
@@ -272,15 +272,15 @@ async def test_a_batch_that_can_not_be_compressed_goes_as_it_is(size, caplog):
 async def test_a_send_with_a_serializer_does_not_look_at_every_partition():
     async with producing(topics={"t": 100}, value_serializer=bytes) as (_, producer):
         await producer.send_and_wait("t", b"0")
-        filed = []
+        assigned = []
         accumulator = producer._accumulator
-        file = accumulator._file
-        accumulator._file = lambda topic, info: (filed.append(topic), file(topic, info))
+        assign = accumulator._set_leaders
+        accumulator._set_leaders = lambda topic, info: (assigned.append(topic), assign(topic, info))
 
         for _ in range(10):
             await producer.send("t", b"v")
 
-        assert not filed
+        assert not assigned
 
 
 async def test_requests_of_one_pass_are_written_together():

@@ -130,7 +130,7 @@ async def test_metadata_of_100000_partitions_that_are_all_written_to_holds_the_l
                 await asyncio.sleep(0)
                 now = process_time()
                 standstill, began, turns = max(standstill, now - began), now, turns + 1
-            accumulator.file_queues(net.metadata.cluster)  # the sender does this next
+            accumulator.update_leaders(net.metadata.cluster)  # the sender does this next
             longest.append(max(standstill, process_time() - began))
 
             assert turns > 100

@@ -214,7 +214,7 @@ async def test_batch_without_a_leader_is_reported_and_goes_to_the_leader_that_co
     bench.send()
 
     assert bench.ready() == [NO_NODE]
-    bench.accumulator.file_queues(cluster_of(topic_info([2])))
+    bench.accumulator.update_leaders(cluster_of(topic_info([2])))
 
     assert bench.ready() == [2]
     assert len(bench.drain(2)) == 1
@@ -225,7 +225,7 @@ async def test_batches_follow_their_leader():
     bench.send(0)
     bench.send(1)
 
-    bench.accumulator.file_queues(cluster_of(topic_info([1, 0])))
+    bench.accumulator.update_leaders(cluster_of(topic_info([1, 0])))
 
     assert sorted(bench.ready()) == [0, 1]
     assert partitions_of(bench.drain(0)) == [1]
@@ -236,7 +236,7 @@ async def test_batches_of_a_topic_that_metadata_forgot_wait_for_a_leader():
     bench = Bench(linger_ms=0)
     bench.send()
 
-    bench.accumulator.file_queues(cluster_of())
+    bench.accumulator.update_leaders(cluster_of())
 
     assert bench.ready() == [NO_NODE]
     assert bench.accumulator.topics == {}
@@ -900,7 +900,7 @@ async def test_sticky_partition_is_left_when_it_loses_its_leader():
     bench = Bench([0, 1])
     lost = bench.send(None).topic_partition.partition
 
-    bench.accumulator.file_queues(
+    bench.accumulator.update_leaders(
         cluster_of(topic_info([NO_NODE if number == lost else 0 for number in range(2)]))
     )
 
@@ -930,7 +930,7 @@ async def test_adaptive_sticky_partitioning_prefers_short_queues():
 async def test_new_partitions_of_a_topic_are_taken_over():
     bench = Bench([0])
 
-    bench.accumulator.file_queues(cluster_of(topic_info([0, 1, 2])))
+    bench.accumulator.update_leaders(cluster_of(topic_info([0, 1, 2])))
 
     assert [queue.node_id for queue in bench.topic.queues] == [0, 1, 2]
     assert bench.accumulator.topics["orders"] is bench.topic
@@ -940,7 +940,7 @@ async def test_queue_of_a_partition_is_the_same_after_its_topic_was_forgotten():
     bench = Bench([0, 1])
     queues = list(bench.topic.queues)
 
-    bench.accumulator.file_queues(cluster_of())
+    bench.accumulator.update_leaders(cluster_of())
     topic = bench.accumulator.open_topic(topic_info([0, 1]))
 
     assert topic.queues == queues
@@ -951,7 +951,7 @@ async def test_record_that_waited_for_memory_while_its_topic_was_forgotten_still
     topic: Topic = bench.topic
     bench.send(None)
 
-    bench.accumulator.file_queues(cluster_of())
+    bench.accumulator.update_leaders(cluster_of())
 
     for _ in range(10):
         delivery = bench.path._append(topic, b"v" * 900, None, -1, None, None, True)
@@ -961,7 +961,7 @@ async def test_record_that_waited_for_memory_while_its_topic_was_forgotten_still
 async def test_topic_that_was_made_anew_with_fewer_partitions_gets_no_record_for_those_that_are_gone():
     bench = Bench([0, 1, 2, 0])
 
-    bench.accumulator.file_queues(cluster_of(topic_info([0, 1], topic_id=2)))
+    bench.accumulator.update_leaders(cluster_of(topic_info([0, 1], topic_id=2)))
 
     topic = bench.accumulator.topics.get("orders") or bench.accumulator.open_topic(
         topic_info([0, 1], topic_id=2)
@@ -1033,7 +1033,7 @@ async def test_whatever_happens_memory_is_exact_order_is_kept_and_what_is_due_ca
 
     def move_leaders() -> None:
         leaders[:] = [random.choice([NO_NODE, 0, 1, 2]) for _ in leaders]
-        bench.accumulator.file_queues(cluster_of(topic_info(leaders)))
+        bench.accumulator.update_leaders(cluster_of(topic_info(leaders)))
 
     def hurry() -> None:
         tail = random.choice(bench.topic.queues).tail
@@ -1050,7 +1050,7 @@ async def test_whatever_happens_memory_is_exact_order_is_kept_and_what_is_due_ca
 
     # Everything calms down: all of it can be sent.
     leaders[:] = [0, 1, 2, 0]
-    bench.accumulator.file_queues(cluster_of(topic_info(leaders)))
+    bench.accumulator.update_leaders(cluster_of(topic_info(leaders)))
     now += 1000
     for _ in range(len(bench.accumulator.incomplete) + 10):
         bench.executor.work()
