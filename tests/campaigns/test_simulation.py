@@ -272,7 +272,9 @@ def test_a_soak_counts_what_happened_and_names_what_never_did():
 
 
 def test_lost_receipts_of_one_run_are_not_reported_in_a_later_one(caplog):
-    result = run(plan(IDEMPOTENT, 305_807))  # one batch has records of a lost receipt and of one that was kept
+    result = run(
+        plan(IDEMPOTENT, 305_807)
+    )  # one batch has records of a lost receipt and of one that was kept
     assert result.history.lost_receipts
     del result
     gc.collect()
