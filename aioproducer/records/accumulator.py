@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -44,8 +43,6 @@ PAUSE_OF_WEIGHING = 20e-6
 
 MOST_REBUILDS = 3
 """How often a thread compresses a batch again because some of its records timed out."""
-
-MayDrain = Callable[[PartitionQueue, ProducerBatch], bool]
 
 
 class Accumulator:
@@ -324,53 +321,33 @@ class Accumulator:
         """Return the topics that have data for partitions without a known leader."""
         return {queue.topic for queue in self._ready.get(NO_NODE, ())}
 
-    def drain(
-        self, node_id: int, now: float, may_drain: MayDrain, most: int = sys.maxsize
-    ) -> list[ProducerBatch]:
-        """Take at most one batch of each partition that is due for this node, up to max_request_size and `most`.
+    def due(self, node_id: int, now: float) -> list[PartitionQueue]:
+        """Return the partitions whose first batch is due for this node, those that have waited longest first."""
+        return [queue for queue in self._ready.get(node_id, ()) if queue.retry_at <= now]
 
-        Continues where the last call stopped: once a batch is taken from a queue, the queue moves behind the others.
-        """
-        group = self._ready.get(node_id)
-        drained: list[ProducerBatch] = []
-        if not group:
-            return drained
-        size = 0
-        for queue in list(group):
-            if len(drained) == most:
-                break
-            batch: ProducerBatch = queue.batches[0]
-            if queue.retry_at > now or not may_drain(queue, batch):
-                continue
-            if batch.state is BatchState.OPEN:
-                self._close(batch)
-            if (
-                batch.withdrawn
-                and len(batch.withdrawn) != len(batch.left_out)
-                and not batch.is_being_compressed
-            ):
-                self._drop_withdrawn(batch)  # may pass it to a thread
-            if batch.is_being_compressed:
-                continue
-            size += batch.wire_size
-            if drained and size > self._config.max_request_size:
-                break
-            self._take_first(queue, group)
-            drained.append(batch)
-        return drained
+    def complete_first(self, queue: PartitionQueue) -> ProducerBatch | None:
+        """Close the first batch of a partition, so that it can be sent; None while a thread compresses it."""
+        batch: ProducerBatch = queue.batches[0]
+        if batch.state is BatchState.OPEN:
+            self._close(batch)
+        if batch.withdrawn and len(batch.withdrawn) != len(batch.left_out) and not batch.is_being_compressed:
+            self._drop_withdrawn(batch)  # may pass it to a thread
+        return None if batch.is_being_compressed else batch
 
-    def serve_last(self, node_id: int) -> None:
-        """Let the next pass begin with the other nodes."""
-        if node_id in self._ready:
-            self._ready[node_id] = self._ready.pop(node_id)
-
-    def _take_first(self, queue: PartitionQueue, group: dict[PartitionQueue, None]) -> None:
+    def take(self, queue: PartitionQueue) -> None:
+        """Take the first batch of a partition, which is sent now. The partition moves behind the others of its node."""
+        group = self._ready[queue.node_id]
         queue.batches.popleft()
         del group[queue]
         if not queue.batches:
             del self._filled[queue]
         elif self._is_due(queue):
-            group[queue] = None  # behind the others
+            group[queue] = None
+
+    def serve_last(self, node_id: int) -> None:
+        """Let the next pass begin with the other nodes."""
+        if node_id in self._ready:
+            self._ready[node_id] = self._ready.pop(node_id)
 
     def _drop_withdrawn(self, batch: ProducerBatch) -> None:
         """Leave out the records whose own timeout has passed, and compress the others like any batch.

@@ -51,6 +51,11 @@ class ProducerIdSource:
         """The error after which no further attempt is made. The sender fails the waiting records and resets it."""
 
     @property
+    def is_needed(self) -> bool:
+        """Whether batches have to wait for a producer id."""
+        return self._idempotence.needs_identity
+
+    @property
     def was_asked(self) -> bool:
         return self._task is not None
 

@@ -1,42 +1,39 @@
-"""The sender task: waits for work, drains batches per node, numbers and sends them, and fails those that expired.
+"""The sender task: waits for work, drains batches per node, and sends them.
 
-One pass checks everything that may have changed, and never awaits. The methods follow the path of a batch: run, pass,
-number, produce. produce_results.py handles the answers."""
+One pass checks everything that may have changed, and never awaits. numbering.py says which partitions may send a batch
+now, produce_results.py handles the answers, and giving_up.py fails batches without one."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import sys
+from collections.abc import Callable
 from functools import partial
 from random import Random
 from typing import Any
 
-from aioproducer.cluster import NO_TOPIC_ID
 from aioproducer.concurrency.wakeup import WakeUp
 from aioproducer.config import ProducerConfig
 from aioproducer.errors import (
     KafkaError,
-    TransactionAbortedError,
     UnsupportedVersionError,
 )
 from aioproducer.metrics import Metrics
 from aioproducer.network.brokers import Brokers
-from aioproducer.network.connection import LATE_TIMER, Connection
+from aioproducer.network.connection import Connection
 from aioproducer.network.metadata import Metadata
 from aioproducer.protocol.api import ApiKey
-from aioproducer.protocol.outcomes import Moment
 from aioproducer.protocol.produce import Appended, ProduceBatches
 from aioproducer.records._record_path import PartitionQueue
 from aioproducer.records.accumulator import NO_NODE, Accumulator
-from aioproducer.records.batch import NAMED, BatchState, ProducerBatch
-from aioproducer.records.idempotence import Idempotence, PartitionSequence
+from aioproducer.records.batch import NAMED, ProducerBatch
+from aioproducer.records.idempotence import Idempotence
+from aioproducer.sending.giving_up import GivingUp
+from aioproducer.sending.numbering import Numbering
 from aioproducer.sending.produce_results import ProduceResults
 from aioproducer.sending.producer_id import ProducerIdSource
 from aioproducer.transactions.coordinator import Coordinator
-from aioproducer.transactions.state import Transaction, TransactionState, abortable
-
-logger = logging.getLogger(__name__)
+from aioproducer.transactions.state import Transaction, TransactionState
 
 LAST_VERSION_WITH_TOPIC_NAMES = 12
 LAST_VERSION_OF_V1 = 11
@@ -78,14 +75,23 @@ class Sender:
         self._coordinator = coordinator
         self._request_timeout_ms = int(config.request_timeout * 1000)
         self._seen_metadata = -1
-        self._gave_a_moment = False
         self._left_in_pass = 0
         self._begun: set[int] = set()
         """Nodes that a participant has begun to write to."""
         self._results = ProduceResults(
             config, loop, accumulator, brokers, metadata, idempotence, transaction, metrics, random
         )
-        self._producer_ids = ProducerIdSource(config, self._idempotence, brokers, wake, metrics, random)
+        self._producer_ids = ProducerIdSource(config, idempotence, brokers, wake, metrics, random)
+        self._numbering = Numbering(
+            config, accumulator, metadata, idempotence, transaction, self._results, wake
+        )
+        self._giving_up = GivingUp(
+            config, accumulator, brokers, metadata, self._producer_ids, self._numbering, self._results
+        )
+
+    def abort(self, reason: str) -> None:
+        """Fail all remaining batches. close() calls this when its time has run out."""
+        self._giving_up.abort_all(reason)
 
     # ---------------------------------------------------------------------------------------------- the loop
 
@@ -109,11 +115,11 @@ class Sender:
             self._accumulator.update_leaders(self._metadata.cluster)
             self._results.losses.look_at(self._metadata.cluster, now)
         if self._producer_ids.refused is not None:
-            self._refuse_all(self._producer_ids.refused)
+            self._giving_up.refuse_unnumbered(self._producer_ids.refused)
             self._producer_ids.refused = None
         if self._transaction.refuses_records:
-            self._abort_unsent()
-        late = self._expire_all(now)
+            self._giving_up.abort_unsent(self._transaction.error)
+        late = self._giving_up.expire_overdue(now)
         nodes, look_again = self._accumulator.ready(now)
         self._left_in_pass = sys.maxsize if self._transaction.is_used else MOST_IN_PASS
         times = [] if look_again is None else [look_again]
@@ -159,11 +165,17 @@ class Sender:
             self._wake.set()  # the next pass begins with this node
             return None
         if can_send and connection is not None:
-            drain = self._accumulator.drain
             connection.cork()
             try:
                 while can_send and self._left_in_pass > 0:
-                    batches = drain(node_id, now, self._may_drain, self._left_in_pass)
+                    batches = drain(
+                        self._accumulator,
+                        self._numbering.prepare,
+                        node_id,
+                        now,
+                        most=self._left_in_pass,
+                        most_bytes=self._config.max_request_size,
+                    )
                     if not batches:
                         return None
                     self._produce(connection, node_id, batches, now)
@@ -177,120 +189,6 @@ class Sender:
                 return None
         return self._brokers.retry_at(node_id, now)
 
-    # --------------------------------------------------------------------------------------------- numbering
-
-    def _may_drain(self, queue: PartitionQueue, batch: ProducerBatch) -> bool:
-        """Return whether one more batch of this partition may be in flight."""
-        if self._transaction.is_used and not self._may_join(queue):
-            return False
-        if not self._idempotence.enabled:
-            # Without sequence numbers a second batch could overtake a first one that has to be sent again.
-            return len(queue.in_flight) < self._config.max_in_flight_per_partition
-        if queue.in_flight:
-            # A batch is sent again only when no other batch of its partition is in flight.
-            most = self._config.max_in_flight_per_partition
-            return (
-                batch.first_sequence < 0
-                and queue.sequence is not None
-                and self._is_for_topic_of(queue, queue.sequence)
-                and len(queue.in_flight)
-                < self._idempotence.may_be_in_flight(queue.sequence, queue.node_id, most)
-            )
-        sequence = self._sequence_of(queue)
-        if self._transaction.refuses_records:
-            return False
-        if not batch.is_numbered:
-            self._begin(queue, sequence)
-        return batch.state is not BatchState.DONE and (
-            batch.is_numbered or not self._idempotence.needs_identity
-        )
-
-    def _may_join(self, queue: PartitionQueue) -> bool:
-        """Return whether the transaction allows records of this partition to be written now."""
-        if not self._transaction.may_drain(queue.topic, queue.partition):
-            return False
-        if self._transaction.is_anothers(queue.topic, queue.partition):
-            cause = KafkaError(
-                f"{queue.topic}-{queue.partition} was exported to another producer, but this one also has records for "
-                "it; send records only to partitions that were not exported"
-            )
-            self._transaction.must_abort(abortable(self._transaction, cause))
-            self._wake.set()
-            return False
-        return True
-
-    def _is_for_topic_of(self, queue: PartitionQueue, sequence: PartitionSequence) -> bool:
-        """Return False if the topic was re-created: batches in flight are for the old one and must end first."""
-        topic = self._metadata.cluster.topics.get(queue.topic)
-        if topic is None or topic.topic_id is sequence.topic_id:
-            return True
-        return not topic.topic_id.int or not sequence.topic_id.int or topic.topic_id == sequence.topic_id
-
-    def _sequence_of(self, queue: PartitionQueue) -> PartitionSequence:
-        """Return the sequence of a partition that has nothing in flight: a new one if its topic was re-created."""
-        topic = self._metadata.cluster.topics.get(queue.topic)
-        topic_id = NO_TOPIC_ID if topic is None else topic.topic_id
-        sequence = self._idempotence.sequence_of(queue.sequence, topic_id, queue.partition)
-        if queue.sequence is not sequence:
-            if queue.sequence is not None:
-                # The new log may already contain records with our numbers, sent by topic name or sent again. A new
-                # epoch avoids a conflict.
-                if self._transaction.is_used:
-                    cause = KafkaError(
-                        f"topic {queue.topic} was re-created while the transaction wrote to it"
-                    )
-                    # With v1 the next transaction would continue this epoch, whose numbers may be in the new log.
-                    self._transaction.epoch_is_spent |= self._transaction.may_have_started
-                    self._transaction.must_abort(abortable(self._transaction, cause))
-                    self._wake.set()  # the next pass fails the records that were not sent
-                elif self._idempotence.identity is not None:
-                    self._idempotence.bump()
-                self._leave_old_topic(queue, topic_id.int)
-            queue.sequence = sequence
-        return sequence
-
-    def _begin(self, queue: PartitionQueue, sequence: PartitionSequence) -> None:
-        """Prepare to number a batch with nothing in flight: begin a new epoch if the last one has a gap."""
-        before = sequence.identity
-        self._idempotence.begin(sequence)
-        if before is not None and sequence.identity != before:
-            self._renumber(queue)
-
-    def _leave_old_topic(self, queue: PartitionQueue, topic_id: int) -> None:
-        """Redirect batches that were numbered for a deleted topic to the topic with this id.
-
-        A batch that may already be in the new topic's log fails instead. A batch that was addressed by the old topic's
-        id cannot be there (ReplicaManager.getPartitionOrException compares the ids before the append).
-        """
-        for batch in list(queue.batches):
-            if batch.state is BatchState.DONE or (not batch.is_numbered and not batch.doubted_in):
-                continue
-            if batch.may_be_in(topic_id) or (self._transaction.is_used and batch.maybe_persisted):
-                self._give_up_in_doubt(
-                    batch,
-                    "the topic was re-created before the records were acknowledged; they may be in the old log or "
-                    "in the new one",
-                )
-            else:
-                batch.leave_for(topic_id)
-
-    def _renumber(self, queue: PartitionQueue) -> None:
-        """Clear numbers of an old epoch, so that the batches get new ones. Batches that may be in the log fail."""
-        for batch in list(queue.batches):
-            if batch.state is BatchState.DONE or not batch.is_numbered:
-                continue
-            if batch.maybe_persisted:
-                self._give_up_in_doubt(
-                    batch, "the broker lost track of this producer before it acknowledged the records"
-                )
-            else:
-                batch.number(None, -1)
-
-    def _give_up_in_doubt(self, batch: ProducerBatch, reason: str) -> None:
-        self._accumulator.forget(batch)
-        self._results.give_up(batch, reason)
-        self._wake.set()  # the batches behind it can now be sent
-
     # --------------------------------------------------------------------------------------------- a request
 
     def _produce(
@@ -299,14 +197,11 @@ class Sender:
         """Number, seal and write one request with at most one batch of each partition."""
         topics: dict[str, tuple[str, int, list[ProducerBatch]]] = {}
         transaction = self._transaction
-        is_numbered = self._idempotence.enabled
+        number = self._numbering.number
         ceiling = None
         for batch in batches:
             queue = batch.queue
-            if is_numbered and batch.first_sequence < 0:
-                sequence = queue.sequence
-                assert sequence is not None  # set by _may_drain
-                batch.number(sequence.identity, self._idempotence.take(sequence, batch.record_count))
+            number(batch)
             topic = topics.get(queue.topic)
             if topic is None:
                 info = self._metadata.cluster.topics.get(queue.topic)
@@ -415,89 +310,38 @@ class Sender:
         )
         return {name: topic_id if by_id else NAMED for name, topic_id, _ in topics.values()}
 
-    def _expire_all(self, now: float) -> bool:
-        """Fail the batches that have passed their delivery timeout; return True if some of them get a short delay.
 
-        If the event loop was blocked, answers that arrived in time may still be unread in the sockets. Batches in
-        flight whose deadline is noticed late therefore get one more pass.
-        """
-        late: list[ProducerBatch] = []
-        for batch in self._accumulator.expired(now):
-            in_flight = batch.state is BatchState.IN_FLIGHT
-            if in_flight and now - batch.deadline > LATE_TIMER and not self._gave_a_moment:
-                late.append(batch)
-            else:
-                self._expire(batch, now)
-        self._gave_a_moment = bool(late)
-        return self._gave_a_moment
+def drain(
+    accumulator: Accumulator,
+    prepare: Callable[[PartitionQueue], bool],
+    node_id: int,
+    now: float,
+    *,
+    most: int,
+    most_bytes: int,
+) -> list[ProducerBatch]:
+    """Take at most one batch of each partition that is due for this node.
 
-    def _expire(self, batch: ProducerBatch, now: float) -> None:
-        """Handle a batch that has passed its delivery timeout."""
-        if batch.state is BatchState.DONE:
-            return  # it failed together with a batch before it
-        if self._config.enable_endless_retries and self._has_left_old_topic(batch):
-            return
-        if batch.attempts == 0:
-            batch.last_error, why = self._why_not_sent(batch.queue.node_id)
-            reason = f"{why}; nothing was sent"
-        else:
-            reason = f"the last error was: {batch.last_error!r}" if batch.last_error else "no broker answered"
-        why = f"delivery timed out: {reason}"
-        in_flight = batch.state is BatchState.IN_FLIGHT
-        if not self._results.end_at(batch, Moment.EXPIRED, why, in_flight=in_flight):
-            self._accumulator.postpone(batch, now + self._config.delivery_timeout)
+    Continues where the last call stopped, because a partition moves behind the others when its batch is taken.
 
-    def _has_left_old_topic(self, batch: ProducerBatch) -> bool:
-        """Fail a batch that may be in the log of a topic that has been re-created since; return whether it was one.
-
-        drain() finds such batches, except in partitions that the new topic does not have."""
-        queue = batch.queue
-        if (
-            queue.sequence is not None
-            and not queue.in_flight
-            and not self._is_for_topic_of(queue, queue.sequence)
-        ):
-            self._sequence_of(queue)
-        return batch.state is BatchState.DONE
-
-    def _why_not_sent(self, node_id: int) -> tuple[KafkaError | None, str]:
-        if self._idempotence.needs_identity:
-            error = self._producer_ids.last_error
-            return error, f"no broker returned a producer id ({error or 'no broker has answered'})"
-        error = self._metadata.last_error
-        if error is not None:
-            return error, f"the cluster can't be reached ({error})"
-        if node_id == NO_NODE:
-            return None, "the partition had no leader"
-        error = self._brokers.last_error(node_id)
-        return (
-            error,
-            f"broker {node_id} could not accept it ({error or 'busy, throttled, or still connecting'})",
-        )
-
-    def abort(self, reason: str) -> None:
-        """Fail all remaining batches. close() calls this when its time has run out."""
-        for batch in list(self._accumulator.incomplete):
-            if batch.state is BatchState.DONE:
-                continue  # it failed together with a batch before it
-            if batch.state is BatchState.IN_FLIGHT:
-                batch.maybe_persisted = True
-            else:
-                self._accumulator.forget(batch)
-            self._results.give_up(batch, reason)
-
-    def _abort_unsent(self) -> None:
-        """Fail the batches that are not in flight, because their transaction cannot be committed (KIP-654)."""
-        why = self._transaction.error or "the transaction was aborted"
-        for batch in list(self._accumulator.incomplete):
-            if batch.state in (BatchState.OPEN, BatchState.CLOSED):
-                self._accumulator.forget(batch)
-                self._results.give_up(batch, str(why), TransactionAbortedError)
-
-    def _refuse_all(self, error: KafkaError) -> None:
-        """Fail the waiting batches, which cannot be sent without a producer id. The next record asks for one again."""
-        for batch in list(self._accumulator.incomplete):
-            if batch.state in (BatchState.OPEN, BatchState.CLOSED) and not batch.is_numbered:
-                batch.last_error = error
-                self._accumulator.forget(batch)
-                self._results.give_up(batch, str(error))
+    Args:
+        accumulator: holds the batches.
+        prepare: whether the first batch of a partition may be sent now (Numbering.prepare).
+        node_id: the broker.
+        now: the loop's time.
+        most: the largest number of batches.
+        most_bytes: their largest size on the wire; one larger batch is taken alone.
+    """
+    drained: list[ProducerBatch] = []
+    size = 0
+    for queue in accumulator.due(node_id, now):
+        if len(drained) == most:
+            break
+        if not prepare(queue) or (batch := accumulator.complete_first(queue)) is None:
+            continue
+        size += batch.wire_size
+        if drained and size > most_bytes:
+            break
+        accumulator.take(queue)
+        drained.append(batch)
+    return drained

@@ -56,7 +56,13 @@ STEPS: dict[str, int] = {
         ],
         "security": ["addresses kerberos pem sasl", "authentication tls token_providers", "login"],
         "transactions": ["offsets state", "requests", "coordinator", "calls"],
-        "sending": ["data_loss own_timeouts producer_id refusals", "produce_results", "sender"],
+        "sending": [
+            "data_loss own_timeouts producer_id refusals",
+            "produce_results",
+            "numbering",
+            "giving_up",
+            "sender",
+        ],
     }.items()
     for step, names in enumerate(steps, 1)
     for name in names.split()

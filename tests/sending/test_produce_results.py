@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import time
 
 import pytest
 
 from aioproducer import DeliveryError, DeliveryTimeoutError, Outcome
 from aioproducer.errors import (
     BrokerError,
-    RequestTimedOutError,
     TopicAuthorizationError,
 )
 from aioproducer.protocol.api import ApiKey
@@ -41,86 +39,6 @@ from tests.support.producing import (
 )
 
 # ------------------------------------------------------------------------------------- timeouts and outcomes
-
-
-@pytest.mark.promise(
-    "Accumulator, sender, connections", "every record has a delivery timeout, with an honest outcome"
-)
-@pytest.mark.promise("KIPs", "KIP-91: one delivery timeout")
-@in_virtual_time
-async def test_a_delivery_timeout_of_unsent_records_is_not_persisted():
-    settings = {"request_timeout_ms": 20_000 * MS, "delivery_timeout_ms": 100_000 * MS}
-    async with producing(brokers=2, topics={}, **settings) as (cluster, producer):
-        cluster.create_topic("t", 1, replication_factor=1)
-        await producer.partitions_for("t")
-        await cluster.stop_broker(cluster.leader("t", 0))
-        await asyncio.sleep(20 * MS)  # until the producer has noticed that its connection ended
-
-        error = await error_of(producer.send_and_wait("t", b"v"), 1)
-
-        assert isinstance(error, DeliveryTimeoutError)
-        assert isinstance(error, TimeoutError)
-        assert error.outcome is Outcome.NOT_PERSISTED
-        assert (error.topic, error.partition, error.broker, error.attempts) == ("t", 0, None, 0)
-        assert 0.099 * 1000 * MS <= error.elapsed < 0.5 * 1000 * MS
-        assert values(cluster) == []
-        assert producer.metrics().records_failed == 1
-
-
-@pytest.mark.promise(
-    "Accumulator, sender, connections", "every record has a delivery timeout, with an honest outcome"
-)
-@in_virtual_time
-async def test_a_delivery_timeout_of_sent_records_is_unknown():
-    settings = {"request_timeout_ms": 40_000 * MS, "delivery_timeout_ms": 100_000 * MS}
-    async with producing(**settings) as (cluster, producer):
-        await producer.send_and_wait("t", b"0")
-        cluster.freeze_broker(0)
-
-        error = await error_of(producer.send_and_wait("t", b"1"), 1)
-
-        assert isinstance(error, DeliveryTimeoutError)
-        assert error.outcome is Outcome.UNKNOWN
-        assert (error.topic, error.partition, error.broker) == ("t", 0, 0)
-        assert error.attempts >= 1
-        assert isinstance(error.last_error, RequestTimedOutError)
-        assert error.elapsed >= 0.099 * 1000 * MS
-        assert producer.metrics().records_unknown == 1
-        cluster.thaw_broker(0)
-
-
-@in_virtual_time
-async def test_a_batch_that_expires_in_flight_does_not_make_later_ones_fail():
-    """The first attempts expire; later records are delivered as soon as the broker answers again."""
-    settings = {"request_timeout_ms": 90_000 * MS, "delivery_timeout_ms": 100_000 * MS}
-    async with producing(**ONE_BATCH_PER_RECORD, **settings) as (cluster, producer):
-        await producer.send_and_wait("t", b"0")
-        lost = cluster.faults.add(PRODUCE, drop_before=True, count=1000)
-        early = await send_numbers(producer, range(1, 6))
-        errors = await results(early)
-        assert {error.outcome for error in errors} == {Outcome.UNKNOWN}
-        lost.count = 0
-
-        deliveries = await send_numbers(producer, range(6, 12))
-
-        assert await offsets(deliveries) == list(range(1, 7))
-        assert numbers(cluster) == [0, *range(6, 12)]
-
-
-@in_virtual_time
-async def test_later_records_do_not_reuse_the_number_of_an_expired_record():
-    settings = {"request_timeout_ms": 40_000 * MS, "delivery_timeout_ms": 100_000 * MS}
-    async with producing(**ONE_BATCH_PER_RECORD, **settings) as (cluster, producer):
-        await producer.send_and_wait("t", b"0")
-        lost = cluster.faults.add(PRODUCE, drop_after_append=True, count=1000)
-        error = await error_of(producer.send_and_wait("t", b"1"), 1)
-        assert isinstance(error, DeliveryTimeoutError)
-        assert error.outcome is Outcome.UNKNOWN
-        assert numbers(cluster) == [0, 1]
-        lost.count = 0
-
-        assert (await within(1, producer.send_and_wait("t", b"2"))).offset == 2
-        assert numbers(cluster) == [0, 1, 2]
 
 
 async def start_late(cluster, producer) -> None:
@@ -171,18 +89,6 @@ async def test_a_batch_that_expires_in_flight_and_is_lost_does_not_block_the_nex
 
         assert (await within(1, late)).offset == 2
         assert numbers(cluster) == [0, 1, 3]
-
-
-async def test_a_blocked_loop_does_not_expire_batches_that_were_answered_in_time():
-    settings = {"request_timeout_ms": 100, "delivery_timeout_ms": 120}
-    async with producing(**settings) as (cluster, producer):
-        await producer.send_and_wait("t", b"0")
-        delivery = await producer.send("t", b"1")
-        await until(lambda: numbers(cluster) == [0, 1] or delivery.done())
-        if not delivery.done():
-            time.sleep(0.4)  # noqa: ASYNC251  # the answer is in the socket, or about to be
-
-        assert (await within(1, delivery)).offset == 1
 
 
 @pytest.mark.promise(

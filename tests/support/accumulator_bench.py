@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import Executor, Future
 from contextlib import asynccontextmanager
@@ -13,10 +14,11 @@ from uuid import UUID
 from aioproducer import Producer
 from aioproducer.cluster import Cluster, PartitionInfo, TopicInfo
 from aioproducer.errors import DeliveryError
-from aioproducer.records._record_path import Delivery, RecordPath
+from aioproducer.records._record_path import Delivery, PartitionQueue, RecordPath
 from aioproducer.records.accumulator import Accumulator
 from aioproducer.records.batch import BatchState, ProducerBatch
 from aioproducer.records.compressor import BatchCompressor
+from aioproducer.sending.sender import drain
 from aioproducer.types import Node
 
 NODES = {number: Node(number, f"broker-{number}", 9092) for number in range(3)}
@@ -139,9 +141,19 @@ class Bench:
         return self.accumulator.ready(self.loop.time() + later)[0]
 
     def drain(
-        self, node: int = 0, later: float = 0.0, may_drain: Callable[..., bool] = lambda queue, batch: True
+        self,
+        node: int = 0,
+        later: float = 0.0,
+        may_send: Callable[[PartitionQueue], bool] = lambda queue: True,
     ) -> list[ProducerBatch]:
-        return self.accumulator.drain(node, self.loop.time() + later, may_drain)
+        return drain(
+            self.accumulator,
+            may_send,
+            node,
+            self.loop.time() + later,
+            most=sys.maxsize,
+            most_bytes=self.config.max_request_size,
+        )
 
     def drain_all(self, node: int = 0) -> list[ProducerBatch]:
         """Everything that is due for the node, also what becomes so by draining."""

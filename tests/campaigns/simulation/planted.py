@@ -27,8 +27,9 @@ from aioproducer.records.accumulator import Accumulator
 from aioproducer.records.batch import BatchState, ProducerBatch
 from aioproducer.records.idempotence import Idempotence
 from aioproducer.sending import own_timeouts
+from aioproducer.sending.giving_up import GivingUp
 from aioproducer.sending.produce_results import ProduceResults
-from aioproducer.sending.sender import Sender
+from aioproducer.sending.sender import Sender, drain
 from aioproducer.transactions.coordinator import Coordinator
 from aioproducer.transactions.requests import CoordinatorRequests
 from aioproducer.transactions.state import Transaction, TransactionState, abortable
@@ -185,12 +186,12 @@ def cut() -> Iterator[None]:
 
     with (
         mock.patch("aioproducer.sending.produce_results.decide_failure", claims),
-        mock.patch.object(Sender, "_expire", _expire_without_doubt),
+        mock.patch.object(GivingUp, "_expire", _expire_without_doubt),
     ):
         yield
 
 
-def _expire_without_doubt(self: Sender, batch: ProducerBatch, now: float) -> None:
+def _expire_without_doubt(self: GivingUp, batch: ProducerBatch, now: float) -> None:
     if batch.state is not BatchState.IN_FLIGHT:
         self._accumulator.forget(batch)
     self._results.give_up(batch, "delivery timed out")
@@ -199,19 +200,18 @@ def _expire_without_doubt(self: Sender, batch: ProducerBatch, now: float) -> Non
 @_bug("a batch is dropped", IDEMPOTENT, 60, "every_acknowledged_record_is_in_the_log")
 def dropped() -> Iterator[None]:
     """Every 5th batch is acknowledged without being sent."""
-    drain = Accumulator.drain
     count = iter(range(1, 10**9))
 
-    def draining(self: Accumulator, *arguments: Any) -> list[ProducerBatch]:
-        batches = drain(self, *arguments)
+    def draining(accumulator: Accumulator, *arguments: Any, **more: Any) -> list[ProducerBatch]:
+        batches = drain(accumulator, *arguments, **more)
         for batch in list(batches):
             if not next(count) % 5 and batch.attempts == 0:
                 batches.remove(batch)
                 batch.succeed(0, -1, -1)
-                self.release(batch)
+                accumulator.release(batch)
         return batches
 
-    with mock.patch.object(Accumulator, "drain", draining):
+    with mock.patch("aioproducer.sending.sender.drain", draining):
         yield
 
 
@@ -281,9 +281,9 @@ def too_early() -> Iterator[None]:
 )
 def forgotten_in_flight() -> Iterator[None]:
     """Its request is still under way, and the next batch of the partition begins a new epoch meanwhile."""
-    expire, answered = Sender._expire, Sender._answered
+    expire, answered = GivingUp._expire, Sender._answered
 
-    def expiring(self: Sender, batch: ProducerBatch, now: float) -> None:
+    def expiring(self: GivingUp, batch: ProducerBatch, now: float) -> None:
         expire(self, batch, now)
         if batch in batch.queue.in_flight:
             batch.queue.in_flight.remove(batch)
@@ -294,7 +294,7 @@ def forgotten_in_flight() -> Iterator[None]:
                 batch.queue.in_flight.append(batch)
         answered(self, connection, batches, *more)
 
-    with mock.patch.object(Sender, "_expire", expiring), mock.patch.object(Sender, "_answered", answering):
+    with mock.patch.object(GivingUp, "_expire", expiring), mock.patch.object(Sender, "_answered", answering):
         yield
 
 

@@ -1,0 +1,113 @@
+"""Fails batches that will not be sent, or whose answer is not waited for any longer."""
+
+from __future__ import annotations
+
+from aioproducer.config import ProducerConfig
+from aioproducer.errors import KafkaError, TransactionAbortedError
+from aioproducer.network.brokers import Brokers
+from aioproducer.network.connection import LATE_TIMER
+from aioproducer.network.metadata import Metadata
+from aioproducer.protocol.outcomes import Moment
+from aioproducer.records.accumulator import NO_NODE, Accumulator
+from aioproducer.records.batch import BatchState, ProducerBatch
+from aioproducer.sending.numbering import Numbering
+from aioproducer.sending.produce_results import ProduceResults
+from aioproducer.sending.producer_id import ProducerIdSource
+
+
+class GivingUp:
+    """Ends batches without an answer, each with the reason that the user can act on. Used only by the sender."""
+
+    def __init__(
+        self,
+        config: ProducerConfig,
+        accumulator: Accumulator,
+        brokers: Brokers,
+        metadata: Metadata,
+        producer_ids: ProducerIdSource,
+        numbering: Numbering,
+        results: ProduceResults,
+    ) -> None:
+        self._config = config
+        self._accumulator = accumulator
+        self._brokers = brokers
+        self._metadata = metadata
+        self._producer_ids = producer_ids
+        self._numbering = numbering
+        self._results = results
+        self._waited_for_late_answers = False
+        """Whether the last `expire_overdue` left batches in flight for one more pass."""
+
+    def expire_overdue(self, now: float) -> bool:
+        """Fail the batches that have passed their delivery timeout; return True if some of them get a short delay.
+
+        If the event loop was blocked, answers that arrived in time may still be unread in the sockets. Batches in
+        flight whose deadline is noticed late therefore get one more pass.
+        """
+        late: list[ProducerBatch] = []
+        for batch in self._accumulator.expired(now):
+            in_flight = batch.state is BatchState.IN_FLIGHT
+            if in_flight and now - batch.deadline > LATE_TIMER and not self._waited_for_late_answers:
+                late.append(batch)
+            else:
+                self._expire(batch, now)
+        self._waited_for_late_answers = bool(late)
+        return self._waited_for_late_answers
+
+    def _expire(self, batch: ProducerBatch, now: float) -> None:
+        """Handle a batch that has passed its delivery timeout."""
+        if batch.state is BatchState.DONE:
+            return  # it failed together with a batch before it
+        if self._config.enable_endless_retries and self._numbering.has_left_old_topic(batch):
+            return
+        if batch.attempts == 0:
+            batch.last_error, why = self._why_not_sent(batch.queue.node_id)
+            reason = f"{why}; nothing was sent"
+        else:
+            reason = f"the last error was: {batch.last_error!r}" if batch.last_error else "no broker answered"
+        why = f"delivery timed out: {reason}"
+        in_flight = batch.state is BatchState.IN_FLIGHT
+        if not self._results.end_at(batch, Moment.EXPIRED, why, in_flight=in_flight):
+            self._accumulator.postpone(batch, now + self._config.delivery_timeout)
+
+    def _why_not_sent(self, node_id: int) -> tuple[KafkaError | None, str]:
+        if self._producer_ids.is_needed:
+            error = self._producer_ids.last_error
+            return error, f"no broker returned a producer id ({error or 'no broker has answered'})"
+        error = self._metadata.last_error
+        if error is not None:
+            return error, f"the cluster can't be reached ({error})"
+        if node_id == NO_NODE:
+            return None, "the partition had no leader"
+        error = self._brokers.last_error(node_id)
+        return (
+            error,
+            f"broker {node_id} could not accept it ({error or 'busy, throttled, or still connecting'})",
+        )
+
+    def abort_all(self, reason: str) -> None:
+        """Fail all remaining batches."""
+        for batch in list(self._accumulator.incomplete):
+            if batch.state is BatchState.DONE:
+                continue  # it failed together with a batch before it
+            if batch.state is BatchState.IN_FLIGHT:
+                batch.maybe_persisted = True
+            else:
+                self._accumulator.forget(batch)
+            self._results.give_up(batch, reason)
+
+    def abort_unsent(self, why: KafkaError | None) -> None:
+        """Fail the batches that are not in flight, because their transaction cannot be committed (KIP-654)."""
+        reason = str(why or "the transaction was aborted")
+        for batch in list(self._accumulator.incomplete):
+            if batch.state in (BatchState.OPEN, BatchState.CLOSED):
+                self._accumulator.forget(batch)
+                self._results.give_up(batch, reason, TransactionAbortedError)
+
+    def refuse_unnumbered(self, error: KafkaError) -> None:
+        """Fail the waiting batches, which cannot be sent without a producer id. The next record asks for one again."""
+        for batch in list(self._accumulator.incomplete):
+            if batch.state in (BatchState.OPEN, BatchState.CLOSED) and not batch.is_numbered:
+                batch.last_error = error
+                self._accumulator.forget(batch)
+                self._results.give_up(batch, str(error))

@@ -1,0 +1,175 @@
+"""Prepares batches for a request: checks that a partition may send one, and gives it its sequence numbers.
+
+Numbers identify records at the broker for good. Therefore they are assigned as late as possible, and they are discarded
+only while the records cannot be in a log."""
+
+from __future__ import annotations
+
+from aioproducer.cluster import NO_TOPIC_ID
+from aioproducer.concurrency.wakeup import WakeUp
+from aioproducer.config import ProducerConfig
+from aioproducer.errors import KafkaError
+from aioproducer.network.metadata import Metadata
+from aioproducer.records._record_path import PartitionQueue
+from aioproducer.records.accumulator import Accumulator
+from aioproducer.records.batch import BatchState, ProducerBatch
+from aioproducer.records.idempotence import Idempotence, PartitionSequence
+from aioproducer.sending.produce_results import ProduceResults
+from aioproducer.transactions.state import Transaction, abortable
+
+
+class Numbering:
+    """Decides which partitions may send a batch now, and numbers it. Used only by the sender task."""
+
+    def __init__(
+        self,
+        config: ProducerConfig,
+        accumulator: Accumulator,
+        metadata: Metadata,
+        idempotence: Idempotence,
+        transaction: Transaction,
+        results: ProduceResults,
+        wake: WakeUp,
+    ) -> None:
+        self._most_in_flight = config.max_in_flight_per_partition
+        self._accumulator = accumulator
+        self._metadata = metadata
+        self._idempotence = idempotence
+        self._transaction = transaction
+        self._results = results
+        self._wake = wake
+
+    def prepare(self, queue: PartitionQueue) -> bool:
+        """Return whether the first batch of this partition may be sent now, in addition to those in flight.
+
+        If nothing of the partition is in flight, this is the time for changes that need it: a new sequence for a
+        re-created topic, or a new epoch after a gap. Batches that can no longer be sent fail here.
+        """
+        batch: ProducerBatch = queue.batches[0]
+        if self._transaction.is_used and not self._may_join(queue):
+            return False
+        if not self._idempotence.enabled:
+            # Without sequence numbers a second batch could overtake a first one that has to be sent again.
+            return len(queue.in_flight) < self._most_in_flight
+        if queue.in_flight:
+            # A batch is sent again only when no other batch of its partition is in flight.
+            return (
+                batch.first_sequence < 0
+                and queue.sequence is not None
+                and self._is_for_topic_of(queue, queue.sequence)
+                and len(queue.in_flight)
+                < self._idempotence.may_be_in_flight(queue.sequence, queue.node_id, self._most_in_flight)
+            )
+        sequence = self._sequence_of(queue)
+        if self._transaction.refuses_records:
+            return False
+        if batch.first_sequence < 0:
+            self._begin(queue, sequence)
+        has_numbers = batch.first_sequence >= 0 or self._idempotence.identity is not None
+        return has_numbers and batch.state is not BatchState.DONE
+
+    def number(self, batch: ProducerBatch) -> None:
+        """Give a batch that is sent for the first time its sequence numbers, if the producer is idempotent."""
+        if self._idempotence.enabled and batch.first_sequence < 0:
+            sequence = batch.queue.sequence
+            assert sequence is not None  # set by prepare()
+            batch.number(sequence.identity, self._idempotence.take(sequence, batch.record_count))
+
+    def has_left_old_topic(self, batch: ProducerBatch) -> bool:
+        """Fail a batch that may be in the log of a topic that has been re-created since; return whether it has ended.
+
+        prepare() finds such batches, except in partitions that the new topic does not have."""
+        queue = batch.queue
+        if (
+            queue.sequence is not None
+            and not queue.in_flight
+            and not self._is_for_topic_of(queue, queue.sequence)
+        ):
+            self._sequence_of(queue)
+        return batch.state is BatchState.DONE
+
+    def _may_join(self, queue: PartitionQueue) -> bool:
+        """Return whether the transaction allows records of this partition to be written now."""
+        if not self._transaction.may_drain(queue.topic, queue.partition):
+            return False
+        if self._transaction.is_anothers(queue.topic, queue.partition):
+            cause = KafkaError(
+                f"{queue.topic}-{queue.partition} was exported to another producer, but this one also has records for "
+                "it; send records only to partitions that were not exported"
+            )
+            self._transaction.must_abort(abortable(self._transaction, cause))
+            self._wake.set()
+            return False
+        return True
+
+    def _is_for_topic_of(self, queue: PartitionQueue, sequence: PartitionSequence) -> bool:
+        """Return False if the topic was re-created: batches in flight are for the old one and must end first."""
+        topic = self._metadata.cluster.topics.get(queue.topic)
+        if topic is None or topic.topic_id is sequence.topic_id:
+            return True
+        return not topic.topic_id.int or not sequence.topic_id.int or topic.topic_id == sequence.topic_id
+
+    def _sequence_of(self, queue: PartitionQueue) -> PartitionSequence:
+        """Return the sequence of a partition that has nothing in flight: a new one if its topic was re-created."""
+        topic = self._metadata.cluster.topics.get(queue.topic)
+        topic_id = NO_TOPIC_ID if topic is None else topic.topic_id
+        sequence = self._idempotence.sequence_of(queue.sequence, topic_id, queue.partition)
+        if queue.sequence is not sequence:
+            if queue.sequence is not None:
+                # The new log may already contain records with our numbers, sent by topic name or sent again. A new
+                # epoch avoids a conflict.
+                if self._transaction.is_used:
+                    cause = KafkaError(
+                        f"topic {queue.topic} was re-created while the transaction wrote to it"
+                    )
+                    # With v1 the next transaction would continue this epoch, whose numbers may be in the new log.
+                    self._transaction.epoch_is_spent |= self._transaction.may_have_started
+                    self._transaction.must_abort(abortable(self._transaction, cause))
+                    self._wake.set()  # the next pass fails the records that were not sent
+                elif self._idempotence.identity is not None:
+                    self._idempotence.bump()
+                self._leave_old_topic(queue, topic_id.int)
+            queue.sequence = sequence
+        return sequence
+
+    def _begin(self, queue: PartitionQueue, sequence: PartitionSequence) -> None:
+        """Prepare to number a batch with nothing in flight: begin a new epoch if the last one has a gap."""
+        before = sequence.identity
+        self._idempotence.begin(sequence)
+        if before is not None and sequence.identity != before:
+            self._renumber(queue)
+
+    def _leave_old_topic(self, queue: PartitionQueue, topic_id: int) -> None:
+        """Redirect batches that were numbered for a deleted topic to the topic with this id.
+
+        A batch that may already be in the new topic's log fails instead. A batch that was addressed by the old topic's
+        id cannot be there (ReplicaManager.getPartitionOrException compares the ids before the append).
+        """
+        for batch in list(queue.batches):
+            if batch.state is BatchState.DONE or (not batch.is_numbered and not batch.doubted_in):
+                continue
+            if batch.may_be_in(topic_id) or (self._transaction.is_used and batch.maybe_persisted):
+                self._give_up_in_doubt(
+                    batch,
+                    "the topic was re-created before the records were acknowledged; they may be in the old log or "
+                    "in the new one",
+                )
+            else:
+                batch.leave_for(topic_id)
+
+    def _renumber(self, queue: PartitionQueue) -> None:
+        """Clear numbers of an old epoch, so that the batches get new ones. Batches that may be in the log fail."""
+        for batch in list(queue.batches):
+            if batch.state is BatchState.DONE or not batch.is_numbered:
+                continue
+            if batch.maybe_persisted:
+                self._give_up_in_doubt(
+                    batch, "the broker lost track of this producer before it acknowledged the records"
+                )
+            else:
+                batch.number(None, -1)
+
+    def _give_up_in_doubt(self, batch: ProducerBatch, reason: str) -> None:
+        self._accumulator.forget(batch)
+        self._results.give_up(batch, reason)
+        self._wake.set()  # the batches behind it can now be sent
