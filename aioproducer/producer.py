@@ -944,12 +944,12 @@ class Producer(Transactional, FromConfig):
             if timeout is not None:
                 self._own_timeouts.end_rows_after(rows.spans, timeout, began, receipt.waits)
         if rows.errors:
-            self._refused_unseen(transaction, next(iter(rows.errors.values())))
+            self._note_rejected(transaction, next(iter(rows.errors.values())))
         return receipt
 
-    def _refused_unseen(self, transaction: int, error: BaseException) -> None:
+    def _note_rejected(self, transaction: int, error: BaseException) -> None:
         """Note that a record was rejected without an exception: its transaction cannot be committed without it."""
-        self._transaction.misses_record(transaction, error)
+        self._transaction.note_rejected(transaction, error)
         self._wake.set()
 
     async def _learn_partitions(self, topic: str, largest: int, deadline: float) -> None:
@@ -1000,7 +1000,7 @@ class Producer(Transactional, FromConfig):
                 await self._send_before(deadline, record, appended)
             finally:
                 for delivery in appended:  # also if the caller was cancelled after the append
-                    rows.sent(delivery)
+                    rows.mark_sent(delivery)
             await self._give_way()
         except (InvalidRecordError, UnknownPartitionError) as error:
             rows.has_waited_in_vain |= isinstance(error, UnknownPartitionError)

@@ -86,7 +86,7 @@ class Discarding:
             order=(0, 0),
             created=0,
             deadline=0,
-            unretrieved_errors=lambda batch: None,
+            note_unretrieved=lambda batch: None,
         )
         return queue.tail
 

@@ -194,7 +194,7 @@ class SendQueue:
         self.refused += 1
         # A traceback would keep the entry alive; but an unreferenced delivery must be freed, to be counted in __del__.
         entry[0]._refused(without_tracebacks(error))
-        self._inner._refused_unseen(self._inner._transaction.number, error)
+        self._inner._note_rejected(self._inner._transaction.number, error)
 
     async def settled(self, topic: str | None = None) -> None:
         """Wait until the records queued so far, for one topic or all, are in the buffer or rejected."""

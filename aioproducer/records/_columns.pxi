@@ -553,7 +553,7 @@ cdef class Rows:
                 object_at(self.partitions, row) if self.partition < 0 else self.partition,
                 object_at(self.timestamps, row), headers_at(self.headers, row))
 
-    def sent(self, Delivery delivery):
+    def mark_sent(self, Delivery delivery):
         """Note that the next row was appended through `send`."""
         has_ended(delivery)        # it follows its record
         delivery.flags = RETRIEVED # the receipt tracks whether the result is retrieved

@@ -367,7 +367,7 @@ cdef class Batch:
     cdef readonly object error
     cdef public dict record_errors
     """The errors of single records, by index, where they differ from the batch's error."""
-    cdef set seen
+    cdef set retrieved
     """The indexes of record errors that were retrieved; None before the first record error."""
     cdef readonly set ended_early
     """The indexes of records that ended before the batch; None before the first one."""
@@ -491,19 +491,19 @@ cdef class Batch:
         second.flags = SECOND
         return second
 
-    def nobody_looked(self, int count):
+    def count_unretrieved(self, int count):
         """Count records whose results were dropped before they were retrieved."""
         add_to(&self.unretrieved, count)
 
-    def looked_at(self, int index):
+    def mark_retrieved(self, int index):
         """Note that the error of this record was retrieved."""
-        if self.seen is not None:
-            self.seen.add(index)
+        if self.retrieved is not None:
+            self.retrieved.add(index)
 
     @property
-    def unseen_errors(self):
+    def unretrieved_errors(self):
         """The errors of single records that were not retrieved."""
-        return [error for index, error in sorted((self.record_errors or {}).items()) if index not in (self.seen or ())]
+        return [error for index, error in sorted((self.record_errors or {}).items()) if index not in (self.retrieved or ())]
 
     def complete(self, int64_t base_offset, int64_t log_append_time, int64_t log_start_offset):
         """End the batch with success: the records are in the log from `base_offset` on (-1: unknown offset)."""
@@ -573,7 +573,7 @@ cdef class Batch:
         self.left_out = self.withdrawn.copy()
         found = {**errors, **(parent.record_errors or {})}
         self.record_errors = {index - first: error for index, error in found.items() if first <= index < end} or None
-        self.seen = {index - first for index in (parent.seen or set()).copy() if first <= index < end}
+        self.retrieved = {index - first for index in (parent.retrieved or set()).copy() if first <= index < end}
         early = {index - first for index in parent.ended_early or () if first <= index < end}
         if early:
             self.ended_early = early
@@ -610,8 +610,8 @@ cdef class Batch:
 cdef int note_early_end(Batch batch, list indexes, error) except -1:
     if batch.record_errors is None:
         batch.record_errors = {}
-    if batch.seen is None:
-        batch.seen = set()
+    if batch.retrieved is None:
+        batch.retrieved = set()
     if batch.ended_early is None:
         batch.ended_early = set()
     batch.record_errors.update(dict.fromkeys(indexes, error))
@@ -1003,7 +1003,7 @@ cdef inline object error_of(Delivery delivery, Batch batch, int index):
         error = batch.record_errors.get(index)
         if error is not None:
             if not is_second:
-                batch.looked_at(index)
+                batch.mark_retrieved(index)
             return copy(error)
     return None if batch.error is None else copy(batch.error)
 

@@ -143,7 +143,7 @@ class Accumulator:
                 order=(next(self._orders), 0),
                 created=now,
                 deadline=now + self._config.delivery_timeout,
-                unretrieved_errors=self._note_unretrieved,
+                note_unretrieved=self._note_unretrieved,
             )
         except MemoryError:
             self.memory.give(capacity)
@@ -595,5 +595,5 @@ class Accumulator:
         if batch.error is not None:
             self.unretrieved.add(topic, batch.error, batch.unretrieved)
             return
-        for error in batch.unseen_errors[: batch.unretrieved]:  # the others of the batch are in the log
+        for error in batch.unretrieved_errors[: batch.unretrieved]:  # the others of the batch are in the log
             self.unretrieved.add(topic, error, 1)

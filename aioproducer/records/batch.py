@@ -77,13 +77,13 @@ class ProducerBatch(Batch):
         "last_error",
         "maybe_persisted",
         "moments",
+        "note_unretrieved",
         "order",
         "payload",
         "rebuilds",
         "refusals",
         "segments",
         "state",
-        "unretrieved_errors",
         "wire_size",
     )
 
@@ -97,7 +97,7 @@ class ProducerBatch(Batch):
         order: tuple[int, int],
         created: float,
         deadline: float,
-        unretrieved_errors: Callable[[ProducerBatch], None],
+        note_unretrieved: Callable[[ProducerBatch], None],
     ) -> None:
         super().__init__(queue, loop, capacity, limit)
         self.state = BatchState.OPEN
@@ -134,7 +134,7 @@ class ProducerBatch(Batch):
         self.last_error: BaseException | None = None
         self.broker: int | None = None
         self.flushes: tuple[FlushWait, ...] = ()
-        self.unretrieved_errors = unretrieved_errors
+        self.note_unretrieved = note_unretrieved
 
     def enter(
         self,
@@ -142,14 +142,14 @@ class ProducerBatch(Batch):
         order: tuple[int, int],
         created: float,
         deadline: float,
-        unretrieved_errors: Callable[[ProducerBatch], None],
+        note_unretrieved: Callable[[ProducerBatch], None],
     ) -> None:
         """Give a batch that the user built its place in a queue."""
         self.queue = queue
         self.order = order
         self.created = created
         self.deadline = deadline
-        self.unretrieved_errors = unretrieved_errors
+        self.note_unretrieved = note_unretrieved
 
     def _move(self, to: BatchState) -> None:
         assert to in TRANSITIONS[self.state], f"a batch can't go from {self.state.value} to {to.value}"
@@ -209,7 +209,7 @@ class ProducerBatch(Batch):
             order=(self.order[0], self.order[1] + first),
             created=self.created,
             deadline=self.deadline,
-            unretrieved_errors=self.unretrieved_errors,
+            note_unretrieved=self.note_unretrieved,
         )
         part.take_records(self, first, end, errors)
         part.close()
@@ -326,7 +326,7 @@ class ProducerBatch(Batch):
 
     def __del__(self) -> None:
         if self.unretrieved and self.parts is None and (self.error is not None or self.record_errors):
-            self.unretrieved_errors(self)
+            self.note_unretrieved(self)
 
 
 class FlushWait:
@@ -371,7 +371,7 @@ class BatchBuilder:
             order=(-1, 0),
             created=0,
             deadline=0,
-            unretrieved_errors=_nobody,
+            note_unretrieved=_nobody,
         )
         self._serialize = serialize
         self._is_closed = False

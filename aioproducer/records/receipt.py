@@ -118,7 +118,7 @@ class Receipt:
             for index in range(first, first + count):
                 error = failed.get(index) or batch.error
                 if index in failed:
-                    batch.looked_at(index)
+                    batch.mark_retrieved(index)
                 if error is not None:
                     errors[rows[rank + index - first]] = error
         return dict(sorted(errors.items()))
@@ -181,7 +181,7 @@ class Receipt:
         if self._is_seen:
             return
         for batch, _, count, _ in self._leaves():
-            batch.nobody_looked(count)
+            batch.count_unretrieved(count)
         self._note_unsent(self.topic, self._rows.errors.values())
 
 

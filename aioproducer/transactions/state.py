@@ -361,7 +361,7 @@ class Transaction:
             self.error = error
             self.move(_S.FAILED_PARTICIPANT)
 
-    def misses_record(self, number: int, cause: BaseException) -> None:
+    def note_rejected(self, number: int, cause: BaseException) -> None:
         """Note that a record of transaction `number` was rejected without an exception.
 
         That transaction can no longer be committed, not even by a producer that takes it over. Nothing changes if it

@@ -31,7 +31,7 @@ def new_batch(
         order=(0, 0),
         created=0,
         deadline=0,
-        unretrieved_errors=lambda batch: noted.append(batch.unretrieved) if noted is not None else None,
+        note_unretrieved=lambda batch: noted.append(batch.unretrieved) if noted is not None else None,
     )
 
 
