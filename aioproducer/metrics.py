@@ -7,13 +7,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from aioproducer.protocol._request_path import Histogram as _Histogram
+from aioproducer.protocol._request_path import Buckets
 
 MOST_NODES = 1_000
 """Brokers that are counted each on its own; the oldest makes room for a new one."""
 
 
-class Histogram(_Histogram):
+class Histogram(Buckets):
     """Durations or sizes in buckets that grow by 2**(1/4): a quantile is at most 19 % off, in constant memory."""
 
     __slots__ = ()

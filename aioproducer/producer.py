@@ -80,18 +80,18 @@ MOST_TOPICS_NAMED = 10
 """In one log line."""
 
 
-class State(Enum):
+class ProducerState(Enum):
     NEW = "new"
     RUNNING = "running"
     CLOSING = "closing"
     CLOSED = "closed"
 
 
-TRANSITIONS: dict[State, frozenset[State]] = {
-    State.NEW: frozenset({State.RUNNING, State.CLOSED}),
-    State.RUNNING: frozenset({State.CLOSING}),
-    State.CLOSING: frozenset({State.CLOSED}),
-    State.CLOSED: frozenset(),
+TRANSITIONS: dict[ProducerState, frozenset[ProducerState]] = {
+    ProducerState.NEW: frozenset({ProducerState.RUNNING, ProducerState.CLOSED}),
+    ProducerState.RUNNING: frozenset({ProducerState.CLOSING}),
+    ProducerState.CLOSING: frozenset({ProducerState.CLOSED}),
+    ProducerState.CLOSED: frozenset(),
 }
 
 
@@ -226,7 +226,7 @@ class Producer(Transactional, FromConfig):
         **security: Unpack[SecuritySettings],
     ) -> None:
         self._config = self._configure()
-        self._state = State.NEW
+        self._state = ProducerState.NEW
         self._metrics = Metrics()
         self._random = Random()
         self._choice = PartitionChoice(self._config, self._random)
@@ -256,7 +256,7 @@ class Producer(Transactional, FromConfig):
         self._takes_columns = False
         """No user code has to see each record, so rows of send_many are appended to the batches directly."""
 
-    def _move(self, to: State) -> None:
+    def _move(self, to: ProducerState) -> None:
         assert to in TRANSITIONS[self._state], f"a producer can't go from {self._state.value} to {to.value}"
         self._state = to
 
@@ -337,12 +337,12 @@ class Producer(Transactional, FromConfig):
 
         Cancelling it leaves the producer closed.
         """
-        if self._state is not State.NEW:
+        if self._state is not ProducerState.NEW:
             raise IllegalStateError(
                 f"the producer is {self._state.value}; start() works once, build a new one"
             )
         self._loop = _running_loop()
-        self._move(State.RUNNING)
+        self._move(ProducerState.RUNNING)
         self._process = os.getpid()
         _started.add(self)
         self._make_parts()
@@ -441,11 +441,11 @@ class Producer(Transactional, FromConfig):
         Cancelling it fails the remaining records immediately. A second call waits for the first and returns its report.
         """
         check_timeout(timeout)
-        if self._state is State.NEW:
-            self._move(State.CLOSED)
+        if self._state is ProducerState.NEW:
+            self._move(ProducerState.CLOSED)
             self._unbind()
             return CloseReport(0, 0, 0, {})
-        if self._state is not State.CLOSED:
+        if self._state is not ProducerState.CLOSED:
             self._check_place()
         if self._closing is None:
             seconds = self._config.delivery_timeout + 1 if timeout is None else timeout
@@ -461,7 +461,7 @@ class Producer(Transactional, FromConfig):
     """aiokafka's name for `close`."""
 
     async def _close(self, timeout: float, reason: str) -> CloseReport:
-        self._move(State.CLOSING)
+        self._move(ProducerState.CLOSING)
         self._unbind()
         self._accumulator.close()
         self._metadata.close_waiters(
@@ -487,7 +487,7 @@ class Producer(Transactional, FromConfig):
         await self._brokers.close()
         await self._compressor.close()
         self._accumulator.unretrieved.close()
-        self._move(State.CLOSED)
+        self._move(ProducerState.CLOSED)
         metrics = self._metrics
         return CloseReport(
             metrics.records_acked,
@@ -554,7 +554,7 @@ class Producer(Transactional, FromConfig):
         )
 
     def __del__(self, warn: Callable[..., None] = warnings.warn) -> None:
-        if getattr(self, "_state", State.NEW) in (State.RUNNING, State.CLOSING):
+        if getattr(self, "_state", ProducerState.NEW) in (ProducerState.RUNNING, ProducerState.CLOSING):
             is_closing = self._close_dropped()
             warn(f"{self!r} was not closed; use `async with` or await close()", ResourceWarning, source=self)
             if not is_closing:
@@ -594,7 +594,7 @@ class Producer(Transactional, FromConfig):
         The task of close() refers to the producer, which lives until the task ends; its __del__ is not called again.
         The garbage collector may call this in any thread.
         """
-        if self._state is not State.RUNNING or self._process != os.getpid() or self._loop.is_closed():
+        if self._state is not ProducerState.RUNNING or self._process != os.getpid() or self._loop.is_closed():
             return False
         try:
             self._loop.call_soon_threadsafe(_close_in_background, self)

@@ -27,7 +27,7 @@ from aioproducer.errors import (
 )
 from aioproducer.metrics import Metrics
 from aioproducer.network.backoff import JITTER, backoff
-from aioproducer.network.connection import Connection, State
+from aioproducer.network.connection import Connection, ConnectionState
 from aioproducer.network.connection_race import HEAD_START, first_to_answer
 from aioproducer.network.handshake import BrokerVersions
 from aioproducer.network.hedge import first_answer
@@ -95,7 +95,7 @@ class _BrokerEntry:
 
     @property
     def is_ready(self) -> bool:
-        return self.connection is not None and self.connection.state is State.READY
+        return self.connection is not None and self.connection.state is ConnectionState.READY
 
     @property
     def is_connecting(self) -> bool:
@@ -634,7 +634,7 @@ class Brokers:
         self._changed()
 
     def _connection_changed(self, entry: _BrokerEntry, connection: Connection) -> None:
-        if connection.state is State.CLOSED and entry.connection is connection:
+        if connection.state is ConnectionState.CLOSED and entry.connection is connection:
             entry.connection = None
             self._depart(connection)
             if connection.error is not None:

@@ -69,7 +69,7 @@ TLS_PROBE_TIMEOUT = 1.0
 """The maximum number of seconds spent on finding out whether a port that closed the connection requires TLS."""
 
 
-class State(Enum):
+class ConnectionState(Enum):
     """The state of a connection."""
 
     CONNECTING = "connecting"
@@ -83,15 +83,23 @@ class State(Enum):
     CLOSED = "closed"
 
 
-TRANSITIONS: dict[State, tuple[State, ...]] = {
-    State.CONNECTING: (State.TLS, State.CLOSED),
-    State.TLS: (State.NEGOTIATING, State.CLOSED),
-    State.NEGOTIATING: (State.AUTHENTICATING, State.CLOSED),
-    State.AUTHENTICATING: (State.READY, State.CLOSED),
-    State.READY: (State.REAUTHENTICATING, State.DRAINING, State.CLOSED),
-    State.REAUTHENTICATING: (State.READY, State.DRAINING, State.CLOSED),
-    State.DRAINING: (State.CLOSED,),
-    State.CLOSED: (),
+TRANSITIONS: dict[ConnectionState, tuple[ConnectionState, ...]] = {
+    ConnectionState.CONNECTING: (ConnectionState.TLS, ConnectionState.CLOSED),
+    ConnectionState.TLS: (ConnectionState.NEGOTIATING, ConnectionState.CLOSED),
+    ConnectionState.NEGOTIATING: (ConnectionState.AUTHENTICATING, ConnectionState.CLOSED),
+    ConnectionState.AUTHENTICATING: (ConnectionState.READY, ConnectionState.CLOSED),
+    ConnectionState.READY: (
+        ConnectionState.REAUTHENTICATING,
+        ConnectionState.DRAINING,
+        ConnectionState.CLOSED,
+    ),
+    ConnectionState.REAUTHENTICATING: (
+        ConnectionState.READY,
+        ConnectionState.DRAINING,
+        ConnectionState.CLOSED,
+    ),
+    ConnectionState.DRAINING: (ConnectionState.CLOSED,),
+    ConnectionState.CLOSED: (),
 }
 
 
@@ -191,8 +199,8 @@ class Connection:
             self._login, self, host=host, timeout=self._setup_timeout, renew_at=renew_at
         )
         # changed by _move() only
-        self.state = State.CONNECTING
-        self._closed_in = State.CLOSED
+        self.state = ConnectionState.CONNECTING
+        self._closed_in = ConnectionState.CLOSED
         """The state before CLOSED."""
         self.error: KafkaError | None = None
         """The reason why the connection was closed; None for an orderly close (idle, drained)."""
@@ -250,7 +258,7 @@ class Connection:
     def can_send(self) -> bool:
         """True if a request can be sent to this broker now."""
         return (
-            self.state is State.READY
+            self.state is ConnectionState.READY
             and not self._congested
             and self._wire is not None
             and not self._wire.is_closing
@@ -261,12 +269,16 @@ class Connection:
     @property
     def is_gone(self) -> bool:
         """True once the connection is closed and its tasks have ended."""
-        return self.state is State.CLOSED and all(task.done() for task in self._tasks())
+        return self.state is ConnectionState.CLOSED and all(task.done() for task in self._tasks())
 
     @property
     def unanswered_for(self) -> float:
         """Seconds since opening the socket began, until the broker answers ApiVersions; 0.0 otherwise."""
-        is_waiting = self.state in (State.CONNECTING, State.TLS, State.NEGOTIATING)
+        is_waiting = self.state in (
+            ConnectionState.CONNECTING,
+            ConnectionState.TLS,
+            ConnectionState.NEGOTIATING,
+        )
         return max(self._loop.time() - self._opened_at, 0.0) if is_waiting else 0.0
 
     def version_of(self, api_key: ApiKey, ceiling: int | None = None) -> int:
@@ -306,7 +318,7 @@ class Connection:
         Raises:
             UnsupportedVersionError: client and broker have no version in common; nothing was written.
         """
-        if self.state is not State.READY:
+        if self.state is not ConnectionState.READY:
             future: asyncio.Future[Any] = self._loop.create_future()
             error = BrokerConnectionError(f"{self}: the connection is {self.state.value}", written=False)
             self._fail(future, answered, error)
@@ -374,7 +386,7 @@ class Connection:
 
     def _drained(self) -> None:
         """Handle the event that all written bytes have been passed to the kernel."""
-        if self.state is State.CLOSED or not (self._congested or self._leaving):
+        if self.state is ConnectionState.CLOSED or not (self._congested or self._leaving):
             return
         self._congested = False
         while self._leaving:
@@ -401,7 +413,7 @@ class Connection:
             self._shut(NotKafkaError(f"{self}: {error.message}; the connection was closed", peer=error.peer))
         except ProtocolError as error:
             # A peer that sends malformed data before the handshake is complete is not a broker.
-            error_type = NotKafkaError if self.state is State.NEGOTIATING else type(error)
+            error_type = NotKafkaError if self.state is ConnectionState.NEGOTIATING else type(error)
             self._shut(error_type(f"{self}: {error.message}; the connection was closed{self._hint()}"))
         except Exception:
             logger.exception("%s: handling a response failed", self)
@@ -425,10 +437,10 @@ class Connection:
     @property
     def hung_up_on_versions(self) -> bool:
         """True if the connection was lost between the ApiVersions request and its response."""
-        return self._closed_in is State.NEGOTIATING and type(self.error) is BrokerConnectionError
+        return self._closed_in is ConnectionState.NEGOTIATING and type(self.error) is BrokerConnectionError
 
     def _receive(self, frame: bytes) -> None:
-        if self.state is State.CLOSED or self._is_unasked(frame):
+        if self.state is ConnectionState.CLOSED or self._is_unasked(frame):
             return
         if not self._in_flight:
             raise ProtocolError(f"received a response of {len(frame)} bytes without a request in flight")
@@ -457,7 +469,7 @@ class Connection:
             entry.answered(response, None)
         if self.is_full:
             self._look_for_room()
-        if self.state is State.DRAINING:
+        if self.state is ConnectionState.DRAINING:
             self._close_if_drained()
 
     def _decoded(self, request: Message, entry: _InFlight, frame: bytes) -> Message | LargeAnswer:
@@ -489,7 +501,7 @@ class Connection:
             self.on_change()
 
     def _close_if_drained(self) -> None:
-        if self.state is State.DRAINING and not self.in_flight:
+        if self.state is ConnectionState.DRAINING and not self.in_flight:
             self._shut(None)
 
     def _throttle(self, seconds: float) -> None:
@@ -559,12 +571,12 @@ class Connection:
         try:
             self._wire = wire = await self._dial()
             wire.on_drained = self._drained
-            self._advance(State.TLS)
+            self._advance(ConnectionState.TLS)
             await shake_hands(wire, self, self._answer_timeout)
             self._reader_task = new_task(self._loop, self._watch(wire), f"aioproducer reader of {self.node}")
-            self._advance(State.NEGOTIATING)
+            self._advance(ConnectionState.NEGOTIATING)
             self.versions = await learn_versions(self._ask_versions, self, self._first_asked)
-            self._advance(State.AUTHENTICATING)
+            self._advance(ConnectionState.AUTHENTICATING)
         except GeneratorExit:
             raise  # discarded together with its loop: nothing can be awaited
         except BaseException as error:
@@ -580,7 +592,7 @@ class Connection:
                 await authentication.run(await authentication.credentials(), ask, self.versions)
             self._frame_limit = MAX_FRAME
             self._first_request = self._correlation_id + 1
-            self._advance(State.READY)
+            self._advance(ConnectionState.READY)
         except GeneratorExit:
             raise  # discarded together with its loop: nothing can be awaited
         except BaseException as error:
@@ -667,7 +679,7 @@ class Connection:
 
     def _broken(self, error: OSError) -> KafkaError:
         """Return the error for a failed read. With TLS 1.3, a broker rejects our certificate after the handshake."""
-        if isinstance(error, ssl.SSLError) and self.state is State.NEGOTIATING:
+        if isinstance(error, ssl.SSLError) and self.state is ConnectionState.NEGOTIATING:
             return handshake_error(self, error)
         return BrokerConnectionError(
             f"{self}: connection lost: {str(error) or type(error).__name__}{self._hint()}"
@@ -682,7 +694,7 @@ class Connection:
         try:
             while self._authentication.has_end:
                 mechanism = await self._authentication.renewal()
-                if self.state is not State.READY:
+                if self.state is not ConnectionState.READY:
                     return
                 await self._reauthenticate(mechanism)
         except KafkaError as error:
@@ -697,17 +709,17 @@ class Connection:
         Responses to earlier requests arrive first, in their order.
         """
         used = self.last_used
-        self._move(State.REAUTHENTICATING)
+        self._move(ConnectionState.REAUTHENTICATING)
         timeout = max(self._setup_timeout, self._config.request_timeout)
         await self._authentication.run(mechanism, partial(self._ask, timeout=timeout), self.versions)
-        if self.state is State.REAUTHENTICATING:
+        if self.state is ConnectionState.REAUTHENTICATING:
             self.last_used = used  # re-authentication does not keep an idle connection open
-            self._move(State.READY)
+            self._move(ConnectionState.READY)
             self.on_change()
 
-    def _advance(self, to: State) -> None:
+    def _advance(self, to: ConnectionState) -> None:
         """Enter the next state of the handshake. Raises an error if the connection was closed in the meantime."""
-        if self.state is State.CLOSED:
+        if self.state is ConnectionState.CLOSED:
             raise self.error or BrokerConnectionError(f"{self}: the connection was closed")
         self._move(to)
 
@@ -718,11 +730,11 @@ class Connection:
 
     def drain(self) -> None:
         """Accept no more requests, and close once those in flight are answered or have failed."""
-        if self.state is State.READY or self.state is State.REAUTHENTICATING:
-            self._move(State.DRAINING)
+        if self.state is ConnectionState.READY or self.state is ConnectionState.REAUTHENTICATING:
+            self._move(ConnectionState.DRAINING)
             if not self.in_flight:
                 self._shut(None)
-        elif self.state is not State.DRAINING:
+        elif self.state is not ConnectionState.DRAINING:
             self._shut(None)
 
     def abort(self, error: KafkaError) -> None:
@@ -747,11 +759,15 @@ class Connection:
 
     def _shut(self, error: KafkaError | None) -> None:
         """Enter CLOSED: stop the timer, drop the socket, fail the requests in flight. No other code enters CLOSED."""
-        if self.state is State.CLOSED:
+        if self.state is ConnectionState.CLOSED:
             return
-        was_open = self.state in (State.READY, State.REAUTHENTICATING, State.DRAINING)
+        was_open = self.state in (
+            ConnectionState.READY,
+            ConnectionState.REAUTHENTICATING,
+            ConnectionState.DRAINING,
+        )
         self._closed_in = self.state
-        self._move(State.CLOSED)
+        self._move(ConnectionState.CLOSED)
         self.error = error
         if self._timer is not None:
             self._timer.cancel()
@@ -781,7 +797,7 @@ class Connection:
             return type(error)(error.message, written=written)
         if isinstance(error, BrokerConnectionError) and entry.deadline <= now + CLOCK_SLACK:
             return RequestTimedOutError(self._no_answer(entry), written=written)
-        if isinstance(error, AuthenticationError) and self._closed_in is State.NEGOTIATING:
+        if isinstance(error, AuthenticationError) and self._closed_in is ConnectionState.NEGOTIATING:
             return error  # with TLS 1.3, the alert that rejects our certificate arrives in place of the first response
         message = error.message if error is not None else f"{self}: the connection was closed"
         return BrokerConnectionError(message, written=written)
@@ -792,12 +808,12 @@ class Connection:
 
     def _hint(self) -> str:
         """Return a hint for error texts: a silent peer is often not a Kafka broker, or it requires TLS."""
-        state = self._closed_in if self.state is State.CLOSED else self.state
-        if state in (State.READY, State.DRAINING):
+        state = self._closed_in if self.state is ConnectionState.CLOSED else self.state
+        if state in (ConnectionState.READY, ConnectionState.DRAINING):
             return self._hint_of_sasl()
-        if state is State.AUTHENTICATING:
+        if state is ConnectionState.AUTHENTICATING:
             return f" during authentication by {self._config.sasl_mechanism}" if self._login.uses_sasl else ""
-        if state is not State.NEGOTIATING:
+        if state is not ConnectionState.NEGOTIATING:
             return ""
         return " during the handshake: is this a Kafka broker's port, and does security_protocol match its listener?"
 
@@ -816,13 +832,13 @@ class Connection:
         """The step that an attempt to connect is waiting for, and for how long."""
         opened = self._opened_at
         seconds = f"{self._loop.time() - opened:.3g} s" if opened < math.inf else ""
-        if self.state is State.CONNECTING:
+        if self.state is ConnectionState.CONNECTING:
             return f"no connection yet after {seconds}" if seconds else "the name is being resolved"
-        if self.state is State.TLS:
+        if self.state is ConnectionState.TLS:
             return f"the port accepted the connection and has not answered the TLS handshake for {seconds}"
-        if self.state is State.NEGOTIATING:
+        if self.state is ConnectionState.NEGOTIATING:
             return f"the port accepted the connection and has not answered ApiVersions for {seconds}{self._hint()}"
-        if self.state is State.AUTHENTICATING:
+        if self.state is ConnectionState.AUTHENTICATING:
             return "authentication is not complete yet"
         return "not connected yet"
 
@@ -833,7 +849,7 @@ class Connection:
         if answered is not None:
             self._loop.call_soon(answered, None, error)
 
-    def _move(self, to: State) -> None:
+    def _move(self, to: ConnectionState) -> None:
         """Change the state. TRANSITIONS lists all permitted changes."""
         assert to in TRANSITIONS[self.state], f"{self.state} to {to}"
         self.state = to

@@ -25,7 +25,7 @@ def read_success(
     version: int, frame: bytes, correlation_id: int, places: dict[bytes, dict[int, int]]
 ) -> tuple[list[tuple[int, int, int, int]], int] | None: ...
 
-class Histogram:
+class Buckets:
     count: int
     total: float
     maximum: float

@@ -273,7 +273,7 @@ DEF GROWTH = 4                 # buckets per doubling
 DEF LOWEST = -120              # 2**-30, about 1e-9
 DEF HIGHEST = 280              # 2**70
 
-cdef class Histogram:
+cdef class Buckets:
     """Counts durations or sizes in buckets that grow by 2**(1/4): constant memory, quantiles at most 19 % off."""
 
     cdef int64_t buckets[HIGHEST - LOWEST + 1]

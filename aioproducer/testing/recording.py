@@ -19,7 +19,7 @@ from aioproducer.errors import DeliveryError, MetadataTimeoutError
 from aioproducer.metrics import Metrics
 from aioproducer.network.brokers import Brokers
 from aioproducer.network.metadata import Metadata
-from aioproducer.producer import Producer, State
+from aioproducer.producer import Producer, ProducerState
 from aioproducer.protocol.messages import InitProducerIdResponse
 from aioproducer.protocol.recordbatch import read_header, read_records
 from aioproducer.protocol.schema import Message
@@ -131,12 +131,12 @@ class RecordingProducer(Producer):
             ValueError: the topic would lose partitions, or have no partition.
         """
         check_topic_name(topic)
-        known = self._topics.topic(topic) if self._state is State.RUNNING else None
+        known = self._topics.topic(topic) if self._state is ProducerState.RUNNING else None
         least = self._script.partitions.get(topic, 1 if known is None else len(known.partitions))
         if count < least:
             raise ValueError(f"topic {topic} can't have {count} partitions; {least} is the least")
         self._script.partitions[topic] = count
-        if self._state is State.RUNNING:
+        if self._state is ProducerState.RUNNING:
             self._topics.learn(topic)
 
     def fail_next(

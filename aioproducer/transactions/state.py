@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from copy import copy
 from enum import Enum
-from typing import Protocol
 
 from aioproducer.errors import (
     CommitOutcomeUnknownError,
@@ -19,6 +18,7 @@ from aioproducer.errors import (
     TransactionError,
     TransactionReinitError,
 )
+from aioproducer.records._record_path import Gate
 from aioproducer.types import OffsetAndMetadata, TopicPartition, TransactionHandle
 
 
@@ -100,12 +100,6 @@ WAYS_OUT = {
     _S.PARTICIPANT: "only the producer that began the transaction can end it",
     _S.FAILED_PARTICIPANT: "abort the transaction with the producer that began it, and close this one",
 }
-
-
-class Gate(Protocol):
-    """The switch that the record path checks before each append."""
-
-    is_open: bool
 
 
 class Transaction:

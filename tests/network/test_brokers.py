@@ -20,7 +20,7 @@ from aioproducer.errors import (
 from aioproducer.network import brokers as brokers_module
 from aioproducer.network import hedge
 from aioproducer.network.brokers import TRY_ANOTHER_AFTER
-from aioproducer.network.connection import State
+from aioproducer.network.connection import ConnectionState
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.messages import ApiVersionsResponse, MetadataRequest, MetadataResponse
 from aioproducer.types import Node
@@ -409,7 +409,7 @@ async def test_a_node_with_a_new_address_gets_a_new_connection_and_the_old_one_i
         assert not net.brokers.ready(0)
         await net.become_ready(0)
         assert other.connections == 1
-        assert before.state is State.DRAINING
+        assert before.state is ConnectionState.DRAINING
 
         release.set()
         assert (await future).controller_id == 1
@@ -706,7 +706,7 @@ async def test_closing_while_connections_drain_leaves_nothing():
         connection = net.brokers._entries[0].connection
         future = net.brokers.request(0, QUESTION, LONG)
         net.brokers.rebootstrap()
-        assert connection.state is State.DRAINING
+        assert connection.state is ConnectionState.DRAINING
         await net.brokers.close()
 
         assert connection.is_gone

@@ -19,7 +19,7 @@ from aioproducer.errors import (
 )
 from aioproducer.metrics import Metrics
 from aioproducer.network import connection as connection_module
-from aioproducer.network.connection import TRANSITIONS, Connection, State
+from aioproducer.network.connection import TRANSITIONS, Connection, ConnectionState
 from aioproducer.protocol.api import ApiKey, encode_response
 from aioproducer.protocol.messages import (
     InitProducerIdRequest,
@@ -103,7 +103,7 @@ async def failure(future: asyncio.Future) -> BaseException:
 async def test_every_change_of_state_is_in_the_table():
     connection = make_connection(1)
 
-    for state, to in itertools.product(State, State):
+    for state, to in itertools.product(ConnectionState, ConnectionState):
         connection.state = state
         if to in TRANSITIONS[state]:
             connection._move(to)
@@ -290,7 +290,7 @@ async def assert_all_fail(connection: Connection, kind: type[BaseException], cou
     errors = [await failure(future) for future in futures]
     assert [type(error) for error in errors] == [kind] * count
     assert all(error.written for error in errors)
-    assert connection.state is State.CLOSED
+    assert connection.state is ConnectionState.CLOSED
     assert connection.in_flight == 0
     assert not connection.can_send
     return errors
@@ -344,7 +344,7 @@ async def test_every_truncated_answer_in_a_complete_frame_closes_the_connection(
 
         async with connected(serve, {"metadata": (0, 9)}) as connection:
             assert isinstance(await failure(request(connection)), ProtocolError)
-            assert connection.state is State.CLOSED
+            assert connection.state is ConnectionState.CLOSED
 
 
 async def test_bytes_after_a_response_close_the_connection():
@@ -440,7 +440,7 @@ async def test_a_request_that_is_not_answered_in_time_closes_the_connection_and_
         assert "METADATA within" in str(error)
         assert early.exception().written
         assert error.written
-        assert connection.state is State.CLOSED
+        assert connection.state is ConnectionState.CLOSED
 
 
 async def test_a_later_request_with_an_earlier_deadline_is_the_one_that_times_out():
@@ -472,7 +472,7 @@ async def test_responses_in_time_advance_the_deadline():
         while loop.time() - began < 3 * timeout:
             await request(connection, timeout)
             await asyncio.sleep(5 * MS)
-        assert connection.state is State.READY
+        assert connection.state is ConnectionState.READY
 
 
 async def test_one_timer_serves_any_number_of_requests():
@@ -567,7 +567,7 @@ async def test_the_response_to_a_cancelled_request_is_read_and_dropped():
         assert (await first).controller_id == 0
         assert (await third).controller_id == 2
         assert second.cancelled()
-        assert connection.state is State.READY
+        assert connection.state is ConnectionState.READY
 
 
 async def test_cancelled_and_forgotten_futures_are_not_reported_to_the_loop():
@@ -720,7 +720,7 @@ async def test_requests_with_acks_0_also_have_a_deadline():
             produce_of(32 * 1024 * 1024), timeout=50 * MS, version_ceiling=9, expects_response=False
         )
         assert type(await failure(future)) is RequestTimedOutError
-        assert connection.state is State.CLOSED
+        assert connection.state is ConnectionState.CLOSED
 
 
 async def test_a_response_to_a_request_with_acks_0_is_dropped_once():
@@ -738,7 +738,7 @@ async def test_a_response_to_a_request_with_acks_0_is_dropped_once():
     async with connected(serve) as connection:
         await produce(connection)
         await request(connection)
-        assert connection.state is State.READY
+        assert connection.state is ConnectionState.READY
 
         await produce(
             connection
@@ -763,7 +763,7 @@ async def test_a_connection_in_use_is_not_idle():
         for _ in range(10):
             await request(connection)
             await asyncio.sleep(30 * MS)
-        assert connection.state is State.READY
+        assert connection.state is ConnectionState.READY
         await until(lambda: connection.is_gone)
 
 
@@ -779,7 +779,7 @@ async def test_zero_as_idle_time_means_never():
         connection._timer.cancel()
         connection._on_timer()
         assert connection._timer is None
-        assert connection.state is State.READY
+        assert connection.state is ConnectionState.READY
 
 
 async def test_draining_completes_requests_in_flight_and_then_closes():
@@ -795,7 +795,7 @@ async def test_draining_completes_requests_in_flight_and_then_closes():
         future = request(connection)
         connection.drain()
         connection.drain()
-        assert connection.state is State.DRAINING
+        assert connection.state is ConnectionState.DRAINING
         assert isinstance(await failure(request(connection)), BrokerConnectionError)
 
         release.set()
@@ -807,7 +807,7 @@ async def test_draining_completes_requests_in_flight_and_then_closes():
 async def test_draining_without_requests_in_flight_closes_immediately():
     async with connected(silence) as connection:
         connection.drain()
-        assert connection.state is State.CLOSED
+        assert connection.state is ConnectionState.CLOSED
         assert connection.error is None
 
 

@@ -13,7 +13,7 @@ import pytest
 from aioproducer import Producer
 from aioproducer.errors import RequestTimedOutError
 from aioproducer.network import brokers, connection_race
-from aioproducer.network.connection import State
+from aioproducer.network.connection import ConnectionState
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.messages import MetadataRequest
 from aioproducer.testing import EmbeddedCluster
@@ -305,7 +305,7 @@ async def test_a_second_connection_begins_with_the_next_address(monkeypatch):
         connection = net.brokers.connection(0)
 
         assert connection is not None
-        assert connection.state is State.READY
+        assert connection.state is ConnectionState.READY
         await asyncio.sleep(0)
         assert not connection.request(MetadataRequest(topics=[]), timeout=LONG).done()
     assert passed_over == [0, 1, 2]

@@ -15,7 +15,7 @@ from aioproducer.errors import (
     RequestTimedOutError,
     UnsupportedVersionError,
 )
-from aioproducer.network.connection import State
+from aioproducer.network.connection import ConnectionState
 from aioproducer.network.handshake import FIRST_WITH_FEATURES, BrokerVersions, learn_versions
 from aioproducer.protocol.api import ApiKey, VersionRange
 from aioproducer.protocol.error_codes import ErrorCode
@@ -56,7 +56,7 @@ async def test_the_handshake_names_the_client_and_learns_versions_and_features()
         connection = make_connection(broker.port, client_id="me")
         await connection.connect()
 
-        assert connection.state is State.READY
+        assert connection.state is ConnectionState.READY
         assert connection.can_send
         assert connection.version_of(ApiKey.METADATA) == 9
         assert connection.version_of(ApiKey.PRODUCE) == 13

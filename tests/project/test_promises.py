@@ -25,7 +25,7 @@ from aiokafka import AIOKafkaProducer
 import flights_demo
 from aioproducer import Producer, producer
 from aioproducer.network import brokers
-from aioproducer.network.connection import State as ConnectionState
+from aioproducer.network.connection import ConnectionState
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.api_keys import CLIENT_VERSIONS
 from aioproducer.records.batch import BatchState
@@ -613,7 +613,7 @@ def test_states_in_the_design_are_those_of_the_code():
     rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", design, re.MULTILINE))
 
     for name, states in {
-        "Producer": producer.State,
+        "Producer": producer.ProducerState,
         "ProducerBatch": BatchState,
         "Connection": ConnectionState,
     }.items():
@@ -624,8 +624,8 @@ def test_states_in_the_design_are_those_of_the_code():
     "Public API", "a producer is started and closed by `start` and `stop`/`close`, or by `async with`"
 )
 @pytest.mark.promise("Docs", "DESIGN shows the state tables")
-@pytest.mark.parametrize("to", producer.State)
-@pytest.mark.parametrize("state", producer.State)
+@pytest.mark.parametrize("to", producer.ProducerState)
+@pytest.mark.parametrize("state", producer.ProducerState)
 def test_producer_makes_the_moves_of_the_table_and_no_other(state, to):
     moving = Producer()
     moving._state = state
@@ -636,7 +636,7 @@ def test_producer_makes_the_moves_of_the_table_and_no_other(state, to):
     else:
         with pytest.raises(AssertionError, match=f"from {state.value} to {to.value}"):
             moving._move(to)
-    moving._state = producer.State.CLOSED  # it was never started: there is nothing to close
+    moving._state = producer.ProducerState.CLOSED  # it was never started: there is nothing to close
 
 
 @pytest.mark.promise("Docs", "DESIGN shows the record's path, stop by stop")

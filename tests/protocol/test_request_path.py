@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 
 from aioproducer.errors import CorrelationError, ProtocolError
-from aioproducer.protocol._request_path import Histogram
+from aioproducer.protocol._request_path import Buckets
 from aioproducer.protocol.api import decode_request, decode_response, encode_request, encode_response
 from aioproducer.protocol.messages import ProduceRequest, ProduceResponse
 from aioproducer.protocol.primitives import NIL_UUID
@@ -331,7 +331,7 @@ def outcome(decode: Callable[[bytes], object], frame: bytes) -> object:
 
 
 def test_quantiles_of_a_compiled_histogram_are_within_a_fifth():
-    histogram = Histogram()
+    histogram = Buckets()
     for milliseconds in range(1, 1001):
         histogram.add(milliseconds / 1000)
     histogram.add(0.5, 9)

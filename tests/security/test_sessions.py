@@ -12,7 +12,7 @@ import pytest
 
 from aioproducer import Producer
 from aioproducer.errors import AuthenticationError, BrokerConnectionError
-from aioproducer.network.connection import Connection, State
+from aioproducer.network.connection import Connection, ConnectionState
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.messages import (
@@ -208,7 +208,7 @@ async def test_answers_to_earlier_requests_keep_arriving_and_nothing_is_written_
 
     async with ScriptedBroker(serve) as broker, connected(broker) as connection:
         earlier = [ask(connection) for _ in range(3)]
-        await until(lambda: connection.state is State.REAUTHENTICATING)
+        await until(lambda: connection.state is ConnectionState.REAUTHENTICATING)
         assert not connection.can_send
         refused = ask(connection)
         with pytest.raises(BrokerConnectionError, match="is reauthenticating") as caught:
@@ -218,7 +218,7 @@ async def test_answers_to_earlier_requests_keep_arriving_and_nothing_is_written_
         may_answer.set()
         answers = await asyncio.wait_for(asyncio.gather(*earlier), LONG)
         assert [answer.controller_id for answer in answers] == [0, 1, 2]
-        await until(lambda: connection.state is State.READY)
+        await until(lambda: connection.state is ConnectionState.READY)
         assert connection.can_send
         assert (await asyncio.wait_for(ask(connection), LONG)).controller_id == 9
 
@@ -250,11 +250,11 @@ async def test_the_token_is_fetched_before_the_first_request_and_requests_go_on_
     settings = {"sasl_plain_username": None, "sasl_plain_password": None, "sasl_credentials": credentials}
     async with ScriptedBroker(serve) as broker, connected(broker, **settings) as connection:
         await asyncio.wait_for(fetching.wait(), LONG)
-        assert connection.state is State.READY
+        assert connection.state is ConnectionState.READY
         assert (await asyncio.wait_for(ask(connection), LONG)).controller_id == 5
         fetched.set()
         await until(lambda: script.seen == [*SASL, ApiKey.METADATA, *SASL])
-        await until(lambda: connection.state is State.READY)
+        await until(lambda: connection.state is ConnectionState.READY)
 
 
 @pytest.mark.usefixtures("short_sessions")
@@ -301,7 +301,7 @@ def renewed_within_a_session_of_a_minute(settings: dict[str, object]) -> None:
             assert len(security.authentications) == 2
             await asyncio.sleep(30.0)
             assert (await ask(connection)).error_code == 0
-            assert connection.state is State.READY
+            assert connection.state is ConnectionState.READY
             await connection.close()
 
     simulate(main)
@@ -377,12 +377,12 @@ async def test_closing_and_draining_in_the_middle_of_a_renewal_leave_nothing(way
         await silence(peer)
 
     async with ScriptedBroker(serve) as broker, connected(broker) as connection:
-        await until(lambda: connection.state is State.REAUTHENTICATING)
+        await until(lambda: connection.state is ConnectionState.REAUTHENTICATING)
         if way == "close":
             await connection.close()
         else:
             connection.drain()
-            assert connection.state is State.DRAINING
+            assert connection.state is ConnectionState.DRAINING
             may_answer.set()
         await until(lambda: connection.is_gone)
 

@@ -16,6 +16,7 @@ from aioproducer.errors import (
     ProducerFencedError,
     TransactionAbortableError,
 )
+from aioproducer.records._record_path import Gate
 from aioproducer.transactions.state import (
     TRANSITIONS,
     WAYS_OUT,
@@ -47,10 +48,6 @@ WORDS = {
 
 OPEN = (S.IN_TRANSACTION, S.COMMITTING, S.RELEASING)
 """The states in which buffered records are still sent."""
-
-
-class Gate:
-    is_open = True
 
 
 def transaction_in(state, *, is_v2=True):
