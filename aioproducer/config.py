@@ -189,4 +189,4 @@ class ProducerConfig:
 
     def _shown(self, setting: Setting) -> str:
         value = getattr(self, setting.field)
-        return "None" if value is None else setting.kind.shown(value) or "''"
+        return "None" if value is None else setting.value_type.shown(value) or "''"

@@ -65,7 +65,7 @@ class Draft:
     def shown(self, name: str) -> str:
         """Its value as a user would have written it."""
         value = self._values[name]
-        return "None" if value is None else SETTINGS[name].kind.shown(value)
+        return "None" if value is None else SETTINGS[name].value_type.shown(value)
 
     def default(self, name: str, value: Any) -> None:
         """Give a setting that was left out its default where that is not one value for all."""

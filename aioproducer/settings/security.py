@@ -182,7 +182,7 @@ def _settle_mechanism(draft: Draft) -> None:
     else:
         raise ConfigError(
             f"{draft.said('security_protocol')} needs sasl_mechanism, one of "
-            f"{SETTINGS['sasl_mechanism'].kind.described}",
+            f"{SETTINGS['sasl_mechanism'].value_type.described}",
             setting="sasl_mechanism",
             value=None,
         )

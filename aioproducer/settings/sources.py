@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from aioproducer.errors import ConfigError
-from aioproducer.settings.code import Code
 from aioproducer.settings.draft import EXPLICIT
 from aioproducer.settings.keys import Fate, Key
-from aioproducer.settings.kinds import Kind
 from aioproducer.settings.names import key_named, unknown_key, unknown_keyword
 from aioproducer.settings.properties import read_properties
 from aioproducer.settings.table import SETTINGS
+from aioproducer.settings.user_code import UserCode
+from aioproducer.settings.value_types import ValueType
 from aioproducer.types import Secret
 
 _NOT_SETTINGS = ("AIOPRODUCER_CACHE_DIR", "AIOPRODUCER_TEST_SLOWNESS")
@@ -113,15 +113,20 @@ def kept_hidden(name: str, value: Any) -> Any:
     setting = SETTINGS[name]
     if setting.is_secret and isinstance(value, str):
         return Secret(value)
-    may_be_secret = setting.is_secret or (setting.hides_value and isinstance(setting.kind, Code))
-    if not may_be_secret or value is None or isinstance(value, Secret) or _is_accepted(setting.kind, value):
+    may_be_secret = setting.is_secret or (setting.hides_value and isinstance(setting.value_type, UserCode))
+    if (
+        not may_be_secret
+        or value is None
+        or isinstance(value, Secret)
+        or _is_accepted(setting.value_type, value)
+    ):
         return value
     return _without_content(value)
 
 
-def _is_accepted(kind: Kind, value: object) -> bool:
+def _is_accepted(value_type: ValueType, value: object) -> bool:
     try:
-        kind.check(value)
+        value_type.check(value)
     except ValueError:
         return False
     return True
@@ -210,7 +215,7 @@ def _named(entry: Entry) -> str:
 
 def _same(name: str, first: Any, second: Any) -> bool:
     """Whether two values of a keyword mean the same, like "all" and -1."""
-    check = SETTINGS[name].kind.check
+    check = SETTINGS[name].value_type.check
     try:
         return bool(check(first) == check(second))
     except ValueError:
@@ -235,7 +240,7 @@ def _keyword_value(key: Key, entry: Entry) -> Any:
         if key.translate is not None and (value := key.translate(value)) is None:
             return _LEFT_OUT
         if isinstance(value, str):
-            value = setting.kind.parse(value)
+            value = setting.value_type.parse(value)
     except ValueError as error:
         problem = str(error)
     else:

@@ -12,8 +12,8 @@ from os import PathLike
 from typing import Any, TypedDict
 
 from aioproducer.errors import ConfigError
-from aioproducer.settings.code import Code, Interceptors, Partitioning, Serializing
-from aioproducer.settings.kinds import (
+from aioproducer.settings.user_code import InterceptorList, PartitionerChoice, Serializing, UserCode
+from aioproducer.settings.value_types import (
     Acks,
     Choice,
     ClientId,
@@ -23,13 +23,13 @@ from aioproducer.settings.kinds import (
     Fraction,
     Hidden,
     IdleTime,
-    Kind,
     Level,
     Milliseconds,
     Pairs,
     Pem,
     Servers,
     Switch,
+    ValueType,
     Words,
 )
 from aioproducer.types import Secret
@@ -58,7 +58,7 @@ class Setting:
     """One keyword of `Producer`."""
 
     name: str
-    kind: Kind
+    value_type: ValueType
     default: Any
     java: str
     """Dotted; empty if there is none."""
@@ -76,18 +76,20 @@ class Setting:
     @property
     def is_secret(self) -> bool:
         """Whether its text is kept in a Secret."""
-        return isinstance(self.kind, Hidden)
+        return isinstance(self.value_type, Hidden)
 
     @property
     def is_for_keywords(self) -> bool:
         """Whether it takes the place of what other clients have in a file: the user's code, or PEM for a pointer."""
-        is_pem = isinstance(self.kind, Pem) or (isinstance(self.kind, Hidden) and self.kind.is_pem)
-        return isinstance(self.kind, Code) or is_pem
+        is_pem = isinstance(self.value_type, Pem) or (
+            isinstance(self.value_type, Hidden) and self.value_type.is_pem
+        )
+        return isinstance(self.value_type, UserCode) or is_pem
 
     @property
     def hides_value(self) -> bool:
         """Whether a wrong value of it may be a password."""
-        return isinstance(self.kind, Hidden | Pem) or self.name in (
+        return isinstance(self.value_type, Hidden | Pem) or self.name in (
             "sasl_credentials",
             "sasl_oauth_token_provider",
             "sasl_oauthbearer_extensions",
@@ -95,7 +97,7 @@ class Setting:
 
     def _may_have_credentials(self, shown: str) -> bool:
         """Whether it may be a URL with a password in it, or an address with one."""
-        has_addresses = isinstance(self.kind, Servers) or self.name.endswith("_url")
+        has_addresses = isinstance(self.value_type, Servers) or self.name.endswith("_url")
         return "@" in shown and (has_addresses or "://" in shown)
 
     def shown(self, value: Any) -> str:
@@ -110,7 +112,7 @@ class Setting:
             ConfigError: it is malformed or out of range. `where` says where it was set.
         """
         try:
-            return self.kind.check(value)
+            return self.value_type.check(value)
         except ConfigError as error:  # the codec's or the partitioner's own
             refusal = ConfigError(f"{error.message}{where}", setting=self.name, value=value)
         except ValueError as error:
@@ -141,7 +143,7 @@ def shown_value(value: Any) -> str:
 
 def _setting(
     name: str,
-    kind: Kind,
+    value_type: ValueType,
     default: Any,
     java: str = "",
     librdkafka: str = "",
@@ -153,7 +155,7 @@ def _setting(
     dotted = name.replace("_", ".")
     return Setting(
         name,
-        kind,
+        value_type,
         default,
         dotted if java == "=" else java,
         tuple(dotted if alias == "=" else alias for alias in librdkafka.split()),
@@ -180,7 +182,7 @@ SETTINGS: dict[str, Setting] = {
         _setting("enable_gapless_order", Switch(), False),
         _setting("enable_endless_retries", Switch(), False),
         _setting("max_in_flight_requests_per_connection", Count(1), 5, "=", "= max.in.flight", ""),
-        _setting("transactional_id", Kind(), None, "=", "=", "="),
+        _setting("transactional_id", ValueType(), None, "=", "=", "="),
         _setting("transaction_timeout_ms", Milliseconds(above=0, maximum=INT32), 60000, "=", "=", "="),
         # Batches and memory
         _setting("linger_ms", Milliseconds(), 5, "=", "= queue.buffering.max.ms", "="),
@@ -204,7 +206,7 @@ SETTINGS: dict[str, Setting] = {
         _setting("retry_backoff_ms", Milliseconds(), 100, "=", "=", "="),
         _setting("retry_backoff_max_ms", Milliseconds(), 1000, "=", "="),
         # Partitions, serializers, interceptors
-        _setting("partitioner", Partitioning(), "murmur2", "partitioner.class", "=", "="),
+        _setting("partitioner", PartitionerChoice(), "murmur2", "partitioner.class", "=", "="),
         _setting("partitioner_ignore_keys", Switch(), False, "=", field=""),
         _setting(
             "partitioner_adaptive_partitioning_enable", Switch(), True, "=", field="partitioner_adaptive"
@@ -212,7 +214,7 @@ SETTINGS: dict[str, Setting] = {
         _setting("partitioner_availability_timeout_ms", Milliseconds(), 0, "="),
         _setting("key_serializer", Serializing(), None, "=", "", "="),
         _setting("value_serializer", Serializing(), None, "=", "", "="),
-        _setting("interceptors", Interceptors(), (), "interceptor.classes"),
+        _setting("interceptors", InterceptorList(), (), "interceptor.classes"),
         # The cluster and its connections
         _setting(
             "metadata_max_age_ms",
@@ -231,12 +233,12 @@ SETTINGS: dict[str, Setting] = {
         _setting("socket_connection_setup_timeout_ms", Milliseconds(above=0), 10000, "=", "="),
         _setting("socket_connection_setup_timeout_max_ms", Milliseconds(above=0), 30000, "="),
         _setting("connections_max_idle_ms", IdleTime(), 540000, "=", "=", "="),
-        _setting("connector", Code("async f(host, port) -> connected socket"), None),
-        _setting("address_filter", Code("f(host, port, node id) -> (host, port) or None"), None),
-        _setting("resolved_address_filter", Code("f(host, IP address, port) -> bool"), None),
+        _setting("connector", UserCode("async f(host, port) -> connected socket"), None),
+        _setting("address_filter", UserCode("f(host, port, node id) -> (host, port) or None"), None),
+        _setting("resolved_address_filter", UserCode("f(host, IP address, port) -> bool"), None),
         # TLS
         _setting("security_protocol", Choice(PROTOCOLS), "PLAINTEXT", "=", "=", "="),
-        _setting("ssl_context", Code("an ssl.SSLContext", ("wrap_bio",), False), None, "", "", "="),
+        _setting("ssl_context", UserCode("an ssl.SSLContext", ("wrap_bio",), False), None, "", "", "="),
         _setting("ssl_truststore_certificates", Pem(), None, "=", "ssl.ca.pem"),
         _setting("ssl_truststore_location", FilePath(), None, "=", "ssl.ca.location"),
         _setting("ssl_truststore_type", _STORE, None, "="),
@@ -255,22 +257,26 @@ SETTINGS: dict[str, Setting] = {
         # SASL
         _setting("sasl_mechanism", _MECHANISM, None, "=", "= sasl.mechanisms", "="),
         _setting("sasl_jaas_config", Hidden(), None, "=", field=""),
-        _setting("sasl_plain_username", Kind(), None, "", "sasl.username", "="),
+        _setting("sasl_plain_username", ValueType(), None, "", "sasl.username", "="),
         _setting("sasl_plain_password", Hidden(), None, "", "sasl.password", "="),
-        _setting("sasl_credentials", Code("f() -> (user name, password)"), None),
+        _setting("sasl_credentials", UserCode("f() -> (user name, password)"), None),
         _setting("sasl_plain_without_tls", Switch(), False),
         _setting("sasl_scram_token_auth", Switch(), False),
         _setting(
             "sasl_oauth_token_provider",
-            Code("callable or have a method token()", ("token",)),
+            UserCode("callable or have a method token()", ("token",)),
             None,
             "",
             "",
             "=",
         ),
-        _setting("sasl_oauthbearer_token_endpoint_url", Kind(), None, "=", "="),
+        _setting("sasl_oauthbearer_token_endpoint_url", ValueType(), None, "=", "="),
         _setting(
-            "sasl_oauthbearer_client_credentials_client_id", Kind(), None, "=", "= sasl.oauthbearer.client.id"
+            "sasl_oauthbearer_client_credentials_client_id",
+            ValueType(),
+            None,
+            "=",
+            "= sasl.oauthbearer.client.id",
         ),
         _setting(
             "sasl_oauthbearer_client_credentials_client_secret",
@@ -279,12 +285,12 @@ SETTINGS: dict[str, Setting] = {
             "=",
             "= sasl.oauthbearer.client.secret",
         ),
-        _setting("sasl_oauthbearer_scope", Kind(), None, "=", "="),
+        _setting("sasl_oauthbearer_scope", ValueType(), None, "=", "="),
         _setting("sasl_oauthbearer_header_urlencode", Switch(), False, "="),
         _setting("sasl_oauthbearer_extensions", Pairs(), {}, "", "="),
-        _setting("sasl_kerberos_service_name", Kind(), "kafka", "=", "=", "="),
-        _setting("sasl_kerberos_domain_name", Kind(), None, "", "", "="),
-        _setting("sasl_kerberos_principal", Kind(), None, "", "="),
+        _setting("sasl_kerberos_service_name", ValueType(), "kafka", "=", "=", "="),
+        _setting("sasl_kerberos_domain_name", ValueType(), None, "", "", "="),
+        _setting("sasl_kerberos_principal", ValueType(), None, "", "="),
         _setting("sasl_kerberos_keytab", FilePath(), None, "", "="),
         _setting("sasl_login_refresh_window_factor", Fraction(0.5, 1.0), 0.8, "="),
         _setting("sasl_login_refresh_window_jitter", Fraction(0.0, 0.25), 0.05, "="),

@@ -111,19 +111,19 @@ SAMPLES = {
         for key in (name, *setting.foreign_names)
         if setting.field
         and not name.startswith(("ssl_", "sasl_"))
-        and setting.kind.parse.__qualname__ != "Code.parse"
+        and setting.value_type.parse.__qualname__ != "UserCode.parse"
         and name not in ("interceptors", "key_serializer", "value_serializer", "compression_level")
     ],
 )
 def test_text_under_any_name_becomes_the_settings_own_type(name, key):
-    kind = type(SETTINGS[name].kind).__name__
+    value_type = type(SETTINGS[name].value_type).__name__
     default = {
         "Milliseconds": ("20000.5", 20.0005),
         "IdleTime": ("20000.5", 20.0005),
         "Count": ("20001", 20001),
         "Switch": ("True", True),
     }
-    text, value = SAMPLES.get(name) or default[kind]
+    text, value = SAMPLES.get(name) or default[value_type]
 
     config = Producer.from_config({key: text}).config
 

@@ -75,16 +75,16 @@ WRONG: dict[str, list[Any]] = {
     "Choice": ["", "something else", 5, b"PLAIN", ["PLAIN"]],
     "Words": ["SSLv3", [5], 5, {"TLSv1.2": 1}, b"TLSv1.2"],
     "Level": ["3", 1.5, True, 100],
-    "Kind": ["t\ud800", "", 5, b"name", ["name"]],
+    "ValueType": ["t\ud800", "", 5, b"name", ["name"]],
     "ClientId": [5, "naïve", "two\nlines", "a/b", b"name"],
     "FilePath": ["", 5, b"/path", ["/path"], "nul\0inside"],
     "Pem": ["", 5, b"-----BEGIN ", "/path/to/ca.pem"],
     "Hidden": ["", 5, b"hunter2", ["hunter2"], Secret(""), Secret(None)],
     "Pairs": ["a=b", {"a": 5}, {5: "a"}, [("a", "b")], 5],
-    "Code": ["text", 5, b"text"],
+    "UserCode": ["text", 5, b"text"],
     "Serializing": ["utf-8", 5],
-    "Interceptors": [None, "text", 5, [5], [None], (str,)],
-    "Partitioning": ["", "murmur", None, 5],
+    "InterceptorList": [None, "text", 5, [5], [None], (str,)],
+    "PartitionerChoice": ["", "murmur", None, 5],
     "Acks": [2, -2, "2", "none", "ALL", None, True, 1.0, [1]],
     "Compression": ["", "gzip2", 1, b"gzip"],
     "Servers": ["", " , ", [], None, 5, b"localhost", ["localhost", 5], "localhost:0"],
@@ -92,7 +92,7 @@ WRONG: dict[str, list[Any]] = {
 WRONG_VALUES = [
     (name, value)
     for name, setting in SETTINGS.items()
-    for value in [*WRONG[type(setting.kind).__name__], Wrong()]
+    for value in [*WRONG[type(setting.value_type).__name__], Wrong()]
     if (name, value) != ("ssl_cipher_suites", "SSLv3") and not (name == "acks" and value is None)
 ]
 
@@ -138,11 +138,11 @@ def test_none_is_left_out_where_that_is_the_default_and_nowhere_else_but_for_aio
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_text_for_any_setting_is_parsed_or_refused_with_a_sentence(name):
-    kind = SETTINGS[name].kind
+    value_type = SETTINGS[name].value_type
     problems = []
     for text in ("", " ", "x", "\0", "-1", "1e9", "1_000", "٣", "9" * 500, "true", "a=b", "[::1]:1"):
         try:
-            kind.check(kind.parse(text))
+            value_type.check(value_type.parse(text))
         except ValueError as error:
             problems.append(str(error))
 
@@ -179,7 +179,7 @@ def row_for(setting: Setting) -> list[str]:
     """All but the meaning, which is the guide's own."""
     return [
         code(setting.name),
-        setting.kind.described.replace("|", "\\|"),
+        setting.value_type.described.replace("|", "\\|"),
         default_of(setting),
         code(setting.java),
         code(*setting.librdkafka),

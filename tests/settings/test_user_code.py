@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from aioproducer.settings.code import Code, Interceptors, Partitioning, Serializing
 from aioproducer.settings.java import SERIALIZERS
+from aioproducer.settings.user_code import InterceptorList, PartitionerChoice, Serializing, UserCode
 
 STRING = "org.apache.kafka.common.serialization.StringSerializer"
 
@@ -40,21 +40,21 @@ def test_a_file_may_name_a_java_class_that_has_a_counterpart():
 
 def test_other_code_can_not_be_given_as_text():
     with pytest.raises(ValueError, match="it must be a function of two"):
-        Code("a function of two").parse("os.getcwd")
+        UserCode("a function of two").parse("os.getcwd")
 
 
 def test_interceptors_are_a_list_of_objects_with_one_of_the_methods():
     sees = Sees()
 
-    assert Interceptors().check([sees]) == (sees,)
-    assert Interceptors().shown((sees,)) == "[<Sees>]"
+    assert InterceptorList().check([sees]) == (sees,)
+    assert InterceptorList().shown((sees,)) == "[<Sees>]"
     for wrong in (sees, [object()], [print]):
         with pytest.raises(ValueError, match="a list of objects with on_send"):
-            Interceptors().check(wrong)
+            InterceptorList().check(wrong)
 
 
 def test_a_partitioner_is_a_name_a_java_class_or_a_function():
-    partitioning = Partitioning()
+    partitioning = PartitionerChoice()
 
     assert partitioning.parse("org.apache.kafka.clients.producer.RoundRobinPartitioner") == "round_robin"
     assert partitioning.check("murmur2") == "murmur2"

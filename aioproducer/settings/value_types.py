@@ -1,4 +1,4 @@
-"""The kinds of values a setting can have: how text becomes one, which are refused, how one is shown.
+"""The types of the values that settings can have: how text becomes one, which are refused, how one is shown.
 
 `parse` takes text (of a file, the environment, another client's configuration) and gives what a keyword would
 have been given. `check` takes that and gives what ProducerConfig holds, in seconds and bytes. Both raise
@@ -26,7 +26,7 @@ _FALSE = ("false", "f", "0")
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ValueType:
     """Any text. Base of the others."""
 
     def parse(self, text: str) -> Any:
@@ -52,7 +52,7 @@ class Kind:
 
 
 @dataclass(frozen=True, slots=True)
-class Milliseconds(Kind):
+class Milliseconds(ValueType):
     """A duration; fractions of a millisecond are fine."""
 
     above: float | None = None
@@ -99,7 +99,7 @@ class IdleTime(Milliseconds):
 
 
 @dataclass(frozen=True, slots=True)
-class Fraction(Kind):
+class Fraction(ValueType):
     """A number between two others."""
 
     minimum: float
@@ -125,7 +125,7 @@ class Fraction(Kind):
 
 
 @dataclass(frozen=True, slots=True)
-class Count(Kind):
+class Count(ValueType):
     """A whole number."""
 
     minimum: int = 0
@@ -149,7 +149,7 @@ class Count(Kind):
 
 
 @dataclass(frozen=True, slots=True)
-class Level(Kind):
+class Level(ValueType):
     """A compression level. Its range is checked later, because it depends on the codec."""
 
     def parse(self, text: str) -> int:
@@ -164,7 +164,7 @@ class Level(Kind):
 
 
 @dataclass(frozen=True, slots=True)
-class Switch(Kind):
+class Switch(ValueType):
     """On or off."""
 
     def parse(self, text: str) -> bool:
@@ -184,7 +184,7 @@ class Switch(Kind):
 
 
 @dataclass(frozen=True, slots=True)
-class Choice(Kind):
+class Choice(ValueType):
     """One of some words, in whatever case."""
 
     words: tuple[str, ...]
@@ -205,7 +205,7 @@ class Choice(Kind):
 
 
 @dataclass(frozen=True, slots=True)
-class Words(Kind):
+class Words(ValueType):
     """A list of words, or one text in which they are separated."""
 
     words: tuple[str, ...] = ()
@@ -233,7 +233,7 @@ class Words(Kind):
 
 
 @dataclass(frozen=True, slots=True)
-class ClientId(Kind):
+class ClientId(ValueType):
     """A client id that brokers accept in quotas. None selects the client's default name, as in aiokafka."""
 
     default: str
@@ -247,7 +247,7 @@ class ClientId(Kind):
 
 
 @dataclass(frozen=True, slots=True)
-class FilePath(Kind):
+class FilePath(ValueType):
     """The path of a file. Whether the file exists is not checked until it is read."""
 
     def check(self, value: Any) -> str:
@@ -262,7 +262,7 @@ class FilePath(Kind):
 
 
 @dataclass(frozen=True, slots=True)
-class Pem(Kind):
+class Pem(ValueType):
     """Certificates as PEM text."""
 
     def check(self, value: Any) -> str:
@@ -279,7 +279,7 @@ class Pem(Kind):
 
 
 @dataclass(frozen=True, slots=True)
-class Hidden(Kind):
+class Hidden(ValueType):
     """A secret."""
 
     is_pem: bool = False
@@ -311,7 +311,7 @@ def _is_empty(secret: Secret) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Pairs(Kind):
+class Pairs(ValueType):
     """Names with values: a mapping, or "name=value,name=value"."""
 
     def parse(self, text: str) -> dict[str, str]:
@@ -339,7 +339,7 @@ class Pairs(Kind):
 
 
 @dataclass(frozen=True, slots=True)
-class Acks(Kind):
+class Acks(ValueType):
     """How many acknowledgements: 0, 1 or all."""
 
     def parse(self, text: str) -> str:
@@ -361,7 +361,7 @@ class Acks(Kind):
 
 
 @dataclass(frozen=True, slots=True)
-class Compression(Kind):
+class Compression(ValueType):
     """A codec by its name."""
 
     def parse(self, text: str) -> str:
@@ -379,7 +379,7 @@ class Compression(Kind):
 
 
 @dataclass(frozen=True, slots=True)
-class Servers(Kind):
+class Servers(ValueType):
     """Bootstrap addresses: "host:port,host:port" or a list of such."""
 
     def check(self, value: Any) -> tuple[tuple[str, int], ...]:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from aioproducer.protocol.compression import Codec
-from aioproducer.settings.kinds import (
+from aioproducer.settings.value_types import (
     Acks,
     Compression,
     Fraction,
     IdleTime,
-    Kind,
     Milliseconds,
     Servers,
     Switch,
+    ValueType,
 )
 
 
@@ -52,10 +52,10 @@ def test_a_fraction_lies_between_its_bounds():
 
 
 def test_a_text_is_not_empty_and_can_be_sent_as_utf_8():
-    assert Kind().check("ü") == "ü"
+    assert ValueType().check("ü") == "ü"
     for wrong in ("", 5, "\ud800"):
         with pytest.raises(ValueError, match=r"must be a str|surrogate"):
-            Kind().check(wrong)
+            ValueType().check(wrong)
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,11 @@ from typing import Any
 
 from aioproducer.partitioner import make_partitioner
 from aioproducer.settings.java import PARTITIONERS, SERIALIZERS
-from aioproducer.settings.kinds import Kind
+from aioproducer.settings.value_types import ValueType
 
 
 @dataclass(frozen=True, slots=True)
-class Code(Kind):
+class UserCode(ValueType):
     """Something that only Python code can give: a function, or an object with one of some methods."""
 
     what: str
@@ -42,7 +42,7 @@ class Code(Kind):
 
 
 @dataclass(frozen=True, slots=True)
-class Serializing(Code):
+class Serializing(UserCode):
     """A serializer, or the name of a Java class that has a counterpart."""
 
     what: str = "callable or have a method serialize(topic, value, headers)"
@@ -59,7 +59,7 @@ class Serializing(Code):
 
 
 @dataclass(frozen=True, slots=True)
-class Interceptors(Code):
+class InterceptorList(UserCode):
     """A list of interceptors."""
 
     what: str = "a list of objects with on_send(record) or on_acknowledgement(result)"
@@ -74,10 +74,10 @@ class Interceptors(Code):
     def check(self, value: Any) -> tuple[Any, ...]:
         if not isinstance(value, list | tuple):
             raise ValueError(f"must be {self.what}")
-        return tuple(Code.check(self, interceptor) for interceptor in value)
+        return tuple(UserCode.check(self, interceptor) for interceptor in value)
 
     def shown(self, value: Any) -> str:
-        return "[" + ", ".join(Code.shown(self, interceptor) for interceptor in value) + "]"
+        return "[" + ", ".join(UserCode.shown(self, interceptor) for interceptor in value) + "]"
 
     @property
     def described(self) -> str:
@@ -85,7 +85,7 @@ class Interceptors(Code):
 
 
 @dataclass(frozen=True, slots=True)
-class Partitioning(Code):
+class PartitionerChoice(UserCode):
     """A partitioner by name or as a function, or a Java class that has a counterpart."""
 
     what: str = "a name or f(key, all, available)"
@@ -98,4 +98,4 @@ class Partitioning(Code):
         return value
 
     def shown(self, value: Any) -> str:
-        return value if isinstance(value, str) else Code.shown(self, value)
+        return value if isinstance(value, str) else UserCode.shown(self, value)
