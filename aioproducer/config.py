@@ -16,9 +16,9 @@ from aioproducer.protocol.compression import Codec
 from aioproducer.security.addresses import ResolvedAddressFilter
 from aioproducer.security.tls import check_settings
 from aioproducer.settings.contradictions import settle
-from aioproducer.settings.draft import Draft
 from aioproducer.settings.names import unknown_keyword
 from aioproducer.settings.table import SETTINGS, Setting
+from aioproducer.settings.unsettled import UnsettledSettings
 from aioproducer.types import Secret
 
 logger = logging.getLogger(__name__)
@@ -149,12 +149,12 @@ class ProducerConfig:
         for name in given:
             if name not in SETTINGS:
                 raise unknown_keyword(name)
-        draft = Draft(given, origins)
-        per_partition = settle(draft)
-        if warnings := (*notes, *draft.notes):
+        unsettled = UnsettledSettings(given, origins)
+        per_partition = settle(unsettled)
+        if warnings := (*notes, *unsettled.notes):
             logger.warning("the producer's settings: %s", "; ".join(warnings))
-        values = {setting.field: draft[name] for name, setting in SETTINGS.items() if setting.field}
-        config = cls(**values, max_in_flight_per_partition=per_partition, _origins=draft.origins)
+        values = {setting.field: unsettled[name] for name, setting in SETTINGS.items() if setting.field}
+        config = cls(**values, max_in_flight_per_partition=per_partition, _origins=unsettled.origins)
         if "SSL" in config.security_protocol:
             check_settings(config)
         return config

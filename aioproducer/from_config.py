@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, Self
 
 from aioproducer.config import ProducerConfig
-from aioproducer.settings.sources import (
+from aioproducer.settings.entries import (
     Entry,
     Sourced,
     check_keywords,

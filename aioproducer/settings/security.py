@@ -7,9 +7,9 @@ from __future__ import annotations
 import re
 
 from aioproducer.errors import ConfigError
-from aioproducer.settings.draft import Draft
 from aioproducer.settings.jaas import JaasEntry, parse_jaas
 from aioproducer.settings.table import SETTINGS
+from aioproducer.settings.unsettled import UnsettledSettings
 from aioproducer.types import Secret
 
 _LOGIN_MODULES = {
@@ -39,35 +39,37 @@ _INSTEAD = {
 }
 
 
-def settle_security(draft: Draft) -> None:
+def settle_security(unsettled: UnsettledSettings) -> None:
     """Settle what `security_protocol`, `ssl_*` and `sasl_*` say together.
 
     Raises:
         ConfigError: they contradict each other, or something that is needed was left out.
     """
-    _take_jaas_apart(draft)
-    protocol = draft["security_protocol"]
+    _take_jaas_apart(unsettled)
+    protocol = unsettled["security_protocol"]
     for prefix, used, fix in (
         ("ssl_", "SSL" in protocol, "SSL or SASL_SSL"),
         ("sasl_", "SASL" in protocol, "SASL_SSL"),
     ):
-        names = [] if used else draft.given(prefix)
+        names = [] if used else unsettled.given(prefix)
         if names == ["sasl_mechanism"]:
             # aiokafka has a default for it, which programs hand on whatever the protocol.
-            draft.notes.append(f"{draft.said(names[0])} has no use with {draft.said('security_protocol')}")
-            draft.default("sasl_mechanism", None)
+            unsettled.notes.append(
+                f"{unsettled.said(names[0])} has no use with {unsettled.said('security_protocol')}"
+            )
+            unsettled.default("sasl_mechanism", None)
         elif names:
             raise ConfigError(
-                f"{names[0]} has no use with {draft.said('security_protocol')}; set security_protocol={fix}, "
+                f"{names[0]} has no use with {unsettled.said('security_protocol')}; set security_protocol={fix}, "
                 f"or leave {', '.join(names)} out",
                 setting=names[0],
                 value=None,
             )
     if "SSL" in protocol:
-        _settle_tls(draft)
+        _settle_tls(unsettled)
     if "SASL" in protocol:
-        _settle_mechanism(draft)
-        _look_at_credentials(draft)
+        _settle_mechanism(unsettled)
+        _look_at_credentials(unsettled)
 
 
 # -------------------------------------------------------------------------------------------------- TLS
@@ -92,46 +94,46 @@ _NEEDS = (
 )
 
 
-def _settle_tls(draft: Draft) -> None:
-    if draft.is_given("ssl_context"):
-        others = [name for name in draft.given("ssl_") if name != "ssl_context"]
+def _settle_tls(unsettled: UnsettledSettings) -> None:
+    if unsettled.is_given("ssl_context"):
+        others = [name for name in unsettled.given("ssl_") if name != "ssl_context"]
         if others:
-            raise draft.refused(
+            raise unsettled.refused(
                 "ssl_context",
                 f"contains all settings of TLS; set {others[0]} there and leave {', '.join(others)} out",
             )
     for names in _INSTEAD_OF_EACH_OTHER:
-        given = [name for name in names if draft.is_given(name)]
+        given = [name for name in names if unsettled.is_given(name)]
         if len(given) > 1:
             raise ConfigError(
                 f"{given[0]} and {given[1]} set the same thing; keep one", setting=given[0], value=None
             )
     for name, needed in _NEEDS:
-        if draft.is_given(name) and not any(draft.is_given(other) for other in needed):
+        if unsettled.is_given(name) and not any(unsettled.is_given(other) for other in needed):
             raise ConfigError(f"{name} needs {' or '.join(needed)}", setting=name, value=None)
 
 
 # -------------------------------------------------------------------------------------------------- SASL
 
 
-def _take_jaas_apart(draft: Draft) -> None:
-    if not draft.is_given("sasl_jaas_config"):
+def _take_jaas_apart(unsettled: UnsettledSettings) -> None:
+    if not unsettled.is_given("sasl_jaas_config"):
         return
-    module, values, problem = _read_jaas(draft["sasl_jaas_config"])
+    module, values, problem = _read_jaas(unsettled["sasl_jaas_config"])
     if problem:  # no context of this error leads to the parser's locals
-        raise draft.refused("sasl_jaas_config", problem)
+        raise unsettled.refused("sasl_jaas_config", problem)
     for name, value in values.items():
-        if draft.is_given(name):
-            raise draft.refused("sasl_jaas_config", f"sets {name} as well; keep one")
-        draft.take_from("sasl_jaas_config", name, SETTINGS[name].check(value))
+        if unsettled.is_given(name):
+            raise unsettled.refused("sasl_jaas_config", f"sets {name} as well; keep one")
+        unsettled.take_from("sasl_jaas_config", name, SETTINGS[name].check(value))
     mechanisms = _LOGIN_MODULES[module]
-    if draft.is_given("sasl_mechanism"):
-        if draft["sasl_mechanism"] not in mechanisms:
-            raise draft.refused(
+    if unsettled.is_given("sasl_mechanism"):
+        if unsettled["sasl_mechanism"] not in mechanisms:
+            raise unsettled.refused(
                 "sasl_mechanism", f"contradicts {module} in sasl_jaas_config; use {' or '.join(mechanisms)}"
             )
     elif len(mechanisms) == 1:
-        draft.derive("sasl_mechanism", mechanisms[0], f"sasl_jaas_config names {module}")
+        unsettled.derive("sasl_mechanism", mechanisms[0], f"sasl_jaas_config names {module}")
 
 
 def _read_jaas(line: Secret) -> tuple[str, dict[str, object], str]:
@@ -172,98 +174,100 @@ def _values_of(entry: JaasEntry) -> dict[str, object]:
     return values
 
 
-def _settle_mechanism(draft: Draft) -> None:
-    if draft["sasl_mechanism"] is not None:
+def _settle_mechanism(unsettled: UnsettledSettings) -> None:
+    if unsettled["sasl_mechanism"] is not None:
         return
-    if draft.is_given("sasl_oauth_token_provider") or draft.is_given("sasl_oauthbearer_token_endpoint_url"):
-        draft.derive("sasl_mechanism", "OAUTHBEARER", "a token's source is set")
-    elif draft["sasl_plain_username"] is not None and not draft.is_given("sasl_jaas_config"):
-        draft.derive("sasl_mechanism", "PLAIN", "sasl_plain_username is set")
+    if unsettled.is_given("sasl_oauth_token_provider") or unsettled.is_given(
+        "sasl_oauthbearer_token_endpoint_url"
+    ):
+        unsettled.derive("sasl_mechanism", "OAUTHBEARER", "a token's source is set")
+    elif unsettled["sasl_plain_username"] is not None and not unsettled.is_given("sasl_jaas_config"):
+        unsettled.derive("sasl_mechanism", "PLAIN", "sasl_plain_username is set")
     else:
         raise ConfigError(
-            f"{draft.said('security_protocol')} needs sasl_mechanism, one of "
+            f"{unsettled.said('security_protocol')} needs sasl_mechanism, one of "
             f"{SETTINGS['sasl_mechanism'].value_type.described}",
             setting="sasl_mechanism",
             value=None,
         )
 
 
-def _look_at_credentials(draft: Draft) -> None:
-    mechanism = draft["sasl_mechanism"]
+def _look_at_credentials(unsettled: UnsettledSettings) -> None:
+    mechanism = unsettled["sasl_mechanism"]
     if mechanism == "OAUTHBEARER":
-        _look_at_tokens(draft)
+        _look_at_tokens(unsettled)
         return
-    others = draft.given("sasl_oauth") + draft.given("sasl_login_")
+    others = unsettled.given("sasl_oauth") + unsettled.given("sasl_login_")
     if mechanism == "GSSAPI":
-        others += [name for name in draft.given("sasl_plain_") if name != "sasl_plain_without_tls"]
-        others += draft.given("sasl_credentials")
+        others += [name for name in unsettled.given("sasl_plain_") if name != "sasl_plain_without_tls"]
+        others += unsettled.given("sasl_credentials")
     else:
-        others += draft.given("sasl_kerberos_")
+        others += unsettled.given("sasl_kerberos_")
     if others:
-        raise draft.refused("sasl_mechanism", f"has no use for {', '.join(others)}; leave them out")
+        raise unsettled.refused("sasl_mechanism", f"has no use for {', '.join(others)}; leave them out")
     if mechanism == "GSSAPI":
         return
     has_name, has_password = (
-        draft[name] is not None for name in ("sasl_plain_username", "sasl_plain_password")
+        unsettled[name] is not None for name in ("sasl_plain_username", "sasl_plain_password")
     )
-    if draft.is_given("sasl_credentials"):
+    if unsettled.is_given("sasl_credentials"):
         if has_name or has_password:
-            raise draft.refused(
+            raise unsettled.refused(
                 "sasl_credentials", "gives the user name and the password; leave sasl_plain_... out"
             )
     elif not has_name or not has_password:
         missing = "sasl_plain_password" if has_name else "sasl_plain_username"
-        raise draft.refused(
+        raise unsettled.refused(
             "sasl_mechanism",
             f"needs sasl_plain_username and sasl_plain_password, or sasl_credentials; {missing} is missing",
         )
-    if draft["sasl_scram_token_auth"] and not mechanism.startswith("SCRAM"):
-        raise draft.refused("sasl_scram_token_auth", "belongs to SCRAM-SHA-256 and SCRAM-SHA-512")
-    if mechanism == "PLAIN" and draft["security_protocol"] == "SASL_PLAINTEXT":
-        if not draft["sasl_plain_without_tls"]:
-            raise draft.refused(
+    if unsettled["sasl_scram_token_auth"] and not mechanism.startswith("SCRAM"):
+        raise unsettled.refused("sasl_scram_token_auth", "belongs to SCRAM-SHA-256 and SCRAM-SHA-512")
+    if mechanism == "PLAIN" and unsettled["security_protocol"] == "SASL_PLAINTEXT":
+        if not unsettled["sasl_plain_without_tls"]:
+            raise unsettled.refused(
                 "sasl_mechanism",
-                f"with {draft.said('security_protocol')} sends the password in clear text; use "
+                f"with {unsettled.said('security_protocol')} sends the password in clear text; use "
                 "security_protocol=SASL_SSL, or allow it with sasl_plain_without_tls=True",
             )
 
 
-def _look_at_tokens(draft: Draft) -> None:
-    if draft["security_protocol"] == "SASL_PLAINTEXT":
-        draft.notes.append(
-            f"sasl_mechanism=OAUTHBEARER with {draft.said('security_protocol')} sends the token in clear text, and "
+def _look_at_tokens(unsettled: UnsettledSettings) -> None:
+    if unsettled["security_protocol"] == "SASL_PLAINTEXT":
+        unsettled.notes.append(
+            f"sasl_mechanism=OAUTHBEARER with {unsettled.said('security_protocol')} sends the token in clear text, and "
             "anyone who reads it can use it; set security_protocol=SASL_SSL"
         )
-    url = draft["sasl_oauthbearer_token_endpoint_url"]
-    has_provider = draft.is_given("sasl_oauth_token_provider")
-    passwords = [name for name in draft.given("sasl_plain_") if name != "sasl_plain_without_tls"]
-    passwords += draft.given("sasl_credentials") + draft.given("sasl_kerberos_")
+    url = unsettled["sasl_oauthbearer_token_endpoint_url"]
+    has_provider = unsettled.is_given("sasl_oauth_token_provider")
+    passwords = [name for name in unsettled.given("sasl_plain_") if name != "sasl_plain_without_tls"]
+    passwords += unsettled.given("sasl_credentials") + unsettled.given("sasl_kerberos_")
     if passwords:
-        raise draft.refused("sasl_mechanism", f"has no use for {', '.join(passwords)}; leave them out")
+        raise unsettled.refused("sasl_mechanism", f"has no use for {', '.join(passwords)}; leave them out")
     if has_provider:
         if others := [
             name
-            for name in draft.given("sasl_oauthbearer_")
+            for name in unsettled.given("sasl_oauthbearer_")
             if name not in ("sasl_oauthbearer_extensions", "sasl_oauthbearer_scope")
         ]:
-            raise draft.refused(
+            raise unsettled.refused(
                 "sasl_oauth_token_provider", f"makes the tokens; leave {', '.join(others)} out"
             )
         return
     if url is None:
-        raise draft.refused(
+        raise unsettled.refused(
             "sasl_mechanism", "needs sasl_oauth_token_provider, or sasl_oauthbearer_token_endpoint_url"
         )
-    _check_url(draft, url)
+    _check_url(unsettled, url)
     for name in (
         "sasl_oauthbearer_client_credentials_client_id",
         "sasl_oauthbearer_client_credentials_client_secret",
     ):
-        if draft[name] is None:
+        if unsettled[name] is None:
             raise ConfigError(f"sasl_oauthbearer_token_endpoint_url needs {name}", setting=name, value=None)
 
 
-def _check_url(draft: Draft, url: str) -> None:
+def _check_url(unsettled: UnsettledSettings, url: str) -> None:
     match = re.fullmatch(r"(?i)(https?)://(\[[0-9a-f:.]+\]|[^\s/:@?#\[\]]+)(:\d{1,5})?(/\S*|\?\S*)?", url)
     local = match is not None and match[2].lower() in ("localhost", "127.0.0.1", "[::1]")
     if match is None or (match[1].lower() == "http" and not local):

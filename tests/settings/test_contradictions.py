@@ -6,11 +6,11 @@ import pytest
 
 from aioproducer import ConfigError
 from aioproducer.settings.contradictions import MOST_IN_FLIGHT_WITH_IDEMPOTENCE, settle
-from aioproducer.settings.draft import Draft
+from aioproducer.settings.unsettled import UnsettledSettings
 
 
-def draft(**given: object) -> Draft:
-    return Draft({"bootstrap_servers": "a:9092", **given}, {})
+def unsettled(**given: object) -> UnsettledSettings:
+    return UnsettledSettings({"bootstrap_servers": "a:9092", **given}, {})
 
 
 @pytest.mark.parametrize(
@@ -25,11 +25,11 @@ def draft(**given: object) -> Draft:
 def test_without_idempotence_one_batch_of_a_partition_is_in_flight_unless_more_are_asked_for(
     given, in_flight
 ):
-    assert settle(draft(**given)) == in_flight
+    assert settle(unsettled(**given)) == in_flight
 
 
 def test_fewer_acks_turn_idempotence_off_with_a_note():
-    found = draft(acks=1)
+    found = unsettled(acks=1)
     settle(found)
 
     assert found["enable_idempotence"] is False
@@ -52,14 +52,14 @@ def test_fewer_acks_turn_idempotence_off_with_a_note():
 )
 def test_what_the_user_set_against_itself_is_refused_by_the_settings_name(given, setting):
     with pytest.raises(ConfigError) as caught:
-        settle(draft(**given))
+        settle(unsettled(**given))
 
     assert caught.value.setting == setting
     assert setting in str(caught.value)
 
 
 def test_a_default_back_off_yields_to_one_that_was_given():
-    found = draft(retry_backoff_ms=5000)
+    found = unsettled(retry_backoff_ms=5000)
     settle(found)
 
     assert found["retry_backoff_max_ms"] == 5.0
@@ -67,7 +67,7 @@ def test_a_default_back_off_yields_to_one_that_was_given():
 
 
 def test_the_delivery_time_out_that_was_left_out_is_at_most_that_of_a_transaction():
-    found = draft(transactional_id="t", transaction_timeout_ms=60_000)
+    found = unsettled(transactional_id="t", transaction_timeout_ms=60_000)
     settle(found)
 
     assert found["delivery_timeout_ms"] == 60.0

@@ -7,8 +7,8 @@ import ssl
 import pytest
 
 from aioproducer import ConfigError, Producer, ProducerConfig
-from aioproducer.settings.draft import Draft
 from aioproducer.settings.security import settle_security
+from aioproducer.settings.unsettled import UnsettledSettings
 from aioproducer.types import Secret
 
 PEM = "-----BEGIN CERTIFICATE-----\nMAo=\n-----END CERTIFICATE-----\n"
@@ -464,16 +464,16 @@ def test_lists_are_written_as_each_client_writes_them():
     assert effective.ssl_cipher_suites == ("ECDHE-RSA-AES128-GCM-SHA256", "ECDHE-RSA-AES256-GCM-SHA384")
 
 
-def test_a_draft_with_sasl_settings_and_no_sasl_is_refused_as_a_whole():
-    draft = Draft({"sasl_mechanism": "PLAIN", "sasl_plain_username": "alice"}, {})
+def test_settings_with_sasl_settings_and_no_sasl_is_refused_as_a_whole():
+    unsettled = UnsettledSettings({"sasl_mechanism": "PLAIN", "sasl_plain_username": "alice"}, {})
 
     with pytest.raises(ConfigError, match="sasl_mechanism has no use with security_protocol=PLAINTEXT"):
-        settle_security(draft)
+        settle_security(unsettled)
 
 
 def test_a_mechanism_alone_is_left_out_with_a_note():
-    draft = Draft({"sasl_mechanism": "PLAIN"}, {})
-    settle_security(draft)
+    unsettled = UnsettledSettings({"sasl_mechanism": "PLAIN"}, {})
+    settle_security(unsettled)
 
-    assert draft["sasl_mechanism"] is None
-    assert draft.notes == ["sasl_mechanism=PLAIN has no use with security_protocol=PLAINTEXT"]
+    assert unsettled["sasl_mechanism"] is None
+    assert unsettled.notes == ["sasl_mechanism=PLAIN has no use with security_protocol=PLAINTEXT"]

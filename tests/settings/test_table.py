@@ -11,9 +11,9 @@ from typing import Any, get_type_hints
 import pytest
 
 from aioproducer import ConfigError, Producer, ProducerConfig
-from aioproducer.settings.draft import Draft
 from aioproducer.settings.keys import KEYS, Fate
 from aioproducer.settings.table import SETTINGS, SecuritySettings, Setting
+from aioproducer.settings.unsettled import UnsettledSettings
 from aioproducer.types import Secret
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "configuration.md"
@@ -123,7 +123,7 @@ def test_none_is_left_out_where_that_is_the_default_and_nowhere_else_but_for_aio
     taken = set()
     for name in SETTINGS:
         try:
-            Draft({name: None}, {})
+            UnsettledSettings({name: None}, {})
         except ConfigError:
             continue
         taken.add(name)

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from aioproducer.errors import ConfigError
-from aioproducer.settings.draft import EXPLICIT
 from aioproducer.settings.keys import Fate, Key
 from aioproducer.settings.names import key_named, unknown_key, unknown_keyword
 from aioproducer.settings.properties import read_properties
 from aioproducer.settings.table import SETTINGS
+from aioproducer.settings.unsettled import EXPLICIT
 from aioproducer.settings.user_code import UserCode
 from aioproducer.settings.value_types import ValueType
 from aioproducer.types import Secret

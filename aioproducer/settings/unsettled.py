@@ -14,7 +14,7 @@ DEFAULT = "default"
 EXPLICIT = "explicit"
 
 
-class Draft:
+class UnsettledSettings:
     """Values by keyword, as ProducerConfig holds them, with their origins."""
 
     def __init__(self, given: Mapping[str, Any], origins: Mapping[str, str]) -> None:

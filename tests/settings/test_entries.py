@@ -13,9 +13,9 @@ import pytest
 
 from aioproducer import ConfigError, Producer
 from aioproducer.protocol.compression import Codec
+from aioproducer.settings.entries import entries_of_environment, entries_of_mapping, resolve
 from aioproducer.settings.java import SERIALIZERS
 from aioproducer.settings.keys import KEYS
-from aioproducer.settings.sources import entries_of_environment, entries_of_mapping, resolve
 from aioproducer.settings.table import SETTINGS
 from aioproducer.testing import EmbeddedCluster
 from aioproducer.types import Secret
