@@ -13,8 +13,8 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from aioproducer.testing.apache.holdings import Holdings
 from aioproducer.testing.apache.jars import DEFAULT_VERSION, ApacheKafkaError, cache_directory, class_path
+from aioproducer.testing.apache.resources import Resources
 from job import Job, lines
 
 HERE = Path(__file__).parent
@@ -63,7 +63,7 @@ def java_producer() -> Path:
 
 def fetch_jars() -> None:
     """Download the jars, as a real broker does when it starts."""
-    held = Holdings(None)
+    held = Resources(None)
     try:
         asyncio.run(class_path(DEFAULT_VERSION, held.children, held.directory / "jars.log"))
     finally:

@@ -23,7 +23,6 @@ from typing import NamedTuple, Self
 
 from aioproducer.testing.apache import admin
 from aioproducer.testing.apache.broker import HOST, Broker, as_text, controller_count
-from aioproducer.testing.apache.holdings import Holdings
 from aioproducer.testing.apache.jars import (
     DEFAULT_VERSION,
     ApacheKafkaError,
@@ -35,6 +34,7 @@ from aioproducer.testing.apache.jars import (
     named_java,
 )
 from aioproducer.testing.apache.listeners import CLIENT, CONTROLLER, INTERNAL, Setting, declared
+from aioproducer.testing.apache.resources import Resources
 from aioproducer.testing.apache.tools import LEAN_JVM, run_tool
 
 __all__ = ["ApacheKafka", "ApacheKafkaError", "ApacheKafkaMissingError", "ApacheNode"]
@@ -129,7 +129,7 @@ class ApacheKafka:
         # Set by start().
         self._brokers: list[Broker] = []
         self._java: JavaRuntime | None = None
-        self._holdings: Holdings | None = None
+        self._resources: Resources | None = None
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -184,10 +184,10 @@ class ApacheKafka:
             ApacheKafkaMissingError: the extra `aioproducer[kafka]` is not installed.
             ApacheKafkaError: a broker ended or was not ready in time; the text has what its log says.
         """
-        if self._holdings is not None:
+        if self._resources is not None:
             raise RuntimeError("an ApacheKafka starts only once")
         java = java_executable() if self._chosen_java is None else named_java(self._chosen_java)
-        held = self._holdings = Holdings(self._chosen_directory)
+        held = self._resources = Resources(self._chosen_directory)
         weakref.finalize(self, held.release)
         try:
             jars = await class_path(self.version, held.children, held.directory / "jars.log")
@@ -214,11 +214,11 @@ class ApacheKafka:
         With `keep_logs`, configuration and logs stay, and a warning is logged that says where. Does nothing
         if nothing was started.
         """
-        if self._holdings is None:
+        if self._resources is None:
             return
         if not keep_logs:
-            self._holdings.release()
-        elif kept := self._holdings.release_but_logs(self._brokers):
+            self._resources.release()
+        elif kept := self._resources.release_but_logs(self._brokers):
             _logger.warning("%s", kept)
 
     async def kill(self, node_id: int) -> None:
@@ -348,10 +348,10 @@ class ApacheKafka:
         return leaders[partition]
 
     @property
-    def _held(self) -> Holdings:
-        if self._holdings is None:
+    def _held(self) -> Resources:
+        if self._resources is None:
             raise RuntimeError("this ApacheKafka was never started")
-        return self._holdings
+        return self._resources
 
     def _broker(self, node_id: int) -> Broker:
         if not 0 <= node_id < len(self._brokers):

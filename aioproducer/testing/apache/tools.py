@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from aioproducer.testing.apache.holdings import Holdings
 from aioproducer.testing.apache.jars import ApacheKafkaError, JavaRuntime, tail
+from aioproducer.testing.apache.resources import Resources
 
 LEAN_JVM = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 """For a JVM that has little to do and shall start soon."""
@@ -15,7 +15,7 @@ _UTF8 = ("-Dstdout.encoding=UTF-8", "-Dfile.encoding=UTF-8")
 
 
 async def run_tool(
-    java: JavaRuntime, held: Holdings, main_class: str, arguments: Sequence[str], timeout: float
+    java: JavaRuntime, held: Resources, main_class: str, arguments: Sequence[str], timeout: float
 ) -> str:
     """What the tool printed to stdout. See ApacheKafka.run_tool."""
     number = held.next_number()

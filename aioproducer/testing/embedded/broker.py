@@ -27,11 +27,11 @@ from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.frame import PREFIX_SIZE, decode_size
 from aioproducer.protocol.messages import ApiVersionsResponse
 from aioproducer.protocol.schema import Message
-from aioproducer.testing.embedded import mishaps
+from aioproducer.testing.embedded import fault_effects
 from aioproducer.testing.embedded.call import Call, CloseConnection, Session
-from aioproducer.testing.embedded.directory import refused_api_versions
 from aioproducer.testing.embedded.faults import Fault, ImpossibleFaultError
 from aioproducer.testing.embedded.handlers import HANDLERS, targets
+from aioproducer.testing.embedded.metadata_handlers import refused_api_versions
 from aioproducer.testing.embedded.quotas import Timed
 from aioproducer.testing.embedded.releases import Release
 from aioproducer.testing.embedded.tls_streams import Reader, Writer, secured
@@ -277,19 +277,19 @@ class Broker:
             cluster.security.check(session, header.api_key)
         meant = targets(cluster, message)
         faults = cluster.faults.take(ApiKey(header.api_key), self.node_id, meant)
-        mishaps.strike(cluster, self.node_id, faults, meant, late=False)
+        fault_effects.strike(cluster, self.node_id, faults, meant, late=False)
         await self._thawed.wait()
         if any(fault.drop_before for fault in faults):
-            mishaps.forget_records(message)
+            fault_effects.forget_records(message)
             raise CloseConnection("so says the script, before the request was served")
-        await mishaps.hold_back(faults)
+        await fault_effects.hold_back(faults)
         clock = asyncio.get_running_loop().time
         handling = Timed(
             HANDLERS[header.api_key](Call(cluster, self.node_id, seen, faults, session), message), clock
         )
         response = await handling
-        mishaps.strike(cluster, self.node_id, faults, meant, late=True)
-        await mishaps.delay(faults)
+        fault_effects.strike(cluster, self.node_id, faults, meant, late=True)
+        await fault_effects.delay(faults)
         await self._thawed.wait()
         throttle = cluster.quotas.throttle(
             self.node_id,
@@ -338,4 +338,4 @@ class Broker:
         if isinstance(response, ApiVersionsResponse) and response.error_code == ErrorCode.UNSUPPORTED_VERSION:
             version = 0  # KIP-511: a refusal must be readable for whoever asked.
         segments = encode_response(response, version, header.correlation_id + wrong_id)
-        await mishaps.write(writer, segments, faults)
+        await fault_effects.write(writer, segments, faults)

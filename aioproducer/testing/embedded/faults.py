@@ -1,7 +1,7 @@
 """Faults by script: which request is met by which mishap, and how often.
 
 Tests add faults, each broker takes those that fit the request it has just read. Nothing here knows how a
-fault is carried out; that is the business of mishaps (brokers, the connection) and of the handlers (the
+fault is carried out; that is the business of fault_effects (brokers, the connection) and of the handlers (the
 answer).
 """
 

@@ -1,6 +1,6 @@
 """Which function answers which API, and what a request speaks of.
 
-They stand in `produce`, `directory` (what there is), `consumers` (what is read), `transaction_requests` and
+They stand in `produce`, `metadata_handlers` (what there is), `consumers` (what is read), `transaction_requests` and
 `security`. Called by Broker for one request of a connection at a time. A handler changes the cluster's topics
 and returns the answer, or None where the protocol knows no answer; it never sees a socket.
 """
@@ -24,8 +24,13 @@ from aioproducer.protocol.messages import (
 from aioproducer.protocol.schema import Message
 from aioproducer.testing.embedded.call import Call
 from aioproducer.testing.embedded.consumers import fetch, list_offsets
-from aioproducer.testing.embedded.directory import api_versions, create_topics, find_coordinator, metadata
 from aioproducer.testing.embedded.faults import Target
+from aioproducer.testing.embedded.metadata_handlers import (
+    api_versions,
+    create_topics,
+    find_coordinator,
+    metadata,
+)
 from aioproducer.testing.embedded.offset_requests import offset_fetch, txn_offset_commit
 from aioproducer.testing.embedded.produce import produce
 from aioproducer.testing.embedded.security import sasl_authenticate, sasl_handshake

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from aioproducer.testing import ApacheKafka
-from aioproducer.testing.apache.holdings import Holdings
 from aioproducer.testing.apache.jars import ApacheKafkaError, JavaRuntime
+from aioproducer.testing.apache.resources import Resources
 from aioproducer.testing.apache.tools import run_tool
 from tests.support.apache_processes import command_lines, until
 
@@ -86,10 +86,10 @@ def of_tools(kafka: ApacheKafka) -> list[str]:
 
 
 @pytest.fixture
-def held(tmp_path: Path) -> Iterator[Holdings]:
-    holdings = Holdings(tmp_path / "held")
-    yield holdings
-    holdings.release()
+def held(tmp_path: Path) -> Iterator[Resources]:
+    resources = Resources(tmp_path / "held")
+    yield resources
+    resources.release()
 
 
 def java(tmp_path: Path, script: str) -> JavaRuntime:

@@ -19,7 +19,7 @@ from aioproducer.protocol.messages import (
     MetadataResponse,
 )
 from aioproducer.testing import EmbeddedCluster
-from aioproducer.testing.embedded.directory import BROKER_DEFAULT, create_topics, refused_api_versions
+from aioproducer.testing.embedded.metadata_handlers import BROKER_DEFAULT, create_topics, refused_api_versions
 from tests.support.direct_calls import call_of, unstarted_cluster
 from tests.support.raw_client import RawClient, address
 

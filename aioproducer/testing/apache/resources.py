@@ -13,7 +13,7 @@ from aioproducer.testing.apache.broker import Broker, PortReservation
 from aioproducer.testing.apache.process import ChildProcesses
 
 
-class Holdings:
+class Resources:
     """Held from start to stop. Giving back awaits nothing, so that no cancellation can get in between."""
 
     def __init__(self, chosen_directory: Path | None) -> None:

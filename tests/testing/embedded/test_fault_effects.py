@@ -10,7 +10,7 @@ import pytest
 from aioproducer.protocol.api import ApiKey, decode_response
 from aioproducer.protocol.messages import MetadataRequest, ProduceResponse
 from aioproducer.testing import EmbeddedCluster
-from aioproducer.testing.embedded import mishaps
+from aioproducer.testing.embedded import fault_effects
 from aioproducer.testing.embedded.broker import BrokerState
 from aioproducer.testing.embedded.call import CloseConnection
 from aioproducer.testing.embedded.faults import FaultScript, ImpossibleFaultError
@@ -404,9 +404,9 @@ async def test_an_answer_is_written_in_the_pieces_that_the_script_wants(wishes, 
 
     if "truncate" in wishes:
         with pytest.raises(CloseConnection, match=f"after {len(b''.join(written))} bytes of the answer"):
-            await mishaps.write(writer, [b"abc", b"def"], [fault])
+            await fault_effects.write(writer, [b"abc", b"def"], [fault])
     else:
-        await mishaps.write(writer, [b"abc", b"def"], [fault])
+        await fault_effects.write(writer, [b"abc", b"def"], [fault])
 
     assert writer.written == written
 
@@ -417,7 +417,7 @@ async def test_of_two_faults_the_shorter_end_of_the_answer_counts():
     writer = Pieces()
 
     with pytest.raises(CloseConnection):
-        await mishaps.write(writer, [b"abcdef"], faults)
+        await fault_effects.write(writer, [b"abcdef"], faults)
 
     assert writer.written == [b"ab"]
 
@@ -425,8 +425,8 @@ async def test_of_two_faults_the_shorter_end_of_the_answer_counts():
 def test_a_request_that_is_dropped_keeps_its_partitions_and_not_their_records():
     request = produce_request({("t", 0): batch_of(b"a"), ("u", 1): batch_of(b"b")})
 
-    mishaps.forget_records(request)
-    mishaps.forget_records(MetadataRequest())  # which has none
+    fault_effects.forget_records(request)
+    fault_effects.forget_records(MetadataRequest())  # which has none
 
     parts = [
         (topic.name, data.index, data.records)
@@ -440,7 +440,7 @@ async def test_what_befalls_brokers_comes_before_or_after_the_work():
     async with EmbeddedCluster(2, topics={"t": 1}) as cluster:
         fault = FaultScript().add(ApiKey.PRODUCE, move_leader_to=1, freeze_for=math.inf, after_append=True)
 
-        mishaps.strike(cluster, 0, [fault], [("t", 0)], late=False)
+        fault_effects.strike(cluster, 0, [fault], [("t", 0)], late=False)
         assert (cluster.leader("t", 0), cluster.broker(0).state) == (0, BrokerState.RUNNING)
-        mishaps.strike(cluster, 0, [fault], [("t", 0)], late=True)
+        fault_effects.strike(cluster, 0, [fault], [("t", 0)], late=True)
         assert (cluster.leader("t", 0), cluster.broker(0).state) == (1, BrokerState.FROZEN)

@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 
 from aioproducer.testing.apache.broker import Broker
-from aioproducer.testing.apache.holdings import Holdings
+from aioproducer.testing.apache.resources import Resources
 from tests.support.apache_processes import descriptors, is_alive
 
 
 @pytest.fixture
-def temporary() -> Iterator[Holdings]:
-    """Holdings with a directory of their own."""
-    held = Holdings(None)
+def temporary() -> Iterator[Resources]:
+    """Resources with a directory of their own."""
+    held = Resources(None)
     yield held
     held.release()
 
 
-def sleeper(held: Holdings) -> int:
+def sleeper(held: Resources) -> int:
     """A child process; its id."""
     child = held.children.spawn(["sleep", "1000"], directory=held.directory, log=held.directory / "sleep.out")
     return child.pid
@@ -41,7 +41,7 @@ def test_releasing_ends_processes_frees_ports_and_removes_the_directory(temporar
 
 
 def test_a_directory_that_was_chosen_is_made_and_stays(tmp_path):
-    held = Holdings(tmp_path / "a" / "b")
+    held = Resources(tmp_path / "a" / "b")
     (held.directory / "data").write_text("kept")
 
     held.release()
@@ -52,7 +52,7 @@ def test_a_directory_that_was_chosen_is_made_and_stays(tmp_path):
 def test_a_directory_has_one_cluster_id_for_ever(tmp_path):
     ids = []
     for directory in (tmp_path / "one", tmp_path / "one", tmp_path / "other"):
-        held = Holdings(directory)
+        held = Resources(directory)
         ids.append(held.cluster_id())
         held.release()
 
@@ -82,7 +82,7 @@ def test_logs_are_kept_without_the_data_and_the_sentence_says_where(temporary):
 
 
 def test_data_in_a_directory_that_was_chosen_stay_beside_the_logs(tmp_path):
-    held = Holdings(tmp_path)
+    held = Resources(tmp_path)
     broker = broker_with_log(tmp_path)
 
     held.release_but_logs([broker])
@@ -99,5 +99,5 @@ def test_a_directory_that_can_not_be_made_is_an_error_and_what_is_there_stays(tm
     (tmp_path / "file").write_text("")
 
     with pytest.raises(OSError, match="file"):
-        Holdings(tmp_path / "file" / "below")
+        Resources(tmp_path / "file" / "below")
     assert (tmp_path / "file").exists()
