@@ -8,8 +8,8 @@ from aioproducer.protocol.api import RequestHeader
 from aioproducer.protocol.schema import Message
 from aioproducer.testing import EmbeddedCluster
 from aioproducer.testing.embedded.authorizer import ANONYMOUS
-from aioproducer.testing.embedded.call import Call, SeenRequest, Session
 from aioproducer.testing.embedded.faults import Fault
+from aioproducer.testing.embedded.request_context import RequestContext, SeenRequest, Session
 
 
 def unstarted_cluster(topics: Mapping[str, int], brokers: int = 1, **settings: object) -> EmbeddedCluster:
@@ -22,7 +22,7 @@ def unstarted_cluster(topics: Mapping[str, int], brokers: int = 1, **settings: o
     return cluster
 
 
-def call_of(
+def context_of(
     cluster: EmbeddedCluster,
     request: Message,
     version: int,
@@ -30,7 +30,9 @@ def call_of(
     node: int = 0,
     faults: Sequence[Fault] = (),
     principal: str = ANONYMOUS,
-) -> Call:
-    """The call that a broker would make of this request."""
+) -> RequestContext:
+    """The context that a broker would give to this request."""
     header = RequestHeader(request.api_key, version, 1, "direct")
-    return Call(cluster, node, SeenRequest(node, header, request, 0.0), list(faults), Session(principal))
+    return RequestContext(
+        cluster, node, SeenRequest(node, header, request, 0.0), list(faults), Session(principal)
+    )

@@ -14,7 +14,7 @@ from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.testing import EmbeddedCluster
 from aioproducer.testing.embedded.broker import BrokerState
-from aioproducer.testing.embedded.call import SeenRequest
+from aioproducer.testing.embedded.request_context import SeenRequest
 from tests.conftest import MS, at_most
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from aioproducer.protocol.error_codes import ErrorCode
 
 if TYPE_CHECKING:
-    from aioproducer.testing.embedded.call import Call
+    from aioproducer.testing.embedded.request_context import RequestContext
 
 ANONYMOUS = "User:ANONYMOUS"
 """The principal of a connection that has not said who it is."""
@@ -137,28 +137,28 @@ class Authorizer:
 # Rules that concern more than one resource
 
 
-def producer_id_refusal(call: Call, transactional_id: str | None) -> ErrorCode | None:
+def producer_id_refusal(context: RequestContext, transactional_id: str | None) -> ErrorCode | None:
     """Why InitProducerId may not give this client a producer id; None if it may.
 
     KIP-679: who may write to any topic may write to it idempotently, too."""
     if transactional_id is not None:
-        return call.denied(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, transactional_id)
-    refusal = call.denied(Operation.IDEMPOTENT_WRITE, ResourceType.CLUSTER, CLUSTER_NAME)
-    if refusal is None or call.release.idempotence_needs_cluster_acl:
+        return context.denied(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, transactional_id)
+    refusal = context.denied(Operation.IDEMPOTENT_WRITE, ResourceType.CLUSTER, CLUSTER_NAME)
+    if refusal is None or context.release.idempotence_needs_cluster_acl:
         return refusal
     # authorizeByResourceType: only a rule for every topic leaves none to write to.
-    return refusal if call.denied(Operation.WRITE, ResourceType.TOPIC, WILDCARD) else None
+    return refusal if context.denied(Operation.WRITE, ResourceType.TOPIC, WILDCARD) else None
 
 
-def creation_refusal(call: Call, topic: str) -> ErrorCode | None:
+def creation_refusal(context: RequestContext, topic: str) -> ErrorCode | None:
     """Why this client may not create the topic; None if it may. Kafka asks for the cluster, then for the topic."""
-    if call.denied(Operation.CREATE, ResourceType.CLUSTER, CLUSTER_NAME) is None:
+    if context.denied(Operation.CREATE, ResourceType.CLUSTER, CLUSTER_NAME) is None:
         return None
-    return call.denied(Operation.CREATE, ResourceType.TOPIC, topic)
+    return context.denied(Operation.CREATE, ResourceType.TOPIC, topic)
 
 
 def added_partition_refusals(
-    call: Call, topics: Mapping[str, Iterable[int]]
+    context: RequestContext, topics: Mapping[str, Iterable[int]]
 ) -> dict[tuple[str, int], ErrorCode]:
     """What AddPartitionsToTxn answers if one of its partitions can't be added: then none of them is.
 
@@ -167,9 +167,9 @@ def added_partition_refusals(
     """
     found: dict[tuple[str, int], ErrorCode] = {}
     for topic, partitions in topics.items():
-        denied = call.denied(Operation.WRITE, ResourceType.TOPIC, topic)
+        denied = context.denied(Operation.WRITE, ResourceType.TOPIC, topic)
         for partition in partitions:
-            known = call.cluster.find_partition(topic, partition) is not None
+            known = context.cluster.find_partition(topic, partition) is not None
             missing = ErrorCode.NONE if known else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             found[topic, partition] = denied or missing
     if not any(found.values()):

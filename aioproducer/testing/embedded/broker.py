@@ -28,12 +28,12 @@ from aioproducer.protocol.frame import PREFIX_SIZE, decode_size
 from aioproducer.protocol.messages import ApiVersionsResponse
 from aioproducer.protocol.schema import Message
 from aioproducer.testing.embedded import fault_effects
-from aioproducer.testing.embedded.call import Call, CloseConnection, Session
 from aioproducer.testing.embedded.faults import Fault, ImpossibleFaultError
 from aioproducer.testing.embedded.handlers import HANDLERS, targets
 from aioproducer.testing.embedded.metadata_handlers import refused_api_versions
 from aioproducer.testing.embedded.quotas import Timed
 from aioproducer.testing.embedded.releases import Release
+from aioproducer.testing.embedded.request_context import CloseConnection, RequestContext, Session
 from aioproducer.testing.embedded.tls_streams import Reader, Writer, secured
 from aioproducer.types import Node
 
@@ -187,7 +187,7 @@ class Broker:
                 writer.transport.pause_reading()  # type: ignore[attr-defined]  # it reads as well as writes
 
     def while_frozen(self, seconds: float, callback: Callable[..., object], *arguments: object) -> None:
-        """Call back after so many seconds, unless it thaws or stops before; after math.inf never."""
+        """RequestContext back after so many seconds, unless it thaws or stops before; after math.inf never."""
         if math.isfinite(seconds):
             loop = asyncio.get_running_loop()
             self._timers.append(loop.call_later(seconds, callback, *arguments))
@@ -285,7 +285,8 @@ class Broker:
         await fault_effects.hold_back(faults)
         clock = asyncio.get_running_loop().time
         handling = Timed(
-            HANDLERS[header.api_key](Call(cluster, self.node_id, seen, faults, session), message), clock
+            HANDLERS[header.api_key](RequestContext(cluster, self.node_id, seen, faults, session), message),
+            clock,
         )
         response = await handling
         fault_effects.strike(cluster, self.node_id, faults, meant, late=True)

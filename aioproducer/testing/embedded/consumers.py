@@ -14,7 +14,7 @@ from aioproducer.protocol.messages import (
 )
 from aioproducer.protocol.recordbatch import Record
 from aioproducer.testing.embedded.authorizer import Operation, ResourceType
-from aioproducer.testing.embedded.call import Call
+from aioproducer.testing.embedded.request_context import RequestContext
 from aioproducer.testing.embedded.topics import NO_EPOCH, NO_OFFSET, Partition, wait_until
 
 LATEST_TIMESTAMP = -1
@@ -25,13 +25,13 @@ READ_COMMITTED = 1
 """The isolation level of consumers that want to see no open and no aborted transaction."""
 
 
-async def fetch(call: Call, request: FetchRequest) -> FetchResponse:
+async def fetch(context: RequestContext, request: FetchRequest) -> FetchResponse:
     """4: isolation level. 5: log start offset. 7: sessions, which are never granted, so that every request is
     a full one. 9: leader epochs. 12: the last version with topic names.
 
     Waits up to max_wait_ms for min_bytes; woken by appends, never by a clock of its own.
     """
-    reading = _Reading(call, request)
+    reading = _Reading(context, request)
     await wait_until(reading.partitions(), reading.suffices, request.max_wait_ms / 1000)
     return reading.response
 
@@ -39,8 +39,8 @@ async def fetch(call: Call, request: FetchRequest) -> FetchResponse:
 class _Reading:
     """One Fetch request, answered as often as something changes, until there is enough to answer."""
 
-    def __init__(self, call: Call, request: FetchRequest) -> None:
-        self.call = call
+    def __init__(self, context: RequestContext, request: FetchRequest) -> None:
+        self.context = context
         self.request = request
         self.response = FetchResponse()
         self.size = 0
@@ -48,7 +48,7 @@ class _Reading:
     def partitions(self) -> list[Partition]:
         """Where to wait."""
         found = [
-            self.call.cluster.find_partition(topic.topic, wanted.partition)
+            self.context.cluster.find_partition(topic.topic, wanted.partition)
             for topic in self.request.topics
             for wanted in topic.partitions
         ]
@@ -62,7 +62,7 @@ class _Reading:
         for topic in self.request.topics:
             answers = []
             for wanted in topic.partitions:
-                if not self.call.omits(topic.topic, wanted.partition):
+                if not self.context.omits(topic.topic, wanted.partition):
                     answer = self._read(topic.topic, wanted)
                     failed = failed or answer.error_code != ErrorCode.NONE
                     answers.append(answer)
@@ -75,8 +75,10 @@ class _Reading:
         answer = FetchResponse.PartitionData(
             partition_index=wanted.partition, high_watermark=NO_OFFSET, records=b""
         )
-        partition = self.call.cluster.find_partition(topic, wanted.partition)
-        error = _not_readable(self.call, Operation.READ, topic, wanted.partition, wanted.current_leader_epoch)
+        partition = self.context.cluster.find_partition(topic, wanted.partition)
+        error = _not_readable(
+            self.context, Operation.READ, topic, wanted.partition, wanted.current_leader_epoch
+        )
         if error is not None or partition is None:
             answer.error_code = error or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             return answer
@@ -107,16 +109,16 @@ class _Reading:
 
 
 def _not_readable(
-    call: Call, operation: Operation, topic: str, index: int, leader_epoch: int
+    context: RequestContext, operation: Operation, topic: str, index: int, leader_epoch: int
 ) -> ErrorCode | None:
     """Why this broker can't tell a client about the partition; None if it can."""
-    error = call.refusal(topic, index) or call.denied(operation, ResourceType.TOPIC, topic)
-    partition = call.cluster.find_partition(topic, index)
+    error = context.refusal(topic, index) or context.denied(operation, ResourceType.TOPIC, topic)
+    partition = context.cluster.find_partition(topic, index)
     if error is not None:
         return error
     if partition is None:
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    if partition.leader != call.node:
+    if partition.leader != context.node:
         return ErrorCode.NOT_LEADER_OR_FOLLOWER
     if NO_EPOCH < leader_epoch < partition.leader_epoch:
         return ErrorCode.FENCED_LEADER_EPOCH
@@ -125,7 +127,7 @@ def _not_readable(
     return None
 
 
-async def list_offsets(call: Call, request: ListOffsetsRequest) -> ListOffsetsResponse:
+async def list_offsets(context: RequestContext, request: ListOffsetsRequest) -> ListOffsetsResponse:
     """1: one offset, with its timestamp. 2: isolation level. 4: leader epochs. 7: -3 for the newest record
     (KIP-734)."""
     response = ListOffsetsResponse()
@@ -134,19 +136,19 @@ async def list_offsets(call: Call, request: ListOffsetsRequest) -> ListOffsetsRe
         for wanted in topic.partitions:
             answer = ListOffsetsResponse.ListOffsetsPartitionResponse(partition_index=wanted.partition_index)
             error = _not_readable(
-                call, Operation.DESCRIBE, topic.name, wanted.partition_index, wanted.current_leader_epoch
+                context, Operation.DESCRIBE, topic.name, wanted.partition_index, wanted.current_leader_epoch
             )
-            partition = call.cluster.find_partition(topic.name, wanted.partition_index)
+            partition = context.cluster.find_partition(topic.name, wanted.partition_index)
             if error is not None or partition is None:
                 answer.error_code = error or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             else:
                 is_committed = request.isolation_level == READ_COMMITTED
                 before = partition.last_stable_offset if is_committed else partition.high_watermark
                 answer.offset, answer.timestamp = _offset_at(partition, wanted.timestamp, before)
-                if call.version >= 4 and answer.offset != NO_OFFSET:
+                if context.version >= 4 and answer.offset != NO_OFFSET:
                     epoch = partition.log.epoch_at(answer.offset)
                     answer.leader_epoch = partition.leader_epoch if epoch is None else epoch
-            if not call.omits(topic.name, wanted.partition_index):
+            if not context.omits(topic.name, wanted.partition_index):
                 answers.append(answer)
         response.topics.append(
             ListOffsetsResponse.ListOffsetsTopicResponse(name=topic.name, partitions=answers)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from aioproducer.protocol.messages import ProduceRequest
 from aioproducer.protocol.schema import Message
-from aioproducer.testing.embedded.call import CloseConnection
 from aioproducer.testing.embedded.faults import Fault, ImpossibleFaultError, Target
+from aioproducer.testing.embedded.request_context import CloseConnection
 from aioproducer.testing.embedded.tls_streams import Writer
 
 if TYPE_CHECKING:

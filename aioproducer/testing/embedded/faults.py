@@ -261,7 +261,7 @@ _WITH_LATE_ERRORS = (
     ApiKey.END_TXN,
     ApiKey.TXN_OFFSET_COMMIT,
 )
-"""Whose handlers ask `Call.late_error`."""
+"""Whose handlers ask `RequestContext.late_error`."""
 
 _LOWEST = {
     "count": 1,

@@ -22,7 +22,6 @@ from aioproducer.protocol.messages import (
     TxnOffsetCommitRequest,
 )
 from aioproducer.protocol.schema import Message
-from aioproducer.testing.embedded.call import Call
 from aioproducer.testing.embedded.consumers import fetch, list_offsets
 from aioproducer.testing.embedded.faults import Target
 from aioproducer.testing.embedded.metadata_handlers import (
@@ -33,6 +32,7 @@ from aioproducer.testing.embedded.metadata_handlers import (
 )
 from aioproducer.testing.embedded.offset_requests import offset_fetch, txn_offset_commit
 from aioproducer.testing.embedded.produce import produce
+from aioproducer.testing.embedded.request_context import RequestContext
 from aioproducer.testing.embedded.security import sasl_authenticate, sasl_handshake
 from aioproducer.testing.embedded.transaction_requests import (
     add_offsets_to_txn,
@@ -44,7 +44,7 @@ from aioproducer.testing.embedded.transaction_requests import (
 if TYPE_CHECKING:
     from aioproducer.testing.embedded.cluster import EmbeddedCluster
 
-Handler: TypeAlias = Callable[[Call, Any], Coroutine[Any, Any, Message | None]]
+Handler: TypeAlias = Callable[[RequestContext, Any], Coroutine[Any, Any, Message | None]]
 
 
 HANDLERS: dict[int, Handler] = {

@@ -12,8 +12,8 @@ from uuid import UUID
 from aioproducer.protocol.api import ApiKey, RequestHeader
 from aioproducer.protocol.recordbatch import Record
 from aioproducer.protocol.schema import Message
-from aioproducer.testing.embedded.call import SeenRequest
 from aioproducer.testing.embedded.log import Batch, PartitionLog
+from aioproducer.testing.embedded.request_context import SeenRequest
 from aioproducer.testing.embedded.topics import Partition, Topic
 
 _REQUESTS_KEPT = 10_000

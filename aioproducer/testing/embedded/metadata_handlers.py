@@ -23,8 +23,8 @@ from aioproducer.protocol.messages import (
 )
 from aioproducer.protocol.primitives import NIL_UUID
 from aioproducer.testing.embedded.authorizer import Operation, ResourceType, creation_refusal
-from aioproducer.testing.embedded.call import Call
 from aioproducer.testing.embedded.releases import advertised
+from aioproducer.testing.embedded.request_context import RequestContext
 from aioproducer.testing.embedded.topics import INTERNAL_TOPICS, NO_LEADER, Partition, Topic, is_valid_name
 
 TRANSACTION_VERSION = "transaction.version"
@@ -39,11 +39,11 @@ _COORDINATED = {0: ResourceType.GROUP, 1: ResourceType.TRANSACTIONAL_ID}
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 
 
-async def api_versions(call: Call, request: ApiVersionsRequest) -> ApiVersionsResponse:
+async def api_versions(context: RequestContext, request: ApiVersionsRequest) -> ApiVersionsResponse:
     """1: throttle time. 3: the client's name and version (KIP-511), features. 4: features from 0 on."""
-    served = call.release.versions
-    error = call.refusal()
-    if error is None and call.version >= 3:
+    served = context.release.versions
+    error = context.refusal()
+    if error is None and context.version >= 3:
         names = request.client_software_name, request.client_software_version
         if not all(_SOFTWARE.fullmatch(name) for name in names):
             error = ErrorCode.INVALID_REQUEST
@@ -55,20 +55,20 @@ async def api_versions(call: Call, request: ApiVersionsRequest) -> ApiVersionsRe
             for key, (low, high) in advertised(served).items()
         ]
     )
-    if call.version >= 3 and call.release.transaction_version:
-        _add_features(call, response)
+    if context.version >= 3 and context.release.transaction_version:
+        _add_features(context, response)
     return response
 
 
-def _add_features(call: Call, response: ApiVersionsResponse) -> None:
+def _add_features(context: RequestContext, response: ApiVersionsResponse) -> None:
     """KIP-584, KIP-890: the level of transaction.version, which decides between transactions v1 and v2."""
-    if call.version >= 4:
+    if context.version >= 4:
         # It is supported from level 0 on, which older clients would not understand.
         supported = ApiVersionsResponse.SupportedFeatureKey(
-            name=TRANSACTION_VERSION, min_version=0, max_version=call.release.transaction_version
+            name=TRANSACTION_VERSION, min_version=0, max_version=context.release.transaction_version
         )
         response.supported_features.append(supported)
-    level = call.cluster.transactions.version
+    level = context.cluster.transactions.version
     if level:
         finalized = ApiVersionsResponse.FinalizedFeatureKey(
             name=TRANSACTION_VERSION, min_version_level=level, max_version_level=level
@@ -90,10 +90,10 @@ def refused_api_versions(error: ErrorCode, served: Mapping[ApiKey, VersionRange]
 # Metadata
 
 
-async def metadata(call: Call, request: MetadataRequest) -> MetadataResponse:
+async def metadata(context: RequestContext, request: MetadataRequest) -> MetadataResponse:
     """0: an empty list asks for all topics, later None does. 4: allow_auto_topic_creation. 5: offline
     replicas. 7: leader epochs. 10: topic ids. 12: topics by id. 13: an error of the whole answer."""
-    cluster = call.cluster
+    cluster = context.cluster
     alive = cluster.alive()
     response = MetadataResponse(
         brokers=[
@@ -103,28 +103,28 @@ async def metadata(call: Call, request: MetadataRequest) -> MetadataResponse:
         cluster_id=cluster.cluster_id,
         controller_id=min((node.node_id for node in alive), default=NO_LEADER),
     )
-    error = call.refusal()
-    if error is not None and call.version >= 13:
+    error = context.refusal()
+    if error is not None and context.version >= 13:
         response.error_code = error
         return response
     wanted = request.topics
-    if wanted is None or (call.version == 0 and not wanted):
+    if wanted is None or (context.version == 0 and not wanted):
         # Whoever may not know of a topic does not learn that there is one.
         described = [
-            _described(call, topic)
+            _described(context, topic)
             for topic in cluster.topics.values()
-            if call.denied(Operation.DESCRIBE, ResourceType.TOPIC, topic.name) is None
+            if context.denied(Operation.DESCRIBE, ResourceType.TOPIC, topic.name) is None
         ]
     else:
         # Before version 4 the broker's setting alone decides.
-        may_create = request.allow_auto_topic_creation or call.version < 4
-        if call.version < 12 and any(topic.name is None for topic in wanted):
+        may_create = request.allow_auto_topic_creation or context.version < 4
+        if context.version < 12 and any(topic.name is None for topic in wanted):
             return _refused_metadata(wanted, ErrorCode.INVALID_REQUEST)
         # With a single id among them, Kafka looks at the ids only. Nobody is told of a topic twice.
         by_id = any(topic.topic_id != NIL_UUID for topic in wanted)
         unique = {topic.topic_id if by_id else topic.name: topic for topic in reversed(wanted)}
-        described = [_looked_up(call, topic, by_id, may_create) for topic in reversed(unique.values())]
-    response.topics = [topic for topic in described if not call.omits(topic.name or "")]
+        described = [_looked_up(context, topic, by_id, may_create) for topic in reversed(unique.values())]
+    response.topics = [topic for topic in described if not context.omits(topic.name or "")]
     return response
 
 
@@ -142,31 +142,31 @@ def _refused_metadata(
 
 
 def _looked_up(
-    call: Call, wanted: MetadataRequest.MetadataRequestTopic, by_id: bool, may_create: bool
+    context: RequestContext, wanted: MetadataRequest.MetadataRequestTopic, by_id: bool, may_create: bool
 ) -> MetadataResponse.MetadataResponseTopic:
-    cluster = call.cluster
+    cluster = context.cluster
     if by_id:
         wanted = MetadataRequest.MetadataRequestTopic(name=None, topic_id=wanted.topic_id)
     topic = cluster.find_topic(wanted.name, wanted.topic_id)
     name = topic.name if topic else wanted.name
-    denied = call.denied(Operation.DESCRIBE, ResourceType.TOPIC, name) if name else None
+    denied = context.denied(Operation.DESCRIBE, ResourceType.TOPIC, name) if name else None
     if denied is not None:
         # Says neither whether there is such a topic nor, to who knows the id alone, what it is called.
         return MetadataResponse.MetadataResponseTopic(
             error_code=denied, name=wanted.name, topic_id=wanted.topic_id
         )
     if topic is not None:
-        return _described(call, topic)
+        return _described(context, topic)
     if wanted.name is None:
         error = ErrorCode.UNKNOWN_TOPIC_ID
     elif not is_valid_name(wanted.name):
         error = ErrorCode.INVALID_TOPIC_EXCEPTION
-    elif (refusal := call.refusal(wanted.name)) is not None:
+    elif (refusal := context.refusal(wanted.name)) is not None:
         error = refusal
     elif may_create and cluster.auto_create:
         # Made, the topic is there when the client asks again. (With ZooKeeper, Kafka said
         # LEADER_NOT_AVAILABLE.)
-        error = creation_refusal(call, wanted.name) or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        error = creation_refusal(context, wanted.name) or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         # Of a collision the controller alone knows, and the broker does not wait for its answer.
         if error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and cluster.colliding_topic(wanted.name) is None:
             cluster.auto_create_topic(wanted.name)
@@ -180,8 +180,8 @@ def _looked_up(
     )
 
 
-def _described(call: Call, topic: Topic) -> MetadataResponse.MetadataResponseTopic:
-    error = call.refusal(topic.name)
+def _described(context: RequestContext, topic: Topic) -> MetadataResponse.MetadataResponseTopic:
+    error = context.refusal(topic.name)
     described = MetadataResponse.MetadataResponseTopic(
         error_code=error or ErrorCode.NONE,
         name=topic.name,
@@ -189,19 +189,19 @@ def _described(call: Call, topic: Topic) -> MetadataResponse.MetadataResponseTop
         is_internal=topic.is_internal,
     )
     if error is None:
-        alive = {node.node_id for node in call.cluster.alive()}
+        alive = {node.node_id for node in context.cluster.alive()}
         described.partitions = [
-            _described_partition(call, partition, alive)
+            _described_partition(context, partition, alive)
             for partition in topic.partitions
-            if not call.omits(topic.name, partition.index)
+            if not context.omits(topic.name, partition.index)
         ]
     return described
 
 
 def _described_partition(
-    call: Call, partition: Partition, alive: set[int]
+    context: RequestContext, partition: Partition, alive: set[int]
 ) -> MetadataResponse.MetadataResponsePartition:
-    error = call.refusal(partition.topic, partition.index)
+    error = context.refusal(partition.topic, partition.index)
     if error is None and partition.leader == NO_LEADER:
         error = ErrorCode.LEADER_NOT_AVAILABLE
     return MetadataResponse.MetadataResponsePartition(
@@ -218,28 +218,30 @@ def _described_partition(
 # Coordinators and topics
 
 
-async def find_coordinator(call: Call, request: FindCoordinatorRequest) -> FindCoordinatorResponse:
+async def find_coordinator(
+    context: RequestContext, request: FindCoordinatorRequest
+) -> FindCoordinatorResponse:
     """1: key types. 4: several keys at once (KIP-699). 6: share groups."""
-    keys = request.coordinator_keys if call.version >= 4 else [request.key]
+    keys = request.coordinator_keys if context.version >= 4 else [request.key]
     found = []
     resource_type = _COORDINATED.get(request.key_type)
     for key in keys:
-        error = call.refusal()
+        error = context.refusal()
         if error is None and resource_type is None:
             error = ErrorCode.INVALID_REQUEST
         elif error is None and resource_type is not None:
-            error = call.denied(Operation.DESCRIBE, resource_type, key)
+            error = context.denied(Operation.DESCRIBE, resource_type, key)
         coordinator = FindCoordinatorResponse.Coordinator(
             key=key, node_id=NO_LEADER, host="", port=-1, error_message=None
         )
         of_transactions = resource_type is ResourceType.TRANSACTIONAL_ID
-        node = None if error else call.cluster.coordinator(key, of_transactions=of_transactions)
+        node = None if error else context.cluster.coordinator(key, of_transactions=of_transactions)
         if node is not None:
             coordinator.node_id, coordinator.host, coordinator.port = node.node_id, node.host, node.port
         else:
             coordinator.error_code = error or ErrorCode.COORDINATOR_NOT_AVAILABLE
         found.append(coordinator)
-    if call.version >= 4:
+    if context.version >= 4:
         return FindCoordinatorResponse(coordinators=found)
     only = found[0]
     return FindCoordinatorResponse(
@@ -247,12 +249,14 @@ async def find_coordinator(call: Call, request: FindCoordinatorRequest) -> FindC
     )
 
 
-async def create_topics(call: Call, request: CreateTopicsRequest) -> CreateTopicsResponse:
+async def create_topics(context: RequestContext, request: CreateTopicsRequest) -> CreateTopicsResponse:
     """4: -1 stands for the broker's default (KIP-464). 5: answers what was made. 7: topic ids."""
     names = [wanted.name for wanted in request.topics]
     twice = {name for name in names if names.count(name) > 1}
     results = [
-        _created(call, wanted, request.validate_only) for wanted in request.topics if wanted.name not in twice
+        _created(context, wanted, request.validate_only)
+        for wanted in request.topics
+        if wanted.name not in twice
     ]
     results += [
         CreateTopicsResponse.CreatableTopicResult(
@@ -267,15 +271,15 @@ async def create_topics(call: Call, request: CreateTopicsRequest) -> CreateTopic
 
 
 def _created(
-    call: Call, wanted: CreateTopicsRequest.CreatableTopic, validate_only: bool
+    context: RequestContext, wanted: CreateTopicsRequest.CreatableTopic, validate_only: bool
 ) -> CreateTopicsResponse.CreatableTopicResult:
-    cluster = call.cluster
+    cluster = context.cluster
     result = CreateTopicsResponse.CreatableTopicResult(
-        name=wanted.name, error_message=None, configs=None if call.version < 5 else []
+        name=wanted.name, error_message=None, configs=None if context.version < 5 else []
     )
     partitions = None if wanted.num_partitions == BROKER_DEFAULT else wanted.num_partitions
     replicas = None if wanted.replication_factor == BROKER_DEFAULT else wanted.replication_factor
-    refusal = call.refusal(wanted.name) or creation_refusal(call, wanted.name)
+    refusal = context.refusal(wanted.name) or creation_refusal(context, wanted.name)
     if refusal is not None:
         result.error_code = refusal
     elif wanted.name in cluster.topics:

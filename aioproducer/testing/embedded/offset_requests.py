@@ -16,9 +16,9 @@ from aioproducer.protocol.messages import (
 )
 from aioproducer.protocol.recordbatch import NO_SEQUENCE
 from aioproducer.testing.embedded.authorizer import Operation, ResourceType
-from aioproducer.testing.embedded.call import Call
 from aioproducer.testing.embedded.coordinator import ProducerIdAndEpoch, Refused
 from aioproducer.testing.embedded.offset_log import CommittedOffset
+from aioproducer.testing.embedded.request_context import RequestContext
 from aioproducer.testing.embedded.topics import NO_OFFSET
 from aioproducer.testing.embedded.verification import Question, Support, verify
 from aioproducer.types import TopicPartition
@@ -33,7 +33,9 @@ _PASSED_ON_AS = {
 }
 
 
-async def txn_offset_commit(call: Call, request: TxnOffsetCommitRequest) -> TxnOffsetCommitResponse:
+async def txn_offset_commit(
+    context: RequestContext, request: TxnOffsetCommitRequest
+) -> TxnOffsetCommitResponse:
     """2: leader epochs. 3: member and generation (KIP-447). 4: TRANSACTION_ABORTABLE. 5: adds the group's
     partition to the transaction by itself (KIP-890)."""
     asked = {
@@ -41,11 +43,11 @@ async def txn_offset_commit(call: Call, request: TxnOffsetCommitRequest) -> TxnO
         for topic in request.topics
         for part in topic.partitions
     }
-    codes = _refused(call, request, asked)
+    codes = _refused(context, request, asked)
     rest = {target: part for target, part in asked.items() if target not in codes}
     if rest:
         try:
-            codes.update(await _committed(call, request, rest))
+            codes.update(await _committed(context, request, rest))
         except Refused as refused:
             codes.update(dict.fromkeys(rest, _PASSED_ON_AS.get(refused.code, refused.code)))
     response = TxnOffsetCommitResponse()
@@ -54,11 +56,11 @@ async def txn_offset_commit(call: Call, request: TxnOffsetCommitRequest) -> TxnO
             TxnOffsetCommitResponse.TxnOffsetCommitResponsePartition(
                 partition_index=part.partition_index,
                 error_code=codes.get(TopicPartition(topic.name, part.partition_index))
-                or call.late_error(topic.name, part.partition_index)
+                or context.late_error(topic.name, part.partition_index)
                 or ErrorCode.NONE,
             )
             for part in topic.partitions
-            if not call.omits(topic.name, part.partition_index)
+            if not context.omits(topic.name, part.partition_index)
         ]
         response.topics.append(
             TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic(name=topic.name, partitions=answers)
@@ -67,18 +69,18 @@ async def txn_offset_commit(call: Call, request: TxnOffsetCommitRequest) -> TxnO
 
 
 def _refused(
-    call: Call, request: TxnOffsetCommitRequest, targets: Iterable[TopicPartition]
+    context: RequestContext, request: TxnOffsetCommitRequest, targets: Iterable[TopicPartition]
 ) -> dict[TopicPartition, ErrorCode]:
     """What is wrong with the request before any coordinator looks at it."""
-    denied = call.denied(
+    denied = context.denied(
         Operation.WRITE, ResourceType.TRANSACTIONAL_ID, request.transactional_id
-    ) or call.denied(Operation.READ, ResourceType.GROUP, request.group_id)
+    ) or context.denied(Operation.READ, ResourceType.GROUP, request.group_id)
     if denied is not None:
         return dict.fromkeys(targets, denied)
     found = {}
     for target in targets:
-        error = call.refusal(*target) or call.denied(Operation.READ, ResourceType.TOPIC, target.topic)
-        if error is None and call.cluster.find_partition(*target) is None:
+        error = context.refusal(*target) or context.denied(Operation.READ, ResourceType.TOPIC, target.topic)
+        if error is None and context.cluster.find_partition(*target) is None:
             error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         if error is not None:
             found[target] = error
@@ -86,20 +88,20 @@ def _refused(
 
 
 async def _committed(
-    call: Call,
+    context: RequestContext,
     request: TxnOffsetCommitRequest,
     parts: Mapping[TopicPartition, TxnOffsetCommitRequest.TxnOffsetCommitRequestPartition],
 ) -> dict[TopicPartition, ErrorCode]:
     """Commit what can be committed; the codes of the rest. Raises Refused."""
-    groups = call.cluster.groups
+    groups = context.cluster.groups
     if not request.group_id:
         raise Refused(ErrorCode.INVALID_GROUP_ID)
-    groups.offsets_at(call.node, request.group_id)
+    groups.offsets_at(context.node, request.group_id)
     producer = ProducerIdAndEpoch(request.producer_id, request.producer_epoch)
-    if call.release.verifies_transactions:
-        await _check_transaction(call, request, producer)
+    if context.release.verifies_transactions:
+        await _check_transaction(context, request, producer)
     groups.check_member(
-        call.node,
+        context.node,
         request.group_id,
         request.generation_id,
         request.member_id,
@@ -119,34 +121,34 @@ async def _committed(
 
 
 async def _check_transaction(
-    call: Call, request: TxnOffsetCommitRequest, producer: ProducerIdAndEpoch
+    context: RequestContext, request: TxnOffsetCommitRequest, producer: ProducerIdAndEpoch
 ) -> None:
     """Ask the transaction coordinator, as the leader of any partition does. Raises Refused."""
-    partition = call.cluster.groups.partition_of(request.group_id)
+    partition = context.cluster.groups.partition_of(request.group_id)
     target = TopicPartition(partition.topic, partition.index)
     answers = await verify(
-        call.cluster,
+        context.cluster,
         request.transactional_id,
         producer,
         {target: Question(partition, NO_SEQUENCE)},
-        Support.of(call.version, 4),
+        Support.of(context.version, 4),
     )
     if target in answers and answers[target].code is not ErrorCode.NONE:
         raise Refused(answers[target].code)
 
 
-async def offset_fetch(call: Call, request: OffsetFetchRequest) -> OffsetFetchResponse:
+async def offset_fetch(context: RequestContext, request: OffsetFetchRequest) -> OffsetFetchResponse:
     """2: all of a group; an error of the group. 5: leader epochs. 7: require_stable (KIP-447). 8: several
     groups (KIP-709)."""
-    if call.version >= 8:
+    if context.version >= 8:
         groups = [
-            _described_group(call, asked.group_id, _named(asked.topics), request.require_stable)
+            _described_group(context, asked.group_id, _named(asked.topics), request.require_stable)
             for asked in request.groups
         ]
         return OffsetFetchResponse(groups=groups)
     named = _named(request.topics)
-    group = _described_group(call, request.group_id, named, request.require_stable)
-    return _as_one_group(group, named or {}, call.version)
+    group = _described_group(context, request.group_id, named, request.require_stable)
+    return _as_one_group(group, named or {}, context.version)
 
 
 def _named(
@@ -158,13 +160,13 @@ def _named(
 
 
 def _described_group(
-    call: Call, group: str, wanted: Mapping[str, list[int]] | None, require_stable: bool
+    context: RequestContext, group: str, wanted: Mapping[str, list[int]] | None, require_stable: bool
 ) -> OffsetFetchResponse.OffsetFetchResponseGroup:
     response = OffsetFetchResponse.OffsetFetchResponseGroup(group_id=group)
-    error = call.refusal() or call.denied(Operation.DESCRIBE, ResourceType.GROUP, group)
+    error = context.refusal() or context.denied(Operation.DESCRIBE, ResourceType.GROUP, group)
     if error is None:
         try:
-            offsets = call.cluster.groups.offsets_at(call.node, group)
+            offsets = context.cluster.groups.offsets_at(context.node, group)
         except Refused as refused:
             error = refused.code
     if error is not None:
@@ -174,14 +176,16 @@ def _described_group(
     if wanted is None:
         wanted = {}
         for target in committed:
-            if call.denied(Operation.DESCRIBE, ResourceType.TOPIC, target.topic) is None:
+            if context.denied(Operation.DESCRIBE, ResourceType.TOPIC, target.topic) is None:
                 wanted.setdefault(target.topic, []).append(target.partition)
     for topic, indexes in wanted.items():
         answers = []
         for index in indexes:
             target = TopicPartition(topic, index)
             one = committed.get(target, CommittedOffset(NO_OFFSET))
-            error = call.refusal(topic, index) or call.denied(Operation.DESCRIBE, ResourceType.TOPIC, topic)
+            error = context.refusal(topic, index) or context.denied(
+                Operation.DESCRIBE, ResourceType.TOPIC, topic
+            )
             if error is None and require_stable and offsets.is_pending(group, target):
                 error = ErrorCode.UNSTABLE_OFFSET_COMMIT
             answers.append(_described_offset(index, one if error is None else None, error))

@@ -16,8 +16,8 @@ from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.messages import ProduceRequest, ProduceResponse
 from aioproducer.protocol.recordbatch import NO_PRODUCER_ID, read_header
 from aioproducer.testing.embedded.authorizer import CLUSTER_NAME, Operation, ResourceType
-from aioproducer.testing.embedded.call import Call, CloseConnection
 from aioproducer.testing.embedded.log import Appended, AppendError, VerificationGuard
+from aioproducer.testing.embedded.request_context import CloseConnection, RequestContext
 from aioproducer.testing.embedded.topics import NO_OFFSET, Partition, Topic, wait_until
 from aioproducer.testing.embedded.validation import RequestError, check_can_be_read, only_batch, validate
 from aioproducer.testing.embedded.verification import verified_batches
@@ -48,44 +48,44 @@ class _Written(NamedTuple):
     answer: _Answer
 
 
-async def produce(call: Call, request: ProduceRequest) -> ProduceResponse | None:
+async def produce(context: RequestContext, request: ProduceRequest) -> ProduceResponse | None:
     """3: record batch v2. 5: log start offset. 7: zstd. 8: errors of records. 10: the new leader with
     NOT_LEADER_OR_FOLLOWER (KIP-951). 13: topic ids (KIP-516). 11 and 12 concern transactions only.
     """
     answers: dict[_TopicKey, dict[int, _Answer]] = {}
     written: list[_Written] = []
     try:
-        wanted, refused = await _sorted_out(call, request, answers)
+        wanted, refused = await _sorted_out(context, request, answers)
         check_can_be_read(one.batch for one in wanted.values())
     except RequestError as error:
         logger.debug("a Produce request is refused: %s", error)
         wanted, refused = {}, _all_refused(request)
         answers = {target[:2]: {} for target in refused}
     for target in list(wanted):
-        answers[target[:2]][target[2]] = _append(call, request, wanted.pop(target), target[2], written)
+        answers[target[:2]][target[2]] = _append(context, request, wanted.pop(target), target[2], written)
     # Of a partition that stands twice in a request, Kafka takes the last batch and answers once: for a batch
     # that it could not take to the log at all, if there is one.
     for target, answer in refused.items():
         answers[target[:2]][target[2]] = answer
     if request.acks == -1:
-        await _await_replication(call, written, request.timeout_ms / 1000)
+        await _await_replication(context, written, request.timeout_ms / 1000)
     for partition, _, _, answer in written:
-        late = call.late_error(partition.topic, partition.index)
+        late = context.late_error(partition.topic, partition.index)
         if late is not None:
             answer.error_code = late
-    response = _put_together(call, answers)
-    if request.acks == 0 and not call.release.answers_acks_0:
+    response = _put_together(context, answers)
+    if request.acks == 0 and not context.release.answers_acks_0:
         # Nobody waits for an answer; closing is the only way to say that something went wrong.
         if any(answer.error_code for topic in response.responses for answer in topic.partition_responses):
             raise CloseConnection("a Produce request with acks=0 failed")
         return None
-    if call.version >= 10:
-        _add_leaders(call, response)
+    if context.version >= 10:
+        _add_leaders(context, response)
     return response
 
 
 async def _sorted_out(
-    call: Call, request: ProduceRequest, answers: dict[_TopicKey, dict[int, _Answer]]
+    context: RequestContext, request: ProduceRequest, answers: dict[_TopicKey, dict[int, _Answer]]
 ) -> tuple[dict[_Target, _Wanted], dict[_Target, _Answer]]:
     """The batches that a partition may get, and those that none gets (KafkaApis.handleProduceRequest).
 
@@ -93,9 +93,9 @@ async def _sorted_out(
     """
     wanted: dict[_Target, _Wanted] = {}
     refused: dict[_Target, _Answer] = {}
-    verified = await verified_batches(call, request)
+    verified = await verified_batches(context, request)
     for topic_data in request.topic_data:
-        topic = call.cluster.find_topic(topic_data.name, topic_data.topic_id)
+        topic = context.cluster.find_topic(topic_data.name, topic_data.topic_id)
         name = topic.name if topic else topic_data.name
         for data in topic_data.partition_data:
             target = topic_data.name, topic_data.topic_id, data.index
@@ -107,22 +107,22 @@ async def _sorted_out(
                 refused[target] = _refusal(data.index, refusal)
                 continue
             try:
-                found, partition = _found(call, topic, name, data.index)
-                wanted[target] = _Wanted(found, partition, only_batch(records, call.version), guard)
+                found, partition = _found(context, topic, name, data.index)
+                wanted[target] = _Wanted(found, partition, only_batch(records, context.version), guard)
             except AppendError as error:
                 refused[target] = _refusal(data.index, error)
     return wanted, refused
 
 
-def _found(call: Call, topic: Topic | None, name: str, index: int) -> tuple[Topic, Partition]:
+def _found(context: RequestContext, topic: Topic | None, name: str, index: int) -> tuple[Topic, Partition]:
     """The topic and partition, if this client may write there. Raises AppendError."""
-    scripted = call.refusal(topic.name, index) if topic else None
+    scripted = context.refusal(topic.name, index) if topic else None
     if scripted is not None:
         raise AppendError(scripted, "so says the script")
-    denied = call.denied(Operation.WRITE, ResourceType.TOPIC, name) if name else None
+    denied = context.denied(Operation.WRITE, ResourceType.TOPIC, name) if name else None
     if denied is not None:
-        raise AppendError(denied, f"{call.session.principal} may not write to {name}")
-    if topic is None and call.version >= 13:
+        raise AppendError(denied, f"{context.session.principal} may not write to {name}")
+    if topic is None and context.version >= 13:
         raise AppendError(ErrorCode.UNKNOWN_TOPIC_ID, "no topic has this id")
     partition = topic.partition(index) if topic else None
     if topic is None or partition is None:
@@ -131,16 +131,16 @@ def _found(call: Call, topic: Topic | None, name: str, index: int) -> tuple[Topi
 
 
 def _append(
-    call: Call, request: ProduceRequest, wanted: _Wanted, index: int, written: list[_Written]
+    context: RequestContext, request: ProduceRequest, wanted: _Wanted, index: int, written: list[_Written]
 ) -> _Answer:
     """Append the batch of one partition, or say why not."""
     partition = wanted.partition
     answer = _Answer(index=index)
     try:
-        _check_partition(call, request, wanted)
-        _check_release(call, wanted.batch)
-        valid = validate(wanted.batch, partition.config, call.cluster.now_ms())
-        call.seen.batches[partition.topic, partition.index] = valid.header
+        _check_partition(context, request, wanted)
+        _check_release(context, wanted.batch)
+        valid = validate(wanted.batch, partition.config, context.cluster.now_ms())
+        context.seen.batches[partition.topic, partition.index] = valid.header
         appended = partition.append(valid.data, valid.header, wanted.guard)
     except AppendError as error:
         answer = _refusal(index, error)
@@ -154,15 +154,17 @@ def _append(
     return answer
 
 
-def _check_partition(call: Call, request: ProduceRequest, wanted: _Wanted) -> None:
+def _check_partition(context: RequestContext, request: ProduceRequest, wanted: _Wanted) -> None:
     """Whether this broker may append to the partition at all. Raises AppendError."""
     topic, partition = wanted.topic, wanted.partition
     if request.acks not in (-1, 0, 1):
         raise AppendError(ErrorCode.INVALID_REQUIRED_ACKS, f"acks={request.acks} is not one of -1, 0, 1")
     if topic.is_internal:
         raise AppendError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{topic.name} is written by brokers only")
-    if partition.leader != call.node:
-        raise AppendError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"broker {call.node} does not lead the partition")
+    if partition.leader != context.node:
+        raise AppendError(
+            ErrorCode.NOT_LEADER_OR_FOLLOWER, f"broker {context.node} does not lead the partition"
+        )
     if request.acks == -1 and len(partition.isr) < partition.effective_min_isr:
         raise AppendError(
             ErrorCode.NOT_ENOUGH_REPLICAS,
@@ -171,19 +173,19 @@ def _check_partition(call: Call, request: ProduceRequest, wanted: _Wanted) -> No
         )
 
 
-def _check_release(call: Call, batch: memoryview) -> None:
+def _check_release(context: RequestContext, batch: memoryview) -> None:
     """What not every release takes. Raises AppendError."""
     try:
         header = read_header(batch)
         codec = header.codec
     except ProtocolError:
         return  # Validation says what is wrong with it.
-    if codec not in call.release.codecs:
+    if codec not in context.release.codecs:
         raise AppendError(ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT, f"no {codec.name} here")
-    if header.producer_id != NO_PRODUCER_ID and call.release.idempotence_needs_cluster_acl:
-        denied = call.denied(Operation.IDEMPOTENT_WRITE, ResourceType.CLUSTER, CLUSTER_NAME)
+    if header.producer_id != NO_PRODUCER_ID and context.release.idempotence_needs_cluster_acl:
+        denied = context.denied(Operation.IDEMPOTENT_WRITE, ResourceType.CLUSTER, CLUSTER_NAME)
         if denied is not None:
-            raise AppendError(denied, f"{call.session.principal} may not write idempotently")
+            raise AppendError(denied, f"{context.session.principal} may not write idempotently")
 
 
 # Answers
@@ -216,14 +218,14 @@ def _refusal(index: int, error: AppendError) -> _Answer:
     )
 
 
-def _put_together(call: Call, answers: dict[_TopicKey, dict[int, _Answer]]) -> ProduceResponse:
+def _put_together(context: RequestContext, answers: dict[_TopicKey, dict[int, _Answer]]) -> ProduceResponse:
     response = ProduceResponse()
     for (name, topic_id), by_index in answers.items():
-        topic = call.cluster.find_topic(name, topic_id)
+        topic = context.cluster.find_topic(name, topic_id)
         told = [
             answer
             for index, answer in by_index.items()
-            if not call.omits(topic.name if topic else name, index)
+            if not context.omits(topic.name if topic else name, index)
         ]
         if told:
             response.responses.append(
@@ -232,12 +234,12 @@ def _put_together(call: Call, answers: dict[_TopicKey, dict[int, _Answer]]) -> P
     return response
 
 
-async def _await_replication(call: Call, written: Sequence[_Written], timeout: float) -> None:
+async def _await_replication(context: RequestContext, written: Sequence[_Written], timeout: float) -> None:
     """acks=all: wait until the followers have everything, or it is clear that they won't (DelayedProduce)."""
     waiting = list(written)
 
     def is_settled() -> bool:
-        waiting[:] = [one for one in waiting if not _settle(call, one)]
+        waiting[:] = [one for one in waiting if not _settle(context, one)]
         return not waiting
 
     await wait_until([one.partition for one in waiting], is_settled, timeout)
@@ -245,12 +247,12 @@ async def _await_replication(call: Call, written: Sequence[_Written], timeout: f
         one.answer.error_code = ErrorCode.REQUEST_TIMED_OUT
 
 
-def _settle(call: Call, written: _Written) -> bool:
+def _settle(context: RequestContext, written: _Written) -> bool:
     """Whether it is known what became of a batch. The leader has appended it, whatever error is answered."""
     partition, appended, leader_epoch, answer = written
     if partition.is_deleted:
         answer.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    elif partition.leader != call.node or partition.leader_epoch != leader_epoch:
+    elif partition.leader != context.node or partition.leader_epoch != leader_epoch:
         answer.error_code = ErrorCode.NOT_LEADER_OR_FOLLOWER
     elif partition.high_watermark <= appended.last_offset:
         return False
@@ -259,11 +261,11 @@ def _settle(call: Call, written: _Written) -> bool:
     return True
 
 
-def _add_leaders(call: Call, response: ProduceResponse) -> None:
+def _add_leaders(context: RequestContext, response: ProduceResponse) -> None:
     """KIP-951: who leads now, and where to find it."""
     leaders: set[int] = set()
     for topic_response in response.responses:
-        topic = call.cluster.find_topic(topic_response.name, topic_response.topic_id)
+        topic = context.cluster.find_topic(topic_response.name, topic_response.topic_id)
         for answer in topic_response.partition_responses:
             partition = topic.partition(answer.index) if topic else None
             if answer.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER and partition is not None:
@@ -273,6 +275,6 @@ def _add_leaders(call: Call, response: ProduceResponse) -> None:
                 leaders.add(partition.leader)
     response.node_endpoints = [
         ProduceResponse.NodeEndpoint(node_id=node.node_id, host=node.host, port=node.port)
-        for node in call.cluster.alive()
+        for node in context.cluster.alive()
         if node.node_id in leaders
     ]

@@ -28,7 +28,7 @@ from aioproducer.protocol.messages import (
     SaslHandshakeRequest,
     SaslHandshakeResponse,
 )
-from aioproducer.testing.embedded.call import Call, CloseConnection, Session
+from aioproducer.testing.embedded.request_context import CloseConnection, RequestContext, Session
 
 _BEFORE_AUTHENTICATION = {ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE}
 _HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
@@ -146,12 +146,12 @@ class SecuredSession(Session):
     """Loop time."""
 
 
-async def sasl_handshake(call: Call, request: SaslHandshakeRequest) -> SaslHandshakeResponse:
+async def sasl_handshake(context: RequestContext, request: SaslHandshakeRequest) -> SaslHandshakeResponse:
     """1: the tokens follow in SaslAuthenticate (KIP-152)."""
-    security, session = call.cluster.security, call.session
+    security, session = context.cluster.security, context.session
     if security is None or not security.mechanisms or not isinstance(session, SecuredSession):
         return SaslHandshakeResponse(error_code=ErrorCode.ILLEGAL_SASL_STATE)
-    error = call.refusal()
+    error = context.refusal()
     now = asyncio.get_running_loop().time()
     if session.is_authenticated and (
         session.ends_at == float("inf") or now - session.began_at < PAUSE_BETWEEN_AUTHENTICATIONS
@@ -167,15 +167,17 @@ async def sasl_handshake(call: Call, request: SaslHandshakeRequest) -> SaslHands
     return SaslHandshakeResponse(error_code=error or ErrorCode.NONE, mechanisms=list(security.mechanisms))
 
 
-async def sasl_authenticate(call: Call, request: SaslAuthenticateRequest) -> SaslAuthenticateResponse:
+async def sasl_authenticate(
+    context: RequestContext, request: SaslAuthenticateRequest
+) -> SaslAuthenticateResponse:
     """1: how long the session lasts (KIP-368); from then on the broker ends it."""
-    security, session = call.cluster.security, call.session
+    security, session = context.cluster.security, context.session
     if security is None or not isinstance(session, SecuredSession) or session.exchange is None:
         return SaslAuthenticateResponse(
             error_code=ErrorCode.ILLEGAL_SASL_STATE, error_message="SaslAuthenticate before SaslHandshake"
         )
     exchange = session.exchange
-    error, told, answer = call.refusal(), "so says the script", b""
+    error, told, answer = context.refusal(), "so says the script", b""
     if error is None:
         try:
             answer = exchange.step(request.auth_bytes)
@@ -192,16 +194,18 @@ async def sasl_authenticate(call: Call, request: SaslAuthenticateRequest) -> Sas
     session.answers += 1
     response = SaslAuthenticateResponse(auth_bytes=answer)
     if exchange.principal:
-        response.session_lifetime_ms = _authenticated(call, security, session, exchange)
+        response.session_lifetime_ms = _authenticated(context, security, session, exchange)
     return response
 
 
-def _authenticated(call: Call, security: Security, session: SecuredSession, exchange: Exchange) -> int:
+def _authenticated(
+    context: RequestContext, security: Security, session: SecuredSession, exchange: Exchange
+) -> int:
     """The client is in; how many milliseconds its session lasts."""
     session.is_authenticated, session.exchange, session.principal = True, None, exchange.principal
     security.authentications.append((exchange.principal, session.mechanism))
     lives = [life for life in (security.session_lifetime, exchange.lifetime) if life > 0]
-    if not security.session_lifetime or not lives or call.version < 1:
+    if not security.session_lifetime or not lives or context.version < 1:
         session.ends_at = float("inf")
         return 0
     session.ends_at = asyncio.get_running_loop().time() + min(lives) + security.session_slack

@@ -24,60 +24,64 @@ from aioproducer.testing.embedded.authorizer import (
     added_partition_refusals,
     producer_id_refusal,
 )
-from aioproducer.testing.embedded.call import Call
 from aioproducer.testing.embedded.coordinator import ProducerIdAndEpoch, Refused
+from aioproducer.testing.embedded.request_context import RequestContext
 from aioproducer.testing.embedded.topics import INTERNAL_TOPICS
 from aioproducer.types import TopicPartition
 
 _NOBODY = ProducerIdAndEpoch(NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
 
 
-async def init_producer_id(call: Call, request: InitProducerIdRequest) -> InitProducerIdResponse:
+async def init_producer_id(context: RequestContext, request: InitProducerIdRequest) -> InitProducerIdResponse:
     """3: the producer's id and epoch so far (KIP-360), which count for transactions only. 4: PRODUCER_FENCED.
 
     Without a transactional id every request gets a new producer id."""
     producer = _NOBODY
-    error = call.refusal() or producer_id_refusal(call, request.transactional_id)
+    error = context.refusal() or producer_id_refusal(context, request.transactional_id)
     if error is None:
         try:
-            producer = await _new_identity(call, request)
+            producer = await _new_identity(context, request)
         except Refused as refused:
-            error = _as_old(refused.code, call.version, 4)
+            error = _as_old(refused.code, context.version, 4)
     return InitProducerIdResponse(
-        error_code=error or call.late_error() or ErrorCode.NONE,
+        error_code=error or context.late_error() or ErrorCode.NONE,
         producer_id=producer.producer_id,
         producer_epoch=producer.epoch,
     )
 
 
-async def _new_identity(call: Call, request: InitProducerIdRequest) -> ProducerIdAndEpoch:
-    cluster = call.cluster
+async def _new_identity(context: RequestContext, request: InitProducerIdRequest) -> ProducerIdAndEpoch:
+    cluster = context.cluster
     asked = ProducerIdAndEpoch(request.producer_id, request.producer_epoch)
     if (asked.producer_id == NO_PRODUCER_ID) is not (asked.epoch == NO_PRODUCER_EPOCH):
         raise Refused(ErrorCode.INVALID_REQUEST)
     if request.transactional_id is None:
         return ProducerIdAndEpoch(cluster.next_producer_id(), 0)
     return await cluster.transactions.init_producer_id(
-        call.node,
+        context.node,
         request.transactional_id,
         request.transaction_timeout_ms,
         None if asked == _NOBODY else asked,
     )
 
 
-async def add_partitions_to_txn(call: Call, request: AddPartitionsToTxnRequest) -> AddPartitionsToTxnResponse:
+async def add_partitions_to_txn(
+    context: RequestContext, request: AddPartitionsToTxnRequest
+) -> AddPartitionsToTxnResponse:
     """2: PRODUCER_FENCED (KIP-588). If one partition can't be added, none is."""
     wanted = {topic.name: topic.partitions for topic in request.v3_and_below_topics}
-    errors = await _added(call, request, wanted)
+    errors = await _added(context, request, wanted)
     response = AddPartitionsToTxnResponse()
     for topic, partitions in wanted.items():
         results = [
             AddPartitionsToTxnResponse.AddPartitionsToTxnPartitionResult(
                 partition_index=index,
-                partition_error_code=errors[topic, index] or call.late_error(topic, index) or ErrorCode.NONE,
+                partition_error_code=errors[topic, index]
+                or context.late_error(topic, index)
+                or ErrorCode.NONE,
             )
             for index in partitions
-            if not call.omits(topic, index)
+            if not context.omits(topic, index)
         ]
         response.results_by_topic_v3_and_below.append(
             AddPartitionsToTxnResponse.AddPartitionsToTxnTopicResult(name=topic, results_by_partition=results)
@@ -86,29 +90,31 @@ async def add_partitions_to_txn(call: Call, request: AddPartitionsToTxnRequest) 
 
 
 async def _added(
-    call: Call, request: AddPartitionsToTxnRequest, wanted: dict[str, list[int]]
+    context: RequestContext, request: AddPartitionsToTxnRequest, wanted: dict[str, list[int]]
 ) -> dict[tuple[str, int], ErrorCode]:
     """Add the partitions, or say for each of them why not."""
     targets = [TopicPartition(topic, index) for topic, partitions in wanted.items() for index in partitions]
     transactional_id = request.v3_and_below_transactional_id
-    scripted = {target: call.refusal(*target) for target in targets}
+    scripted = {target: context.refusal(*target) for target in targets}
     if any(scripted.values()):
         return {target: error or ErrorCode.OPERATION_NOT_ATTEMPTED for target, error in scripted.items()}
-    denied = call.denied(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, transactional_id)
+    denied = context.denied(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, transactional_id)
     if denied is not None:
         return dict.fromkeys(targets, denied)
-    refusals = _refused_partitions(call, wanted)
+    refusals = _refused_partitions(context, wanted)
     if refusals:
         return refusals
     producer = ProducerIdAndEpoch(request.v3_and_below_producer_id, request.v3_and_below_producer_epoch)
     try:
-        await call.cluster.transactions.add_partitions(call.node, transactional_id, producer, targets)
+        await context.cluster.transactions.add_partitions(context.node, transactional_id, producer, targets)
     except Refused as refused:
-        return dict.fromkeys(targets, _as_old(refused.code, call.version, 2))
+        return dict.fromkeys(targets, _as_old(refused.code, context.version, 2))
     return dict.fromkeys(targets, ErrorCode.NONE)
 
 
-def _refused_partitions(call: Call, wanted: dict[str, list[int]]) -> dict[tuple[str, int], ErrorCode]:
+def _refused_partitions(
+    context: RequestContext, wanted: dict[str, list[int]]
+) -> dict[tuple[str, int], ErrorCode]:
     """As `added_partition_refusals`; internal topics are nobody's to write to."""
     internal = {
         (topic, index): ErrorCode.TOPIC_AUTHORIZATION_FAILED
@@ -116,7 +122,7 @@ def _refused_partitions(call: Call, wanted: dict[str, list[int]]) -> dict[tuple[
         if topic in INTERNAL_TOPICS
         for index in partitions
     }
-    refusals = added_partition_refusals(call, wanted)
+    refusals = added_partition_refusals(context, wanted)
     if not internal:
         return refusals
     rest = {
@@ -127,48 +133,50 @@ def _refused_partitions(call: Call, wanted: dict[str, list[int]]) -> dict[tuple[
     return {**rest, **refusals, **internal}
 
 
-async def add_offsets_to_txn(call: Call, request: AddOffsetsToTxnRequest) -> AddOffsetsToTxnResponse:
+async def add_offsets_to_txn(
+    context: RequestContext, request: AddOffsetsToTxnRequest
+) -> AddOffsetsToTxnResponse:
     """2: PRODUCER_FENCED (KIP-588). Adds the partition of `__consumer_offsets` that holds the group."""
     error = (
-        call.refusal()
-        or call.denied(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, request.transactional_id)
-        or call.denied(Operation.READ, ResourceType.GROUP, request.group_id)
+        context.refusal()
+        or context.denied(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, request.transactional_id)
+        or context.denied(Operation.READ, ResourceType.GROUP, request.group_id)
     )
     if error is None:
-        partition = call.cluster.groups.partition_of(request.group_id)
+        partition = context.cluster.groups.partition_of(request.group_id)
         try:
-            await call.cluster.transactions.add_partitions(
-                call.node,
+            await context.cluster.transactions.add_partitions(
+                context.node,
                 request.transactional_id,
                 ProducerIdAndEpoch(request.producer_id, request.producer_epoch),
                 [TopicPartition(partition.topic, partition.index)],
             )
         except Refused as refused:
-            error = _as_old(refused.code, call.version, 2)
-    return AddOffsetsToTxnResponse(error_code=error or call.late_error() or ErrorCode.NONE)
+            error = _as_old(refused.code, context.version, 2)
+    return AddOffsetsToTxnResponse(error_code=error or context.late_error() or ErrorCode.NONE)
 
 
-async def end_txn(call: Call, request: EndTxnRequest) -> EndTxnResponse:
+async def end_txn(context: RequestContext, request: EndTxnRequest) -> EndTxnResponse:
     """2: PRODUCER_FENCED (KIP-588). 5: the next transaction's producer id and epoch (KIP-890).
 
     Answered when the decision is in the log; the markers are written later."""
     response = EndTxnResponse()
-    error = call.refusal() or call.denied(
+    error = context.refusal() or context.denied(
         Operation.WRITE, ResourceType.TRANSACTIONAL_ID, request.transactional_id
     )
     if error is None:
         try:
-            producer = await call.cluster.transactions.end(
-                call.node,
+            producer = await context.cluster.transactions.end(
+                context.node,
                 request.transactional_id,
                 ProducerIdAndEpoch(request.producer_id, request.producer_epoch),
                 commit=request.committed,
-                bump=call.version >= 5,
+                bump=context.version >= 5,
             )
             response.producer_id, response.producer_epoch = producer
-            error = call.late_error()
+            error = context.late_error()
         except Refused as refused:
-            error = _as_old(refused.code, call.version, 2)
+            error = _as_old(refused.code, context.version, 2)
     response.error_code = error or ErrorCode.NONE
     return response
 

@@ -18,9 +18,9 @@ from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.messages import ProduceRequest
 from aioproducer.protocol.recordbatch import NO_PRODUCER_ID, BatchHeader, read_header
 from aioproducer.testing.embedded.authorizer import Operation, ResourceType
-from aioproducer.testing.embedded.call import Call
 from aioproducer.testing.embedded.coordinator import ProducerIdAndEpoch, Refused
 from aioproducer.testing.embedded.log import UNVERIFIED, AppendError, VerificationGuard
+from aioproducer.testing.embedded.request_context import RequestContext
 from aioproducer.testing.embedded.topics import NO_LEADER, Partition
 from aioproducer.types import TopicPartition
 
@@ -115,18 +115,20 @@ class Checked(NamedTuple):
     error: AppendError | None = None
 
 
-async def verified_batches(call: Call, request: ProduceRequest) -> Mapping[TopicPartition, Checked]:
+async def verified_batches(
+    context: RequestContext, request: ProduceRequest
+) -> Mapping[TopicPartition, Checked]:
     """Ask the coordinator about the transactional batches of a Produce request.
 
     Returns:
         For each partition that the request concerns what to know before the append. Those that no
         transaction concerns are missing.
     """
-    batches = list(_batches(call, request))
+    batches = list(_batches(context, request))
     if not any(header.is_transactional for _, _, header in batches):
         return {}
     everywhere = [target for target, _, _ in batches]
-    denied = request.transactional_id is None or call.denied(
+    denied = request.transactional_id is None or context.denied(
         Operation.WRITE, ResourceType.TRANSACTIONAL_ID, request.transactional_id
     )
     if denied:
@@ -144,31 +146,31 @@ async def verified_batches(call: Call, request: ProduceRequest) -> Mapping[Topic
         code = ErrorCode.INVALID_PRODUCER_ID_MAPPING
         error = AppendError(code, "Transactional records contained more than one producer ID", is_told=True)
         return dict.fromkeys(everywhere, Checked(error=error))
-    if not call.release.verifies_transactions:
+    if not context.release.verifies_transactions:
         return {target: Checked(guard=UNVERIFIED) for target, _, _ in batches}
     (producer,) = producers
     asked = {
         target: Question(partition, header.base_sequence)
         for target, partition, header in batches
         if partition is not None
-        and partition.leader == call.node
-        and call.refusal(*target) is None
-        and call.denied(Operation.WRITE, ResourceType.TOPIC, target.topic) is None
+        and partition.leader == context.node
+        and context.refusal(*target) is None
+        and context.denied(Operation.WRITE, ResourceType.TOPIC, target.topic) is None
     }
     assert request.transactional_id is not None
-    support = Support.of(call.version, 11)
-    answers = await _verify_patiently(call.cluster, request.transactional_id, producer, asked, support)
+    support = Support.of(context.version, 11)
+    answers = await _verify_patiently(context.cluster, request.transactional_id, producer, asked, support)
     return {
         target: Checked(guard, _as_append_error(code, support)) for target, (guard, code) in answers.items()
     }
 
 
 def _batches(
-    call: Call, request: ProduceRequest
+    context: RequestContext, request: ProduceRequest
 ) -> Iterable[tuple[TopicPartition, Partition | None, BatchHeader]]:
     """The batches of a request as far as they can be read."""
     for topic_data in request.topic_data:
-        topic = call.cluster.find_topic(topic_data.name, topic_data.topic_id)
+        topic = context.cluster.find_topic(topic_data.name, topic_data.topic_id)
         name = topic.name if topic else topic_data.name
         for data in topic_data.partition_data:
             try:

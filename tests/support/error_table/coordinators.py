@@ -23,7 +23,7 @@ from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode as Code
 from aioproducer.protocol.messages import EndTxnRequest
 from aioproducer.protocol.outcomes import Action, Condition, Row
-from aioproducer.testing.embedded.call import SeenRequest
+from aioproducer.testing.embedded.request_context import SeenRequest
 from tests.support.error_table.stage import ALL, Cell, Stage, check_flags, error_of, play, staged
 
 FIND, INIT, END = ApiKey.FIND_COORDINATOR, ApiKey.INIT_PRODUCER_ID, ApiKey.END_TXN

@@ -19,9 +19,9 @@ from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.outcomes import Condition, Failure, Moment, Row, Rule
 from aioproducer.protocol.schema import Message
 from aioproducer.testing import EmbeddedCluster
-from aioproducer.testing.embedded.call import Call, SeenRequest
 from aioproducer.testing.embedded.faults import Fault
 from aioproducer.testing.embedded.handlers import HANDLERS
+from aioproducer.testing.embedded.request_context import Call, SeenRequest
 from aioproducer.testing.simulation.loop import SimulatedLoop, simulate
 from aioproducer.testing.simulation.network import SimulatedNetwork
 

@@ -31,7 +31,7 @@ from aioproducer.testing.embedded.authorizer import (
     ResourceType,
     added_partition_refusals,
 )
-from aioproducer.testing.embedded.call import Call, SeenRequest, Session
+from aioproducer.testing.embedded.request_context import RequestContext, SeenRequest, Session
 from tests.support.raw_client import RawClient, address, batch_of, produce_request
 
 DENIED_TOPIC = ErrorCode.TOPIC_AUTHORIZATION_FAILED
@@ -210,23 +210,23 @@ def test_added_partitions_are_refused_together():
     cluster = EmbeddedCluster()
     for name in ("t", "u"):
         cluster.create_topic(name, 2)
-    call = Call(cluster, 0, SeenRequest(0, None, None, 0.0), [], Session("User:alice"))
-    assert added_partition_refusals(call, {"t": [0, 1], "u": [1]}) == {}
+    context = RequestContext(cluster, 0, SeenRequest(0, None, None, 0.0), [], Session("User:alice"))
+    assert added_partition_refusals(context, {"t": [0, 1], "u": [1]}) == {}
 
-    assert added_partition_refusals(call, {"t": [0, 7], "u": [1]}) == {
+    assert added_partition_refusals(context, {"t": [0, 7], "u": [1]}) == {
         ("t", 0): ErrorCode.OPERATION_NOT_ATTEMPTED,
         ("t", 7): UNKNOWN,
         ("u", 1): ErrorCode.OPERATION_NOT_ATTEMPTED,
     }
     cluster.authorizer.deny(Operation.WRITE, topic="u", principal="User:alice")
-    assert added_partition_refusals(call, {"t": [0, 7], "u": [1, 7]}) == {
+    assert added_partition_refusals(context, {"t": [0, 7], "u": [1, 7]}) == {
         ("t", 0): ErrorCode.OPERATION_NOT_ATTEMPTED,
         ("t", 7): UNKNOWN,
         ("u", 1): DENIED_TOPIC,
         ("u", 7): DENIED_TOPIC,
     }
-    call.session.principal = "User:bob"
-    assert added_partition_refusals(call, {"t": [0], "u": [1]}) == {}
+    context.session.principal = "User:bob"
+    assert added_partition_refusals(context, {"t": [0], "u": [1]}) == {}
 
 
 # Topics

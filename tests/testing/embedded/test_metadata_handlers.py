@@ -20,7 +20,7 @@ from aioproducer.protocol.messages import (
 )
 from aioproducer.testing import EmbeddedCluster
 from aioproducer.testing.embedded.metadata_handlers import BROKER_DEFAULT, create_topics, refused_api_versions
-from tests.support.direct_calls import call_of, unstarted_cluster
+from tests.support.direct_calls import context_of, unstarted_cluster
 from tests.support.raw_client import RawClient, address
 
 # ApiVersions
@@ -252,7 +252,7 @@ async def test_replicas_that_the_client_assigns_are_refused_and_defaults_are_fil
     )
     request = CreateTopicsRequest(topics=[wanted, assigned])
 
-    made, refused = (await create_topics(call_of(cluster, request, 7), request)).topics
+    made, refused = (await create_topics(context_of(cluster, request, 7), request)).topics
 
     assert (made.error_code, made.num_partitions, made.replication_factor) == (0, 4, 3)
     assert made.topic_id == cluster.topics["t"].topic_id

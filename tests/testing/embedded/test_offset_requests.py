@@ -11,7 +11,7 @@ from aioproducer.testing import EmbeddedCluster
 from aioproducer.testing.embedded.authorizer import Operation
 from aioproducer.testing.embedded.offset_requests import offset_fetch
 from tests.support.coordinators import staged_with_group
-from tests.support.direct_calls import call_of
+from tests.support.direct_calls import context_of
 from tests.support.offset_cells import CELLS
 from tests.support.raw_client import RawClient, address
 from tests.support.raw_transactions import GroupOffset, Offset
@@ -109,7 +109,7 @@ async def test_of_several_groups_each_has_its_own_answer():
             ]
         )
 
-        response = await offset_fetch(call_of(cluster, request, 8, node=node), request)
+        response = await offset_fetch(context_of(cluster, request, 8, node=node), request)
 
         described = [
             (

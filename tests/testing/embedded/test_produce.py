@@ -13,11 +13,11 @@ from aioproducer.protocol.messages import (
     ProduceResponse,
 )
 from aioproducer.testing import EmbeddedCluster
-from aioproducer.testing.embedded.call import CloseConnection
 from aioproducer.testing.embedded.faults import FaultScript
 from aioproducer.testing.embedded.produce import produce
+from aioproducer.testing.embedded.request_context import CloseConnection
 from tests.conftest import MS
-from tests.support.direct_calls import call_of, unstarted_cluster
+from tests.support.direct_calls import context_of, unstarted_cluster
 from tests.support.producing import until
 from tests.support.raw_client import TIMEOUT, RawClient, address, batch_of, produce_request
 
@@ -327,11 +327,11 @@ async def test_answers_carry_the_start_of_the_log():
 async def test_a_batch_is_seen_by_tests_once_it_is_valid_and_its_bytes_are_let_go():
     cluster = unstarted_cluster({"t": 2})
     request = produce_request({("t", 0): memoryview(batch_of(b"a", b"b")), ("t", 1): memoryview(b"no batch")})
-    call = call_of(cluster, request, 12)
+    context = context_of(cluster, request, 12)
 
-    await produce(call, request)
+    await produce(context, request)
 
-    assert {target: header.record_count for target, header in call.seen.batches.items()} == {("t", 0): 2}
+    assert {target: header.record_count for target, header in context.seen.batches.items()} == {("t", 0): 2}
     assert [data.records for topic in request.topic_data for data in topic.partition_data] == [None, None]
 
 
@@ -341,7 +341,7 @@ async def test_a_refusal_by_script_names_the_leader_that_the_partition_has(versi
     request = produce_request({("t", 1): memoryview(batch_of(b"a"))})
     fault = FaultScript().add(ApiKey.PRODUCE, error=ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
-    response = await produce(call_of(cluster, request, version, node=1, faults=[fault]), request)
+    response = await produce(context_of(cluster, request, version, node=1, faults=[fault]), request)
 
     assert response is not None
     (answer,) = response.responses[0].partition_responses
@@ -355,7 +355,7 @@ async def test_acks_0_has_an_answer_only_where_the_release_gives_one():
     for versions in ("4.1", "azure-event-hubs"):
         cluster = unstarted_cluster({"t": 1}, versions=versions)
         request = produce_request({("t", 0): memoryview(batch_of(b"a"))}, acks=0)
-        answers[versions] = await produce(call_of(cluster, request, 7), request)
+        answers[versions] = await produce(context_of(cluster, request, 7), request)
         assert len(cluster.records("t")) == 1
 
     assert answers["4.1"] is None
@@ -368,6 +368,6 @@ async def test_an_error_after_the_append_closes_the_connection_with_acks_0():
     fault = FaultScript().add(ApiKey.PRODUCE, error=ErrorCode.REQUEST_TIMED_OUT, after_append=True)
 
     with pytest.raises(CloseConnection, match="acks=0"):
-        await produce(call_of(cluster, request, 12, faults=[fault]), request)
+        await produce(context_of(cluster, request, 12, faults=[fault]), request)
 
     assert len(cluster.records("t")) == 1

@@ -25,7 +25,7 @@ from aioproducer.testing.embedded.authorizer import Operation
 from aioproducer.testing.embedded.faults import FaultScript
 from aioproducer.testing.embedded.transaction_requests import add_partitions_to_txn
 from tests.conftest import in_virtual_time
-from tests.support.direct_calls import call_of
+from tests.support.direct_calls import context_of
 from tests.support.raw_client import TIMEOUT, RawClient, address, batch_of
 from tests.support.raw_transactions import Identity, refused, txn_batch
 from tests.support.transaction_stage import INVALID_STATE, OK, Stage
@@ -394,7 +394,7 @@ async def test_a_partition_that_is_left_out_of_the_answer_is_added_all_the_same(
         )
         fault = FaultScript().add(ApiKey.ADD_PARTITIONS_TO_TXN, omit_partitions=True, topic="t", partition=0)
 
-        response = await add_partitions_to_txn(call_of(cluster, request, 3, faults=[fault]), request)
+        response = await add_partitions_to_txn(context_of(cluster, request, 3, faults=[fault]), request)
 
         (answered,) = response.results_by_topic_v3_and_below
         results = [(one.partition_index, one.partition_error_code) for one in answered.results_by_partition]

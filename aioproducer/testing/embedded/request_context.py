@@ -1,6 +1,6 @@
 """One request on its way through a broker: what Broker hands to the handlers.
 
-Call knows the script's wishes for this request, so that a handler asks one question for each partition.
+RequestContext knows the script's wishes for this request, so that a handler asks one question for each partition.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class SeenRequest:
 
 
 @dataclass(slots=True, eq=False)
-class Call:
+class RequestContext:
     """One request on its way through a broker: who asks whom, and what shall go wrong."""
 
     cluster: EmbeddedCluster

@@ -9,23 +9,23 @@ from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.messages import ProduceRequest
 from aioproducer.testing import EmbeddedCluster
 from aioproducer.testing.embedded.authorizer import Operation, ResourceType
-from aioproducer.testing.embedded.call import Call, SeenRequest, Session
 from aioproducer.testing.embedded.faults import FaultScript
+from aioproducer.testing.embedded.request_context import RequestContext, SeenRequest, Session
 
 NOT_LEADER = ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
-def call(*scripted: dict[str, object], principal: str = "User:alice") -> Call:
+def request_context_of(*scripted: dict[str, object], principal: str = "User:alice") -> RequestContext:
     """A Produce request to broker 0 of a cluster that is not started; it has met these faults."""
     script = FaultScript()
     faults = [script.add(ApiKey.PRODUCE, **wishes) for wishes in scripted]
     header = RequestHeader(ApiKey.PRODUCE, 12, 1, "direct")
     seen = SeenRequest(0, header, ProduceRequest(), 0.0)
-    return Call(EmbeddedCluster(versions="3.9"), 0, seen, faults, Session(principal))
+    return RequestContext(EmbeddedCluster(versions="3.9"), 0, seen, faults, Session(principal))
 
 
 def test_version_and_release_are_those_of_the_request_and_its_broker():
-    one = call()
+    one = request_context_of()
 
     assert one.version == 12
     assert one.release is one.cluster.broker(0).release
@@ -44,22 +44,24 @@ PARTS = [(None, None), ("t", None), ("t", 0), ("t", 1), ("u", 0)]
 
 @pytest.mark.parametrize(("target", "expected"), NARROWNESS)
 def test_a_fault_with_a_target_does_not_speak_for_more_than_it(target, expected):
-    refusing = call({"error": 6, **target})
-    omitting = call({"omit_partitions": True, **target})
+    refusing = request_context_of({"error": 6, **target})
+    omitting = request_context_of({"omit_partitions": True, **target})
 
     assert [refusing.refusal(*part) is NOT_LEADER for part in PARTS] == expected
     assert [omitting.omits(*part) for part in PARTS[1:]] == expected[1:]
 
 
 def test_an_error_comes_before_or_after_the_work_and_never_twice():
-    early, late = call({"error": 6}), call({"error": 6, "after_append": True})
+    early, late = request_context_of({"error": 6}), request_context_of({"error": 6, "after_append": True})
 
     assert (early.refusal("t", 0), early.late_error("t", 0)) == (NOT_LEADER, None)
     assert (late.refusal("t", 0), late.late_error("t", 0)) == (None, NOT_LEADER)
 
 
 def test_each_partition_has_the_error_of_its_own_fault():
-    one = call({"error": 6, "topic": "t", "partition": 0}, {"error": 5, "topic": "t", "partition": 1})
+    one = request_context_of(
+        {"error": 6, "topic": "t", "partition": 0}, {"error": 5, "topic": "t", "partition": 1}
+    )
 
     assert [one.refusal("t", index) for index in range(3)] == [
         NOT_LEADER,
@@ -69,14 +71,14 @@ def test_each_partition_has_the_error_of_its_own_fault():
 
 
 def test_a_fault_without_an_error_refuses_nothing_and_leaves_nothing_out():
-    one = call({"delay": 1.0})
+    one = request_context_of({"delay": 1.0})
 
     assert (one.refusal(), one.refusal("t", 0), one.late_error("t", 0)) == (None, None, None)
     assert not one.omits("t", 0)
 
 
 def test_rights_are_those_of_the_session():
-    alice, bob = call(), call(principal="User:bob")
+    alice, bob = request_context_of(), request_context_of(principal="User:bob")
     for one in (alice, bob):
         one.cluster.authorizer.deny(Operation.WRITE, topic="t", principal="User:alice")
 
