@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from aioproducer.protocol.error_codes import ErrorCode
     from aioproducer.testing.apache.kafka import ApacheKafka, ApacheKafkaError, ApacheKafkaMissingError
     from aioproducer.testing.embedded.authorizer import Operation
-    from aioproducer.testing.embedded.cluster import EmbeddedCluster
-    from aioproducer.testing.embedded.security import Security
+    from aioproducer.testing.embedded.broker_security import Security
+    from aioproducer.testing.embedded.embedded_cluster import EmbeddedCluster
     from aioproducer.testing.recording import RecordingProducer, SentRecord
 
 __all__ = [
@@ -33,11 +33,11 @@ _MODULES = {
     "ApacheKafkaError": "aioproducer.testing.apache.kafka",
     "ApacheKafkaMissingError": "aioproducer.testing.apache.kafka",
     "ApiKey": "aioproducer.protocol.api_keys",
-    "EmbeddedCluster": "aioproducer.testing.embedded.cluster",
+    "EmbeddedCluster": "aioproducer.testing.embedded.embedded_cluster",
     "ErrorCode": "aioproducer.protocol.error_codes",
     "Operation": "aioproducer.testing.embedded.authorizer",
     "RecordingProducer": "aioproducer.testing.recording",
-    "Security": "aioproducer.testing.embedded.security",
+    "Security": "aioproducer.testing.embedded.broker_security",
     "SentRecord": "aioproducer.testing.recording",
 }
 

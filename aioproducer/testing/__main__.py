@@ -14,7 +14,7 @@ import sys
 import threading
 from typing import NoReturn
 
-from aioproducer.testing.embedded.cluster import EmbeddedCluster
+from aioproducer.testing.embedded.embedded_cluster import EmbeddedCluster
 from aioproducer.testing.embedded.releases import EVENT_HUBS, RELEASES
 
 _HIGHEST_PORT = 65535

@@ -16,7 +16,7 @@ import pytest
 
 if TYPE_CHECKING:
     from aioproducer.testing.apache.kafka import ApacheKafka
-    from aioproducer.testing.embedded.cluster import EmbeddedCluster
+    from aioproducer.testing.embedded.embedded_cluster import EmbeddedCluster
 
 try:
     from pytest_asyncio import fixture as asyncio_fixture
@@ -122,7 +122,7 @@ async def _kafka_cluster_of_anyio(
 
 
 def _cluster(request: pytest.FixtureRequest) -> EmbeddedCluster:
-    from aioproducer.testing.embedded.cluster import EmbeddedCluster
+    from aioproducer.testing.embedded.embedded_cluster import EmbeddedCluster
 
     settings: dict[str, Any] = {}
     for marker in reversed(list(request.node.iter_markers("kafka_cluster"))):

@@ -122,7 +122,7 @@ def test_each_extra_has_what_the_clusters_import_besides():
     assert besides({name: tree.body for name, tree in parsed.items()}) == {"plugin.py": {"pytest"}}
     assert besides({name: ast.walk(tree) for name, tree in parsed.items()}) == {
         "apache/jars.py": extras["kafka"],
-        "embedded/security.py": extras["gssapi"],
+        "embedded/broker_security.py": extras["gssapi"],
         "plugin.py": {"pytest", "pytest-asyncio"},  # is loaded by the one and does without the other
     }
 

@@ -37,7 +37,7 @@ from aioproducer.security import authentication, sasl
 from aioproducer.security.sasl import OAuthToken
 from aioproducer.security.token_providers import MskIamTokenProvider, OidcTokenProvider
 from aioproducer.testing import EmbeddedCluster, Security
-from aioproducer.testing.embedded import security as broker_security
+from aioproducer.testing.embedded import broker_security
 from aioproducer.types import Secret
 from tests.conftest import MS
 from tests.security.test_token_providers import SECRET_KEY, SESSION_TOKEN, Endpoint, credentials_provider

@@ -24,7 +24,7 @@ from aioproducer.protocol.messages import (
 from aioproducer.security import authentication, sasl
 from aioproducer.security.sasl import OAuthToken
 from aioproducer.testing import EmbeddedCluster, Security
-from aioproducer.testing.embedded import security as broker_security
+from aioproducer.testing.embedded import broker_security
 from aioproducer.testing.simulation.loop import simulate
 from tests.conftest import MS, in_virtual_time
 from tests.support.certificates import authority_pem, server_context

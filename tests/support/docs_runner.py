@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from aioproducer.protocol.recordbatch import Record
-from aioproducer.testing.embedded.cluster import EmbeddedCluster
+from aioproducer.testing.embedded.embedded_cluster import EmbeddedCluster
 from tests.support.docs_pages import ROOT, Block, blocks_of, pages
 
 T = TypeVar("T")

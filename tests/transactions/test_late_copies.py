@@ -10,7 +10,7 @@ import pytest
 from aioproducer import TopicPartition, TransactionAbortableError
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
-from aioproducer.testing.embedded.coordinator import TransactionState as Coordinated
+from aioproducer.testing.embedded.transaction_metadata import TransactionState as Coordinated
 from tests.conftest import MS
 from tests.support.producing import PRODUCE, until, within
 from tests.transactions.test_calls import committed, transactional

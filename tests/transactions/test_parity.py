@@ -13,9 +13,9 @@ import pytest
 from aioproducer.protocol.messages import ApiVersionsRequest
 from aioproducer.protocol.recordbatch import BatchHeader, Record
 from aioproducer.testing import ApacheKafka, EmbeddedCluster
-from aioproducer.testing.embedded.coordinator import TransactionMetadata
 from aioproducer.testing.embedded.state_topic import partition_for
 from aioproducer.testing.embedded.transaction_log import decoded
+from aioproducer.testing.embedded.transaction_metadata import TransactionMetadata
 from tests.support import offset_cells, transaction_cells
 from tests.support.apache_clusters import SHARED, running
 from tests.support.raw_client import RawClient

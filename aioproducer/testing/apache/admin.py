@@ -18,7 +18,7 @@ from aioproducer.protocol.messages_metadata import (
     MetadataResponse,
 )
 from aioproducer.protocol.schema import Message
-from aioproducer.testing.apache.broker import HOST, Broker
+from aioproducer.testing.apache.broker_setup import HOST, Broker
 from aioproducer.testing.apache.jars import ApacheKafkaError
 from aioproducer.testing.apache.listeners import CLIENT
 

@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from aioproducer.testing.apache import admin
-from aioproducer.testing.apache.broker import HOST, Broker, as_text, controller_count
+from aioproducer.testing.apache.broker_setup import HOST, Broker, as_text, controller_count
 from aioproducer.testing.apache.jars import (
     DEFAULT_VERSION,
     ApacheKafkaError,

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from aioproducer.testing.apache.broker import Broker, PortReservation
+from aioproducer.testing.apache.broker_setup import Broker, PortReservation
 from aioproducer.testing.apache.process import ChildProcesses
 
 

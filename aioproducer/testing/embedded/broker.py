@@ -38,7 +38,7 @@ from aioproducer.testing.embedded.tls_streams import Reader, Writer, secured
 from aioproducer.types import Node
 
 if TYPE_CHECKING:
-    from aioproducer.testing.embedded.cluster import EmbeddedCluster
+    from aioproducer.testing.embedded.embedded_cluster import EmbeddedCluster
 
 logger = logging.getLogger(__name__)
 

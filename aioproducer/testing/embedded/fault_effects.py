@@ -17,7 +17,7 @@ from aioproducer.testing.embedded.request_context import CloseConnection
 from aioproducer.testing.embedded.tls_streams import Writer
 
 if TYPE_CHECKING:
-    from aioproducer.testing.embedded.cluster import EmbeddedCluster
+    from aioproducer.testing.embedded.embedded_cluster import EmbeddedCluster
 
 
 def strike(

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.recordbatch import TRANSACTIONAL
 from aioproducer.testing.embedded.batches import encode_batch
-from aioproducer.testing.embedded.coordinator import ProducerIdAndEpoch, Refused
 from aioproducer.testing.embedded.offset_log import (
     PARTITIONS,
     TOPIC,
@@ -24,10 +23,11 @@ from aioproducer.testing.embedded.offset_log import (
 )
 from aioproducer.testing.embedded.state_topic import StateTopic
 from aioproducer.testing.embedded.topics import Partition, wait_until
+from aioproducer.testing.embedded.transaction_metadata import ProducerIdAndEpoch, Refused
 from aioproducer.types import TopicPartition
 
 if TYPE_CHECKING:
-    from aioproducer.testing.embedded.cluster import EmbeddedCluster
+    from aioproducer.testing.embedded.embedded_cluster import EmbeddedCluster
 
 COMMIT_TIMEOUT = 5.0
 """Seconds until offsets that are not replicated are answered with COORDINATOR_NOT_AVAILABLE; Kafka's default

@@ -1,8 +1,8 @@
 """Which function answers which API, and what a request speaks of.
 
-They stand in `produce`, `metadata_handlers` (what there is), `consumers` (what is read), `transaction_requests` and
-`security`. Called by Broker for one request of a connection at a time. A handler changes the cluster's topics
-and returns the answer, or None where the protocol knows no answer; it never sees a socket.
+They stand in `produce_handler`, `metadata_handlers` (what there is), `consumers` (what is read),
+`transaction_requests` and `broker_security`. Called by Broker for one request of a connection at a time. A handler
+changes the cluster's topics and returns the answer, or None where the protocol knows no answer; it never sees a socket.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from aioproducer.protocol.messages import (
     TxnOffsetCommitRequest,
 )
 from aioproducer.protocol.schema import Message
+from aioproducer.testing.embedded.broker_security import sasl_authenticate, sasl_handshake
 from aioproducer.testing.embedded.consumers import fetch, list_offsets
 from aioproducer.testing.embedded.faults import Target
 from aioproducer.testing.embedded.metadata_handlers import (
@@ -31,9 +32,8 @@ from aioproducer.testing.embedded.metadata_handlers import (
     metadata,
 )
 from aioproducer.testing.embedded.offset_requests import offset_fetch, txn_offset_commit
-from aioproducer.testing.embedded.produce import produce
+from aioproducer.testing.embedded.produce_handler import produce
 from aioproducer.testing.embedded.request_context import RequestContext
-from aioproducer.testing.embedded.security import sasl_authenticate, sasl_handshake
 from aioproducer.testing.embedded.transaction_requests import (
     add_offsets_to_txn,
     add_partitions_to_txn,
@@ -42,7 +42,7 @@ from aioproducer.testing.embedded.transaction_requests import (
 )
 
 if TYPE_CHECKING:
-    from aioproducer.testing.embedded.cluster import EmbeddedCluster
+    from aioproducer.testing.embedded.embedded_cluster import EmbeddedCluster
 
 Handler: TypeAlias = Callable[[RequestContext, Any], Coroutine[Any, Any, Message | None]]
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from aioproducer.testing.embedded.batches import Marker
-from aioproducer.testing.embedded.coordinator import TransactionMetadata, TransactionState
 from aioproducer.testing.embedded.log import AppendError
 from aioproducer.testing.embedded.topics import NO_LEADER, Partition
+from aioproducer.testing.embedded.transaction_metadata import TransactionMetadata, TransactionState
 from aioproducer.types import TopicPartition
 
 if TYPE_CHECKING:
-    from aioproducer.testing.embedded.cluster import EmbeddedCluster
+    from aioproducer.testing.embedded.embedded_cluster import EmbeddedCluster
 
 
 class _Appended(NamedTuple):

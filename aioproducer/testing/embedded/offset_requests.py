@@ -16,10 +16,10 @@ from aioproducer.protocol.messages import (
 )
 from aioproducer.protocol.recordbatch import NO_SEQUENCE
 from aioproducer.testing.embedded.authorizer import Operation, ResourceType
-from aioproducer.testing.embedded.coordinator import ProducerIdAndEpoch, Refused
 from aioproducer.testing.embedded.offset_log import CommittedOffset
 from aioproducer.testing.embedded.request_context import RequestContext
 from aioproducer.testing.embedded.topics import NO_OFFSET
+from aioproducer.testing.embedded.transaction_metadata import ProducerIdAndEpoch, Refused
 from aioproducer.testing.embedded.verification import Question, Support, verify
 from aioproducer.types import TopicPartition
 

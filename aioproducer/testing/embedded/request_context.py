@@ -17,7 +17,7 @@ from aioproducer.testing.embedded.faults import Fault
 from aioproducer.testing.embedded.releases import Release
 
 if TYPE_CHECKING:
-    from aioproducer.testing.embedded.cluster import EmbeddedCluster
+    from aioproducer.testing.embedded.embedded_cluster import EmbeddedCluster
 
 
 class CloseConnection(Exception):

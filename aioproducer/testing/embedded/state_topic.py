@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from aioproducer.protocol.error_codes import ErrorCode
-from aioproducer.testing.embedded.coordinator import Refused
 from aioproducer.testing.embedded.log import AppendError
 from aioproducer.testing.embedded.topics import NO_LEADER, Partition
+from aioproducer.testing.embedded.transaction_metadata import Refused
 
 if TYPE_CHECKING:
-    from aioproducer.testing.embedded.cluster import EmbeddedCluster
+    from aioproducer.testing.embedded.embedded_cluster import EmbeddedCluster
 
 State = TypeVar("State")
 

@@ -12,8 +12,8 @@ from aioproducer.protocol import codec
 from aioproducer.protocol.api_keys import ApiKey
 from aioproducer.protocol.primitives import Writer
 from aioproducer.protocol.schema import NEVER, Message, Struct, array, int8, int16, int32, int64, string
-from aioproducer.testing.embedded.coordinator import TransactionMetadata, TransactionState
 from aioproducer.testing.embedded.log import PartitionLog
+from aioproducer.testing.embedded.transaction_metadata import TransactionMetadata, TransactionState
 from aioproducer.types import TopicPartition
 
 TOPIC = "__transaction_state"

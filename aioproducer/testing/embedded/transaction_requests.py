@@ -24,9 +24,9 @@ from aioproducer.testing.embedded.authorizer import (
     added_partition_refusals,
     producer_id_refusal,
 )
-from aioproducer.testing.embedded.coordinator import ProducerIdAndEpoch, Refused
 from aioproducer.testing.embedded.request_context import RequestContext
 from aioproducer.testing.embedded.topics import INTERNAL_TOPICS
+from aioproducer.testing.embedded.transaction_metadata import ProducerIdAndEpoch, Refused
 from aioproducer.types import TopicPartition
 
 _NOBODY = ProducerIdAndEpoch(NO_PRODUCER_ID, NO_PRODUCER_EPOCH)

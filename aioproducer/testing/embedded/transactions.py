@@ -15,14 +15,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.testing.embedded.batches import encode_batch
-from aioproducer.testing.embedded.coordinator import (
-    PREPARED,
-    ProducerIdAndEpoch,
-    Refused,
-    Transaction,
-    TransactionMetadata,
-    TransactionState,
-)
 from aioproducer.testing.embedded.markers import Markers
 from aioproducer.testing.embedded.state_topic import StateTopic
 from aioproducer.testing.embedded.topics import Partition
@@ -33,11 +25,19 @@ from aioproducer.testing.embedded.transaction_log import (
     encoded_value,
     read_states,
 )
+from aioproducer.testing.embedded.transaction_metadata import (
+    PREPARED,
+    ProducerIdAndEpoch,
+    Refused,
+    Transaction,
+    TransactionMetadata,
+    TransactionState,
+)
 from aioproducer.testing.embedded.verification import VerificationFaults
 from aioproducer.types import TopicPartition
 
 if TYPE_CHECKING:
-    from aioproducer.testing.embedded.cluster import EmbeddedCluster
+    from aioproducer.testing.embedded.embedded_cluster import EmbeddedCluster
 
 logger = logging.getLogger(__name__)
 

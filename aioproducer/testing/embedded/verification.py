@@ -18,14 +18,14 @@ from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.messages import ProduceRequest
 from aioproducer.protocol.recordbatch import NO_PRODUCER_ID, BatchHeader, read_header
 from aioproducer.testing.embedded.authorizer import Operation, ResourceType
-from aioproducer.testing.embedded.coordinator import ProducerIdAndEpoch, Refused
 from aioproducer.testing.embedded.log import UNVERIFIED, AppendError, VerificationGuard
 from aioproducer.testing.embedded.request_context import RequestContext
 from aioproducer.testing.embedded.topics import NO_LEADER, Partition
+from aioproducer.testing.embedded.transaction_metadata import ProducerIdAndEpoch, Refused
 from aioproducer.types import TopicPartition
 
 if TYPE_CHECKING:
-    from aioproducer.testing.embedded.cluster import EmbeddedCluster
+    from aioproducer.testing.embedded.embedded_cluster import EmbeddedCluster
 
 RETRY_BACKOFF = 0.02
 """Seconds; Kafka's add.partitions.to.txn.retry.backoff.ms."""

@@ -14,7 +14,7 @@ from aioproducer.network.connection import Connection
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.records.batch import ProducerBatch
 from aioproducer.sending.sender import Sender
-from aioproducer.testing.embedded.coordinator import (
+from aioproducer.testing.embedded.transaction_metadata import (
     ProducerIdAndEpoch,
     Refused,
     Transaction,

@@ -10,9 +10,9 @@ from typing import Any
 from aioproducer import Producer, Receipt
 from aioproducer.testing import EmbeddedCluster, Operation
 from aioproducer.testing.embedded.broker import BrokerState
-from aioproducer.testing.embedded.coordinator import TransactionState
 from aioproducer.testing.embedded.faults import Fault
 from aioproducer.testing.embedded.topics import Partition, Topic
+from aioproducer.testing.embedded.transaction_metadata import TransactionState
 from aioproducer.testing.simulation.loop import SimulatedLoop
 from aioproducer.testing.simulation.network import Latency
 from tests.campaigns.simulation import faults

@@ -16,7 +16,7 @@ from aioproducer.errors import (
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode as Code
 from aioproducer.protocol.outcomes import Action, Row
-from aioproducer.testing.embedded.security import Security
+from aioproducer.testing.embedded.broker_security import Security
 from tests.support.error_table.stage import Stage, check_flags, error_of, play, staged
 
 METADATA, INIT, VERSIONS = ApiKey.METADATA, ApiKey.INIT_PRODUCER_ID, ApiKey.API_VERSIONS

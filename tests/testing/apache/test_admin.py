@@ -16,7 +16,7 @@ from aioproducer.protocol.messages_metadata import CreateTopicsResponse, Metadat
 from aioproducer.protocol.schema import Message
 from aioproducer.testing import EmbeddedCluster
 from aioproducer.testing.apache import admin
-from aioproducer.testing.apache.broker import Broker
+from aioproducer.testing.apache.broker_setup import Broker
 from aioproducer.testing.apache.jars import ApacheKafkaError
 from tests.conftest import MS
 

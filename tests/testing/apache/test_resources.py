@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aioproducer.testing.apache.broker import Broker
+from aioproducer.testing.apache.broker_setup import Broker
 from aioproducer.testing.apache.resources import Resources
 from tests.support.apache_processes import descriptors, is_alive
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.testing import EmbeddedCluster
 from aioproducer.testing.embedded.batches import Marker, read_marker
-from aioproducer.testing.embedded.coordinator import TransactionMetadata, TransactionState
 from aioproducer.testing.embedded.markers import Markers
+from aioproducer.testing.embedded.transaction_metadata import TransactionMetadata, TransactionState
 from aioproducer.types import TopicPartition
 from tests.support.coordinators import another, levels, staged, within_deadline
 from tests.support.raw_transactions import refused

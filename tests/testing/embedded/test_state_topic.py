@@ -7,9 +7,9 @@ import pytest
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.testing import EmbeddedCluster
 from aioproducer.testing.embedded.batches import encode_batch
-from aioproducer.testing.embedded.coordinator import Refused
 from aioproducer.testing.embedded.state_topic import StateTopic, partition_for
 from aioproducer.testing.embedded.topics import Partition
+from aioproducer.testing.embedded.transaction_metadata import Refused
 from tests.support.raw_client import NOW
 
 

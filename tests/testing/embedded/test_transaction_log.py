@@ -8,10 +8,10 @@ import pytest
 
 from aioproducer.errors import UnsupportedVersionError
 from aioproducer.testing.embedded.batches import encode_batch
-from aioproducer.testing.embedded.coordinator import TransactionMetadata, TransactionState
 from aioproducer.testing.embedded.log import PartitionLog
 from aioproducer.testing.embedded.log_config import LogConfig
 from aioproducer.testing.embedded.transaction_log import decoded, encoded_key, encoded_value, read_states
+from aioproducer.testing.embedded.transaction_metadata import TransactionMetadata, TransactionState
 from aioproducer.types import TopicPartition
 from tests.support.raw_client import NOW
 

@@ -12,9 +12,9 @@ from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.messages import FindCoordinatorRequest
 from aioproducer.testing import EmbeddedCluster
 from aioproducer.testing.embedded import transactions
-from aioproducer.testing.embedded.coordinator import Refused
 from aioproducer.testing.embedded.state_topic import partition_for
 from aioproducer.testing.embedded.transaction_log import TOPIC
+from aioproducer.testing.embedded.transaction_metadata import Refused
 from tests.conftest import MS
 from tests.support.coordinators import another, levels, staged, states, within_deadline
 from tests.support.producing import until

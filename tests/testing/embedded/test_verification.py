@@ -9,7 +9,7 @@ import pytest
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.testing import EmbeddedCluster
-from aioproducer.testing.embedded.coordinator import ProducerIdAndEpoch
+from aioproducer.testing.embedded.transaction_metadata import ProducerIdAndEpoch
 from aioproducer.testing.embedded.verification import Question, Support, VerificationFaults, verify
 from aioproducer.types import TopicPartition
 from tests.conftest import MS, in_virtual_time

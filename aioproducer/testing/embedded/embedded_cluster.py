@@ -22,6 +22,7 @@ from uuid import UUID
 
 from aioproducer.testing.embedded.authorizer import Authorizer
 from aioproducer.testing.embedded.broker import Broker, BrokerState
+from aioproducer.testing.embedded.broker_security import Security
 from aioproducer.testing.embedded.faults import FaultScript
 from aioproducer.testing.embedded.groups import GroupCoordinator
 from aioproducer.testing.embedded.inspection import Inspection
@@ -29,7 +30,6 @@ from aioproducer.testing.embedded.log_config import LogConfig
 from aioproducer.testing.embedded.offset_log import TOPIC as OFFSETS_TOPIC
 from aioproducer.testing.embedded.quotas import Quota, Quotas
 from aioproducer.testing.embedded.releases import release_named
-from aioproducer.testing.embedded.security import Security
 from aioproducer.testing.embedded.topics import NO_LEADER, Partition, Topic, is_valid_name
 from aioproducer.testing.embedded.transaction_log import TOPIC as TRANSACTIONS_TOPIC
 from aioproducer.testing.embedded.transactions import TransactionCoordinator

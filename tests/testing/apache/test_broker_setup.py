@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from aioproducer.testing.apache.broker import Broker, PortReservation, controller_count, what_went_wrong
+from aioproducer.testing.apache.broker_setup import Broker, PortReservation, controller_count, what_went_wrong
 from aioproducer.testing.apache.kafka import ApacheKafka
 from aioproducer.testing.apache.listeners import declared
 

@@ -14,7 +14,7 @@ from aioproducer.protocol.messages import (
 )
 from aioproducer.testing import EmbeddedCluster
 from aioproducer.testing.embedded.faults import FaultScript
-from aioproducer.testing.embedded.produce import produce
+from aioproducer.testing.embedded.produce_handler import produce
 from aioproducer.testing.embedded.request_context import CloseConnection
 from tests.conftest import MS
 from tests.support.direct_calls import context_of, unstarted_cluster

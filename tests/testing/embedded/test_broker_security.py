@@ -14,7 +14,7 @@ from aiokafka.abc import AbstractTokenProvider
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.messages import MetadataRequest, SaslAuthenticateRequest, SaslHandshakeRequest
 from aioproducer.testing import EmbeddedCluster, Security
-from aioproducer.testing.embedded import security as security_module
+from aioproducer.testing.embedded import broker_security
 from tests.conftest import MS
 from tests.security.test_mechanisms import jws
 from tests.support.certificates import (
@@ -173,7 +173,7 @@ async def test_a_cluster_without_sasl_says_so():
 
 
 async def test_a_session_that_is_over_serves_nothing_but_an_authentication_anew(monkeypatch):
-    monkeypatch.setattr(security_module, "PAUSE_BETWEEN_AUTHENTICATIONS", 0.0)
+    monkeypatch.setattr(broker_security, "PAUSE_BETWEEN_AUTHENTICATIONS", 0.0)
     async with cluster_of(session_lifetime=30 * MS) as cluster:
         async with RawClient(address(cluster)) as client:
             assert await authenticated(client) == int(30 * MS * 1000)
@@ -186,7 +186,7 @@ async def test_a_session_that_is_over_serves_nothing_but_an_authentication_anew(
 
 
 async def test_an_authentication_anew_has_to_be_of_the_same_principal_and_mechanism(monkeypatch):
-    monkeypatch.setattr(security_module, "PAUSE_BETWEEN_AUTHENTICATIONS", 0.0)
+    monkeypatch.setattr(broker_security, "PAUSE_BETWEEN_AUTHENTICATIONS", 0.0)
     async with cluster_of(session_lifetime=30.0) as cluster, RawClient(address(cluster)) as client:
         await authenticated(client)
         answer = await client.ask(SaslHandshakeRequest(mechanism="SCRAM-SHA-256"), 1)

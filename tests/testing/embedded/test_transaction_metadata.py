@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from aioproducer.protocol.error_codes import ErrorCode
-from aioproducer.testing.embedded.coordinator import (
+from aioproducer.testing.embedded.transaction_metadata import (
     LAST_EPOCH,
     MAX_EPOCH,
     TRANSITIONS,
