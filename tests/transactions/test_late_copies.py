@@ -10,7 +10,7 @@ import pytest
 from aioproducer import TopicPartition, TransactionAbortableError
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
-from aioproducer.testing.embedded.transaction_metadata import TransactionState as Coordinated
+from aioproducer.testing.embedded.transaction_metadata import TransactionStatus
 from tests.conftest import MS
 from tests.support.producing import PRODUCE, until, within
 from tests.transactions.test_calls import committed, transactional
@@ -88,7 +88,7 @@ async def test_with_v1_any_request_that_was_not_answered_is_followed_by_a_new_ep
         assert len(cluster.requests_of(INIT)) == 2
         await copy.arrives()
 
-        assert cluster.transactions.describe("tx").state is Coordinated.EMPTY
+        assert cluster.transactions.describe("tx").state is TransactionStatus.EMPTY
         async with producer.transaction():
             await producer.send("t", b"2", partition=0)
         assert committed(cluster) == ([b"1", b"2"] if how == "commit" else [b"2"])

@@ -18,7 +18,7 @@ from aioproducer.protocol.messages_metadata import (
     MetadataResponse,
 )
 from aioproducer.protocol.schema import Message
-from aioproducer.testing.apache.broker_setup import HOST, Broker
+from aioproducer.testing.apache.broker_setup import HOST, ApacheBroker
 from aioproducer.testing.apache.jars import ApacheKafkaError
 from aioproducer.testing.apache.listeners import CLIENT
 
@@ -34,7 +34,7 @@ _CREATE_TOPICS_VERSION = 5
 R = TypeVar("R", bound=Message)
 
 
-async def knows(broker: Broker, expected: Collection[int]) -> bool:
+async def knows(broker: ApacheBroker, expected: Collection[int]) -> bool:
     """Whether a broker that may be starting takes clients and knows all the `expected` ids to be alive."""
     try:
         if not (await registered(broker.internal_port)).issuperset(expected):

@@ -58,7 +58,7 @@ class PortReservation:
 
 
 @dataclass(eq=False)
-class Broker:
+class ApacheBroker:
     """Fixed addresses and files of one broker, and the process that comes and goes."""
 
     id: int
@@ -117,7 +117,7 @@ class Broker:
 
     def write_files(
         self,
-        voters: Sequence[Broker],
+        voters: Sequence[ApacheBroker],
         brokers: int,
         listeners: tuple[Listener, ...],
         config: Mapping[str, Setting],
@@ -131,7 +131,9 @@ class Broker:
         lines = (f"{key}={_escaped(as_text(value))}\n" for key, value in settings.items())
         self.properties.write_text("".join(lines), encoding="ascii")
 
-    def _own_settings(self, voters: Sequence[Broker], listeners: tuple[Listener, ...]) -> dict[str, Setting]:
+    def _own_settings(
+        self, voters: Sequence[ApacheBroker], listeners: tuple[Listener, ...]
+    ) -> dict[str, Setting]:
         names = [*(listener.name for listener in listeners), INTERNAL]
         is_voter = self in voters
         bound = [*names, CONTROLLER] if is_voter else names

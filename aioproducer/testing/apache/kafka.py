@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from aioproducer.testing.apache import admin
-from aioproducer.testing.apache.broker_setup import HOST, Broker, as_text, controller_count
+from aioproducer.testing.apache.broker_setup import HOST, ApacheBroker, as_text, controller_count
 from aioproducer.testing.apache.jars import (
     DEFAULT_VERSION,
     ApacheKafkaError,
@@ -127,7 +127,7 @@ class ApacheKafka:
         self._advertised = dict(advertised or {})
         self._chosen_java = java
         # Set by start().
-        self._brokers: list[Broker] = []
+        self._brokers: list[ApacheBroker] = []
         self._java: JavaRuntime | None = None
         self._resources: Resources | None = None
 
@@ -353,18 +353,18 @@ class ApacheKafka:
             raise RuntimeError("this ApacheKafka was never started")
         return self._resources
 
-    def _broker(self, node_id: int) -> Broker:
+    def _broker(self, node_id: int) -> ApacheBroker:
         if not 0 <= node_id < len(self._brokers):
             raise ApacheKafkaError(f"there is no broker {node_id}: there are {len(self._brokers)}, from 0 on")
         return self._brokers[node_id]
 
-    def _process(self, broker: Broker) -> subprocess.Popen[bytes]:
+    def _process(self, broker: ApacheBroker) -> subprocess.Popen[bytes]:
         process = broker.running
         if process is None:
             raise ApacheKafkaError(f"broker {broker.id} is not running")
         return process
 
-    def _answering(self) -> list[Broker]:
+    def _answering(self) -> list[ApacheBroker]:
         brokers = [broker for broker in self._brokers if broker.running and not broker.is_paused]
         if not brokers:
             raise ApacheKafkaError("no broker is running, or all of them are paused")
@@ -377,7 +377,7 @@ class ApacheKafka:
             ports |= {listener.name: reserve() for listener in self._listeners if listener.name != CLIENT}
             host, port = self._advertised.get(node_id, (HOST, 0))
             self._brokers.append(
-                Broker(
+                ApacheBroker(
                     id=node_id,
                     directory=self._held.directory / f"node-{node_id}",
                     ports=ports,
@@ -409,7 +409,7 @@ class ApacheKafka:
                     f"the storage of broker {broker.id} could not be formatted:\n{broker.what_went_wrong()}"
                 )
 
-    async def _start(self, brokers: Sequence[Broker]) -> None:
+    async def _start(self, brokers: Sequence[ApacheBroker]) -> None:
         """Start them and wait until each takes clients and knows all the others, or one has ended."""
         self._held.ports.before_listening()
         for broker in brokers:
@@ -427,13 +427,13 @@ class ApacheKafka:
                 await asyncio.sleep(_POLL)
 
     def _run(
-        self, broker: Broker, main_class: str, *arguments: str, options: Sequence[str]
+        self, broker: ApacheBroker, main_class: str, *arguments: str, options: Sequence[str]
     ) -> subprocess.Popen[bytes]:
         assert self._java is not None
         command = self._java.command(main_class, *arguments, scratch=broker.scratch, options=options)
         return self._held.children.spawn(command, directory=broker.directory, log=broker.log)
 
-    async def _shut_down(self, brokers: Sequence[Broker]) -> None:
+    async def _shut_down(self, brokers: Sequence[ApacheBroker]) -> None:
         processes = [self._process(broker) for broker in brokers]
         for broker, process in zip(brokers, processes, strict=True):
             self.resume(broker.id)
@@ -443,7 +443,7 @@ class ApacheKafka:
             for process in processes:
                 await self._held.children.wait(process)
 
-    async def _end_or_kill(self, brokers: Sequence[Broker]) -> None:
+    async def _end_or_kill(self, brokers: Sequence[ApacheBroker]) -> None:
         """Wait for the end of brokers that are shutting down; kill those that wait in vain for a controller."""
         now = asyncio.get_running_loop().time
         had_quorum_at = now()
@@ -466,7 +466,7 @@ class ApacheKafka:
         return len(up) > len(voters) // 2
 
     @asynccontextmanager
-    async def _within_start_timeout(self, brokers: Sequence[Broker], doing: str) -> AsyncIterator[None]:
+    async def _within_start_timeout(self, brokers: Sequence[ApacheBroker], doing: str) -> AsyncIterator[None]:
         try:
             async with asyncio.timeout(self.start_timeout):
                 yield

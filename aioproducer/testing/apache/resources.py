@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from aioproducer.testing.apache.broker_setup import Broker, PortReservation
+from aioproducer.testing.apache.broker_setup import ApacheBroker, PortReservation
 from aioproducer.testing.apache.process import ChildProcesses
 
 
@@ -46,7 +46,7 @@ class Resources:
         if self._end():
             self._discard_directory()
 
-    def release_but_logs(self, brokers: Sequence[Broker]) -> str | None:
+    def release_but_logs(self, brokers: Sequence[ApacheBroker]) -> str | None:
         """Give all back but configuration and logs; return a sentence that says where they are, if any."""
         if self._end():
             for broker in brokers if self._is_temporary else ():

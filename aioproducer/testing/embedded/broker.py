@@ -66,7 +66,7 @@ TRANSITIONS: dict[BrokerState, frozenset[BrokerState]] = {
 }
 
 
-class Broker:
+class EmbeddedBroker:
     """One broker of an EmbeddedCluster."""
 
     def __init__(

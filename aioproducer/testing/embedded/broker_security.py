@@ -40,7 +40,7 @@ LATEST_EXPIRY = 2.0**53
 """Seconds since 1970; an "exp" beyond it, such as Infinity, makes a token invalid."""
 
 
-class Refused(Exception):
+class AuthenticationRefused(Exception):
     """The client does not prove who it is; the text is what it is told."""
 
 
@@ -182,8 +182,8 @@ async def sasl_authenticate(
         try:
             answer = exchange.step(request.auth_bytes)
             if session.is_authenticated and exchange.principal not in ("", session.principal):
-                raise Refused("Cannot change principals during re-authentication")
-        except Refused as refusal:
+                raise AuthenticationRefused("Cannot change principals during re-authentication")
+        except AuthenticationRefused as refusal:
             error, told = ErrorCode.SASL_AUTHENTICATION_FAILED, str(refusal)
     if error is not None:
         security.failures += 1
@@ -224,7 +224,7 @@ class Exchange(Protocol):
     """Seconds that the credentials are good for; 0: for ever."""
 
     def step(self, message: bytes) -> bytes:
-        """Answer the client. Raises Refused."""
+        """Answer the client. Raises AuthenticationRefused."""
 
 
 class _Plain:
@@ -236,9 +236,9 @@ class _Plain:
     def step(self, message: bytes) -> bytes:
         parts = message.decode("utf-8", "replace").split("\0")
         if len(parts) != 3 or parts[0] not in ("", parts[1]):
-            raise Refused("Invalid SASL/PLAIN response: expected 3 tokens")
+            raise AuthenticationRefused("Invalid SASL/PLAIN response: expected 3 tokens")
         if self._security.users.get(parts[1]) != parts[2]:
-            raise Refused("Authentication failed: Invalid username or password")
+            raise AuthenticationRefused("Authentication failed: Invalid username or password")
         self.principal = f"User:{parts[1]}"
         return b""
 
@@ -255,13 +255,13 @@ class _OAuthBearer:
 
     def step(self, message: bytes) -> bytes:
         if self._refused:
-            raise Refused(
+            raise AuthenticationRefused(
                 "Authentication failed: the token is invalid" if message == b"\x01" else "expected %x01"
             )
         head, *pairs = message.decode("utf-8", "replace").split("\x01")
         fields = dict(pair.partition("=")[::2] for pair in pairs if pair)
         if not head.startswith("n,") or not fields.get("auth", "").lower().startswith("bearer "):
-            raise Refused("Invalid OAUTHBEARER client first message")
+            raise AuthenticationRefused("Invalid OAUTHBEARER client first message")
         claims = self._claims(fields.pop("auth")[7:])
         expires, subject = claims.get("exp"), claims.get("sub")
         left = 0.0
@@ -299,7 +299,7 @@ class _Gssapi:
         try:
             return self._step(message)
         except self._gssapi.exceptions.GSSError as error:
-            raise Refused(f"GSS initiate failed: {error.gen_message()}") from error
+            raise AuthenticationRefused(f"GSS initiate failed: {error.gen_message()}") from error
 
     def _step(self, message: bytes) -> bytes:
         if not self._context.complete:
@@ -310,7 +310,7 @@ class _Gssapi:
             offer: bytes = self._context.wrap(b"\x01\x00\x00\x00", False).message
             return offer
         if self._context.unwrap(message).message[:1] != b"\x01":
-            raise Refused("a security layer was chosen that was not offered")
+            raise AuthenticationRefused("a security layer was chosen that was not offered")
         self.principal = f"User:{str(self._context.initiator_name).partition('@')[0].partition('/')[0]}"
         return b""
 
@@ -331,14 +331,16 @@ class _Scram:
     def _begin(self, text: str) -> bytes:
         found = re.fullmatch(r"n,(?:a=[^,]*)?,(n=([^,]+),r=([^,]+)(,tokenauth=true)?)", text)
         if found is None:
-            raise Refused("Invalid SCRAM client first message format")
+            raise AuthenticationRefused("Invalid SCRAM client first message format")
         name = found[2].replace("=2C", ",").replace("=3D", "=")
         if found[4]:
             self._user, password = self._security.delegation_tokens.get(name, ("", ""))
         else:
             self._user, password = name, self._security.users.get(name, "")
         if not password:
-            raise Refused("Authentication failed during authentication due to invalid credentials")
+            raise AuthenticationRefused(
+                "Authentication failed during authentication due to invalid credentials"
+            )
         security = self._security
         salt, extra = security.random.randbytes(16), security.random.randbytes(12).hex()
         self._salted = hashlib.pbkdf2_hmac(self._hash, password.encode(), salt, security.iterations)
@@ -349,13 +351,15 @@ class _Scram:
     def _verify(self, text: str) -> bytes:
         without_proof, _, proof = text.rpartition(",p=")
         if without_proof != f"c=biws,r={self._nonce}":
-            raise Refused("Invalid client nonce or channel binding in the final client message")
+            raise AuthenticationRefused("Invalid client nonce or channel binding in the final client message")
         signed = f"{self._first_bare},{self._server_first},{without_proof}".encode()
         stored = hashlib.new(self._hash, self._hmac(self._salted, b"Client Key")).digest()
         signature = self._hmac(stored, signed)
         key = bytes(a ^ b for a, b in zip(b64decode(proof), signature, strict=False))
         if hashlib.new(self._hash, key).digest() != stored:
-            raise Refused("Authentication failed during authentication due to invalid credentials")
+            raise AuthenticationRefused(
+                "Authentication failed during authentication due to invalid credentials"
+            )
         self.principal = f"User:{self._user}"
         server_signature = self._hmac(self._hmac(self._salted, b"Server Key"), signed)
         return f"v={b64encode(server_signature).decode()}".encode()

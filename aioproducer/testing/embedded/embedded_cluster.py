@@ -5,7 +5,7 @@
         ...
         assert len(cluster.records("flights")) == 1000
 
-What the brokers know together (topics, leaders, producer ids) lives here, each broker's sockets in Broker,
+What the brokers know together (topics, leaders, producer ids) lives here, each broker's sockets in EmbeddedBroker,
 what tests look at in Inspection.
 """
 
@@ -21,7 +21,7 @@ from types import TracebackType
 from uuid import UUID
 
 from aioproducer.testing.embedded.authorizer import Authorizer
-from aioproducer.testing.embedded.broker import Broker, BrokerState
+from aioproducer.testing.embedded.broker import BrokerState, EmbeddedBroker
 from aioproducer.testing.embedded.broker_security import Security
 from aioproducer.testing.embedded.faults import FaultScript
 from aioproducer.testing.embedded.groups import GroupCoordinator
@@ -30,7 +30,7 @@ from aioproducer.testing.embedded.log_config import LogConfig
 from aioproducer.testing.embedded.offset_log import TOPIC as OFFSETS_TOPIC
 from aioproducer.testing.embedded.quotas import Quota, Quotas
 from aioproducer.testing.embedded.releases import release_named
-from aioproducer.testing.embedded.topics import NO_LEADER, Partition, Topic, is_valid_name
+from aioproducer.testing.embedded.topics import NO_LEADER, EmbeddedTopic, Partition, is_valid_name
 from aioproducer.testing.embedded.transaction_log import TOPIC as TRANSACTIONS_TOPIC
 from aioproducer.testing.embedded.transactions import TransactionCoordinator
 from aioproducer.types import Node
@@ -120,7 +120,8 @@ class EmbeddedCluster(Inspection):
         # Brokers that a fault has taken down and that come back by themselves.
         self._restarts: dict[asyncio.Task[None], None] = {}
         self._brokers = [
-            Broker(self, node_id, host, port and port + node_id, release) for node_id in range(brokers)
+            EmbeddedBroker(self, node_id, host, port and port + node_id, release)
+            for node_id in range(brokers)
         ]
         self.transactions = TransactionCoordinator(
             self, min(transaction_version, release.transaction_version)
@@ -220,7 +221,7 @@ class EmbeddedCluster(Inspection):
             if (broker.is_running or broker.is_frozen) and not broker.is_fenced
         ]
 
-    def broker(self, node: int) -> Broker:
+    def broker(self, node: int) -> EmbeddedBroker:
         """The broker with this node id. Raises ValueError if there is none."""
         if not 0 <= node < len(self._brokers):
             raise ValueError(f"there is no broker {node}; the node ids are 0 to {len(self._brokers) - 1}")
@@ -315,7 +316,7 @@ class EmbeddedCluster(Inspection):
         *,
         replication_factor: int | None = None,
         config: Mapping[str, str | None] | None = None,
-    ) -> Topic:
+    ) -> EmbeddedTopic:
         """Create a topic; clients can use it at once.
 
         Args:
@@ -342,7 +343,7 @@ class EmbeddedCluster(Inspection):
             raise ValueError(f"topic {name!r} with {count} partitions and {replicas} replicas can't be made")
         settings = self.check_config(config or {})
         alive = {node.node_id for node in self.alive()}
-        topic = Topic(
+        topic = EmbeddedTopic(
             name,
             self._uuid(),
             [

@@ -1,6 +1,6 @@
 """How a scripted fault is carried out: what befalls the brokers, and what befalls an answer on its way.
 
-Called by Broker for the faults that FaultScript found for a request. Errors and partitions that are left
+Called by EmbeddedBroker for the faults that FaultScript found for a request. Errors and partitions that are left
 out are the handlers' business.
 """
 

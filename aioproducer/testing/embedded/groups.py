@@ -23,7 +23,7 @@ from aioproducer.testing.embedded.offset_log import (
 )
 from aioproducer.testing.embedded.state_topic import StateTopic
 from aioproducer.testing.embedded.topics import Partition, wait_until
-from aioproducer.testing.embedded.transaction_metadata import ProducerIdAndEpoch, Refused
+from aioproducer.testing.embedded.transaction_metadata import ProducerIdAndEpoch, TransactionRefused
 from aioproducer.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class GroupCoordinator:
         """What broker `node` knows of the group's partition.
 
         Raises:
-            Refused: the broker is not the coordinator, or is still reading the log.
+            TransactionRefused: the broker is not the coordinator, or is still reading the log.
         """
         state = self._states.state_at(node, group)
         partition = self.partition_of(group)
@@ -123,12 +123,12 @@ class GroupCoordinator:
         """Whether this member may commit offsets in a transaction (ClassicGroup.validateOffsetCommit).
 
         Raises:
-            Refused: it may not.
+            TransactionRefused: it may not.
         """
         membership = self._memberships.get(group)
         if membership is None and not self.offsets_at(node, group).knows(group):
             if generation >= 0:
-                raise Refused(ErrorCode.ILLEGAL_GENERATION)
+                raise TransactionRefused(ErrorCode.ILLEGAL_GENERATION)
             return
         membership = membership or _Membership()
         if generation < 0 and not membership.members:
@@ -138,11 +138,11 @@ class GroupCoordinator:
         if instance is not None:
             owner = next((id for id, its in membership.members.items() if its == instance), None)
             if owner is not None and owner != member:
-                raise Refused(ErrorCode.FENCED_INSTANCE_ID)
+                raise TransactionRefused(ErrorCode.FENCED_INSTANCE_ID)
         if member not in membership.members:
-            raise Refused(ErrorCode.UNKNOWN_MEMBER_ID)
+            raise TransactionRefused(ErrorCode.UNKNOWN_MEMBER_ID)
         if generation != membership.generation:
-            raise Refused(ErrorCode.ILLEGAL_GENERATION)
+            raise TransactionRefused(ErrorCode.ILLEGAL_GENERATION)
 
     async def commit(
         self, group: str, producer: ProducerIdAndEpoch, offsets: Mapping[TopicPartition, CommittedOffset]
@@ -150,7 +150,7 @@ class GroupCoordinator:
         """Write the offsets of a transaction and wait until they are replicated.
 
         Raises:
-            Refused: the log does not take them, or they are not replicated in time.
+            TransactionRefused: the log does not take them, or they are not replicated in time.
         """
         partition = self.partition_of(group)
         now_ms = self._cluster.now_ms()
@@ -169,9 +169,9 @@ class GroupCoordinator:
             lambda: partition.high_watermark > offset or partition.leader_epoch != leader_epoch,
             COMMIT_TIMEOUT,
         ):
-            raise Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+            raise TransactionRefused(ErrorCode.COORDINATOR_NOT_AVAILABLE)
         if partition.leader_epoch != leader_epoch:
-            raise Refused(ErrorCode.NOT_COORDINATOR)
+            raise TransactionRefused(ErrorCode.NOT_COORDINATOR)
 
     def forget_topic(self, topic: str) -> None:
         """A topic is deleted, and with it every group's offsets in it, but for those that can't be written to."""
@@ -180,5 +180,5 @@ class GroupCoordinator:
             found = state.catch_up(partition.log, partition.high_watermark).concerning(topic)
             if found:
                 records = [encoded_offset(group, target, None, now_ms) for group, target in found]
-                with suppress(Refused):  # The topic is gone whatever becomes of its offsets.
+                with suppress(TransactionRefused):  # The topic is gone whatever becomes of its offsets.
                     self._states.append(partition, encode_batch(records, now_ms))

@@ -1,8 +1,9 @@
 """Which function answers which API, and what a request speaks of.
 
 They stand in `produce_handler`, `metadata_handlers` (what there is), `consumers` (what is read),
-`transaction_requests` and `broker_security`. Called by Broker for one request of a connection at a time. A handler
-changes the cluster's topics and returns the answer, or None where the protocol knows no answer; it never sees a socket.
+`transaction_requests` and `broker_security`. Called by EmbeddedBroker for one request of a connection at a time. A
+handler changes the cluster's topics and returns the answer, or None where the protocol knows no answer; it never sees
+a socket.
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ from uuid import UUID
 from aioproducer.protocol.api import ApiKey, RequestHeader
 from aioproducer.protocol.recordbatch import Record
 from aioproducer.protocol.schema import Message
-from aioproducer.testing.embedded.log import Batch, PartitionLog
+from aioproducer.testing.embedded.log import LogBatch, PartitionLog
 from aioproducer.testing.embedded.request_context import SeenRequest
-from aioproducer.testing.embedded.topics import Partition, Topic
+from aioproducer.testing.embedded.topics import EmbeddedTopic, Partition
 
 _REQUESTS_KEPT = 10_000
 
@@ -23,10 +23,10 @@ class Inspection:
     """The topics of a cluster and what was asked of it, for reading."""
 
     def __init__(self) -> None:
-        self.topics: dict[str, Topic] = {}
+        self.topics: dict[str, EmbeddedTopic] = {}
         self.requests: deque[SeenRequest] = deque(maxlen=_REQUESTS_KEPT)
         """The latest requests that brokers have read, but no ApiVersions requests that they refused."""
-        self._topics_by_id: dict[UUID, Topic] = {}
+        self._topics_by_id: dict[UUID, EmbeddedTopic] = {}
         self._seen = asyncio.Event()
 
     # Records
@@ -42,7 +42,7 @@ class Inspection:
         """A partition's log. Raises KeyError if there is none."""
         return self.partition(topic, partition).log
 
-    def batches(self, topic: str, partition: int) -> list[Batch]:
+    def batches(self, topic: str, partition: int) -> list[LogBatch]:
         """The batches of a partition, in order."""
         return list(self.log(topic, partition).batches)
 
@@ -92,7 +92,7 @@ class Inspection:
         self._seen.set()
         return seen
 
-    def find_topic(self, name: str | None, topic_id: UUID) -> Topic | None:
+    def find_topic(self, name: str | None, topic_id: UUID) -> EmbeddedTopic | None:
         """A topic by its name, or by its id if there is no name."""
         return self.topics.get(name) if name else self._topics_by_id.get(topic_id)
 

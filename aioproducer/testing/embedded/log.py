@@ -64,7 +64,7 @@ class AppendError(Exception):
         """Kafka answers the log start offset as well: of errors that it does not take for everyday ones."""
 
 
-class Batch(NamedTuple):
+class LogBatch(NamedTuple):
     """A batch in the log: its header, read once, and its bytes."""
 
     header: BatchHeader
@@ -84,7 +84,7 @@ class Batch(NamedTuple):
         return read_records(payload, self.header)
 
 
-class Appended(NamedTuple):
+class LogAppendInfo(NamedTuple):
     """Where a batch went. A duplicate tells of the batch that came first."""
 
     base_offset: int
@@ -120,7 +120,7 @@ class PartitionLog:
         self.start_offset = 0
         self.end_offset = 0
         """Offset of the next record."""
-        self.batches: list[Batch] = []
+        self.batches: list[LogBatch] = []
         self.producers: dict[int, ProducerState] = {}
         self.transactions = TransactionIndex()
         self._guards: dict[int, VerificationGuard] = {}
@@ -132,7 +132,7 @@ class PartitionLog:
         *,
         leader_epoch: int,
         guard: VerificationGuard | None = None,
-    ) -> Appended:
+    ) -> LogAppendInfo:
         """Append one batch that `validate` passed, or recognise it as a duplicate.
 
         Args:
@@ -151,16 +151,16 @@ class PartitionLog:
                 duplicate = state.find_duplicate(header)
                 if duplicate is not None:
                     # Kafka answers with the batch's largest timestamp here, also on a CreateTime topic.
-                    return Appended(
+                    return LogAppendInfo(
                         duplicate.base_offset, duplicate.last_offset, duplicate.max_timestamp, True
                     )
                 state.check(header)
             self._check_transaction(header, guard)
         batch = self._take(data, header, leader_epoch)
         log_append_time = header.max_timestamp if header.log_append_time else NO_TIMESTAMP
-        return Appended(batch.header.base_offset, batch.last_offset, log_append_time)
+        return LogAppendInfo(batch.header.base_offset, batch.last_offset, log_append_time)
 
-    def append_by_broker(self, data: bytes, *, leader_epoch: int) -> Appended:
+    def append_by_broker(self, data: bytes, *, leader_epoch: int) -> LogAppendInfo:
         """Append a batch that a coordinator has written. Of its producer only the epoch is looked at.
 
         Raises:
@@ -171,11 +171,11 @@ class PartitionLog:
         if state is not None:
             state.check_epoch(header)
         batch = self._take(data, header, leader_epoch)
-        return Appended(batch.header.base_offset, batch.last_offset, NO_TIMESTAMP)
+        return LogAppendInfo(batch.header.base_offset, batch.last_offset, NO_TIMESTAMP)
 
     def append_marker(
         self, producer_id: int, producer_epoch: int, marker: Marker, *, leader_epoch: int, now_ms: int
-    ) -> Appended:
+    ) -> LogAppendInfo:
         """End a transaction, if the producer has one open here. From now on its older epochs are refused.
 
         Raises:
@@ -238,10 +238,10 @@ class PartitionLog:
                 tells_log_start=True,
             )
 
-    def _take(self, data: Bytes, header: BatchHeader, leader_epoch: int) -> Batch:
+    def _take(self, data: Bytes, header: BatchHeader, leader_epoch: int) -> LogBatch:
         prefix = _PREFIX.pack(self.end_offset, header.length, leader_epoch)
         header = header._replace(base_offset=self.end_offset, partition_leader_epoch=leader_epoch)
-        batch = Batch(header, b"".join((prefix, memoryview(data)[_PREFIX.size :])))
+        batch = LogBatch(header, b"".join((prefix, memoryview(data)[_PREFIX.size :])))
         self.batches.append(batch)
         self.end_offset = batch.last_offset + 1
         self._replay(batch)
@@ -320,7 +320,7 @@ class PartitionLog:
         self.start_offset = min(max(offset, self.start_offset), self.end_offset)
         self.transactions.forget_before(self.start_offset)
 
-    def _replay(self, batch: Batch) -> None:
+    def _replay(self, batch: LogBatch) -> None:
         """Take note of what a batch says about its producer."""
         header = batch.header
         producer_id = header.producer_id
@@ -340,7 +340,7 @@ class PartitionLog:
             self.transactions.begin(producer_id, header.base_offset)
             self._guards.pop(producer_id, None)
 
-    def batches_from(self, offset: int) -> Iterator[Batch]:
+    def batches_from(self, offset: int) -> Iterator[LogBatch]:
         """The batches from the one that holds `offset` on."""
         first = bisect_right(self.batches, offset, key=lambda batch: batch.header.base_offset) - 1
         for index in range(max(first, 0), len(self.batches)):
@@ -412,7 +412,7 @@ class ProducerState:
                 tells_log_start=True,
             )
 
-    def remember(self, batch: Batch) -> None:
+    def remember(self, batch: LogBatch) -> None:
         """Take note of an appended batch."""
         header = batch.header
         self._enter(header.producer_epoch)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from aioproducer.testing.embedded.batches import Marker
 from aioproducer.testing.embedded.log import AppendError
 from aioproducer.testing.embedded.topics import NO_LEADER, Partition
-from aioproducer.testing.embedded.transaction_metadata import TransactionMetadata, TransactionState
+from aioproducer.testing.embedded.transaction_metadata import TransactionMetadata, TransactionStatus
 from aioproducer.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Markers:
         """
         key = metadata.transactional_id, *metadata.identity
         appended = self._appended.setdefault(key, {})
-        marker = Marker(metadata.state is TransactionState.PREPARE_COMMIT, coordinator_epoch)
+        marker = Marker(metadata.state is TransactionStatus.PREPARE_COMMIT, coordinator_epoch)
         # A list, since every partition is to be looked at.
         if not all([self._write_one(metadata, marker, target, appended) for target in metadata.partitions]):
             return False

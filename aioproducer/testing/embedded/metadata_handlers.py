@@ -25,7 +25,13 @@ from aioproducer.protocol.primitives import NIL_UUID
 from aioproducer.testing.embedded.authorizer import Operation, ResourceType, creation_refusal
 from aioproducer.testing.embedded.releases import advertised
 from aioproducer.testing.embedded.request_context import RequestContext
-from aioproducer.testing.embedded.topics import INTERNAL_TOPICS, NO_LEADER, Partition, Topic, is_valid_name
+from aioproducer.testing.embedded.topics import (
+    INTERNAL_TOPICS,
+    NO_LEADER,
+    EmbeddedTopic,
+    Partition,
+    is_valid_name,
+)
 
 TRANSACTION_VERSION = "transaction.version"
 """The feature that says which transactions the cluster speaks."""
@@ -180,7 +186,7 @@ def _looked_up(
     )
 
 
-def _described(context: RequestContext, topic: Topic) -> MetadataResponse.MetadataResponseTopic:
+def _described(context: RequestContext, topic: EmbeddedTopic) -> MetadataResponse.MetadataResponseTopic:
     error = context.refusal(topic.name)
     described = MetadataResponse.MetadataResponseTopic(
         error_code=error or ErrorCode.NONE,

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from aioproducer.protocol.api_keys import ApiKey
 from aioproducer.protocol.schema import NEVER, Message, int32, int64, string
 from aioproducer.testing.embedded.batches import read_marker
-from aioproducer.testing.embedded.log import Batch, PartitionLog
+from aioproducer.testing.embedded.log import LogBatch, PartitionLog
 from aioproducer.testing.embedded.transaction_log import read_versioned, versioned
 from aioproducer.types import TopicPartition
 
@@ -109,7 +109,7 @@ class GroupOffsets:
         found += [key for offsets in self._pending.values() for key in offsets if key[1].topic == topic]
         return list(dict.fromkeys(found))
 
-    def _apply(self, batch: Batch) -> None:
+    def _apply(self, batch: LogBatch) -> None:
         header = batch.header
         if header.is_control:
             offsets = self._pending.pop(header.producer_id, {})

@@ -19,7 +19,7 @@ from aioproducer.testing.embedded.authorizer import Operation, ResourceType
 from aioproducer.testing.embedded.offset_log import CommittedOffset
 from aioproducer.testing.embedded.request_context import RequestContext
 from aioproducer.testing.embedded.topics import NO_OFFSET
-from aioproducer.testing.embedded.transaction_metadata import ProducerIdAndEpoch, Refused
+from aioproducer.testing.embedded.transaction_metadata import ProducerIdAndEpoch, TransactionRefused
 from aioproducer.testing.embedded.verification import Question, Support, verify
 from aioproducer.types import TopicPartition
 
@@ -48,7 +48,7 @@ async def txn_offset_commit(
     if rest:
         try:
             codes.update(await _committed(context, request, rest))
-        except Refused as refused:
+        except TransactionRefused as refused:
             codes.update(dict.fromkeys(rest, _PASSED_ON_AS.get(refused.code, refused.code)))
     response = TxnOffsetCommitResponse()
     for topic in request.topics:
@@ -92,10 +92,10 @@ async def _committed(
     request: TxnOffsetCommitRequest,
     parts: Mapping[TopicPartition, TxnOffsetCommitRequest.TxnOffsetCommitRequestPartition],
 ) -> dict[TopicPartition, ErrorCode]:
-    """Commit what can be committed; the codes of the rest. Raises Refused."""
+    """Commit what can be committed; the codes of the rest. Raises TransactionRefused."""
     groups = context.cluster.groups
     if not request.group_id:
-        raise Refused(ErrorCode.INVALID_GROUP_ID)
+        raise TransactionRefused(ErrorCode.INVALID_GROUP_ID)
     groups.offsets_at(context.node, request.group_id)
     producer = ProducerIdAndEpoch(request.producer_id, request.producer_epoch)
     if context.release.verifies_transactions:
@@ -123,7 +123,7 @@ async def _committed(
 async def _check_transaction(
     context: RequestContext, request: TxnOffsetCommitRequest, producer: ProducerIdAndEpoch
 ) -> None:
-    """Ask the transaction coordinator, as the leader of any partition does. Raises Refused."""
+    """Ask the transaction coordinator, as the leader of any partition does. Raises TransactionRefused."""
     partition = context.cluster.groups.partition_of(request.group_id)
     target = TopicPartition(partition.topic, partition.index)
     answers = await verify(
@@ -134,7 +134,7 @@ async def _check_transaction(
         Support.of(context.version, 4),
     )
     if target in answers and answers[target].code is not ErrorCode.NONE:
-        raise Refused(answers[target].code)
+        raise TransactionRefused(answers[target].code)
 
 
 async def offset_fetch(context: RequestContext, request: OffsetFetchRequest) -> OffsetFetchResponse:
@@ -167,7 +167,7 @@ def _described_group(
     if error is None:
         try:
             offsets = context.cluster.groups.offsets_at(context.node, group)
-        except Refused as refused:
+        except TransactionRefused as refused:
             error = refused.code
     if error is not None:
         response.error_code = error

@@ -16,9 +16,9 @@ from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.messages import ProduceRequest, ProduceResponse
 from aioproducer.protocol.recordbatch import NO_PRODUCER_ID, read_header
 from aioproducer.testing.embedded.authorizer import CLUSTER_NAME, Operation, ResourceType
-from aioproducer.testing.embedded.log import Appended, AppendError, VerificationGuard
+from aioproducer.testing.embedded.log import AppendError, LogAppendInfo, VerificationGuard
 from aioproducer.testing.embedded.request_context import CloseConnection, RequestContext
-from aioproducer.testing.embedded.topics import NO_OFFSET, Partition, Topic, wait_until
+from aioproducer.testing.embedded.topics import NO_OFFSET, EmbeddedTopic, Partition, wait_until
 from aioproducer.testing.embedded.validation import RequestError, check_can_be_read, only_batch, validate
 from aioproducer.testing.embedded.verification import verified_batches
 from aioproducer.types import TopicPartition
@@ -33,7 +33,7 @@ _Target: TypeAlias = tuple[str, UUID, int]
 class _Wanted(NamedTuple):
     """A batch that is on its way to a partition that exists."""
 
-    topic: Topic
+    topic: EmbeddedTopic
     partition: Partition
     batch: memoryview
     guard: VerificationGuard | None
@@ -43,7 +43,7 @@ class _Written(NamedTuple):
     """A batch in the leader's log, and where to answer for it."""
 
     partition: Partition
-    appended: Appended
+    appended: LogAppendInfo
     leader_epoch: int
     answer: _Answer
 
@@ -114,7 +114,9 @@ async def _sorted_out(
     return wanted, refused
 
 
-def _found(context: RequestContext, topic: Topic | None, name: str, index: int) -> tuple[Topic, Partition]:
+def _found(
+    context: RequestContext, topic: EmbeddedTopic | None, name: str, index: int
+) -> tuple[EmbeddedTopic, Partition]:
     """The topic and partition, if this client may write there. Raises AppendError."""
     scripted = context.refusal(topic.name, index) if topic else None
     if scripted is not None:

@@ -1,7 +1,7 @@
 """Quotas by client id: how long a client that asked for too much is not listened to.
 
 As in Kafka's ClientQuotaManager: each broker sums up what a client did in eleven windows of a second, and
-whoever is above the rate waits until the mean is down again. Broker asks after each request; the time comes
+whoever is above the rate waits until the mean is down again. EmbeddedBroker asks after each request; the time comes
 from its event loop.
 """
 

@@ -1,4 +1,4 @@
-"""One request on its way through a broker: what Broker hands to the handlers.
+"""One request on its way through a broker: what EmbeddedBroker hands to the handlers.
 
 RequestContext knows the script's wishes for this request, so that a handler asks one question for each partition.
 """

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.testing.embedded.log import AppendError
 from aioproducer.testing.embedded.topics import NO_LEADER, Partition
-from aioproducer.testing.embedded.transaction_metadata import Refused
+from aioproducer.testing.embedded.transaction_metadata import TransactionRefused
 
 if TYPE_CHECKING:
     from aioproducer.testing.embedded.embedded_cluster import EmbeddedCluster
@@ -91,14 +91,14 @@ class StateTopic(Generic[State]):
         """What broker `node` knows of the partition of `key`.
 
         Raises:
-            Refused: the broker is not the coordinator, or is still reading the log.
+            TransactionRefused: the broker is not the coordinator, or is still reading the log.
         """
         partition = self.partition_of(key)
         if partition.leader != node:
-            raise Refused(ErrorCode.NOT_COORDINATOR)
+            raise TransactionRefused(ErrorCode.NOT_COORDINATOR)
         state = self.loaded(partition)
         if state is None:
-            raise Refused(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+            raise TransactionRefused(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
         return state
 
     def loaded(self, partition: Partition) -> State | None:
@@ -132,14 +132,14 @@ class StateTopic(Generic[State]):
         """Write a batch; returns the last offset, which counts once it is replicated.
 
         Raises:
-            Refused: too few replicas are in sync, or the log refuses it.
+            TransactionRefused: too few replicas are in sync, or the log refuses it.
         """
         if len(partition.isr) < partition.effective_min_isr:
-            raise Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+            raise TransactionRefused(ErrorCode.COORDINATOR_NOT_AVAILABLE)
         try:
             return partition.append_by_broker(data).last_offset
         except AppendError as error:
-            raise Refused(error.code) from None
+            raise TransactionRefused(error.code) from None
 
 
 def partition_for(key: str, partitions: int) -> int:

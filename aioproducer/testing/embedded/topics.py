@@ -16,7 +16,7 @@ from uuid import UUID
 from aioproducer.protocol.compression import Bytes
 from aioproducer.protocol.recordbatch import BatchHeader, Record
 from aioproducer.testing.embedded.batches import Marker
-from aioproducer.testing.embedded.log import Appended, PartitionLog, VerificationGuard
+from aioproducer.testing.embedded.log import LogAppendInfo, PartitionLog, VerificationGuard
 from aioproducer.testing.embedded.log_config import LogConfig
 
 NO_LEADER = -1
@@ -32,7 +32,7 @@ def is_valid_name(topic: str) -> bool:
     return _NAME.fullmatch(topic) is not None and topic not in (".", "..")
 
 
-class Topic:
+class EmbeddedTopic:
     """A topic: an id that no other topic of that name ever had, and its partitions."""
 
     def __init__(self, name: str, topic_id: UUID, partitions: Sequence[Partition], config: LogConfig) -> None:
@@ -88,19 +88,23 @@ class Partition:
         """All records, or those that consumers with read_committed see."""
         return self.log.committed_records(self.high_watermark) if committed else self.log.records()
 
-    def append(self, data: Bytes, header: BatchHeader, guard: VerificationGuard | None = None) -> Appended:
+    def append(
+        self, data: Bytes, header: BatchHeader, guard: VerificationGuard | None = None
+    ) -> LogAppendInfo:
         """Append a batch as the leader does. Raises AppendError."""
         appended = self.log.append(data, header, leader_epoch=self.leader_epoch, guard=guard)
         self._replicate()
         return appended
 
-    def append_by_broker(self, data: bytes) -> Appended:
+    def append_by_broker(self, data: bytes) -> LogAppendInfo:
         """Append what a coordinator has written, as the leader does. Raises AppendError."""
         appended = self.log.append_by_broker(data, leader_epoch=self.leader_epoch)
         self._replicate()
         return appended
 
-    def append_marker(self, producer_id: int, producer_epoch: int, marker: Marker, now_ms: int) -> Appended:
+    def append_marker(
+        self, producer_id: int, producer_epoch: int, marker: Marker, now_ms: int
+    ) -> LogAppendInfo:
         """End a producer's transaction here, as the leader does (WriteTxnMarkers). Raises AppendError."""
         appended = self.log.append_marker(
             producer_id, producer_epoch, marker, leader_epoch=self.leader_epoch, now_ms=now_ms

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from aioproducer.protocol.recordbatch import BatchHeader
 
 
-class AbortedTransaction(NamedTuple):
+class AbortedTxn(NamedTuple):
     """The records of one producer between these offsets are not to be read with read_committed."""
 
     producer_id: int
@@ -29,7 +29,7 @@ class TransactionIndex:
     """The transactions of one log."""
 
     def __init__(self) -> None:
-        self.aborted: list[AbortedTransaction] = []
+        self.aborted: list[AbortedTxn] = []
         """In the order of their markers."""
         self._open: dict[int, int] = {}
         """The first offset of each open transaction, by producer id."""
@@ -51,7 +51,7 @@ class TransactionIndex:
             return
         self._ended.append(_Ended(first, offset))
         if not commit:
-            self.aborted.append(AbortedTransaction(producer_id, first, offset))
+            self.aborted.append(AbortedTxn(producer_id, first, offset))
 
     def last_stable_offset(self, high_watermark: int) -> int:
         """Below it every transaction has ended, and its marker is replicated."""
@@ -59,7 +59,7 @@ class TransactionIndex:
         firsts = [*self._open.values(), *(ended.first_offset for ended in self._ended)]
         return min([high_watermark, *firsts])
 
-    def aborted_between(self, start: int, end: int) -> list[AbortedTransaction]:
+    def aborted_between(self, start: int, end: int) -> list[AbortedTxn]:
         """Those that whoever reads the records from `start` up to `end` has to know of."""
         return [one for one in self.aborted if one.last_offset >= start and one.first_offset < end]
 

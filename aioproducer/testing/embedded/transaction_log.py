@@ -13,7 +13,7 @@ from aioproducer.protocol.api_keys import ApiKey
 from aioproducer.protocol.primitives import Writer
 from aioproducer.protocol.schema import NEVER, Message, Struct, array, int8, int16, int32, int64, string
 from aioproducer.testing.embedded.log import PartitionLog
-from aioproducer.testing.embedded.transaction_metadata import TransactionMetadata, TransactionState
+from aioproducer.testing.embedded.transaction_metadata import TransactionMetadata, TransactionStatus
 from aioproducer.types import TopicPartition
 
 TOPIC = "__transaction_state"
@@ -67,7 +67,7 @@ def encoded_value(metadata: TransactionMetadata, version: int) -> bytes | None:
         metadata: The state.
         version: 0, or 1 where transaction.version is 1 or more.
     """
-    if metadata.state is TransactionState.DEAD:
+    if metadata.state is TransactionStatus.DEAD:
         return None
     topics: dict[str, list[int]] = {}
     for topic, partition in metadata.partitions:
@@ -82,7 +82,7 @@ def encoded_value(metadata: TransactionMetadata, version: int) -> bytes | None:
         producer_epoch=metadata.producer_epoch,
         transaction_timeout_ms=metadata.timeout_ms,
         transaction_status=metadata.state,
-        transaction_partitions=None if metadata.state is TransactionState.EMPTY else partitions,
+        transaction_partitions=None if metadata.state is TransactionStatus.EMPTY else partitions,
         transaction_last_update_timestamp_ms=metadata.updated_ms,
         transaction_start_timestamp_ms=metadata.started_ms,
         client_transaction_version=metadata.client_version,
@@ -102,7 +102,7 @@ def decoded(key: bytes, value: bytes) -> TransactionMetadata:
         transactional_id=named.transactional_id,
         producer_id=state.producer_id,
         timeout_ms=state.transaction_timeout_ms,
-        state=TransactionState(state.transaction_status),
+        state=TransactionStatus(state.transaction_status),
         producer_epoch=state.producer_epoch,
         previous_producer_id=state.previous_producer_id,
         next_producer_id=state.next_producer_id,

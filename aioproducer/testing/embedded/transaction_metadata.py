@@ -24,7 +24,7 @@ LAST_EPOCH = MAX_EPOCH - 1
 NO_TIMESTAMP = -1
 
 
-class TransactionState(IntEnum):
+class TransactionStatus(IntEnum):
     """The states of a transactional id, by the numbers that they have in the log."""
 
     EMPTY = 0
@@ -37,9 +37,9 @@ class TransactionState(IntEnum):
     PREPARE_EPOCH_FENCE = 7
 
 
-_S = TransactionState
+_S = TransactionStatus
 
-TRANSITIONS: dict[TransactionState, frozenset[TransactionState]] = {
+TRANSITIONS: dict[TransactionStatus, frozenset[TransactionStatus]] = {
     _S.EMPTY: frozenset({_S.EMPTY, _S.ONGOING, _S.PREPARE_ABORT, _S.DEAD}),
     _S.ONGOING: frozenset({_S.ONGOING, _S.PREPARE_COMMIT, _S.PREPARE_ABORT, _S.PREPARE_EPOCH_FENCE}),
     _S.PREPARE_COMMIT: frozenset({_S.COMPLETE_COMMIT}),
@@ -55,7 +55,7 @@ PREPARED = (_S.PREPARE_COMMIT, _S.PREPARE_ABORT)
 COMPLETED = (_S.COMPLETE_COMMIT, _S.COMPLETE_ABORT)
 
 
-class Refused(Exception):
+class TransactionRefused(Exception):
     """The coordinator answers this code and changes nothing. NONE: what is asked for is so already."""
 
     def __init__(self, code: ErrorCode) -> None:
@@ -77,7 +77,7 @@ class TransactionMetadata:
     transactional_id: str
     producer_id: int
     timeout_ms: int
-    state: TransactionState = TransactionState.EMPTY
+    state: TransactionStatus = TransactionStatus.EMPTY
     producer_epoch: int = NO_PRODUCER_EPOCH
     last_producer_epoch: int = NO_PRODUCER_EPOCH
     """The epoch before the last bump that the producer itself asked for (KIP-360). Not in the log."""
@@ -102,7 +102,7 @@ class TransactionMetadata:
         return ProducerIdAndEpoch(self.producer_id, self.producer_epoch)
 
 
-class Transaction:
+class TransactionalId:
     """One transactional id: what it is, and what is being written to the log about it."""
 
     def __init__(self, metadata: TransactionMetadata) -> None:
@@ -111,7 +111,7 @@ class Transaction:
         """Where it is going; while this is set, requests are told to come back (CONCURRENT_TRANSACTIONS)."""
 
     @property
-    def state(self) -> TransactionState:
+    def state(self) -> TransactionStatus:
         """Where it is."""
         return self.metadata.state
 
@@ -126,7 +126,7 @@ class Transaction:
 
     # Every change of state goes through _move(); the table above is the whole truth.
     def _move(
-        self, to: TransactionMetadata, *, through: tuple[TransactionState, ...] = ()
+        self, to: TransactionMetadata, *, through: tuple[TransactionStatus, ...] = ()
     ) -> TransactionMetadata:
         for before, after in itertools.pairwise((self.state, *through, to.state)):
             if after not in TRANSITIONS[before]:
@@ -136,7 +136,7 @@ class Transaction:
         self.pending = to
         return to
 
-    # What requests ask for. Each returns what is to be written, or raises Refused.
+    # What requests ask for. Each returns what is to be written, or raises TransactionRefused.
 
     def init_producer_id(
         self,
@@ -149,18 +149,18 @@ class Transaction:
     ) -> TransactionMetadata:
         """A new epoch, or the abort of the open transaction that has to come first (state PREPARE_ABORT)."""
         if self.pending is not None:
-            raise Refused(ErrorCode.CONCURRENT_TRANSACTIONS)
+            raise TransactionRefused(ErrorCode.CONCURRENT_TRANSACTIONS)
         now = self.metadata
         if expected is not None and not self._may_ask(expected):
-            raise Refused(ErrorCode.PRODUCER_FENCED)
+            raise TransactionRefused(ErrorCode.PRODUCER_FENCED)
         if self.state in PREPARED:
-            raise Refused(ErrorCode.CONCURRENT_TRANSACTIONS)
-        if self.state is TransactionState.ONGOING:
+            raise TransactionRefused(ErrorCode.CONCURRENT_TRANSACTIONS)
+        if self.state is TransactionStatus.ONGOING:
             # The expected epoch is not looked at: a zombie's call aborts its successor's transaction.
             return self.fence(server_version=server_version, now_ms=now_ms)
         fresh = replace(
             now,
-            state=TransactionState.EMPTY,
+            state=TransactionStatus.EMPTY,
             timeout_ms=timeout_ms,
             previous_producer_id=now.producer_id,
             next_producer_id=NO_PRODUCER_ID,
@@ -195,16 +195,16 @@ class Transaction:
             return now.producer_epoch + 1, now.producer_epoch
         if expected.epoch == now.last_producer_epoch:
             return now.producer_epoch, now.last_producer_epoch  # a retry of a call that succeeded
-        raise Refused(ErrorCode.PRODUCER_FENCED)
+        raise TransactionRefused(ErrorCode.PRODUCER_FENCED)
 
     def check_producer(self, producer_id: int, epoch: int) -> None:
         """Refuse a producer that is not the one of this transactional id, and anybody while markers are due."""
         if self.metadata.producer_id != producer_id:
-            raise Refused(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
+            raise TransactionRefused(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
         if self.metadata.producer_epoch != epoch:
-            raise Refused(ErrorCode.PRODUCER_FENCED)
+            raise TransactionRefused(ErrorCode.PRODUCER_FENCED)
         if self.state in PREPARED:
-            raise Refused(ErrorCode.CONCURRENT_TRANSACTIONS)
+            raise TransactionRefused(ErrorCode.CONCURRENT_TRANSACTIONS)
 
     def add_partitions(
         self,
@@ -218,18 +218,18 @@ class Transaction:
         """Open the transaction if it is not open, and let it write to these partitions."""
         if self.pending is not None:
             # First of all: with transactions v2 the producer may have an id already that is only pending here.
-            raise Refused(ErrorCode.CONCURRENT_TRANSACTIONS)
+            raise TransactionRefused(ErrorCode.CONCURRENT_TRANSACTIONS)
         self.check_producer(producer_id, epoch)
         now = self.metadata
-        is_open = self.state is TransactionState.ONGOING
+        is_open = self.state is TransactionStatus.ONGOING
         have = now.partitions if is_open else ()
         together = tuple(dict.fromkeys((*have, *partitions)))
         if is_open and together == have:
-            raise Refused(ErrorCode.NONE)
+            raise TransactionRefused(ErrorCode.NONE)
         return self._move(
             replace(
                 now,
-                state=TransactionState.ONGOING,
+                state=TransactionStatus.ONGOING,
                 previous_producer_id=now.producer_id,
                 partitions=together,
                 started_ms=now.started_ms if is_open else now_ms,
@@ -246,31 +246,31 @@ class Transaction:
         return self._move(
             replace(
                 now,
-                state=TransactionState.PREPARE_ABORT,
+                state=TransactionStatus.PREPARE_ABORT,
                 producer_epoch=now.producer_epoch + 1,
                 last_producer_epoch=now.producer_epoch if server_version >= 2 else NO_PRODUCER_EPOCH,
                 previous_producer_id=now.producer_id,
                 updated_ms=now_ms,
                 client_version=server_version,
             ),
-            through=(TransactionState.PREPARE_EPOCH_FENCE,),
+            through=(TransactionStatus.PREPARE_EPOCH_FENCE,),
         )
 
     def end(self, producer_id: int, epoch: int, *, commit: bool, now_ms: int) -> TransactionMetadata:
         """EndTxn up to version 4: the producer keeps its epoch."""
         if self.metadata.producer_id != producer_id:
-            raise Refused(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
+            raise TransactionRefused(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
         if self.metadata.producer_epoch != epoch:
-            raise Refused(ErrorCode.PRODUCER_FENCED)
+            raise TransactionRefused(ErrorCode.PRODUCER_FENCED)
         if self.pending is not None:
-            raise Refused(ErrorCode.CONCURRENT_TRANSACTIONS)
+            raise TransactionRefused(ErrorCode.CONCURRENT_TRANSACTIONS)
         prepared, completed = _ending(commit)
         if self.state is completed:
-            raise Refused(ErrorCode.NONE)
+            raise TransactionRefused(ErrorCode.NONE)
         if self.state is prepared:
-            raise Refused(ErrorCode.CONCURRENT_TRANSACTIONS)
-        if self.state is not TransactionState.ONGOING:
-            raise Refused(ErrorCode.INVALID_TXN_STATE)
+            raise TransactionRefused(ErrorCode.CONCURRENT_TRANSACTIONS)
+        if self.state is not TransactionStatus.ONGOING:
+            raise TransactionRefused(ErrorCode.INVALID_TXN_STATE)
         now = self.metadata
         return self._move(
             replace(
@@ -287,25 +287,25 @@ class Transaction:
     ) -> TransactionMetadata:
         """EndTxn from version 5 on: each transaction ends with a new epoch (KIP-890)."""
         if self.pending is not None:
-            raise Refused(ErrorCode.CONCURRENT_TRANSACTIONS)
+            raise TransactionRefused(ErrorCode.CONCURRENT_TRANSACTIONS)
         now = self.metadata
         has_rotated = (
             now.previous_producer_id == producer_id and epoch == LAST_EPOCH and now.producer_epoch == 0
         )
         has_bumped = now.producer_epoch == epoch + 1
         if now.producer_id != producer_id and not has_rotated:
-            raise Refused(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
+            raise TransactionRefused(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
         if not self._is_valid_to_end(epoch, has_bumped, has_rotated):
-            raise Refused(ErrorCode.PRODUCER_FENCED)
+            raise TransactionRefused(ErrorCode.PRODUCER_FENCED)
         is_retry = has_bumped or has_rotated
         prepared, completed = _ending(commit)
         if is_retry and self.state is completed:
-            raise Refused(ErrorCode.NONE)
+            raise TransactionRefused(ErrorCode.NONE)
         if self.state is prepared:
-            raise Refused(ErrorCode.CONCURRENT_TRANSACTIONS)
-        is_empty = self.state is TransactionState.EMPTY or self.state in COMPLETED
-        if self.state is not TransactionState.ONGOING and not (is_empty and not commit and not is_retry):
-            raise Refused(ErrorCode.INVALID_TXN_STATE)
+            raise TransactionRefused(ErrorCode.CONCURRENT_TRANSACTIONS)
+        is_empty = self.state is TransactionStatus.EMPTY or self.state in COMPLETED
+        if self.state is not TransactionStatus.ONGOING and not (is_empty and not commit and not is_retry):
+            raise TransactionRefused(ErrorCode.INVALID_TXN_STATE)
         return self._move(
             replace(
                 now,
@@ -332,7 +332,7 @@ class Transaction:
     def complete(self, *, now_ms: int) -> TransactionMetadata:
         """What is to be written once all markers are; from now on it is pending."""
         now = self.metadata
-        is_commit = self.state is TransactionState.PREPARE_COMMIT
+        is_commit = self.state is TransactionStatus.PREPARE_COMMIT
         rotates = now.next_producer_id != NO_PRODUCER_ID
         return self._move(
             replace(
@@ -348,13 +348,13 @@ class Transaction:
         )
 
     def expire(self) -> None:
-        """The transactional id was not used for so long that it is forgotten. Raises Refused if it is in use."""
-        if self.pending is not None or TransactionState.DEAD not in TRANSITIONS[self.state]:
-            raise Refused(ErrorCode.CONCURRENT_TRANSACTIONS)
-        self._move(replace(self.metadata, state=TransactionState.DEAD))
+        """Forget a transactional id that was not used for long. Raises TransactionRefused if it is in use."""
+        if self.pending is not None or TransactionStatus.DEAD not in TRANSITIONS[self.state]:
+            raise TransactionRefused(ErrorCode.CONCURRENT_TRANSACTIONS)
+        self._move(replace(self.metadata, state=TransactionStatus.DEAD))
 
 
-def _ending(commit: bool) -> tuple[TransactionState, TransactionState]:
+def _ending(commit: bool) -> tuple[TransactionStatus, TransactionStatus]:
     if commit:
-        return TransactionState.PREPARE_COMMIT, TransactionState.COMPLETE_COMMIT
-    return TransactionState.PREPARE_ABORT, TransactionState.COMPLETE_ABORT
+        return TransactionStatus.PREPARE_COMMIT, TransactionStatus.COMPLETE_COMMIT
+    return TransactionStatus.PREPARE_ABORT, TransactionStatus.COMPLETE_ABORT

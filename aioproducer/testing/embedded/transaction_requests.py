@@ -26,7 +26,7 @@ from aioproducer.testing.embedded.authorizer import (
 )
 from aioproducer.testing.embedded.request_context import RequestContext
 from aioproducer.testing.embedded.topics import INTERNAL_TOPICS
-from aioproducer.testing.embedded.transaction_metadata import ProducerIdAndEpoch, Refused
+from aioproducer.testing.embedded.transaction_metadata import ProducerIdAndEpoch, TransactionRefused
 from aioproducer.types import TopicPartition
 
 _NOBODY = ProducerIdAndEpoch(NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
@@ -41,7 +41,7 @@ async def init_producer_id(context: RequestContext, request: InitProducerIdReque
     if error is None:
         try:
             producer = await _new_identity(context, request)
-        except Refused as refused:
+        except TransactionRefused as refused:
             error = _as_old(refused.code, context.version, 4)
     return InitProducerIdResponse(
         error_code=error or context.late_error() or ErrorCode.NONE,
@@ -54,7 +54,7 @@ async def _new_identity(context: RequestContext, request: InitProducerIdRequest)
     cluster = context.cluster
     asked = ProducerIdAndEpoch(request.producer_id, request.producer_epoch)
     if (asked.producer_id == NO_PRODUCER_ID) is not (asked.epoch == NO_PRODUCER_EPOCH):
-        raise Refused(ErrorCode.INVALID_REQUEST)
+        raise TransactionRefused(ErrorCode.INVALID_REQUEST)
     if request.transactional_id is None:
         return ProducerIdAndEpoch(cluster.next_producer_id(), 0)
     return await cluster.transactions.init_producer_id(
@@ -107,7 +107,7 @@ async def _added(
     producer = ProducerIdAndEpoch(request.v3_and_below_producer_id, request.v3_and_below_producer_epoch)
     try:
         await context.cluster.transactions.add_partitions(context.node, transactional_id, producer, targets)
-    except Refused as refused:
+    except TransactionRefused as refused:
         return dict.fromkeys(targets, _as_old(refused.code, context.version, 2))
     return dict.fromkeys(targets, ErrorCode.NONE)
 
@@ -151,7 +151,7 @@ async def add_offsets_to_txn(
                 ProducerIdAndEpoch(request.producer_id, request.producer_epoch),
                 [TopicPartition(partition.topic, partition.index)],
             )
-        except Refused as refused:
+        except TransactionRefused as refused:
             error = _as_old(refused.code, context.version, 2)
     return AddOffsetsToTxnResponse(error_code=error or context.late_error() or ErrorCode.NONE)
 
@@ -175,7 +175,7 @@ async def end_txn(context: RequestContext, request: EndTxnRequest) -> EndTxnResp
             )
             response.producer_id, response.producer_epoch = producer
             error = context.late_error()
-        except Refused as refused:
+        except TransactionRefused as refused:
             error = _as_old(refused.code, context.version, 2)
     response.error_code = error or ErrorCode.NONE
     return response

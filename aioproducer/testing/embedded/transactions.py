@@ -1,7 +1,7 @@
 """The transaction coordinator of an embedded cluster: what its brokers know and do about transactional ids.
 
-Handlers ask; coordinator.Transaction decides; each decision is written to `__transaction_state` before it is
-answered. One background task, TransactionCoordinator._run, does what no request waits for: it loads logs
+Handlers ask; transaction_metadata.TransactionalId decides; each decision is written to `__transaction_state` before
+it is answered. One background task, TransactionCoordinator._run, does what no request waits for: it loads logs
 after elections, writes markers and aborts what takes too long.
 """
 
@@ -28,10 +28,10 @@ from aioproducer.testing.embedded.transaction_log import (
 from aioproducer.testing.embedded.transaction_metadata import (
     PREPARED,
     ProducerIdAndEpoch,
-    Refused,
-    Transaction,
+    TransactionalId,
     TransactionMetadata,
-    TransactionState,
+    TransactionRefused,
+    TransactionStatus,
 )
 from aioproducer.testing.embedded.verification import VerificationFaults
 from aioproducer.types import TopicPartition
@@ -58,7 +58,7 @@ class _Writing(NamedTuple):
     partition: Partition
     leader_epoch: int
     offset: int
-    transaction: Transaction
+    transaction: TransactionalId
     done: asyncio.Future[None]
 
 
@@ -78,7 +78,7 @@ class TransactionCoordinator:
         self.marker_delay = 0.0
         """Seconds between the answer to EndTxn and the first marker. Some milliseconds in Kafka."""
         self._cluster = cluster
-        self._states: StateTopic[dict[str, Transaction]] = StateTopic(
+        self._states: StateTopic[dict[str, TransactionalId]] = StateTopic(
             cluster,
             TOPIC,
             PARTITIONS,
@@ -89,7 +89,7 @@ class TransactionCoordinator:
         self._writing: list[_Writing] = []
         self.verification_faults = VerificationFaults()
         """Questions of leaders that go wrong; see `refuse_verification`."""
-        self._due: dict[Transaction, float] = {}
+        self._due: dict[TransactionalId, float] = {}
         self._settled = asyncio.Event()
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -165,12 +165,12 @@ class TransactionCoordinator:
             for transactional_id, transaction in state.items():
                 metadata = transaction.metadata
                 if (
-                    transaction.state is TransactionState.ONGOING
+                    transaction.state is TransactionStatus.ONGOING
                     and transaction.pending is None
                     and metadata.started_ms + metadata.timeout_ms < now_ms
                 ):
                     transaction.fence(server_version=self.version, now_ms=now_ms)
-                    with suppress(Refused):
+                    with suppress(TransactionRefused):
                         self._write(transaction)
                         found.append(transactional_id)
         return found
@@ -201,7 +201,7 @@ class TransactionCoordinator:
 
         Raises:
             KeyError: nothing is known of it.
-            Refused: it is in use.
+            TransactionRefused: it is in use.
         """
         state = self._states.loaded(self._states.partition_of(transactional_id))
         transaction = (state or {})[transactional_id]
@@ -214,22 +214,22 @@ class TransactionCoordinator:
         """Make `__transaction_state`, if it is not there."""
         self._states.partitions()
 
-    # For handlers: every one raises Refused with the code to answer
+    # For handlers: every one raises TransactionRefused with the code to answer
 
     async def init_producer_id(
         self, node: int, transactional_id: str, timeout_ms: int, expected: ProducerIdAndEpoch | None
     ) -> ProducerIdAndEpoch:
         """The producer id and the epoch with which the client may begin a transaction."""
         if not transactional_id:
-            raise Refused(ErrorCode.INVALID_REQUEST)
+            raise TransactionRefused(ErrorCode.INVALID_REQUEST)
         if not 0 < timeout_ms <= MAX_TIMEOUT_MS:
-            raise Refused(ErrorCode.INVALID_TRANSACTION_TIMEOUT)
+            raise TransactionRefused(ErrorCode.INVALID_TRANSACTION_TIMEOUT)
         state = self._states.state_at(node, transactional_id)
         transaction = state.get(transactional_id)
         if transaction is None:
             producer_id = self._cluster.next_producer_id()
             fresh = TransactionMetadata(transactional_id, producer_id, timeout_ms)
-            transaction = state[transactional_id] = Transaction(fresh)
+            transaction = state[transactional_id] = TransactionalId(fresh)
         to = transaction.init_producer_id(
             expected,
             timeout_ms=timeout_ms,
@@ -238,8 +238,8 @@ class TransactionCoordinator:
             new_producer_id=self._cluster.next_producer_id,
         )
         await self._written(transaction)
-        if to.state is TransactionState.PREPARE_ABORT:
-            raise Refused(ErrorCode.CONCURRENT_TRANSACTIONS)
+        if to.state is TransactionStatus.PREPARE_ABORT:
+            raise TransactionRefused(ErrorCode.CONCURRENT_TRANSACTIONS)
         return to.identity
 
     async def add_partitions(
@@ -257,7 +257,7 @@ class TransactionCoordinator:
             transaction.add_partitions(
                 *producer, partitions, client_version=client_version, now_ms=self._cluster.now_ms()
             )
-        except Refused as refused:
+        except TransactionRefused as refused:
             if refused.code is ErrorCode.NONE:
                 return
             raise
@@ -291,32 +291,32 @@ class TransactionCoordinator:
                 )
             else:
                 transaction.end(*producer, commit=commit, now_ms=now_ms)
-        except Refused as refused:
+        except TransactionRefused as refused:
             if refused.code is ErrorCode.NONE:
                 return transaction.metadata.identity
             raise
         await self._written(transaction)
         return (transaction.pending or transaction.metadata).identity
 
-    def _known(self, node: int, transactional_id: str) -> Transaction:
+    def _known(self, node: int, transactional_id: str) -> TransactionalId:
         if not transactional_id:
-            raise Refused(ErrorCode.INVALID_REQUEST)
+            raise TransactionRefused(ErrorCode.INVALID_REQUEST)
         transaction = self._states.state_at(node, transactional_id).get(transactional_id)
         if transaction is None:
-            raise Refused(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
+            raise TransactionRefused(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
         return transaction
 
     # The log
 
-    def _read(self, partition: Partition) -> dict[str, Transaction]:
+    def _read(self, partition: Partition) -> dict[str, TransactionalId]:
         """What a new leader finds in the log; transactions that were prepared go on to their markers."""
-        found = {key: Transaction(metadata) for key, metadata in read_states(partition.log).items()}
+        found = {key: TransactionalId(metadata) for key, metadata in read_states(partition.log).items()}
         for transaction in found.values():
             if transaction.state in PREPARED:
                 transaction.complete(now_ms=self._cluster.now_ms())
         return found
 
-    async def _written(self, transaction: Transaction) -> None:
+    async def _written(self, transaction: TransactionalId) -> None:
         """Write what is pending and wait until it counts."""
         done = self._write(transaction)
         if not done.done():
@@ -324,10 +324,10 @@ class TransactionCoordinator:
                 async with asyncio.timeout(WRITE_TIMEOUT):
                     await asyncio.shield(done)
             except TimeoutError:
-                raise Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE) from None
+                raise TransactionRefused(ErrorCode.COORDINATOR_NOT_AVAILABLE) from None
         done.result()
 
-    def _write(self, transaction: Transaction) -> asyncio.Future[None]:
+    def _write(self, transaction: TransactionalId) -> asyncio.Future[None]:
         """Write what is pending. It counts at once if the followers keep up, else _run sees to it."""
         assert transaction.pending is not None
         to = transaction.pending
@@ -336,7 +336,7 @@ class TransactionCoordinator:
         batch = encode_batch([(encoded_key(to.transactional_id), value)], self._cluster.now_ms())
         try:
             offset = self._states.append(partition, batch)
-        except Refused:
+        except TransactionRefused:
             transaction.give_up()
             raise
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -353,7 +353,7 @@ class TransactionCoordinator:
             if partition.leader_epoch != leader_epoch:
                 transaction.give_up()
                 if not done.done():
-                    done.set_exception(Refused(ErrorCode.NOT_COORDINATOR))
+                    done.set_exception(TransactionRefused(ErrorCode.NOT_COORDINATOR))
                     done.exception()  # nobody may wait for it any more
             elif partition.high_watermark > offset:
                 self._settle(partition, transaction)
@@ -363,13 +363,13 @@ class TransactionCoordinator:
                 still.append(writing)
         self._writing = still
 
-    def _settle(self, partition: Partition, transaction: Transaction) -> None:
+    def _settle(self, partition: Partition, transaction: TransactionalId) -> None:
         transaction.settle()
         self._settled.set()
         if transaction.state in PREPARED:
             transaction.complete(now_ms=self._cluster.now_ms())
             self._due[transaction] = asyncio.get_running_loop().time() + self.marker_delay
-        elif transaction.state is TransactionState.DEAD:
+        elif transaction.state is TransactionStatus.DEAD:
             state = self._states.loaded(partition)
             assert state is not None
             del state[transaction.metadata.transactional_id]
@@ -433,7 +433,7 @@ class TransactionCoordinator:
 
     def _has_ongoing(self) -> bool:
         return any(
-            transaction.state is TransactionState.ONGOING
+            transaction.state is TransactionStatus.ONGOING
             for _, state in self._states.all_loaded()
             for transaction in state.values()
         )
@@ -453,8 +453,8 @@ class TransactionCoordinator:
                 ):
                     if transaction.pending is None:  # It could not be written the last time.
                         transaction.complete(now_ms=self._cluster.now_ms())
-                    with suppress(Refused):
+                    with suppress(TransactionRefused):
                         self._write(transaction)
 
-    def _is_being_written(self, transaction: Transaction) -> bool:
+    def _is_being_written(self, transaction: TransactionalId) -> bool:
         return any(writing.transaction is transaction for writing in self._writing)

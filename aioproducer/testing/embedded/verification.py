@@ -21,7 +21,7 @@ from aioproducer.testing.embedded.authorizer import Operation, ResourceType
 from aioproducer.testing.embedded.log import UNVERIFIED, AppendError, VerificationGuard
 from aioproducer.testing.embedded.request_context import RequestContext
 from aioproducer.testing.embedded.topics import NO_LEADER, Partition
-from aioproducer.testing.embedded.transaction_metadata import ProducerIdAndEpoch, Refused
+from aioproducer.testing.embedded.transaction_metadata import ProducerIdAndEpoch, TransactionRefused
 from aioproducer.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ async def verify(
         return {}
     try:
         codes = await _ask(cluster, transactional_id, producer, list(guards), support)
-    except Refused as refused:
+    except TransactionRefused as refused:
         codes = dict.fromkeys(guards, refused.code)
     return {target: Verified(guard, _as_known(codes[target], support)) for target, guard in guards.items()}
 
@@ -231,16 +231,16 @@ async def _ask(
     targets: list[TopicPartition],
     support: Support,
 ) -> dict[TopicPartition, ErrorCode]:
-    """One request from a leader to the coordinator (AddPartitionsToTxn version 4 and up). Raises Refused."""
+    """One request from a leader to the coordinator (AddPartitionsToTxn version 4 and up). Raises TransactionRefused."""
     coordinator = cluster.transactions
     scripted = coordinator.verification_faults.take(targets)
     if scripted is not None:
-        raise Refused(scripted)
+        raise TransactionRefused(scripted)
     if not transactional_id:
-        raise Refused(ErrorCode.INVALID_REQUEST)
+        raise TransactionRefused(ErrorCode.INVALID_REQUEST)
     node = coordinator.node(transactional_id)
     if node == NO_LEADER:
-        raise Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        raise TransactionRefused(ErrorCode.COORDINATOR_NOT_AVAILABLE)
     await _reach(cluster, node)
     if support is Support.ADDS:
         await coordinator.add_partitions(node, transactional_id, producer, targets, client_version=2)
@@ -252,7 +252,7 @@ async def _ask(
 
 
 async def _reach(cluster: EmbeddedCluster, node: int) -> None:
-    """Wait for a coordinator that is frozen. Raises Refused."""
+    """Wait for a coordinator that is frozen. Raises TransactionRefused."""
     broker = cluster.broker(node)
     if broker.is_running:
         return
@@ -260,9 +260,9 @@ async def _reach(cluster: EmbeddedCluster, node: int) -> None:
         async with asyncio.timeout(COORDINATOR_TIMEOUT):
             await broker.thawed()
     except TimeoutError:
-        raise Refused(ErrorCode.NETWORK_EXCEPTION) from None
+        raise TransactionRefused(ErrorCode.NETWORK_EXCEPTION) from None
     if not broker.is_running:
-        raise Refused(ErrorCode.NETWORK_EXCEPTION)
+        raise TransactionRefused(ErrorCode.NETWORK_EXCEPTION)
 
 
 def _as_known(code: ErrorCode, support: Support) -> ErrorCode:

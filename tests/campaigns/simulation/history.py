@@ -11,7 +11,7 @@ from enum import Enum
 
 from aioproducer import Delivery, Outcome, RecordMetadata, TopicPartition
 from aioproducer.errors import without_tracebacks
-from aioproducer.testing.embedded.topics import Topic
+from aioproducer.testing.embedded.topics import EmbeddedTopic
 
 
 class Told(Enum):
@@ -108,7 +108,7 @@ class History:
     is_idempotent: bool = True
     sent: list[Sent] = field(default_factory=list)
     transactions: list[SimulatedTransaction] = field(default_factory=list)
-    incarnations: list[Topic] = field(default_factory=list)
+    incarnations: list[EmbeddedTopic] = field(default_factory=list)
     """Every topic that there was, also those that were deleted."""
     truncated: dict[tuple[str, int], list[int]] = field(default_factory=dict)
     """Numbers of the records that a leader change has cut off a partition's log."""

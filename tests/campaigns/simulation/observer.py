@@ -16,10 +16,10 @@ from aioproducer.records.batch import ProducerBatch
 from aioproducer.sending.sender import Sender
 from aioproducer.testing.embedded.transaction_metadata import (
     ProducerIdAndEpoch,
-    Refused,
-    Transaction,
+    TransactionalId,
     TransactionMetadata,
-    TransactionState,
+    TransactionRefused,
+    TransactionStatus,
 )
 from tests.campaigns.simulation.history import History
 
@@ -73,15 +73,15 @@ def _observing_coordinators(history: History) -> Iterator[None]:
     learns so by an abort before; one that is fenced after that abort can't be kept from it."""
     has_aborted: set[ProducerIdAndEpoch] = set()
     """Producers whose last end was an abort, carried out or with nothing to abort."""
-    init_producer_id, end = Transaction.init_producer_id, Transaction.end
+    init_producer_id, end = TransactionalId.init_producer_id, TransactionalId.end
 
     def initializing(
-        self: Transaction, expected: ProducerIdAndEpoch | None, **more: Any
+        self: TransactionalId, expected: ProducerIdAndEpoch | None, **more: Any
     ) -> TransactionMetadata:
         before = self.metadata
         to = init_producer_id(self, expected, **more)
         if (
-            before.state is TransactionState.ONGOING
+            before.state is TransactionStatus.ONGOING
             and expected not in (None, before.identity)
             and expected not in has_aborted
         ):
@@ -91,12 +91,12 @@ def _observing_coordinators(history: History) -> Iterator[None]:
         return to
 
     def ending(
-        self: Transaction, producer_id: int, epoch: int, *, commit: bool, **more: Any
+        self: TransactionalId, producer_id: int, epoch: int, *, commit: bool, **more: Any
     ) -> TransactionMetadata:
         producer = ProducerIdAndEpoch(producer_id, epoch)
         try:
             to = end(self, producer_id, epoch, commit=commit, **more)
-        except Refused as refused:
+        except TransactionRefused as refused:
             if not commit and refused.code in (ErrorCode.NONE, ErrorCode.INVALID_TXN_STATE):
                 has_aborted.add(producer)
             raise
@@ -107,7 +107,7 @@ def _observing_coordinators(history: History) -> Iterator[None]:
         return to
 
     with (
-        mock.patch.object(Transaction, "init_producer_id", initializing),
-        mock.patch.object(Transaction, "end", ending),
+        mock.patch.object(TransactionalId, "init_producer_id", initializing),
+        mock.patch.object(TransactionalId, "end", ending),
     ):
         yield

@@ -11,8 +11,8 @@ from aioproducer import Producer, Receipt
 from aioproducer.testing import EmbeddedCluster, Operation
 from aioproducer.testing.embedded.broker import BrokerState
 from aioproducer.testing.embedded.faults import Fault
-from aioproducer.testing.embedded.topics import Partition, Topic
-from aioproducer.testing.embedded.transaction_metadata import TransactionState
+from aioproducer.testing.embedded.topics import EmbeddedTopic, Partition
+from aioproducer.testing.embedded.transaction_metadata import TransactionStatus
 from aioproducer.testing.simulation.loop import SimulatedLoop
 from aioproducer.testing.simulation.network import Latency
 from tests.campaigns.simulation import faults
@@ -94,7 +94,7 @@ class World:
     def _topic_config(self) -> dict[str, str | None]:
         return {"message.timestamp.type": "LogAppendTime"} if self.plan.log_append_time else {}
 
-    def watch(self, topic: Topic) -> None:
+    def watch(self, topic: EmbeddedTopic) -> None:
         """Note what leader changes cut off."""
         for partition in topic.partitions:
             if "truncate" not in vars(partition.log):
@@ -151,7 +151,7 @@ class World:
                 before is not None
                 and now is not None
                 and now.identity > before.identity
-                and now.state is TransactionState.ONGOING
+                and now.state is TransactionStatus.ONGOING
             ):
                 return
             await asyncio.sleep(0.001)

@@ -16,7 +16,7 @@ from aioproducer.protocol.messages_metadata import CreateTopicsResponse, Metadat
 from aioproducer.protocol.schema import Message
 from aioproducer.testing import EmbeddedCluster
 from aioproducer.testing.apache import admin
-from aioproducer.testing.apache.broker_setup import Broker
+from aioproducer.testing.apache.broker_setup import ApacheBroker
 from aioproducer.testing.apache.jars import ApacheKafkaError
 from tests.conftest import MS
 
@@ -98,8 +98,8 @@ async def test_a_broker_that_says_nothing_is_named_with_the_time_that_it_had(mon
     assert len(asked) <= 1
 
 
-def on_paper(internal: int, client: int) -> Broker:
-    return Broker(0, Path(), {"INTERNAL": internal, "CLIENT": client}, {})
+def on_paper(internal: int, client: int) -> ApacheBroker:
+    return ApacheBroker(0, Path(), {"INTERNAL": internal, "CLIENT": client}, {})
 
 
 async def test_a_broker_is_up_when_it_knows_all_others_and_takes_clients():

@@ -6,7 +6,12 @@ import socket
 
 import pytest
 
-from aioproducer.testing.apache.broker_setup import Broker, PortReservation, controller_count, what_went_wrong
+from aioproducer.testing.apache.broker_setup import (
+    ApacheBroker,
+    PortReservation,
+    controller_count,
+    what_went_wrong,
+)
 from aioproducer.testing.apache.kafka import ApacheKafka
 from aioproducer.testing.apache.listeners import declared
 
@@ -78,7 +83,7 @@ def test_listeners_have_protocols_and_settings_of_their_own(tmp_path):
 def properties(directory, *, listeners=None, config=None, ports=None, advertised=None):
     """The lines of server.properties of a cluster of one."""
     ports = {"CLIENT": 1, "INTERNAL": 2, "CONTROLLER": 3, **(ports or {})}
-    broker = Broker(0, directory, ports, advertised or {})
+    broker = ApacheBroker(0, directory, ports, advertised or {})
     broker.write_files([broker], 1, declared(listeners or {}), config or {})
     return broker.properties.read_text().splitlines()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aioproducer.testing.apache.broker_setup import Broker
+from aioproducer.testing.apache.broker_setup import ApacheBroker
 from aioproducer.testing.apache.resources import Resources
 from tests.support.apache_processes import descriptors, is_alive
 
@@ -60,9 +60,9 @@ def test_a_directory_has_one_cluster_id_for_ever(tmp_path):
     assert len(ids[0]) == 22, "as Kafka's: 16 bytes in base 64, without padding"
 
 
-def broker_with_log(directory: Path) -> Broker:
+def broker_with_log(directory: Path) -> ApacheBroker:
     """A broker that has left data and a log behind."""
-    broker = Broker(0, directory / "broker-0", {}, {})
+    broker = ApacheBroker(0, directory / "broker-0", {}, {})
     broker.data.mkdir(parents=True)
     (broker.data / "meta.properties").write_text("data")
     (directory / "broker-0" / "broker.log").write_text("what happened")

@@ -13,7 +13,7 @@ from aioproducer.protocol.primitives import NIL_UUID
 from aioproducer.testing import EmbeddedCluster
 from aioproducer.testing.embedded.inspection import Inspection
 from aioproducer.testing.embedded.log_config import LogConfig
-from aioproducer.testing.embedded.topics import Partition, Topic
+from aioproducer.testing.embedded.topics import EmbeddedTopic, Partition
 from tests.support.raw_client import TIMEOUT, RawClient, address, batch_of
 
 
@@ -35,7 +35,7 @@ def with_topic() -> Inspection:
     """One topic with two partitions."""
     config, inspection = LogConfig(), Inspection()
     partitions = [Partition("t", index, [0], config) for index in range(2)]
-    topic = Topic("t", uuid.uuid4(), partitions, config)
+    topic = EmbeddedTopic("t", uuid.uuid4(), partitions, config)
     inspection.topics["t"] = inspection._topics_by_id[topic.topic_id] = topic
     return inspection
 

@@ -19,7 +19,7 @@ from aioproducer import Producer
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.messages import FetchRequest, MetadataRequest
 from aioproducer.testing import EmbeddedCluster, Security
-from aioproducer.testing.embedded.broker import Broker, BrokerState
+from aioproducer.testing.embedded.broker import BrokerState, EmbeddedBroker
 from tests.conftest import MS
 from tests.support.certificates import server_context
 from tests.support.producing import until
@@ -309,9 +309,9 @@ async def test_a_stop_that_is_cancelled_wherever_it_waits_still_stops_everything
 
 async def test_a_stop_that_is_cancelled_twice_ends_when_all_brokers_have_stopped(monkeypatch):
     stopped = []
-    wait_stopped = Broker.wait_stopped
+    wait_stopped = EmbeddedBroker.wait_stopped
 
-    async def slowly(broker: Broker) -> None:
+    async def slowly(broker: EmbeddedBroker) -> None:
         for _ in range(20):
             await asyncio.sleep(0)
         await wait_stopped(broker)
@@ -321,7 +321,7 @@ async def test_a_stop_that_is_cancelled_twice_ends_when_all_brokers_have_stopped
         cluster = EmbeddedCluster(2)
         await cluster.start()
         client = await connected(cluster, in_a_frame)
-        monkeypatch.setattr(Broker, "wait_stopped", slowly)
+        monkeypatch.setattr(EmbeddedBroker, "wait_stopped", slowly)
         stopping = asyncio.create_task(cluster.stop())
         for _ in range(2):
             await asyncio.sleep(0)

@@ -8,7 +8,13 @@ from aioproducer.protocol.compression import Codec, compressor
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.recordbatch import check_crc, read_header
 from aioproducer.testing.embedded.batches import Marker
-from aioproducer.testing.embedded.log import MAX_SEQUENCE, UNVERIFIED, Appended, AppendError, PartitionLog
+from aioproducer.testing.embedded.log import (
+    MAX_SEQUENCE,
+    UNVERIFIED,
+    AppendError,
+    LogAppendInfo,
+    PartitionLog,
+)
 from aioproducer.testing.embedded.log_config import LogConfig
 from aioproducer.testing.embedded.validation import only_batch, validate
 from tests.support.oracle import OracleRecord, encode_batch, encode_records
@@ -18,7 +24,7 @@ from tests.support.raw_transactions import Identity, txn_batch
 CONFIG = LogConfig()
 
 
-def append(log: PartitionLog, batch: bytes, *, now_ms: int = NOW) -> Appended:
+def append(log: PartitionLog, batch: bytes, *, now_ms: int = NOW) -> LogAppendInfo:
     valid = validate(only_batch(memoryview(batch), 12), log.config, now_ms)
     return log.append(valid.data, valid.header, leader_epoch=3)
 
@@ -35,8 +41,8 @@ def log() -> PartitionLog:
 
 
 def test_batches_get_consecutive_offsets_and_the_leader_epoch(log: PartitionLog):
-    assert append(log, batch_of(b"a", b"b")) == Appended(0, 1, -1)
-    assert append(log, batch_of(b"c")) == Appended(2, 2, -1)
+    assert append(log, batch_of(b"a", b"b")) == LogAppendInfo(0, 1, -1)
+    assert append(log, batch_of(b"c")) == LogAppendInfo(2, 2, -1)
 
     assert [(record.offset, record.value) for record in log.records()] == [(0, b"a"), (1, b"b"), (2, b"c")]
     assert read_header(log.batches[1].data).partition_leader_epoch == 3
@@ -229,7 +235,7 @@ def test_truncate_forgets_records_and_what_was_learnt_from_them(log: PartitionLo
     log.truncate(2)
 
     assert log.end_offset == 2
-    assert append(log, batch_of(b"y", sequence=2)) == Appended(2, 2, -1)
+    assert append(log, batch_of(b"y", sequence=2)) == LogAppendInfo(2, 2, -1)
     log.truncate(0)
     assert append(log, batch_of(b"z", sequence=77)).base_offset == 0
 

@@ -6,7 +6,7 @@ from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.testing import EmbeddedCluster
 from aioproducer.testing.embedded.batches import Marker, read_marker
 from aioproducer.testing.embedded.markers import Markers
-from aioproducer.testing.embedded.transaction_metadata import TransactionMetadata, TransactionState
+from aioproducer.testing.embedded.transaction_metadata import TransactionMetadata, TransactionStatus
 from aioproducer.types import TopicPartition
 from tests.support.coordinators import another, levels, staged, within_deadline
 from tests.support.raw_transactions import refused
@@ -122,7 +122,7 @@ def prepared(*partitions: int, commit: bool = True) -> TransactionMetadata:
         "txn",
         producer_id=7,
         timeout_ms=1000,
-        state=TransactionState.PREPARE_COMMIT if commit else TransactionState.PREPARE_ABORT,
+        state=TransactionStatus.PREPARE_COMMIT if commit else TransactionStatus.PREPARE_ABORT,
         producer_epoch=3,
         partitions=tuple(TopicPartition("t", index) for index in partitions),
     )

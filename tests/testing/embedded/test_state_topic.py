@@ -9,7 +9,7 @@ from aioproducer.testing import EmbeddedCluster
 from aioproducer.testing.embedded.batches import encode_batch
 from aioproducer.testing.embedded.state_topic import StateTopic, partition_for
 from aioproducer.testing.embedded.topics import Partition
-from aioproducer.testing.embedded.transaction_metadata import Refused
+from aioproducer.testing.embedded.transaction_metadata import TransactionRefused
 from tests.support.raw_client import NOW
 
 
@@ -56,7 +56,7 @@ async def test_only_the_leader_knows_and_a_new_one_reads_the_log_again():
         new = (old + 1) % 3
         cluster.move_leader(states.name, partition.index, new)
 
-        with pytest.raises(Refused, match="NOT_COORDINATOR"):
+        with pytest.raises(TransactionRefused, match="NOT_COORDINATOR"):
             states.state_at(old, "a")
         assert states.state_at(new, "a") == 1
         assert dict(states.all_loaded())[partition] == 1
@@ -71,7 +71,7 @@ async def test_while_loading_is_held_old_leaders_still_know_and_new_ones_do_not(
         assert states.state_at(node, "a") == 0
 
         cluster.move_leader(states.name, partition.index, node)  # the same broker, in a new epoch
-        with pytest.raises(Refused) as caught:
+        with pytest.raises(TransactionRefused) as caught:
             states.state_at(node, "a")
         assert caught.value.code is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
 
@@ -85,7 +85,7 @@ async def test_nothing_is_written_that_too_few_replicas_would_hold():
         partition = states.partition_of("a")
         partition.set_isr([])
 
-        with pytest.raises(Refused) as caught:
+        with pytest.raises(TransactionRefused) as caught:
             states.append(partition, encode_batch([(b"k", b"v")], NOW))
 
         assert caught.value.code is ErrorCode.COORDINATOR_NOT_AVAILABLE

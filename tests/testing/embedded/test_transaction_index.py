@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aioproducer.testing.embedded.transaction_index import AbortedTransaction, TransactionIndex
+from aioproducer.testing.embedded.transaction_index import AbortedTxn, TransactionIndex
 
 
 def test_the_first_record_of_an_open_transaction_is_the_last_stable_offset():
@@ -16,7 +16,7 @@ def test_the_first_record_of_an_open_transaction_is_the_last_stable_offset():
     assert index.last_stable_offset(10) == 5
     index.end(8, 8, commit=False)
     assert index.last_stable_offset(10) == 10
-    assert index.aborted == [AbortedTransaction(8, 5, 8)]
+    assert index.aborted == [AbortedTxn(8, 5, 8)]
 
 
 def test_a_marker_without_records_before_it_changes_nothing():

@@ -11,7 +11,7 @@ from aioproducer.testing.embedded.batches import encode_batch
 from aioproducer.testing.embedded.log import PartitionLog
 from aioproducer.testing.embedded.log_config import LogConfig
 from aioproducer.testing.embedded.transaction_log import decoded, encoded_key, encoded_value, read_states
-from aioproducer.testing.embedded.transaction_metadata import TransactionMetadata, TransactionState
+from aioproducer.testing.embedded.transaction_metadata import TransactionMetadata, TransactionStatus
 from aioproducer.types import TopicPartition
 from tests.support.raw_client import NOW
 
@@ -21,7 +21,7 @@ def test_records_of_the_log_are_written_as_kafka_writes_them():
         "txn",
         producer_id=1000,
         timeout_ms=60_000,
-        state=TransactionState.ONGOING,
+        state=TransactionStatus.ONGOING,
         producer_epoch=3,
         previous_producer_id=1000,
         partitions=(TopicPartition("t", 0), TopicPartition("u", 2), TopicPartition("t", 1)),
@@ -42,7 +42,7 @@ def test_records_of_the_log_are_written_as_kafka_writes_them():
     assert decoded(encoded_key("txn"), value) == replace(metadata, partitions=together)
 
 
-def state(name: str, to: TransactionState = TransactionState.EMPTY, epoch: int = 0) -> TransactionMetadata:
+def state(name: str, to: TransactionStatus = TransactionStatus.EMPTY, epoch: int = 0) -> TransactionMetadata:
     return TransactionMetadata(name, producer_id=7, timeout_ms=1000, state=to, producer_epoch=epoch)
 
 
@@ -52,8 +52,8 @@ def test_a_log_adds_up_to_the_last_state_of_each_transactional_id():
         state("a"),
         state("b"),
         state("a", epoch=1),
-        state("b", TransactionState.DEAD),
-        state("c", TransactionState.COMPLETE_ABORT, epoch=4),
+        state("b", TransactionStatus.DEAD),
+        state("c", TransactionStatus.COMPLETE_ABORT, epoch=4),
     ]
     for one in written:
         record = encoded_key(one.transactional_id), encoded_value(one, 1)

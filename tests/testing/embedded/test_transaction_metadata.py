@@ -15,10 +15,10 @@ from aioproducer.testing.embedded.transaction_metadata import (
     MAX_EPOCH,
     TRANSITIONS,
     ProducerIdAndEpoch,
-    Refused,
-    Transaction,
+    TransactionalId,
     TransactionMetadata,
-    TransactionState,
+    TransactionRefused,
+    TransactionStatus,
 )
 from aioproducer.types import TopicPartition
 from tests.support.transaction_stage import (
@@ -31,11 +31,15 @@ from tests.support.transaction_stage import (
 # The state machine
 
 
-def transaction(state: TransactionState = TransactionState.EMPTY, **fields: Any) -> Transaction:
+def transaction(state: TransactionStatus = TransactionStatus.EMPTY, **fields: Any) -> TransactionalId:
     fields = {"producer_id": 7, "producer_epoch": 3, **fields}
-    if state in (TransactionState.ONGOING, TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT):
+    if state in (
+        TransactionStatus.ONGOING,
+        TransactionStatus.PREPARE_COMMIT,
+        TransactionStatus.PREPARE_ABORT,
+    ):
         fields = {"partitions": (TopicPartition("t", 0),), "started_ms": 1, **fields}
-    return Transaction(TransactionMetadata("txn", timeout_ms=1000, state=state, **fields))
+    return TransactionalId(TransactionMetadata("txn", timeout_ms=1000, state=state, **fields))
 
 
 ME = ProducerIdAndEpoch(7, 3)
@@ -44,8 +48,8 @@ ME = ProducerIdAndEpoch(7, 3)
 @pytest.mark.promise(
     "Test clusters", "the embedded coordinator's states are a table, and in the log before they are answered"
 )
-@pytest.mark.parametrize("before", TransactionState)
-@pytest.mark.parametrize("after", TransactionState)
+@pytest.mark.parametrize("before", TransactionStatus)
+@pytest.mark.parametrize("after", TransactionStatus)
 def test_the_table_says_which_state_may_follow_which(before, after):
     one = transaction(before)
     to = replace(one.metadata, state=after)
@@ -63,11 +67,11 @@ def test_the_table_says_which_state_may_follow_which(before, after):
 
 
 def test_only_a_dead_transactional_id_stays_what_it_is_for_ever():
-    assert [state for state, after in TRANSITIONS.items() if not after] == [TransactionState.DEAD]
-    assert set(itertools.chain(*TRANSITIONS.values())) == set(TransactionState)
+    assert [state for state, after in TRANSITIONS.items() if not after] == [TransactionStatus.DEAD]
+    assert set(itertools.chain(*TRANSITIONS.values())) == set(TransactionStatus)
 
 
-REQUESTS: dict[str, Callable[[Transaction], TransactionMetadata]] = {
+REQUESTS: dict[str, Callable[[TransactionalId], TransactionMetadata]] = {
     "init": lambda one: one.init_producer_id(
         None, timeout_ms=1, now_ms=9, server_version=2, new_producer_id=lambda: 99
     ),
@@ -78,9 +82,9 @@ REQUESTS: dict[str, Callable[[Transaction], TransactionMetadata]] = {
     "abort v5": lambda one: one.end_and_bump(*ME, commit=False, now_ms=9, new_producer_id=lambda: 99),
 }
 
-_S = TransactionState
+_S = TransactionStatus
 # What a producer with the current epoch is answered in each state: the state it leads to, or the code.
-ANSWERS: dict[str, dict[TransactionState, TransactionState | ErrorCode]] = {
+ANSWERS: dict[str, dict[TransactionStatus, TransactionStatus | ErrorCode]] = {
     "init": {
         _S.EMPTY: _S.EMPTY,
         _S.ONGOING: _S.PREPARE_ABORT,
@@ -140,27 +144,27 @@ ANSWERS: dict[str, dict[TransactionState, TransactionState | ErrorCode]] = {
 def test_each_request_in_each_state(request_name, state, expected):
     one = transaction(state)
 
-    if isinstance(expected, TransactionState):
+    if isinstance(expected, TransactionStatus):
         assert REQUESTS[request_name](one).state is expected
-        with pytest.raises(Refused, match="CONCURRENT_TRANSACTIONS"):
+        with pytest.raises(TransactionRefused, match="CONCURRENT_TRANSACTIONS"):
             REQUESTS[request_name](one)
     else:
-        with pytest.raises(Refused, match=expected.name):
+        with pytest.raises(TransactionRefused, match=expected.name):
             REQUESTS[request_name](one)
         assert one.pending is None
 
 
 @pytest.mark.parametrize("name", REQUESTS)
 def test_while_a_state_is_being_written_everybody_is_told_to_come_back(name):
-    one = transaction(TransactionState.ONGOING)
+    one = transaction(TransactionStatus.ONGOING)
     one.end(*ME, commit=True, now_ms=9)
 
-    with pytest.raises(Refused, match="CONCURRENT_TRANSACTIONS"):
+    with pytest.raises(TransactionRefused, match="CONCURRENT_TRANSACTIONS"):
         REQUESTS[name](one)
 
 
 def test_a_write_that_fails_leaves_everything_as_it_was():
-    one = transaction(TransactionState.ONGOING)
+    one = transaction(TransactionStatus.ONGOING)
     before = one.metadata
     one.end_and_bump(*ME, commit=True, now_ms=9, new_producer_id=lambda: 99)
 
@@ -170,7 +174,7 @@ def test_a_write_that_fails_leaves_everything_as_it_was():
 
 
 def test_the_last_epoch_ends_with_a_new_producer_id_whose_marker_has_the_reserved_epoch():
-    one = transaction(TransactionState.ONGOING, producer_epoch=LAST_EPOCH)
+    one = transaction(TransactionStatus.ONGOING, producer_epoch=LAST_EPOCH)
 
     one.end_and_bump(7, LAST_EPOCH, commit=True, now_ms=9, new_producer_id=lambda: 99)
     one.settle()
@@ -179,9 +183,9 @@ def test_the_last_epoch_ends_with_a_new_producer_id_whose_marker_has_the_reserve
     one.settle()
 
     assert one.metadata.identity == (99, 0)
-    with pytest.raises(Refused, match="NONE"):  # a retry
+    with pytest.raises(TransactionRefused, match="NONE"):  # a retry
         one.end_and_bump(7, LAST_EPOCH, commit=True, now_ms=9, new_producer_id=lambda: 100)
-    with pytest.raises(Refused, match="INVALID_TXN_STATE"):
+    with pytest.raises(TransactionRefused, match="INVALID_TXN_STATE"):
         one.end_and_bump(7, LAST_EPOCH, commit=False, now_ms=9, new_producer_id=lambda: 100)
 
 

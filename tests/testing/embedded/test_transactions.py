@@ -14,7 +14,7 @@ from aioproducer.testing import EmbeddedCluster
 from aioproducer.testing.embedded import transactions
 from aioproducer.testing.embedded.state_topic import partition_for
 from aioproducer.testing.embedded.transaction_log import TOPIC
-from aioproducer.testing.embedded.transaction_metadata import Refused
+from aioproducer.testing.embedded.transaction_metadata import TransactionRefused
 from tests.conftest import MS
 from tests.support.coordinators import another, levels, staged, states, within_deadline
 from tests.support.producing import until
@@ -274,7 +274,7 @@ async def test_transactions_time_out_by_the_clusters_clock(tv):
 async def test_a_transactional_id_that_was_not_used_for_long_is_forgotten():
     async with staged() as (cluster, on):
         me = await on.begin()
-        with pytest.raises(Refused, match="CONCURRENT_TRANSACTIONS"):
+        with pytest.raises(TransactionRefused, match="CONCURRENT_TRANSACTIONS"):
             cluster.transactions.expire("txn")
         after = await on.commit(me)
         cluster.transactions.expire("txn")
