@@ -121,7 +121,7 @@ class PartitionLog:
         self.end_offset = 0
         """Offset of the next record."""
         self.batches: list[LogBatch] = []
-        self.producers: dict[int, ProducerState] = {}
+        self.producers: dict[int, ProducerStateEntry] = {}
         self.transactions = TransactionIndex()
         self._guards: dict[int, VerificationGuard] = {}
 
@@ -328,7 +328,7 @@ class PartitionLog:
             return
         state = self.producers.get(producer_id)
         if state is None:
-            state = self.producers[producer_id] = ProducerState(header.producer_epoch)
+            state = self.producers[producer_id] = ProducerStateEntry(header.producer_epoch)
         if header.is_control:
             marker = read_marker(next(batch.records()))
             state.end_transaction(header.producer_epoch, marker.coordinator_epoch)
@@ -359,7 +359,7 @@ class RememberedBatch(NamedTuple):
     max_timestamp: int
 
 
-class ProducerState:
+class ProducerStateEntry:
     """What a partition knows of one producer id (Kafka's ProducerStateEntry)."""
 
     NUM_BATCHES_TO_RETAIN = 5
