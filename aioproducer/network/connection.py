@@ -281,14 +281,6 @@ class Connection:
         )
         return max(self._loop.time() - self._opened_at, 0.0) if is_waiting else 0.0
 
-    def version_of(self, api_key: ApiKey, ceiling: int | None = None) -> int:
-        """Return the version in which requests of this API are sent on this connection.
-
-        Raises:
-            UnsupportedVersionError: client and broker have no version in common.
-        """
-        return self.versions.of(api_key, ceiling)
-
     # Requests
 
     def request(

@@ -99,7 +99,7 @@ async def test_ready_returns_false_starts_a_connection_and_wakes_the_sender_once
         await asyncio.wait_for(net.wake.wait(), LONG)
         await net.become_ready(0)
         assert net.peers[0].connections == 1
-        assert net.brokers.connection(0).version_of(ApiKey.METADATA) == 13
+        assert net.brokers.connection(0).versions.of(ApiKey.METADATA) == 13
         assert net.brokers.in_flight(0) == 0
         await net.brokers.request(0, QUESTION, LONG)
 

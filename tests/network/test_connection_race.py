@@ -173,7 +173,7 @@ async def test_the_first_connection_keeps_its_whole_set_up_time(monkeypatch):
         await until(lambda: serve.open == 1)
 
         assert broker.connections > 2
-        assert net.brokers.connection(0).version_of(ApiKey.METADATA) == 7
+        assert net.brokers.connection(0).versions.of(ApiKey.METADATA) == 7
 
 
 @pytest.mark.promise(

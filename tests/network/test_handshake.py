@@ -58,9 +58,9 @@ async def test_the_handshake_names_the_client_and_learns_versions_and_features()
 
         assert connection.state is ConnectionState.READY
         assert connection.can_send
-        assert connection.version_of(ApiKey.METADATA) == 9
-        assert connection.version_of(ApiKey.PRODUCE) == 13
-        assert connection.version_of(ApiKey.PRODUCE, 11) == 11
+        assert connection.versions.of(ApiKey.METADATA) == 9
+        assert connection.versions.of(ApiKey.PRODUCE) == 13
+        assert connection.versions.of(ApiKey.PRODUCE, 11) == 11
         assert connection.versions.features == {"transaction.version": 2}
         assert connection.versions.features_epoch == 3
         await connection.close()
@@ -86,7 +86,7 @@ async def test_a_broker_that_rejects_the_version_is_asked_once_more_with_a_lower
     async with ScriptedBroker(serve) as broker:
         connection = make_connection(broker.port)
         await connection.connect()
-        assert connection.version_of(ApiKey.METADATA) == 8
+        assert connection.versions.of(ApiKey.METADATA) == 8
         await connection.close()
 
     assert asked == [4, second]
@@ -136,7 +136,7 @@ async def test_an_inverted_version_range_counts_as_not_offered():
         await connection.connect()
         for api_key in (ApiKey.PRODUCE, ApiKey.METADATA):
             with pytest.raises(UnsupportedVersionError, match=api_key.name):
-                connection.version_of(api_key)
+                connection.versions.of(api_key)
         await connection.close()
 
 
