@@ -53,7 +53,7 @@ try:
 except ImportError:
     uvloop = None
 
-SOON = 10_000 * MS
+TIMEOUT = 10_000 * MS
 """Seconds within which every call in these tests ends, unless it blocks forever."""
 
 
@@ -90,7 +90,7 @@ def left_behind():
 
 
 def until(condition):
-    deadline = time.monotonic() + SOON
+    deadline = time.monotonic() + TIMEOUT
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(MS)
@@ -126,8 +126,8 @@ class Held:
 
     def __enter__(self):
         began = threading.Event()
-        self._thread.post(lambda: (began.set(), self._go_on.wait(SOON)))
-        assert began.wait(SOON)
+        self._thread.post(lambda: (began.set(), self._go_on.wait(TIMEOUT)))
+        assert began.wait(TIMEOUT)
         return self
 
     def __exit__(self, *_):
@@ -183,7 +183,7 @@ def test_deliveries_have_the_calls_of_a_future():
 def test_a_record_is_sent_and_its_delivery_has_the_metadata(cluster, topic):
     with Producer(cluster.servers) as producer:
         delivery = producer.send(topic, b"v", key=b"k", headers=[("h", b"1")], timestamp_ms=17)
-        metadata = delivery.result(SOON)
+        metadata = delivery.result(TIMEOUT)
 
         assert (metadata.topic, metadata.partition, metadata.offset, metadata.timestamp) == (topic, 0, 0, 17)
         assert delivery.done()
@@ -207,7 +207,7 @@ def test_records_of_a_thread_stay_in_order_on_every_path(producer, cluster, topi
             producer.send(topic, value, partition=0, headers=[("h", b"")])
         else:
             producer.send(topic, value)
-    producer.flush(SOON)
+    producer.flush(TIMEOUT)
 
     assert cluster.values(topic) == [b"%d" % number for number in range(3000)]
 
@@ -222,7 +222,7 @@ def test_many_threads_send_through_one_producer_and_each_keeps_its_order(produce
 
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         deliveries = [delivery for sent in pool.map(send, range(8)) for delivery in sent]
-    assert len({delivery.result(SOON).offset for delivery in deliveries}) == 4000
+    assert len({delivery.result(TIMEOUT).offset for delivery in deliveries}) == 4000
 
     written = [tuple(map(int, value.split())) for value in cluster.values(topic)]
     for thread in range(8):
@@ -235,7 +235,7 @@ def test_many_threads_send_through_one_producer_and_each_keeps_its_order(produce
 )
 def test_a_burst_of_records_costs_one_wake_up_of_the_loop(producer, topic, monkeypatch):
     producer.send_and_wait(topic, b"known")
-    producer.send(topic, b"known").result(SOON)
+    producer.send(topic, b"known").result(TIMEOUT)
     thread = producer._sends.own_thread()
     posts = []
     post = thread.post
@@ -246,7 +246,7 @@ def test_a_burst_of_records_costs_one_wake_up_of_the_loop(producer, topic, monke
         monkeypatch.undo()
 
     assert len(posts) == 1
-    assert [delivery.result(SOON).offset for delivery in deliveries] == list(range(2, 902))
+    assert [delivery.result(TIMEOUT).offset for delivery in deliveries] == list(range(2, 902))
 
 
 @pytest.mark.promise(
@@ -256,40 +256,40 @@ def test_ctrl_c_during_a_wake_up_does_not_leave_the_loop_asleep(producer, topic,
     def interrupted(function):
         raise KeyboardInterrupt
 
-    producer.send(topic, b"known").result(SOON)
+    producer.send(topic, b"known").result(TIMEOUT)
     thread = producer._sends.own_thread()
     monkeypatch.setattr(thread, "post", interrupted)
     with pytest.raises(KeyboardInterrupt):
         producer.send(topic, b"v")
     monkeypatch.undo()
 
-    assert producer.send(topic, b"w").result(SOON).offset == 2
+    assert producer.send(topic, b"w").result(TIMEOUT).offset == 2
 
 
 def test_a_record_beyond_the_queue_waits_for_the_loop(producer, topic):
-    producer.send(topic, b"known").result(SOON)
+    producer.send(topic, b"known").result(TIMEOUT)
     held = Held(producer)
     with held, concurrent.futures.ThreadPoolExecutor(1) as pool:
         sending = pool.submit(lambda: [producer.send(topic, b"v") for _ in range(1100)])
         until(lambda: len(producer._sends) == 1001)
         assert not sending.done()
         held._go_on.set()
-        assert len(sending.result(SOON)) == 1100
+        assert len(sending.result(TIMEOUT)) == 1100
 
 
 def test_changes_by_the_caller_after_send_are_not_sent(cluster, topic, make):
     producer = make(value_serializer=lambda value: repr(value).encode())
     value = {"a": 1}
     with_buffer, headers, data = make(), [("h", b"1")], bytearray(b"old")
-    with_buffer.send(topic, b"known").result(SOON)
+    with_buffer.send(topic, b"known").result(TIMEOUT)
 
     delivery = producer.send(topic, value)
     value["a"] = 2
     with_buffer.send(topic, data, headers=headers)
     data[:] = b"new"
     headers.append(("h", b"2"))
-    delivery.result(SOON)
-    with_buffer.flush(SOON)
+    delivery.result(TIMEOUT)
+    with_buffer.flush(TIMEOUT)
 
     _, *written = cluster.records(topic)
     assert {record.value for record in written} == {b"{'a': 1}", b"old"}
@@ -325,7 +325,7 @@ def test_calls_that_share_a_wake_up_keep_their_own_contexts(make, cluster, topic
             sending.append(pool.submit(send, name))
             until(lambda: len(producer._sends) == len(sending))  # called immediately
         held._go_on.set()
-        assert all(sent.result(SOON) for sent in sending)
+        assert all(sent.result(TIMEOUT) for sent in sending)
 
     assert cluster.values(topic) == [b"a!", b"b!"]
 
@@ -337,8 +337,8 @@ def test_hand_built_batches_try_send_and_cluster_information(producer, cluster, 
     batch.append(key=None, value=b"1")
     batch.append(key=None, value=b"2")
 
-    assert producer.send_batch(batch, topic, partition=0).result(SOON).offset == 0
-    assert producer.try_send(topic, b"3").result(SOON).offset == 2
+    assert producer.send_batch(batch, topic, partition=0).result(TIMEOUT).offset == 0
+    assert producer.try_send(topic, b"3").result(TIMEOUT).offset == 2
 
     assert producer.metrics().records_acked == 3
     assert cluster.values(topic) == [b"1", b"2", b"3"]
@@ -377,7 +377,7 @@ def test_send_waits_while_the_buffer_is_full_and_goes_on_in_order(make, cluster,
             until(lambda: producer.metrics().buffer_waiters)
             assert not sending.done()
             cluster.thaw()
-            offsets = [delivery.result(SOON).offset for delivery in sending.result(SOON)]
+            offsets = [delivery.result(TIMEOUT).offset for delivery in sending.result(TIMEOUT)]
     finally:
         cluster.thaw()
 
@@ -391,7 +391,7 @@ def test_send_waits_while_the_buffer_is_full_and_goes_on_in_order(make, cluster,
 )
 def test_a_record_that_waits_in_send_does_not_overtake_queued_ones(make, cluster, topic):
     producer = make(**FOUR_RECORDS_FILL_IT)
-    producer.send(topic, b"%0900d" % 0).result(SOON)
+    producer.send(topic, b"%0900d" % 0).result(TIMEOUT)
     producer._most = 1000
     cluster.freeze()
     try:
@@ -403,7 +403,7 @@ def test_a_record_that_waits_in_send_does_not_overtake_queued_ones(make, cluster
             sending = pool.submit(producer.send, topic, b"%0900d" % 20)
             until(lambda: any(isinstance(entry, asyncio.Future) for entry in producer._sends.lanes[topic]))
             cluster.thaw()
-            assert sending.result(SOON).result(SOON).offset == 20
+            assert sending.result(TIMEOUT).result(TIMEOUT).offset == 20
     finally:
         cluster.thaw()
 
@@ -416,7 +416,7 @@ def test_a_record_that_waits_in_send_does_not_overtake_queued_ones(make, cluster
 )
 def test_a_buffer_that_stays_full_fails_send_and_the_records_queued_behind_it(make, cluster, topic, caplog):
     producer = make(**FOUR_RECORDS_FILL_IT, max_block_ms=1_500_000 * MS)
-    producer.send(topic, b"known").result(SOON)
+    producer.send(topic, b"known").result(TIMEOUT)
     producer._most = 1000
     cluster.freeze()
     try:
@@ -427,7 +427,7 @@ def test_a_buffer_that_stays_full_fails_send_and_the_records_queued_behind_it(ma
         with pytest.raises(BufferTimeoutError):
             producer.send(topic, bytes(LARGE))
 
-        assert queued[-1].exception(SOON)
+        assert queued[-1].exception(TIMEOUT)
         errors = [delivery.exception() for delivery in queued if delivery.done()]
         # 16 records that each wait for 1.5 s take 24 s.
         assert time.monotonic() - began < 8000 * MS, "each record waited separately"
@@ -438,8 +438,8 @@ def test_a_buffer_that_stays_full_fails_send_and_the_records_queued_behind_it(ma
     finally:
         cluster.thaw()
     in_buffer = [delivery for delivery in queued if not delivery.done() or delivery.exception() is None]
-    assert [delivery.result(SOON).offset for delivery in in_buffer] == list(range(1, len(in_buffer) + 1))
-    assert producer.close(SOON).failed == len(queued) - len(in_buffer)
+    assert [delivery.result(TIMEOUT).offset for delivery in in_buffer] == list(range(1, len(in_buffer) + 1))
+    assert producer.close(TIMEOUT).failed == len(queued) - len(in_buffer)
 
 
 @pytest.mark.promise(
@@ -448,7 +448,7 @@ def test_a_buffer_that_stays_full_fails_send_and_the_records_queued_behind_it(ma
 )
 def test_a_rejected_record_with_an_unretrieved_error_is_logged_and_reported(make, cluster, topic, caplog):
     producer = make(**FOUR_RECORDS_FILL_IT, max_block_ms=1_500_000 * MS)
-    producer.send(topic, b"known").result(SOON)
+    producer.send(topic, b"known").result(TIMEOUT)
     producer._most = 1000
     cluster.freeze()
     try:
@@ -460,7 +460,7 @@ def test_a_rejected_record_with_an_unretrieved_error_is_logged_and_reported(make
         cluster.thaw()
     del last
 
-    report = producer.close(SOON)
+    report = producer.close(TIMEOUT)
 
     assert report.failed == sum(report.unretrieved.values()) > 0
     assert {key[0] for key in report.unretrieved} == {topic}
@@ -472,7 +472,7 @@ def test_a_rejected_record_with_an_unretrieved_error_is_logged_and_reported(make
 )
 def test_the_end_of_with_waits_for_close_timeout_ms(cluster, topic, caplog):
     with Producer(cluster.servers, **QUICK, close_timeout_ms=100) as producer:
-        producer.send(topic, b"known").result(SOON)
+        producer.send(topic, b"known").result(TIMEOUT)
         cluster.freeze()
         lost = producer.send(topic, b"lost")
         began = time.monotonic()
@@ -497,10 +497,10 @@ def test_a_waiting_topic_does_not_delay_other_topics(producer, cluster, topic):
             before = metadata_count(cluster.cluster)
             waiting = pool.submit(producer.send, f"{topic}-nowhere", b"v")
             until(lambda: metadata_count(cluster.cluster) > before)
-            assert producer.send(topic, b"v").result(SOON).offset == 0
+            assert producer.send(topic, b"v").result(TIMEOUT).offset == 0
             producer.close(timeout=0)
             with pytest.raises(ProducerClosed):
-                waiting.result(SOON)
+                waiting.result(TIMEOUT)
     finally:
         cluster.cluster.auto_create = True
 
@@ -536,13 +536,13 @@ def test_a_waiting_topic_does_not_delay_other_topics(producer, cluster, topic):
 )
 def test_errors_are_those_of_the_asyncio_producer_and_come_from_the_call(make, topic, call, error_type):
     producer = make(max_block_ms=2_000_000 * MS)
-    producer.send(topic, b"known").result(SOON)
+    producer.send(topic, b"known").result(TIMEOUT)
 
     with pytest.raises(error_type) as caught:
         call(producer, topic)
 
     assert type(caught.value) is error_type
-    assert producer.send(topic, b"goes on").result(SOON).offset == 1
+    assert producer.send(topic, b"goes on").result(TIMEOUT).offset == 1
 
 
 @pytest.mark.promise(
@@ -559,12 +559,12 @@ def test_a_traceback_leads_into_the_asyncio_producer(producer, topic):
 
 def test_a_failed_record_reports_its_outcome(make, cluster, topic):
     producer = make(request_timeout_ms=50_000 * MS, delivery_timeout_ms=100_000 * MS)
-    producer.send(topic, b"known").result(SOON)
+    producer.send(topic, b"known").result(TIMEOUT)
     cluster.freeze()
     try:
         delivery = producer.send(topic, b"v")
         with pytest.raises(DeliveryTimeoutError) as caught:
-            delivery.result(SOON)
+            delivery.result(TIMEOUT)
         assert caught.value.outcome is Outcome.UNKNOWN
         assert type(delivery.exception()) is DeliveryTimeoutError
     finally:
@@ -619,7 +619,7 @@ def test_a_refused_setting_raises_the_error_of_the_asyncio_producer():
 
 
 def test_a_delivery_without_a_result_times_out_and_stays_pending(producer, cluster, topic):
-    producer.send(topic, b"known").result(SOON)
+    producer.send(topic, b"known").result(TIMEOUT)
     cluster.freeze()
     try:
         delivery = producer.send(topic, b"v")
@@ -633,14 +633,14 @@ def test_a_delivery_without_a_result_times_out_and_stays_pending(producer, clust
         assert not delivery.done()
     finally:
         cluster.thaw()
-    assert delivery.result(SOON).offset == 1
+    assert delivery.result(TIMEOUT).offset == 1
 
 
 @pytest.mark.parametrize("is_queued", [True, False])
 def test_cancelling_a_delivery_detaches_the_waiter_and_the_record_is_sent(
     producer, cluster, topic, is_queued
 ):
-    producer.send(topic, b"known").result(SOON)
+    producer.send(topic, b"known").result(TIMEOUT)
     called = threading.Event()
     cluster.freeze()
     try:
@@ -651,7 +651,7 @@ def test_cancelling_a_delivery_detaches_the_waiter_and_the_record_is_sent(
                 delivery.add_done_callback(lambda _: called.set())
                 cancelling = pool.submit(delivery.cancel)
                 held._go_on.set()
-                assert cancelling.result(SOON)
+                assert cancelling.result(TIMEOUT)
         else:
             delivery = producer.send(topic, bytearray(b"v"))
             delivery.add_done_callback(lambda _: called.set())
@@ -659,26 +659,26 @@ def test_cancelling_a_delivery_detaches_the_waiter_and_the_record_is_sent(
     finally:
         cluster.thaw()
 
-    assert called.wait(SOON)
+    assert called.wait(TIMEOUT)
     assert delivery.cancelled()
     assert delivery.done()
     with pytest.raises(concurrent.futures.CancelledError):
         delivery.result()
     assert not delivery.cancel()
-    producer.flush(SOON)
+    producer.flush(TIMEOUT)
     assert cluster.values(topic) == [b"known", b"v"]
 
 
 def test_callbacks_are_called_once_and_a_failing_one_is_logged(producer, topic, caplog):
-    producer.send(topic, b"known").result(SOON)
+    producer.send(topic, b"known").result(TIMEOUT)
     called = []
     both = threading.Barrier(2)
     with Held(producer):
         delivery = producer.send(topic, b"v")
         delivery.add_done_callback(called.append)
         delivery.add_done_callback(lambda _: 1 / 0)
-        delivery.add_done_callback(lambda _: both.wait(SOON))
-    both.wait(SOON)
+        delivery.add_done_callback(lambda _: both.wait(TIMEOUT))
+    both.wait(TIMEOUT)
 
     delivery.add_done_callback(called.append)  # called immediately
     delivery.add_done_callback(lambda _: 1 / 0)
@@ -709,7 +709,7 @@ async def test_a_call_in_a_thread_with_a_running_loop_is_refused(module_cluster,
         ):
             with pytest.raises(WrongLoopError):
                 call()
-        assert (await asyncio.to_thread(delivery.result, SOON)).offset == 0
+        assert (await asyncio.to_thread(delivery.result, TIMEOUT)).offset == 0
     finally:
         await asyncio.to_thread(producer.close)
     assert not left_behind()
@@ -731,7 +731,7 @@ def test_a_call_from_a_callback_is_refused_instead_of_waiting_for_itself(produce
 
     producer.send(topic, b"v").add_done_callback(callback)
 
-    assert ended.wait(SOON)
+    assert ended.wait(TIMEOUT)
     assert [type(error) for error in errors] in ([WrongLoopError], [])  # [] if it was already done
 
 
@@ -741,7 +741,7 @@ async def test_the_cells_of_a_notebook_may_block_its_loop(module_cluster, topic,
     module_cluster.topic(topic, 1)
 
     with Producer(module_cluster.servers) as producer:
-        assert producer.send(topic, b"v").result(SOON).offset == 0
+        assert producer.send(topic, b"v").result(TIMEOUT).offset == 0
 
 
 # ------------------------------------------------------------------------------------------------- the loop thread
@@ -755,7 +755,7 @@ def test_all_producers_share_a_thread_which_ends_with_the_last_of_them(make, top
     assert second._sends.own_thread() is thread
     assert len([other for other in left_behind() if other.name == "aioproducer-blocking"]) == 1
     first.close()
-    assert second.send(topic, b"v").result(SOON)
+    assert second.send(topic, b"v").result(TIMEOUT)
     second.close()
     assert not thread.is_alive
     assert thread.loop.is_closed()
@@ -774,7 +774,7 @@ def test_several_threads_may_close_and_have_the_same_report(producer, topic):
 
 def test_sends_that_race_with_close_are_delivered_or_fail(make, cluster, topic):
     producer, done = make(), []
-    producer.send(topic, b"known").result(SOON)
+    producer.send(topic, b"known").result(TIMEOUT)
 
     def send():
         try:
@@ -789,9 +789,9 @@ def test_sends_that_race_with_close_are_delivered_or_fail(make, cluster, topic):
     until(lambda: len(done) > 500)
     producer.close()
     for thread in threads:
-        thread.join(SOON)
+        thread.join(TIMEOUT)
 
-    errors = [delivery.exception(SOON) for delivery in done]
+    errors = [delivery.exception(TIMEOUT) for delivery in done]
     assert {type(error) for error in errors} <= {type(None), ProducerClosed}
     assert errors.count(None) + 1 == len(cluster.values(topic))
 
@@ -802,7 +802,7 @@ def test_the_callers_loop_factory_creates_the_loop(cluster, topic):
     try:
         with Producer(cluster.servers, **QUICK) as producer:
             assert isinstance(producer._sends.own_thread().loop, uvloop.Loop)
-            assert [producer.send(topic, b"v").result(SOON).offset for _ in range(50)] == list(range(50))
+            assert [producer.send(topic, b"v").result(TIMEOUT).offset for _ in range(50)] == list(range(50))
             blocking.set_loop_factory(uvloop.new_event_loop)
             with pytest.raises(IllegalStateError, match="set_loop_factory"):
                 blocking.set_loop_factory(None)
@@ -854,7 +854,7 @@ def test_a_transaction_is_aborted_when_an_exception_leaves_it(transactional, clu
     with pytest.raises(error_type):
         interrupted()
 
-    assert all(isinstance(one.exception(SOON), TransactionAbortedError | None) for one in deliveries)
+    assert all(isinstance(one.exception(TIMEOUT), TransactionAbortedError | None) for one in deliveries)
     assert committed(cluster, topic) == []
     with transactional.transaction():
         transactional.send(topic, b"next")
@@ -872,7 +872,7 @@ def test_a_block_with_unnoticed_rejected_records_is_aborted_with_an_error(make, 
     try:
         with pytest.raises(TransactionAbortableError, match="buffer"):  # noqa: PT012  # the whole block is what is tested
             with producer.transaction():
-                producer.send(topic, b"known").result(SOON)
+                producer.send(topic, b"known").result(TIMEOUT)
                 producer._most = 1000
                 cluster.freeze()
                 with Held(producer):
@@ -882,7 +882,7 @@ def test_a_block_with_unnoticed_rejected_records_is_aborted_with_an_error(make, 
     finally:
         cluster.thaw()
 
-    assert isinstance(deliveries[-1].exception(SOON), KafkaError)
+    assert isinstance(deliveries[-1].exception(TIMEOUT), KafkaError)
     with producer.transaction():
         producer.send(topic, b"next")
     assert committed(cluster, topic) == [b"next"]
@@ -906,7 +906,7 @@ def test_a_block_that_is_interrupted_while_its_records_wait_for_room_is_aborted(
     try:
         with pytest.raises(KeyboardInterrupt):  # noqa: PT012  # the whole block is what is tested
             with producer.transaction():
-                producer.send(topic, b"known").result(SOON)
+                producer.send(topic, b"known").result(TIMEOUT)
                 producer._most = 1000
                 cluster.freeze()
                 with Held(producer):
@@ -936,7 +936,7 @@ def test_a_block_interrupted_before_its_exit_begins_still_ends(transactional, cl
     interrupting, held = threading.Thread(target=interrupt), Held(transactional)
     with pytest.raises(KeyboardInterrupt):  # noqa: PT012  # the whole block is what is tested
         with transactional.transaction():
-            transactional.send(topic, b"v").result(SOON)
+            transactional.send(topic, b"v").result(TIMEOUT)
             held.__enter__()
             interrupting.start()
     interrupting.join()
@@ -1040,9 +1040,9 @@ def test_a_ctrl_c_anywhere_in_a_wait_never_stops_the_loop():
         was_interrupted = interrupted_at(steps, lambda flag=flag: flag.wait(0.0001))
         setting = threading.Thread(target=flag.set, daemon=True)
         setting.start()
-        setting.join(SOON)
+        setting.join(TIMEOUT)
         assert not setting.is_alive(), f"set() hangs after {steps} instructions"
-        assert flag.wait(SOON)
+        assert flag.wait(TIMEOUT)
         if not was_interrupted:
             break
     assert steps > 10, "it was never interrupted"
@@ -1072,45 +1072,45 @@ def test_a_ctrl_c_anywhere_in_the_wait_for_a_delivery_leaves_the_thread_known(
         steps += 1
     assert steps > 50, "it was never interrupted"
     cluster.thaw()
-    assert delivery.result(SOON).offset == 1
+    assert delivery.result(TIMEOUT).offset == 1
 
 
 def test_many_records_in_one_call(producer, cluster, topic):
-    producer.send(topic, b"0").result(SOON)
+    producer.send(topic, b"0").result(TIMEOUT)
     before = producer.send(topic, b"1")
     receipt = producer.send_many(topic, [b"2", "text", b"4"], keys=[b"a", b"b", b"c"])
     after = producer.send(topic, b"5")
 
     assert len(receipt) == 3
-    assert receipt.wait(SOON) is receipt
+    assert receipt.wait(TIMEOUT) is receipt
     with pytest.raises(SendManyError, match="1 of 3 rows"):
-        receipt.result(SOON)
+        receipt.result(TIMEOUT)
     assert receipt.done()
     assert repr(receipt) == f"<blocking <Receipt {topic}: 3 rows, done>>"
     assert receipt.errors.keys() == {1}
     assert receipt.offsets == {0: [range(2, 4)]}
     assert receipt.partition(0) == 0
-    assert receipt.delivery(2).result(SOON).offset == 3
-    assert [before.result(SOON).offset, after.result(SOON).offset] == [1, 4]
-    assert producer.send_many(topic, [b"6"]).result(SOON).offsets == {0: [range(5, 6)]}
+    assert receipt.delivery(2).result(TIMEOUT).offset == 3
+    assert [before.result(TIMEOUT).offset, after.result(TIMEOUT).offset] == [1, 4]
+    assert producer.send_many(topic, [b"6"]).result(TIMEOUT).offsets == {0: [range(5, 6)]}
 
 
 def test_waiting_for_a_receipt_times_out(make, cluster, topic):
     producer = make()
-    producer.send(topic, b"known").result(SOON)
+    producer.send(topic, b"known").result(TIMEOUT)
     cluster.freeze()
     receipt = producer.send_many(topic, [b"v"])
     with pytest.raises(TimeoutError):
         receipt.result(20 * MS)
     cluster.thaw()
-    assert receipt.result(SOON).offsets == {0: [range(1, 2)]}
+    assert receipt.result(TIMEOUT).offsets == {0: [range(1, 2)]}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are niced on Linux alone")
 def test_compression_has_the_priority_of_all_other_threads(make, cluster, topic):
     producer = make(compression_type="gzip")
 
-    producer.send(topic, b"v" * 900_000).result(SOON)
+    producer.send(topic, b"v" * 900_000).result(TIMEOUT)
 
     compressing = [thread for thread in threading.enumerate() if "compress" in thread.name]
     assert compressing

@@ -9,7 +9,7 @@ import pytest
 
 from aioproducer.concurrency.threads import DaemonThreads
 
-SOON = 10
+TIMEOUT = 10
 
 
 @pytest.fixture
@@ -21,23 +21,23 @@ def threads() -> Iterator[DaemonThreads]:
 
 
 def test_a_job_has_its_result_or_its_error(threads):
-    assert threads.submit(divmod, 7, 2).result(SOON) == (3, 1)
-    assert isinstance(threads.submit(divmod, 7, 0).exception(SOON), ZeroDivisionError)
+    assert threads.submit(divmod, 7, 2).result(TIMEOUT) == (3, 1)
+    assert isinstance(threads.submit(divmod, 7, 0).exception(TIMEOUT), ZeroDivisionError)
 
 
 def test_threads_are_daemons_and_limited_in_number(threads):
     may_go_on = threading.Event()
-    jobs = [threads.submit(may_go_on.wait, SOON) for _ in range(5)]
+    jobs = [threads.submit(may_go_on.wait, TIMEOUT) for _ in range(5)]
 
     assert len(threads._threads) == 2
     assert all(thread.daemon for thread in threads._threads)
     may_go_on.set()
-    assert [job.result(SOON) for job in jobs] == [True] * 5
+    assert [job.result(TIMEOUT) for job in jobs] == [True] * 5
 
 
 def test_an_idle_thread_takes_the_next_job(threads):
     for _ in range(20):
-        threads.submit(int).result(SOON)
+        threads.submit(int).result(TIMEOUT)
         idle = threading.Event()
         while not threads._idle and not idle.wait(0.001):
             pass
@@ -50,11 +50,11 @@ def test_shutdown_cancels_waiting_jobs_and_rejects_new_ones(threads):
 
     def work() -> bool:
         runs.release()
-        return may_go_on.wait(SOON)
+        return may_go_on.wait(TIMEOUT)
 
     running = [threads.submit(work) for _ in range(2)]
     for _ in running:
-        assert runs.acquire(timeout=SOON)
+        assert runs.acquire(timeout=TIMEOUT)
     waiting = threads.submit(work)
 
     threads.shutdown(wait=False, cancel_futures=True)
@@ -64,15 +64,15 @@ def test_shutdown_cancels_waiting_jobs_and_rejects_new_ones(threads):
     with pytest.raises(RuntimeError, match="cannot submit work to 'test' after shutdown"):
         threads.submit(work)
     may_go_on.set()
-    assert [job.result(SOON) for job in running] == [True, True]
-    assert threads.ended(SOON)
+    assert [job.result(TIMEOUT) for job in running] == [True, True]
+    assert threads.ended(TIMEOUT)
 
 
 def test_the_initializer_runs_in_each_thread():
     names: list[str] = []
     executor = DaemonThreads(1, "named", lambda: names.append(threading.current_thread().name))
 
-    executor.submit(int).result(SOON)
+    executor.submit(int).result(TIMEOUT)
     executor.shutdown()
 
     assert names == ["named_0"]

@@ -29,18 +29,18 @@ from tests.support.producing import (
 )
 
 Call = Callable[[], Awaitable[object]]
-SOON = 20 * MS
+DEADLINE = 20 * MS
 
 # ---------------------------------------------------------------------------------------- how the time ends
 
 
 async def fail_after(call: Call) -> None:
-    with pytest.raises(TimeoutError), anyio.fail_after(SOON):
+    with pytest.raises(TimeoutError), anyio.fail_after(DEADLINE):
         await call()
 
 
 async def move_on_after(call: Call) -> None:
-    with anyio.move_on_after(SOON) as scope:
+    with anyio.move_on_after(DEADLINE) as scope:
         await call()
     assert scope.cancelled_caught
 
@@ -48,14 +48,14 @@ async def move_on_after(call: Call) -> None:
 async def cancelled_task_group(call: Call) -> None:
     async with anyio.create_task_group() as group:
         group.start_soon(call)
-        await asyncio.sleep(SOON)
+        await asyncio.sleep(DEADLINE)
         group.cancel_scope.cancel()
     assert group.cancel_scope.cancelled_caught
 
 
 async def asyncio_timeout(call: Call) -> None:
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(SOON):
+        async with asyncio.timeout(DEADLINE):
             await call()
 
 
@@ -166,7 +166,7 @@ async def test_a_task_that_waits_for_a_delivery_of_an_earlier_call_is_cancelled_
     async with without_answers() as (cluster, producer):
         first, second = await producer.send("t", b"1"), await producer.send("t", b"2")
         with anyio.move_on_after(60):
-            with anyio.move_on_after(SOON) as inner:
+            with anyio.move_on_after(DEADLINE) as inner:
                 await first
             assert inner.cancelled_caught
             cluster.thaw_broker(0)

@@ -49,7 +49,7 @@ RENEWALS = 14
 """So many of them under load, each when 85 % of a session are over: a minute."""
 AT_FULL_SPEED = 4
 """Renewals during which records are sent as fast as send() takes them; more would fill the disk."""
-PACE = 0.02
+PAUSE_BETWEEN_ROUNDS = 0.02
 """Seconds between two rounds of 100 records afterwards."""
 PARTITIONS = 4
 
@@ -432,7 +432,7 @@ async def test_sessions_of_five_seconds_under_load_lose_and_reorder_nothing(kafk
                 await producer.send(topic, b"%-1000d" % sent, partition=partition)
             sent += 1
             if max(authentications.values()) > AT_FULL_SPEED and sent % (100 // PARTITIONS) == 0:
-                await asyncio.sleep(PACE)
+                await asyncio.sleep(PAUSE_BETWEEN_ROUNDS)
         assert asyncio.get_running_loop().time() - began > 0.8 * RENEWALS * SESSION_MS / 1000
         await producer.flush()
         found = producer.metrics()

@@ -34,7 +34,7 @@ from tests.support.scripted_broker import (
     until,
 )
 
-SOON = 100 * MS
+SHORT_HEAD_START = 100 * MS
 """Seconds; the value of HEAD_START in these tests."""
 
 Serve = Callable[[Peer], Awaitable[object]]
@@ -42,9 +42,9 @@ Serve = Callable[[Peer], Awaitable[object]]
 
 @asynccontextmanager
 async def net_of(broker: ScriptedBroker, monkeypatch: pytest.MonkeyPatch, **settings: object):
-    """Run a Net in which `broker` is node 0 and a second connection is opened after SOON seconds."""
+    """Run a Net in which `broker` is node 0 and a second connection is opened after SHORT_HEAD_START seconds."""
     for module in brokers, connection_race:
-        monkeypatch.setattr(module, "HEAD_START", SOON)
+        monkeypatch.setattr(module, "HEAD_START", SHORT_HEAD_START)
     settings = {"reconnect_backoff_max_ms": 10, "socket_connection_setup_timeout_ms": LONG * 1000, **settings}
     async with Net("127.0.0.1:1", **settings) as net:
         net.brokers.update(cluster_of(broker.port))
@@ -96,13 +96,13 @@ async def hangs_up(peer: Peer) -> None:
 async def test_a_healthy_broker_sees_one_connection(monkeypatch):
     async def slow(peer: Peer) -> None:
         header, _ = await peer.request()
-        await asyncio.sleep(SOON / 4)
+        await asyncio.sleep(SHORT_HEAD_START / 4)
         peer.answer(header, api_versions())
         await peer.read_to_end()
 
     async with ScriptedBroker(slow) as broker, net_of(broker, monkeypatch) as net:
         await net.become_ready(0)
-        await asyncio.sleep(5 * SOON)
+        await asyncio.sleep(5 * SHORT_HEAD_START)
 
         assert broker.connections == 1
         assert net.brokers._entries[0].connection is not None
@@ -163,7 +163,7 @@ async def test_the_second_connection_is_replaced_until_one_is_answered_and_there
 async def test_the_first_connection_keeps_its_whole_set_up_time(monkeypatch):
     async def late(peer: Peer) -> None:
         header, _ = await peer.request()
-        await asyncio.sleep(6 * SOON)
+        await asyncio.sleep(6 * SHORT_HEAD_START)
         peer.answer(header, api_versions(metadata=(0, 7)))
         await peer.read_to_end()
 
@@ -207,7 +207,7 @@ async def test_only_the_winner_sends_credentials(monkeypatch):
 async def test_a_blocked_loop_opens_no_second_connection(monkeypatch):
     async def stalls(peer: Peer) -> None:
         header, _ = await peer.request()
-        time.sleep(SOON + 2 * connection_race.LATE_TIMER)  # noqa: ASYNC251  # what the user's code may do
+        time.sleep(SHORT_HEAD_START + 2 * connection_race.LATE_TIMER)  # noqa: ASYNC251  # what the user's code may do
         peer.answer(header, api_versions())
         await peer.read_to_end()
 
@@ -224,7 +224,7 @@ async def test_a_name_that_resolves_slowly_is_looked_up_once(monkeypatch):
 
     async def hangs(_loop: object, host: str, port: int) -> list[tuple]:
         looked_up.append(host)
-        await asyncio.sleep(6 * SOON)
+        await asyncio.sleep(6 * SHORT_HEAD_START)
         return await loop.getaddrinfo(HOST, port)
 
     monkeypatch.setattr("aioproducer.network.dialer._looked_up", hangs)
@@ -239,7 +239,7 @@ async def test_a_name_that_resolves_slowly_is_looked_up_once(monkeypatch):
 async def test_a_failure_of_the_second_connection_is_not_reported(monkeypatch, caplog):
     async def late(peer: Peer) -> None:
         header, _ = await peer.request()
-        await asyncio.sleep(6 * SOON)
+        await asyncio.sleep(6 * SHORT_HEAD_START)
         peer.answer(header, api_versions())
         await peer.read_to_end()
 
@@ -256,7 +256,7 @@ async def test_a_failure_of_the_second_connection_is_not_reported(monkeypatch, c
 @in_virtual_time
 async def test_the_attempt_ends_with_the_first_connection(monkeypatch):
     serve = Broker(silent)
-    settings = {"request_timeout_ms": 5 * SOON * 1000}
+    settings = {"request_timeout_ms": 5 * SHORT_HEAD_START * 1000}
     async with ScriptedBroker(serve) as broker, net_of(broker, monkeypatch, **settings) as net:
         net.brokers.ready(0)
         await until(lambda: net.brokers.lost == 1)

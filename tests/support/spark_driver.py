@@ -23,7 +23,7 @@ from tests.support.spark_crashing import FOLDER, GROUP, CrashingSink, give_order
 from tests.support.spark_stage import FORMAT, ROOT, session
 
 STARTS = 6
-PATIENCE = 240
+ORDER_TIMEOUT = 240
 """Seconds that a driver may take for an order."""
 
 
@@ -81,7 +81,7 @@ class Driver:
         process.stdin.flush()
         with selectors.DefaultSelector() as selector:
             selector.register(self._answers, selectors.EVENT_READ)
-            assert selector.select(PATIENCE), f"the driver is silent: {self._log()}"
+            assert selector.select(ORDER_TIMEOUT), f"the driver is silent: {self._log()}"
         if answer := self._answers.readline():
             told = json.loads(answer)
             code = 0 if told["is_done"] else 1

@@ -15,7 +15,7 @@ import pyspark
 
 ROOT = Path(__file__).parent.parent.parent
 PACKAGE = Path(pyspark.__file__).parent
-PATIENCE = 200
+RUN_TIMEOUT = 200
 """Seconds for the run whose classes are kept."""
 
 
@@ -47,7 +47,7 @@ def java_options() -> str:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             check=True,
-            timeout=PATIENCE,
+            timeout=RUN_TIMEOUT,
         )
         if fresh.exists():  # not every Java can
             fresh.rename(kept)

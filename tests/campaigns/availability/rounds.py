@@ -27,7 +27,7 @@ STEADY = 3.0
 """Seconds for which all partitions have to flow before a fault."""
 FLOWS = 0.5
 """Seconds; a partition flows if its last acknowledgement is younger."""
-PATIENCE = 150.0
+RECOVERY_TIMEOUT = 150.0
 """Seconds in which all clients have recovered, or the run fails."""
 FROZEN = 8.0
 """Seconds for which a leader is frozen or down: longer than the cluster takes to elect another one."""
@@ -118,7 +118,7 @@ async def clients(
 async def all_flow(found: list[Client], since: float, seconds: float = STEADY) -> None:
     """Wait until each partition of each client has flowed for so long, beginning after `since`."""
     begun: float | None = None
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(RECOVERY_TIMEOUT):
         while begun is None or time.monotonic() - begun < seconds:
             await asyncio.sleep(0.05)
             if not all(client.flows(since) for client in found):
@@ -209,7 +209,7 @@ async def _reassign(kafka: ApacheKafka, partition: int, seconds: float) -> None:
             *("--bootstrap-server", kafka.bootstrap_servers_of("INTERNAL")),
             *("--reassignment-json-file", plan, "--execute"),
         )
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(RECOVERY_TIMEOUT):
             while await kafka.leader(TOPIC, partition) == leader:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
 

@@ -16,7 +16,7 @@ from tests.conftest import MS
 if TYPE_CHECKING:
     from tests.campaigns.chaos.world import World
 
-PATIENCE = 10_000 * MS
+TRAP_TIMEOUT = 10_000 * MS
 """Seconds that a trap waits for its request; a producer that waits for something else may send none."""
 CUTS = 3
 """Connections that one fault cuts, one after the other."""
@@ -222,7 +222,7 @@ async def _trapped(world: World, api_key: ApiKey) -> int | None:
     """The broker to which the next such request went, when it has it and the connection is cut."""
     trap = world.network.lay(api_key)
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TRAP_TIMEOUT):
             return await trap.sprung
     except TimeoutError:
         return None

@@ -29,7 +29,7 @@ PRELOADED = [
 """Most of the time that a short run of pytest takes. Nothing of aioproducer: each fork has one of its own."""
 
 
-PATIENCE = 6
+WALL_TIME_FACTOR = 6
 """A trial may last so many times its processor time: a mutant that waits for ever uses none."""
 
 
@@ -40,7 +40,7 @@ def in_a_fork(seconds: float, files: list[str]) -> tuple[int, float]:
         limit = math.ceil(seconds)
         resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 1))  # ends it by SIGXCPU
         os._exit(_pytest(files))
-    end = time.monotonic() + PATIENCE * seconds
+    end = time.monotonic() + WALL_TIME_FACTOR * seconds
     while time.monotonic() < end:
         pid, status, usage = os.wait4(child, os.WNOHANG)
         if pid:

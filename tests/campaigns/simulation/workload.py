@@ -33,7 +33,7 @@ PLACES = [TopicPartition(TOPIC, 0), *(TopicPartition(READ_FROM, index) for index
 MOST_ROWS = 12
 """Of one `send_many`."""
 
-PATIENCE = 40
+MOST_ATTEMPTS = 40
 """How often a transactional call is made again before its user gives up."""
 
 
@@ -364,7 +364,7 @@ class Workload:
 
     async def _begin(self) -> bool:
         """Do whatever has to come before the next transaction; False if there will be none."""
-        for _ in range(PATIENCE):
+        for _ in range(MOST_ATTEMPTS):
             try:
                 if self._state is TransactionState.READY:
                     await self.producer.begin_transaction()
