@@ -21,7 +21,7 @@ from aioproducer.protocol.schema import Message
 from aioproducer.testing import EmbeddedCluster
 from aioproducer.testing.embedded.faults import Fault
 from aioproducer.testing.embedded.handlers import HANDLERS
-from aioproducer.testing.embedded.request_context import Call, SeenRequest
+from aioproducer.testing.embedded.request_context import RequestContext, SeenRequest
 from aioproducer.testing.simulation.loop import SimulatedLoop, simulate
 from aioproducer.testing.simulation.network import SimulatedNetwork
 
@@ -147,8 +147,8 @@ def altered(api: ApiKey, change: Callable[[Any], Message | None]) -> Iterator[No
     """Let a function change a broker's answers, or put other messages in their place."""
     original = HANDLERS[api]
 
-    async def handler(call: Call, request: Any) -> Message | None:
-        answer = await original(call, request)
+    async def handler(context: RequestContext, request: Any) -> Message | None:
+        answer = await original(context, request)
         return answer if answer is None else change(answer) or answer
 
     with patch.dict(HANDLERS, {api: handler}):
