@@ -133,12 +133,12 @@ class Idempotence:
         sequence.next_sequence = sequence_after(first, record_count)
         return first
 
-    def acknowledged(self, sequence: PartitionSequence, identity: ProducerIdentity, leader: int) -> None:
+    def note_acknowledged(self, sequence: PartitionSequence, identity: ProducerIdentity, leader: int) -> None:
         if sequence.identity == identity:
             sequence.confirmed_on = (identity, leader)
             # The broker accepted a later batch of this epoch, so it has all earlier ones.
             sequence.has_gap = False
 
-    def given_up(self, sequence: PartitionSequence, identity: ProducerIdentity) -> None:
+    def note_given_up(self, sequence: PartitionSequence, identity: ProducerIdentity) -> None:
         if sequence.identity == identity:
             sequence.has_gap = True

@@ -56,7 +56,7 @@ class LossWatch:
         """The former end of each log that became shorter, and the loop time at which this was noticed. Such a log is
         not reported again until it has reached its former end."""
 
-    def acknowledged(self, batch: ProducerBatch, base_offset: int, now: float) -> None:
+    def note_acknowledged(self, batch: ProducerBatch, base_offset: int, now: float) -> None:
         """Note that a batch was acknowledged, and that its records begin at this offset."""
         before = self._ends.get(batch.queue, _NOTHING)
         if base_offset < before[0] or self._suspects or self._of_former_topic:

@@ -90,7 +90,7 @@ class ProduceResults:
         self._completes_successes = decide(ApiKey.PRODUCE, SUCCESS).action is Action.SUCCEED
         """The error table's decision for a plain success, looked up once."""
 
-    def appended(self, batches: list[ProducerBatch], response: Appended, now: float) -> None:
+    def apply_success(self, batches: list[ProducerBatch], response: Appended, now: float) -> None:
         """Apply a response that reports success for each batch of a request, and nothing else."""
         is_simple_success = (
             self._completes_successes and self._transaction.state is not TransactionState.PARTICIPANT
@@ -108,7 +108,7 @@ class ProduceResults:
             )
             self._partition_answered(batch, answer, ProduceResponse(), now, NAMED)
 
-    def read(
+    def apply_response(
         self,
         node_id: int,
         batches: list[ProducerBatch],
@@ -147,7 +147,7 @@ class ProduceResults:
         if violation is not None:
             self._brokers.disconnect(node_id, violation)
             for batch in expected.values():
-                self.broken(batch, violation, now, addressed[batch.queue.topic])
+                self.apply_failure(batch, violation, now, addressed[batch.queue.topic])
 
     def _partition_answered(
         self,
@@ -358,7 +358,7 @@ class ProduceResults:
 
     # -------------------------------------------------------------------------------------------- no answer
 
-    def broken(self, batch: ProducerBatch, error: BaseException, now: float, topic_id: int) -> None:
+    def apply_failure(self, batch: ProducerBatch, error: BaseException, now: float, topic_id: int) -> None:
         """Handle a request that got no usable answer: the connection broke, or the answer was late or invalid."""
         self._metrics.count_error(type(error).__name__)
         batch.last_error = error
@@ -430,9 +430,9 @@ class ProduceResults:
         """Complete a batch whose records are in the log or, with acks=0, were written to the connection."""
         queue = batch.queue
         if batch.identity is not None and queue.sequence is not None:
-            self._idempotence.acknowledged(queue.sequence, batch.identity, batch.broker or 0)
+            self._idempotence.note_acknowledged(queue.sequence, batch.identity, batch.broker or 0)
         if base_offset >= 0:
-            self.losses.acknowledged(batch, base_offset, now)
+            self.losses.note_acknowledged(batch, base_offset, now)
         if batch.state is BatchState.DONE:
             return  # the batch expired while in flight, with an unknown outcome
         self._metrics.records_acked += batch.record_count
@@ -451,7 +451,7 @@ class ProduceResults:
     def _lose_numbers(self, batch: ProducerBatch) -> None:
         """Drop the sequence numbers of a batch that is provably not in the log. Later batches then follow a gap."""
         if batch.identity is not None and batch.queue.sequence is not None:
-            self._idempotence.given_up(batch.queue.sequence, batch.identity)
+            self._idempotence.note_given_up(batch.queue.sequence, batch.identity)
             batch.number(None, -1)
 
     def _named(
@@ -480,7 +480,7 @@ class ProduceResults:
     ) -> None:
         """Fail the records of a batch; their transaction, if any, can no longer be committed."""
         if batch.identity is not None and batch.queue.sequence is not None:
-            self._idempotence.given_up(batch.queue.sequence, batch.identity)
+            self._idempotence.note_given_up(batch.queue.sequence, batch.identity)
             self._transaction.epoch_is_spent = True
         error = self._error(batch, reason, kind, requires_reinit=requires_reinit)
         if error.outcome is Outcome.UNKNOWN:

@@ -271,16 +271,16 @@ class Sender:
         if error is not None:
             addressed = self._addressed(connection, topics)
             for batch in batches:
-                self._results.broken(batch, error, now, addressed[batch.queue.topic])
+                self._results.apply_failure(batch, error, now, addressed[batch.queue.topic])
         elif self._config.acks == 0:
             for batch in batches:
                 self._results.complete(batch, now)
         elif isinstance(response, Appended):
-            self._results.appended(batches, response, now)
+            self._results.apply_success(batches, response, now)
         else:
             names = {topic_id: name for name, topic_id, _ in topics.values()}
             addressed = self._addressed(connection, topics)
-            self._results.read(connection.node.node_id, batches, names, addressed, response, now)
+            self._results.apply_response(connection.node.node_id, batches, names, addressed, response, now)
         node_id = connection.node.node_id
         stays_here = True
         for batch in batches:

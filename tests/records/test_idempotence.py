@@ -236,7 +236,7 @@ def test_one_batch_is_in_flight_until_the_first_acknowledgement():
     idempotence, sequence = begun()
     assert idempotence.may_be_in_flight(sequence, LEADER, MOST) == 1
 
-    idempotence.acknowledged(sequence, IDENTITY, LEADER)
+    idempotence.note_acknowledged(sequence, IDENTITY, LEADER)
 
     assert idempotence.may_be_in_flight(sequence, LEADER, MOST) == MOST
 
@@ -244,27 +244,27 @@ def test_one_batch_is_in_flight_until_the_first_acknowledgement():
 def test_acknowledgement_counts_for_its_leader_only():
     idempotence, sequence = begun()
 
-    idempotence.acknowledged(sequence, IDENTITY, LEADER)
+    idempotence.note_acknowledged(sequence, IDENTITY, LEADER)
 
     assert idempotence.may_be_in_flight(sequence, OTHER_LEADER, MOST) == 1
-    idempotence.acknowledged(sequence, IDENTITY, OTHER_LEADER)
+    idempotence.note_acknowledged(sequence, IDENTITY, OTHER_LEADER)
     assert idempotence.may_be_in_flight(sequence, OTHER_LEADER, MOST) == MOST
     assert idempotence.may_be_in_flight(sequence, LEADER, MOST) == 1
 
 
 def test_acknowledgement_counts_for_its_identity_only():
     idempotence, sequence = begun()
-    idempotence.acknowledged(sequence, IDENTITY, LEADER)
+    idempotence.note_acknowledged(sequence, IDENTITY, LEADER)
 
     idempotence.bump()
     assert idempotence.may_be_in_flight(sequence, LEADER, MOST) == 1  # it has not adopted the new epoch yet
     idempotence.begin(sequence)
     assert idempotence.may_be_in_flight(sequence, LEADER, MOST) == 1
-    idempotence.acknowledged(sequence, IDENTITY, LEADER)  # a late answer under the old epoch
+    idempotence.note_acknowledged(sequence, IDENTITY, LEADER)  # a late answer under the old epoch
 
     assert idempotence.may_be_in_flight(sequence, LEADER, MOST) == 1
     assert idempotence.identity is not None
-    idempotence.acknowledged(sequence, idempotence.identity, LEADER)
+    idempotence.note_acknowledged(sequence, idempotence.identity, LEADER)
     assert idempotence.may_be_in_flight(sequence, LEADER, MOST) == MOST
 
 
@@ -277,9 +277,9 @@ def test_one_batch_is_in_flight_without_numbers_or_without_an_identity():
 
 def test_one_batch_is_in_flight_while_there_is_a_gap():
     idempotence, sequence = begun()
-    idempotence.acknowledged(sequence, IDENTITY, LEADER)
+    idempotence.note_acknowledged(sequence, IDENTITY, LEADER)
 
-    idempotence.given_up(sequence, IDENTITY)
+    idempotence.note_given_up(sequence, IDENTITY)
 
     assert idempotence.may_be_in_flight(sequence, LEADER, MOST) == 1
 
@@ -287,7 +287,7 @@ def test_one_batch_is_in_flight_while_there_is_a_gap():
 def test_leader_has_confirmed_nothing_of_a_new_partition_and_nothing_of_a_new_epoch():
     idempotence, sequence = begun()
     assert PartitionSequence(TOPIC).confirmed_on is None
-    idempotence.acknowledged(sequence, IDENTITY, LEADER)
+    idempotence.note_acknowledged(sequence, IDENTITY, LEADER)
     assert sequence.confirmed_on == (IDENTITY, LEADER)
 
     idempotence.bump()
@@ -322,7 +322,7 @@ def test_partition_adopts_the_identity_when_it_begins():
 def test_beginning_again_keeps_the_numbers():
     idempotence, sequence = begun()
     idempotence.take(sequence, 5)
-    idempotence.acknowledged(sequence, IDENTITY, LEADER)
+    idempotence.note_acknowledged(sequence, IDENTITY, LEADER)
 
     idempotence.begin(sequence)
 
@@ -336,7 +336,7 @@ def test_gap_raises_the_epoch_when_the_partition_begins_again_and_not_before():
     idempotence, sequence = begun()
     idempotence.take(sequence, 5)
 
-    idempotence.given_up(sequence, IDENTITY)
+    idempotence.note_given_up(sequence, IDENTITY)
     assert idempotence.identity == IDENTITY
     idempotence.begin(sequence)
 
@@ -352,7 +352,7 @@ def test_other_partitions_adopt_a_raised_epoch_when_they_begin():
     other = idempotence.sequence_of(None, TOPIC, 1)
     idempotence.begin(other)
     idempotence.take(other, 9)
-    idempotence.given_up(sequence, IDENTITY)
+    idempotence.note_given_up(sequence, IDENTITY)
     idempotence.begin(sequence)
     assert (other.identity, other.next_sequence) == (IDENTITY, 9)
 
@@ -367,8 +367,8 @@ def test_two_gaps_under_one_epoch_raise_it_once():
     other = idempotence.sequence_of(None, TOPIC, 1)
     idempotence.begin(other)
 
-    idempotence.given_up(sequence, IDENTITY)
-    idempotence.given_up(other, IDENTITY)
+    idempotence.note_given_up(sequence, IDENTITY)
+    idempotence.note_given_up(other, IDENTITY)
     idempotence.begin(sequence)
     idempotence.begin(other)
 
@@ -378,9 +378,9 @@ def test_two_gaps_under_one_epoch_raise_it_once():
 
 def test_later_acknowledgement_under_the_same_identity_closes_a_gap():
     idempotence, sequence = begun()
-    idempotence.given_up(sequence, IDENTITY)
+    idempotence.note_given_up(sequence, IDENTITY)
 
-    idempotence.acknowledged(sequence, IDENTITY, LEADER)
+    idempotence.note_acknowledged(sequence, IDENTITY, LEADER)
     idempotence.begin(sequence)
 
     assert idempotence.identity == IDENTITY
@@ -391,8 +391,8 @@ def test_what_is_said_of_an_old_identity_changes_nothing():
     idempotence.bump()
     idempotence.begin(sequence)
 
-    idempotence.given_up(sequence, IDENTITY)
-    idempotence.acknowledged(sequence, IDENTITY, LEADER)
+    idempotence.note_given_up(sequence, IDENTITY)
+    idempotence.note_acknowledged(sequence, IDENTITY, LEADER)
 
     assert not sequence.has_gap
     assert sequence.confirmed_on is None
@@ -401,7 +401,7 @@ def test_what_is_said_of_an_old_identity_changes_nothing():
 def test_after_the_last_epoch_a_new_identity_is_needed_and_the_partition_starts_anew_with_it():
     idempotence, sequence = begun(epoch=LAST_EPOCH)
     idempotence.take(sequence, 5)
-    idempotence.given_up(sequence, ProducerIdentity(4711, LAST_EPOCH))
+    idempotence.note_given_up(sequence, ProducerIdentity(4711, LAST_EPOCH))
 
     idempotence.begin(sequence)
 
@@ -483,9 +483,9 @@ def test_no_name_is_ever_given_twice(steps, count):
             assert not names & given_names
             given_names |= names
         elif step == "give up":
-            idempotence.given_up(sequence, sequence.identity)
+            idempotence.note_given_up(sequence, sequence.identity)
         elif step == "acknowledge":
-            idempotence.acknowledged(sequence, sequence.identity, LEADER)
+            idempotence.note_acknowledged(sequence, sequence.identity, LEADER)
         elif step == "bump":
             idempotence.bump()
         elif step == "begin":

@@ -210,7 +210,7 @@ def test_a_broker_that_always_answers_the_same_offset_is_reported_once(reports):
     queue = PartitionQueue("t", 0)
 
     for order in range(100):
-        watch.acknowledged(batch(queue, order), 0, now=0.0)
+        watch.note_acknowledged(batch(queue, order), 0, now=0.0)
 
     assert len(reports()) == metrics.data_losses == 1
 
@@ -219,9 +219,9 @@ def test_batches_that_may_overtake_each_other_are_not_compared(reports):
     settings = {"enable_idempotence": False, "max_in_flight_requests_per_connection": 5}
     watch, metrics = watched(**settings)
     queue = PartitionQueue("t", 0)
-    watch.acknowledged(batch(queue, 0), 11, now=0.0)
+    watch.note_acknowledged(batch(queue, 0), 11, now=0.0)
 
-    watch.acknowledged(batch(queue, 1), 10, now=0.0)
+    watch.note_acknowledged(batch(queue, 1), 10, now=0.0)
 
     assert (reports(), metrics.data_losses) == ([], 0)
 
@@ -230,11 +230,11 @@ def test_outdated_metadata_does_not_report_a_re_created_topic_twice(reports):
     watch, metrics = watched()
     queue = PartitionQueue("t", 0)
     watch.look_at(cluster_of(1), now=0.0)
-    watch.acknowledged(batch(queue, 0), 5, now=0.0)
+    watch.note_acknowledged(batch(queue, 0), 5, now=0.0)
 
     for offset, topic_id in enumerate((2, 1, 0, 2, 1, 2)):
         watch.look_at(cluster_of(topic_id), now=0.0)
-        watch.acknowledged(batch(queue, 1 + offset), offset, now=0.0)
+        watch.note_acknowledged(batch(queue, 1 + offset), offset, now=0.0)
 
     assert len(reports()) == metrics.data_losses == 1
     watch.look_at(cluster_of(3), now=0.0)
@@ -254,7 +254,7 @@ def test_a_log_line_names_at_most_ten_partitions(reports):
     watch, metrics = watched()
     watch.look_at(cluster_of(1), now=0.0)
     for number in range(12):
-        watch.acknowledged(batch(PartitionQueue("t", number), number), number, now=0.0)
+        watch.note_acknowledged(batch(PartitionQueue("t", number), number), number, now=0.0)
 
     watch.look_at(cluster_of(2), now=0.0)
 

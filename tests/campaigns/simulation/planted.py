@@ -103,7 +103,7 @@ def renumbered() -> Iterator[None]:
 def reused() -> Iterator[None]:
     """The numbers of a batch that was given up go to the next one, without a new epoch (franz-go 1217)."""
 
-    def given_up(self: Idempotence, sequence: Any, identity: Any) -> None:
+    def note_given_up(self: Idempotence, sequence: Any, identity: Any) -> None:
         pass
 
     give_up = ProduceResults.give_up
@@ -115,7 +115,7 @@ def reused() -> Iterator[None]:
         give_up(self, batch, *arguments, **more)
 
     with (
-        mock.patch.object(Idempotence, "given_up", given_up),
+        mock.patch.object(Idempotence, "note_given_up", note_given_up),
         mock.patch.object(ProduceResults, "give_up", giving_up),
     ):
         yield
