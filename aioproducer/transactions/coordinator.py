@@ -87,7 +87,6 @@ class Coordinator:
         self._accumulator = accumulator
         self._brokers = brokers
         self._wake = wake
-        self._random = random
         self._requests = CoordinatorRequests(config, transaction, brokers, metrics, random)
         self._questions = CoordinatorRequests(config, transaction, brokers, metrics, random)
         """A separate queue for committed(), which may wait for the end of a transaction and must not delay it."""
@@ -262,8 +261,7 @@ class Coordinator:
         )
 
     async def send_offsets(self, offsets: Offsets, group: ConsumerGroupMetadata) -> None:
-        """Add a consumer group's offsets to the transaction."""
-        self._transaction.check("send_offsets_to_transaction", TransactionState.IN_TRANSACTION)
+        """Add a consumer group's offsets to the transaction, which the caller has checked to be open."""
         if offsets:
             await self._epoch_settled("send_offsets_to_transaction")
             await self._call(
@@ -622,7 +620,7 @@ class Coordinator:
         therefore sent first. It has nothing to abort, but the coordinator compares the epoch and rejects a fenced
         producer."""
         deadline = asyncio.get_running_loop().time() + self._config.max_block
-        await self._end(commit=False, deadline=deadline)
+        await self._end(commit=False)
         if not self._transaction.is_v2:  # else the abort brought the next epoch
             await self._new_epoch(self._identity, deadline=deadline)
 
@@ -699,7 +697,7 @@ class Coordinator:
             assert self._transaction.error is not None
             raise self._transaction.error
 
-    async def _end(self, *, commit: bool, deadline: float | None = None) -> None:
+    async def _end(self, *, commit: bool) -> None:
         """Send EndTxn, and repeat the same request until it is answered."""
         transaction = self._transaction
         request = EndTxnRequest(
@@ -712,7 +710,6 @@ class Coordinator:
             request,
             lambda answer: answer.error_code,
             is_repetition=commit and transaction.commit_is_in_doubt,
-            deadline=deadline,
         )
         if transaction.is_v2:
             if response.producer_id < 0 or response.producer_epoch < 0:
@@ -778,7 +775,7 @@ _SEVERITY = (Action.SUCCEED, Action.RETRY, Action.COORDINATOR, Action.ABORT, Act
 
 
 def _worst(api: ApiKey, asked: Iterable[TopicPartition], codes: Mapping[TopicPartition, int]) -> int:
-    """Return the most severe code, which decides for the request.
+    """Return the most severe code, which decides for the request. `asked` names at least one partition.
 
     Other codes may only be consequences: OPERATION_NOT_ATTEMPTED says that another partition was rejected.
 
@@ -789,4 +786,4 @@ def _worst(api: ApiKey, asked: Iterable[TopicPartition], codes: Mapping[TopicPar
     if missing:
         topic, partition = missing[0]
         raise MissingPartitionError(f"the coordinator left {topic}-{partition} out of its answer")
-    return max(codes.values(), key=lambda code: _SEVERITY.index(decide(api, code).action), default=0)
+    return max(codes.values(), key=lambda code: _SEVERITY.index(decide(api, code).action))
