@@ -596,7 +596,7 @@ class Coordinator:
             raise
         except KafkaError as error:
             self._failed(error)
-            raise transaction.error or error from error
+            raise
         if transaction.is_resumed:
             transaction.move(TransactionState.UNINITIALIZED)
             return

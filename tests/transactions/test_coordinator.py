@@ -10,6 +10,7 @@ import pytest
 
 from aioproducer import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition, TransactionAbortableError
 from aioproducer.errors import (
+    BrokerError,
     IllegalStateError,
     KafkaError,
     ProducerClosed,
@@ -54,6 +55,7 @@ class Cluster:
         self.fetch_codes = [0, 0]
         self.committed_offsets: list[int] = [-1, -1]
         self.offset_codes: list[int] = [0, 0]
+        self.code_of_end = 0
         self.is_silent = False
 
     async def request_any(self, request, timeout, **_):
@@ -107,7 +109,7 @@ class Cluster:
             )
         assert request.api_key == ApiKey.END_TXN
         epoch = request.producer_epoch + 1 if self.epoch_after_end is None else self.epoch_after_end
-        return EndTxnResponse(producer_id=7, producer_epoch=epoch)
+        return EndTxnResponse(error_code=self.code_of_end, producer_id=7, producer_epoch=epoch)
 
 
 class Begun:
@@ -504,6 +506,18 @@ async def test_close_ends_each_running_call_and_allows_no_new_one(version):
     begun.coordinator.add_partitions()
     await begun.coordinator.ended()
     assert begun.cluster.asked == asked
+
+
+async def test_a_rejected_commit_names_the_answer_as_the_cause_of_its_error(version):
+    begun = Begun(version)
+    await begun.send_offsets()
+    begun.cluster.code_of_end = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+
+    error = await error_of(begun.coordinator.commit())
+
+    assert error is begun.transaction.error
+    assert isinstance(error.__cause__, BrokerError)
+    assert error.__cause__.name == "TRANSACTIONAL_ID_AUTHORIZATION_FAILED"
 
 
 async def test_a_commit_that_brings_no_epoch_is_a_success_and_the_producer_needs_a_new_start():
