@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 from random import Random
 
 import pytest
 
-from aioproducer import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition, TransactionAbortableError
+from aioproducer import (
+    CommitOutcomeUnknownError,
+    ConsumerGroupMetadata,
+    OffsetAndMetadata,
+    TopicPartition,
+    TransactionAbortableError,
+)
 from aioproducer.errors import (
+    BrokerConnectionError,
     BrokerError,
     IllegalStateError,
     KafkaError,
@@ -35,7 +43,8 @@ from aioproducer.records._record_path import Gate
 from aioproducer.records.idempotence import Idempotence, ProducerIdentity
 from aioproducer.transactions.coordinator import LONGEST_OPEN, Coordinator
 from aioproducer.transactions.state import Transaction, TransactionState
-from tests.support.accumulator_bench import Bench
+from tests.conftest import in_virtual_time
+from tests.support.accumulator_bench import Bench, turns
 from tests.support.producing import error_of
 from tests.transactions.test_calls import committed, transactional
 
@@ -55,10 +64,19 @@ class Cluster:
         self.fetch_codes = [0, 0]
         self.committed_offsets: list[int] = [-1, -1]
         self.offset_codes: list[int] = [0, 0]
+        self.committed_metadata: str | None = ""
         self.code_of_end = 0
         self.is_silent = False
+        self.may_answer = asyncio.Event()
+        """Requests are answered while this event is set."""
+        self.may_answer.set()
+        self.lost_answers: list[ApiKey] = []
+        """For each entry, the connection is lost during one request of that API."""
+        self.has_coordinator = True
 
     async def request_any(self, request, timeout, **_):
+        if not self.has_coordinator:
+            await asyncio.Event().wait()
         return FindCoordinatorResponse(node_id=1, host="broker.example", port=9092)
 
     async def request_node(self, node_id, request, timeout, *, about_to_write, **_):
@@ -67,6 +85,10 @@ class Cluster:
         self.requests.append(request)
         if self.is_silent:
             await asyncio.Event().wait()
+        await self.may_answer.wait()
+        if request.api_key in self.lost_answers:
+            self.lost_answers.remove(request.api_key)
+            raise BrokerConnectionError("the connection was lost", written=True)
         if request.api_key == ApiKey.TXN_OFFSET_COMMIT:
             partitions = [
                 TxnOffsetCommitResponse.TxnOffsetCommitResponsePartition(
@@ -85,7 +107,10 @@ class Cluster:
         if request.api_key == ApiKey.OFFSET_FETCH:
             places = [
                 OffsetFetchResponse.OffsetFetchResponsePartition(
-                    partition_index=number, committed_offset=offset, error_code=self.fetch_codes[number]
+                    partition_index=number,
+                    committed_offset=offset,
+                    metadata=self.committed_metadata,
+                    error_code=self.fetch_codes[number],
                 )
                 for number, offset in enumerate(self.committed_offsets)
             ]
@@ -116,7 +141,7 @@ class Begun:
     """A coordinator with an open transaction, on a stub cluster."""
 
     def __init__(self, version: int = 2) -> None:
-        bench = Bench(transactional_id="tx", transaction_timeout_ms=10_000)
+        self.bench = bench = Bench(transactional_id="tx", transaction_timeout_ms=10_000)
         self.cluster = Cluster()
         self.transaction = Transaction("tx", Gate())
         self.idempotence = Idempotence(True)
@@ -216,6 +241,61 @@ async def test_a_failed_transaction_whose_user_does_not_abort_it_is_aborted_for_
     assert "a record failed" in str(begun.transaction.error)
 
 
+async def test_an_abort_for_the_time_out_is_logged_once_with_its_reason(caplog):
+    begun = Begun()
+    await begun.send_offsets()
+    begun.coordinator.watch(200.0)
+
+    with caplog.at_level(logging.WARNING):
+        for now in (208.1, 208.2, 208.3):
+            begun.coordinator.watch(now)
+
+    [message] = caplog.messages
+    assert "the transaction of 'tx' is aborted: it was open for 8.1 s" in message
+    await begun.coordinator.ended()
+
+
+async def test_an_abort_joins_the_abort_for_the_time_out_and_sends_no_second_request(version):
+    begun = Begun(version)
+    await begun.send_offsets()
+    begun.coordinator.watch(200.0)
+    begun.cluster.asked.clear()
+    begun.cluster.may_answer.clear()
+    begun.coordinator.watch(208.1)
+    await turns()
+    assert begun.cluster.asked == [ApiKey.END_TXN]
+
+    aborting = asyncio.ensure_future(begun.coordinator.abort())
+    await turns()
+    begun.cluster.may_answer.set()
+    await aborting
+
+    assert begun.cluster.asked == [ApiKey.END_TXN]
+    assert begun.transaction.state is TransactionState.READY
+
+
+async def test_a_fence_replaces_an_abort_for_the_time_out_that_was_not_sent_yet(version):
+    begun = Begun(version)
+    await begun.send_offsets()
+    begun.coordinator.watch(200.0)
+    begun.cluster.may_answer.clear()
+    sending = asyncio.ensure_future(begun.send_offsets())
+    await turns()
+    begun.cluster.asked.clear()
+    begun.coordinator.watch(208.1)  # its abort waits for the answer about the offsets
+    await turns()
+
+    fencing = asyncio.ensure_future(begun.coordinator.fence())
+    await turns()
+    assert begun.cluster.asked == []
+    begun.cluster.may_answer.set()
+    await fencing
+
+    assert begun.cluster.asked == [ApiKey.INIT_PRODUCER_ID]
+    assert begun.transaction.state is TransactionState.READY
+    await sending
+
+
 # ----------------------------------------------------------------------------------------------------- requests
 
 
@@ -265,6 +345,19 @@ async def test_another_offset_than_one_in_doubt_can_not_be_sent_in_the_same_tran
     assert begun.cluster.asked.count(ApiKey.TXN_OFFSET_COMMIT) == 1
 
 
+async def test_another_offset_is_rejected_after_an_offset_whose_first_answer_was_lost(version):
+    begun = Begun(version)
+    begun.cluster.lost_answers = [ApiKey.TXN_OFFSET_COMMIT]
+    await begun.send_offsets(17)
+    assert begun.cluster.asked.count(ApiKey.TXN_OFFSET_COMMIT) == 2
+
+    error = await error_of(begun.send_offsets(18))
+
+    assert isinstance(error, TransactionAbortableError)
+    assert "the offset 17 of t-0 was sent more than once" in str(error)
+    assert begun.cluster.asked.count(ApiKey.TXN_OFFSET_COMMIT) == 2
+
+
 async def test_offsets_carry_the_membership_of_their_consumer():
     begun = Begun()
     group = ConsumerGroupMetadata("g", 3, "member", "instance")
@@ -288,6 +381,16 @@ async def test_offset_0_is_an_offset_and_below_0_is_none():
     assert found == {PLACES[0]: OffsetAndMetadata(0, "", -1), PLACES[1]: None}
 
 
+async def test_committed_metadata_that_is_null_becomes_an_empty_string():
+    begun = Begun()
+    begun.cluster.committed_offsets = [17, 18]
+    begun.cluster.committed_metadata = None
+
+    found = await begun.coordinator.committed("g", PLACES)
+
+    assert [offset.metadata for offset in found.values()] == ["", ""]
+
+
 async def test_an_error_for_good_of_one_partition_ends_the_question_for_committed_offsets():
     begun = Begun()
     begun.cluster.fetch_codes = [ErrorCode.UNSTABLE_OFFSET_COMMIT, ErrorCode.GROUP_AUTHORIZATION_FAILED]
@@ -308,6 +411,38 @@ async def test_partitions_that_have_joined_are_exported_without_a_request():
     [request] = begun.cluster.requests
     assert [topic.partitions for topic in request.v3_and_below_topics] == [[1]]
     assert list(begun.transaction.exported) == PLACES
+
+
+async def test_a_release_waits_for_the_partitions_of_a_cancelled_export():
+    begun = Begun(1)
+    begun.cluster.may_answer.clear()
+    exporting = asyncio.ensure_future(begun.coordinator.export(PLACES))
+    await turns()
+    exporting.cancel()
+    await asyncio.wait([exporting])
+
+    releasing = asyncio.ensure_future(begun.coordinator.release())
+    await turns()
+
+    assert begun.cluster.asked == [ApiKey.ADD_PARTITIONS_TO_TXN]
+    assert not releasing.done(), "the partitions could join after the next producer has committed"
+    begun.cluster.may_answer.set()
+    assert (await releasing).has_begun
+
+
+async def test_an_export_takes_no_new_epoch_once_another_partition_is_about_to_join():
+    begun = Begun(1)
+    begun.transaction.numbered[PLACES[0]] = None
+    assert not begun.transaction.may_drain(*PLACES[1])
+    begun.coordinator.add_partitions()
+
+    error = await error_of(begun.coordinator.export(PLACES[:1]))
+
+    assert isinstance(error, IllegalStateError)
+    assert "written to in an earlier transaction of the same producer epoch" in str(error)
+    await begun.coordinator.ended()
+    assert begun.cluster.asked == [ApiKey.ADD_PARTITIONS_TO_TXN]
+    assert begun.transaction.state is TransactionState.IN_TRANSACTION
 
 
 async def test_empty_offsets_send_no_request_and_do_not_begin_the_transaction(version):
@@ -396,6 +531,18 @@ async def test_an_epoch_that_can_not_be_had_before_an_export_ends_the_export_and
     assert not begun.transaction.exported
 
 
+async def test_an_export_that_gets_an_invalid_epoch_requires_init_transactions():
+    begun = Begun(1)
+    begun.transaction.numbered[PLACES[0]] = None
+    begun.cluster.producer_id = -1
+
+    error = await error_of(begun.coordinator.export(PLACES))
+
+    assert isinstance(error, TransactionReinitError)
+    assert error is begun.transaction.error
+    assert "call init_transactions()" in str(error)
+
+
 async def test_a_transaction_that_failed_while_an_epoch_was_had_is_not_exported():
     begun = Begun(1)
     begun.transaction.numbered[PLACES[0]] = None
@@ -433,6 +580,55 @@ async def test_a_second_fence_joins_the_first_one_whatever_that_has_done_so_far(
     assert begun.cluster.asked == [ApiKey.INIT_PRODUCER_ID]
 
 
+async def test_a_fence_waits_until_the_buffered_records_have_failed():
+    begun = Begun()
+    await begun.send_offsets()
+    begun.bench.send()
+    begun.cluster.asked.clear()
+    begun.bench.wake.counted()
+
+    fencing = asyncio.ensure_future(begun.coordinator.fence())
+    await turns()
+    assert begun.cluster.asked == []
+    assert begun.bench.wake.counted() > 0, "the sender fails the records"
+    begun.bench.give_up(*begun.bench.drain_all())
+    await fencing
+
+    assert begun.cluster.asked == [ApiKey.INIT_PRODUCER_ID]
+
+
+async def test_a_fence_that_gets_no_epoch_raises_the_error_of_the_transaction():
+    begun = Begun()
+    await begun.send_offsets()
+    begun.cluster.producer_id = -1
+
+    error = await error_of(begun.coordinator.fence())
+
+    assert isinstance(error, TransactionReinitError)
+    assert error is begun.transaction.error
+    assert begun.transaction.state is TransactionState.REINIT_REQUIRED
+
+
+async def test_an_abort_is_rejected_while_a_fence_ends_the_transaction(version):
+    begun = Begun(version)
+    begun.cluster.may_answer.clear()
+    sending = asyncio.ensure_future(begun.send_offsets())
+    await turns()
+    fencing = asyncio.ensure_future(begun.coordinator.fence())
+    await turns()
+    assert begun.transaction.state is TransactionState.ABORTING
+
+    aborting = asyncio.ensure_future(error_of(begun.coordinator.abort()))
+    await turns()
+    begun.cluster.may_answer.set()
+
+    assert isinstance(await aborting, IllegalStateError)
+    await fencing
+    assert ApiKey.END_TXN not in begun.cluster.asked
+    assert begun.transaction.state is TransactionState.READY
+    await asyncio.wait([sending])
+
+
 # --------------------------------------------------------------------------------------------------------- close
 
 
@@ -462,6 +658,44 @@ async def test_a_success_that_nobody_saw_is_seen_by_the_same_call_made_again():
     await begun.coordinator.commit()
 
     assert begun.cluster.asked == []
+
+
+async def test_a_commit_made_again_at_the_moment_of_its_success_sends_nothing(version):
+    begun = Begun(version)
+    await begun.send_offsets()
+    begun.cluster.may_answer.clear()
+    committing = asyncio.ensure_future(begun.coordinator.commit())
+    await turns()
+    committing.cancel()
+    await asyncio.wait([committing])
+    begun.cluster.may_answer.set()
+    while begun.transaction.state is not TransactionState.READY:  # noqa: ASYNC110  # an event would be too late
+        await asyncio.sleep(0)
+    assert "commit" in begun.coordinator._calls, "the task has ended, and its callback has not run yet"
+
+    await begun.coordinator.commit()
+
+    assert begun.cluster.asked.count(ApiKey.END_TXN) == 1
+
+
+async def test_the_event_loop_reports_no_error_of_a_call_that_failed_after_its_caller_was_cancelled():
+    complaints = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    begun = Begun()
+    begun.cluster.offset_codes = [ErrorCode.GROUP_AUTHORIZATION_FAILED] * 2
+    begun.cluster.may_answer.clear()
+    sending = asyncio.ensure_future(begun.send_offsets())
+    await turns()
+    sending.cancel()
+    await asyncio.wait([sending])
+    begun.cluster.may_answer.set()
+    await turns()
+    assert "GROUP_AUTHORIZATION_FAILED" in str(begun.transaction.error)
+
+    del begun, sending
+    gc.collect()
+
+    assert complaints == []
 
 
 async def test_calls_that_have_ended_leave_nothing_behind_and_complain_of_nothing():
@@ -508,6 +742,27 @@ async def test_close_ends_each_running_call_and_allows_no_new_one(version):
     assert begun.cluster.asked == asked
 
 
+@in_virtual_time
+async def test_a_commit_in_doubt_stays_so_if_close_ends_its_repetition():
+    begun = Begun()
+    await begun.send_offsets()
+    begun.cluster.lost_answers = [ApiKey.END_TXN] * 10_000
+    error = await error_of(begun.coordinator.commit(), seconds=100)  # max_block_ms is 60 s
+    assert isinstance(error, CommitOutcomeUnknownError)
+    begun.cluster.asked.clear()
+    begun.cluster.has_coordinator = False
+
+    repeating = asyncio.ensure_future(error_of(begun.coordinator.commit()))
+    await turns()
+    await begun.coordinator.close()
+
+    error = await repeating
+    assert isinstance(error, CommitOutcomeUnknownError)
+    assert "the producer was closed before the answer arrived" in str(error)
+    assert begun.transaction.state is TransactionState.OUTCOME_UNKNOWN
+    assert begun.cluster.asked == [], "the repeated commit was not sent"
+
+
 async def test_a_rejected_commit_names_the_answer_as_the_cause_of_its_error(version):
     begun = Begun(version)
     await begun.send_offsets()
@@ -529,6 +784,35 @@ async def test_a_commit_that_brings_no_epoch_is_a_success_and_the_producer_needs
 
     assert begun.transaction.state is TransactionState.REINIT_REQUIRED
     assert begun.idempotence.identity == ProducerIdentity(7, 0, True)
+
+
+async def test_an_abort_whose_answer_has_no_epoch_succeeds_and_requires_init_transactions():
+    begun = Begun()
+    await begun.send_offsets()
+    begun.cluster.epoch_after_end = -1
+
+    await begun.coordinator.abort()
+
+    assert begun.transaction.state is TransactionState.REINIT_REQUIRED
+    begun.cluster.epoch_after_end = None
+    await begun.coordinator.initialize()
+    assert begun.transaction.state is TransactionState.READY
+
+
+@in_virtual_time
+async def test_an_abort_that_gets_no_answer_about_the_new_epoch_requires_init_transactions():
+    begun = Begun(1)
+    await begun.send_offsets()
+    begun.transaction.epoch_is_spent = True
+    begun.cluster.lost_answers = [ApiKey.INIT_PRODUCER_ID] * 10_000
+
+    error = await error_of(begun.coordinator.abort(), seconds=100)  # max_block_ms is 60 s
+
+    assert isinstance(error, TransactionReinitError)
+    assert begun.transaction.state is TransactionState.REINIT_REQUIRED
+    begun.cluster.lost_answers.clear()
+    await begun.coordinator.initialize()
+    assert begun.transaction.state is TransactionState.READY
 
 
 async def test_an_abort_that_gets_no_epoch_raises_the_error_of_the_transaction():
