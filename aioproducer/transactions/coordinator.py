@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from random import Random
-from typing import Any
+from typing import Any, NoReturn
 
 from aioproducer.concurrency.tasks import new_task
 from aioproducer.concurrency.wakeup import WakeUp
@@ -234,7 +234,7 @@ class Coordinator:
             await self._next_epoch()
         except KafkaError as error:
             self._not_reinitialized(error)
-            raise transaction.error or error from error
+            self._raise(error)
         finally:
             transaction.changes_epoch = False
 
@@ -541,7 +541,7 @@ class Coordinator:
                 doubtful.update(offsets)
         except KafkaError as error:
             self._failed(error)
-            raise transaction.error or error from error
+            self._raise(error)
 
     @staticmethod
     def _check_is_not_overtaken(offsets: Offsets, group_id: str, doubtful: Offsets) -> None:
@@ -596,7 +596,7 @@ class Coordinator:
             raise
         except KafkaError as error:
             self._failed(error)
-            raise
+            self._raise(error)
         if transaction.is_resumed:
             transaction.move(TransactionState.UNINITIALIZED)
             return
@@ -642,7 +642,7 @@ class Coordinator:
             if isinstance(error, TransactionTimeoutError) and transaction.state is TransactionState.ABORTING:
                 raise  # abort_transaction() can be called again
             self._not_reinitialized(error)
-            raise transaction.error or error from error
+            self._raise(error)
         if transaction.is_resumed:
             transaction.move(TransactionState.UNINITIALIZED)
         elif transaction.state is not TransactionState.REINIT_REQUIRED:
@@ -673,7 +673,7 @@ class Coordinator:
             await self._new_epoch(None)
         except KafkaError as error:
             self._not_reinitialized(error)
-            raise transaction.error or error from error
+            self._raise(error)
         transaction.move(TransactionState.READY)
 
     async def _settled(self) -> None:
@@ -740,6 +740,13 @@ class Coordinator:
                 if isinstance(error, TransactionError) and error.requires_abort
                 else abortable(self._transaction, error)
             )
+
+    def _raise(self, error: KafkaError) -> NoReturn:
+        """Raise what the caller of a failed call gets: the transaction's error, caused by `error` or earlier."""
+        reported = self._transaction.error or error
+        if reported is not error and reported.__cause__ is None:
+            raise reported from error
+        raise reported
 
 
 def _worst_of_partitions(asked: Iterable[TopicPartition], response: AddPartitionsToTxnResponse) -> int:

@@ -775,6 +775,23 @@ async def test_a_rejected_commit_names_the_answer_as_the_cause_of_its_error(vers
     assert error.__cause__.name == "TRANSACTIONAL_ID_AUTHORIZATION_FAILED"
 
 
+@pytest.mark.parametrize("call", ["abort", "send_offsets"])
+async def test_a_rejected_call_names_the_answer_as_the_cause_of_its_error(version, call):
+    begun = Begun(version)
+    await begun.send_offsets()
+    begun.cluster.code_of_end = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    begun.cluster.offset_codes = [ErrorCode.GROUP_AUTHORIZATION_FAILED] * 2
+
+    error = await error_of(begun.coordinator.abort() if call == "abort" else begun.send_offsets())
+
+    assert error is begun.transaction.error
+    causes = []
+    while error.__cause__ is not None:
+        error = error.__cause__
+        causes.append(error)
+    assert isinstance(causes[-1], BrokerError)
+
+
 async def test_a_commit_that_brings_no_epoch_is_a_success_and_the_producer_needs_a_new_start():
     begun = Begun()
     await begun.send_offsets()
