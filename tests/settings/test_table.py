@@ -204,7 +204,7 @@ def test_the_guide_has_a_row_for_every_setting_and_it_is_true():
     ("fate", "heading"),
     [
         (Fate.TRANSLATED, "Translated"),
-        (Fate.FIXED, "Taken if they ask for what is done anyway"),
+        (Fate.FIXED, "Accepted if they ask for what is done anyway"),
         (Fate.NOTED, "Without effect: a warning"),
         (Fate.REFUSED, "Refused"),
     ],
