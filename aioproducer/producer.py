@@ -19,7 +19,7 @@ from enum import Enum
 from functools import partial
 from random import Random
 from types import TracebackType
-from typing import Any, NoReturn, Self, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack
 
 from aioproducer.cluster import PartitionInfo, TopicInfo
 from aioproducer.concurrency.tasks import ended, new_task
@@ -48,6 +48,7 @@ from aioproducer.records._record_path import (
     OTHERS_TURN,
     Delivery,
     PartitionQueue,
+    RecordMetadata,
     Rows,
     Span,
     Topic,
@@ -608,7 +609,86 @@ class Producer(Transactional, FromConfig):
         servers = ",".join(f"{host}:{port}" for host, port in self._config.bootstrap_servers)
         return f"<Producer {self._state.value} {servers}>"
 
-    # ------------------------------------------------------------------------------------------- slow paths
+    # ------------------------------------------------------------------------------------------- sending
+
+    if TYPE_CHECKING:  # inherited: compiled in records/_record_path.pyx, as far as they need not wait
+
+        async def send(
+            self,
+            topic: str,
+            value: Any = None,
+            key: Any = None,
+            partition: int | None = None,
+            timestamp_ms: int | None = None,
+            headers: Headers | None = None,
+            *,
+            timeout: float | None = None,
+        ) -> Delivery:
+            """Put a record into the buffer and return its delivery. Waits for metadata and for room in the buffer.
+
+            Args:
+                topic: the name of the topic, str.
+                value, key: bytes, bytearray, memoryview or None, or what the serializers accept.
+                partition: a number, or None for the partitioner's choice.
+                timestamp_ms: milliseconds since 1970; now if None.
+                headers: a list of (str, bytes or None).
+                timeout: seconds for this record, including the wait for room; None for delivery_timeout_ms.
+
+            Returns:
+                The Delivery, a future of the RecordMetadata.
+
+            Raises:
+                InvalidRecordError, InvalidTopicError, RecordTooLargeError, SerializationError: it is not valid.
+                MetadataTimeoutError, UnknownPartitionError, BufferTimeoutError: the wait exceeded max_block_ms.
+                TopicAuthorizationError: the cluster does not allow this client to write.
+                ProducerNotStartedError, ProducerClosed, WrongLoopError, ForkedError: it cannot be used here.
+                If send() raises, the record is not sent.
+
+            If send() is cancelled while it waits, the record is not sent. A record that is already in the buffer is
+            sent, even if its delivery, or a task that awaits it, is cancelled.
+            """
+
+        async def send_and_wait(
+            self,
+            topic: str,
+            value: Any = None,
+            key: Any = None,
+            partition: int | None = None,
+            timestamp_ms: int | None = None,
+            headers: Headers | None = None,
+            *,
+            timeout: float | None = None,
+        ) -> RecordMetadata:
+            """Send a record and wait for its acknowledgement. Its batch does not linger.
+
+            Takes the arguments of `send`.
+
+            Raises:
+                DeliveryError: the record failed; `outcome` says whether it may be in the log.
+                Others as `send`.
+
+            Cancelling it once the record is in the buffer ends only the wait.
+            """
+
+        def try_send(
+            self,
+            topic: str,
+            value: Any = None,
+            key: Any = None,
+            partition: int | None = None,
+            timestamp_ms: int | None = None,
+            headers: Headers | None = None,
+            *,
+            timeout: float | None = None,
+        ) -> Delivery:
+            """Put a record into the buffer and return its delivery, without waiting.
+
+            Takes the arguments of `send`.
+
+            Raises:
+                BufferFullError: the buffer is full, or the topic's metadata is not known yet (it is requested).
+                Others as `send`.
+            """
 
     async def _send_slowly(
         self,
@@ -620,7 +700,7 @@ class Producer(Transactional, FromConfig):
         headers: Headers | None,
         timeout: float | None,
     ) -> Delivery:
-        """`send` for records that have to wait or need user code: interceptors, metadata, serializers, partitioner."""
+        """Send a record that has to wait or needs user code: interceptors, metadata, serializers, partitioner."""
         self._check_may_append()
         check_timeout(timeout, InvalidRecordError)
         began = self._loop.time()

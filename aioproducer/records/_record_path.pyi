@@ -146,11 +146,14 @@ class _Compressor(Protocol):
     @property
     def turn_is_full(self) -> bool: ...
 
-class _Accumulator(Protocol):
+# The part of the accumulator that the compiled code uses; tests/project/test_layering.py compares it with the source.
+class Buffer(Protocol):
     @property
     def topics(self) -> dict[str, Topic]: ...
     @property
     def compressor(self) -> _Compressor: ...
+    def open_batch(self, queue: PartitionQueue, size: int) -> Batch | None: ...
+    def hurry(self, batch: ProducerBatch) -> None: ...
 
 class Gate:
     is_open: bool
@@ -161,7 +164,7 @@ class RecordPath:
     def _bind(
         self,
         loop: AbstractEventLoop,
-        accumulator: _Accumulator,
+        accumulator: Buffer,
         memory: BufferMemory,
         batch_size: int,
         max_request_size: int,
@@ -169,8 +172,30 @@ class RecordPath:
     ) -> None: ...
     def _unbind(self) -> None: ...
     def _check_usable(self) -> None: ...
-    def _check_may_append(self) -> None: ...
     def _check_place(self) -> None: ...
+    # What the compiled code calls and Producer defines: the parts of a send that have to wait or need user code.
+    def _check_may_append(self) -> None: ...
+    async def _send_slowly(
+        self,
+        topic: str,
+        value: Any,
+        key: Any,
+        partition: int | None,
+        timestamp_ms: int | None,
+        headers: Headers | None,
+        timeout: float | None,
+    ) -> Delivery: ...
+    def _try_send_slowly(
+        self,
+        topic: str,
+        value: Any,
+        key: Any,
+        partition: int | None,
+        timestamp_ms: int | None,
+        headers: Headers | None,
+        timeout: float | None,
+    ) -> Delivery: ...
+    # Documented in producer.py.
     async def send(
         self,
         topic: str,

@@ -1188,7 +1188,7 @@ cdef class RecordPath:
 
     async def send(self, topic, value=None, key=None, partition=None, timestamp_ms=None, headers=None, *,
                    timeout=None):
-        """Put a record into the buffer and return its delivery. Waits for metadata and room, first come, first served.
+        """Put a record into the buffer and return its delivery. Waits for metadata and for room in the buffer.
 
         Args:
             topic: the name of the topic, str.
@@ -1202,14 +1202,14 @@ cdef class RecordPath:
             The Delivery, a future of the RecordMetadata.
 
         Raises:
-            InvalidRecordError, InvalidTopicError, RecordTooLargeError, SerializationError: the record is not valid.
+            InvalidRecordError, InvalidTopicError, RecordTooLargeError, SerializationError: it is not valid.
             MetadataTimeoutError, UnknownPartitionError, BufferTimeoutError: the wait exceeded max_block_ms.
             TopicAuthorizationError: the cluster does not allow this client to write.
-            ProducerNotStartedError, ProducerClosed, WrongLoopError, ForkedError: the producer cannot be used here.
+            ProducerNotStartedError, ProducerClosed, WrongLoopError, ForkedError: it cannot be used here.
             If send() raises, the record is not sent.
 
-        If send() is cancelled while it waits, the record is not sent. A record that is already in the buffer is sent,
-        even if its delivery, or a task that awaits it, is cancelled.
+        If send() is cancelled while it waits, the record is not sent. A record that is already in the buffer is
+        sent, even if its delivery, or a task that awaits it, is cancelled.
         """
         cdef Delivery delivery = None
         if self.takes_fast_path and timeout is None:

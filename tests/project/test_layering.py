@@ -232,6 +232,38 @@ def test_module_imports_what_its_layer_may(module):
     assert violations(module, path.read_text(), is_cython=path.suffix == ".pyx") == []
 
 
+RECORD_PATH = PACKAGE / "records" / "_record_path.pyx"
+COLUMNS = PACKAGE / "records" / "_columns.pxi"
+
+
+def members_of(stub: ast.Module, name: str) -> set[str]:
+    [found] = [node for node in stub.body if isinstance(node, ast.ClassDef) and node.name == name]
+    return {node.name for node in found.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+
+
+def test_compiled_code_uses_of_the_accumulator_what_its_stub_declares():
+    source = RECORD_PATH.read_text() + COLUMNS.read_text()
+    stub = ast.parse(RECORD_PATH.with_suffix(".pyi").read_text())
+
+    assert set(re.findall(r"\baccumulator\.(\w+)\b(?!\.?py)", source)) - {"py"} == members_of(stub, "Buffer")
+    used = set(re.findall(r"\baccumulator\.compressor\.(\w+)", source))
+    assert used == members_of(stub, "_Compressor")
+
+
+def test_compiled_code_calls_of_the_producer_what_its_stub_declares():
+    source = RECORD_PATH.read_text()
+    body = source[source.index("cdef class RecordPath:") :]
+    defined = set(re.findall(r"^    (?:async )?(?:def|cdef [\w ]+?) ?(\w+)\(", body, re.MULTILINE))
+    stub = ast.parse(RECORD_PATH.with_suffix(".pyi").read_text())
+    producer = ast.parse((PACKAGE / "producer.py").read_text())
+
+    called = set(re.findall(r"\bself\.(_\w+)\(", body))
+    overridden = {"_check_may_append"}
+    assert called - defined | overridden == {"_send_slowly", "_try_send_slowly", "_check_may_append"}
+    assert called <= members_of(stub, "RecordPath")
+    assert called - defined | overridden <= members_of(producer, "Producer")
+
+
 @pytest.mark.promise("Docs", "DESIGN shows the layers")
 def test_every_module_has_a_layer():
     tops = {module.split(".")[0] for module in modules()}
