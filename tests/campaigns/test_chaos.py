@@ -46,7 +46,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 SHORT = {
     IDEMPOTENT: plan(
-        IDEMPOTENT, 1, ("kill -9", "topic made anew", "partitions added", "cut after a Produce")
+        IDEMPOTENT, 1, ("kill -9", "topic re-created", "partitions added", "cut after a Produce")
     ),
     V1: plan(V1, 1, ("coordinator killed in mid-commit", "half-open")),
     V2: plan(V2, 1, ("coordinator frozen in mid-commit", "cut after an EndTxn", "throttled")),

@@ -140,10 +140,10 @@ async def _freeze_coordinator(world: World, random: Random) -> None:
 # Topics
 
 
-@_fault("topic made anew", Family.TOPICS)
+@_fault("topic re-created", Family.TOPICS)
 async def _make_anew(world: World, random: Random) -> None:
     await world.delete_topic()
-    world.struck("topic made anew")
+    world.struck("topic re-created")
     await asyncio.sleep(random.uniform(0, 1500 * MS))
     await world.create_topic_anew()
 

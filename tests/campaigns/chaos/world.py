@@ -181,7 +181,7 @@ class World:
     # Topics
 
     async def delete_topic(self) -> None:
-        """Delete the topic that is made anew, and return when no broker knows it."""
+        """Delete the topic that is re-created later, and return when no broker knows it."""
         future = self._admin.delete_topics([MADE_ANEW], operation_timeout=30)[MADE_ANEW]
         await asyncio.to_thread(future.result, 60)
         async with asyncio.timeout(RECOVERS_WITHIN):

@@ -81,7 +81,7 @@ def every_acknowledged_record_is_in_the_log(history: History, logs: Logs) -> Ite
 
 
 def nothing_is_there_twice(history: History, logs: Logs) -> Iterator[str]:
-    """In one log; a topic that was made anew has another one."""
+    """In one log; a re-created topic has another one."""
     if not history.is_idempotent and history.acks != 0:
         return
     for place, incarnations in logs.by_partition.items():
