@@ -110,12 +110,12 @@ _TRANSLATED: dict[str, tuple[str, Callable[[Any], Any]]] = {
 
 # ------------------------------------------------------------------------------------------------------ fixed
 
-_TOKENS = "set sasl_oauth_token_provider to a function that gets the token"
-_OWN_CONTEXT = "give an own ssl_context"
-_CHECKED = f"the brokers' certificates and names are always checked; {_OWN_CONTEXT} to do otherwise"
+_TOKENS = "set sasl_oauth_token_provider to a function that returns a token"
+_OWN_CONTEXT = "pass your own ssl_context"
+_CHECKED = f"the brokers' certificates and names are always verified; to change that, {_OWN_CONTEXT}"
 _METRICS = "call producer.metrics()"
 _LOGGING = "set the level of the logger 'aioproducer'"
-_RETRIES = "records are sent again until delivery_timeout_ms has passed"
+_RETRIES = "records are retried until delivery_timeout_ms has passed"
 _NO_RETRIES = (
     "leave {} out: idempotence, which is on by default, keeps retries from making duplicates, and a shorter "
     "delivery_timeout_ms ends them sooner"
@@ -138,11 +138,11 @@ _FIXED: dict[str, tuple[str, Fate, str]] = {
     "enable.metrics.push": ("false", Fate.NOTED, f"nothing is pushed to brokers (KIP-714); {_METRICS}"),
     "metric.reporters": ("", Fate.REFUSED, f"Java classes can't be loaded; {_METRICS}"),
     "metrics.recording.level": ("info", Fate.NOTED, f"everything is counted; {_METRICS}"),
-    "statistics.interval.ms": ("0", Fate.NOTED, f"nothing is emitted; {_METRICS} when you like"),
+    "statistics.interval.ms": ("0", Fate.NOTED, f"nothing is emitted; {_METRICS} at any time"),
     "ssl.endpoint.identification.algorithm": ("https", Fate.REFUSED, _CHECKED),
     "enable.ssl.certificate.verification": ("true", Fate.REFUSED, _CHECKED),
-    "ssl.trustmanager.algorithm": ("pkix", Fate.REFUSED, f"it is Java's own; {_OWN_CONTEXT}"),
-    "ssl.keymanager.algorithm": ("sunx509", Fate.NOTED, "it is Java's own"),
+    "ssl.trustmanager.algorithm": ("pkix", Fate.REFUSED, f"it is specific to Java; {_OWN_CONTEXT}"),
+    "ssl.keymanager.algorithm": ("sunx509", Fate.NOTED, "it is specific to Java"),
     "sasl.oauthbearer.method": ("default oidc", Fate.REFUSED, _TOKENS),
     "sasl.oauthbearer.grant.type": ("client_credentials", Fate.REFUSED, _TOKENS),
     "sasl.oauthbearer.metadata.authentication.type": ("none", Fate.REFUSED, _TOKENS),
@@ -162,8 +162,7 @@ _FIXED: dict[str, tuple[str, Fate, str]] = {
     "enable.gapless.guarantee": (
         "false",
         Fate.REFUSED,
-        "enable_gapless_order=True fails what is buffered behind a failed record; the producer goes on with what is "
-        "sent afterwards",
+        "enable_gapless_order=True fails the records buffered behind a failed one; records sent later are accepted",
     ),
     "delivery.report.only.error": ("false", Fate.NOTED, "deliveries that are not awaited cost nothing"),
     "queuing.strategy": (
@@ -186,13 +185,13 @@ _FIXED: dict[str, tuple[str, Fate, str]] = {
     "api.version.request": (
         "true",
         Fate.REFUSED,
-        "versions are always negotiated and brokers older than 2.1 are too old; leave it out",
+        "versions are always negotiated, and brokers before 2.1 are not supported; leave it out",
     ),
-    "topic.metadata.refresh.sparse": ("true", Fate.NOTED, "only topics in use are asked for"),
+    "topic.metadata.refresh.sparse": ("true", Fate.NOTED, "only the metadata of topics in use is requested"),
     "log.connection.close": ("true", Fate.NOTED, f"connections that end are logged at DEBUG; {_LOGGING}"),
-    "enable.sparse.connections": ("true", Fate.NOTED, "brokers are connected to when they are needed"),
+    "enable.sparse.connections": ("true", Fate.NOTED, "connections are opened when they are needed"),
     "partitioner.rack.aware": ("false", Fate.NOTED, "partitions are not chosen by rack (KIP-1123)"),
-    "metadata.cluster.check.enable": ("false", Fate.NOTED, "clusters are not told apart by their ids"),
+    "metadata.cluster.check.enable": ("false", Fate.NOTED, "cluster ids are not compared"),
     "test.mock.num.brokers": ("0", Fate.REFUSED, "start an aioproducer.testing.EmbeddedCluster instead"),
 }
 
@@ -201,30 +200,31 @@ _FIXED: dict[str, tuple[str, Fate, str]] = {
 _NOTED: dict[str, str] = {
     "the operating system sizes the buffers of sockets": """
         send.buffer.bytes receive.buffer.bytes socket.send.buffer.bytes socket.receive.buffer.bytes""",
-    f"there is no window of samples; {_METRICS} and compare": "metrics.num.samples metrics.sample.window.ms",
+    "there are no sample windows; compare two results of producer.metrics()": """
+        metrics.num.samples metrics.sample.window.ms""",
     f"Python's logging does this; {_LOGGING}": "debug log_level log.thread.name log.queue",
-    "buffer_memory bounds what waits, in bytes": "queue.buffering.max.messages",
-    "batch_size bounds a batch, in bytes": "batch.num.messages",
+    "buffer_memory limits the waiting records, in bytes": "queue.buffering.max.messages",
+    "batch_size limits a batch, in bytes": "batch.num.messages",
     "sticky partitions change with every full batch, or after 16 KiB in batches that lingered (KIP-794)": (
         "sticky.partitioning.linger.ms"
     ),
-    "a request is made whenever a broker can take one": "queue.buffering.backpressure.threshold",
+    "a request is sent whenever a broker can accept one": "queue.buffering.backpressure.threshold",
     "records are copied once, whatever their size": "message.copy.max.bytes",
-    "answers of brokers are bounded at 64 MiB": "receive.message.max.bytes",
-    "a topic that is not there yet is asked for during max_block_ms": "topic.metadata.propagation.max.ms",
-    "retry_backoff_ms goes for metadata, too": """
+    "responses of brokers are limited to 64 MiB": "receive.message.max.bytes",
+    "a missing topic is requested again for max_block_ms": "topic.metadata.propagation.max.ms",
+    "retry_backoff_ms also applies to metadata": """
         topic.metadata.refresh.fast.interval.ms topic.metadata.refresh.fast.cnt""",
     "names are looked up for every connection": "broker.address.ttl",
-    "request_timeout_ms goes for every request": "metadata.request.timeout.ms",
+    "request_timeout_ms applies to every request": "metadata.request.timeout.ms",
     "socket_connection_setup_timeout_ms covers it": "api.version.request.timeout.ms",
     "librdkafka itself no longer uses it": """
         api.version.fallback.ms broker.version.fallback reconnect.backoff.jitter.ms socket.blocking.max.ms
         produce.offset.report""",
-    "it is about librdkafka's threads": "internal.termination.signal enable.random.seed enable_sasl_queue",
+    "it concerns librdkafka's threads": "internal.termination.signal enable.random.seed enable_sasl_queue",
     "partitions are not chosen by rack (KIP-1123)": "client.rack",
     "start() tries all bootstrap addresses for max_block_ms": "bootstrap.resolve.timeout.ms",
-    "buffers grow as records come": "buffer.memory.allocation.strategy",
-    "it is checked by brokers": """
+    "buffers grow as records arrive": "buffer.memory.allocation.strategy",
+    "brokers check it": """
         sasl.oauthbearer.clock.skew.seconds sasl.oauthbearer.expected.audience sasl.oauthbearer.expected.issuer
         sasl.oauthbearer.jwks.endpoint.url sasl.oauthbearer.jwks.endpoint.refresh.ms
         sasl.oauthbearer.jwks.endpoint.retry.backoff.ms sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms
@@ -241,33 +241,33 @@ _REFUSED: dict[str, str] = {
         offset.store.path offset.store.sync.interval.ms isolation.level consume_cb rebalance_cb offset_commit_cb
         enable.partition.eof check.crcs auto.offset.reset consume.callback.max.messages max.poll.records
         share.acknowledgement.mode on_commit""",
-    "it is a callback: send() returns a delivery, await it or add_done_callback to it": """
+    "it is a callback: send() returns a delivery; await it, or use its add_done_callback()": """
         dr_cb dr_msg_cb on_delivery""",
-    f"it is a callback: errors are raised by what you await, and logged; {_LOGGING}": """
+    f"it is a callback: errors are raised where you await, and logged; {_LOGGING}": """
         error_cb background_event_cb log_cb logger""",
-    f"it is a callback: {_METRICS} when you like": "stats_cb throttle_cb",
+    f"it is a callback: {_METRICS} at any time": "stats_cb throttle_cb",
     f"it is a callback: {_TOKENS}": "oauth_cb oauthbearer_token_refresh_cb",
-    "it is a Java class: give sasl_oauth_token_provider a function that gets the token (for AWS MSK "
+    "it is a Java class: set sasl_oauth_token_provider to a function that returns a token (for AWS MSK "
     "MskIamTokenProvider)": "sasl.client.callback.handler.class",
-    "it is a C function: give the keyword partitioner a function (key, all, available) -> partition": "partitioner_cb",
+    "it is a C function: pass a function (key, all, available) -> partition as partitioner": "partitioner_cb",
     "it is a C function or pointer": """
         enabled_events opaque open_cb closesocket_cb socket_cb msg_order_cmp""",
-    "it is a C function: give the keyword connector a function that opens the connection": "connect_cb resolve_cb",
-    "it loads C libraries; give Python objects as interceptors=[...]": "plugin.library.paths",
-    "it contains settings of topics; put them beside the others": "default_topic_conf default.topic.config",
+    "it is a C function: pass a function that opens the connection as connector": "connect_cb resolve_cb",
+    "it loads C libraries; pass Python objects as interceptors=[...]": "plugin.library.paths",
+    "it contains topic settings; put them next to the other settings": "default_topic_conf default.topic.config",
     "a client can't hide topics, brokers' ACLs can; leave it out": "topic.blacklist",
-    "it asks librdkafka what it was built with, and every codec is always there; leave it out": "builtin.features",
+    "it lists librdkafka's compiled features; every codec is always available; leave it out": "builtin.features",
     "brokers see aioproducer's own name and version; leave it out": "client.software.name client.software.version",
     "start an aioproducer.testing.EmbeddedCluster instead": "test.mock.broker.rtt",
-    "values that are kept elsewhere must be read by your program; pass them as keywords": "config.providers",
-    f"it is Java's own; {_OWN_CONTEXT}": """
+    "your program must read values that are stored elsewhere; pass them as keywords": "config.providers",
+    f"it is specific to Java; {_OWN_CONTEXT}": """
         security.providers ssl.provider ssl.engine.factory.class ssl.secure.random.implementation""",
-    f"it is OpenSSL's own; {_OWN_CONTEXT}": """
+    f"it is specific to OpenSSL; {_OWN_CONTEXT}": """
         ssl.providers ssl.engine.location ssl.engine.id ssl_engine_callback_data ssl.curves.list ssl.sigalgs.list
         ssl.certificate.verify_cb ssl.ca.certificate.stores""",
-    "it is a pointer; give ssl_truststore_certificates": "ssl_ca",
-    "it is a pointer; give ssl_keystore_certificate_chain": "ssl_certificate",
-    "it is a pointer; give ssl_keystore_key": "ssl_key",
+    "it is a pointer; set ssl_truststore_certificates": "ssl_ca",
+    "it is a pointer; set ssl_keystore_certificate_chain": "ssl_certificate",
+    "it is a pointer; set ssl_keystore_key": "ssl_key",
     "it is a Java class; credentials are settings (sasl_plain_username, sasl_plain_password)": "sasl.login.class",
     "the library renews tickets by itself; set sasl_kerberos_keytab, or run kinit beside the producer": """
         sasl.kerberos.kinit.cmd sasl.kerberos.min.time.before.relogin sasl.kerberos.ticket.renew.jitter
@@ -280,7 +280,7 @@ _REFUSED: dict[str, str] = {
         sasl.oauthbearer.assertion.private.key.file sasl.oauthbearer.assertion.private.key.passphrase
         sasl.oauthbearer.assertion.private.key.pem sasl.oauthbearer.assertion.template.file
         sasl.oauthbearer.assertion.jwt.template.file""",
-    "the token endpoint's certificate is checked against the system's, or those of SSL_CERT_FILE": """
+    "the token endpoint's certificate is verified with the system's store, or that of SSL_CERT_FILE": """
         https.ca.location https.ca.pem""",
 }
 

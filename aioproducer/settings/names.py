@@ -24,10 +24,10 @@ _OTHER_CLIENTS = {
     "ssl_password": "use ssl_key_password",
     "ssl_crlfile": "use ssl_crl_location",
     "ssl_ciphers": "use ssl_cipher_suites",
-    "ssl_check_hostname": "leave it out, names are always checked; give an own ssl_context to do otherwise",
+    "ssl_check_hostname": "leave it out, names are always verified; to change that, pass your own ssl_context",
     "sasl_kerberos_name": "use sasl_kerberos_service_name and sasl_kerberos_domain_name",
-    "socks5_proxy": "give the keyword connector a function that opens the connection",
-    "socket_options": "give the keyword connector a function that opens the connection",
+    "socks5_proxy": "pass a function that opens the connection as connector",
+    "socket_options": "pass a function that opens the connection as connector",
     "selector": "leave it out; the event loop has its own",
     "metrics_enabled": "leave it out and call producer.metrics()",
 }

@@ -518,7 +518,7 @@ def test_who_wants_no_retries_is_refused_rather_than_warned(name, value):
         Producer.from_config({name: value})
 
     assert str(caught.value) == (
-        f"{name}=0 can't be used: records are sent again until delivery_timeout_ms has passed; leave {name} out: "
+        f"{name}=0 can't be used: records are retried until delivery_timeout_ms has passed; leave {name} out: "
         "idempotence, which is on by default, keeps retries from making duplicates, and a shorter "
         "delivery_timeout_ms ends them sooner"
     )
