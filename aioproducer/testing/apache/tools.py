@@ -9,15 +9,15 @@ from aioproducer.testing.apache.jars import ApacheKafkaError, JavaRuntime, tail
 from aioproducer.testing.apache.resources import Resources
 
 LEAN_JVM = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
-"""For a JVM that has little to do and shall start soon."""
+"""For a JVM that has little to do and should start fast."""
 _UTF8 = ("-Dstdout.encoding=UTF-8", "-Dfile.encoding=UTF-8")
-"""What is printed, whatever the machine's language; the second is for Java 17."""
+"""Fixes the encoding of the output, whatever the machine's language; the second is for Java 17."""
 
 
 async def run_tool(
     java: JavaRuntime, held: Resources, main_class: str, arguments: Sequence[str], timeout: float
 ) -> str:
-    """What the tool printed to stdout. See ApacheKafka.run_tool."""
+    """Return the tool's output on stdout. See ApacheKafka.run_tool."""
     number = held.next_number()
     output, errors = (held.directory / f"tool-{number}.{kind}" for kind in ("out", "log"))
     scratch = held.directory / "tmp"
@@ -30,10 +30,10 @@ async def run_tool(
     except TimeoutError:
         exit_code = None
     finally:
-        held.children.kill(process)  # no more than a matter of form if it has ended
+        held.children.kill(process)  # has no effect if it has ended
     if exit_code != 0:
         how = f"did not end in {timeout:g} s" if exit_code is None else f"exited with {exit_code}"
-        # What is wrong stands above the usage, which is long.
+        # The error is above the usage, which is long.
         raise ApacheKafkaError(f"{main_class} {how}:\n{tail(output)}\n{tail(errors, lines=100)}")
     printed = output.read_text("utf-8", errors="replace")
     output.unlink()

@@ -1,7 +1,7 @@
-"""Who may do what: a scripted authorizer, which the handlers ask where Kafka's brokers ask for ACLs.
+"""A scripted authorizer, which the handlers call where Kafka's brokers check ACLs.
 
-Whatever no rule denies is allowed. As with Kafka's ACLs, to deny WRITE does not deny DESCRIBE, and a rule
-for "*" covers every name. Nothing here knows what a request looks like.
+Everything that no rule denies is allowed. As with Kafka's ACLs, denying WRITE does not deny DESCRIBE, and a rule
+for "*" covers every name. This module does not depend on the format of requests.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from aioproducer.testing.embedded.request_context import RequestContext
 
 ANONYMOUS = "User:ANONYMOUS"
-"""The principal of a connection that has not said who it is."""
+"""The principal of a connection that has not authenticated."""
 
 CLUSTER_NAME = "kafka-cluster"
-"""There is one cluster only, and ACLs call it by this name."""
+"""The name of the only cluster in ACLs."""
 
 WILDCARD = "*"
 
 
 class Operation(Enum):
-    """What somebody wants to do: those of Kafka's AclOperation that a producer or a consumer needs."""
+    """The operations of Kafka's AclOperation that a producer or a consumer needs."""
 
     ALL = "All"
     READ = "Read"
@@ -36,7 +36,7 @@ class Operation(Enum):
 
 
 class ResourceType(Enum):
-    """What it is done to."""
+    """The kind of resource that an operation applies to."""
 
     TOPIC = "Topic"
     GROUP = "Group"
@@ -53,7 +53,7 @@ _ERRORS = {
 
 
 class Denial(NamedTuple):
-    """A rule: this principal, or with None any, may not do this."""
+    """A rule that denies an operation to a principal, or to all if `principal` is None."""
 
     operation: Operation
     resource_type: ResourceType
@@ -61,7 +61,7 @@ class Denial(NamedTuple):
     principal: str | None
 
     def covers(self, principal: str, operation: Operation, resource_type: ResourceType, name: str) -> bool:
-        """Whether the rule speaks of this."""
+        """True if the rule applies to this operation."""
         return (
             self.operation in (operation, Operation.ALL)
             and self.resource_type is resource_type
@@ -71,7 +71,7 @@ class Denial(NamedTuple):
 
 
 class Authorizer:
-    """The rules of a cluster. A change holds from the next request on."""
+    """The rules of a cluster. A change is effective from the next request on."""
 
     def __init__(self) -> None:
         self._denials: list[Denial] = []
@@ -86,22 +86,22 @@ class Authorizer:
         cluster: bool = False,
         principal: str | None = None,
     ) -> Denial:
-        """Let brokers refuse something.
+        """Let brokers reject an operation.
 
         Args:
-            operation: What may not be done: `Operation.WRITE`, or `Operation.ALL`.
-            topic: To this topic; "*" is every topic.
-            transactional_id: With this transactional id, or "*".
-            group: To this consumer group, or "*".
-            cluster: To the cluster: `Operation.IDEMPOTENT_WRITE` or `Operation.CREATE` (of topics).
-            principal: By whom, "User:alice"; None: by anybody. A connection without authentication belongs
-                to "User:ANONYMOUS".
+            operation: The operation to deny: `Operation.WRITE`, or `Operation.ALL`.
+            topic: The topic; "*" is every topic.
+            transactional_id: The transactional id, or "*".
+            group: The consumer group, or "*".
+            cluster: Deny it for the cluster: `Operation.IDEMPOTENT_WRITE` or `Operation.CREATE` (of topics).
+            principal: The principal to which it is denied, "User:alice"; None: all of them. A connection without
+                authentication has the principal "User:ANONYMOUS".
 
         Returns:
             The rule, for `withdraw`.
 
         Raises:
-            ValueError: not exactly one resource is named, or the principal is not written as Kafka does.
+            ValueError: not exactly one resource is named, or the principal does not have Kafka's form.
         """
         named = {
             ResourceType.TOPIC: topic,
@@ -119,7 +119,7 @@ class Authorizer:
         return denial
 
     def withdraw(self, denial: Denial) -> None:
-        """Forget a rule that `deny` returned. Raises ValueError if it is not there."""
+        """Remove a rule that `deny` returned. Raises ValueError if it is not there."""
         self._denials.remove(denial)
 
     def clear(self) -> None:
@@ -129,7 +129,7 @@ class Authorizer:
     def refusal(
         self, principal: str, operation: Operation, resource_type: ResourceType, name: str
     ) -> ErrorCode | None:
-        """The error for whoever may not do this; None if it is allowed."""
+        """Return the error if this principal is not allowed to do this; None if it is."""
         denied = any(rule.covers(principal, operation, resource_type, name) for rule in self._denials)
         return _ERRORS[resource_type] if denied else None
 
@@ -138,20 +138,20 @@ class Authorizer:
 
 
 def producer_id_refusal(context: RequestContext, transactional_id: str | None) -> ErrorCode | None:
-    """Why InitProducerId may not give this client a producer id; None if it may.
+    """Return the error if this client can't get a producer id from InitProducerId; None if it can.
 
-    KIP-679: who may write to any topic may write to it idempotently, too."""
+    KIP-679: a client that can write to any topic is also allowed to write to it idempotently."""
     if transactional_id is not None:
         return context.denied(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, transactional_id)
     refusal = context.denied(Operation.IDEMPOTENT_WRITE, ResourceType.CLUSTER, CLUSTER_NAME)
     if refusal is None or context.release.idempotence_needs_cluster_acl:
         return refusal
-    # authorizeByResourceType: only a rule for every topic leaves none to write to.
+    # authorizeByResourceType: only a rule for every topic leaves no topic to write to.
     return refusal if context.denied(Operation.WRITE, ResourceType.TOPIC, WILDCARD) else None
 
 
 def creation_refusal(context: RequestContext, topic: str) -> ErrorCode | None:
-    """Why this client may not create the topic; None if it may. Kafka asks for the cluster, then for the topic."""
+    """Return the error if this client is not allowed to create the topic. Kafka checks the cluster, then the topic."""
     if context.denied(Operation.CREATE, ResourceType.CLUSTER, CLUSTER_NAME) is None:
         return None
     return context.denied(Operation.CREATE, ResourceType.TOPIC, topic)
@@ -160,7 +160,7 @@ def creation_refusal(context: RequestContext, topic: str) -> ErrorCode | None:
 def added_partition_refusals(
     context: RequestContext, topics: Mapping[str, Iterable[int]]
 ) -> dict[tuple[str, int], ErrorCode]:
-    """What AddPartitionsToTxn answers if one of its partitions can't be added: then none of them is.
+    """The response of AddPartitionsToTxn if one of its partitions can't be added: then none of them is added.
 
     TOPIC_AUTHORIZATION_FAILED or UNKNOWN_TOPIC_OR_PARTITION for those, OPERATION_NOT_ATTEMPTED for the rest.
     Empty if all of them can be added.

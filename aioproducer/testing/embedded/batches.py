@@ -1,6 +1,7 @@
 """Record batches that brokers write themselves: transaction markers, and the records of internal topics.
 
-Uncompressed and small. What clients send is never encoded here; its layout stands in aioproducer.protocol.recordbatch.
+They are uncompressed and small. Clients' batches are never encoded here; their layout is in
+aioproducer.protocol.recordbatch.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _ABORT, _COMMIT = 0, 1
 
 
 class Marker(NamedTuple):
-    """The end of a transaction, as it stands in a partition's log (Kafka's EndTransactionMarker)."""
+    """The end of a transaction in a partition's log (Kafka's EndTransactionMarker)."""
 
     commit: bool
     coordinator_epoch: int
@@ -53,7 +54,7 @@ class Marker(NamedTuple):
 
 
 def read_marker(record: Record) -> Marker:
-    """The marker that a control record is."""
+    """Decode the marker in a control record."""
     assert record.key is not None
     assert record.value is not None
     _, kind = _CONTROL_KEY.unpack_from(record.key)
@@ -81,7 +82,7 @@ def encode_batch(
     base_sequence: int = NO_SEQUENCE,
     attributes: int = 0,
 ) -> bytes:
-    """A batch of keys and values, all of the same time."""
+    """Encode a batch of keys and values, all with the same timestamp."""
     payload = bytearray()
     for index, (key, value) in enumerate(records):
         record = bytearray(b"\x00\x00")  # attributes, timestamp delta
@@ -108,5 +109,5 @@ def encode_batch(
 
 
 def write_varint(out: bytearray, value: int) -> None:
-    """Append a number as records have it: zigzag, so that small negative ones are short."""
+    """Append a number in the format of records: zigzag, so that small negative numbers are short."""
     write_uvarint(out, (value << 1) ^ (value >> 63))

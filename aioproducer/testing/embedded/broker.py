@@ -1,7 +1,7 @@
 """One broker: a listening socket, and for each connection a task that serves one request after the other.
 
-The next request is read when the answer to the last has left, so pipelined requests are served in order.
-Owned by EmbeddedCluster. What a request means stands in handlers; here is what can happen to a connection.
+The next request is read when the response to the last one has been sent, so pipelined requests are served in order.
+Owned by EmbeddedCluster. The handlers process the requests; this module is about connections.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ SOCKET_REQUEST_MAX_BYTES = 100 * 1024 * 1024
 """Kafka's default for the largest request."""
 
 _READ_LIMIT = 1024 * 1024  # bytes that are read ahead of the request being served
-_ANOTHERS = 1_000_000  # from one correlation id to that of a request which nobody has made lately
+_ANOTHERS = 1_000_000  # added to a correlation id, gives that of no recent request
 
 
 class BrokerState(Enum):
-    """What a broker does with its connections; metadata names it while it is running or frozen."""
+    """The states of a broker; metadata lists it while it is running or frozen."""
 
     STOPPED = "stopped"
     STARTING = "starting"
@@ -80,21 +80,21 @@ class EmbeddedBroker:
         self.node_id = node_id
         self.host = host
         self.port = port
-        """0 until the broker was started once, if the system shall choose."""
+        """0 until the first start, if the system is to choose."""
         self.release = release
         self.is_fenced = False
-        """The controller has given it up; it thaws as a member again."""
+        """The controller has fenced the broker; it rejoins the cluster when it thaws."""
         self._cluster = cluster
         self._state = BrokerState.STOPPED
         self._server: asyncio.Server | None = None
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._thawed = asyncio.Event()
-        # What happens to a frozen broker later; none of it once it has thawed.
+        # Timers of a frozen broker, which are cancelled when it thaws.
         self._timers: list[asyncio.TimerHandle] = []
 
     @property
     def state(self) -> BrokerState:
-        """What it does now."""
+        """The state of the broker."""
         return self._state
 
     @property
@@ -103,12 +103,12 @@ class EmbeddedBroker:
 
     @property
     def is_frozen(self) -> bool:
-        """It reads and answers nothing."""
+        """True if it reads and answers nothing."""
         return self._state is BrokerState.FROZEN
 
     @property
     def node(self) -> Node:
-        """Its address, as metadata names it."""
+        """Its address, as in metadata."""
         return Node(self.node_id, self.host, self.port)
 
     @property
@@ -125,14 +125,14 @@ class EmbeddedBroker:
         return RuntimeError(f"broker {self.node_id} is {self._state.value}, so it can't become {to.value}")
 
     async def start(self) -> None:
-        """Listen. A broker that was stopped takes its old port again. Raises OSError if it is taken."""
+        """Listen. A broker that was stopped takes its old port again. Raises OSError if the port is in use."""
         if self._state is BrokerState.STOPPED:
             await self.wait_stopped()
         self._move(BrokerState.STARTING)
-        self._thawed = asyncio.Event()  # It may be another loop than the last time.
+        self._thawed = asyncio.Event()  # The event loop may have changed since the last start.
         self._thawed.set()
         try:
-            # In two steps: cancelled while it begins to serve, start_server would lose its socket.
+            # In two steps: if start_server were cancelled while it begins to serve, it would lose its socket.
             self._server = await asyncio.start_server(
                 self._accept, self.host, self.port, limit=_READ_LIMIT, start_serving=False
             )
@@ -143,11 +143,11 @@ class EmbeddedBroker:
             if self._state is not BrokerState.STOPPED:
                 self.halt()
             elif self._server is not None:
-                self._server.close()  # made after somebody had stopped this broker
+                self._server.close()  # created after this broker was stopped
             raise
 
     def halt(self) -> None:
-        """Close the port and cut every connection, whatever is under way on it. `wait_stopped` comes next."""
+        """Close the port and cut every connection, whatever is in progress on it. Call `wait_stopped` next."""
         self._move(BrokerState.STOPPED)
         self._cancel_timers()
         self.is_fenced = False
@@ -157,10 +157,10 @@ class EmbeddedBroker:
         self._thawed.set()
 
     async def wait_stopped(self) -> None:
-        """After `halt`: wait until no task and no socket is left."""
+        """After `halt`: wait until no task or socket remains."""
         if self._server is None:
             return
-        # A socket that the loop had accepted by now needs a few rounds to reach _accept(), which refuses it.
+        # A socket that the loop has already accepted needs a few rounds to reach _accept(), which rejects it.
         for _ in range(3):
             await asyncio.sleep(0)
         await asyncio.gather(*self._connections, return_exceptions=True)
@@ -168,7 +168,7 @@ class EmbeddedBroker:
         self._server = None
 
     async def close_connections(self) -> None:
-        """Cut every connection; the broker goes on listening."""
+        """Cut every connection; the broker keeps listening."""
         await asyncio.gather(*self._cut_connections(), return_exceptions=True)
 
     def _cut_connections(self) -> list[asyncio.Task[None]]:
@@ -178,7 +178,7 @@ class EmbeddedBroker:
         return list(self._connections)
 
     def freeze(self, for_seconds: float = math.inf) -> None:
-        """Keep all connections and take new ones, but read nothing and answer nothing, as after SIGSTOP."""
+        """Keep all connections and accept new ones, but read nothing and answer nothing, as after SIGSTOP."""
         self._move(BrokerState.FROZEN)
         self._thawed.clear()
         self.while_frozen(for_seconds, self.thaw)
@@ -199,15 +199,15 @@ class EmbeddedBroker:
 
     @property
     def is_running(self) -> bool:
-        """It is neither stopped nor frozen."""
+        """True if it is neither stopped nor frozen."""
         return self._state is BrokerState.RUNNING
 
     async def thawed(self) -> None:
-        """Wait until it is not frozen any more, be it because it has stopped."""
+        """Wait until it is no longer frozen, because it thawed or because it stopped."""
         await self._thawed.wait()
 
     def thaw(self) -> None:
-        """Go on where `freeze` stopped."""
+        """Continue where `freeze` stopped."""
         if not self.is_frozen:
             raise self._impossible(BrokerState.RUNNING)
         self._move(BrokerState.RUNNING)
@@ -245,7 +245,7 @@ class EmbeddedBroker:
             while True:
                 await self._serve_one(session, reader, writer)
         except (asyncio.IncompleteReadError, ConnectionError, ssl.SSLError):
-            pass  # The client has gone.
+            pass  # The client has closed the connection.
         except CloseConnection as reason:
             logger.debug("broker %d closes a connection: %s", self.node_id, reason)
         except (ProtocolError, UnsupportedVersionError) as error:
@@ -262,7 +262,7 @@ class EmbeddedBroker:
                 await writer.wait_closed()
 
     async def _serve_one(self, session: Session, reader: Reader, writer: Writer) -> None:
-        """Read a request, do it, answer it. What the script wants happens on the way or in the handler."""
+        """Read a request, serve it and answer it. Scripted faults are applied here or in the handler."""
         frame = await self._read_frame(reader)
         size = len(frame)
         header, message = self._decode(frame)
@@ -303,7 +303,7 @@ class EmbeddedBroker:
         if response is not None:
             await self._write(writer, header, response, faults, throttle_ms)
         if throttle_ms:
-            # KIP-219: the answer comes at once, then the broker is deaf for that long.
+            # KIP-219: the response is sent immediately; then the broker ignores the connection for that long.
             await asyncio.sleep(throttle_ms / 1000)
 
     async def _read_frame(self, reader: Reader) -> bytes:
@@ -313,7 +313,7 @@ class EmbeddedBroker:
         return frame
 
     def _decode(self, frame: bytes) -> tuple[RequestHeader, Message | None]:
-        """The request; None for an ApiVersions request that is newer than this broker."""
+        """Decode the request; None for an ApiVersions request that is newer than this broker."""
         header = decode_request_header(frame)
         served = self.release.versions.get(header.api_key)  # type: ignore[call-overload]  # maybe no ApiKey
         if served is not None and served.min <= header.version <= served.max:
@@ -337,6 +337,6 @@ class EmbeddedBroker:
         wrong_id = _ANOTHERS if any(fault.wrong_correlation_id for fault in faults) else 0
         version = header.version
         if isinstance(response, ApiVersionsResponse) and response.error_code == ErrorCode.UNSUPPORTED_VERSION:
-            version = 0  # KIP-511: a refusal must be readable for whoever asked.
+            version = 0  # KIP-511: every client must be able to read this error response.
         segments = encode_response(response, version, header.correlation_id + wrong_id)
         await fault_effects.write(writer, segments, faults)

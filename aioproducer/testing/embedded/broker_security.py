@@ -1,9 +1,9 @@
-"""Who gets in: TLS, SASL and the end of sessions, as Kafka's brokers have them.
+"""Authentication of clients: TLS, SASL and the expiry of sessions, as in Kafka's brokers.
 
     security = Security(mechanisms=["SCRAM-SHA-256"], users={"alice": "secret"}, session_lifetime=5.0)
     async with EmbeddedCluster(security=security) as cluster: ...
 
-The mechanisms are written anew here, from the broker's side, and share nothing with the producer's."""
+The mechanisms are implemented here from the broker's side and share no code with the producer's."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ _BEFORE_AUTHENTICATION = {ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE, ApiKey.SAS
 _HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 
 PAUSE_BETWEEN_AUTHENTICATIONS = 1.0
-"""Seconds; a connection that authenticates anew sooner is refused (KafkaChannel)."""
+"""Seconds; a connection that re-authenticates sooner is rejected (KafkaChannel)."""
 
 LATEST_EXPIRY = 2.0**53
 """Seconds since 1970; an "exp" beyond it, such as Infinity, makes a token invalid."""
 
 
 class AuthenticationRefused(Exception):
-    """The client does not prove who it is; the text is what it is told."""
+    """The client fails to authenticate; the text is sent to the client."""
 
 
 class Security:
-    """How clients get in. Anything may be changed while the cluster runs; new connections see it."""
+    """Authentication settings. They can be changed while the cluster runs; new connections use the new values."""
 
     def __init__(
         self,
@@ -62,21 +62,21 @@ class Security:
         clock: Callable[[], float] = time.time,
         random: Random | None = None,
     ) -> None:
-        """Say what is wanted.
+        """Configure authentication.
 
         Args:
-            tls: A server's context; None for a listener without TLS. One that wants certificates makes mTLS.
-            mechanisms: Of PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER and GSSAPI; none of them: no SASL.
+            tls: A server's context; None for a listener without TLS. A context that requires certificates makes mTLS.
+            mechanisms: Any of PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER and GSSAPI; empty for no SASL.
             users: Passwords by user name, for PLAIN and SCRAM.
-            delegation_tokens: By token id its owner and its HMAC (KIP-48).
+            delegation_tokens: The owner and the HMAC of each token id (KIP-48).
             keytab: The brokers' key, for GSSAPI, which needs the library gssapi.
-            session_lifetime: Seconds after which a connection must have authenticated anew (KIP-368); 0: never.
-                A token of OAUTHBEARER ends a session, too.
-            session_slack: Seconds beyond that which a slow machine is granted before its connection is closed.
-            iterations: What SCRAM asks for.
-            tamper: Gets the number of each SASL answer, from 0 on, and its bytes; returns what is sent instead.
-            clock: Seconds since 1970, to see whether a token has expired.
-            random: Where salts and nonces come from.
+            session_lifetime: Seconds after which a connection must have re-authenticated (KIP-368); 0: never.
+                The expiry of an OAUTHBEARER token also ends a session.
+            session_slack: Extra seconds for slow machines before a connection is closed.
+            iterations: The iteration count of SCRAM.
+            tamper: Called with the number of each SASL response, from 0, and its bytes; returns the bytes to send.
+            clock: Seconds since 1970, to check whether a token has expired.
+            random: The source of salts and nonces.
         """
         self.tls = tls
         self.mechanisms = list(mechanisms)
@@ -90,12 +90,12 @@ class Security:
         self.clock = clock
         self.random = random or Random()
         self.authentications: list[tuple[str, str]] = []
-        """Principal and mechanism of each that succeeded, those on open connections among them."""
+        """Principal and mechanism of each successful authentication, including re-authentications."""
         self.failures = 0
         """Authentications that failed."""
 
     def begin(self, certificate: Mapping[str, object] | None) -> SecuredSession:
-        """A new connection; with mTLS its certificate names the principal."""
+        """Start the session of a new connection; with mTLS its certificate names the principal."""
         session = SecuredSession()
         if certificate:
             subject = [pair for part in certificate["subject"] for pair in part]  # type: ignore[attr-defined]
@@ -106,10 +106,10 @@ class Security:
         return session
 
     def check(self, session: Session, api_key: int) -> None:
-        """Refuse what may not be asked now.
+        """Reject a request that is not allowed at this point.
 
         Raises:
-            CloseConnection: the client has not authenticated, its session is over, or it is authenticating anew.
+            CloseConnection: the client has not authenticated, its session is over, or it is re-authenticating.
         """
         if not self.mechanisms or not isinstance(session, SecuredSession):
             return
@@ -134,12 +134,12 @@ class Security:
 
 @dataclass(slots=True, eq=False)
 class SecuredSession(Session):
-    """What a broker knows of a client that has to authenticate."""
+    """A broker's state of a client that has to authenticate."""
 
     is_authenticated: bool = False
     mechanism: str = ""
     exchange: Exchange | None = None
-    """The authentication that is under way."""
+    """The authentication in progress."""
     answers: int = 0
     began_at: float = float("-inf")
     ends_at: float = float("inf")
@@ -170,7 +170,7 @@ async def sasl_handshake(context: RequestContext, request: SaslHandshakeRequest)
 async def sasl_authenticate(
     context: RequestContext, request: SaslAuthenticateRequest
 ) -> SaslAuthenticateResponse:
-    """1: how long the session lasts (KIP-368); from then on the broker ends it."""
+    """1: the lifetime of the session (KIP-368), at whose end the broker closes it."""
     security, session = context.cluster.security, context.session
     if security is None or not isinstance(session, SecuredSession) or session.exchange is None:
         return SaslAuthenticateResponse(
@@ -201,7 +201,7 @@ async def sasl_authenticate(
 def _authenticated(
     context: RequestContext, security: Security, session: SecuredSession, exchange: Exchange
 ) -> int:
-    """The client is in; how many milliseconds its session lasts."""
+    """Note the success of an authentication; return the lifetime of its session in milliseconds."""
     session.is_authenticated, session.exchange, session.principal = True, None, exchange.principal
     security.authentications.append((exchange.principal, session.mechanism))
     lives = [life for life in (security.session_lifetime, exchange.lifetime) if life > 0]
@@ -221,7 +221,7 @@ class Exchange(Protocol):
     principal: str
     """Empty until it has succeeded."""
     lifetime: float
-    """Seconds that the credentials are good for; 0: for ever."""
+    """Seconds for which the credentials are valid; 0: for ever."""
 
     def step(self, message: bytes) -> bytes:
         """Answer the client. Raises AuthenticationRefused."""

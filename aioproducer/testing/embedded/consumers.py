@@ -1,4 +1,4 @@
-"""What a broker answers to consumers: Fetch and ListOffsets.
+"""The handlers of requests from consumers: Fetch and ListOffsets.
 
 Enough for consumers that assign themselves partitions; there are no groups here.
 """
@@ -37,7 +37,7 @@ async def fetch(context: RequestContext, request: FetchRequest) -> FetchResponse
 
 
 class _Reading:
-    """One Fetch request, answered as often as something changes, until there is enough to answer."""
+    """One Fetch request, which is read again after every change until there is enough to answer."""
 
     def __init__(self, context: RequestContext, request: FetchRequest) -> None:
         self.context = context
@@ -46,7 +46,7 @@ class _Reading:
         self.size = 0
 
     def partitions(self) -> list[Partition]:
-        """Where to wait."""
+        """The partitions to wait for."""
         found = [
             self.context.cluster.find_partition(topic.topic, wanted.partition)
             for topic in self.request.topics
@@ -55,7 +55,7 @@ class _Reading:
         return [partition for partition in found if partition is not None]
 
     def suffices(self) -> bool:
-        """Read everything that is wanted; say whether to answer at once."""
+        """Read everything that is wanted; return whether to answer immediately."""
         self.response = FetchResponse()
         self.size = 0
         failed = False
@@ -111,7 +111,7 @@ class _Reading:
 def _not_readable(
     context: RequestContext, operation: Operation, topic: str, index: int, leader_epoch: int
 ) -> ErrorCode | None:
-    """Why this broker can't tell a client about the partition; None if it can."""
+    """Return the error if this client can't read the partition from this broker; None if it can."""
     error = context.refusal(topic, index) or context.denied(operation, ResourceType.TOPIC, topic)
     partition = context.cluster.find_partition(topic, index)
     if error is not None:
@@ -157,7 +157,7 @@ async def list_offsets(context: RequestContext, request: ListOffsetsRequest) -> 
 
 
 def _offset_at(partition: Partition, timestamp: int, before: int) -> tuple[int, int]:
-    """Offset and timestamp of what a ListOffsets request asks for; -1 and -1 if there is no such record."""
+    """Offset and timestamp of the record that a ListOffsets request asks for; -1 and -1 if there is no such record."""
     if timestamp == LATEST_TIMESTAMP:
         return before, -1
     if timestamp == EARLIEST_TIMESTAMP:

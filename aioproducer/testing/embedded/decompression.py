@@ -1,8 +1,8 @@
 """Decompression of a batch's records, for the embedded broker and for tests.
 
-`decompress` takes what a producer should write and nothing else; `decompress_as_broker` is as lenient as
-Kafka's own readers are. Every claim of a length is checked against the cap before anything is allocated for
-it, and frames that Kafka refuses (lz4 blocks that depend on each other) are refused by both.
+`decompress` accepts only the format that a producer should write; `decompress_as_broker` is as lenient as
+Kafka's own readers. Every length in the data is checked against the cap before memory is allocated for
+it. Both reject frames that Kafka rejects (lz4 blocks that depend on each other).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from aioproducer.errors import ProtocolError
 from aioproducer.protocol.compression import XERIAL_HEADER, Bytes, Codec
 
 MAX_SIZE = 128 * 1024 * 1024
-"""The default cap on what one batch may unpack to, in bytes."""
+"""The default cap on the unpacked size of one batch, in bytes."""
 
 _XERIAL_MAGIC = XERIAL_HEADER[:8]
 _GZIP_CONTAINER = 31
@@ -30,7 +30,7 @@ _ZSTD_STEP = 256
 
 _Unpack: TypeAlias = Callable[[memoryview, int], bytes]
 
-# What the libraries raise; lz4.frame a plain RuntimeError.
+# The exceptions of the libraries; lz4.frame raises a plain RuntimeError.
 _MALFORMED: tuple[type[Exception], ...] = (
     isal_zlib.error,  # type: ignore[assignment]  # the stub declares an instance
     cramjam.DecompressionError,
@@ -41,7 +41,7 @@ _MALFORMED: tuple[type[Exception], ...] = (
 
 
 def decompress(codec: Codec, payload: Bytes, max_size: int = MAX_SIZE) -> bytes:
-    """What `payload`, all bytes behind a batch's header, unpacks to.
+    """Unpack `payload`, which is all bytes after a batch's header.
 
     Args:
         codec: the batch's codec.
@@ -56,10 +56,10 @@ def decompress(codec: Codec, payload: Bytes, max_size: int = MAX_SIZE) -> bytes:
 
 
 def decompress_as_broker(codec: Codec, payload: Bytes, max_size: int = MAX_SIZE) -> bytes:
-    """What a broker gets out of a payload: as `decompress`, but what stands behind its end may be ignored.
+    """Unpack a payload as a broker does: like `decompress`, but bytes after its end can be ignored.
 
-    Readers of gzip, snappy and zstd go on with a further member or frame; those of gzip and lz4 ignore
-    other bytes, that of snappy up to three of them.
+    Readers of gzip, snappy and zstd continue with a further member or frame. Those of gzip and lz4 ignore
+    other bytes, and that of snappy up to three of them.
 
     Raises:
         ProtocolError: the payload is malformed or cut off, or the result exceeds `max_size`.
@@ -89,7 +89,7 @@ def _gzip(payload: memoryview, max_size: int) -> bytes:
 
 def _snappy(payload: memoryview, max_size: int) -> bytes:
     if payload[:8] != _XERIAL_MAGIC:
-        # librdkafka writes snappy without xerial's framing; Java's reader takes both.
+        # librdkafka writes snappy without xerial's framing; Java's reader accepts both.
         return _snappy_block(payload, max_size)
     if len(payload) < len(XERIAL_HEADER):
         raise ProtocolError("cut off in xerial's header")
@@ -123,7 +123,7 @@ def _lz4(payload: memoryview, max_size: int) -> bytes:
 
 
 def _lz4_frame(payload: memoryview, max_size: int) -> tuple[bytes, int]:
-    """What the first frame unpacks to, and how many bytes follow it."""
+    """Unpack the first frame; also return the number of bytes that follow it."""
     if len(payload) < 7 or payload[:4] != _LZ4_MAGIC:
         raise ProtocolError("no lz4 frame")
     if not payload[4] & _LZ4_BLOCK_INDEPENDENCE:
@@ -140,8 +140,8 @@ def _zstd(payload: memoryview, max_size: int) -> bytes:
         raise ProtocolError(f"unpacks to {claimed} bytes, more than the {max_size} allowed")
     if claimed >= 0:
         return zstandard.ZstdDecompressor().decompress(payload, allow_extra_data=False)
-    # Java streams, so its frames do not say their size. The streaming reader has no cap: a few bytes at a
-    # time keep what it may unpack beyond `max_size` to some MiB (the shortest block, 4 bytes, unpacks to
+    # Java streams, so its frames do not contain their size. The streaming reader has no cap: feeding it a few
+    # bytes at a time limits the excess over `max_size` to some MiB (the shortest block, 4 bytes, unpacks to
     # 128 KiB).
     stream = zstandard.ZstdDecompressor().decompressobj()
     blocks = []

@@ -41,8 +41,8 @@ _FIRST_PRODUCER_ID = 1000
 class EmbeddedCluster(Inspection):
     """Brokers for tests and demonstrations, in this process and on this event loop.
 
-    Everything is kept in memory: no Kafka for production. What it does, it does as Kafka does: versions,
-    error codes, idempotence, leader epochs, acks, the high watermark.
+    The cluster keeps everything in memory, so it is not for production. It follows Kafka in protocol versions, error
+    codes, idempotence, leader epochs, acks and the high watermark.
     """
 
     def __init__(
@@ -66,20 +66,20 @@ class EmbeddedCluster(Inspection):
         """Describe a cluster; `start()` or `async with` brings it up.
 
         Args:
-            brokers: How many; their node ids count from 0.
+            brokers: The number of brokers; their node ids count from 0.
             port: The first broker's port, the others follow it; 0 lets the system choose each.
             topics: Topics to create at the first start, with their numbers of partitions.
             auto_create: Create a topic when a client asks for its metadata and allows it.
-            default_partitions: Of topics for which nobody says how many.
+            default_partitions: The number of partitions of a topic that is created without one.
             replication_factor: Replicas of a partition; None: 3, or as many as there are brokers.
             min_insync_replicas: acks=all needs at least so many replicas in sync.
             max_message_bytes: The largest batch, in bytes.
             versions: Behave like this Kafka release, from "0.11" to "4.3", or like "azure-event-hubs".
             transaction_version: The finalized level of the feature transaction.version: 2 for transactions v2
                 (KIP-890), 1 or 0 for v1. Releases before 4.0 don't have the feature, which is as 0.
-            host: Where to listen, and what clients are told.
+            host: The address to listen on, which is also advertised to clients.
             clock: Seconds since 1970, for LogAppendTime.
-            random: Where topic ids come from.
+            random: The source of topic ids.
             security: TLS, SASL and sessions; None for PLAINTEXT.
 
         Raises:
@@ -90,7 +90,7 @@ class EmbeddedCluster(Inspection):
         if replication_factor is not None and not 1 <= replication_factor <= brokers:
             raise ValueError(f"replication_factor={replication_factor} does not fit {brokers} brokers")
         if not 0 <= port <= 65536 - brokers:
-            raise ValueError(f"port={port} is no first port for {brokers} brokers; 0 takes free ones")
+            raise ValueError(f"port={port} can't be the first port of {brokers} brokers; 0 takes free ones")
         if transaction_version not in (0, 1, 2):
             raise ValueError(f"transaction_version={transaction_version} is not known: 0, 1 or 2")
         super().__init__()
@@ -98,11 +98,11 @@ class EmbeddedCluster(Inspection):
         self.default_partitions = default_partitions
         self.default_replication_factor = replication_factor or min(3, brokers)
         self.faults = FaultScript(brokers)
-        """What shall go wrong; see `FaultScript.add`."""
+        """The scripted faults; see `FaultScript.add`."""
         self.authorizer = Authorizer()
-        """Who may not do what; see `Authorizer.deny`."""
+        """The operations that clients are denied; see `Authorizer.deny`."""
         self.quotas = Quotas()
-        """How much clients may do; see `set_quota`."""
+        """The limits of clients; see `set_quota`."""
         self.failures: list[Exception] = []
         """Bugs of the embedded brokers, and scripted faults that could not be carried out; leaving `async with`
         raises the first."""
@@ -126,7 +126,7 @@ class EmbeddedCluster(Inspection):
         self.transactions = TransactionCoordinator(
             self, min(transaction_version, release.transaction_version)
         )
-        """What is known of transactional ids, and what shall go wrong with their transactions."""
+        """The state of transactional ids, and the scripted faults of their transactions."""
         self.groups = GroupCoordinator(self)
         """The offsets of consumer groups."""
         self.cluster_id = urlsafe_b64encode(self._uuid().bytes).decode().rstrip("=")
@@ -141,7 +141,7 @@ class EmbeddedCluster(Inspection):
         deleted stay deleted.
 
         Raises:
-            RuntimeError: a broker is not stopped; it goes on.
+            RuntimeError: a broker is not stopped; it keeps running.
             OSError: a port is taken. Nothing is left running.
             ValueError: a topic can't be made. Nothing is left running.
         """
@@ -164,16 +164,16 @@ class EmbeddedCluster(Inspection):
             raise
 
     async def stop(self) -> None:
-        """Stop all brokers. No task and no socket is left; the logs can still be read, and `start` goes on with them.
+        """Stop all brokers. No task or socket remains. The logs can still be read, and `start` continues with them.
 
-        Cancelling it changes nothing about that: the cancellation is raised when all have stopped."""
+        If the call is cancelled, the brokers stop all the same; the cancellation is raised afterwards."""
         for restart in self._restarts:
             restart.cancel()
         self.transactions.halt()
         for broker in self._brokers:
             if broker.state is not BrokerState.STOPPED:
                 broker.halt()
-        # Nothing goes on from here; what ends takes a few rounds of the loop.
+        # Everything has been cancelled; the tasks need a few rounds of the loop to end.
         waiting = asyncio.create_task(self._wait_stopped(), name="embedded cluster stops")
         cancelled = None
         while not waiting.done():
@@ -214,7 +214,7 @@ class EmbeddedCluster(Inspection):
         return [broker.node for broker in self._brokers]
 
     def alive(self) -> list[Node]:
-        """The brokers that metadata tells of: a frozen one until it is fenced, a stopped one not."""
+        """The brokers that metadata lists: a frozen broker until it is fenced, but not a stopped one."""
         return [
             broker.node
             for broker in self._brokers
@@ -222,18 +222,18 @@ class EmbeddedCluster(Inspection):
         ]
 
     def broker(self, node: int) -> EmbeddedBroker:
-        """The broker with this node id. Raises ValueError if there is none."""
+        """Return the broker with this node id. Raises ValueError if it does not exist."""
         if not 0 <= node < len(self._brokers):
             raise ValueError(f"there is no broker {node}; the node ids are 0 to {len(self._brokers) - 1}")
         return self._brokers[node]
 
     async def stop_broker(self, node: int) -> None:
-        """Stop a broker as a crash would: its connections break, its partitions get other leaders at once."""
+        """Stop a broker as a crash would: its connections break, and its partitions get other leaders immediately."""
         self.crash_broker(node)
         await self.broker(node).wait_stopped()
 
     def crash_broker(self, node: int, down_for: float = math.inf) -> None:
-        """As `stop_broker`, but not waiting for the end of its connections, and only for so many seconds."""
+        """Like `stop_broker`, but do not wait for its connections to end, and restart it after `down_for` seconds."""
         self.broker(node).halt()
         self._replace(node)
         if math.isfinite(down_for):
@@ -266,14 +266,14 @@ class EmbeddedCluster(Inspection):
         self.transactions.resume()
 
     def freeze_broker(self, node: int, *, fenced_after: float | None = None) -> None:
-        """A broker keeps its connections and takes new ones, but reads and answers nothing.
+        """Freeze a broker: it keeps its connections and accepts new ones, but reads and answers nothing.
 
         Args:
-            node: Which one.
-            fenced_after: None: nobody notices. It goes on leading, and its replicas count as up to date, so
-                that the partitions of other brokers serve on. A number: its replicas stop fetching, so that
-                acks=all waits for them; after so many seconds (broker.session.timeout.ms) the controller
-                fences it, and it leaves the ISRs and hands over what it leads until it thaws.
+            node: The broker's node id.
+            fenced_after: None: the controller does not notice. The broker stays leader and its replicas count as up
+                to date, so the other brokers' partitions remain available. A number: its replicas stop fetching, so
+                acks=all waits for them. After that many seconds (broker.session.timeout.ms) the controller fences the
+                broker: it leaves the ISRs, and its partitions get other leaders until it thaws.
         """
         self.broker(node).freeze()
         if fenced_after is not None:
@@ -286,25 +286,25 @@ class EmbeddedCluster(Inspection):
         self._replace(node)
 
     def _replace(self, node: int) -> None:
-        """The controller's work: whatever a broker led or followed goes on without it."""
+        """Do the controller's work: partitions that the broker led or followed continue without it."""
         alive = {other.node_id for other in self.alive()}
         for partition in self._partitions():
             partition.broker_stopped(node, alive)
 
     def thaw_broker(self, node: int) -> None:
-        """A frozen broker goes on; it serves what has arrived meanwhile, and catches up if it was fenced."""
+        """Thaw a frozen broker: it serves the requests that have arrived meanwhile, and catches up if it was fenced."""
         was_fenced = self.broker(node).is_fenced
         self.broker(node).thaw()
         for partition in self._partitions():
             if was_fenced:
                 partition.broker_started(
                     node
-                )  # Also where it never stopped fetching: made while it was fenced.
+                )  # Also where it never stopped fetching: the partition was created while it was fenced.
             else:
                 partition.start_fetching(node)
 
     async def close_connections(self, node: int) -> None:
-        """Cut all connections of a broker that goes on running."""
+        """Cut all connections of a broker, which keeps running."""
         await self.broker(node).close_connections()
 
     # Topics
@@ -317,13 +317,13 @@ class EmbeddedCluster(Inspection):
         replication_factor: int | None = None,
         config: Mapping[str, str | None] | None = None,
     ) -> EmbeddedTopic:
-        """Create a topic; clients can use it at once.
+        """Create a topic; clients can use it immediately.
 
         Args:
-            name: By Kafka's rules.
-            partitions: How many; None: the cluster's default.
+            name: The topic name, by Kafka's rules.
+            partitions: The number of partitions; None: the cluster's default.
             replication_factor: Replicas of each partition; None: the cluster's default.
-            config: By Kafka's names: max.message.bytes, message.timestamp.type, min.insync.replicas.
+            config: Settings by Kafka's names: max.message.bytes, message.timestamp.type, min.insync.replicas.
 
         Raises:
             ValueError: the topic exists, its name collides with another's, or its name, a number or its config
@@ -356,7 +356,7 @@ class EmbeddedCluster(Inspection):
         return topic
 
     def delete_topic(self, name: str) -> None:
-        """Delete a topic with all its records. A new one of the same name has another id. Raises KeyError."""
+        """Delete a topic with all its records. A new topic with the same name has another id. Raises KeyError."""
         topic = self.topics.pop(name)
         del self._topics_by_id[topic.topic_id]
         for partition in topic.partitions:
@@ -364,7 +364,7 @@ class EmbeddedCluster(Inspection):
         self.groups.forget_topic(name)
 
     def add_partitions(self, name: str, count: int) -> None:
-        """Let a topic have `count` partitions in all. Raises ValueError if it has as many or more."""
+        """Increase the partitions of a topic to `count`. Raises ValueError if it already has as many or more."""
         topic = self.topics[name]
         have = len(topic.partitions)
         if count <= have:
@@ -377,7 +377,7 @@ class EmbeddedCluster(Inspection):
         )
 
     def check_config(self, settings: Mapping[str, str | None]) -> LogConfig:
-        """A topic's config. Raises ValueError."""
+        """Return the config of a topic with these settings. Raises ValueError."""
         return self._config.changed(settings)
 
     def leader(self, topic: str, partition: int) -> int:
@@ -385,10 +385,10 @@ class EmbeddedCluster(Inspection):
         return self.partition(topic, partition).leader
 
     def move_leader(self, topic: str, partition: int, to_node: int) -> None:
-        """Let another broker lead, in a new leader epoch. Records above the high watermark are lost.
+        """Make another broker the leader, in a new leader epoch. Records above the high watermark are lost.
 
         Raises:
-            ValueError: the broker is stopped, or holds no replica.
+            ValueError: the broker is stopped, or has no replica.
         """
         moved = self.partition(topic, partition)
         state = self.broker(to_node).state
@@ -405,15 +405,15 @@ class EmbeddedCluster(Inspection):
         moved.move_leader(to_node)
 
     def hold_replication(self, topic: str, partition: int) -> None:
-        """The partition's followers stop fetching: while one is in sync, acks=all waits, consumers see nothing new."""
+        """Let followers stop fetching: while one is in sync, acks=all waits and consumers see nothing new."""
         self.partition(topic, partition).hold_replication()
 
     def release_replication(self, topic: str, partition: int) -> None:
-        """The partition's followers catch up."""
+        """Let the partition's followers catch up."""
         self.partition(topic, partition).release_replication()
 
     def set_isr(self, topic: str, partition: int, nodes: Sequence[int]) -> None:
-        """Say which replicas are in sync; the leader always is."""
+        """Set the replicas that are in sync; the leader always is."""
         self.partition(topic, partition).set_isr(nodes)
 
     # Clients
@@ -425,16 +425,16 @@ class EmbeddedCluster(Inspection):
         producer_byte_rate: float | None = None,
         request_percentage: float | None = None,
     ) -> None:
-        """Limit what a client may do on each broker: above it, its connections are muted for a while.
+        """Limit a client on each broker: above the limit, its connections are muted for a while.
 
-        The answer comes at once and tells for how long (KIP-219). Rates are means over eleven seconds, as
-        in Kafka, so that ten seconds' worth may come at once.
+        The response is sent immediately and contains the throttle time (KIP-219). Rates are means over eleven seconds,
+        as in Kafka, so a burst of ten seconds' worth is possible.
 
         Args:
-            client_id: Whose; None: of each client id that has no quota of its own.
+            client_id: The client id; None: each client id without a quota of its own.
             producer_byte_rate: Bytes of Produce requests per second; None: no limit.
-            request_percentage: How much of a request thread's time its requests may take, in percent; a
-                fault's `delay` counts, what a request waits for does not. None: no limit.
+            request_percentage: The share of a request thread's time, in percent. A fault's `delay` counts as
+                work; the time that a request waits does not. None: no limit.
 
         Raises:
             ValueError: a limit is not above 0.
@@ -444,7 +444,7 @@ class EmbeddedCluster(Inspection):
     # For brokers and handlers
 
     def auto_create_topic(self, name: str) -> None:
-        """Create a topic that a client has asked for; an internal one as its coordinators need it."""
+        """Create a topic that a client has asked for. An internal topic is sized for its coordinators."""
         if name == OFFSETS_TOPIC:
             self.groups.create_topic()
         elif name == TRANSACTIONS_TOPIC:
@@ -453,19 +453,19 @@ class EmbeddedCluster(Inspection):
             self.create_topic(name)
 
     def colliding_topic(self, name: str) -> str | None:
-        """The topic whose name differs from this one in '.' and '_' only: their metrics would have one name."""
+        """The topic whose name differs from this one only in '.' and '_': the names of their metrics would collide."""
         unified = name.replace(".", "_")
         if "_" not in unified:
             return None
         return next((other for other in self.topics if other.replace(".", "_") == unified), None)
 
     def coordinator(self, key: str, *, of_transactions: bool = False) -> Node | None:
-        """The broker that coordinates a group or a transactional id; None if there is none now."""
+        """The broker that coordinates a group or a transactional id; None if there is none at present."""
         node = self.transactions.node(key) if of_transactions else self.groups.node(key)
         return None if node == NO_LEADER else self.broker(node).node
 
     def next_producer_id(self) -> int:
-        """A producer id that nobody had before."""
+        """Return an unused producer id."""
         self._producer_id += 1
         return self._producer_id - 1
 
@@ -477,7 +477,7 @@ class EmbeddedCluster(Inspection):
         return [partition for topic in self.topics.values() for partition in topic.partitions]
 
     def _replicas(self, index: int, count: int) -> list[int]:
-        """Leaders go round the brokers, followers sit next to them."""
+        """Distribute replicas: leaders rotate through the brokers, followers are the brokers after the leader."""
         return [(index + step) % len(self._brokers) for step in range(count)]
 
     def _uuid(self) -> UUID:
@@ -492,7 +492,7 @@ def _listed(nodes: Sequence[int]) -> str:
 def _new_partition(
     topic: str, index: int, replicas: Sequence[int], config: LogConfig, alive: set[int]
 ) -> Partition:
-    """A partition as the controller makes it: brokers that are down are neither leader nor in sync."""
+    """Create a partition as the controller does: brokers that are down are neither leader nor in sync."""
     partition = Partition(topic, index, replicas, config)
     partition.isr = [node for node in replicas if node in alive] or [replicas[0]]
     partition.leader = partition.isr[0] if partition.isr[0] in alive else NO_LEADER

@@ -1,7 +1,7 @@
-"""How a scripted fault is carried out: what befalls the brokers, and what befalls an answer on its way.
+"""Effects of scripted faults on brokers, connections and responses on their way.
 
-Called by EmbeddedBroker for the faults that FaultScript found for a request. Errors and partitions that are left
-out are the handlers' business.
+EmbeddedBroker calls these functions for the faults that FaultScript found for a request. The handlers carry out
+errors and omitted partitions.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def strike(
     """Move leaders, freeze the broker or take it down.
 
     Args:
-        cluster: Where.
+        cluster: The cluster of the broker.
         node: The broker that has read the request.
-        faults: Those that the request has met.
-        targets: What the request speaks of.
+        faults: The faults that the request has met.
+        targets: The topics and partitions that the request names.
         late: Whether the request has been served.
 
     Raises:
@@ -71,10 +71,10 @@ async def hold_back(faults: Sequence[Fault]) -> None:
 
 
 async def delay(faults: Sequence[Fault]) -> None:
-    """What comes between serving a request and answering it.
+    """Wait between serving a request and answering it.
 
     Raises:
-        CloseConnection: there shall be no answer.
+        CloseConnection: the script wants no response.
     """
     for fault in faults:
         if fault.delay:
@@ -86,7 +86,7 @@ async def delay(faults: Sequence[Fault]) -> None:
 
 
 async def write(writer: Writer, segments: Sequence[bytes | memoryview], faults: Sequence[Fault]) -> None:
-    """Send an answer whole, in pieces or cut off.
+    """Send a response whole, in pieces or cut off.
 
     Raises:
         CloseConnection: it was cut off.
@@ -109,7 +109,7 @@ async def write(writer: Writer, segments: Sequence[bytes | memoryview], faults: 
 
 
 def forget_records(message: Message) -> None:
-    """A dropped request stays in the list of those seen; its records need not."""
+    """Drop the records of a request, which remains in the list of requests seen."""
     if isinstance(message, ProduceRequest):
         for topic in message.topic_data:
             for data in topic.partition_data:

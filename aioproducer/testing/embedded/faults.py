@@ -1,8 +1,7 @@
-"""Faults by script: which request is met by which mishap, and how often.
+"""Scripted faults: which requests fail, in which way, and how often.
 
-Tests add faults, each broker takes those that fit the request it has just read. Nothing here knows how a
-fault is carried out; that is the business of fault_effects (brokers, the connection) and of the handlers (the
-answer).
+Tests add faults, and each broker takes the faults that fit the request it has just read. This module does not
+carry out the faults: fault_effects does so for brokers and connections, and the handlers do so for responses.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
 
 Target: TypeAlias = tuple[str, int | None]
-"""A topic and a partition that a request speaks of; None: of the topic as a whole."""
+"""A topic and a partition that a request names; None stands for the topic as a whole."""
 
 
 class ImpossibleFaultError(ValueError):
-    """A scripted fault can't be carried out as the cluster is now: a mistake of the script, not of a broker."""
+    """A scripted fault can't be carried out in the present state of the cluster: an error in the script."""
 
 
 @dataclass(slots=True, eq=False)
 class Fault:
-    """A mishap for the next `count` requests that fit. `FaultScript.add` says what each field does."""
+    """A fault for the next `count` requests that fit. `FaultScript.add` describes the fields."""
 
     api_key: ApiKey
     node: int | None
@@ -49,30 +48,30 @@ class Fault:
     down_for: float | None
     freeze_for: float | None
     skip: int
-    """How many fitting requests are still to pass unharmed."""
+    """The number of fitting requests that still pass unharmed."""
     hits: int = 0
-    """How many requests have met this fault so far."""
+    """The number of requests that have met this fault so far."""
     _hit: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
 
     @property
     def is_used_up(self) -> bool:
-        """No further request will meet it."""
+        """True if no further request will meet the fault."""
         return self.hits >= self.count
 
     async def reached(self, hits: int = 1) -> None:
-        """Wait until so many requests have met this fault. Put a time-out around it."""
+        """Wait until `hits` requests have met this fault. Put a time-out around it."""
         while self.hits < hits:
             await self._hit.wait()
             self._hit.clear()
 
     def concerns(self, topic: str | None, partition: int | None = None) -> bool:
-        """The fault covers this partition; None asks for any."""
+        """True if the fault covers this partition; None means any."""
         return (self.topic is None or topic is None or self.topic == topic) and (
             self.partition is None or partition is None or self.partition == partition
         )
 
     def fits(self, api_key: ApiKey, node: int, targets: Sequence[Target]) -> bool:
-        """The fault covers a request to `node`, or a part of it."""
+        """True if the fault covers a request to `node`, or a part of it."""
         if self.api_key != api_key or (self.node is not None and self.node != node):
             return False
         if self.topic is None and self.partition is None:
@@ -89,7 +88,7 @@ class FaultScript:
     """The faults of a cluster, in the order in which they were added."""
 
     def __init__(self, brokers: int | None = None) -> None:
-        """An empty script for a cluster of so many brokers; None if that is not known."""
+        """Create an empty script for a cluster of `brokers` brokers; None if the number is not known."""
         self._brokers = brokers
         self._faults: list[Fault] = []
 
@@ -125,50 +124,49 @@ class FaultScript:
     ) -> Fault:
         """Let the next `count` fitting requests fail.
 
-        Faults with the same target make a script: the second begins when the first is used up. Faults for
-        different partitions meet the same request. All that is asked of one fault happens to the same
-        request, in this order: leaders move, the broker freezes or goes down; the connection is dropped; the
-        request is held; it is served, with errors and omissions; with `after_append` leaders and brokers come only now;
-        then the delay and the hold; the drop after the append; the answer, altered, trickling, cut off; and
-        the throttle.
+        Faults with the same target form a script: the second begins when the first is used up. Faults for different
+        partitions can affect the same request. All effects of one fault apply to the same request, in this order:
+        leaders move, and the broker freezes or goes down; the connection is dropped; the request is held; it is
+        served, with errors and omissions. With `after_append`, leaders and brokers change only now. Then follow
+        `delay` and `hold`; the drop after the append; the response, altered, trickling or cut off; and the throttle.
 
         Args:
-            api_key: The requests that are meant.
-            error: Answered for the partitions, topics or request meant, instead of doing what was asked.
-            after_append: Do what was asked first, then answer `error`, move leaders, freeze or go down. An
+            api_key: The API of the requests that fail.
+            error: The error for the affected partitions, topics or request; the request itself is not carried out.
+            after_append: Carry out the request first, then answer `error`, move leaders, freeze or go down. An
                 error only to requests that append: Produce and those of transactions.
             drop_before: Close the connection instead of serving the request.
             hold_before: Serve the request once this event is set, even if the client has closed its
-                connection by then: so a late copy of a request meets what came after it.
+                connection by then, so that a late copy of a request meets the records sent after it.
             drop_after_append: Serve the request, then close the connection without an answer.
             delay: Seconds between serving the request and answering it. Nothing else is read meanwhile, and
                 for a quota of request time the broker has worked for that long.
-            hold: As `delay`, until this event is set.
-            truncate: Send only so many bytes of the answer, then close the connection.
+            hold: Like `delay`, until this event is set.
+            truncate: Send only that many bytes of the response, then close the connection.
             wrong_correlation_id: Answer with the id of another request.
-            omit_partitions: Leave the partitions or topics meant out of the answer.
+            omit_partitions: Leave the affected partitions or topics out of the response.
             throttle_ms: Answer with this throttle time, then read nothing from the connection for that long.
-            trickle: Send the answer in pieces of so many bytes.
+            trickle: Send the response in pieces of that many bytes.
             trickle_pause: Seconds between these pieces.
-            move_leader_to: Let this broker lead the partitions meant, in a new leader epoch. If it is stopped,
-                or holds no replica, when a request meets the fault, the request's connection is closed and
+            move_leader_to: Make this broker the leader of the affected partitions, in a new leader epoch. If it is
+                stopped or has no replica when a request meets the fault, the request's connection is closed and
                 `EmbeddedCluster.failures` has an `ImpossibleFaultError` that says so.
-            down_for: The broker that has read the request goes down as in a crash and comes back after so
+            down_for: The broker that has read the request goes down as in a crash and comes back after that
                 many seconds; with math.inf it stays down until `EmbeddedCluster.start_broker`.
-            freeze_for: The broker that has read the request freezes for so many seconds; with math.inf until
+            freeze_for: The broker that has read the request freezes for that many seconds; with math.inf until
                 `EmbeddedCluster.thaw_broker`.
             node: Only requests to this broker.
             topic: Only requests for this topic; other topics of the same request are served.
             partition: Only this partition; others of the same request are served.
-            skip: Let so many fitting requests pass first: skip=2 is for the third one.
-            count: How many requests.
+            skip: Let that many fitting requests pass first: skip=2 is for the third one.
+            count: The number of requests that fail.
 
         Returns:
-            The fault; its `hits` and `reached()` tell how far it is.
+            The fault; its `hits` and `reached()` show its progress.
 
         Raises:
-            ValueError: the fault does nothing, a number makes no sense, one wish rules out another, or there
-                is no such broker.
+            ValueError: the fault does nothing, a number makes no sense, two arguments exclude each other, or
+                there is no such broker.
         """
         fault = Fault(
             api_key=ApiKey(api_key),
@@ -208,11 +206,11 @@ class FaultScript:
                 )
 
     def clear(self) -> None:
-        """Forget all faults. Requests that have met one already still suffer it."""
+        """Remove all faults. Requests that have already met one are still affected."""
         self._faults.clear()
 
     def take(self, api_key: ApiKey, node: int, targets: Sequence[Target]) -> list[Fault]:
-        """The faults that a request meets: of several with an overlapping target only the first."""
+        """Return the faults that a request meets: of several with overlapping targets only the first."""
         taken: list[Fault] = []
         for fault in self:
             if not fault.fits(api_key, node, targets):
@@ -228,7 +226,7 @@ class FaultScript:
 
 
 def _check(fault: Fault) -> None:
-    """Raises ValueError if the fault makes no sense."""
+    """Raise ValueError if the fault makes no sense."""
     late = (fault.error, fault.move_leader_to, fault.down_for, fault.freeze_for)
     wishes = (*late, fault.hold, fault.hold_before, fault.truncate, fault.trickle)
     flags = (fault.drop_before, fault.drop_after_append, fault.wrong_correlation_id, fault.omit_partitions)
@@ -249,7 +247,7 @@ def _check(fault: Fault) -> None:
 
 
 def _any_of(wishes: Sequence[object]) -> bool:
-    """Whether one is not None; 0 is a wish."""
+    """True if one of them is not None; 0 counts as set."""
     return any(wish is not None for wish in wishes)
 
 
@@ -261,7 +259,7 @@ _WITH_LATE_ERRORS = (
     ApiKey.END_TXN,
     ApiKey.TXN_OFFSET_COMMIT,
 )
-"""Whose handlers ask `RequestContext.late_error`."""
+"""The APIs with handlers that call `RequestContext.late_error`."""
 
 _LOWEST = {
     "count": 1,

@@ -1,7 +1,7 @@
-"""The group coordinator of an embedded cluster: offsets that transactions commit, and who may commit them.
+"""The group coordinator of an embedded cluster: offsets committed in transactions, and the checks of group members.
 
-There is no joining of groups here: consumers assign themselves partitions, and a test says which members a group
-has. Offsets live in `__consumer_offsets` and nowhere else, so whoever coordinates next knows them, too.
+Groups can't be joined here: consumers assign themselves partitions, and a test sets the members of a group. Offsets
+are stored only in `__consumer_offsets`, so the next coordinator also knows them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from aioproducer.testing.embedded.embedded_cluster import EmbeddedCluster
 
 COMMIT_TIMEOUT = 5.0
-"""Seconds until offsets that are not replicated are answered with COORDINATOR_NOT_AVAILABLE; Kafka's default
+"""Seconds until a commit that is not replicated is answered with COORDINATOR_NOT_AVAILABLE; Kafka's default
 (offsets.commit.timeout.ms)."""
 
 UNKNOWN_MEMBER = ""
@@ -39,18 +39,18 @@ NO_GENERATION = -1
 
 @dataclass(slots=True)
 class _Membership:
-    """Who is in a group."""
+    """The members of a group."""
 
     generation: int = NO_GENERATION
     members: dict[str, str | None] = field(default_factory=dict)
-    """Member ids with their group.instance.id."""
+    """The group.instance.id of each member id."""
 
 
 class GroupCoordinator:
-    """All group coordinators of a cluster together; which broker is asked is a parameter."""
+    """All group coordinators of a cluster together; the broker is a parameter of their methods."""
 
     def __init__(self, cluster: EmbeddedCluster) -> None:
-        """Nothing is created before somebody asks for a coordinator."""
+        """The topic is created by the first request for a coordinator."""
         self._cluster = cluster
         self._states: StateTopic[GroupOffsets] = StateTopic(
             cluster, TOPIC, PARTITIONS, lambda partition: GroupOffsets()
@@ -64,19 +64,19 @@ class GroupCoordinator:
         return self._states.leader(group)
 
     def move(self, group: str, to_node: int) -> None:
-        """Let another broker coordinate. It reads the log first. Raises ValueError if it can't."""
+        """Make another broker the coordinator. It reads the log first. Raises ValueError if it can't."""
         self._cluster.move_leader(TOPIC, self.partition_of(group).index, to_node)
 
     def hold_loading(self) -> None:
-        """From now on, a new coordinator takes long to read its log: COORDINATOR_LOAD_IN_PROGRESS."""
+        """Delay the loading of logs: from now on, a new coordinator answers COORDINATOR_LOAD_IN_PROGRESS."""
         self._states.hold_loading()
 
     def release_loading(self) -> None:
-        """Coordinators have read their logs."""
+        """Let coordinators finish the loading of their logs."""
         self._states.release_loading()
 
     def offsets(self, group: str) -> dict[TopicPartition, int]:
-        """The committed offsets of a group, without those of transactions that have not ended."""
+        """The committed offsets of a group, without those of open transactions."""
         partition = self.partition_of(group)
         state = self._states.loaded(partition)
         if state is None:
@@ -85,9 +85,9 @@ class GroupCoordinator:
         return {target: one.offset for target, one in committed.items()}
 
     def set_members(self, group: str, generation: int, members: Mapping[str, str | None]) -> None:
-        """Say who is in a group, as after a rebalance.
+        """Set the members of a group, as after a rebalance.
 
-        Offsets of other members, or of another generation, are refused from now on, with UNKNOWN_MEMBER_ID,
+        Offsets of other members, or of another generation, are rejected from now on, with UNKNOWN_MEMBER_ID,
         ILLEGAL_GENERATION or FENCED_INSTANCE_ID.
 
         Args:
@@ -100,17 +100,17 @@ class GroupCoordinator:
     # For the cluster
 
     def create_topic(self) -> None:
-        """Make `__consumer_offsets`, if it is not there."""
+        """Create `__consumer_offsets`, if it does not exist."""
         self._states.partitions()
 
     # For handlers
 
     def partition_of(self, group: str) -> Partition:
-        """The partition of `__consumer_offsets` that holds a group."""
+        """The partition of `__consumer_offsets` with the records of a group."""
         return self._states.partition_of(group)
 
     def offsets_at(self, node: int, group: str) -> GroupOffsets:
-        """What broker `node` knows of the group's partition.
+        """Return broker `node`'s state of the group's partition.
 
         Raises:
             TransactionRefused: the broker is not the coordinator, or is still reading the log.
@@ -120,7 +120,7 @@ class GroupCoordinator:
         return state.catch_up(partition.log, partition.high_watermark)
 
     def check_member(self, node: int, group: str, generation: int, member: str, instance: str | None) -> None:
-        """Whether this member may commit offsets in a transaction (ClassicGroup.validateOffsetCommit).
+        """Check that this member is allowed to commit offsets in a transaction (ClassicGroup.validateOffsetCommit).
 
         Raises:
             TransactionRefused: it may not.
@@ -159,7 +159,7 @@ class GroupCoordinator:
             now_ms,
             producer_id=producer.producer_id,
             producer_epoch=producer.epoch,
-            base_sequence=0,  # Of every batch: nobody checks the sequences of coordinators.
+            base_sequence=0,  # In every batch: the sequences of coordinators are not checked.
             attributes=TRANSACTIONAL,
         )
         offset = self._states.append(partition, batch)
@@ -174,7 +174,7 @@ class GroupCoordinator:
             raise TransactionRefused(ErrorCode.NOT_COORDINATOR)
 
     def forget_topic(self, topic: str) -> None:
-        """A topic is deleted, and with it every group's offsets in it, but for those that can't be written to."""
+        """Delete every group's offsets in a deleted topic, except in partitions that can't be written to."""
         now_ms = self._cluster.now_ms()
         for partition, state in self._states.all_loaded():
             found = state.catch_up(partition.log, partition.high_watermark).concerning(topic)

@@ -1,9 +1,8 @@
-"""Which function answers which API, and what a request speaks of.
+"""The handler function of each API, and the topics that a request names.
 
-They stand in `produce_handler`, `metadata_handlers` (what there is), `consumers` (what is read),
-`transaction_requests` and `broker_security`. Called by EmbeddedBroker for one request of a connection at a time. A
-handler changes the cluster's topics and returns the answer, or None where the protocol knows no answer; it never sees
-a socket.
+The handlers are in `produce_handler`, `metadata_handlers`, `consumers` (reading), `transaction_requests` and
+`broker_security`. EmbeddedBroker calls them for one request of a connection at a time. A handler changes the
+cluster's topics and returns the response, or None where the protocol has no response; it never uses a socket.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ HANDLERS: dict[int, Handler] = {
 
 
 def targets(cluster: EmbeddedCluster, message: Message) -> list[Target]:
-    """The topics and partitions that a request speaks of."""
+    """The topics and partitions that a request names."""
     if isinstance(message, ProduceRequest):
         found = [(cluster.find_topic(topic.name, topic.topic_id), topic) for topic in message.topic_data]
         return [

@@ -1,6 +1,6 @@
-"""What tests look at: the records that a cluster keeps, and the requests that its brokers have read.
+"""Inspection of a cluster by tests: its records, and the requests that its brokers have read.
 
-EmbeddedCluster is one of these; nothing here changes a topic.
+EmbeddedCluster is a subclass of Inspection. Nothing in this module changes a topic.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ _REQUESTS_KEPT = 10_000
 
 
 class Inspection:
-    """The topics of a cluster and what was asked of it, for reading."""
+    """The topics of a cluster and the requests that it has received, for reading."""
 
     def __init__(self) -> None:
         self.topics: dict[str, EmbeddedTopic] = {}
         self.requests: deque[SeenRequest] = deque(maxlen=_REQUESTS_KEPT)
-        """The latest requests that brokers have read, but no ApiVersions requests that they refused."""
+        """The latest requests that brokers have read, except ApiVersions requests that they rejected."""
         self._topics_by_id: dict[UUID, EmbeddedTopic] = {}
         self._seen = asyncio.Event()
 
     # Records
 
     def partition(self, topic: str, partition: int) -> Partition:
-        """A partition's state. Raises KeyError if there is none."""
+        """Return a partition's state. Raises KeyError if the partition does not exist."""
         found = self.find_partition(topic, partition)
         if found is None:
             raise KeyError(f"there is no partition {partition} of topic {topic}")
         return found
 
     def log(self, topic: str, partition: int) -> PartitionLog:
-        """A partition's log. Raises KeyError if there is none."""
+        """Return a partition's log. Raises KeyError if the partition does not exist."""
         return self.partition(topic, partition).log
 
     def batches(self, topic: str, partition: int) -> list[LogBatch]:
@@ -50,13 +50,13 @@ class Inspection:
         """All records of a partition, or of a topic partition by partition; uncompressed and decoded.
 
         Args:
-            topic: Where they are.
-            partition: None: all of them.
-            committed: Only what a consumer with isolation.level=read_committed would be given: nothing of
-                transactions that are open or aborted, and nothing behind the first record of an open one.
+            topic: The topic name.
+            partition: The partition; None: all partitions.
+            committed: Only records that a consumer with isolation.level=read_committed would receive: none of
+                open or aborted transactions, and none after the first record of an open transaction.
         """
         parts = self.topics[topic].partitions if partition is None else [self.partition(topic, partition)]
-        # The first batch may begin below the log's start.
+        # The first batch can begin below the log's start.
         return [
             record
             for part in parts
@@ -67,7 +67,7 @@ class Inspection:
     # Requests
 
     def requests_of(self, api_key: ApiKey, node: int | None = None) -> list[SeenRequest]:
-        """The requests of one API that brokers have read, to one broker or to any."""
+        """The requests of one API that brokers have read; with `node`, only those to this broker."""
         return [
             seen
             for seen in self.requests
@@ -77,7 +77,7 @@ class Inspection:
     async def wait_for_requests(
         self, api_key: ApiKey, count: int = 1, node: int | None = None
     ) -> list[SeenRequest]:
-        """Wait until brokers have read so many requests of one API in all. Put a time-out around it."""
+        """Wait until brokers have read `count` requests of one API in total. Put a time-out around it."""
         while len(found := self.requests_of(api_key, node)) < count:
             self._seen.clear()
             await self._seen.wait()
@@ -97,6 +97,6 @@ class Inspection:
         return self.topics.get(name) if name else self._topics_by_id.get(topic_id)
 
     def find_partition(self, topic: str, index: int) -> Partition | None:
-        """A partition, if there is one."""
+        """Return a partition, or None if it does not exist."""
         found = self.topics.get(topic)
         return found.partition(index) if found else None

@@ -1,8 +1,7 @@
-"""One partition's log: whole batches as they came, and what is remembered of each producer.
+"""The log of one partition: whole batches as they were sent, and the state of each producer.
 
-Called by Partition only. Nothing here awaits, and nothing on the way of an append looks at a single record: a
-batch comes validated and keeps its bytes, only base offset and leader epoch (its first 16 bytes) are written
-anew.
+Called by Partition only. Nothing here awaits, and an append reads no single record. Batches arrive validated and
+keep their bytes; only base offset and leader epoch (the first 16 bytes) are overwritten.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _MAX_UNCOMPRESSED = 1 << 30  # bytes
 
 
 class AppendError(Exception):
-    """The broker refuses a batch, and the log stays as it was."""
+    """The broker rejects a batch, and the log does not change."""
 
     def __init__(
         self,
@@ -57,11 +56,11 @@ class AppendError(Exception):
         self.code = code
         self.message = message
         self.is_told = is_told
-        """The client gets the message too; of most errors Kafka tells the code alone."""
+        """The client also gets the message; for most errors Kafka sends only the code."""
         self.record_errors = record_errors or {}
-        """What is wrong with single records, by their index in the batch (KIP-467)."""
+        """The errors of single records, by their index in the batch (KIP-467)."""
         self.tells_log_start = tells_log_start
-        """Kafka answers the log start offset as well: of errors that it does not take for everyday ones."""
+        """Kafka's response also contains the log start offset: for errors that it considers unusual."""
 
 
 class LogBatch(NamedTuple):
@@ -85,7 +84,7 @@ class LogBatch(NamedTuple):
 
 
 class LogAppendInfo(NamedTuple):
-    """Where a batch went. A duplicate tells of the batch that came first."""
+    """The position of a batch. For a duplicate, it is the position of the original batch."""
 
     base_offset: int
     last_offset: int
@@ -96,24 +95,24 @@ class LogAppendInfo(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class VerificationGuard:
-    """Says that the coordinator knows of the transaction whose first batch comes to a log.
+    """Permission for the first batch of a transaction, from the time at which the coordinator is asked.
 
-    It is made before the coordinator is asked, and void as soon as a marker of that producer is appended
+    It is created before the coordinator is asked, and becomes void when a marker of that producer is appended
     (Kafka's VerificationStateEntry)."""
 
     epoch: int
     lowest_sequence: int
-    """Of all batches that were asked about: none may be appended before the one that has it."""
+    """The lowest sequence of the batches to verify: the batch with this sequence must be appended first."""
     is_new_producer_refused: bool
-    """A producer of which nothing is known must begin with sequence 0, as with transactions v2 (KIP-890)."""
+    """An unknown producer must begin with sequence 0, as with transactions v2 (KIP-890)."""
 
 
 UNVERIFIED = VerificationGuard(0, 0, False)
-"""Of a broker that verifies nothing, as all before 3.6 did."""
+"""The guard of a broker that verifies nothing, as all releases before 3.6."""
 
 
 class PartitionLog:
-    """Batches in order of their offsets, with the producer state that idempotence rests on."""
+    """Batches in order of their offsets, with the producer state that idempotence relies on."""
 
     def __init__(self, config: LogConfig) -> None:
         self.config = config
@@ -138,15 +137,15 @@ class PartitionLog:
         Args:
             data: The batch.
             header: Its header.
-            leader_epoch: Of the leader, to be written into the batch.
-            guard: Of a transactional batch that may be the first: what `start_verification` returned.
+            leader_epoch: The leader's epoch, to be written into the batch.
+            guard: The result of `start_verification`, for a transactional batch that may be the first.
 
         Raises:
-            AppendError: the sequence, the epoch or the transaction does not fit what is known of the producer.
+            AppendError: the sequence, the epoch or the transaction does not fit the state of the producer.
         """
         if header.producer_id > NO_PRODUCER_ID:
             state = self.producers.get(header.producer_id)
-            # Of a producer of which nothing is known any first sequence is taken (Kafka before 4.5).
+            # Before 4.5, Kafka accepts any first sequence of an unknown producer.
             if state is not None:
                 duplicate = state.find_duplicate(header)
                 if duplicate is not None:
@@ -161,7 +160,7 @@ class PartitionLog:
         return LogAppendInfo(batch.header.base_offset, batch.last_offset, log_append_time)
 
     def append_by_broker(self, data: bytes, *, leader_epoch: int) -> LogAppendInfo:
-        """Append a batch that a coordinator has written. Of its producer only the epoch is looked at.
+        """Append a batch that a coordinator has written. Only the producer's epoch is checked.
 
         Raises:
             AppendError: the log has seen a newer epoch of the producer.
@@ -176,7 +175,7 @@ class PartitionLog:
     def append_marker(
         self, producer_id: int, producer_epoch: int, marker: Marker, *, leader_epoch: int, now_ms: int
     ) -> LogAppendInfo:
-        """End a transaction, if the producer has one open here. From now on its older epochs are refused.
+        """End a transaction, if the producer has one open here. From now on its older epochs are rejected.
 
         Raises:
             AppendError: the log has seen a newer epoch of the producer, or a newer coordinator.
@@ -199,7 +198,7 @@ class PartitionLog:
     def start_verification(
         self, producer_id: int, epoch: int, sequence: int, *, is_new_producer_refused: bool
     ) -> VerificationGuard:
-        """The coordinator will be asked whether a batch with this sequence belongs to a transaction."""
+        """Create the guard for a batch with this sequence, before the coordinator is asked about it."""
         guard = self._guards.get(producer_id)
         if guard is None:
             guard = VerificationGuard(epoch, sequence, is_new_producer_refused)
@@ -211,7 +210,7 @@ class PartitionLog:
         return guard
 
     def _check_transaction(self, header: BatchHeader, guard: VerificationGuard | None) -> None:
-        """Refuse a batch outside of the producer's transaction, or inside of one that nobody knows of."""
+        """Reject a batch outside of the producer's transaction, or in a transaction that was not verified."""
         producer_id = header.producer_id
         if self.has_open_transaction(producer_id, header.producer_epoch):
             if not header.is_transactional:
@@ -248,10 +247,11 @@ class PartitionLog:
         return batch
 
     def read(self, offset: int, max_bytes: int, *, before: int, at_least_one: bool = True) -> list[Bytes]:
-        """Batches from the one that holds `offset` on, all of them below `before`.
+        """Batches from the one that contains `offset` on, all of them below `before`.
 
-        The last one is cut off where the limit is, as Kafka does. The first never is: `at_least_one` lets it be
-        whole above the limit, else there is none (ReplicaManager.readFromLog, firstEntryIncomplete).
+        The last batch is cut off at the limit, as in Kafka. The first batch is never cut off: if it exceeds the limit,
+        `at_least_one` decides whether it is returned whole or not at all (ReplicaManager.readFromLog,
+        firstEntryIncomplete).
         """
         found: list[Bytes] = []
         left = max_bytes
@@ -266,11 +266,11 @@ class PartitionLog:
         return found
 
     def records(self) -> list[Record]:
-        """Every record of the log, uncompressed and decoded. Transaction markers are none."""
+        """Every record of the log, uncompressed and decoded, without transaction markers."""
         return [record for batch in self.batches if not batch.header.is_control for record in batch.records()]
 
     def committed_records(self, high_watermark: int) -> list[Record]:
-        """What a consumer with isolation.level=read_committed reads."""
+        """The records that a consumer with isolation.level=read_committed reads."""
         before = self.transactions.last_stable_offset(high_watermark)
         return [
             record
@@ -298,12 +298,12 @@ class PartitionLog:
         return max(batch.records(), key=lambda record: record.timestamp)
 
     def epoch_at(self, offset: int) -> int | None:
-        """In which leader epoch the record was written; None if there is no such record."""
+        """The leader epoch in which the record was written; None if there is no such record."""
         batch = next(self.batches_from(offset), None)
         return None if batch is None else batch.header.partition_leader_epoch
 
     def truncate(self, offset: int) -> None:
-        """Forget every batch from `offset` on and rebuild the producer state from what is left."""
+        """Remove every batch from `offset` on and rebuild the producer state from the rest."""
         del self.batches[bisect_left(self.batches, offset, key=lambda batch: batch.header.base_offset) :]
         self.end_offset = self.batches[-1].last_offset + 1 if self.batches else self.start_offset
         self.producers = {}
@@ -313,15 +313,15 @@ class PartitionLog:
             self._replay(batch)
 
     def delete_before(self, offset: int) -> None:
-        """Retention: drop the batches that end below `offset`, which becomes the log's start.
+        """Apply retention: drop the batches that end below `offset`, which becomes the log's start.
 
-        Kafka keeps what it knows of their producers, and so does this."""
+        The state of their producers is kept, as in Kafka."""
         del self.batches[: bisect_left(self.batches, offset, key=lambda batch: batch.last_offset)]
         self.start_offset = min(max(offset, self.start_offset), self.end_offset)
         self.transactions.forget_before(self.start_offset)
 
     def _replay(self, batch: LogBatch) -> None:
-        """Take note of what a batch says about its producer."""
+        """Update the state of a batch's producer."""
         header = batch.header
         producer_id = header.producer_id
         if producer_id <= NO_PRODUCER_ID:
@@ -341,7 +341,7 @@ class PartitionLog:
             self._guards.pop(producer_id, None)
 
     def batches_from(self, offset: int) -> Iterator[LogBatch]:
-        """The batches from the one that holds `offset` on."""
+        """The batches from the one that contains `offset` on."""
         first = bisect_right(self.batches, offset, key=lambda batch: batch.header.base_offset) - 1
         for index in range(max(first, 0), len(self.batches)):
             batch = self.batches[index]
@@ -350,7 +350,7 @@ class PartitionLog:
 
 
 class RememberedBatch(NamedTuple):
-    """What tells a retry from new records."""
+    """The fields by which a retry is distinguished from new records."""
 
     first_sequence: int
     last_sequence: int
@@ -360,23 +360,23 @@ class RememberedBatch(NamedTuple):
 
 
 class ProducerStateEntry:
-    """What a partition knows of one producer id (Kafka's ProducerStateEntry)."""
+    """A partition's state of one producer id (Kafka's ProducerStateEntry)."""
 
     NUM_BATCHES_TO_RETAIN = 5
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
         self.coordinator_epoch = -1
-        """Of the coordinator that wrote the last transaction marker."""
+        """The epoch of the coordinator that wrote the last transaction marker."""
         self.batches: deque[RememberedBatch] = deque(maxlen=self.NUM_BATCHES_TO_RETAIN)
 
     @property
     def next_sequence(self) -> int:
-        """The only sequence that is taken next: 0 for the first batch of this epoch."""
+        """The only sequence that is accepted next: 0 for the first batch of this epoch."""
         return _next_sequence(self.batches[-1].last_sequence) if self.batches else 0
 
     def find_duplicate(self, header: BatchHeader) -> RememberedBatch | None:
-        """The remembered batch of the same epoch with the very same first and last sequence."""
+        """The remembered batch of the same epoch with exactly the same first and last sequence."""
         if header.producer_epoch == self.epoch:
             wanted = header.base_sequence, _last_sequence(header)
             for batch in self.batches:
@@ -385,7 +385,7 @@ class ProducerStateEntry:
         return None
 
     def check(self, header: BatchHeader) -> None:
-        """Refuse an old epoch and a sequence that is not the next one (Kafka's ProducerAppendInfo)."""
+        """Reject an old epoch and a sequence that is not the next one (Kafka's ProducerAppendInfo)."""
         self.check_epoch(header)
         who = f"producer {header.producer_id}, epoch {header.producer_epoch}"
         if header.producer_epoch > self.epoch:
@@ -403,7 +403,7 @@ class ProducerStateEntry:
             )
 
     def check_epoch(self, header: BatchHeader) -> None:
-        """Refuse an old epoch."""
+        """Reject an old epoch."""
         if header.producer_epoch < self.epoch:
             raise AppendError(
                 ErrorCode.INVALID_PRODUCER_EPOCH,
@@ -413,7 +413,7 @@ class ProducerStateEntry:
             )
 
     def remember(self, batch: LogBatch) -> None:
-        """Take note of an appended batch."""
+        """Remember an appended batch."""
         header = batch.header
         self._enter(header.producer_epoch)
         self.batches.append(
@@ -427,7 +427,7 @@ class ProducerStateEntry:
         )
 
     def end_transaction(self, epoch: int, coordinator_epoch: int) -> None:
-        """Take note of a marker; with transactions v2 it brings a new epoch, and sequences begin at 0 again."""
+        """Apply a marker; with transactions v2 it has a new epoch, and sequences begin at 0 again."""
         self._enter(epoch)
         self.coordinator_epoch = coordinator_epoch
 

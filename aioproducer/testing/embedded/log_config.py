@@ -1,6 +1,6 @@
-"""A topic's settings by Kafka's names: what each may be, and those that this cluster acts upon.
+"""The settings of a topic by Kafka's names, their valid values, and those that have an effect in this cluster.
 
-The others are checked and then change nothing: the embedded log keeps every record that it took.
+The others are only checked: the embedded log keeps every record that it accepted.
 """
 
 from __future__ import annotations
@@ -132,11 +132,11 @@ class LogConfig:
     min_insync_replicas: int = 1
     segment_bytes: int = 1024 * 1024 * 1024
     is_before_4: bool = False
-    """No setting: the topic belongs to a Kafka before 4.0, which knows more of them."""
+    """Not a setting: the topic belongs to a Kafka before 4.0, which has more settings."""
 
     @classmethod
     def of_broker(cls, *, is_before_4: bool, max_message_bytes: int, min_insync_replicas: int) -> LogConfig:
-        """The defaults of a broker. Before Kafka 4.0, records could be of any time."""
+        """The defaults of a broker. Before Kafka 4.0, timestamps were not limited."""
         return cls(
             max_message_bytes=max_message_bytes,
             message_timestamp_after_max_ms=NO_LIMIT if is_before_4 else HOUR_MS,
@@ -146,17 +146,17 @@ class LogConfig:
 
     @property
     def is_compacted(self) -> bool:
-        """Every record needs a key."""
+        """True if every record needs a key."""
         return "compact" in self.cleanup_policy
 
     @property
     def uses_log_append_time(self) -> bool:
-        """The broker's time replaces that of the records."""
+        """True if the broker's time replaces that of the records."""
         return self.message_timestamp_type == "LogAppendTime"
 
     @property
     def codec(self) -> Codec | None:
-        """What every batch is to be compressed with; None: as the producer chose."""
+        """The codec with which every batch is compressed; None: the producer's choice."""
         return _CODECS.get(self.compression_type)
 
     def changed(self, settings: Mapping[str, str | None]) -> LogConfig:

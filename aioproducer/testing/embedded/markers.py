@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 class _Appended(NamedTuple):
-    """A marker in a log; it counts once it is replicated, and is lost with its leader if it never is."""
+    """A marker in a log. It counts once it is replicated, and is lost with its leader before that."""
 
     leader_epoch: int
     offset: int
 
 
 class Markers:
-    """Which markers are written, and which are waited for."""
+    """The markers that are written and not yet replicated, and those that are held back."""
 
     def __init__(self, cluster: EmbeddedCluster) -> None:
         self._cluster = cluster
@@ -36,27 +36,27 @@ class Markers:
         self._waiting: dict[Partition, None] = {}
 
     def hold(self, topic: str | None, partition: int | None) -> None:
-        """Write no marker to these partitions; None stands for all."""
+        """Write no marker to these partitions; None means all."""
         self._held.append((topic, partition))
 
     def release(self) -> None:
-        """Write to all of them again."""
+        """Write markers to all partitions again."""
         self._held.clear()
 
     def targets(self) -> list[Partition]:
-        """Where something has to change before the next marker can be written or counts."""
+        """The partitions that must change before the next marker can be written or counts."""
         return list(self._waiting)
 
     def write(self, metadata: TransactionMetadata, coordinator_epoch: int) -> bool:
         """Write the markers of a prepared transaction that can be written now.
 
         Returns:
-            All of them are written and replicated.
+            True if all of them are written and replicated.
         """
         key = metadata.transactional_id, *metadata.identity
         appended = self._appended.setdefault(key, {})
         marker = Marker(metadata.state is TransactionStatus.PREPARE_COMMIT, coordinator_epoch)
-        # A list, since every partition is to be looked at.
+        # A list, because every partition must be processed.
         if not all([self._write_one(metadata, marker, target, appended) for target in metadata.partitions]):
             return False
         del self._appended[key]
@@ -83,7 +83,9 @@ class Markers:
                     *metadata.identity, marker, self._cluster.now_ms()
                 ).last_offset
             except AppendError:
-                return True  # A newer epoch or coordinator has been here: what it ended need not end again.
+                return (
+                    True  # A newer epoch or coordinator has written here: its transaction has already ended.
+                )
             written = appended[target] = _Appended(partition.leader_epoch, offset)
         if partition.high_watermark > written.offset:
             return True

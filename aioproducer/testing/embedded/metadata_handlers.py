@@ -1,7 +1,7 @@
-"""What a broker answers about the cluster: ApiVersions, Metadata, FindCoordinator and CreateTopics.
+"""The handlers of requests about the cluster: ApiVersions, Metadata, FindCoordinator and CreateTopics.
 
-Each function is headed by what the versions of its API changed. CreateTopics is the only one that changes
-anything, and Metadata if it may create a topic that is asked for.
+The docstring of each handler lists the changes by version of its API. Only CreateTopics changes anything, and
+Metadata if it is allowed to create a topic that is asked for.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from aioproducer.testing.embedded.topics import (
 )
 
 TRANSACTION_VERSION = "transaction.version"
-"""The feature that says which transactions the cluster speaks."""
+"""The feature that determines the version of transactions in the cluster."""
 
 BROKER_DEFAULT = -1
-"""In CreateTopics: as many partitions or replicas as the broker thinks fit."""
+"""In CreateTopics: the broker's default number of partitions or replicas."""
 
 _COORDINATED = {0: ResourceType.GROUP, 1: ResourceType.TRANSACTIONAL_ID}
-"""By the key types of FindCoordinator."""
+"""The resource type of each key type of FindCoordinator."""
 
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 
@@ -69,7 +69,7 @@ async def api_versions(context: RequestContext, request: ApiVersionsRequest) -> 
 def _add_features(context: RequestContext, response: ApiVersionsResponse) -> None:
     """KIP-584, KIP-890: the level of transaction.version, which decides between transactions v1 and v2."""
     if context.version >= 4:
-        # It is supported from level 0 on, which older clients would not understand.
+        # Level 0 is supported, which older clients would not understand.
         supported = ApiVersionsResponse.SupportedFeatureKey(
             name=TRANSACTION_VERSION, min_version=0, max_version=context.release.transaction_version
         )
@@ -84,7 +84,7 @@ def _add_features(context: RequestContext, response: ApiVersionsResponse) -> Non
 
 
 def refused_api_versions(error: ErrorCode, served: Mapping[ApiKey, VersionRange]) -> ApiVersionsResponse:
-    """KIP-511: whoever asked in too new a version is told which ones to ask in."""
+    """KIP-511: return the served versions to a client whose ApiVersions request was too new."""
     response = ApiVersionsResponse(error_code=error)
     if error is ErrorCode.UNSUPPORTED_VERSION:
         key = ApiKey.API_VERSIONS
@@ -115,18 +115,18 @@ async def metadata(context: RequestContext, request: MetadataRequest) -> Metadat
         return response
     wanted = request.topics
     if wanted is None or (context.version == 0 and not wanted):
-        # Whoever may not know of a topic does not learn that there is one.
+        # A client without the permission does not learn that the topic exists.
         described = [
             _described(context, topic)
             for topic in cluster.topics.values()
             if context.denied(Operation.DESCRIBE, ResourceType.TOPIC, topic.name) is None
         ]
     else:
-        # Before version 4 the broker's setting alone decides.
+        # Before version 4, only the broker's setting decides.
         may_create = request.allow_auto_topic_creation or context.version < 4
         if context.version < 12 and any(topic.name is None for topic in wanted):
             return _refused_metadata(wanted, ErrorCode.INVALID_REQUEST)
-        # With a single id among them, Kafka looks at the ids only. Nobody is told of a topic twice.
+        # If a topic id is among them, Kafka uses only the ids. Each topic is described once.
         by_id = any(topic.topic_id != NIL_UUID for topic in wanted)
         unique = {topic.topic_id if by_id else topic.name: topic for topic in reversed(wanted)}
         described = [_looked_up(context, topic, by_id, may_create) for topic in reversed(unique.values())]
@@ -137,7 +137,7 @@ async def metadata(context: RequestContext, request: MetadataRequest) -> Metadat
 def _refused_metadata(
     wanted: Sequence[MetadataRequest.MetadataRequestTopic], error: ErrorCode
 ) -> MetadataResponse:
-    """An answer that tells of nothing but the error."""
+    """A response that contains only the error."""
     topics = [
         MetadataResponse.MetadataResponseTopic(
             error_code=error, name=topic.name or "", topic_id=topic.topic_id
@@ -157,7 +157,7 @@ def _looked_up(
     name = topic.name if topic else wanted.name
     denied = context.denied(Operation.DESCRIBE, ResourceType.TOPIC, name) if name else None
     if denied is not None:
-        # Says neither whether there is such a topic nor, to who knows the id alone, what it is called.
+        # Reveals neither whether the topic exists nor, to a client that knows only the id, its name.
         return MetadataResponse.MetadataResponseTopic(
             error_code=denied, name=wanted.name, topic_id=wanted.topic_id
         )
@@ -170,10 +170,10 @@ def _looked_up(
     elif (refusal := context.refusal(wanted.name)) is not None:
         error = refusal
     elif may_create and cluster.auto_create:
-        # Made, the topic is there when the client asks again. (With ZooKeeper, Kafka said
+        # Created now, the topic exists when the client asks again. (With ZooKeeper, Kafka answered
         # LEADER_NOT_AVAILABLE.)
         error = creation_refusal(context, wanted.name) or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        # Of a collision the controller alone knows, and the broker does not wait for its answer.
+        # Only the controller detects a collision, and the broker does not wait for its answer.
         if error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and cluster.colliding_topic(wanted.name) is None:
             cluster.auto_create_topic(wanted.name)
     else:
@@ -227,7 +227,7 @@ def _described_partition(
 async def find_coordinator(
     context: RequestContext, request: FindCoordinatorRequest
 ) -> FindCoordinatorResponse:
-    """1: key types. 4: several keys at once (KIP-699). 6: share groups."""
+    """1: key types. 4: several keys in one request (KIP-699). 6: share groups."""
     keys = request.coordinator_keys if context.version >= 4 else [request.key]
     found = []
     resource_type = _COORDINATED.get(request.key_type)
@@ -256,7 +256,7 @@ async def find_coordinator(
 
 
 async def create_topics(context: RequestContext, request: CreateTopicsRequest) -> CreateTopicsResponse:
-    """4: -1 stands for the broker's default (KIP-464). 5: answers what was made. 7: topic ids."""
+    """4: -1 means the broker's default (KIP-464). 5: the response describes the topics. 7: topic ids."""
     names = [wanted.name for wanted in request.topics]
     twice = {name for name in names if names.count(name) > 1}
     results = [
@@ -268,7 +268,7 @@ async def create_topics(context: RequestContext, request: CreateTopicsRequest) -
         CreateTopicsResponse.CreatableTopicResult(
             name=name,
             error_code=ErrorCode.INVALID_REQUEST,
-            error_message="the topic stands twice in the request",
+            error_message="the request names the topic twice",
         )
         for name in dict.fromkeys(names)
         if name in twice

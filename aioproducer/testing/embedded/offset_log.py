@@ -1,7 +1,7 @@
-"""The records of `__consumer_offsets`: a group's offset in one partition, and what a log of them adds up to.
+"""The records of `__consumer_offsets`: a group's offset in one partition, and the state that a log of them describes.
 
-Offsets that a transaction commits are transactional records: they count when the commit marker comes, and never
-did if it is an abort. The formats are Kafka's (OffsetCommitKey, OffsetCommitValue).
+Offsets committed in a transaction are transactional records: they count from the commit marker on, and an abort
+marker discards them. The formats are Kafka's (OffsetCommitKey, OffsetCommitValue).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _VALUE_VERSION = 4
 
 
 class OffsetCommitKey(Message, api_key=ApiKey.TXN_OFFSET_COMMIT, versions=(0, 1), flexible_from=NEVER):
-    """Whose offset it is, and where."""
+    """The group and the partition of an offset."""
 
     group: str = string()
     topic: str = string()
@@ -41,7 +41,7 @@ class OffsetCommitValue(Message, api_key=ApiKey.TXN_OFFSET_COMMIT, versions=(3, 
 
 
 class CommittedOffset(NamedTuple):
-    """Where a group goes on in one partition."""
+    """The position from which a group continues in one partition."""
 
     offset: int
     leader_epoch: int = -1
@@ -51,7 +51,7 @@ class CommittedOffset(NamedTuple):
 def encoded_offset(
     group: str, target: TopicPartition, committed: CommittedOffset | None, now_ms: int
 ) -> tuple[bytes, bytes | None]:
-    """A record's key and value; None forgets the offset."""
+    """A record's key and value; a value of None deletes the offset."""
     key = versioned(
         OffsetCommitKey(group=group, topic=target.topic, partition=target.partition), _KEY_VERSION
     )
@@ -67,16 +67,16 @@ def encoded_offset(
 
 
 class GroupOffsets:
-    """What one partition of `__consumer_offsets` says, read as far as it is replicated."""
+    """The state of one partition of `__consumer_offsets`, read as far as it is replicated."""
 
     def __init__(self) -> None:
         self._committed: dict[str, dict[TopicPartition, CommittedOffset]] = {}
-        # By producer id, in the order in which its transaction brought them.
+        # By producer id, in the order in which its transaction wrote them.
         self._pending: dict[int, dict[tuple[str, TopicPartition], CommittedOffset]] = {}
         self._next_offset = 0
 
     def catch_up(self, log: PartitionLog, high_watermark: int) -> GroupOffsets:
-        """Read what is new in the log. Returns itself."""
+        """Read the new records of the log. Returns itself."""
         for batch in log.batches_from(self._next_offset):
             if batch.last_offset >= high_watermark:
                 break
@@ -85,17 +85,17 @@ class GroupOffsets:
         return self
 
     def committed(self, group: str) -> dict[TopicPartition, CommittedOffset]:
-        """The offsets that count."""
+        """The offsets that are committed."""
         return self._committed.get(group, {})
 
     def knows(self, group: str) -> bool:
-        """Something was written about the group."""
+        """True if something was written about the group."""
         return group in self._committed or any(
             name == group for offsets in self._pending.values() for name, _ in offsets
         )
 
     def is_pending(self, group: str, target: TopicPartition) -> bool:
-        """A transaction that has not ended brings another offset."""
+        """True if an open transaction has written another offset."""
         return any((group, target) in offsets for offsets in self._pending.values())
 
     def concerning(self, topic: str) -> list[tuple[str, TopicPartition]]:

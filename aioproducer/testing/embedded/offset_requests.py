@@ -1,6 +1,6 @@
-"""What a broker answers about the offsets of groups: TxnOffsetCommit and OffsetFetch.
+"""The handlers of requests about the offsets of groups: TxnOffsetCommit and OffsetFetch.
 
-Each function is headed by what the versions of its API changed.
+The docstring of each handler lists the changes by version of its API.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from aioproducer.testing.embedded.verification import Question, Support, verify
 from aioproducer.types import TopicPartition
 
 MAX_METADATA = 4096
-"""Characters of Java, two for whatever is beyond the basic plane; Kafka's default
+"""Java characters, two for each character beyond the basic plane; Kafka's default
 (offset.metadata.max.bytes)."""
 
 _PASSED_ON_AS = {
-    # Old clients don't expect to hear of the connection between two brokers.
+    # Old clients don't expect an error of the connection between two brokers.
     ErrorCode.NETWORK_EXCEPTION: ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
 }
 
@@ -71,7 +71,7 @@ async def txn_offset_commit(
 def _refused(
     context: RequestContext, request: TxnOffsetCommitRequest, targets: Iterable[TopicPartition]
 ) -> dict[TopicPartition, ErrorCode]:
-    """What is wrong with the request before any coordinator looks at it."""
+    """The errors of the request that are found before the coordinator checks it."""
     denied = context.denied(
         Operation.WRITE, ResourceType.TRANSACTIONAL_ID, request.transactional_id
     ) or context.denied(Operation.READ, ResourceType.GROUP, request.group_id)
@@ -155,7 +155,7 @@ def _named(
     topics: Iterable[OffsetFetchRequest.OffsetFetchRequestTopic | OffsetFetchRequest.OffsetFetchRequestTopics]
     | None,
 ) -> dict[str, list[int]] | None:
-    """The partitions that are asked for; None: all."""
+    """The partitions that the request names; None: all."""
     return None if topics is None else {topic.name: topic.partition_indexes for topic in topics}
 
 
@@ -209,7 +209,7 @@ def _described_offset(
 def _as_one_group(
     group: OffsetFetchResponse.OffsetFetchResponseGroup, wanted: Mapping[str, list[int]], version: int
 ) -> OffsetFetchResponse:
-    """The answer of versions up to 7; version 1 tells an error of the group for each partition."""
+    """The response of versions up to 7; version 1 repeats an error of the group for each partition."""
     topics = group.topics
     if group.error_code and version < 2:
         topics = [

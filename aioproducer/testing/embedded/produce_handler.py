@@ -1,7 +1,7 @@
-"""What a broker answers to Produce: where each batch goes, who checks it, and when it is acknowledged.
+"""The handler of Produce: it passes each batch to its partition, has it checked, and acknowledges it.
 
-The order of the checks is that of Kafka's KafkaApis and ReplicaManager. What one partition refuses does not
-concern the others; a batch itself is looked at in `validation`, its producer's sequences in the log.
+The order of the checks is that of Kafka's KafkaApis and ReplicaManager. An error in one partition does not
+affect the others. `validation` checks the batch itself, and the log checks its producer's sequences.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _Target: TypeAlias = tuple[str, UUID, int]
 
 
 class _Wanted(NamedTuple):
-    """A batch that is on its way to a partition that exists."""
+    """A batch on its way to an existing partition."""
 
     topic: EmbeddedTopic
     partition: Partition
@@ -40,7 +40,7 @@ class _Wanted(NamedTuple):
 
 
 class _Written(NamedTuple):
-    """A batch in the leader's log, and where to answer for it."""
+    """A batch in the leader's log, and the response that waits for it."""
 
     partition: Partition
     appended: LogAppendInfo
@@ -63,8 +63,8 @@ async def produce(context: RequestContext, request: ProduceRequest) -> ProduceRe
         answers = {target[:2]: {} for target in refused}
     for target in list(wanted):
         answers[target[:2]][target[2]] = _append(context, request, wanted.pop(target), target[2], written)
-    # Of a partition that stands twice in a request, Kafka takes the last batch and answers once: for a batch
-    # that it could not take to the log at all, if there is one.
+    # If a request names a partition twice, Kafka appends the last batch and answers once: for a batch that
+    # was rejected before the append, if there is one.
     for target, answer in refused.items():
         answers[target[:2]][target[2]] = answer
     if request.acks == -1:
@@ -75,7 +75,7 @@ async def produce(context: RequestContext, request: ProduceRequest) -> ProduceRe
             answer.error_code = late
     response = _put_together(context, answers)
     if request.acks == 0 and not context.release.answers_acks_0:
-        # Nobody waits for an answer; closing is the only way to say that something went wrong.
+        # With acks=0 there is no response; closing the connection is the only way to report an error.
         if any(answer.error_code for topic in response.responses for answer in topic.partition_responses):
             raise CloseConnection("a Produce request with acks=0 failed")
         return None
@@ -87,9 +87,9 @@ async def produce(context: RequestContext, request: ProduceRequest) -> ProduceRe
 async def _sorted_out(
     context: RequestContext, request: ProduceRequest, answers: dict[_TopicKey, dict[int, _Answer]]
 ) -> tuple[dict[_Target, _Wanted], dict[_Target, _Answer]]:
-    """The batches that a partition may get, and those that none gets (KafkaApis.handleProduceRequest).
+    """The batches that a partition can accept, and the errors of the rest (KafkaApis.handleProduceRequest).
 
-    From here on the request holds no record bytes. `answers` gets its topics and partitions in order.
+    From here on the request has no record bytes. `answers` gets its topics and partitions in order.
     """
     wanted: dict[_Target, _Wanted] = {}
     refused: dict[_Target, _Answer] = {}
@@ -117,7 +117,7 @@ async def _sorted_out(
 def _found(
     context: RequestContext, topic: EmbeddedTopic | None, name: str, index: int
 ) -> tuple[EmbeddedTopic, Partition]:
-    """The topic and partition, if this client may write there. Raises AppendError."""
+    """Return the topic and partition if this client is allowed to write there. Raises AppendError."""
     scripted = context.refusal(topic.name, index) if topic else None
     if scripted is not None:
         raise AppendError(scripted, "so says the script")
@@ -135,7 +135,7 @@ def _found(
 def _append(
     context: RequestContext, request: ProduceRequest, wanted: _Wanted, index: int, written: list[_Written]
 ) -> _Answer:
-    """Append the batch of one partition, or say why not."""
+    """Append the batch of one partition, or return the error."""
     partition = wanted.partition
     answer = _Answer(index=index)
     try:
@@ -157,7 +157,7 @@ def _append(
 
 
 def _check_partition(context: RequestContext, request: ProduceRequest, wanted: _Wanted) -> None:
-    """Whether this broker may append to the partition at all. Raises AppendError."""
+    """Check whether this broker can append to the partition at all. Raises AppendError."""
     topic, partition = wanted.topic, wanted.partition
     if request.acks not in (-1, 0, 1):
         raise AppendError(ErrorCode.INVALID_REQUIRED_ACKS, f"acks={request.acks} is not one of -1, 0, 1")
@@ -176,12 +176,12 @@ def _check_partition(context: RequestContext, request: ProduceRequest, wanted: _
 
 
 def _check_release(context: RequestContext, batch: memoryview) -> None:
-    """What not every release takes. Raises AppendError."""
+    """Reject features that this release does not have. Raises AppendError."""
     try:
         header = read_header(batch)
         codec = header.codec
     except ProtocolError:
-        return  # Validation says what is wrong with it.
+        return  # Validation reports the error.
     if codec not in context.release.codecs:
         raise AppendError(ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT, f"no {codec.name} here")
     if header.producer_id != NO_PRODUCER_ID and context.release.idempotence_needs_cluster_acl:
@@ -206,7 +206,7 @@ def _all_refused(request: ProduceRequest) -> dict[_Target, _Answer]:
 
 
 def _refusal(index: int, error: AppendError) -> _Answer:
-    """Kafka tells a text only where it adds something to the code."""
+    """Kafka sends a text only where it adds something to the code."""
     logger.debug("partition %d of a Produce request is refused: %s", index, error)
     return _Answer(
         index=index,
@@ -237,7 +237,7 @@ def _put_together(context: RequestContext, answers: dict[_TopicKey, dict[int, _A
 
 
 async def _await_replication(context: RequestContext, written: Sequence[_Written], timeout: float) -> None:
-    """acks=all: wait until the followers have everything, or it is clear that they won't (DelayedProduce)."""
+    """acks=all: wait until the followers have everything, or until it is certain that they won't (DelayedProduce)."""
     waiting = list(written)
 
     def is_settled() -> bool:
@@ -250,7 +250,7 @@ async def _await_replication(context: RequestContext, written: Sequence[_Written
 
 
 def _settle(context: RequestContext, written: _Written) -> bool:
-    """Whether it is known what became of a batch. The leader has appended it, whatever error is answered."""
+    """True if the fate of a batch is known. The leader has appended it, whatever error is answered."""
     partition, appended, leader_epoch, answer = written
     if partition.is_deleted:
         answer.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -264,7 +264,7 @@ def _settle(context: RequestContext, written: _Written) -> bool:
 
 
 def _add_leaders(context: RequestContext, response: ProduceResponse) -> None:
-    """KIP-951: who leads now, and where to find it."""
+    """KIP-951: add the present leaders and their addresses."""
     leaders: set[int] = set()
     for topic_response in response.responses:
         topic = context.cluster.find_topic(topic_response.name, topic_response.topic_id)

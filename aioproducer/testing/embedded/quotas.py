@@ -1,8 +1,8 @@
-"""Quotas by client id: how long a client that asked for too much is not listened to.
+"""Quotas by client id: the time for which a client above its quota is muted.
 
-As in Kafka's ClientQuotaManager: each broker sums up what a client did in eleven windows of a second, and
-whoever is above the rate waits until the mean is down again. EmbeddedBroker asks after each request; the time comes
-from its event loop.
+As in Kafka's ClientQuotaManager, each broker sums up a client's use in eleven windows of one second. A client
+above the rate is muted until the mean is down again. EmbeddedBroker calls this module after each request; the
+time is that of its event loop.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ T = TypeVar("T")
 WINDOW = 1.0
 """In seconds (quota.window.size.seconds)."""
 WINDOWS = 11
-"""Of which ten are full and one is being filled (quota.window.num)."""
+"""Ten full windows, and one that is being filled (quota.window.num)."""
 
 
 class Quota(NamedTuple):
-    """What a client may do on one broker; None is no limit."""
+    """The limits of a client on one broker; None means no limit."""
 
     producer_byte_rate: float | None = None
     """Bytes of Produce requests in a second."""
     request_percentage: float | None = None
-    """Of the time of one request thread; 200 is all of two threads."""
+    """Percent of the time of one request thread; 200 is the time of two threads."""
 
 
 class Rate:
-    """The mean of what was recorded, per second, over the latest windows (Kafka's `Rate`)."""
+    """The mean of the recorded values, per second, over the latest windows (Kafka's `Rate`)."""
 
     def __init__(self) -> None:
         self._windows: deque[tuple[float, float]] = deque()
@@ -50,14 +50,14 @@ class Rate:
         """Seconds without a further value until the rate is down to the limit, right after `record`."""
         start = self._windows[0][0]
         elapsed = now - start
-        # Ten windows count as passed from the start, so that a first request is not an enormous rate.
+        # Ten windows count as passed from the start, so that a first request does not cause an enormous rate.
         elapsed += max(WINDOWS - 1 - int(elapsed / WINDOW), 0) * WINDOW
         rate = sum(total for _, total in self._windows) / elapsed
         return max((rate - limit) / limit * elapsed, 0.0)
 
 
 class Quotas:
-    """The quotas of a cluster and what its clients did."""
+    """The quotas of a cluster and its clients' use."""
 
     def __init__(self) -> None:
         self._quotas: dict[str | None, Quota] = {}
@@ -75,13 +75,13 @@ class Quotas:
         self._quotas[client_id] = quota
 
     def throttle(self, node: int, client_id: str, *, size: int, seconds: float, now: float) -> float:
-        """Record a request; return for how many seconds its connection is to be muted.
+        """Record a request; return the seconds for which its connection is to be muted.
 
         Args:
             node: The broker that served it; each has rates of its own.
-            client_id: Who asked.
+            client_id: The client that sent it.
             size: Bytes of a Produce request, 0 for others.
-            seconds: How long the broker worked on it.
+            seconds: The time that the broker worked on it.
             now: The loop's time.
         """
         quota = self._quotas.get(client_id) or self._quotas.get(None) or Quota()
@@ -102,7 +102,7 @@ class Quotas:
 
 
 class Timed(Generic[T]):
-    """Awaits a coroutine and sums up how long it ran, without the time that it waited for something."""
+    """Awaits a coroutine and sums up its running time, without the time that it waited."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, T], clock: Callable[[], float]) -> None:
         self.seconds = 0.0

@@ -1,4 +1,4 @@
-"""One pass over a batch's records, as a leader makes it: are they well-formed, and what do they say of themselves?
+"""One pass over a batch's records, as a leader makes it: are they well-formed, and what are their properties?
 
 Keys, values and headers are stepped over, not read. It is the embedded cluster's only work for each record,
 so it is written as one loop.
@@ -17,29 +17,29 @@ _VARLONG_BYTES = 10
 
 
 class UnreadableLengthError(ProtocolError):
-    """The length of a record is written in too many bytes. Kafka's reader has no error of its own for that."""
+    """The length of a record has too many bytes. Kafka's reader has no separate error for that."""
 
 
 class ScannedRecords(NamedTuple):
-    """What a batch's records say of themselves, a list entry for each."""
+    """Properties of a batch's records; the lists have an entry for each record."""
 
     payload: bytes
-    """All of them, unpacked."""
+    """All records, unpacked."""
     timestamps: list[int]
     """In ms since 1970."""
     keyless: list[int]
     """The indexes of those without a key."""
     bodies: list[tuple[int, int]]
-    """Where in the payload the key's length stands, and where the record ends."""
+    """The position of the key's length in the payload, and the end of the record."""
     are_numbered: bool
-    """Their offset deltas are 0, 1, 2 and so on."""
+    """True if their offset deltas are 0, 1, 2 and so on."""
 
 
 def scan_records(payload: Bytes, header: BatchHeader) -> ScannedRecords:
-    """Step through the records behind a header.
+    """Step through the records after a header.
 
     Args:
-        payload: All that stands behind the header, unpacked.
+        payload: All bytes after the header, unpacked.
         header: Its record count is at least 1.
 
     Raises:
@@ -101,7 +101,7 @@ def _skip_headers(data: bytes, at: int, end: int) -> int:
 
 
 def _skipped(data: bytes, at: int) -> int:
-    """Where the bytes end that stand at `at` behind their length; any negative length is null."""
+    """Return the end of the bytes whose length is at `at`; any negative length is null."""
     length, at = _varint(data, at)
     return at + length if length > 0 else at
 
@@ -109,7 +109,7 @@ def _skipped(data: bytes, at: int) -> int:
 def _varint(
     data: bytes, at: int, error: type[ProtocolError] = ProtocolError, most: int = _VARINT_BYTES
 ) -> tuple[int, int]:
-    """A zigzag varint of at most so many bytes, and where it ends."""
+    """A zigzag varint of at most `most` bytes, and its end."""
     raw = data[at]
     if raw < 0x80:  # most are one byte long
         return (raw >> 1) ^ -(raw & 1), at + 1

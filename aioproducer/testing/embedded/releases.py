@@ -1,4 +1,4 @@
-"""Which versions of each API a Kafka release speaks: the ceilings behind `EmbeddedCluster(versions=...)`.
+"""The versions of each API in a Kafka release, which are the limits of `EmbeddedCluster(versions=...)`.
 
 One more service is imitated beside Kafka's releases: Azure Event Hubs, which speaks Kafka's protocol with
 limits of its own.
@@ -87,22 +87,22 @@ _SERVED: dict[ApiKey, VersionRange] = {
     ApiKey.SASL_HANDSHAKE: VersionRange(0, 1),
     ApiKey.SASL_AUTHENTICATE: VersionRange(0, 2),
 }
-"""What the handlers can do at all."""
+"""The versions that the handlers support."""
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """What a broker of one release does otherwise than one of another."""
+    """The differences between a broker of one release and those of others."""
 
     name: str
     versions: Mapping[ApiKey, VersionRange]
     """The versions that are served."""
     refuses_newer_api_versions: bool = True
-    """An ApiVersions request that is too new is told which ones are served (KIP-511), else it is cut off."""
+    """A too new ApiVersions request is answered with the served versions (KIP-511); False: the connection is cut."""
     codecs: frozenset[Codec] = frozenset(Codec)
-    """What a batch may be compressed with."""
+    """The codecs that a batch can be compressed with."""
     answers_acks_0: bool = False
-    """A Produce request with acks=0 is answered all the same."""
+    """A Produce request with acks=0 gets a response nevertheless."""
     idempotence_needs_cluster_acl: bool = False
     """Idempotent writes need IDEMPOTENT_WRITE on the cluster; later, WRITE on a topic is enough (KIP-679)."""
     verifies_transactions: bool = False
@@ -116,9 +116,9 @@ class Release:
 def release_named(name: str) -> Release:
     """A Kafka release by its number, "2.1" or "4.1", or "azure-event-hubs".
 
-    What is known of Event Hubs stands in reports of its clients: Metadata without topic ids, at times beside
-    Produce with them; a connection that is reset by ApiVersions 4; UNSUPPORTED_FOR_MESSAGE_FORMAT for every
-    codec but gzip; answers to acks=0.
+    Event Hubs is imitated after reports of its clients: Metadata without topic ids, at times beside Produce with
+    topic ids; a connection that is reset by ApiVersions 4; UNSUPPORTED_FOR_MESSAGE_FORMAT for every codec but gzip;
+    responses to acks=0.
 
     Raises:
         ValueError: there is no such release.
@@ -164,7 +164,7 @@ def _served(ceilings: Mapping[ApiKey, int]) -> dict[ApiKey, VersionRange]:
 
 
 def advertised(served: Mapping[ApiKey, VersionRange]) -> dict[ApiKey, VersionRange]:
-    """What ApiVersions answers.
+    """The versions in the response of ApiVersions.
 
     Kafka 4 serves Produce from version 3 on but claims to know 0, else older librdkafka would not compress
     (KAFKA-18659)."""

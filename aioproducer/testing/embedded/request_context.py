@@ -1,6 +1,6 @@
-"""One request on its way through a broker: what EmbeddedBroker hands to the handlers.
+"""One request on its way through a broker: the object that EmbeddedBroker passes to the handlers.
 
-RequestContext knows the script's wishes for this request, so that a handler asks one question for each partition.
+RequestContext knows the scripted faults for this request, so that a handler needs one query for each partition.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 
 class CloseConnection(Exception):
-    """The broker says nothing more on this connection."""
+    """The broker sends nothing more on this connection."""
 
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """What a broker knows of the client at the other end of one connection."""
+    """A broker's state of the client at the other end of one connection."""
 
     principal: str = ANONYMOUS
-    """Whose requests these are, as ACLs name them: "User:alice"."""
+    """The principal of the client, as ACLs name it: "User:alice"."""
 
 
 @dataclass(slots=True, eq=False)
@@ -42,12 +42,12 @@ class SeenRequest:
     at: float
     """The loop's time, in seconds."""
     batches: dict[tuple[str, int], BatchHeader] = field(default_factory=dict)
-    """Of a Produce request: the headers of the batches that passed validation."""
+    """The headers of the batches in a Produce request that passed validation."""
 
 
 @dataclass(slots=True, eq=False)
 class RequestContext:
-    """One request on its way through a broker: who asks whom, and what shall go wrong."""
+    """One request on its way through a broker: client, broker, request and scripted faults."""
 
     cluster: EmbeddedCluster
     node: int
@@ -62,23 +62,23 @@ class RequestContext:
 
     @property
     def release(self) -> Release:
-        """What the broker behaves like."""
+        """The release whose behaviour the broker imitates."""
         return self.cluster.broker(self.node).release
 
     def denied(self, operation: Operation, resource_type: ResourceType, name: str) -> ErrorCode | None:
-        """The error if this client may not do that; see `Authorizer`."""
+        """Return the error if this client is not allowed to do that; see `Authorizer`."""
         return self.cluster.authorizer.refusal(self.session.principal, operation, resource_type, name)
 
     def refusal(self, topic: str | None = None, partition: int | None = None) -> ErrorCode | None:
-        """The error that the script wants instead of what was asked."""
+        """Return the scripted error that replaces the normal result."""
         return self._scripted(False, topic, partition)
 
     def late_error(self, topic: str | None = None, partition: int | None = None) -> ErrorCode | None:
-        """The error that the script wants after what was asked has been done."""
+        """Return the scripted error to answer after the request has been carried out."""
         return self._scripted(True, topic, partition)
 
     def omits(self, topic: str, partition: int | None = None) -> bool:
-        """The script wants this left out of the answer."""
+        """True if the script omits this from the response."""
         return any(
             fault.omit_partitions and fault.concerns(topic, partition) and _as_narrow(fault, topic, partition)
             for fault in self.faults
@@ -94,5 +94,5 @@ class RequestContext:
 
 
 def _as_narrow(fault: Fault, topic: str | None, partition: int | None) -> bool:
-    """A fault of one topic does not speak for a whole request, nor one of a partition for a whole topic."""
+    """A fault of one topic does not apply to a whole request, nor one of a partition to a whole topic."""
     return (fault.topic is None or topic is not None) and (fault.partition is None or partition is not None)

@@ -1,7 +1,7 @@
 """An internal topic whose partitions' leaders are coordinators: of transactions, or of groups.
 
-Which broker coordinates a key follows from the key's partition. A new leader knows what the partition's log
-says; until it has read it, requests are told to come back.
+A key's partition determines the broker that coordinates the key. A new leader reads the partition's log; until it has
+finished, requests are answered with COORDINATOR_LOAD_IN_PROGRESS.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 State = TypeVar("State")
 
 _REPLICAS = 3
-"""Kafka's default for both topics, as far as there are brokers."""
+"""Kafka's default for both topics, if there are as many brokers."""
 
 
 class _Shard(Generic[State]):
-    """What the leader of one partition knows, in one leader epoch."""
+    """The state of one partition in its leader, in one leader epoch."""
 
     def __init__(self, leader_epoch: int, state: State) -> None:
         self.leader_epoch = leader_epoch
@@ -32,7 +32,7 @@ class _Shard(Generic[State]):
 
 
 class StateTopic(Generic[State]):
-    """One internal topic; it is created when somebody first asks for a coordinator."""
+    """One internal topic; it is created when a client first asks for a coordinator."""
 
     def __init__(
         self,
@@ -46,11 +46,11 @@ class StateTopic(Generic[State]):
         """Describe the topic.
 
         Args:
-            cluster: Where it is.
-            name: Of the topic.
-            partitions: How many.
+            cluster: The cluster of the topic.
+            name: The name of the topic.
+            partitions: The number of partitions.
             load: Reads a partition's log.
-            min_insync_replicas: How many have to be in sync for a write, where there are three replicas; None:
+            min_insync_replicas: The replicas that must be in sync for a write, if there are three replicas; None:
                 as for other topics.
         """
         self.name = name
@@ -62,11 +62,11 @@ class StateTopic(Generic[State]):
         self._is_loading_held = False
 
     def partition_of(self, key: str) -> Partition:
-        """The partition that holds all records about `key`."""
+        """The partition with all records about `key`."""
         return self.partitions()[partition_for(key, self._partitions)]
 
     def partitions(self) -> tuple[Partition, ...]:
-        """All of them; made now, if they are not there."""
+        """All partitions; they are created if they do not exist."""
         topic = self._cluster.topics.get(self.name)
         if topic is None:
             replicas = min(_REPLICAS, len(self._cluster.nodes))
@@ -80,7 +80,7 @@ class StateTopic(Generic[State]):
 
     @property
     def exists(self) -> bool:
-        """Somebody has asked for a coordinator."""
+        """True once a client has asked for a coordinator."""
         return self.name in self._cluster.topics
 
     def leader(self, key: str) -> int:
@@ -88,7 +88,7 @@ class StateTopic(Generic[State]):
         return self.partition_of(key).leader
 
     def state_at(self, node: int, key: str) -> State:
-        """What broker `node` knows of the partition of `key`.
+        """Return broker `node`'s state of the partition of `key`.
 
         Raises:
             TransactionRefused: the broker is not the coordinator, or is still reading the log.
@@ -102,7 +102,7 @@ class StateTopic(Generic[State]):
         return state
 
     def loaded(self, partition: Partition) -> State | None:
-        """What the leader of a partition knows; None if there is no leader, or it is still reading the log."""
+        """Return the leader's state of a partition; None without a leader, or while it is still reading the log."""
         shard = self._shards.get(partition.index)
         if shard is not None and shard.leader_epoch == partition.leader_epoch:
             return shard.state if partition.leader != NO_LEADER else None
@@ -121,15 +121,15 @@ class StateTopic(Generic[State]):
                     yield partition, state
 
     def hold_loading(self) -> None:
-        """From now on, new leaders take long to read the log: COORDINATOR_LOAD_IN_PROGRESS."""
+        """Delay the loading of logs: from now on, new leaders answer COORDINATOR_LOAD_IN_PROGRESS."""
         self._is_loading_held = True
 
     def release_loading(self) -> None:
-        """They are done."""
+        """Let new leaders finish the loading of their logs."""
         self._is_loading_held = False
 
     def append(self, partition: Partition, data: bytes) -> int:
-        """Write a batch; returns the last offset, which counts once it is replicated.
+        """Write a batch; return the last offset, which counts once it is replicated.
 
         Raises:
             TransactionRefused: too few replicas are in sync, or the log refuses it.
@@ -143,11 +143,11 @@ class StateTopic(Generic[State]):
 
 
 def partition_for(key: str, partitions: int) -> int:
-    """As Kafka does it: the hash code of a Java string, without its sign."""
+    """Kafka's algorithm: the hash code of a Java string, without its sign."""
     code = 0
     encoded = key.encode("utf-16-be")
     for at in range(0, len(encoded), 2):
         code = (31 * code + int.from_bytes(encoded[at : at + 2], "big")) & 0xFFFFFFFF
-    # Utils.abs() takes the smallest int for 0; anything else loses its sign.
+    # Utils.abs() returns 0 for the smallest int; other values lose their sign.
     signed = code - (1 << 32) if code >> 31 else code
     return (0 if signed == -(1 << 31) else abs(signed)) % partitions

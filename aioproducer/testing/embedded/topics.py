@@ -1,8 +1,8 @@
 """Topics and their partitions as the cluster's brokers see them together: leader, ISR, high watermark, log.
 
-All replicas of a partition share one log. A follower is up to date at once, unless `hold_replication` or
-`stop_fetching` keeps the high watermark where it is; what lies above it is lost when the leader moves. A follower
-that is not in the ISR holds up nothing.
+All replicas of a partition share one log. A follower is up to date immediately, unless `hold_replication` or
+`stop_fetching` keeps the high watermark where it is; records above it are lost when the leader moves. A follower
+that is not in the ISR delays nothing.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ class EmbeddedTopic:
 
     @property
     def is_internal(self) -> bool:
-        """Written by the brokers only."""
+        """True if only brokers write to it."""
         return self.name in INTERNAL_TOPICS
 
     def partition(self, index: int) -> Partition | None:
-        """The partition, or None if there is none of that number."""
+        """Return the partition with this number, or None if it does not exist."""
         return self.partitions[index] if 0 <= index < len(self.partitions) else None
 
 
 class Partition:
-    """One partition: who leads it, who is in sync, up to where it is replicated."""
+    """One partition: its leader, the replicas in sync, and the end of the replicated records."""
 
     def __init__(self, topic: str, index: int, replicas: Sequence[int], config: LogConfig) -> None:
         self.topic = topic
@@ -64,10 +64,10 @@ class Partition:
         self.leader_epoch = 0
         self.log = PartitionLog(config)
         self.high_watermark = 0
-        """Consumers and acks=all see records below it only."""
+        """Consumers and acks=all see only records below it."""
         self.is_deleted = False
         self._replicates = True
-        # Replicas that have stopped fetching; only asked about, never iterated.
+        # Replicas that have stopped fetching; only looked up, never iterated.
         self._returned: dict[int, None] = {}
         """Brokers that were started again and not stopped since."""
         self._lagging: set[int] = set()
@@ -76,12 +76,12 @@ class Partition:
 
     @property
     def last_stable_offset(self) -> int:
-        """Consumers with read_committed see records below it only."""
+        """Consumers with read_committed see only records below it."""
         return self.log.transactions.last_stable_offset(self.high_watermark)
 
     @property
     def effective_min_isr(self) -> int:
-        """How many replicas acks=all needs in sync: never more than there are (Kafka's Partition.effectiveMinIsr)."""
+        """The replicas that acks=all needs in sync, at most all of them (Kafka's Partition.effectiveMinIsr)."""
         return min(self.config.min_insync_replicas, len(self.replicas))
 
     def records(self, *, committed: bool = False) -> list[Record]:
@@ -97,7 +97,7 @@ class Partition:
         return appended
 
     def append_by_broker(self, data: bytes) -> LogAppendInfo:
-        """Append what a coordinator has written, as the leader does. Raises AppendError."""
+        """Append a coordinator's records, as the leader does. Raises AppendError."""
         appended = self.log.append_by_broker(data, leader_epoch=self.leader_epoch)
         self._replicate()
         return appended
@@ -122,7 +122,7 @@ class Partition:
         self._replicate()
 
     def move_leader(self, leader: int) -> None:
-        """Elect a replica, or nobody, in a new leader epoch. What was not replicated is gone."""
+        """Elect a replica, or none, in a new leader epoch. Records that were not replicated are lost."""
         if self.log.end_offset > self.high_watermark:
             self.log.truncate(self.high_watermark)
         self.leader = leader
@@ -132,12 +132,12 @@ class Partition:
         self._changed()
 
     def set_isr(self, nodes: Sequence[int]) -> None:
-        """Say who is in sync. The leader always is."""
+        """Set the replicas in sync. The leader always is."""
         self.isr = [node for node in self.replicas if node in nodes or node == self.leader]
         self._replicate()
 
     def broker_stopped(self, node: int, alive: Collection[int]) -> None:
-        """Leave the ISR, unless it is the last one in it; a leader hands over to the next in sync."""
+        """Remove the broker from the ISR, unless it is the last; if it leads, the next replica in sync takes over."""
         self._returned.pop(node, None)
         if node in self.isr and len(self.isr) > 1:
             self.isr.remove(node)
@@ -147,13 +147,13 @@ class Partition:
             self._replicate()
 
     def broker_started(self, node: int) -> None:
-        """Lead if nobody does and it is in sync; else catch up and join the ISR."""
+        """Make the broker leader if there is none and it is in sync; else it catches up and joins the ISR."""
         self._lagging.discard(node)
         self._returned[node] = None
         if self.leader == NO_LEADER:
             if node in self.isr:
                 self.move_leader(node)
-                # Those that came back before it can catch up now.
+                # The replicas that came back earlier can catch up now.
                 self.isr += [
                     other for other in self._returned if other in self.replicas and other not in self.isr
                 ]
@@ -162,22 +162,22 @@ class Partition:
         self._replicate()
 
     def stop_fetching(self, node: int) -> None:
-        """A replica gets no further: while it is in the ISR of another leader, the high watermark stays."""
+        """Stop a replica's fetching: while it is in the ISR of another leader, the high watermark stays."""
         if node in self.replicas:
             self._lagging.add(node)
 
     def start_fetching(self, node: int) -> None:
-        """A replica that had stopped catches up."""
+        """Let a replica that had stopped catch up."""
         if node in self._lagging:
             self.broker_started(node)
 
     def delete(self) -> None:
-        """Whoever waits for this partition learns that it is gone."""
+        """Notify the requests that wait for this partition that it is deleted."""
         self.is_deleted = True
         self._changed()
 
     def _replicate(self) -> None:
-        # Followers outside of the ISR hold up nothing (Partition.maybeIncrementLeaderHW).
+        # Followers outside of the ISR delay nothing (Partition.maybeIncrementLeaderHW).
         followers = [node for node in self.isr if node != self.leader]
         if not followers or (self._replicates and self._lagging.isdisjoint(followers)):
             self.high_watermark = self.log.end_offset
@@ -198,11 +198,11 @@ class Partition:
 
 
 async def wait_until(partitions: Iterable[Partition], is_true: Callable[[], bool], timeout: float) -> bool:
-    """Wait until `is_true()`, asked at once and then after every change of one of these partitions.
+    """Wait until `is_true()`, which is called immediately and then after every change of one of these partitions.
 
     Args:
-        partitions: Where something may change.
-        is_true: What to wait for.
+        partitions: The partitions to watch.
+        is_true: The condition to wait for.
         timeout: In seconds.
 
     Returns:

@@ -1,6 +1,6 @@
-"""What a log knows of transactions: which are open, which were aborted, up to where the rest is stable.
+"""The transactions in a log: the open ones, the aborted ones, and the offset below which all have ended.
 
-Owned by PartitionLog, which tells of every batch that it appends. Kafka keeps this in ProducerStateManager and in
+Owned by PartitionLog, which reports every batch that it appends. Kafka keeps this in ProducerStateManager and in
 a segment's TransactionIndex.
 """
 
@@ -12,12 +12,12 @@ from aioproducer.protocol.recordbatch import BatchHeader
 
 
 class AbortedTxn(NamedTuple):
-    """The records of one producer between these offsets are not to be read with read_committed."""
+    """The records of one producer between these offsets, which consumers with read_committed must skip."""
 
     producer_id: int
     first_offset: int
     last_offset: int
-    """Of the marker."""
+    """The offset of the marker."""
 
 
 class _Ended(NamedTuple):
@@ -34,18 +34,18 @@ class TransactionIndex:
         self._open: dict[int, int] = {}
         """The first offset of each open transaction, by producer id."""
         self._ended: list[_Ended] = []
-        """Those of which the marker may not be replicated yet."""
+        """Ended transactions whose markers may not be replicated yet."""
 
     def first_offset(self, producer_id: int) -> int | None:
-        """Where the producer's open transaction begins, None if it has none here."""
+        """The first offset of the producer's open transaction, None if it has none here."""
         return self._open.get(producer_id)
 
     def begin(self, producer_id: int, offset: int) -> None:
-        """A transactional batch was appended at `offset`; the first one opens the transaction."""
+        """Note a transactional batch at `offset`; the first one opens the transaction."""
         self._open.setdefault(producer_id, offset)
 
     def end(self, producer_id: int, offset: int, *, commit: bool) -> None:
-        """A marker was appended at `offset`. One without records before it changes nothing."""
+        """Note a marker at `offset`. A marker without records before it changes nothing."""
         first = self._open.pop(producer_id, None)
         if first is None:
             return
@@ -54,13 +54,13 @@ class TransactionIndex:
             self.aborted.append(AbortedTxn(producer_id, first, offset))
 
     def last_stable_offset(self, high_watermark: int) -> int:
-        """Below it every transaction has ended, and its marker is replicated."""
+        """The offset below which every transaction has ended, with a replicated marker."""
         self._ended = [ended for ended in self._ended if ended.last_offset >= high_watermark]
         firsts = [*self._open.values(), *(ended.first_offset for ended in self._ended)]
         return min([high_watermark, *firsts])
 
     def aborted_between(self, start: int, end: int) -> list[AbortedTxn]:
-        """Those that whoever reads the records from `start` up to `end` has to know of."""
+        """The aborted transactions that affect a reader of the records from `start` up to `end`."""
         return [one for one in self.aborted if one.last_offset >= start and one.first_offset < end]
 
     def is_aborted(self, header: BatchHeader) -> bool:
@@ -71,5 +71,5 @@ class TransactionIndex:
         )
 
     def forget_before(self, offset: int) -> None:
-        """The records below `offset` are deleted."""
+        """Note that the records below `offset` are deleted."""
         self.aborted = [one for one in self.aborted if one.last_offset >= offset]

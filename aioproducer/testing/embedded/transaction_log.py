@@ -1,7 +1,7 @@
 """The records of `__transaction_state`: one for each state that a transactional id has been in.
 
-A coordinator writes a record before it answers, and whoever coordinates next knows what the log says, nothing
-else. The formats are Kafka's (TransactionLogKey, TransactionLogValue).
+A coordinator writes a record before it answers, and the next coordinator knows only the content of the log. The
+formats are Kafka's (TransactionLogKey, TransactionLogValue).
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ PARTITIONS = 50
 
 M = TypeVar("M", bound=Message)
 
-_VERSION = 2  # bytes before a key or a value that say in which version it is written
+_VERSION = 2  # bytes before a key or a value that contain its version
 
 
-# Records have no API key of their own; the one here is that of the request which they come from.
+# Records have no API key of their own; the one here is that of the request that causes them.
 
 
 class TransactionLogKey(Message, api_key=ApiKey.INIT_PRODUCER_ID, versions=(0, 0), flexible_from=NEVER):
-    """Whose state it is."""
+    """The transactional id of a state."""
 
     transactional_id: str = string()
 
 
 class TransactionLogValue(Message, api_key=ApiKey.INIT_PRODUCER_ID, versions=(0, 1), flexible_from=1):
-    """The state. 1: producer ids before and after a change of id, and what the client speaks (KIP-890)."""
+    """The state. 1: producer ids before and after a change of id, and the client's transaction.version (KIP-890)."""
 
     class PartitionsSchema(Struct):
         topic: str = string()
@@ -94,7 +94,7 @@ def decoded(key: bytes, value: bytes) -> TransactionMetadata:
     """The state that a record describes.
 
     Raises:
-        ProtocolError: it is none.
+        ProtocolError: it does not describe a state.
     """
     named = read_versioned(TransactionLogKey, key)
     state = read_versioned(TransactionLogValue, value)
@@ -130,11 +130,11 @@ def read_states(log: PartitionLog) -> dict[str, TransactionMetadata]:
     return found
 
 
-# Keys and values of internal topics stand behind their version.
+# In internal topics, keys and values follow their version.
 
 
 def versioned(message: Message, version: int) -> bytes:
-    """A key or a value as an internal topic holds it."""
+    """A key or a value in the format of internal topics."""
     writer = Writer()
     writer.out += version.to_bytes(_VERSION, "big")
     codec.encode(message, version, writer)
@@ -142,10 +142,10 @@ def versioned(message: Message, version: int) -> bytes:
 
 
 def read_versioned(message_type: type[M], data: bytes) -> M:
-    """What `versioned` has written.
+    """Decode the result of `versioned`.
 
     Raises:
-        UnsupportedVersionError: it is of another version.
+        UnsupportedVersionError: it has another version.
         ProtocolError: it is malformed.
     """
     version = int.from_bytes(data[:_VERSION], "big")

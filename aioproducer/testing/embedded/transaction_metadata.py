@@ -1,7 +1,7 @@
-"""What a transaction coordinator decides: the states of one transactional id and what leads from one to another.
+"""The decisions of a transaction coordinator: the states of one transactional id and the transitions between them.
 
-Pure: a request is judged here and the state that it would lead to is returned, to be written to the log before
-it counts. Nothing here awaits, sends or knows of sockets; TransactionCoordinator carries out what this decides.
+The module is pure: it judges a request and returns the resulting state, which is written to the log before it
+counts. Nothing here awaits, sends or uses sockets; TransactionCoordinator carries out the decisions.
 The rules are those of Kafka 4.3's TransactionCoordinator and TransactionMetadata.
 """
 
@@ -19,13 +19,13 @@ from aioproducer.types import TopicPartition
 
 MAX_EPOCH = 2**15 - 1
 LAST_EPOCH = MAX_EPOCH - 1
-"""The last epoch that a producer is given; the one above it is kept for fencing and for markers."""
+"""The last epoch that a producer gets; the one above it is reserved for fencing and for markers."""
 
 NO_TIMESTAMP = -1
 
 
 class TransactionStatus(IntEnum):
-    """The states of a transactional id, by the numbers that they have in the log."""
+    """The states of a transactional id, with their numbers in the log."""
 
     EMPTY = 0
     ONGOING = 1
@@ -49,14 +49,14 @@ TRANSITIONS: dict[TransactionStatus, frozenset[TransactionStatus]] = {
     _S.DEAD: frozenset(),
     _S.PREPARE_EPOCH_FENCE: frozenset({_S.PREPARE_ABORT}),
 }
-"""What may follow what. An abort may follow EMPTY and COMPLETE_* since transactions v2 (KIP-890)."""
+"""The valid transitions. An abort can follow EMPTY and COMPLETE_* since transactions v2 (KIP-890)."""
 
 PREPARED = (_S.PREPARE_COMMIT, _S.PREPARE_ABORT)
 COMPLETED = (_S.COMPLETE_COMMIT, _S.COMPLETE_ABORT)
 
 
 class TransactionRefused(Exception):
-    """The coordinator answers this code and changes nothing. NONE: what is asked for is so already."""
+    """The coordinator answers this code and changes nothing. NONE: the wanted state is already reached."""
 
     def __init__(self, code: ErrorCode) -> None:
         super().__init__(code.name)
@@ -64,7 +64,7 @@ class TransactionRefused(Exception):
 
 
 class ProducerIdAndEpoch(NamedTuple):
-    """Who a producer is."""
+    """The identity of a producer."""
 
     producer_id: int
     epoch: int
@@ -72,7 +72,7 @@ class ProducerIdAndEpoch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TransactionMetadata:
-    """All that is known of a transactional id at one moment: a record of the log."""
+    """The state of a transactional id at one time: a record of the log."""
 
     transactional_id: str
     producer_id: int
@@ -83,13 +83,13 @@ class TransactionMetadata:
     """The epoch before the last bump that the producer itself asked for (KIP-360). Not in the log."""
     previous_producer_id: int = NO_PRODUCER_ID
     next_producer_id: int = NO_PRODUCER_ID
-    """What the producer will be called when the markers are written, because its epochs are used up."""
+    """The producer's next id, once the markers are written, because its epochs are used up."""
     partitions: tuple[TopicPartition, ...] = ()
     """In the order in which they were added."""
     started_ms: int = NO_TIMESTAMP
     updated_ms: int = NO_TIMESTAMP
     client_version: int = 0
-    """The transaction.version that the client's requests speak."""
+    """The transaction.version of the client's requests."""
 
     @property
     def is_epoch_exhausted(self) -> bool:
@@ -98,33 +98,33 @@ class TransactionMetadata:
 
     @property
     def identity(self) -> ProducerIdAndEpoch:
-        """Producer id and epoch."""
+        """Return producer id and epoch."""
         return ProducerIdAndEpoch(self.producer_id, self.producer_epoch)
 
 
 class TransactionalId:
-    """One transactional id: what it is, and what is being written to the log about it."""
+    """One transactional id: its state, and the state that is being written to the log."""
 
     def __init__(self, metadata: TransactionMetadata) -> None:
         self.metadata = metadata
         self.pending: TransactionMetadata | None = None
-        """Where it is going; while this is set, requests are told to come back (CONCURRENT_TRANSACTIONS)."""
+        """The next state. While it is set, requests are answered with CONCURRENT_TRANSACTIONS."""
 
     @property
     def state(self) -> TransactionStatus:
-        """Where it is."""
+        """The present state."""
         return self.metadata.state
 
     def settle(self) -> None:
-        """What was pending is in the log. From here on it is true."""
+        """The pending state is in the log, and becomes the present one."""
         assert self.pending is not None
         self.metadata, self.pending = self.pending, None
 
     def give_up(self) -> None:
-        """What was pending could not be written."""
+        """Discard the pending state, which could not be written."""
         self.pending = None
 
-    # Every change of state goes through _move(); the table above is the whole truth.
+    # Every change of state uses _move(); the table above has all valid ones.
     def _move(
         self, to: TransactionMetadata, *, through: tuple[TransactionStatus, ...] = ()
     ) -> TransactionMetadata:
@@ -136,7 +136,7 @@ class TransactionalId:
         self.pending = to
         return to
 
-    # What requests ask for. Each returns what is to be written, or raises TransactionRefused.
+    # The methods for requests. Each returns the state to be written, or raises TransactionRefused.
 
     def init_producer_id(
         self,
@@ -147,7 +147,7 @@ class TransactionalId:
         server_version: int,
         new_producer_id: Callable[[], int],
     ) -> TransactionMetadata:
-        """A new epoch, or the abort of the open transaction that has to come first (state PREPARE_ABORT)."""
+        """Return the state with a new epoch, or the abort of the open transaction first (state PREPARE_ABORT)."""
         if self.pending is not None:
             raise TransactionRefused(ErrorCode.CONCURRENT_TRANSACTIONS)
         now = self.metadata
@@ -156,7 +156,7 @@ class TransactionalId:
         if self.state in PREPARED:
             raise TransactionRefused(ErrorCode.CONCURRENT_TRANSACTIONS)
         if self.state is TransactionStatus.ONGOING:
-            # The expected epoch is not looked at: a zombie's call aborts its successor's transaction.
+            # The expected epoch is not checked: a zombie's call aborts its successor's transaction.
             return self.fence(server_version=server_version, now_ms=now_ms)
         fresh = replace(
             now,
@@ -177,17 +177,17 @@ class TransactionalId:
         return self._move(fresh)
 
     def _may_ask(self, expected: ProducerIdAndEpoch) -> bool:
-        """Whether a producer of that id may ask for a new epoch; the epoch itself is judged later."""
+        """True if a producer with that id can ask for a new epoch; the epoch itself is checked later."""
         now = self.metadata
         return (
-            now.producer_epoch == NO_PRODUCER_EPOCH  # made just now, for this request
+            now.producer_epoch == NO_PRODUCER_EPOCH  # created for this request
             or expected.producer_id == now.producer_id
-            # A retry after its epochs were used up, of which it never saw the answer.
+            # A retry of a call that used up its epochs, after the response was lost.
             or (expected.producer_id == now.previous_producer_id and expected.epoch >= LAST_EPOCH)
         )
 
     def _next_epochs(self, expected: ProducerIdAndEpoch | None) -> tuple[int, int]:
-        """The epoch to answer, and the one before it if that producer may ask again."""
+        """The epoch to answer, and the one before it if that producer is allowed to ask again."""
         now = self.metadata
         if expected is None:
             return now.producer_epoch + 1, NO_PRODUCER_EPOCH
@@ -198,7 +198,7 @@ class TransactionalId:
         raise TransactionRefused(ErrorCode.PRODUCER_FENCED)
 
     def check_producer(self, producer_id: int, epoch: int) -> None:
-        """Refuse a producer that is not the one of this transactional id, and anybody while markers are due."""
+        """Reject a producer that is not the one of this transactional id, and every producer while markers are due."""
         if self.metadata.producer_id != producer_id:
             raise TransactionRefused(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
         if self.metadata.producer_epoch != epoch:
@@ -215,9 +215,9 @@ class TransactionalId:
         client_version: int,
         now_ms: int,
     ) -> TransactionMetadata:
-        """Open the transaction if it is not open, and let it write to these partitions."""
+        """Open the transaction if it is not open, and add these partitions to it."""
         if self.pending is not None:
-            # First of all: with transactions v2 the producer may have an id already that is only pending here.
+            # Check this first: with transactions v2 the producer can already have an id that is only pending here.
             raise TransactionRefused(ErrorCode.CONCURRENT_TRANSACTIONS)
         self.check_producer(producer_id, epoch)
         now = self.metadata
@@ -239,9 +239,9 @@ class TransactionalId:
         )
 
     def fence(self, *, server_version: int, now_ms: int) -> TransactionMetadata:
-        """Abort the open transaction under an epoch that its producer does not have.
+        """Abort the open transaction with an epoch that its producer does not have.
 
-        With transactions v2 that producer may learn the new epoch: the old one is remembered."""
+        With transactions v2 that producer can learn the new epoch, since the old one is remembered."""
         now = self.metadata
         return self._move(
             replace(
@@ -321,7 +321,7 @@ class TransactionalId:
         )
 
     def _is_valid_to_end(self, epoch: int, has_bumped: bool, has_rotated: bool) -> bool:
-        """With a new epoch for each transaction the epoch tells a retry from the end of the next one."""
+        """With a new epoch for each transaction, the epoch distinguishes a retry from the end of the next one."""
         is_current = epoch == self.metadata.producer_epoch
         if self.state in PREPARED:
             return has_bumped
@@ -330,7 +330,7 @@ class TransactionalId:
         return is_current
 
     def complete(self, *, now_ms: int) -> TransactionMetadata:
-        """What is to be written once all markers are; from now on it is pending."""
+        """Return the state to be written after all markers; it is pending from now on."""
         now = self.metadata
         is_commit = self.state is TransactionStatus.PREPARE_COMMIT
         rotates = now.next_producer_id != NO_PRODUCER_ID

@@ -1,7 +1,7 @@
-"""What a broker answers to transactional producers: InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn, EndTxn.
+"""The handlers of transactional producers' requests: InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn, EndTxn.
 
-Each function is headed by what the versions of its API changed. What is decided stands in `coordinator`, what
-is written and waited for in `transactions`; here are the checks before and the codes of old versions after.
+The docstring of each handler lists the changes by version of its API. `transaction_metadata` decides, and
+`transactions` writes and waits. The handlers make the checks before, and return the codes of old versions after.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ async def add_partitions_to_txn(
 async def _added(
     context: RequestContext, request: AddPartitionsToTxnRequest, wanted: dict[str, list[int]]
 ) -> dict[tuple[str, int], ErrorCode]:
-    """Add the partitions, or say for each of them why not."""
+    """Add the partitions, or return the error of each of them."""
     targets = [TopicPartition(topic, index) for topic, partitions in wanted.items() for index in partitions]
     transactional_id = request.v3_and_below_transactional_id
     scripted = {target: context.refusal(*target) for target in targets}
@@ -115,7 +115,7 @@ async def _added(
 def _refused_partitions(
     context: RequestContext, wanted: dict[str, list[int]]
 ) -> dict[tuple[str, int], ErrorCode]:
-    """As `added_partition_refusals`; internal topics are nobody's to write to."""
+    """Like `added_partition_refusals`; clients are also not allowed to write to internal topics."""
     internal = {
         (topic, index): ErrorCode.TOPIC_AUTHORIZATION_FAILED
         for topic, partitions in wanted.items()
@@ -136,7 +136,7 @@ def _refused_partitions(
 async def add_offsets_to_txn(
     context: RequestContext, request: AddOffsetsToTxnRequest
 ) -> AddOffsetsToTxnResponse:
-    """2: PRODUCER_FENCED (KIP-588). Adds the partition of `__consumer_offsets` that holds the group."""
+    """2: PRODUCER_FENCED (KIP-588). Adds the partition of `__consumer_offsets` with the records of the group."""
     error = (
         context.refusal()
         or context.denied(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, request.transactional_id)
@@ -182,7 +182,7 @@ async def end_txn(context: RequestContext, request: EndTxnRequest) -> EndTxnResp
 
 
 def _as_old(code: ErrorCode, version: int, since: int) -> ErrorCode:
-    """KIP-588: versions below `since` know no PRODUCER_FENCED."""
+    """KIP-588: versions below `since` do not have PRODUCER_FENCED."""
     if code is ErrorCode.PRODUCER_FENCED and version < since:
         return ErrorCode.INVALID_PRODUCER_EPOCH
     return code

@@ -1,8 +1,8 @@
-"""The transaction coordinator of an embedded cluster: what its brokers know and do about transactional ids.
+"""The transaction coordinator of an embedded cluster: its brokers' state of transactional ids, and the work on it.
 
-Handlers ask; transaction_metadata.TransactionalId decides; each decision is written to `__transaction_state` before
-it is answered. One background task, TransactionCoordinator._run, does what no request waits for: it loads logs
-after elections, writes markers and aborts what takes too long.
+The handlers call it, and transaction_metadata.TransactionalId decides. Each decision is written to
+`__transaction_state` before it is answered. One background task, TransactionCoordinator._run, does the work that no
+request waits for: it loads logs after elections, writes markers and aborts transactions that time out.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MAX_TIMEOUT_MS = 15 * 60 * 1000
 """Kafka's default for transaction.max.timeout.ms."""
 
 SWEEP_INTERVAL = 10.0
-"""Seconds between two looks for transactions that take too long; Kafka's default
+"""Seconds between two checks for transactions that have timed out; Kafka's default
 (transaction.abort.timed.out.transaction.cleanup.interval.ms)."""
 
 WRITE_TIMEOUT = 30.0
@@ -63,20 +63,20 @@ class _Writing(NamedTuple):
 
 
 class TransactionCoordinator:
-    """All coordinators of a cluster together; which broker is asked is a parameter."""
+    """All coordinators of a cluster together; the broker is a parameter of their methods."""
 
     def __init__(self, cluster: EmbeddedCluster, version: int) -> None:
-        """Nothing is created before somebody asks for a coordinator.
+        """The topic is created by the first request for a coordinator.
 
         Args:
-            cluster: Whose coordinators these are.
+            cluster: The cluster of the coordinators.
             version: The finalized level of transaction.version.
         """
         self.version = version
         self.sweep_interval = SWEEP_INTERVAL
-        """Seconds between two looks for transactions that take too long."""
+        """Seconds between two checks for transactions that have timed out."""
         self.marker_delay = 0.0
-        """Seconds between the answer to EndTxn and the first marker. Some milliseconds in Kafka."""
+        """Seconds between the response to EndTxn and the first marker. Some milliseconds in Kafka."""
         self._cluster = cluster
         self._states: StateTopic[dict[str, TransactionalId]] = StateTopic(
             cluster,
@@ -88,39 +88,39 @@ class TransactionCoordinator:
         self._markers = Markers(cluster)
         self._writing: list[_Writing] = []
         self.verification_faults = VerificationFaults()
-        """Questions of leaders that go wrong; see `refuse_verification`."""
+        """Scripted faults of verification; see `refuse_verification`."""
         self._due: dict[TransactionalId, float] = {}
         self._settled = asyncio.Event()
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    # For tests: what shall happen
+    # For tests: scripted faults
 
     def node(self, transactional_id: str) -> int:
         """The node id of the coordinator; -1 if there is none now."""
         return self._states.leader(transactional_id)
 
     def move(self, transactional_id: str, to_node: int) -> None:
-        """Let another broker coordinate. It reads the log first. Raises ValueError if it can't."""
+        """Make another broker the coordinator. It reads the log first. Raises ValueError if it can't."""
         partition = self._states.partition_of(transactional_id)
         self._cluster.move_leader(TOPIC, partition.index, to_node)
 
     def describe(self, transactional_id: str) -> TransactionMetadata | None:
-        """What the coordinator knows of a transactional id, markers included that are due."""
+        """The coordinator's state of a transactional id, including markers that are due."""
         state = self._states.loaded(self._states.partition_of(transactional_id))
         transaction = None if state is None else state.get(transactional_id)
         return None if transaction is None else transaction.metadata
 
     async def wait_ended(self, transactional_id: str) -> TransactionMetadata:
-        """Wait until a transaction that is being committed or aborted is so everywhere.
+        """Wait until a transaction that is being committed or aborted has ended in all partitions.
 
-        Put a time-out around it. Returns at once if there is nothing to wait for.
+        Put a time-out around it. Returns immediately if no transaction is ending.
 
         Returns:
-            What the coordinator knows then.
+            The coordinator's state after that.
 
         Raises:
-            KeyError: it knows nothing of this transactional id.
+            KeyError: it does not know this transactional id.
         """
         while True:
             state = self._states.loaded(self._states.partition_of(transactional_id))
@@ -132,29 +132,29 @@ class TransactionCoordinator:
             await self._settled.wait()
 
     def hold_markers(self, topic: str | None = None, partition: int | None = None) -> None:
-        """From now on no marker is written: to any partition, or to those of one topic, or to one.
+        """Write no markers from now on: to any partition, or to those of one topic, or to one.
 
-        Transactions stay prepared, and what their producers ask is answered with CONCURRENT_TRANSACTIONS."""
+        Transactions stay prepared, and requests of their producers are answered with CONCURRENT_TRANSACTIONS."""
         self._markers.hold(topic, partition)
 
     def release_markers(self) -> None:
-        """Markers are written again, those that were held back first."""
+        """Write markers again, beginning with those that were held back."""
         self._markers.release()
         self.wake()
 
     def hold_loading(self) -> None:
-        """From now on, a new coordinator takes long to read its log: COORDINATOR_LOAD_IN_PROGRESS."""
+        """Delay the loading of logs: from now on, a new coordinator answers COORDINATOR_LOAD_IN_PROGRESS."""
         self._states.hold_loading()
 
     def release_loading(self) -> None:
-        """Coordinators have read their logs."""
+        """Let coordinators finish the loading of their logs."""
         self._states.release_loading()
         self.wake()
 
     def abort_timed_out(self) -> list[str]:
-        """Abort every transaction that is open for longer than its time-out, by the cluster's clock.
+        """Abort every transaction that has been open for longer than its time-out, by the cluster's clock.
 
-        Happens by itself each `sweep_interval` seconds.
+        The cluster does this itself every `sweep_interval` seconds.
 
         Returns:
             The transactional ids.
@@ -183,16 +183,16 @@ class TransactionCoordinator:
         partition: int | None = None,
         count: int = 1,
     ) -> None:
-        """Let the next `count` questions of leaders whether a batch belongs to a transaction go wrong.
+        """Let the next `count` verifications by leaders fail, which ask whether a batch belongs to a transaction.
 
-        A client sees NOT_ENOUGH_REPLICAS with a text that names `error`, if that is one that keeps a leader
-        from an answer; any other error is passed on.
+        A client gets NOT_ENOUGH_REPLICAS with a text that names `error`, if `error` is one that prevents the leader
+        from getting an answer; any other error is passed on.
 
         Args:
-            error: What the leader learns instead of an answer.
-            topic: Only questions that concern this topic.
+            error: The error that the leader gets instead of an answer.
+            topic: Only verifications that concern this topic.
             partition: Only those that concern this partition.
-            count: How many.
+            count: The number of verifications.
         """
         self.verification_faults.add(ErrorCode(error), topic, partition, count)
 
@@ -200,7 +200,7 @@ class TransactionCoordinator:
         """Forget a transactional id, as Kafka does after seven days without use.
 
         Raises:
-            KeyError: nothing is known of it.
+            KeyError: the coordinator does not know it.
             TransactionRefused: it is in use.
         """
         state = self._states.loaded(self._states.partition_of(transactional_id))
@@ -251,7 +251,7 @@ class TransactionCoordinator:
         *,
         client_version: int = 0,
     ) -> None:
-        """The transaction is about to write to these partitions."""
+        """Add these partitions to the transaction before it writes to them."""
         transaction = self._known(node, transactional_id)
         try:
             transaction.add_partitions(
@@ -274,7 +274,7 @@ class TransactionCoordinator:
     async def end(
         self, node: int, transactional_id: str, producer: ProducerIdAndEpoch, *, commit: bool, bump: bool
     ) -> ProducerIdAndEpoch:
-        """Prepare to commit or to abort; the markers are written later.
+        """Prepare the commit or the abort; the markers are written later.
 
         Returns:
             The producer id and the epoch of the next transaction.
@@ -309,7 +309,7 @@ class TransactionCoordinator:
     # The log
 
     def _read(self, partition: Partition) -> dict[str, TransactionalId]:
-        """What a new leader finds in the log; transactions that were prepared go on to their markers."""
+        """Read the states in a new leader's log; prepared transactions continue with their markers."""
         found = {key: TransactionalId(metadata) for key, metadata in read_states(partition.log).items()}
         for transaction in found.values():
             if transaction.state in PREPARED:
@@ -317,7 +317,7 @@ class TransactionCoordinator:
         return found
 
     async def _written(self, transaction: TransactionalId) -> None:
-        """Write what is pending and wait until it counts."""
+        """Write the pending state and wait until it counts."""
         done = self._write(transaction)
         if not done.done():
             try:
@@ -328,7 +328,7 @@ class TransactionCoordinator:
         done.result()
 
     def _write(self, transaction: TransactionalId) -> asyncio.Future[None]:
-        """Write what is pending. It counts at once if the followers keep up, else _run sees to it."""
+        """Write the pending state. It counts immediately if the followers keep up; else _run settles it."""
         assert transaction.pending is not None
         to = transaction.pending
         partition = self._states.partition_of(to.transactional_id)
@@ -346,7 +346,7 @@ class TransactionCoordinator:
         return done
 
     def _settle_replicated(self) -> None:
-        """States that are replicated count; those whose leader lost its office never will, here."""
+        """Let replicated states count; discard those whose leader has changed."""
         still = []
         for writing in self._writing:
             partition, leader_epoch, offset, transaction, done = writing
@@ -354,7 +354,7 @@ class TransactionCoordinator:
                 transaction.give_up()
                 if not done.done():
                     done.set_exception(TransactionRefused(ErrorCode.NOT_COORDINATOR))
-                    done.exception()  # nobody may wait for it any more
+                    done.exception()  # the request that waited for it can have ended
             elif partition.high_watermark > offset:
                 self._settle(partition, transaction)
                 if not done.done():
@@ -374,25 +374,25 @@ class TransactionCoordinator:
             assert state is not None
             del state[transaction.metadata.transactional_id]
 
-    # What no request waits for
+    # Background work
 
     def wake(self) -> None:
-        """Something has changed that may let a marker be written, or a coordinator load its log."""
+        """Wake the background task after a change, which can allow it to write a marker or load a log."""
         self._wake.set()
 
     def resume(self) -> None:
-        """Go on with the background work after a stop, perhaps on another event loop; if there was any."""
+        """Continue the background work after a stop, if there was any, perhaps on another event loop."""
         if self._task is None and self._states.exists:
             self._settled, self._wake = asyncio.Event(), asyncio.Event()
             self._keep_running()
 
     def halt(self) -> None:
-        """Stop all background work; `wait_stopped` comes next."""
+        """Stop all background work. Call `wait_stopped` next."""
         if self._task is not None:
             self._task.cancel()
 
     async def wait_stopped(self) -> None:
-        """Wait until the background task is gone."""
+        """Wait until the background task has ended."""
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
@@ -451,7 +451,7 @@ class TransactionCoordinator:
                     and not self._is_being_written(transaction)
                     and self._markers.write(transaction.metadata, partition.leader_epoch)
                 ):
-                    if transaction.pending is None:  # It could not be written the last time.
+                    if transaction.pending is None:  # The last attempt to write it failed.
                         transaction.complete(now_ms=self._cluster.now_ms())
                     with suppress(TransactionRefused):
                         self._write(transaction)

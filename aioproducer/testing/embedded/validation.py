@@ -1,8 +1,8 @@
-"""What a leader checks of a batch before it appends it: the batch alone, then its records.
+"""A leader's checks of a batch before the append: first the batch alone, then its records.
 
-The order is Kafka's, since a batch with two faults is refused for the first that is found: ProduceRequest
-(`only_batch`), then UnifiedLog and LogValidator (`validate`). What a producer's sequences say is checked by
-the log itself, later.
+The order is Kafka's, since a batch with two faults is rejected for the first that is found: ProduceRequest
+(`only_batch`), then UnifiedLog and LogValidator (`validate`). The log itself checks a producer's sequences
+later.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from aioproducer.testing.embedded.record_scan import ScannedRecords, UnreadableL
 _KNOWN_CODECS = frozenset(Codec)
 
 _PRODUCER_ID_END = 51
-"""Where the producer id ends, which Kafka reads of each batch before it looks at the length of the header."""
+"""The end of the producer id, which Kafka reads of each batch before it checks the length of the header."""
 
 _SMALLEST_BATCH = 14
-"""Bytes behind the length; what a batch of format v0 has (LegacyRecord.RECORD_OVERHEAD_V0)."""
+"""Bytes after the length in a batch of format v0 (LegacyRecord.RECORD_OVERHEAD_V0)."""
 
 _ZSTD_SINCE = 7
-"""The first Produce version that may carry zstd (KIP-110)."""
+"""The first Produce version in which zstd is allowed (KIP-110)."""
 
 _MAX_UNCOMPRESSED = 1 << 30  # bytes
 _JAVA_INT_MAX = 2**31 - 1
@@ -61,22 +61,22 @@ _CRC = struct.Struct(">I")
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 
 _KEPT_ATTRIBUTES = CODEC_MASK | TRANSACTIONAL | CONTROL
-"""What is left of the attributes when the broker writes them anew."""
+"""The attributes that remain when the broker re-creates a batch."""
 
 
 class ValidBatch(NamedTuple):
-    """A batch that may be appended; still without its base offset and leader epoch."""
+    """A batch that can be appended; still without its base offset and leader epoch."""
 
     header: BatchHeader
     data: Bytes
 
 
 class RequestError(Exception):
-    """Kafka's reader stumbles over a batch where that fails the whole request, with UNKNOWN_SERVER_ERROR."""
+    """Kafka's reader fails in a way that fails the whole request, with UNKNOWN_SERVER_ERROR."""
 
 
 def check_can_be_read(batches: Iterable[memoryview]) -> None:
-    """What Kafka's ReplicaManager reads of all batches of a request before it appends the first.
+    """Read the part of each batch that Kafka's ReplicaManager reads before it appends the first one.
 
     Raises:
         RequestError: one of them ends before the end of its producer id.
@@ -87,15 +87,15 @@ def check_can_be_read(batches: Iterable[memoryview]) -> None:
 
 
 def only_batch(records: memoryview | None, version: int) -> memoryview:
-    """The bytes of the one batch that a Produce request brings for a partition, without what stands behind.
+    """Return the bytes of the one batch of a partition in a Produce request, without the bytes after it.
 
     Args:
         records: The partition's `records` field.
-        version: Of the request.
+        version: The version of the request.
 
     Raises:
-        AppendError: there is no whole batch, or more than one, or one that this version can't carry.
-        RequestError: the codec does not exist, in a version for which Kafka looks at it here.
+        AppendError: there is no whole batch, or more than one, or one that is not allowed in this version.
+        RequestError: the codec does not exist, in a version for which Kafka checks it here.
     """
     view = memoryview(records or b"")
     end = _end_of_batch(view, 0)
@@ -115,7 +115,7 @@ def only_batch(records: memoryview | None, version: int) -> memoryview:
 
 
 def _end_of_batch(view: memoryview, at: int) -> int | None:
-    """Where the batch at `at` ends; None if it is not all there (Kafka's ByteBufferLogInputStream)."""
+    """Return the end of the batch at `at`; None if the batch is incomplete (Kafka's ByteBufferLogInputStream)."""
     left = len(view) - at
     if left < LOG_OVERHEAD:
         return None
@@ -127,21 +127,21 @@ def _end_of_batch(view: memoryview, at: int) -> int | None:
     if view[at + MAGIC_AT] > MAGIC:
         raise AppendError(ErrorCode.CORRUPT_MESSAGE, f"message format v{view[at + MAGIC_AT]}")
     if length > _JAVA_INT_MAX - LOG_OVERHEAD:
-        # Java's sum becomes negative and then fits anywhere.
+        # Java's sum overflows to a negative number and passes the check.
         raise AppendError(ErrorCode.UNKNOWN_SERVER_ERROR, f"a record batch of length {length}")
     return at + LOG_OVERHEAD + length if left >= LOG_OVERHEAD + length else None
 
 
 def validate(batch: memoryview, config: LogConfig, now_ms: int) -> ValidBatch:
-    """The batch as a log with these settings will keep it.
+    """Return the batch in the form in which a log with these settings keeps it.
 
     Args:
-        batch: What `only_batch` returned.
-        config: Of the topic.
+        batch: The result of `only_batch`.
+        config: The settings of the topic.
         now_ms: The broker's wall clock, in milliseconds.
 
     Raises:
-        AppendError: Kafka would refuse it, whatever the log holds.
+        AppendError: Kafka would reject it, whatever the log contains.
     """
     header = _whole_batch(batch, config)
     _check_header(header)
@@ -155,7 +155,7 @@ def validate(batch: memoryview, config: LogConfig, now_ms: int) -> ValidBatch:
     elif codec is Codec.NONE or records.are_numbered:
         valid = _stamped(batch, header, max_timestamp, config.uses_log_append_time)
     else:
-        # Kafka sets out to number them anew, and fails: it has stepped over the keys and values.
+        # Kafka tries to renumber them, and fails: it has skipped the keys and values.
         raise _server_error("compressed records whose offset deltas are not 0, 1, 2 and so on")
     if valid.header.size > config.segment_bytes:
         raise AppendError(
@@ -227,7 +227,7 @@ def _read_records(batch: memoryview, header: BatchHeader) -> ScannedRecords:
 
 
 def _check_records(records: ScannedRecords, header: BatchHeader, config: LogConfig, now_ms: int) -> None:
-    """LogValidator.validateRecord: all records are looked at, and all that are to blame are named (KIP-467)."""
+    """LogValidator.validateRecord: checks all records and names all that have errors (KIP-467)."""
     errors: dict[int, str] = {}
     if config.is_compacted:
         errors.update((index, "a compacted topic takes no record without a key") for index in records.keyless)
@@ -263,10 +263,10 @@ def _stamped(batch: memoryview, header: BatchHeader, max_timestamp: int, log_app
 def _packed_anew(
     records: ScannedRecords, header: BatchHeader, codec: Codec, max_timestamp: int, log_append_time: bool
 ) -> ValidBatch:
-    """The records in a batch of another codec, numbered without gaps (MemoryRecordsBuilder).
+    """Re-create the batch with another codec and without gaps in its numbers (MemoryRecordsBuilder).
 
     Raises:
-        AppendError: a time or the producer's state is one that Kafka's builder refuses.
+        AppendError: Kafka's builder rejects a timestamp or the producer's state.
     """
     if any(timestamp < 0 and timestamp != NO_TIMESTAMP for timestamp in records.timestamps):
         raise _server_error("a negative timestamp")
@@ -291,7 +291,7 @@ def _packed_anew(
 
 
 def _encoded(records: ScannedRecords) -> bytes:
-    """The records behind each other, with new deltas."""
+    """Encode the records one after the other, with new deltas."""
     payload = bytearray()
     base_timestamp = records.timestamps[0]
     for index, (timestamp, (start, end)) in enumerate(zip(records.timestamps, records.bodies, strict=True)):
@@ -305,7 +305,7 @@ def _encoded(records: ScannedRecords) -> bytes:
 
 
 def _sealed(header: BatchHeader, payload: Bytes) -> ValidBatch:
-    """Header and payload in one, with a new checksum."""
+    """Join header and payload, with a new checksum."""
     data = bytearray(_HEADER.pack(*header))
     data += payload
     crc = crc32c.crc32c(memoryview(data)[ATTRIBUTES_AT:])
@@ -313,7 +313,7 @@ def _sealed(header: BatchHeader, payload: Bytes) -> ValidBatch:
     return ValidBatch(header._replace(crc=crc), data)
 
 
-# Refusals. Of those that are not everyday ones, Kafka tells where the log starts.
+# Errors. Kafka's response to unusual ones contains the log start offset.
 
 
 def _invalid(message: str) -> AppendError:
@@ -321,5 +321,5 @@ def _invalid(message: str) -> AppendError:
 
 
 def _server_error(message: str) -> AppendError:
-    """What Kafka's reader stumbles over without an error of its own for it."""
+    """An error in Kafka's reader that has no error code of its own."""
     return AppendError(ErrorCode.UNKNOWN_SERVER_ERROR, message, tells_log_start=True)

@@ -1,8 +1,8 @@
-"""Before a transactional batch is appended, the leader asks the coordinator whether it belongs to a transaction.
+"""The check before a transactional batch is appended: the leader asks the coordinator about the transaction.
 
-Brokers do so since Kafka 3.6 (KIP-890, AddPartitionsToTxnManager); from Produce version 12 and TxnOffsetCommit
-version 5 on, the same question adds the partition. Whatever keeps the leader from an answer is told to old
-clients as NOT_ENOUGH_REPLICAS, since that makes them send the same batch again.
+Brokers do this since Kafka 3.6 (KIP-890, AddPartitionsToTxnManager). From Produce version 12 and TxnOffsetCommit
+version 5 on, the same request adds the partition. If the leader gets no answer, old clients receive
+NOT_ENOUGH_REPLICAS, which makes them send the same batch again.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ RETRY_BACKOFF = 0.02
 """Seconds; Kafka's add.partitions.to.txn.retry.backoff.ms."""
 
 RETRY_LIMIT = 0.1
-"""Seconds for which a leader itself asks again; Kafka's add.partitions.to.txn.retry.backoff.max.ms."""
+"""Seconds for which a leader itself retries; Kafka's add.partitions.to.txn.retry.backoff.max.ms."""
 
 COORDINATOR_TIMEOUT = 30.0
-"""Seconds until a leader takes a coordinator that does not answer for lost."""
+"""Seconds after which a leader considers a coordinator that does not answer as lost."""
 
 _PASSED_ON = frozenset({ErrorCode.CONCURRENT_TRANSACTIONS})
 _UNREACHABLE = frozenset(
@@ -49,7 +49,7 @@ _UNREACHABLE = frozenset(
 
 
 class Support(Enum):
-    """What the client of a request knows of verification (Kafka's TransactionSupportedOperation)."""
+    """A request's support of verification, by its version (Kafka's TransactionSupportedOperation)."""
 
     NOTHING = "INVALID_TXN_STATE if the partition was not added"
     ABORTABLE = "TRANSACTION_ABORTABLE instead"
@@ -57,7 +57,7 @@ class Support(Enum):
 
     @classmethod
     def of(cls, version: int, abortable_since: int) -> Support:
-        """By the version of a request; the version after `abortable_since` adds partitions."""
+        """Return the support of a request version; the version after `abortable_since` adds partitions."""
         if version > abortable_since:
             return cls.ADDS
         return cls.ABORTABLE if version == abortable_since else cls.NOTHING
@@ -75,17 +75,17 @@ class _Fault:
 
 
 class VerificationFaults:
-    """Questions that go wrong by script, in the order in which they were added."""
+    """Scripted faults of verification, in the order in which they were added."""
 
     def __init__(self) -> None:
         self._faults: list[_Fault] = []
 
     def add(self, error: ErrorCode, topic: str | None, partition: int | None, count: int) -> None:
-        """Let the next `count` questions that concern the topic and the partition go wrong; None is any."""
+        """Let the next `count` questions that concern the topic and the partition fail; None means any."""
         self._faults.append(_Fault(error, topic, partition, count))
 
     def take(self, targets: Sequence[TopicPartition]) -> ErrorCode | None:
-        """What the leader learns instead of an answer; None lets it ask."""
+        """Return the error that the leader gets instead of an answer; None lets it ask."""
         for fault in self._faults:
             if fault.left and any(fault.concerns(target) for target in targets):
                 fault.left -= 1
@@ -94,14 +94,14 @@ class VerificationFaults:
 
 
 class Question(NamedTuple):
-    """May a batch with this sequence be appended?"""
+    """Can a batch with this sequence be appended?"""
 
     partition: Partition
     sequence: int
 
 
 class Verified(NamedTuple):
-    """What is known of one partition before a batch is appended."""
+    """The result for one partition before a batch is appended."""
 
     guard: VerificationGuard
     code: ErrorCode
@@ -109,7 +109,7 @@ class Verified(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """What a Produce request may do to one partition."""
+    """The permission of a Produce request for one partition."""
 
     guard: VerificationGuard | None = None
     error: AppendError | None = None
@@ -121,8 +121,8 @@ async def verified_batches(
     """Ask the coordinator about the transactional batches of a Produce request.
 
     Returns:
-        For each partition that the request concerns what to know before the append. Those that no
-        transaction concerns are missing.
+        The result of each partition that the request concerns, needed before the append. Partitions without
+        transactional batches are missing.
     """
     batches = list(_batches(context, request))
     if not any(header.is_transactional for _, _, header in batches):
@@ -135,7 +135,7 @@ async def verified_batches(
         code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
         error = AppendError(code, "transactional batches without a transactional id that may be written with")
         return dict.fromkeys(everywhere, Checked(error=error))
-    # A batch without a producer id is no part of any transaction, whatever its bit says.
+    # A batch without a producer id belongs to no transaction, whatever its bit says.
     batches = [one for one in batches if one[2].is_transactional and one[2].producer_id != NO_PRODUCER_ID]
     producers = {
         ProducerIdAndEpoch(header.producer_id, header.producer_epoch): None for _, _, header in batches
@@ -177,7 +177,7 @@ def _batches(
                 assert data.records is None or isinstance(data.records, memoryview)
                 header = read_header(data.records or b"")
             except ProtocolError:
-                continue  # The append will say what is wrong with it.
+                continue  # The append will report the error.
             yield TopicPartition(name, data.index), topic.partition(data.index) if topic else None, header
 
 
@@ -188,7 +188,7 @@ async def _verify_patiently(
     questions: Mapping[TopicPartition, Question],
     support: Support,
 ) -> dict[TopicPartition, Verified]:
-    """As `verify`. To add a partition, a leader asks again while the markers of the last transaction are due."""
+    """Like `verify`. To add a partition, a leader retries while the markers of the last transaction are due."""
     loop = asyncio.get_running_loop()
     give_up = loop.time() + RETRY_LIMIT
     while True:
@@ -206,8 +206,8 @@ async def verify(
     questions: Mapping[TopicPartition, Question],
     support: Support,
 ) -> dict[TopicPartition, Verified]:
-    """Ask the coordinator about those partitions where the transaction has not written yet."""
-    # The guards come first: a marker that is written meanwhile makes them void.
+    """Ask the coordinator about those partitions to which the transaction has not written yet."""
+    # Create the guards first: a marker that is written meanwhile makes them void.
     guards = {
         target: partition.log.start_verification(
             *producer, sequence, is_new_producer_refused=support is Support.ADDS
@@ -266,7 +266,7 @@ async def _reach(cluster: EmbeddedCluster, node: int) -> None:
 
 
 def _as_known(code: ErrorCode, support: Support) -> ErrorCode:
-    """The coordinator's answer in the words that a leader uses, and that the client knows."""
+    """Translate the coordinator's answer to the code that a leader uses and the client knows."""
     if code is ErrorCode.PRODUCER_FENCED:
         return ErrorCode.INVALID_PRODUCER_EPOCH
     if code is ErrorCode.TRANSACTION_ABORTABLE and support is Support.NOTHING:
@@ -275,7 +275,7 @@ def _as_known(code: ErrorCode, support: Support) -> ErrorCode:
 
 
 def _as_append_error(code: ErrorCode, support: Support) -> AppendError | None:
-    """What a Produce request is answered; Kafka's texts, since clients tell the meanings of 19 apart by them."""
+    """The error of a Produce request, with Kafka's text: clients distinguish the meanings of code 19 by it."""
     if code is ErrorCode.NONE:
         return None
     if code is ErrorCode.INVALID_TXN_STATE:

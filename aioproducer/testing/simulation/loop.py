@@ -6,9 +6,9 @@
 
     simulate(main, seed=1)
 
-Nothing waits for a real clock, a real socket or a thread: when nothing is left to do at one moment, the clock jumps
-to the next. Code runs here unmodified if it takes its time from `loop.time()`, its randomness from a seeded
-`random.Random`, and never iterates over a set."""
+Nothing waits for a real clock, a real socket or a thread: when all work of one moment is done, the clock jumps to
+the next. Code runs here unmodified if it uses `loop.time()` for time and a seeded `random.Random` for randomness,
+and never iterates over a set."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ BEGIN = 1_000.0
 """Loop time at the start, in seconds. Not 0: a clock that begins there hides code that takes 0.0 for "never"."""
 
 WALL_BEGIN = 1_700_000_000.0 - BEGIN
-"""What `SimulatedLoop.wall_time` adds to the loop's time, in seconds since 1970."""
+"""The difference between `SimulatedLoop.wall_time`, in seconds since 1970, and the loop's time."""
 
 TURNS_AT_ONE_MOMENT = 100_000
-"""Rounds of the loop at one moment of virtual time from which on it is taken for a loop that never ends."""
+"""The number of rounds of the loop at one moment of virtual time after which it is considered endless."""
 
 
 GRACE = 3600.0
-"""Virtual seconds that tasks get to end once a run has stalled and they are cancelled."""
+"""Virtual seconds in which tasks can end after a run has stalled and they are cancelled."""
 
 
 class SimulationStalled(AssertionError):
-    """Nothing will ever happen again, or virtual time does not go on; it names the tasks that wait."""
+    """Nothing will ever happen again, or virtual time does not advance; the text names the waiting tasks."""
 
 
 class SimulatedLoop(asyncio.BaseEventLoop):
@@ -47,24 +47,24 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def __init__(
         self, seed: int = 0, *, network: SimulatedNetwork | None = None, time_limit: float = 1e6
     ) -> None:
-        """A loop that is not running.
+        """Create a loop that is not running.
 
         Args:
             seed: decides every latency and every piece in which bytes arrive.
             network: how connections behave; by default a network of loopback-like latencies.
-            time_limit: virtual seconds after which the run is taken for stuck.
+            time_limit: virtual seconds after which the run is considered stuck.
         """
         super().__init__()
         self.random = Random(seed)
-        """Where the network's chances come from; others may take theirs from here too."""
+        """The source of the network's randomness; others can also use it."""
         self.network = network or SimulatedNetwork()
         self.network.attach(self, self.random)
         self.thread_delay = (0.0, 0.0005)
-        """Seconds that a call in an executor takes: between the two."""
+        """The least and the most seconds that a call in an executor takes."""
         self._now = BEGIN
         self._end = BEGIN + time_limit
         self._turns = 0
-        self._selector = self  # BaseEventLoop asks it for events; the clock is all that there is
+        self._selector = self  # BaseEventLoop asks it for events; only the clock has any
         self._clock_resolution = 1e-9
 
     # The clock
@@ -93,24 +93,24 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         return []
 
     def _stalled(self, what: str) -> SimulationStalled:
-        # Whoever catches it cancels the tasks, which takes some more turns.
+        # The caller that catches it cancels the tasks, which takes some more turns.
         self._turns = 0
         self._end = self._now + GRACE
         names = sorted(task.get_name() for task in asyncio.all_tasks(self))
         return SimulationStalled(f"{what}; tasks: {', '.join(names) or 'none'}")
 
     def _process_events(self, event_list: list[Any]) -> None:
-        """There are none."""
+        """Do nothing: there are no events."""
 
     def _write_to_self(self) -> None:
-        """Nothing sleeps that would have to be woken."""
+        """Do nothing: the loop never sleeps."""
 
-    # What code asks of a loop
+    # The methods of an event loop
 
     async def getaddrinfo(  # type: ignore[override]  # fewer kinds of arguments than the real one takes
         self, host: str, port: int, *, family: int = 0, type: int = 0, proto: int = 0, flags: int = 0
     ) -> list[tuple[Any, ...]]:
-        """What the network's name server says."""
+        """Return the addresses that the network's name server has for the host."""
         addresses = await self.network.resolve(host)
         return [
             (
@@ -126,7 +126,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def run_in_executor(  # type: ignore[override]  # the base class declares it with TypeVarTuple
         self, executor: Any, func: Callable[..., T], *args: Any
     ) -> asyncio.Future[T]:
-        """Call it at once, in this thread; its result comes a little later, as from another thread."""
+        """Call it immediately, in this thread; its result arrives a little later, as from another thread."""
         future: asyncio.Future[T] = self.create_future()
         try:
             result = func(*args)
@@ -139,7 +139,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     async def create_connection(  # type: ignore[override]  # only what aioproducer uses
         self, protocol_factory: Callable[[], asyncio.BaseProtocol], host: str, port: int
     ) -> tuple[SimulatedTransport, asyncio.BaseProtocol]:
-        """A connection to a server of this loop. Raises OSError if nobody listens there."""
+        """Connect to a server of this loop. Raises OSError if no server listens there."""
         return await self.network.connect(protocol_factory, host, port)
 
     async def create_server(  # type: ignore[override]  # only what aioproducer uses
@@ -151,7 +151,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         start_serving: bool = True,
         ssl: None = None,
     ) -> SimulatedServer:
-        """A server for connections of this loop. Raises OSError if the port is taken."""
+        """Create a server for connections of this loop. Raises OSError if the port is taken."""
         assert ssl is None, "there is no TLS in a simulation"
         server = self.network.listen(protocol_factory, host, port)
         if start_serving:
@@ -180,7 +180,7 @@ def simulate(
     Args:
         main: makes the coroutine; `asyncio.get_running_loop()` is the SimulatedLoop in it.
         seed: the same seed gives the same run.
-        network: as SimulatedLoop takes it.
+        network: the network, as for SimulatedLoop.
         time_limit: virtual seconds.
 
     Raises:

@@ -1,7 +1,7 @@
 """The network of a SimulatedLoop: listeners, connections, name lookups, and what can go wrong with them.
 
-A connection is two queues of bytes on their way, each with an order, a latency and a bounded window, as TCP has them:
-what does not fit stays with the sender's transport, which says so. Nothing here knows what the bytes mean."""
+A connection has two queues of bytes on their way, each with an order, a latency and a bounded window, as in TCP.
+Bytes that do not fit stay in the sender's transport, which reports it. The content of the bytes is not used here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 RETRANSMISSION = 0.2
-"""Seconds until an attempt to connect that was not answered is made again by TCP itself."""
+"""Seconds until TCP itself repeats an attempt to connect that was not answered."""
 
 _FIRST_PORT = 9092
 _FIRST_CLIENT_PORT = 40_000
@@ -29,14 +29,14 @@ _TRACED = struct.Struct(">dIBI")
 
 
 class Latency(NamedTuple):
-    """Seconds that something takes: at least `least`, at most `most`."""
+    """The duration of something in seconds: at least `least`, at most `most`."""
 
     least: float = 0.0001
     most: float = 0.0005
 
 
 class _Socket(NamedTuple):
-    """What a server tells of its socket."""
+    """The socket of a server, as far as it is visible."""
 
     address: Address
 
@@ -58,15 +58,15 @@ class SimulatedNetwork:
         """Describe a network.
 
         Args:
-            latency: of each piece of bytes, one way.
+            latency: of each piece of bytes, in one direction.
             window: bytes of one direction that are on their way or unread; more stay with the sender.
-            pieces: how probable it is that bytes arrive in two pieces.
-            reset: how probable it is that a dropped connection loses what was on its way.
+            pieces: the probability that bytes arrive in two pieces.
+            reset: the probability that a dropped connection loses the bytes on their way.
         """
         self.latency = latency
         self.window = window
         self.names: dict[str, tuple[str, ...]] = {}
-        """What names mean; each other name is its own address, an empty tuple is a name that does not exist."""
+        """The addresses of names. Any other name is its own address; an empty tuple makes a name unknown."""
         self.lookup_delay = 0.0
         """Seconds until a name is resolved."""
         self._pieces = pieces
@@ -78,21 +78,21 @@ class SimulatedNetwork:
         self._client_ports = _FIRST_CLIENT_PORT
         self._count = 0
         self._open: dict[int, tuple[SimulatedTransport, SimulatedTransport]] = {}
-        """(client's end, server's end) of each connection of which one end at least is open."""
+        """(client's end, server's end) of each connection with at least one open end."""
         self._held: dict[tuple[int, bool], None] = {}
-        """(port, towards the server): what is on its way stays there."""
+        """(port, towards the server) of each direction in which nothing arrives."""
         self._trace = hashlib.sha256()
 
     def attach(self, loop: SimulatedLoop, random: Random) -> None:
-        """Called by the loop: this is its network."""
+        """Attach the network to its loop, which calls this."""
         self._loop = loop
         self._random = random
 
-    # For tests: what is there
+    # For tests: inspection
 
     @property
     def digest(self) -> str:
-        """A SHA-256 over every byte that was sent so far, and when, and on which connection."""
+        """A SHA-256 over every byte that was sent so far, with its time and its connection."""
         return self._trace.hexdigest()
 
     @property
@@ -100,26 +100,26 @@ class SimulatedNetwork:
         """The clients' ends that are not closed."""
         return [client for client, _ in self._open.values() if not client.is_closing()]
 
-    # For tests: what shall happen
+    # For tests: faults
 
     def cut(self, port: int) -> int:
-        """Reset all connections to a port; what is on its way is lost in part. Returns how many there were."""
+        """Reset all connections to a port; some bytes on their way are lost. Returns the number of connections."""
         found = [ends for ends in self._open.values() if ends[1].port == port]
         for client, server in found:
             client.break_off()
             if self.loses():
-                server.break_off()  # else it learns of it after what was on its way
+                server.break_off()  # else it would notice only after the bytes on their way
         return len(found)
 
     def hold(self, port: int, *, requests: bool = True, answers: bool = True) -> None:
-        """What is sent to a port, or from it, stays on its way, new connections included; nobody is told."""
+        """Hold back all bytes to or from a port, and new connections; neither end notices."""
         if requests:
             self._held[port, True] = None
         if answers:
             self._held[port, False] = None
 
     def release(self, port: int | None = None) -> None:
-        """What was held arrives, as after a retransmission. None: of all ports."""
+        """Let bytes that were held back arrive, as after a retransmission. None: of all ports."""
         for held in [held for held in self._held if port in (None, held[0])]:
             del self._held[held]
         for ends in list(self._open.values()):
@@ -127,7 +127,7 @@ class SimulatedNetwork:
                 end.go_on()
 
     def is_held(self, port: int, *, to_server: bool) -> bool:
-        """Whether nothing arrives in this direction now."""
+        """True if nothing arrives in this direction at present."""
         return (port, to_server) in self._held
 
     def _is_silent(self, port: int) -> bool:
@@ -145,7 +145,7 @@ class SimulatedNetwork:
         return addresses
 
     def listen(self, factory: Callable[[], asyncio.BaseProtocol], host: str, port: int) -> SimulatedServer:
-        """A server that does not serve yet."""
+        """Create a server that does not serve yet."""
         if port == 0:
             port = self._ports
             self._ports += 1
@@ -154,22 +154,22 @@ class SimulatedNetwork:
         return SimulatedServer(self, self._loop, factory, (host, port))
 
     def bind(self, server: SimulatedServer, address: Address) -> None:
-        """A server takes connections from now on."""
+        """Let a server accept connections from now on."""
         self._listeners[address] = server
 
     def unbind(self, address: Address) -> None:
-        """It takes none any more."""
+        """Let the server at this address accept no more connections."""
         self._listeners.pop(address, None)
 
     def serves(self, address: Address) -> bool:
-        """Whether somebody takes connections there."""
+        """True if a server accepts connections at this address."""
         return address in self._listeners
 
     async def connect(
         self, factory: Callable[[], asyncio.BaseProtocol], host: str, port: int
     ) -> tuple[SimulatedTransport, asyncio.BaseProtocol]:
-        """As `create_connection`: one round trip. Raises OSError if nobody listens."""
-        while self._is_silent(port):  # noqa: ASYNC110  # nobody tells TCP either
+        """Like `create_connection`: one round trip. Raises OSError if no server listens there."""
+        while self._is_silent(port):  # noqa: ASYNC110  # TCP is not notified either
             await asyncio.sleep(RETRANSMISSION)
         await asyncio.sleep(self.delay())
         server = self._listeners.get((host, port))
@@ -196,38 +196,38 @@ class SimulatedNetwork:
     # For transports
 
     def delay(self) -> float:
-        """Seconds until the next thing arrives."""
+        """Seconds until the next item arrives."""
         return self._random.uniform(*self.latency)
 
     def cuts(self, size: int) -> Iterable[int]:
-        """Into which sizes bytes fall on their way."""
+        """The sizes into which bytes are divided on their way."""
         if size > 1 and self._random.random() < self._pieces:
             first = self._random.randrange(1, size)
             return (first, size - first)
         return (size,)
 
     def loses(self) -> bool:
-        """Whether a connection that is dropped loses what is on its way."""
+        """True if a dropped connection loses the bytes on their way."""
         return self._random.random() < self._reset
 
     def keeps(self, count: int) -> int:
-        """How many of the things on their way still arrive."""
+        """The number of items on their way that still arrive."""
         return self._random.randint(0, count)
 
     def note(self, number: int, is_client: bool, data: bytes | bytearray | memoryview) -> None:
-        """Take down what is sent."""
+        """Record the bytes that are sent."""
         self._trace.update(_TRACED.pack(self._loop.time(), number, is_client, len(data)))
         self._trace.update(data)
 
     def forget(self, number: int) -> None:
-        """A connection's end is closed; of both, the connection is."""
+        """Note that one end of a connection is closed, and forget the connection when both are."""
         ends = self._open.get(number)
         if ends is not None and all(end.is_closed for end in ends):
             del self._open[number]
 
 
 class SimulatedServer(asyncio.AbstractServer):
-    """What `create_server` returns."""
+    """The result of `create_server`."""
 
     def __init__(
         self,
@@ -243,25 +243,25 @@ class SimulatedServer(asyncio.AbstractServer):
         self._address = address
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
-        """The loop that it belongs to."""
+        """The loop of the server."""
         return self._server_loop
 
     async def start_serving(self) -> None:
-        """Take connections from now on."""
+        """Accept connections from now on."""
         self._network.bind(self, self._address)
 
     def close(self) -> None:
-        """Take no more connections; those that are open stay so."""
+        """Accept no more connections; those that are open stay open."""
         self._network.unbind(self._address)
 
     async def wait_closed(self) -> None:
-        """At once."""
+        """Return immediately."""
 
     def is_serving(self) -> bool:
-        """Whether it takes connections."""
+        """True if it accepts connections."""
         return self._network.serves(self._address)
 
     async def serve_forever(self) -> None:
-        """Until it is cancelled."""
+        """Serve until it is cancelled."""
         await self.start_serving()
         await self._server_loop.create_future()

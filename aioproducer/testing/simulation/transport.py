@@ -1,7 +1,7 @@
-"""One end of a simulated connection: what asyncio calls a transport, without a socket.
+"""One end of a simulated connection: an asyncio transport without a socket.
 
-Bytes go through a queue with an order, a latency and a bounded window to the other end; what does not fit stays here,
-and the protocol is told, as over TCP. The network decides how long things take and what gets lost."""
+Bytes pass through a queue with an order, a latency and a bounded window to the other end. Bytes that do not fit stay
+here, and the protocol is notified, as over TCP. The network decides about latencies and losses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Address = tuple[str, int]
 _Item = bytes | OSError | None
-"""What arrives: bytes, a reset, or the end."""
+"""An item that arrives: bytes, a reset, or the end."""
 
 
 def _reset() -> OSError:
@@ -40,9 +40,9 @@ class SimulatedTransport(asyncio.Transport):
         super().__init__({"sockname": own, "peername": peer})
         self.peer: SimulatedTransport
         self.port = peer[1] if is_client else own[1]
-        """The server's."""
+        """The port of the server."""
         self.is_closed = False
-        """Nobody reads or writes here any more."""
+        """True once this end neither reads nor writes any longer."""
         self._network = network
         self._loop = loop
         self._number = number
@@ -50,32 +50,32 @@ class SimulatedTransport(asyncio.Transport):
         self._protocol: asyncio.Protocol
         self._closing = False
         self._has_begun = False
-        # what is written and not sent yet
+        # bytes that are written and not sent yet
         self._buffer: deque[bytes] = deque()
         self._buffered = 0
         self._high = 64 * 1024
         self._low = 16 * 1024
         self._is_paused = False
-        # what is on its way from here, with the time of its arrival
+        # items on their way from here, with the time of their arrival
         self._way: deque[tuple[float, _Item]] = deque()
         self._outstanding = 0
         """Bytes on their way, or arrived and not read."""
         self._last_arrival = 0.0
-        # what has arrived and is not read yet
+        # items that have arrived and are not read yet
         self._inbox: deque[_Item] = deque()
         self._reads = True
 
     def begin(self, protocol: asyncio.BaseProtocol) -> None:
-        """The connection is made."""
+        """Start the connection with its protocol."""
         assert isinstance(protocol, asyncio.Protocol)
         self._protocol = protocol
         self._has_begun = True
         protocol.connection_made(self)
-        if self.is_closed:  # it was cut before anybody had it
+        if self.is_closed:  # it was cut before it had a protocol
             self._loop.call_soon(protocol.connection_lost, _reset())
         self._loop.call_soon(self._read)
 
-    # What a transport is asked for
+    # The methods of a transport
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         assert isinstance(protocol, asyncio.Protocol)
@@ -124,25 +124,25 @@ class SimulatedTransport(asyncio.Transport):
         self.write(b"".join(list_of_data))
 
     def close(self) -> None:
-        """Send what is written, then the end."""
+        """Send the written bytes, then the end."""
         if not self._closing:
             self._closing = True
             if not self._buffer:
                 self._loop.call_soon(self._closed, None)
 
     def abort(self) -> None:
-        """Drop what is not sent; the other end learns of it, perhaps before it has read what was on its way."""
+        """Drop the unsent bytes; the other end is notified, perhaps before it has read the bytes on their way."""
         self._drop(None)
 
     # For the network
 
     def break_off(self) -> None:
-        """The connection is reset: what comes to this end is lost from somewhere on."""
+        """Reset the connection: from some point on, items that arrive at this end are lost."""
         self.peer._lose_some()
         self._drop(_reset(), tell=False)
 
     def go_on(self) -> None:
-        """What was held goes on."""
+        """Continue with the items that were held back."""
         if self._way and not self._is_held():
             for _ in self._way:
                 self._last_arrival = max(self._loop.time() + self._network.delay(), self._last_arrival)
@@ -176,9 +176,9 @@ class SimulatedTransport(asyncio.Transport):
             self._loop.call_at(when, self._arrive)
 
     def _arrive(self) -> None:
-        """One thing is there. Which one, the queue says: timers of the same moment have no order."""
+        """Take the next item of the queue; timers of the same moment have no order."""
         if not self._way or self._is_held():
-            return  # lost, or held meanwhile: go_on() sets another timer
+            return  # lost, or held back meanwhile: go_on() sets another timer
         _, item = self._way.popleft()
         peer = self.peer
         if peer.is_closed:
@@ -200,7 +200,7 @@ class SimulatedTransport(asyncio.Transport):
             self._protocol.pause_writing()
 
     def _acknowledged(self, size: int) -> None:
-        """The other end has read: there is room on the way."""
+        """Note that the other end has read: there is room in the window."""
         self._outstanding -= size
         if not self._buffer:
             return

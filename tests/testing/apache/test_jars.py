@@ -94,7 +94,7 @@ def test_a_named_java_is_an_executable_or_its_directory(tmp_path, what):
             r'not Java 17 or newer \(openjdk version "11.0.2" 2019-01-15\)',
         ),
         ("java: not found", r"not Java 17 or newer \(java: not found\)"),
-        (None, r"java='.*' is no Java runtime: .*/bin/java can't be run"),
+        (None, r"java='.*' is not a Java runtime: .*/bin/java can't be run"),
     ],
 )
 def test_a_named_java_that_is_none_or_old_is_refused(tmp_path, version, told):
