@@ -83,9 +83,8 @@ class Markers:
                     *metadata.identity, marker, self._cluster.now_ms()
                 ).last_offset
             except AppendError:
-                return (
-                    True  # A newer epoch or coordinator has written here: its transaction has already ended.
-                )
+                # A newer epoch or coordinator has written here: its transaction has already ended.
+                return True
             written = appended[target] = _Appended(partition.leader_epoch, offset)
         if partition.high_watermark > written.offset:
             return True
