@@ -113,7 +113,7 @@ class OidcTokenProvider:
         raise AuthenticationError(f"OAUTHBEARER: {self._where} gives no token: {why}")
 
     async def _ask(self) -> OAuthToken | tuple[str, bool]:
-        """A token; or why there is none, and whether that may pass."""
+        """Return a token, or the reason of a failure and whether a retry can help."""
         httpx = _httpx()
         context = self._ssl_context
         if context is None:

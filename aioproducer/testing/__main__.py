@@ -131,7 +131,7 @@ def _stop_with_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> No
     try:
         loop.call_soon_threadsafe(stop.set)
     except RuntimeError:
-        pass  # The loop is closed: it stopped before.
+        pass  # the loop has already stopped and is closed
 
 
 async def serve(cluster: EmbeddedCluster, *, stop_with_stdin: bool = False) -> None:

@@ -25,7 +25,7 @@ from flights import DemoError
 TIMEOUT = 15.0
 """Seconds to wait for one answer."""
 GLANCE = 0.2
-"""Seconds between two checks whether the answer is still wanted."""
+"""Seconds between two calls of a `Check`, which can end the work."""
 
 Check = Callable[[], None]
 """A function that raises an exception if the work is no longer wanted."""

@@ -3,7 +3,7 @@
     python -m tests.support.prose [--hits] [aioproducer/network docs ...]
 
 Prose is comments, docstrings, message texts and Markdown without code. The exit status is 1 if a phrase is more
-frequent than LIMIT in a part of the project that is held to it."""
+frequent than LIMIT in a part of the project."""
 
 from __future__ import annotations
 
@@ -168,17 +168,12 @@ def main() -> int:
     for part in arguments.parts or PARTS:
         counted = count(part)
         excesses = counted.excesses()
-        is_above |= bool(excesses) and part not in NOT_YET
+        is_above |= bool(excesses)
         shown = ", ".join(f"{phrase} {rate:.1f}" for phrase, rate in sorted(excesses.items())) or "ok"
-        waived = " (not held to it yet)" if excesses and part in NOT_YET else ""
-        sys.stdout.write(f"{part:28} {counted.words:6} words  {shown}{waived}\n")
+        sys.stdout.write(f"{part:28} {counted.words:6} words  {shown}\n")
         if arguments.hits:
             sys.stdout.writelines(f"  {hit.place}  {hit.phrase}: {hit.text[:100]}\n" for hit in counted.hits)
     return 1 if is_above else 0
-
-
-NOT_YET: set[str] = set()
-"""Parts whose prose is still to be rewritten."""
 
 
 if __name__ == "__main__":

@@ -51,8 +51,8 @@ _SINCE: dict[ApiKey, str] = {
 }
 
 _EVENT_HUBS_CEILINGS: dict[ApiKey, int] = {
-    # Clients report Metadata without topic ids (9) and OffsetFetch 8, and one of them guards against Produce
-    # with topic ids (13) beside it. The rest is what a Kafka of that age has.
+    # According to clients' logs, it serves Metadata without topic ids (9) and OffsetFetch 8, although Produce
+    # has topic ids (13), a combination that one client works around. The rest is as in a Kafka of that age.
     ApiKey.PRODUCE: 13,
     ApiKey.FETCH: 12,
     ApiKey.LIST_OFFSETS: 8,

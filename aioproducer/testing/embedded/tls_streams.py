@@ -59,22 +59,22 @@ class TlsWriter:
         return self._tls.getpeercert() if name == "peercert" else self._encrypted.get_extra_info(name)
 
     def write(self, data: bytes | memoryview) -> None:
-        """As a StreamWriter's."""
+        """Like StreamWriter.write."""
         view = memoryview(data)
         while len(view):
             view = view[self._tls.write(view) :]
         self._encrypted.write(self._outgoing.read())
 
     def writelines(self, segments: Iterable[bytes | memoryview]) -> None:
-        """As a StreamWriter's."""
+        """Like StreamWriter.writelines."""
         self.write(b"".join(segments))
 
     async def drain(self) -> None:
-        """As a StreamWriter's."""
+        """Like StreamWriter.drain."""
         await self._encrypted.drain()
 
     def close(self) -> None:
-        """As a StreamWriter's, with a good-bye in TLS."""
+        """Like StreamWriter.close, but send the TLS close_notify alert first."""
         if not self._encrypted.is_closing():
             try:
                 self._tls.unwrap()
@@ -84,7 +84,7 @@ class TlsWriter:
         self._encrypted.close()
 
     async def wait_closed(self) -> None:
-        """As a StreamWriter's."""
+        """Like StreamWriter.wait_closed."""
         await self._encrypted.wait_closed()
 
 
