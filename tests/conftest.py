@@ -11,6 +11,7 @@ import asyncio
 import functools
 import itertools
 import os
+import signal
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -92,6 +93,9 @@ _topics = itertools.count()
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell lets background jobs ignore Ctrl-C, and processes that tests start would inherit that.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # Neither counts the time of one example: the machine may stand still in it.
     hypothesis.settings.register_profile(
         "no deadline", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
