@@ -306,7 +306,7 @@ class NodeAvailability:
     def __init__(self, timeout: float) -> None:
         """With a `timeout` of 0 every broker counts as available."""
         self.timeout = timeout
-        # of brokers that have data waiting and can't take it: since when, and when that was last seen
+        # for each broker that can't accept the data waiting for it: since when, and when this was last observed
         self._since: dict[int, float] = {}
         self._looked: dict[int, float] = {}
 

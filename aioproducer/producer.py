@@ -764,8 +764,8 @@ class Producer(Transactional, FromConfig):
             # A participant may write to some partitions only: the partition must be known before the append.
             if key is None or not self._choice.is_compiled:
                 raise InvalidRecordError(
-                    "a producer that takes part in another producer's transaction needs partition=, or a key for "
-                    "murmur2",
+                    "a producer that takes part in another producer's transaction needs partition= or, with the "
+                    "partitioner murmur2, a key",
                     argument="partition",
                 )
             if type(key) is not bytes:

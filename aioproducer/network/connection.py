@@ -631,7 +631,7 @@ class Connection:
         self._opened_at = self._loop.time()
 
     async def _tls_context(self) -> ssl.SSLContext:
-        """Return the TLS context. Reading its files may hang (network, busy threads): the set-up timeout limits it."""
+        """Return the TLS context. Reading its files may hang (network, busy threads), so the set-up timeout applies."""
         try:
             async with asyncio.timeout(self._setup_timeout):
                 return await self._login.tls_context()

@@ -400,7 +400,7 @@ class Metadata:
         now = asyncio.get_running_loop().time()
         self.last_error = None
         self._failing_since = None
-        # A response long after the previous one is not a repetition, even if it contains no news.
+        # A response that arrives long after the previous one is not a repetition, even if it contains nothing new.
         is_repetition = cluster is before and now - self._not_before <= self._longest_backoff
         self._fruitless = self._fruitless + 1 if is_repetition else 0
         self._not_before = now + self._backoff()

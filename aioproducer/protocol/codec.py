@@ -135,7 +135,7 @@ def _null_in_version(field: str, version: int) -> UnsupportedVersionError:
 
 
 def _reader_of(kind: str) -> Read:
-    """Return the function that reads one number of an array."""
+    """Return the function that reads one number from an array."""
     unpack, size = struct.Struct(f">{_FIXED[kind]}").unpack_from, _SIZE[kind]
 
     def read(buf: Buffer, pos: int) -> tuple[Any, int]:

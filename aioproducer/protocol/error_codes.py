@@ -1,4 +1,4 @@
-"""Kafka's error codes, with the names of its class `Errors`."""
+"""Kafka's error codes, named as in its class `Errors`."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Action(Enum):
     RESEND_INNOCENT = "fail the records that the broker named, send the others again under a new epoch"
     # transactions; FAIL for a record in a transaction also means ABORT
     ABORT = "fail; the transaction must be aborted"
-    REINIT = "fail; this epoch can no longer be used, init_transactions() gets a new one"
+    REINIT = "fail; this epoch can no longer be used, and init_transactions() gets a new one"
     COORDINATOR = "find the coordinator and try again"
     # metadata and connections
     REBOOTSTRAP = "start again from the bootstrap servers"
@@ -386,7 +386,8 @@ def _moments() -> dict[Key, tuple[Rule, ...]]:
             _rule(_A.FAIL, _MAYBE, _C.IN_DOUBT),
             _rule(_A.FAIL, _NO),
         ),
-        # The broker rejects batches in flight after a record that is not in the log, because of their sequence numbers.
+        # If a record is not in the log, the broker rejects the batches in flight behind it, because of their sequence
+        # numbers.
         Moment.BEHIND: (
             _rule(_A.KEEP, _MAYBE, _C.IN_FLIGHT),
             _rule(_A.FAIL, _MAYBE, _C.IN_DOUBT),

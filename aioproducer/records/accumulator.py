@@ -377,8 +377,10 @@ class Accumulator:
         self._drop_if_empty(batch)
 
     def end_records(self, batch: ProducerBatch, first: int, end: int, error: BaseException) -> int:
-        """End the records of a batch from index `first` to before `end`, except those that have ended; returns how many
-        that were. They are withdrawn if the batch was never sent."""
+        """End the records of a batch from index `first` up to, but not including, `end`, unless they have ended before.
+
+        They are withdrawn if the batch was never sent. Returns the number of records that this call ended.
+        """
         withdraw = batch.may_withdraw
         count = batch.end_records(first, end, error, withdraw)
         if withdraw:

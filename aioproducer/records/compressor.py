@@ -157,7 +157,7 @@ class BatchCompressor:
             self._start_job()  # a batch arrived after the last check of the job
 
     def _compress_waiting_now(self, error: BaseException) -> None:
-        """Compress waiting batches in the loop, because no thread can be started or continues."""
+        """Compress waiting batches in the loop, because a thread could not be started or did not continue."""
         logger.warning("batches are compressed in the event loop, because no thread can be used: %r", error)
         while self._waiting:
             batch, payload = self._waiting.popleft()

@@ -172,7 +172,7 @@ class Login:
 
 
 def _provider(config: ProducerConfig) -> Callable[[], Any]:
-    """Return the function that provides tokens: the user's callable, its method `token`, or the token endpoint."""
+    """Return the function that provides tokens: the user's, or one that asks the token endpoint."""
     given = config.sasl_oauth_token_provider
     if given is None:
         assert config.sasl_oauthbearer_token_endpoint_url is not None  # the settings were checked

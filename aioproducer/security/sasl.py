@@ -48,7 +48,7 @@ class Mechanism(Protocol):
         """
 
     def conceal(self, text: str) -> str:
-        """Return a text of the broker without the secret that was sent to it."""
+        """Remove the secret that was sent to the broker from a text that the broker returned."""
 
 
 class _Machine:

@@ -341,7 +341,7 @@ def _read(source: Source) -> Source:
 
 
 class _Password:
-    """Called by OpenSSL for an encrypted key; without it, it would ask on the terminal."""
+    """OpenSSL calls this for the password of an encrypted key; otherwise it would prompt on the terminal."""
 
     def __init__(self, password: Secret | None, setting: str = "ssl_key_password") -> None:
         self._password = password

@@ -210,7 +210,7 @@ _NOTED: dict[str, str] = {
     ),
     "a request is sent whenever a broker can accept one": "queue.buffering.backpressure.threshold",
     "records are copied once, whatever their size": "message.copy.max.bytes",
-    "responses of brokers are limited to 64 MiB": "receive.message.max.bytes",
+    "responses from brokers are limited to 64 MiB": "receive.message.max.bytes",
     "a missing topic is requested again for max_block_ms": "topic.metadata.propagation.max.ms",
     "retry_backoff_ms also applies to metadata": """
         topic.metadata.refresh.fast.interval.ms topic.metadata.refresh.fast.cnt""",

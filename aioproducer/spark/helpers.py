@@ -27,7 +27,9 @@ def partition_by_key(df: DataFrame, partitions: int, *, key: str = "key") -> Dat
             computes the same partition for each row.
     """
     if type(partitions) is not int or partitions < 1:
-        raise ValueError(f"partitions={partitions!r} must be the number of the topic's partitions, 1 or more")
+        raise ValueError(
+            f"partitions={partitions!r} must be the number of partitions in the topic, at least 1"
+        )
     hashed = _arrow_hash(partitions) if hasattr(F, "arrow_udf") else _row_hash(partitions)
     columns = [F.col(key), *([F.col("value")] if "value" in df.columns else []), F.lit("")]
     number = hashed(F.coalesce(*(column.cast("binary") for column in columns)))

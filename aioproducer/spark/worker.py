@@ -50,7 +50,7 @@ def _connection() -> socket.socket | None:
 
 @functools.cache
 def _spare_the_collector() -> None:
-    """Exclude the objects that exist after the first call of the sink from garbage collection.
+    """Exclude from garbage collection the objects that exist after the first call of the sink.
 
     PySpark collects garbage after each task, and the collector would traverse all imported modules: some 50 ms."""
     gc.collect()

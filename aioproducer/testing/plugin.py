@@ -115,7 +115,7 @@ async def _kafka_cluster_of_anyio(
     if anyio_backend_name != "asyncio":
         pytest.fail(
             f"kafka_cluster runs on asyncio, not on {anyio_backend_name}; "
-            "let the fixture anyio_backend return 'asyncio'",
+            "make the anyio_backend fixture return 'asyncio'",
             pytrace=False,
         )
     async with _cluster(request) as cluster:

@@ -28,7 +28,7 @@ from benchmarks.spark.plan import BATCH, SMALL, STREAM, TRANSACTIONAL, Cell
 from benchmarks.spark.report import RESULTS, Figures, Goal, as_record, goals, markdown, rate
 from benchmarks.spark.target import TARGETS, AckTarget, RealTarget
 
-TIME_OUT = 900  # seconds for one measurement, with the frame's caching
+TIME_OUT = 900  # seconds for one measurement, including caching the DataFrame
 START = 180  # seconds for Spark to start
 SECTIONS = (BATCH, STREAM, SMALL)
 PACKAGES = ("pyarrow", "pandas", "confluent-kafka", "aiokafka")

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from flights import DemoError
 
 FLIGHTS = 336_776
-"""The number of rows of the file."""
+"""The number of rows in the file."""
 CANCELLED = 8_255
 """The number of cancelled flights."""
 

@@ -30,7 +30,7 @@ class Resources:
         self._count = 0
 
     def next_number(self) -> int:
-        """Return 1, 2, ...: for names that must differ."""
+        """Return 1, then 2, and so on, for names that must be unique."""
         self._count += 1
         return self._count
 

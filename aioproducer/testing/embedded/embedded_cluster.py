@@ -252,7 +252,7 @@ class EmbeddedCluster(Inspection):
             self.failures.append(error)
 
     async def start_broker(self, node: int, *, versions: str | None = None) -> None:
-        """Start a stopped broker at its old address, with another release if one is named.
+        """Start a stopped broker at its old address, as another release if `versions` is given.
 
         Raises:
             OSError: its port is taken.

@@ -132,7 +132,7 @@ class LogConfig:
     min_insync_replicas: int = 1
     segment_bytes: int = 1024 * 1024 * 1024
     is_before_4: bool = False
-    """Not a setting: the topic belongs to a Kafka before 4.0, which has more settings."""
+    """Not a setting: True for a topic of a release before Kafka 4.0, which has more settings."""
 
     @classmethod
     def of_broker(cls, *, is_before_4: bool, max_message_bytes: int, min_insync_replicas: int) -> LogConfig:

@@ -44,7 +44,7 @@ class Markers:
         self._held.clear()
 
     def targets(self) -> list[Partition]:
-        """The partitions that must change before the next marker can be written or counts."""
+        """The partitions that must change before another marker can be written, or before a written one counts."""
         return list(self._waiting)
 
     def write(self, metadata: TransactionMetadata, coordinator_epoch: int) -> bool:

@@ -348,7 +348,7 @@ class TransactionalId:
         )
 
     def expire(self) -> None:
-        """Forget a transactional id that was not used for long. Raises TransactionRefused if it is in use."""
+        """Forget a transactional id that has long been unused. Raises TransactionRefused if it is in use."""
         if self.pending is not None or TransactionStatus.DEAD not in TRANSITIONS[self.state]:
             raise TransactionRefused(ErrorCode.CONCURRENT_TRANSACTIONS)
         self._move(replace(self.metadata, state=TransactionStatus.DEAD))
