@@ -16,14 +16,13 @@ from tests.campaigns.simulation.planted import renumbered_for_new_topic
 from tests.campaigns.simulation.play_catalogue import Plays, chosen, play_seed, report
 from tests.campaigns.simulation.stage import SCENARIOS, play
 
-pytestmark = pytest.mark.slow
-
 TESTS = Path(__file__).parent.parent
 SEEDS = (1, 2)
 
 PLAYED = {number for scenario in SCENARIOS for number in scenario.ids}
 
 
+@pytest.mark.slow
 @pytest.mark.promise(
     "Simulation and fuzzing",
     "each fault of the catalogue is played, covered by another test, or known to be missing",
@@ -60,6 +59,7 @@ def test_most_of_the_catalogue_is_simulated():
     assert not MISSING
 
 
+@pytest.mark.slow
 def test_a_scenario_convicts_new_numbers_for_a_batch_in_doubt():
     (scenario,) = (one for one in SCENARIOS if one.name == "a_batch_in_doubt_is_in_the_log_of_the_new_topic")
 
@@ -70,6 +70,7 @@ def test_a_scenario_convicts_new_numbers_for_a_batch_in_doubt():
         assert any(sentence.startswith("nothing_is_there_twice") for sentence in sentences), sentences
 
 
+@pytest.mark.slow
 def test_one_scenario_is_played_with_many_seeds(monkeypatch, capsys):
     command = ["play_catalogue", "--seeds", "3", "--first", "5", "--only", "T18"]
     monkeypatch.setattr(sys, "argv", command)
@@ -82,6 +83,7 @@ def test_one_scenario_is_played_with_many_seeds(monkeypatch, capsys):
     assert len(error.splitlines()) == 3, "one line of progress for each seed"
 
 
+@pytest.mark.slow
 def test_a_finding_names_the_command_that_plays_it_again(monkeypatch, capsys):
     def play_badly(scenario, seed):
         raise ZeroDivisionError
@@ -97,6 +99,7 @@ def test_a_finding_names_the_command_that_plays_it_again(monkeypatch, capsys):
     assert "ZeroDivisionError" in text
 
 
+@pytest.mark.slow
 def test_an_id_that_is_not_simulated_is_refused(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["play_catalogue", "--only", "X1"])
 
@@ -106,6 +109,7 @@ def test_an_id_that_is_not_simulated_is_refused(monkeypatch, capsys):
     assert "X1 is not an id of a simulated scenario" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_findings_end_the_command_with_status_1_and_ctrl_c_with_a_report():
     code = (
         "import sys; from tests.campaigns.simulation import play_catalogue as command; "

@@ -145,7 +145,7 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "A14": ("end_to_end/test_send_semantics", "test_a_callback_may_send_flush_and_close"),
     "A15": ("records/test_interceptors", "test_an_interceptor_that_raises_is_logged_and_skipped"),
     "A16": (
-        "sending/test_produce_results",
+        "sending/test_giving_up",
         "test_a_blocked_loop_does_not_expire_batches_that_were_answered_in_time",
     ),
     "A17": (
