@@ -307,7 +307,7 @@ def test_threat_11_no_setting_switches_the_check_of_the_host_name_off():
             assert context.verify_mode == ssl.CERT_REQUIRED, (key, value)
     assert accepted > 500
     for key in ("ssl.endpoint.identification.algorithm", "enable.ssl.certificate.verification"):
-        with pytest.raises(ConfigError, match="names are always checked"):
+        with pytest.raises(ConfigError, match="names are always verified"):
             Producer.from_config({"bootstrap.servers": "h:1", "security.protocol": "SSL", key: ""})
 
 

@@ -9,7 +9,7 @@ from aioproducer.spark.helpers import foreach_batch, partition_by_key
 
 @pytest.mark.parametrize("partitions", [0, -1, 1.5, True, "3"])
 def test_the_number_of_partitions_is_a_whole_number(partitions):
-    with pytest.raises(ValueError, match="must be the number of the topic's partitions"):
+    with pytest.raises(ValueError, match="must be the number of partitions in the topic"):
         partition_by_key(None, partitions)
 
 
