@@ -301,18 +301,19 @@ class NodeAvailability:
     Touched by the sender only. Times are the loop's, in seconds.
     """
 
-    __slots__ = ("_looked", "_since", "timeout")
+    __slots__ = ("_looked", "_since", "is_watched", "timeout")
 
     def __init__(self, timeout: float) -> None:
         """With a `timeout` of 0 every broker counts as available."""
         self.timeout = timeout
+        self.is_watched = timeout > 0
         # for each broker that can't accept the data waiting for it: since when, and when this was last observed
         self._since: dict[int, float] = {}
         self._looked: dict[int, float] = {}
 
     def update(self, node_id: int, now: float, *, can_drain: bool) -> None:
         """Note that there is data for a broker, and whether it can take it now."""
-        if self.timeout <= 0:
+        if not self.is_watched:
             return
         if can_drain:
             self._since.pop(node_id, None)

@@ -204,20 +204,20 @@ class Brokers:
 
     # Calls of the sender, none of which waits
 
-    def ready(self, node_id: int) -> bool:
-        """Return whether a request can be sent to this broker now; start connecting to it if necessary."""
+    def ready(self, node_id: int) -> Connection | None:
+        """Return the connection to this broker if a request can be sent now, or None; connect to it if necessary."""
         entry = self._entries.get(node_id)
         if entry is None:
             self.update_wanted = True  # no wake-up: see below
-            return False
+            return None
         if entry.connection is not None:
-            return entry.connection.can_send
+            return entry.connection if entry.connection.can_send else None
         self._connect(entry)
         if entry.failures or self._waits_in_vain(entry):
             # The sender has records for a broker that may be gone; its partitions may have new leaders now or soon.
             # No wake-up, or the sender would loop for ever: each new snapshot makes it call `ready` again.
             self.update_wanted = True
-        return False
+        return None
 
     def connection(self, node_id: int) -> Connection | None:
         """Return the connection to this broker, or None."""

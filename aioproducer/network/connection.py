@@ -261,7 +261,7 @@ class Connection:
             self.state is ConnectionState.READY
             and not self._congested
             and self._wire is not None
-            and not self._wire.is_closing
+            and not self._wire.is_closing()
             and not self.is_full
             and (self.throttled_until == 0.0 or self.throttled_until <= self._loop.time())
         )
@@ -324,14 +324,14 @@ class Connection:
     def cork(self) -> None:
         """Hold back requests until `uncork`, so that they are written together. Do not await in between."""
         if self._wire is not None:
-            self._wire.cork()
+            self._wire.is_corked = True
 
     def uncork(self) -> None:
         """Write the requests that were held back."""
         wire = self._wire
         if wire is not None:
             wire.uncork()
-            if not wire.unsent and not wire.is_closing:
+            if (self._congested or self._leaving) and not wire.unsent and not wire.is_closing():
                 self._drained()  # the kernel accepted everything immediately: the transport will not report it
 
     def _send(
@@ -344,7 +344,7 @@ class Connection:
     ) -> asyncio.Future[Any]:
         wire = self._wire
         assert wire is not None  # set in every state in which requests are sent
-        if wire.is_closing:
+        if wire.is_closing():
             lost: asyncio.Future[Any] = self._loop.create_future()
             error = BrokerConnectionError(f"{self}: the connection was lost", written=False)
             self._fail(lost, answered, error)
@@ -366,7 +366,7 @@ class Connection:
             self._unanswered.append(correlation_id)
         if expects_response:
             self._in_flight.append(entry)
-        elif unsent or wire.is_closing:  # a failed write also empties the transport; _shut() reports it
+        elif unsent or wire.is_closing():  # a failed write also empties the transport; _shut() reports it
             self._leaving.append(entry)
         else:
             self._has_left(entry)

@@ -28,18 +28,10 @@ class BrokerVersions:
         self.features = dict(features or {})
         """The level of each finalized feature, by name, e.g. transaction.version: 2."""
         self.features_epoch = features_epoch
-        self._chosen: dict[tuple[ApiKey, int | None], int] = {}
+        self.of: Callable[..., int] = cache(lambda api_key, ceiling=None: negotiate(api_key, ranges, ceiling))
+        """Called with an API and optionally a ceiling, returns the version for its requests, at most the ceiling.
 
-    def of(self, api_key: ApiKey, ceiling: int | None = None) -> int:
-        """Return the version in which requests of this API are sent, at most `ceiling`.
-
-        Raises:
-            UnsupportedVersionError: client and broker have no version in common.
-        """
-        chosen = self._chosen.get((api_key, ceiling))
-        if chosen is None:
-            chosen = self._chosen[api_key, ceiling] = negotiate(api_key, self.ranges, ceiling)
-        return chosen
+        Raises UnsupportedVersionError if client and broker have no version in common."""
 
 
 FIRST_WITH_FEATURES = 3

@@ -37,11 +37,14 @@ class Wire(asyncio.StreamReaderProtocol):
         self.written = 0
         """Total size of all segments written so far."""
         self.on_drained: Callable[[], None] = _nothing
-        self._on_data: Callable[[bytes], None] = self.reader.feed_data
         self._event_loop = loop
         self._out: asyncio.WriteTransport
+        self.is_closing: Callable[[], bool]
+        """True if the transport lost its socket: it drops writes, or (uvloop) raises. The reader is notified later."""
         self._takes_segments = _takes_segments(loop)
-        self._held: list[bytes | memoryview] | None = None
+        self.is_corked = False
+        """Writes are held back until `uncork`, so that several requests need only one system call."""
+        self._held: list[bytes | memoryview] = []
         self._backlog: deque[bytes | memoryview] = deque()
         """The rest of a large write, to be written when the transport's buffer is empty."""
         self._handed_over = 0
@@ -52,6 +55,7 @@ class Wire(asyncio.StreamReaderProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self._out = cast(asyncio.WriteTransport, transport)
+        self.is_closing = transport.is_closing
         # With both limits at 0, resume_writing means that the transport's buffer is empty.
         self._out.set_write_buffer_limits(high=0, low=0)
 
@@ -64,15 +68,17 @@ class Wire(asyncio.StreamReaderProtocol):
 
     def listen(self, on_data: Callable[[bytes], None]) -> None:
         """Pass received bytes to `on_data`, in the same turn of the loop; the reader reports only the end of stream."""
-        self._on_data = on_data
+        self._pass_to(on_data)
         early = self.reader._buffer  # type: ignore[attr-defined]  # every asyncio.StreamReader has it
         if early:
             data = bytes(early)
             early.clear()
             on_data(data)
 
-    def data_received(self, data: bytes) -> None:
-        self._on_data(data)
+    def _pass_to(self, on_data: Callable[[bytes], None]) -> None:
+        """Let the transport call `on_data` directly."""
+        self.data_received = on_data  # type: ignore[method-assign, assignment]  # a parameter may have another name
+        self._out.set_protocol(self)  # uvloop looks the method up only here
 
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(self._first_error or error)
@@ -91,29 +97,21 @@ class Wire(asyncio.StreamReaderProtocol):
         """Number of written bytes that may have been passed to the kernel. A request that starts later was not sent."""
         return self.written - self.unsent
 
-    @property
-    def is_closing(self) -> bool:
-        """True if the transport lost its socket: it drops writes, or (uvloop) raises. The reader is notified later."""
-        return self._out.is_closing()
-
     def write(self, segments: list[bytes | memoryview]) -> int:
         """Pass the segments to the transport and return their size. They must not change afterwards."""
         size = sum(map(len, segments))
         self.written += size
-        if self._held is None:
-            self._take(segments)
-        else:
+        if self.is_corked:
             self._held += segments
+        else:
+            self._take(segments)
         return size
-
-    def cork(self) -> None:
-        """Hold back writes until `uncork`, so that several requests need only one system call."""
-        self._held = []
 
     def uncork(self) -> None:
         """Write the segments that were held back, unless the transport has lost its socket."""
-        held, self._held = self._held, None
-        if held and not self.is_closing:
+        self.is_corked = False
+        held, self._held = self._held, []
+        if held and not self.is_closing():
             self._take(held)
 
     def _take(self, segments: list[bytes | memoryview]) -> None:
@@ -132,7 +130,7 @@ class Wire(asyncio.StreamReaderProtocol):
     def _go_on(self) -> None:
         """Write up to AT_ONCE bytes of the backlog while the transport is empty; report when all bytes are sent."""
         size = 0
-        while self._backlog and not self._out.get_write_buffer_size() and not self.is_closing:
+        while self._backlog and not self._out.get_write_buffer_size() and not self.is_closing():
             size += len(self._backlog[0])
             if size > AT_ONCE:
                 self._event_loop.call_soon(self._go_on)
@@ -182,6 +180,7 @@ class TlsWire(Wire):
     def __init__(self, loop: asyncio.AbstractEventLoop, context: ssl.SSLContext, server_name: str) -> None:
         """Create the TLS object. Raises ValueError if a certificate can't contain `server_name`."""
         super().__init__(loop)
+        self._on_data: Callable[[bytes], None] = self.reader.feed_data
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=server_name)
@@ -201,7 +200,7 @@ class TlsWire(Wire):
                 speak TLS.
             OSError: the connection was lost.
         """
-        if self.is_closing or self.reader.at_eof():
+        if self.is_closing() or self.reader.at_eof():
             raise ConnectionResetError("the peer closed the connection before the TLS handshake")
         self._shaken = self._event_loop.create_future()
         self._shake(self._shaken)
@@ -232,6 +231,9 @@ class TlsWire(Wire):
     def _is_open(self) -> bool:
         shaken = self._shaken
         return shaken is not None and shaken.done() and not shaken.cancelled() and shaken.exception() is None
+
+    def _pass_to(self, on_data: Callable[[bytes], None]) -> None:
+        self._on_data = on_data
 
     def data_received(self, data: bytes) -> None:
         self._incoming.write(data)
@@ -291,7 +293,7 @@ class TlsWire(Wire):
 
     def _flush(self) -> None:
         """Pass pending encrypted bytes to the transport."""
-        if self._outgoing.pending and not self.is_closing:
+        if self._outgoing.pending and not self.is_closing():
             records = self._outgoing.read()
             self._encrypted += len(records)
             self._out.write(records)

@@ -10,7 +10,8 @@ class _Queue(Protocol):
 class _Sealed(Protocol):
     @property
     def queue(self) -> _Queue: ...
-    def seal(self) -> tuple[bytes | memoryview, ...]: ...
+    @property
+    def segments(self) -> tuple[bytes | memoryview, ...]: ...
 
 def encode_produce(
     version: int,

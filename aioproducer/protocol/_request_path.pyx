@@ -113,7 +113,7 @@ def encode_produce(int version, int32_t correlation_id, str client_id, str trans
         numbers = places.setdefault(key, {})
         keys.append((key, len(batches)))
         for batch in batches:
-            header, records = batch.seal()
+            header, records = batch.segments
             partition = batch.queue.partition
             sealed.append((partition, header, records))
             numbers[partition] = number

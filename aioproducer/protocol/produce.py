@@ -6,7 +6,7 @@ decoded according to the declared message."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from aioproducer.protocol._request_path import encode_produce, read_success
 from aioproducer.protocol.api import decode_response
@@ -25,18 +25,16 @@ class Sealed(Protocol):
     @property
     def queue(self) -> _Queue: ...
 
-    def seal(self) -> tuple[bytes | memoryview, ...]: ...
+    @property
+    def segments(self) -> tuple[bytes | memoryview, ...]: ...
 
 
-class Appended:
+class Appended(NamedTuple):
     """The response to a request whose batches were all appended."""
 
-    __slots__ = ("places", "throttle_time_ms")
-
-    def __init__(self, places: list[tuple[int, int, int, int]], throttle_time_ms: int) -> None:
-        self.places = places
-        """(number of the batch in the request, base offset, log append time, log start offset)"""
-        self.throttle_time_ms = throttle_time_ms
+    places: list[tuple[int, int, int, int]]
+    """(number of the batch in the request, base offset, log append time, log start offset)"""
+    throttle_time_ms: int
 
 
 class ProduceBatches:

@@ -294,10 +294,14 @@ class Accumulator:
 
     def ready(self, now: float) -> tuple[list[int], float | None]:
         """Return the nodes that have a due batch (NO_NODE: the leader is unknown), and when to check again."""
-        for queue in self._lingers.end(now):
-            assert queue.tail is not None
-            queue.tail.is_due = True
-            self._make_ready(queue)
+        times = []
+        if self._config.linger > 0:
+            for queue in self._lingers.end(now):
+                assert queue.tail is not None
+                queue.tail.is_due = True
+                self._make_ready(queue)
+            if (next_due := self._lingers.next_due()) is not None:
+                times.append(next_due)
         while self._backing_off and self._backing_off[0][0] <= now:
             queue = heapq.heappop(self._backing_off)[2]
             if queue.batches:
@@ -307,14 +311,13 @@ class Accumulator:
         if self._everything_is_due():
             for queue in self._filled:
                 self._make_ready(queue)
-        next_due = self._lingers.next_due()
-        times = [] if next_due is None else [next_due]
         if self._backing_off:
             times.append(self._backing_off[0][0])
         if self.incomplete:
             times.append(next(iter(self.incomplete)).deadline)
         nodes = [node for node, group in self._ready.items() if group]
-        self.availability.only_for(nodes)
+        if self.availability.is_watched:
+            self.availability.only_for(nodes)
         return nodes, min(times, default=None)
 
     def topics_without_leader(self) -> set[str]:
@@ -334,8 +337,11 @@ class Accumulator:
             self._drop_withdrawn(batch)  # may pass it to a thread
         return None if batch.is_being_compressed else batch
 
-    def take(self, queue: PartitionQueue) -> None:
-        """Take the first batch of a partition, which is sent now. The partition moves behind the others of its node."""
+    def take(self, queue: PartitionQueue) -> bool:
+        """Take the first batch of a partition, which is sent now; return whether the batch behind it is also due.
+
+        The partition moves behind the others of its node.
+        """
         group = self._ready[queue.node_id]
         queue.batches.popleft()
         del group[queue]
@@ -343,6 +349,8 @@ class Accumulator:
             del self._filled[queue]
         elif self._is_due(queue):
             group[queue] = None
+            return True
+        return False
 
     def serve_last(self, node_id: int) -> None:
         """Let the next pass begin with the other nodes."""
@@ -564,7 +572,8 @@ class Accumulator:
             self.memory.give(surplus)
             if self._waiting:
                 self._serve_waiting()
-        self.compressor.compress(batch)
+        if self.compressor.is_needed or not batch.is_whole:
+            self.compressor.compress(batch)
 
     def _compression_ended(self, batch: ProducerBatch) -> None:
         """Make a batch due once a thread has compressed it."""

@@ -121,6 +121,7 @@ class ProducerBatch(Batch):
         self.identity: ProducerIdentity | None = None
         self.first_sequence = -1
         self.segments: tuple[bytes | memoryview, ...] = ()
+        """Its header and its records as they are sent, once it is sealed."""
         # its history so far
         self.attempts = 0
         self.maybe_persisted = False
@@ -159,7 +160,8 @@ class ProducerBatch(Batch):
         """Accept no more records. Return the bytes of memory that the batch does not need."""
         self._move(BatchState.CLOSED)
         surplus = self.freeze()
-        self._carry(self.records, Codec.NONE)
+        self.payload = self.records
+        self.wire_size = HEADER_SIZE + len(self.payload)
         return surplus
 
     def _carry(self, payload: bytes | memoryview, codec: Codec) -> None:
@@ -299,9 +301,11 @@ class ProducerBatch(Batch):
         return _UNSUMMED.pack(0, self.wire_size - LOG_OVERHEAD, -1, MAGIC, checksum) + summed
 
     def mark_sent(self, broker: int) -> None:
+        """Seal the batch for an attempt that begins now. A first attempt must be numbered before."""
         self._move(BatchState.IN_FLIGHT)
         self.broker = broker
         self.attempts += 1
+        self.seal()
 
     def mark_returned(self) -> None:
         """Close the batch again after an attempt without success; it will be sent again."""

@@ -60,6 +60,7 @@ class BatchCompressor:
         """
         processors = processors or processor_count()
         self._codec = config.compression
+        self.is_needed = self._codec is not Codec.NONE
         self._compress = compressor(config.compression, config.compression_level)
         self._loop = loop
         self._threads = max(processors - 1, 1)
@@ -74,21 +75,16 @@ class BatchCompressor:
         self._most_in_turn = int(MOST_IN_TURN * pace)
         self._in_this_turn = 0
         """Bytes of batches that were compressed in this turn of the loop."""
+        self.turn_is_full = False
+        """Whether this turn of the loop has compressed as much as one turn may."""
         # shared with the threads, which take from `_waiting` and append to `_done`
         self._tell_after = int(TELL_AFTER * pace)
         self._waiting: deque[tuple[ProducerBatch, Payload]] = deque()
         self._done: deque[tuple[ProducerBatch, Payload | Exception]] = deque()
         self._jobs: set[asyncio.Future[None]] = set()
 
-    @property
-    def turn_is_full(self) -> bool:
-        """Whether this turn of the loop has compressed as much as one turn may."""
-        return self._in_this_turn >= self._most_in_turn
-
     def compress(self, batch: ProducerBatch) -> None:
         """Complete and compress a closed batch, now or soon. It must not be sent while `is_being_compressed`."""
-        if self._codec is Codec.NONE and batch.is_whole:
-            return  # as below, without a call
         if not self.compress_if_quick(batch):
             batch.is_being_compressed = True
             self._waiting.append((batch, batch.payload))
@@ -105,6 +101,7 @@ class BatchCompressor:
         if not self._in_this_turn:
             self._loop.call_soon(self._next_turn)
         self._in_this_turn += batch.size
+        self.turn_is_full = self._in_this_turn >= self._most_in_turn
         self._take_over(batch, self._completed_records(batch, batch.payload))
         return True
 
@@ -118,6 +115,7 @@ class BatchCompressor:
 
     def _next_turn(self) -> None:
         self._in_this_turn = 0
+        self.turn_is_full = False
 
     # ------------------------------------------------------------------------------------------------- threads
 

@@ -56,13 +56,17 @@ class Idempotence:
     def __init__(self, enabled: bool) -> None:
         self.enabled = enabled
         self.identity: ProducerIdentity | None = None
+        """Changed by `use` only."""
+        self.needs_identity = enabled
+        """No batch can be numbered until a broker provides a producer id."""
         self._sequences: dict[tuple[UUID, int], PartitionSequence] = {}
         self._replaced: set[tuple[UUID, int]] = set()
         """The keys of topics that were re-created since; metadata that arrives late may still name them."""
 
-    @property
-    def needs_identity(self) -> bool:
-        return self.enabled and self.identity is None
+    def use(self, identity: ProducerIdentity | None) -> None:
+        """Number batches under this identity from now on; with None, wait for another one."""
+        self.identity = identity
+        self.needs_identity = self.enabled and identity is None
 
     def sequence_of(
         self, known: PartitionSequence | None, topic_id: UUID, partition: int
@@ -119,13 +123,13 @@ class Idempotence:
         assert self.identity is not None
         assert not self.identity.is_transactional
         producer_id, epoch, _ = self.identity
-        self.identity = ProducerIdentity(producer_id, epoch + 1) if epoch < LAST_EPOCH else None
+        self.use(ProducerIdentity(producer_id, epoch + 1) if epoch < LAST_EPOCH else None)
 
     def discard(self, identity: ProducerIdentity) -> None:
         """Stop using a producer id that another producer also uses; a broker provides the next one."""
         assert not identity.is_transactional
         if self.identity is not None and self.identity.producer_id == identity.producer_id:
-            self.identity = None
+            self.use(None)
 
     def take(self, sequence: PartitionSequence, record_count: int) -> int:
         """Return the first sequence of a new batch, and advance by its records."""

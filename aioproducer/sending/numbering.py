@@ -61,9 +61,9 @@ class Numbering:
                 < self._idempotence.may_be_in_flight(queue.sequence, queue.node_id, self._most_in_flight)
             )
         sequence = self._sequence_of(queue)
-        if self._transaction.refuses_records:
+        if self._transaction.is_used and self._transaction.refuses_records:
             return False
-        if batch.first_sequence < 0:
+        if batch.first_sequence < 0 and (sequence.has_gap or sequence.identity != self._idempotence.identity):
             self._begin(queue, sequence)
         has_numbers = batch.first_sequence >= 0 or self._idempotence.identity is not None
         return has_numbers and batch.state is not BatchState.DONE
@@ -113,6 +113,8 @@ class Numbering:
         """Return the sequence of a partition that has nothing in flight: a new one if its topic was re-created."""
         topic = self._metadata.cluster.topics.get(queue.topic)
         topic_id = NO_TOPIC_ID if topic is None else topic.topic_id
+        if queue.sequence is not None and queue.sequence.topic_id is topic_id:
+            return queue.sequence  # the usual case, without further calls
         sequence = self._idempotence.sequence_of(queue.sequence, topic_id, queue.partition)
         if queue.sequence is not sequence:
             if queue.sequence is not None:

@@ -428,9 +428,9 @@ class ProduceResults:
         log_start_offset: int = -1,
     ) -> None:
         """Complete a batch whose records are in the log or, with acks=0, were written to the connection."""
-        queue = batch.queue
-        if batch.identity is not None and queue.sequence is not None:
-            self._idempotence.note_acknowledged(queue.sequence, batch.identity, batch.broker or 0)
+        sequence = batch.queue.sequence
+        if batch.identity is not None and sequence is not None:
+            self._idempotence.note_acknowledged(sequence, batch.identity, batch.broker or 0)
         if base_offset >= 0:
             self.losses.note_acknowledged(batch, base_offset, now)
         if batch.state is BatchState.DONE:

@@ -116,7 +116,7 @@ class ProducerIdSource:
                 f"a broker returned producer id {response.producer_id} and epoch {response.producer_epoch}; both must "
                 "be 0 or more"
             )
-        self._idempotence.identity = ProducerIdentity(response.producer_id, response.producer_epoch)
+        self._idempotence.use(ProducerIdentity(response.producer_id, response.producer_epoch))
         self.last_error = None
         return True
 

@@ -117,7 +117,7 @@ class Sender:
         if self._producer_ids.refused is not None:
             self._giving_up.refuse_unnumbered(self._producer_ids.refused)
             self._producer_ids.refused = None
-        if self._transaction.refuses_records:
+        if self._transaction.is_used and self._transaction.refuses_records:
             self._giving_up.abort_unsent(self._transaction.error)
         late = self._giving_up.expire_overdue(now)
         nodes, look_again = self._accumulator.ready(now)
@@ -149,9 +149,9 @@ class Sender:
 
     def _send_to(self, node_id: int, now: float) -> float | None:
         """Drain a node while it can accept requests; return when it can be tried again, if that time is known."""
-        can_send = self._brokers.ready(node_id)
+        connection = self._brokers.ready(node_id)
         if (
-            can_send
+            connection is not None
             and node_id not in self._begun
             and self._transaction.state is TransactionState.PARTICIPANT
         ):
@@ -159,35 +159,37 @@ class Sender:
             # for other partitions of the same transactional id.
             self._begun.add(node_id)
             self._accumulator.hurry_node(node_id)
-        self._accumulator.availability.update(node_id, now, can_drain=can_send)
-        connection = self._brokers.connection(node_id)
-        if can_send and self._left_in_pass == 0:
+        availability = self._accumulator.availability
+        if availability.is_watched:
+            availability.update(node_id, now, can_drain=connection is not None)
+        if connection is None:
+            return self._brokers.retry_at(node_id, now)
+        if self._left_in_pass == 0:
             self._wake.set()  # the next pass begins with this node
             return None
-        if can_send and connection is not None:
-            connection.cork()
-            try:
-                while can_send and self._left_in_pass > 0:
-                    batches = drain(
-                        self._accumulator,
-                        self._numbering.prepare,
-                        node_id,
-                        now,
-                        most=self._left_in_pass,
-                        most_bytes=self._config.max_request_size,
-                    )
-                    if not batches:
-                        return None
+        connection.cork()
+        try:
+            while self._left_in_pass > 0:
+                batches, are_left = drain(
+                    self._accumulator,
+                    self._numbering.prepare,
+                    node_id,
+                    now,
+                    most=self._left_in_pass,
+                    most_bytes=self._config.max_request_size,
+                )
+                if batches:
                     self._produce(connection, node_id, batches, now)
                     self._left_in_pass -= len(batches)
-                    can_send = connection.can_send
-            finally:
-                connection.uncork()
-            if can_send:
-                self._accumulator.serve_last(node_id)
-                self._wake.set()
-                return None
-        return self._brokers.retry_at(node_id, now)
+                if not are_left:
+                    return None
+                if not connection.can_send:
+                    return self._brokers.retry_at(node_id, now)
+        finally:
+            connection.uncork()
+        self._accumulator.serve_last(node_id)
+        self._wake.set()
+        return None
 
     # --------------------------------------------------------------------------------------------- a request
 
@@ -201,7 +203,6 @@ class Sender:
         ceiling = None
         for batch in batches:
             queue = batch.queue
-            number(batch)
             topic = topics.get(queue.topic)
             if topic is None:
                 info = self._metadata.cluster.topics.get(queue.topic)
@@ -211,6 +212,7 @@ class Sender:
                 topic = topics[queue.topic] = (queue.topic, topic_id, [])
                 self._metadata.touch(queue.topic, now)
             topic[2].append(batch)
+            number(batch)
             batch.mark_sent(node_id)
             queue.in_flight.append(batch)
             if transaction.is_used:
@@ -221,6 +223,7 @@ class Sender:
             batches = [
                 batch for _, _, part in topics.values() for batch in part
             ]  # in the order of the request
+        self._count_request(batches)
         request = ProduceBatches(
             self._config.transactional_id,
             self._config.acks,
@@ -238,7 +241,6 @@ class Sender:
             )
         except UnsupportedVersionError as error:
             self._loop.call_soon(answered, None, error)
-        self._count_request(batches)
 
     def _count_request(self, batches: list[ProducerBatch]) -> None:
         metrics = self._metrics
@@ -285,7 +287,8 @@ class Sender:
         stays_here = True
         for batch in batches:
             queue = batch.queue
-            self._accumulator.touch(queue)
+            if queue.batches:
+                self._accumulator.touch(queue)
             if queue.node_id != node_id:
                 stays_here = False
         connection_will_wake = (
@@ -319,8 +322,8 @@ def drain(
     *,
     most: int,
     most_bytes: int,
-) -> list[ProducerBatch]:
-    """Take at most one batch of each partition that is due for this node.
+) -> tuple[list[ProducerBatch], bool]:
+    """Take at most one batch of each partition that is due for this node; return them, and whether others may be left.
 
     Continues where the last call stopped, because a partition moves behind the others when its batch is taken.
 
@@ -333,15 +336,16 @@ def drain(
         most_bytes: their largest size on the wire; one larger batch is taken alone.
     """
     drained: list[ProducerBatch] = []
+    are_left = False
     size = 0
     for queue in accumulator.due(node_id, now):
         if len(drained) == most:
-            break
+            return drained, True
         if not prepare(queue) or (batch := accumulator.complete_first(queue)) is None:
             continue
         size += batch.wire_size
         if drained and size > most_bytes:
-            break
-        accumulator.take(queue)
+            return drained, True
+        are_left |= accumulator.take(queue)
         drained.append(batch)
-    return drained
+    return drained, are_left

@@ -478,7 +478,7 @@ class Coordinator:
         self._adopt(ProducerIdentity(response.producer_id, response.producer_epoch, True))
 
     def _adopt(self, identity: ProducerIdentity) -> None:
-        self._idempotence.identity = identity
+        self._idempotence.use(identity)
         self._transaction.epoch_changed()
 
     async def _add_partitions(self) -> None:

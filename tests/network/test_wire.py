@@ -126,7 +126,7 @@ async def test_held_back_segments_go_out_together_at_the_uncork():
         got.set_result(await reader.readexactly(6))
 
     async with connected(serve) as wire:
-        wire.cork()
+        wire.is_corked = True
         wire.write([b"ab"])
         wire.write([b"cd", b"ef"])
         assert (wire.unsent, wire.left, wire.written) == (6, 0, 6)
@@ -282,7 +282,7 @@ async def test_segments_for_a_peer_that_is_gone_break_the_connection_as_usual(mo
         wire.write([b"a" * 100, b"b" * 100_000])
         wire.write([b"c", b"d"])
 
-        await until(lambda: wire.is_closing)
+        await until(wire.is_closing)
         await closed(wire)
 
 
@@ -346,7 +346,7 @@ async def test_bytes_that_are_not_tls_end_the_connection_with_an_error():
         relayed.set()
         with pytest.raises(ssl.SSLError):
             await asyncio.wait_for(wire.reader.read(1), LONG)
-        assert wire.is_closing
+        assert wire.is_closing()
         wire.write([b"nobody reads it"])
         await closed(wire)
 
@@ -377,7 +377,7 @@ async def test_a_peer_that_closes_around_the_handshake_is_an_error(when):
     async with server(serve, None) as port:
         wire = await opened(port)
         if when == "before":
-            await until(lambda: wire.is_closing or wire.reader.at_eof())
+            await until(lambda: wire.is_closing() or wire.reader.at_eof())
         with pytest.raises(OSError, match=r"handshake|lost|reset|Broken"):
             await asyncio.wait_for(wire.shake_hands(), LONG)
         await closed(wire)

@@ -48,5 +48,5 @@ def test_record_walks_no_further_than_before() -> None:
     figures = {
         name: int(figure) for name, figure in re.findall(r"^(\S.*?)  +(\d+)", done.stdout, re.MULTILINE)
     }
-    assert 0 < figures["changes of file"] <= 91
-    assert 0 < figures["upward calls"] <= 5
+    assert 0 < figures["changes of file"] <= 55
+    assert 0 < figures["upward calls"] <= 2

@@ -32,9 +32,6 @@ class Sealed(NamedTuple):
     queue: Place
     segments: tuple[bytes | memoryview, ...]
 
-    def seal(self) -> tuple[bytes | memoryview, ...]:
-        return self.segments
-
 
 Topics = list[tuple[str, int, list[Sealed]]]
 

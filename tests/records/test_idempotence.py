@@ -28,7 +28,7 @@ MOST = 5
 def begun(epoch: int = 0) -> tuple[Idempotence, PartitionSequence]:
     """With an identity, and a partition that has adopted it."""
     idempotence = Idempotence(True)
-    idempotence.identity = ProducerIdentity(4711, epoch)
+    idempotence.use(ProducerIdentity(4711, epoch))
     sequence = idempotence.sequence_of(None, TOPIC, 0)
     idempotence.begin(sequence)
     return idempotence, sequence
@@ -206,7 +206,7 @@ def test_state_goes_on_while_metadata_does_not_know_the_topics_id():
 
 def test_state_of_a_topic_without_id_goes_on_when_its_id_is_learned():
     idempotence = Idempotence(True)
-    idempotence.identity = IDENTITY
+    idempotence.use(IDENTITY)
     sequence = idempotence.sequence_of(None, NO_ID, 0)
     idempotence.begin(sequence)
     idempotence.take(sequence, 7)
@@ -302,7 +302,7 @@ def test_leader_has_confirmed_nothing_of_a_new_partition_and_nothing_of_a_new_ep
 def test_identity_is_needed_only_where_batches_are_numbered():
     idempotence = Idempotence(True)
     assert idempotence.needs_identity
-    idempotence.identity = IDENTITY
+    idempotence.use(IDENTITY)
     assert not idempotence.needs_identity
     assert not Idempotence(False).needs_identity
 
@@ -313,7 +313,7 @@ def test_partition_adopts_the_identity_when_it_begins():
     idempotence.begin(sequence)
     assert sequence.identity is None
 
-    idempotence.identity = IDENTITY
+    idempotence.use(IDENTITY)
     idempotence.begin(sequence)
 
     assert sequence.identity == IDENTITY
@@ -411,7 +411,7 @@ def test_after_the_last_epoch_a_new_identity_is_needed_and_the_partition_starts_
     assert idempotence.may_be_in_flight(sequence, LEADER, MOST) == 1
     idempotence.begin(sequence)  # still none: nothing happens
     assert idempotence.identity is None
-    idempotence.identity = ProducerIdentity(4712, 0)
+    idempotence.use(ProducerIdentity(4712, 0))
     idempotence.begin(sequence)
     assert idempotence.identity == ProducerIdentity(4712, 0)
     assert idempotence.take(sequence, 1) == 0
@@ -427,7 +427,7 @@ def test_last_epoch_itself_is_used():
 
 def test_epoch_of_a_transactional_id_is_never_raised_here():
     idempotence = Idempotence(True)
-    idempotence.identity = ProducerIdentity(4711, 0, is_transactional=True)
+    idempotence.use(ProducerIdentity(4711, 0, is_transactional=True))
 
     with pytest.raises(AssertionError):
         idempotence.bump()
@@ -455,7 +455,8 @@ def test_discarding_leaves_an_identity_with_another_producer_id():
 
 def test_the_producer_id_of_a_transactional_id_is_never_discarded_here():
     idempotence = Idempotence(True)
-    idempotence.identity = identity = ProducerIdentity(4711, 0, is_transactional=True)
+    identity = ProducerIdentity(4711, 0, is_transactional=True)
+    idempotence.use(identity)
 
     with pytest.raises(AssertionError):
         idempotence.discard(identity)

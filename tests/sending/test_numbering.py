@@ -54,7 +54,7 @@ async def test_after_the_last_epoch_a_new_producer_id_is_requested():
         await producer.partitions_for("t")
         await until(lambda: producer._sender._idempotence.identity)
         first = producer._sender._idempotence.identity.producer_id
-        producer._sender._idempotence.identity = ProducerIdentity(first, LAST_EPOCH)
+        producer._sender._idempotence.use(ProducerIdentity(first, LAST_EPOCH))
         await producer.send_and_wait("t", b"0")
         cluster.faults.add(PRODUCE, error=ErrorCode.INVALID_RECORD)
 

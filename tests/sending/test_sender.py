@@ -17,6 +17,7 @@ from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.sending import sender
 from aioproducer.testing import EmbeddedCluster
 from tests.conftest import MS, in_virtual_time
+from tests.support.accumulator_bench import LONG, Bench
 from tests.support.producing import (
     FOUR_RECORDS_FILL_IT,
     INIT_PRODUCER_ID,
@@ -316,6 +317,30 @@ async def test_an_answer_sends_batches_that_have_a_new_leader_though_the_old_one
         assert woken == [True], "only the answer wakes the sender for the other leader"
         never.set()
         await results(sent)
+
+
+async def test_drain_says_whether_batches_are_left():
+    bench = Bench([0, 0], batch_size=1000, max_request_size=1500, linger_ms=0)
+    bench.fill(0, batches=2)
+    bench.fill(1, batches=1)
+
+    [first], are_left_beyond_count = bench.drain_some(most=1)
+    [second], are_left_beyond_size = bench.drain_some(most=9)
+
+    assert [first.queue.partition, second.queue.partition] == [0, 1]
+    assert are_left_beyond_count
+    assert are_left_beyond_size
+    assert bench.drain_some(most=9, may_send=lambda queue: False) == ([], False)
+    while (drained := bench.drain_some(most=9))[1]:
+        assert drained[0]
+    assert bench.drain_some(most=9) == ([], False)
+
+
+async def test_drain_takes_one_batch_of_a_partition_and_says_that_another_is_due():
+    bench = Bench(linger_ms=LONG, batch_size=1000)
+    bench.fill(0, batches=2)
+
+    assert [bench.drain_some(most=9)[1] for _ in range(2)] == [True, False], "the open batch lingers"
 
 
 @pytest.mark.promise(

@@ -86,11 +86,11 @@ async def test_a_batch_of_an_earlier_epoch_is_sent_again_under_the_current_one()
 def test_a_producer_id_is_discarded_once(epoch):
     idempotence = Idempotence(True)
     refused = ProducerIdentity(4711, epoch)
-    idempotence.identity = refused
+    idempotence.use(refused)
     idempotence.discard(refused)
     assert idempotence.needs_identity
 
-    idempotence.identity = ProducerIdentity(4712, 0)
+    idempotence.use(ProducerIdentity(4712, 0))
     idempotence.discard(refused)
 
     assert idempotence.identity == ProducerIdentity(4712, 0), "it was already replaced"

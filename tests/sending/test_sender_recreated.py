@@ -109,7 +109,7 @@ async def test_outdated_metadata_moves_no_record_back_into_a_log_that_may_contai
         assert new.topics["t"].topic_id != old.topics["t"].topic_id
         if waits:
             idempotence = producer._sender._idempotence
-            idempotence.identity = idempotence.identity._replace(epoch=LAST_EPOCH)
+            idempotence.use(idempotence.identity._replace(epoch=LAST_EPOCH))
         release, identify = asyncio.Event(), asyncio.Event()
         timed_out = {"error": ErrorCode.REQUEST_TIMED_OUT, "after_append": True}
         held = cluster.faults.add(PRODUCE, hold=release, **timed_out)

@@ -146,12 +146,22 @@ class Bench:
         later: float = 0.0,
         may_send: Callable[[PartitionQueue], bool] = lambda queue: True,
     ) -> list[ProducerBatch]:
+        return self.drain_some(sys.maxsize, node, later, may_send)[0]
+
+    def drain_some(
+        self,
+        most: int,
+        node: int = 0,
+        later: float = 0.0,
+        may_send: Callable[[PartitionQueue], bool] = lambda queue: True,
+    ) -> tuple[list[ProducerBatch], bool]:
+        """Batches that are due for the node, at most one for each partition, and whether others may be left."""
         return drain(
             self.accumulator,
             may_send,
             node,
             self.loop.time() + later,
-            most=sys.maxsize,
+            most=most,
             most_bytes=self.config.max_request_size,
         )
 

@@ -145,7 +145,7 @@ class Begun:
         self.cluster = Cluster()
         self.transaction = Transaction("tx", Gate())
         self.idempotence = Idempotence(True)
-        self.idempotence.identity = ProducerIdentity(7, 0, True)
+        self.idempotence.use(ProducerIdentity(7, 0, True))
         self.coordinator = Coordinator(
             bench.config,
             self.transaction,
