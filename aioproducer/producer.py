@@ -25,6 +25,7 @@ from aioproducer.cluster import PartitionInfo, TopicInfo
 from aioproducer.concurrency.tasks import ended, new_task
 from aioproducer.concurrency.wakeup import WakeUp
 from aioproducer.config import AddressFilter, Connector
+from aioproducer.core import Core
 from aioproducer.errors import (
     BufferFullError,
     BufferTimeoutError,
@@ -357,38 +358,18 @@ class Producer(Transactional, FromConfig):
 
     def _make_parts(self) -> None:
         """Create the parts behind the buffer. None of them is active yet."""
-        self._wake = wake = WakeUp(self._loop)
-        config = self._config
-        self._compressor = BatchCompressor(config, self._loop, gives_way=self._shares_the_loop)
-        self._brokers = Brokers(config, wake, self._metrics, self._random)
-        self._metadata = Metadata(config, self._brokers, wake, self._metrics, self._random)
-        self._accumulator = Accumulator(config, self._loop, wake, self._random, self._compressor)
-        self._own_timeouts = OwnTimeouts(
-            self._loop, self._accumulator, self._transaction, self._metrics, wake
-        )
-        idempotence = Idempotence(config.enable_idempotence)
-        self._coordinator = Coordinator(
-            config,
-            self._transaction,
-            idempotence,
-            self._accumulator,
-            self._brokers,
-            wake,
-            self._metrics,
-            self._random,
-        )
+        core = Core(self._config, self._loop, WakeUp(self._loop), self._metrics, self._random)
+        self._wake = core.wake
+        self._compressor = BatchCompressor(core.config, core.loop, gives_way=self._shares_the_loop)
+        self._brokers = brokers = Brokers(core)
+        self._metadata = metadata = Metadata(core, brokers)
+        self._accumulator = accumulator = Accumulator(core, self._compressor)
+        transaction = self._transaction
+        self._own_timeouts = OwnTimeouts(core, accumulator, transaction)
+        idempotence = Idempotence(core.config.enable_idempotence)
+        self._coordinator = Coordinator(core, transaction, idempotence, accumulator, brokers)
         self._sender = Sender(
-            config,
-            self._loop,
-            self._accumulator,
-            self._brokers,
-            self._metadata,
-            idempotence,
-            self._transaction,
-            self._coordinator,
-            wake,
-            self._metrics,
-            self._random,
+            core, accumulator, brokers, metadata, idempotence, transaction, self._coordinator
         )
 
     async def _open(self) -> None:

@@ -9,13 +9,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Container
 from functools import partial
-from random import Random
 from typing import Any
 
 from aioproducer.cluster import Cluster
 from aioproducer.concurrency.tasks import new_task
-from aioproducer.concurrency.wakeup import WakeUp
-from aioproducer.config import ProducerConfig
+from aioproducer.core import Core
 from aioproducer.errors import (
     AuthenticationError,
     BrokerConnectionError,
@@ -25,7 +23,6 @@ from aioproducer.errors import (
     RequestTimedOutError,
     escaped,
 )
-from aioproducer.metrics import Metrics
 from aioproducer.network.backoff import JITTER, backoff
 from aioproducer.network.connection import Connection, ConnectionState
 from aioproducer.network.connection_race import HEAD_START, first_to_answer
@@ -118,12 +115,12 @@ class Brokers:
     Until `update` provides the cluster's nodes, the bootstrap addresses are the nodes, with ids -1, -2, ...
     """
 
-    def __init__(self, config: ProducerConfig, wake: WakeUp, metrics: Metrics, random: Random) -> None:
-        self._config = config
-        self._wake = wake
-        self._metrics = metrics
-        self._random = random
-        self._login = Login(config, random=random)
+    def __init__(self, core: Core) -> None:
+        self._config = core.config
+        self._wake = core.wake
+        self._metrics = core.metrics
+        self._random = core.random
+        self._login = Login(core.config, random=core.random)
         self._entries: dict[int, _BrokerEntry] = {}
         self._former: dict[int, _BrokerEntry] = {}
         """The nodes that the last replacement removed."""
@@ -132,7 +129,7 @@ class Brokers:
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._changes: list[asyncio.Future[None]] = []
         """Futures of the tasks that wait for any change."""
-        self._rotation = random.randrange(1 << 16)
+        self._rotation = core.random.randrange(1 << 16)
         self._newest_features = BrokerVersions({})
         """The versions reported with the highest features epoch so far; before the first report, the epoch is -1."""
         self._is_closed = False

@@ -9,11 +9,9 @@ import asyncio
 import copy
 import logging
 from collections.abc import Callable, Iterable
-from random import Random
 
 from aioproducer.cluster import Cluster, Endpoint, TopicInfo, check_topic_name, invalid_topic
-from aioproducer.concurrency.wakeup import WakeUp
-from aioproducer.config import ProducerConfig
+from aioproducer.core import Core
 from aioproducer.errors import (
     BootstrapError,
     BrokerError,
@@ -25,7 +23,6 @@ from aioproducer.errors import (
     UnsupportedVersionError,
     escaped,
 )
-from aioproducer.metrics import Metrics
 from aioproducer.network.backoff import backoff
 from aioproducer.network.brokers import Brokers
 from aioproducer.protocol.api import ApiKey
@@ -45,14 +42,12 @@ SHORTEST_PAUSE = 0.005
 class Metadata:
     """The current snapshot of the cluster, and the task that refreshes it. It belongs to one event loop."""
 
-    def __init__(
-        self, config: ProducerConfig, brokers: Brokers, wake: WakeUp, metrics: Metrics, random: Random
-    ) -> None:
-        self._config = config
+    def __init__(self, core: Core, brokers: Brokers) -> None:
+        self._config = config = core.config
         self._brokers = brokers
-        self._wake = wake
-        self._metrics = metrics
-        self._random = random
+        self._wake = core.wake
+        self._metrics = core.metrics
+        self._random = core.random
         self._longest_backoff = max(config.retry_backoff, config.retry_backoff_max)
         self.cluster = Cluster.empty()
         self.version = 0

@@ -288,6 +288,17 @@ cdef void keep_or_free(char* data, Py_ssize_t capacity) noexcept:
     free(data)
 
 
+def spare_memory():
+    """Return the bytes that are kept for later batches, by all producers of this process together."""
+    cdef int64_t total = 0
+    cdef int i
+    lock(&of_spares)
+    for i in range(spares):
+        total += spare_capacity[i]
+    unlock(&of_spares)
+    return total
+
+
 @cython.final
 cdef class RecordsBuffer:
     """The encoded records of one batch. It grows while the batch is open and never changes afterwards.

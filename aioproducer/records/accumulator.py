@@ -12,12 +12,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import count
-from random import Random
 from typing import Any, TypeVar
 
 from aioproducer.cluster import NO_LEADER, Cluster, TopicInfo
-from aioproducer.concurrency.wakeup import WakeUp
-from aioproducer.config import ProducerConfig
+from aioproducer.core import Core
 from aioproducer.errors import BufferTimeoutError, ProducerClosed
 from aioproducer.partitioner import NodeAvailability, UniformSticky
 from aioproducer.records._record_path import (
@@ -48,18 +46,11 @@ MOST_REBUILDS = 3
 class Accumulator:
     """All records between `send` and the sender."""
 
-    def __init__(
-        self,
-        config: ProducerConfig,
-        loop: asyncio.AbstractEventLoop,
-        wake: WakeUp,
-        random: Random,
-        compressor: BatchCompressor,
-    ) -> None:
-        self._config = config
-        self._loop = loop
-        self._wake = wake
-        self._random = random
+    def __init__(self, core: Core, compressor: BatchCompressor) -> None:
+        self._config = config = core.config
+        self._loop = loop = core.loop
+        self._wake = core.wake
+        self._random = core.random
         self.compressor = compressor
         compressor.on_compressed = self._compression_ended
         # A batch must fit into a request; a single record that does not fit is rejected earlier.

@@ -6,8 +6,7 @@ only while the records cannot be in a log."""
 from __future__ import annotations
 
 from aioproducer.cluster import NO_TOPIC_ID
-from aioproducer.concurrency.wakeup import WakeUp
-from aioproducer.config import ProducerConfig
+from aioproducer.core import Core
 from aioproducer.errors import KafkaError
 from aioproducer.network.metadata import Metadata
 from aioproducer.records._record_path import PartitionQueue
@@ -23,21 +22,20 @@ class Numbering:
 
     def __init__(
         self,
-        config: ProducerConfig,
+        core: Core,
         accumulator: Accumulator,
         metadata: Metadata,
         idempotence: Idempotence,
         transaction: Transaction,
         results: ProduceResults,
-        wake: WakeUp,
     ) -> None:
-        self._most_in_flight = config.max_in_flight_per_partition
+        self._most_in_flight = core.config.max_in_flight_per_partition
         self._accumulator = accumulator
         self._metadata = metadata
         self._idempotence = idempotence
         self._transaction = transaction
         self._results = results
-        self._wake = wake
+        self._wake = core.wake
 
     def prepare(self, queue: PartitionQueue) -> bool:
         """Return whether the first batch of this partition may be sent now, in addition to those in flight.

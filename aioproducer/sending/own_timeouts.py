@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
-from aioproducer.concurrency.wakeup import WakeUp
+from aioproducer.core import Core
 from aioproducer.errors import DeliveryTimeoutError
-from aioproducer.metrics import Metrics
 from aioproducer.records._record_path import Delivery, Span
 from aioproducer.records.accumulator import Accumulator
 from aioproducer.records.batch import FlushWait, ProducerBatch
@@ -25,19 +23,12 @@ class OwnTimeouts:
     A record that was never sent is left out of its batch (NOT_PERSISTED). The outcome of one that was sent is UNKNOWN.
     """
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        accumulator: Accumulator,
-        transaction: Transaction,
-        metrics: Metrics,
-        wake: WakeUp,
-    ) -> None:
-        self._loop = loop
+    def __init__(self, core: Core, accumulator: Accumulator, transaction: Transaction) -> None:
+        self._loop = core.loop
         self._accumulator = accumulator
         self._transaction = transaction
-        self._metrics = metrics
-        self._wake = wake
+        self._metrics = core.metrics
+        self._wake = core.wake
 
     def end_delivery_after(self, delivery: Delivery, timeout: float, began: float) -> None:
         """End one delivery `timeout` seconds after the loop time `began`."""

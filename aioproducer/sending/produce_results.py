@@ -5,15 +5,13 @@ answers in; nothing here awaits or writes to a socket."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
-from random import Random
 from types import MappingProxyType
 from typing import ClassVar
 
-from aioproducer.config import ProducerConfig
+from aioproducer.core import Core
 from aioproducer.errors import (
     BrokerError,
     DeliveryError,
@@ -23,7 +21,6 @@ from aioproducer.errors import (
     ProtocolError,
     escaped,
 )
-from aioproducer.metrics import Metrics
 from aioproducer.network.backoff import FAST_RETRY, backoff, exponential
 from aioproducer.network.brokers import Brokers
 from aioproducer.network.metadata import Metadata
@@ -66,26 +63,23 @@ class ProduceResults:
 
     def __init__(
         self,
-        config: ProducerConfig,
-        loop: asyncio.AbstractEventLoop,
+        core: Core,
         accumulator: Accumulator,
         brokers: Brokers,
         metadata: Metadata,
         idempotence: Idempotence,
         transaction: Transaction,
-        metrics: Metrics,
-        random: Random,
     ) -> None:
-        self._config = config
-        self._loop = loop
+        self._config = core.config
+        self._loop = core.loop
         self._accumulator = accumulator
         self._brokers = brokers
         self._metadata = metadata
         self._idempotence = idempotence
         self._transaction = transaction
-        self._metrics = metrics
-        self._random = random
-        self.losses = LossWatch(config, metrics)
+        self._metrics = core.metrics
+        self._random = core.random
+        self.losses = LossWatch(core.config, core.metrics)
         self._is_ending_behind = False
         self._completes_successes = decide(ApiKey.PRODUCE, SUCCESS).action is Action.SUCCEED
         """The error table's decision for a plain success, looked up once."""

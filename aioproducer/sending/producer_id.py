@@ -6,13 +6,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from random import Random
 
 from aioproducer.concurrency.tasks import new_task
-from aioproducer.concurrency.wakeup import WakeUp
-from aioproducer.config import ProducerConfig
+from aioproducer.core import Core
 from aioproducer.errors import BrokerError, KafkaError, ProtocolError
-from aioproducer.metrics import Metrics
 from aioproducer.network.backoff import backoff
 from aioproducer.network.brokers import Brokers
 from aioproducer.protocol.api import ApiKey
@@ -29,21 +26,13 @@ NO_TRANSACTION_TIMEOUT_MS = 2**31 - 1
 class ProducerIdSource:
     """Sets `Idempotence.identity`. Used only by the sender task and the task that it starts."""
 
-    def __init__(
-        self,
-        config: ProducerConfig,
-        idempotence: Idempotence,
-        brokers: Brokers,
-        wake: WakeUp,
-        metrics: Metrics,
-        random: Random,
-    ) -> None:
-        self._config = config
+    def __init__(self, core: Core, idempotence: Idempotence, brokers: Brokers) -> None:
+        self._config = core.config
         self._idempotence = idempotence
         self._brokers = brokers
-        self._wake = wake
-        self._metrics = metrics
-        self._random = random
+        self._wake = core.wake
+        self._metrics = core.metrics
+        self._random = core.random
         self._task: asyncio.Task[None] | None = None
         self.last_error: KafkaError | None = None
         """The last error since an id was requested; None once it was obtained."""

@@ -5,20 +5,16 @@ now, produce_results.py handles the answers, and giving_up.py fails batches with
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Callable
 from functools import partial
-from random import Random
 from typing import Any
 
-from aioproducer.concurrency.wakeup import WakeUp
-from aioproducer.config import ProducerConfig
+from aioproducer.core import Core
 from aioproducer.errors import (
     KafkaError,
     UnsupportedVersionError,
 )
-from aioproducer.metrics import Metrics
 from aioproducer.network.brokers import Brokers
 from aioproducer.network.connection import Connection
 from aioproducer.network.metadata import Metadata
@@ -50,26 +46,21 @@ class Sender:
 
     def __init__(
         self,
-        config: ProducerConfig,
-        loop: asyncio.AbstractEventLoop,
+        core: Core,
         accumulator: Accumulator,
         brokers: Brokers,
         metadata: Metadata,
         idempotence: Idempotence,
         transaction: Transaction,
         coordinator: Coordinator,
-        wake: WakeUp,
-        metrics: Metrics,
-        random: Random,
     ) -> None:
-        self._config = config
-        self._loop = loop
+        self._config = config = core.config
+        self._loop = core.loop
         self._accumulator = accumulator
         self._brokers = brokers
         self._metadata = metadata
-        self._wake = wake
-        self._metrics = metrics
-        self._random = random
+        self._wake = core.wake
+        self._metrics = core.metrics
         self._idempotence = idempotence
         self._transaction = transaction
         self._coordinator = coordinator
@@ -78,13 +69,9 @@ class Sender:
         self._left_in_pass = 0
         self._begun: set[int] = set()
         """Nodes that a participant has begun to write to."""
-        self._results = ProduceResults(
-            config, loop, accumulator, brokers, metadata, idempotence, transaction, metrics, random
-        )
-        self._producer_ids = ProducerIdSource(config, idempotence, brokers, wake, metrics, random)
-        self._numbering = Numbering(
-            config, accumulator, metadata, idempotence, transaction, self._results, wake
-        )
+        self._results = ProduceResults(core, accumulator, brokers, metadata, idempotence, transaction)
+        self._producer_ids = ProducerIdSource(core, idempotence, brokers)
+        self._numbering = Numbering(core, accumulator, metadata, idempotence, transaction, self._results)
         self._giving_up = GivingUp(
             config, accumulator, brokers, metadata, self._producer_ids, self._numbering, self._results
         )

@@ -8,15 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from random import Random
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from aioproducer.cluster import PartitionInfo, TopicInfo, check_topic_name
 from aioproducer.concurrency.wakeup import WakeUp
-from aioproducer.config import ProducerConfig
+from aioproducer.core import Core
 from aioproducer.errors import DeliveryError, MetadataTimeoutError
-from aioproducer.metrics import Metrics
 from aioproducer.network.brokers import Brokers
 from aioproducer.network.metadata import Metadata
 from aioproducer.producer import Producer, ProducerState
@@ -175,19 +173,14 @@ class RecordingProducer(Producer):
 
     def _make_parts(self) -> None:
         super()._make_parts()  # the sender and the brokers stay idle
-        config, wake = self._config, WakeUp(self._loop)
-        self._metadata = self._topics = _Topics(
-            config, self._brokers, wake, self._metrics, self._random, self._partition_count
-        )
+        core = Core(self._config, self._loop, WakeUp(self._loop), self._metrics, self._random)
+        self._metadata = self._topics = _Topics(core, self._brokers, self._partition_count)
         self._coordinator = _Agreeing(
-            config,
+            core,
             self._transaction,
-            Idempotence(config.enable_idempotence),
+            Idempotence(core.config.enable_idempotence),
             self._accumulator,
             self._brokers,
-            wake,
-            self._metrics,
-            self._random,
         )
 
     async def _open(self) -> None:
@@ -346,16 +339,8 @@ class _Agreeing(Coordinator):
 class _Topics(Metadata):
     """Has metadata for each topic that the test allows, without asking a broker."""
 
-    def __init__(
-        self,
-        config: ProducerConfig,
-        brokers: Brokers,
-        wake: WakeUp,
-        metrics: Metrics,
-        random: Random,
-        count_of: Callable[[str], int | None],
-    ) -> None:
-        super().__init__(config, brokers, wake, metrics, random)
+    def __init__(self, core: Core, brokers: Brokers, count_of: Callable[[str], int | None]) -> None:
+        super().__init__(core, brokers)
         self._count_of = count_of
         self.last_error = MetadataTimeoutError(
             "allow_auto_create_topics=False, and set_partitions() did not name it"

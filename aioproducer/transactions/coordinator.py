@@ -10,12 +10,10 @@ import itertools
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import partial
-from random import Random
 from typing import Any, NoReturn
 
 from aioproducer.concurrency.tasks import new_task
-from aioproducer.concurrency.wakeup import WakeUp
-from aioproducer.config import ProducerConfig
+from aioproducer.core import Core
 from aioproducer.errors import (
     CommitOutcomeUnknownError,
     IllegalStateError,
@@ -27,7 +25,6 @@ from aioproducer.errors import (
     TransactionReinitError,
     TransactionTimeoutError,
 )
-from aioproducer.metrics import Metrics
 from aioproducer.network.brokers import Brokers
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.messages import (
@@ -72,23 +69,21 @@ class Coordinator:
 
     def __init__(
         self,
-        config: ProducerConfig,
+        core: Core,
         transaction: Transaction,
         idempotence: Idempotence,
         accumulator: Accumulator,
         brokers: Brokers,
-        wake: WakeUp,
-        metrics: Metrics,
-        random: Random,
     ) -> None:
-        self._config = config
+        self._config = core.config
         self._transaction = transaction
         self._idempotence = idempotence
         self._accumulator = accumulator
         self._brokers = brokers
-        self._wake = wake
-        self._requests = CoordinatorRequests(config, transaction, brokers, metrics, random)
-        self._questions = CoordinatorRequests(config, transaction, brokers, metrics, random)
+        self._wake = core.wake
+        requests = partial(CoordinatorRequests, core.config, transaction, brokers, core.metrics, core.random)
+        self._requests = requests()
+        self._questions = requests()
         """A separate queue for committed(), which may wait for the end of a transaction and must not delay it."""
         self._calls: dict[str, asyncio.Task[None]] = {}
         """The running tasks, most of them the user's calls, by name."""

@@ -11,6 +11,7 @@ from uuid import UUID
 import pytest
 
 from aioproducer.concurrency.wakeup import WakeUp
+from aioproducer.core import Core
 from aioproducer.errors import BrokerConnectionError, ProtocolError
 from aioproducer.network.large_answer import LargeAnswer
 from aioproducer.protocol.api import encode_response
@@ -113,7 +114,7 @@ async def test_metadata_of_100000_partitions_that_are_all_written_to_holds_the_l
         await net.start()
         loop = asyncio.get_running_loop()
         accumulator = Accumulator(
-            net.config, loop, WakeUp(loop), Random(1), BatchCompressor(net.config, loop)
+            Core(net.config, loop, WakeUp(loop), net.metrics, Random(1)), BatchCompressor(net.config, loop)
         )
         await ask(net, teller.names)
         await until(lambda: net.metadata.topic(teller.names[-1]))

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from aioproducer import Producer
+from aioproducer.core import Core
 from aioproducer.sending.own_timeouts import OwnTimeouts
 from tests.support.producing import producing, within
 
@@ -28,9 +29,8 @@ class Timers:
 
 def timers_of(producer: Producer) -> Timers:
     timers = Timers(producer._loop)
-    producer._own_timeouts = OwnTimeouts(
-        timers, producer._accumulator, producer._transaction, producer._metrics, producer._wake
-    )
+    core = Core(producer._config, timers, producer._wake, producer._metrics, producer._random)
+    producer._own_timeouts = OwnTimeouts(core, producer._accumulator, producer._transaction)
     return timers
 
 

@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 
+from aioproducer.core import Core
 from aioproducer.errors import BrokerConnectionError, BrokerError, ProtocolError, UnsupportedVersionError
 from aioproducer.metrics import Metrics
 from aioproducer.protocol.error_codes import ErrorCode
@@ -49,7 +50,9 @@ class Stage:
         self.wake = asyncio.Event()
         self.metrics = Metrics()
         self.source = ProducerIdSource(
-            CONFIG, self.idempotence, self.brokers, self.wake, self.metrics, Random(1)
+            Core(CONFIG, asyncio.get_running_loop(), self.wake, self.metrics, Random(1)),
+            self.idempotence,
+            self.brokers,
         )
 
     async def ask(self):

@@ -13,7 +13,9 @@ from uuid import UUID
 
 from aioproducer import Producer
 from aioproducer.cluster import Cluster, PartitionInfo, TopicInfo
+from aioproducer.core import Core
 from aioproducer.errors import DeliveryError
+from aioproducer.metrics import Metrics
 from aioproducer.records._record_path import Delivery, PartitionQueue, RecordPath
 from aioproducer.records.accumulator import Accumulator
 from aioproducer.records.batch import BatchState, ProducerBatch
@@ -111,7 +113,8 @@ class Bench:
         self.wake = CountingEvent()
         self.executor = HeldExecutor()
         compressor = BatchCompressor(self.config, self.loop, processors, self.executor)
-        self.accumulator = Accumulator(self.config, self.loop, self.wake, Random(7), compressor)
+        self.core = Core(self.config, self.loop, self.wake, Metrics(), Random(7))
+        self.accumulator = Accumulator(self.core, compressor)
         self.memory = self.accumulator.memory
         self.topic = self.accumulator.open_topic(topic_info(leaders))
         self.path = Path(self.accumulator, self.config.max_block)

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from random import Random
 
 from aioproducer.config import ProducerConfig
+from aioproducer.core import Core
 from aioproducer.metrics import Metrics
 from aioproducer.network.brokers import Brokers
 from aioproducer.network.connection import Connection
@@ -218,8 +219,9 @@ class Net:
         self.config = make_config(servers, **settings)
         self.wake = asyncio.Event()
         self.metrics = Metrics()
-        self.brokers = Brokers(self.config, self.wake, self.metrics, Random(7))
-        self.metadata = Metadata(self.config, self.brokers, self.wake, self.metrics, Random(7))
+        core = Core(self.config, asyncio.get_running_loop(), self.wake, self.metrics, Random(7))
+        self.brokers = Brokers(core)
+        self.metadata = Metadata(core._replace(random=Random(7)), self.brokers)
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Net:

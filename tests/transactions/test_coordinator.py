@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from random import Random
 
 import pytest
 
@@ -25,7 +24,6 @@ from aioproducer.errors import (
     ProtocolError,
     TransactionReinitError,
 )
-from aioproducer.metrics import Metrics
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.messages import (
@@ -147,14 +145,7 @@ class Begun:
         self.idempotence = Idempotence(True)
         self.idempotence.use(ProducerIdentity(7, 0, True))
         self.coordinator = Coordinator(
-            bench.config,
-            self.transaction,
-            self.idempotence,
-            bench.accumulator,
-            self.cluster,
-            bench.wake,
-            Metrics(),
-            Random(7),
+            bench.core, self.transaction, self.idempotence, bench.accumulator, self.cluster
         )
         self.transaction.move(TransactionState.INITIALIZING)
         self.transaction.move(TransactionState.READY)

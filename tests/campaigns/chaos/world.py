@@ -204,21 +204,26 @@ class World:
     async def settled(self) -> None:
         """Wait until no transaction is open any more, as read_committed consumers see it."""
         places = [TopicPartition(topic, partition) for topic, partition in self._places(self._partitions)]
+        unsettled = ""
         try:
             async with asyncio.timeout(SETTLES_WITHIN):
-                while not await self._is_settled(places):  # noqa: ASYNC110  # brokers set no events
+                while unsettled := await self._unsettled(places):  # noqa: ASYNC110  # brokers set no events
                     await asyncio.sleep(100 * MS)
         except TimeoutError:
-            self.history.problems.append(
-                f"a transaction is still open, or a leader missing, after {SETTLES_WITHIN:g} s"
-            )
+            self.history.problems.append(f"not settled after {SETTLES_WITHIN:g} s: {unsettled}")
 
-    async def _is_settled(self, places: list[TopicPartition]) -> bool:
+    async def _unsettled(self, places: list[TopicPartition]) -> str:
+        """Return the partitions with an open transaction, or the error for a missing leader; "" if there are none."""
         try:
             committed = await self._ends(places, IsolationLevel.READ_COMMITTED)
-            return committed == await self._ends(places, IsolationLevel.READ_UNCOMMITTED)
-        except KafkaException:
-            return False  # leaders are still being elected
+            written = await self._ends(places, IsolationLevel.READ_UNCOMMITTED)
+        except KafkaException as error:
+            return str(error)
+        return ", ".join(
+            f"{topic}-{partition} has a transaction that is open from {end} on, of {written[topic, partition]} records"
+            for (topic, partition), end in committed.items()
+            if end != written[topic, partition]
+        )
 
     async def position(self, group: str) -> int | None:
         """What a group has committed for partition 0 of the steady topic."""

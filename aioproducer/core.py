@@ -1,0 +1,24 @@
+"""Core: what all parts of one producer share, passed on as a whole."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING, NamedTuple
+
+from aioproducer.concurrency.wakeup import WakeUp
+from aioproducer.config import ProducerConfig
+from aioproducer.metrics import Metrics
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+
+
+class Core(NamedTuple):
+    """The settings and the surroundings of a started producer."""
+
+    config: ProducerConfig
+    loop: AbstractEventLoop
+    wake: WakeUp
+    """The event that the sender waits for."""
+    metrics: Metrics
+    random: Random
