@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from aioproducer import DeliveryTimeoutError, Outcome
-from aioproducer.errors import (
-    RequestTimedOutError,
-)
+from aioproducer.errors import ProducerClosed, RequestTimedOutError, TransactionAbortedError
 from aioproducer.network.connection import LATE_TIMER
 from aioproducer.protocol.error_codes import ErrorCode
+from aioproducer.records._record_path import Gate
+from aioproducer.records.idempotence import Idempotence, ProducerIdentity
 from aioproducer.sending.giving_up import GivingUp
+from aioproducer.sending.produce_results import ProduceResults
 from aioproducer.testing import EmbeddedCluster
+from aioproducer.transactions.state import Transaction
 from tests.conftest import MS, in_virtual_time
+from tests.support.accumulator_bench import Bench
 from tests.support.producing import (
     INIT_PRODUCER_ID,
     ONE_BATCH_PER_RECORD,
@@ -203,3 +207,193 @@ async def test_a_batch_whose_deadline_is_noticed_in_time_fails_immediately():
         assert delivery.exception().outcome is Outcome.UNKNOWN
 
         held.hold.set()
+
+
+# ------------------------------------------------------------------------------------------ without a sender
+
+ONE_RECORD = {"linger_ms": 0, "delivery_timeout_ms": 100, "request_timeout_ms": 50}
+PARTITIONS = (0, 0, 0, 0)
+IDENTITY = ProducerIdentity(4711, 0)
+
+
+class Stage:
+    """GivingUp beside a real accumulator; the parts that it only asks are stubs."""
+
+    def __init__(self, leaders=PARTITIONS, *, has_left=False, **settings):
+        self.bench = bench = Bench(leaders, **{**ONE_RECORD, **settings})
+        self.asked = []
+        self.results = ProduceResults(
+            bench.core, bench.accumulator, None, None, Idempotence(True), Transaction(None, Gate())
+        )
+        self.brokers = SimpleNamespace(last_error=lambda node_id: None)
+        self.metadata = SimpleNamespace(last_error=None)
+        self.producer_ids = SimpleNamespace(is_needed=False, last_error=None)
+        numbering = SimpleNamespace(has_left_old_topic=lambda batch: self.asked.append(batch) or has_left)
+        self.giving_up = GivingUp(
+            bench.config,
+            bench.accumulator,
+            self.brokers,
+            self.metadata,
+            self.producer_ids,
+            numbering,
+            self.results,
+        )
+
+    def closed(self, partition):
+        """Send a record, and close its batch."""
+        delivery = self.bench.send(partition)
+        self.bench.accumulator.complete_first(delivery.batch.queue)
+        return delivery
+
+    def numbered(self, partition):
+        delivery = self.closed(partition)
+        delivery.batch.number(IDENTITY, 7)
+        return delivery
+
+    def in_flight(self, partition):
+        delivery = self.numbered(partition)
+        batch = delivery.batch
+        self.bench.accumulator.take(batch.queue)
+        batch.mark_sent(0)
+        batch.queue.in_flight.append(batch)
+        return delivery
+
+    def each(self):
+        """One record each in a batch that is open, closed, numbered, in flight."""
+        return self.bench.send(0), self.closed(1), self.numbered(2), self.in_flight(3)
+
+    def expire(self, delivery):
+        return self.giving_up.expire_overdue(delivery.batch.deadline)
+
+
+def is_forgotten(delivery):
+    queue = delivery.batch.queue
+    return not queue.batches and queue.tail is None
+
+
+async def test_without_a_producer_id_only_batches_that_have_no_numbers_fail():
+    stage = Stage()
+    error = ProducerClosed("no id")
+    opened, closed, numbered, in_flight = stage.each()
+
+    stage.giving_up.refuse_unnumbered(error)
+
+    for delivery in (opened, closed):
+        assert delivery.exception().outcome is Outcome.NOT_PERSISTED
+        assert delivery.exception().last_error is error
+        assert "no id" in str(delivery.exception())
+        assert is_forgotten(delivery)
+    assert not numbered.done()
+    assert numbered.batch.queue.batches
+    assert not in_flight.done()
+
+
+async def test_without_a_producer_id_a_batch_in_flight_that_has_no_numbers_waits_for_its_answer():
+    stage = Stage()
+    delivery = stage.in_flight(0)
+    delivery.batch.number(None, -1)
+
+    stage.giving_up.refuse_unnumbered(ProducerClosed("no id"))
+
+    assert not delivery.done()
+
+
+@pytest.mark.parametrize(
+    ("why", "text"), [(ProducerClosed("the reason"), "the reason"), (None, "the transaction was aborted")]
+)
+async def test_an_aborted_transaction_fails_what_is_not_in_flight(why, text):
+    stage = Stage()
+    *waiting, in_flight = stage.each()
+
+    stage.giving_up.abort_unsent(why)
+
+    for delivery in waiting:
+        assert type(delivery.exception()) is TransactionAbortedError
+        assert text in str(delivery.exception())
+        assert is_forgotten(delivery)
+    assert not in_flight.done()
+
+
+async def test_at_the_end_everything_fails_and_what_is_in_flight_is_unknown():
+    stage = Stage()
+    *waiting, in_flight = stage.each()
+
+    stage.giving_up.abort_all("the end")
+
+    assert [delivery.exception().outcome for delivery in waiting] == [Outcome.NOT_PERSISTED] * 3
+    assert in_flight.exception().outcome is Outcome.UNKNOWN
+    assert all(map(is_forgotten, waiting))
+    assert "the end" in str(in_flight.exception())
+
+
+@pytest.mark.parametrize("is_closing", [True, False])
+async def test_batches_that_fail_together_with_the_one_before_them_are_not_failed_again(is_closing):
+    stage = Stage(enable_gapless_order=True)
+    deliveries = [stage.closed(0) for _ in range(3)]
+
+    if is_closing:
+        stage.giving_up.abort_all("the end")
+    else:
+        stage.expire(deliveries[-1])
+
+    assert all(delivery.exception().outcome is Outcome.NOT_PERSISTED for delivery in deliveries)
+
+
+async def test_an_expired_batch_that_was_sent_reports_its_last_error_or_that_no_broker_answered():
+    stage = Stage()
+    silent, refused = stage.in_flight(0), stage.in_flight(1)
+    refused.batch.last_error = ProducerClosed("not now")
+
+    stage.expire(refused)
+
+    assert "the last error was: ProducerClosed('not now')" in str(refused.exception())
+    assert "no broker answered" in str(silent.exception())
+
+
+async def test_an_expired_batch_that_was_not_sent_names_the_broker_that_could_not_accept_it():
+    stage = Stage(leaders=(3, -1))
+    stage.brokers.last_error = lambda node_id: ProducerClosed(f"error of {node_id}")
+    sent_to_a_leader, without_a_leader = stage.closed(0), stage.closed(1)
+
+    stage.expire(without_a_leader)
+
+    assert "broker 3 could not accept it (error of 3); nothing was sent" in str(sent_to_a_leader.exception())
+    assert "the partition had no leader; nothing was sent" in str(without_a_leader.exception())
+
+
+@pytest.mark.parametrize("is_endless", [True, False])
+async def test_endless_retries_leave_a_batch_to_numbering_if_its_topic_was_re_created(is_endless):
+    stage = Stage(has_left=True, enable_endless_retries=is_endless)
+    delivery = stage.closed(0)
+
+    stage.expire(delivery)
+
+    assert delivery.done() is not is_endless
+    assert stage.asked == ([delivery.batch] if is_endless else [])
+
+
+async def test_endless_retries_expire_a_batch_that_was_never_sent():
+    stage = Stage(has_left=False, enable_endless_retries=True)
+    delivery = stage.closed(0)
+
+    stage.expire(delivery)
+
+    assert delivery.exception().outcome is Outcome.NOT_PERSISTED
+
+
+async def test_only_batches_in_flight_get_one_more_pass_and_each_time_again():
+    stage = Stage()
+    waiting, first = stage.closed(0), stage.in_flight(1)
+    late = first.batch.deadline + 2 * LATE_TIMER
+
+    assert stage.giving_up.expire_overdue(late)
+    assert waiting.exception().outcome is Outcome.NOT_PERSISTED
+    assert not first.done()
+    first.batch.succeed(0, -1, -1)
+    stage.bench.accumulator.release(first.batch)
+    assert not stage.giving_up.expire_overdue(late)
+
+    second = stage.in_flight(2)
+    assert stage.giving_up.expire_overdue(second.batch.deadline + 2 * LATE_TIMER), (
+        "another batch, another pass"
+    )
