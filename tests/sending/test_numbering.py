@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
+from uuid import UUID
 
 import pytest
 
-from aioproducer import DeliveryError
+from aioproducer import DeliveryError, Outcome
+from aioproducer.cluster import NO_TOPIC_ID
 from aioproducer.protocol.error_codes import ErrorCode
-from aioproducer.records.idempotence import LAST_EPOCH, LAST_SEQUENCE, ProducerIdentity
+from aioproducer.records._record_path import Delivery, Gate
+from aioproducer.records.batch import NAMED, ProducerBatch
+from aioproducer.records.idempotence import LAST_EPOCH, LAST_SEQUENCE, Idempotence, ProducerIdentity
 from aioproducer.sending.numbering import Numbering
+from aioproducer.sending.produce_results import ProduceResults
+from aioproducer.transactions.state import Transaction, TransactionState
+from aioproducer.types import TopicPartition
+from tests.support.accumulator_bench import Bench
 from tests.support.producing import (
     ONE_BATCH_PER_RECORD,
     PRODUCE,
@@ -106,3 +115,268 @@ async def test_a_partition_with_a_batch_in_flight_waits_for_the_first_acknowledg
         await until(lambda: len(queue.in_flight) == 5)
         blocked.hold.set()
         assert await offsets(more) == [3, 4, 5, 6, 7]
+
+
+# ------------------------------------------------------------------------------------------ without a sender
+
+OLD, NEW = UUID(int=1), UUID(int=2)
+
+
+class Stage:
+    """Numbering beside a real accumulator, with the sequences of a producer that has an identity."""
+
+    def __init__(
+        self, *, version: int | None = None, identity: ProducerIdentity | None = None, **settings
+    ) -> None:
+        self.bench = bench = Bench((0, 0), linger_ms=0, batch_size=1000, **settings)
+        self.transaction = Transaction("tx" if version else None, Gate())
+        if version:
+            for state in (TransactionState.INITIALIZING, TransactionState.READY):
+                self.transaction.move(state)
+            self.transaction.begin(is_v2=version == 2)
+        self.idempotence = Idempotence(bench.config.enable_idempotence)
+        self.identity = identity or ProducerIdentity(4711, 3, is_transactional=bool(version))
+        self.idempotence.use(self.identity)
+        self.metadata = SimpleNamespace(cluster=SimpleNamespace(topics={}))
+        self.is_topic(OLD)
+        self.results = ProduceResults(
+            bench.core, bench.accumulator, None, None, self.idempotence, self.transaction
+        )
+        self.numbering = Numbering(
+            bench.core, bench.accumulator, self.metadata, self.idempotence, self.transaction, self.results
+        )
+        self.queue = bench.topic.queues[0]
+
+    def is_topic(self, topic_id: UUID | None) -> None:
+        """Let the metadata have the topic under this id, or not at all."""
+        self.metadata.cluster.topics.clear()
+        if topic_id is not None:
+            self.metadata.cluster.topics["orders"] = SimpleNamespace(topic_id=topic_id)
+
+    def send(self, partition: int = 0) -> Delivery:
+        """A record whose batch is closed."""
+        delivery = self.bench.send(partition)
+        self.bench.accumulator.complete_first(delivery.batch.queue)
+        return delivery
+
+    def put_in_flight(self, delivery: Delivery) -> ProducerBatch:
+        """Number a batch and send it."""
+        batch = delivery.batch
+        assert self.numbering.prepare(batch.queue)
+        self.bench.accumulator.take(batch.queue)
+        self.numbering.number(batch)
+        batch.mark_sent(0)
+        batch.queue.in_flight.append(batch)
+        return batch
+
+    def acknowledge(self, batch: ProducerBatch) -> None:
+        batch.queue.in_flight.remove(batch)
+        self.results.complete(batch, 0.0, base_offset=0)
+
+    def put_back(self, batch: ProducerBatch, *, is_in_doubt: bool = False, topic_id: UUID = OLD) -> None:
+        """Return a batch to its queue, as after a retriable error."""
+        batch.queue.in_flight.remove(batch)
+        if is_in_doubt:
+            batch.doubt(topic_id.int)
+        batch.mark_returned()
+        self.bench.accumulator.requeue(batch, 0.0)
+
+
+async def test_batches_get_the_numbers_that_follow():
+    stage = Stage()
+    first = stage.put_in_flight(stage.send())
+    stage.acknowledge(first)
+    second = stage.put_in_flight(stage.send())
+
+    assert (first.identity, first.first_sequence) == (stage.identity, 0)
+    assert (second.identity, second.first_sequence) == (stage.identity, 1)
+
+
+async def test_a_batch_that_is_sent_again_keeps_its_numbers():
+    stage = Stage()
+    batch = stage.put_in_flight(stage.send())
+    stage.put_back(batch)
+    stage.put_in_flight(batch.delivery())
+
+    assert batch.first_sequence == 0
+    assert stage.queue.sequence.next_sequence == 1
+
+
+async def test_a_numbered_batch_is_sent_although_the_producer_id_is_being_replaced():
+    stage = Stage()
+    batch = stage.put_in_flight(stage.send())
+    stage.put_back(batch)
+    stage.idempotence.use(None)
+
+    assert stage.numbering.prepare(stage.queue)
+
+
+async def test_without_a_producer_id_nothing_is_sent():
+    stage = Stage()
+    stage.idempotence.use(None)
+    stage.send()
+
+    assert not stage.numbering.prepare(stage.queue)
+
+
+async def test_a_second_batch_follows_once_the_broker_has_acknowledged_one():
+    stage = Stage()
+    first = stage.put_in_flight(stage.send())
+    stage.send()
+    assert not stage.numbering.prepare(stage.queue), "the broker may not know the producer"
+    stage.acknowledge(first)
+
+    for _ in range(5):
+        stage.put_in_flight(stage.send() if not stage.queue.batches else stage.queue.batches[0].delivery())
+    stage.send()
+
+    assert not stage.numbering.prepare(stage.queue), "at most five"
+
+
+async def test_a_batch_is_sent_again_only_with_nothing_else_in_flight():
+    stage = Stage()
+    stage.acknowledge(stage.put_in_flight(stage.send()))
+    one, _ = [stage.put_in_flight(stage.send()) for _ in range(2)]
+    stage.put_back(one)
+
+    assert not stage.numbering.prepare(stage.queue)
+
+
+async def test_no_second_batch_is_sent_to_a_re_created_topic_while_one_for_the_old_is_in_flight():
+    stage = Stage()
+    stage.acknowledge(stage.put_in_flight(stage.send()))
+    stage.put_in_flight(stage.send())
+    stage.send()
+    assert stage.numbering.prepare(stage.queue)
+    stage.is_topic(NEW)
+
+    assert not stage.numbering.prepare(stage.queue)
+
+    stage.is_topic(None)
+    assert stage.numbering.prepare(stage.queue), "a topic that is missing for the moment is the same one"
+    stage.is_topic(NO_TOPIC_ID)
+    assert stage.numbering.prepare(stage.queue), (
+        "a broker without topic ids cannot say that it is another one"
+    )
+
+
+@pytest.mark.parametrize("most", [1, 3])
+async def test_without_idempotence_only_the_setting_limits_what_is_in_flight(most):
+    stage = Stage(enable_idempotence=False, max_in_flight_requests_per_connection=most)
+    limit = stage.bench.config.max_in_flight_per_partition
+    for _ in range(limit):
+        batch = stage.put_in_flight(stage.send())
+        assert not batch.is_numbered
+    stage.send()
+
+    assert not stage.numbering.prepare(stage.queue)
+
+
+async def test_a_gap_begins_a_new_epoch_from_zero():
+    stage = Stage()
+    stage.acknowledge(stage.put_in_flight(stage.send()))
+    stage.queue.sequence.has_gap = True
+
+    batch = stage.put_in_flight(stage.send())
+
+    assert batch.identity == ProducerIdentity(4711, 4)
+    assert batch.first_sequence == 0
+
+
+async def test_a_new_epoch_renumbers_what_is_not_in_the_log_and_fails_what_may_be():
+    stage = Stage()
+    stage.acknowledge(stage.put_in_flight(stage.send()))
+    doubtful, refused = [stage.put_in_flight(stage.send()) for _ in range(2)]
+    deliveries = [doubtful.delivery(), refused.delivery()]
+    stage.put_back(refused)
+    stage.put_back(doubtful, is_in_doubt=True)
+    refused.number(None, -1)
+    stage.idempotence.use(ProducerIdentity(4711, 4))
+    stage.queue.batches.rotate(1)
+    stage.bench.wake.clear()
+
+    assert stage.numbering.prepare(stage.queue)
+
+    assert deliveries[0].exception().outcome is Outcome.UNKNOWN
+    assert "lost track of this producer" in str(deliveries[0].exception())
+    assert list(stage.queue.batches) == [refused]
+    assert not deliveries[1].done()
+    assert stage.bench.wake.is_set(), "the batches behind it can now be sent"
+
+
+@pytest.mark.promise("Accumulator, sender, connections", "a re-created topic swallows nothing")
+async def test_a_re_created_topic_gets_a_new_epoch_and_what_cannot_be_in_its_log():
+    stage = Stage()
+    stage.acknowledge(stage.put_in_flight(stage.send()))
+    batches = [stage.put_in_flight(stage.send()) for _ in range(2)]
+    by_id, by_name = [batch.delivery() for batch in batches]
+    stage.put_back(batches[1], is_in_doubt=True, topic_id=UUID(int=NAMED))
+    stage.put_back(batches[0], is_in_doubt=True, topic_id=OLD)
+    stage.is_topic(NEW)
+
+    assert stage.numbering.prepare(stage.queue)
+    stage.put_in_flight(by_id)
+
+    assert (batches[0].identity, batches[0].first_sequence) == (ProducerIdentity(4711, 4), 0)
+    assert by_name.exception().outcome is Outcome.UNKNOWN
+    assert "the topic was re-created" in str(by_name.exception())
+
+
+async def test_an_expired_batch_of_a_re_created_topic_is_found_in_partitions_that_it_no_longer_has():
+    stage = Stage()
+    batch = stage.put_in_flight(stage.send())
+    delivery = batch.delivery()
+    assert not stage.numbering.has_left_old_topic(batch), "it is in flight"
+    stage.put_back(batch, is_in_doubt=True, topic_id=UUID(int=NAMED))
+    assert not stage.numbering.has_left_old_topic(batch), "the topic is the same"
+    stage.is_topic(NEW)
+
+    assert stage.numbering.has_left_old_topic(batch)
+    assert delivery.exception().outcome is Outcome.UNKNOWN
+
+
+async def test_a_transaction_cannot_go_on_in_a_topic_that_was_re_created():
+    stage = Stage(version=1)
+    stage.transaction.add_joined([TopicPartition("orders", 0)])
+    stage.acknowledge(stage.put_in_flight(stage.send()))
+    stage.transaction.may_have_started = True
+    stage.is_topic(NEW)
+    delivery = stage.send()
+    stage.bench.wake.clear()
+
+    assert not stage.numbering.prepare(stage.queue)
+
+    assert stage.transaction.state is TransactionState.ABORT_REQUIRED
+    assert "topic orders was re-created" in str(stage.transaction.error)
+    assert stage.transaction.epoch_is_spent
+    assert stage.bench.wake.is_set()
+    assert not delivery.done(), "the next pass fails it"
+    assert stage.idempotence.identity == stage.identity, "the coordinator raises the epoch"
+
+
+@pytest.mark.parametrize("version", [1, 2])
+async def test_a_partition_joins_its_transaction_before_it_is_written_to(version):
+    stage = Stage(version=version)
+    place = TopicPartition("orders", 0)
+    stage.send()
+
+    assert stage.numbering.prepare(stage.queue) is (version == 2), "with v2 writing is joining"
+    assert list(stage.transaction.wanted) == ([place] if version == 1 else [])
+
+    stage.transaction.add_joined([place])
+    assert stage.numbering.prepare(stage.queue)
+
+
+async def test_a_partition_that_was_exported_is_not_written_to():
+    stage = Stage(version=2)
+    stage.transaction.exported[TopicPartition("orders", 0)] = None
+    stage.send()
+    stage.send(1)
+    stage.bench.wake.clear()
+
+    assert stage.numbering.prepare(stage.bench.topic.queues[1]), "another partition"
+    assert not stage.numbering.prepare(stage.queue)
+
+    assert stage.transaction.state is TransactionState.ABORT_REQUIRED
+    assert "orders-0 was exported to another producer" in str(stage.transaction.error)
+    assert stage.bench.wake.is_set()
