@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Container
 from functools import partial
 from typing import Any
@@ -21,17 +22,15 @@ from aioproducer.errors import (
     KafkaError,
     ProducerClosed,
     RequestTimedOutError,
-    escaped,
 )
 from aioproducer.network.backoff import JITTER, backoff
+from aioproducer.network.broker_entry import BrokerEntry, address_of
 from aioproducer.network.connection import Connection, ConnectionState
 from aioproducer.network.connection_race import HEAD_START, first_to_answer
 from aioproducer.network.handshake import BrokerVersions
 from aioproducer.network.hedge import first_answer
 from aioproducer.network.large_answer import LargeAnswer
-from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.schema import Message
-from aioproducer.security.addresses import as_address, described
 from aioproducer.security.login import Login
 from aioproducer.types import Node
 
@@ -41,72 +40,8 @@ REFUSED_BACKOFF_MAX = 10.0
 """Seconds; the longest pause between attempts while a broker rejects our credentials. More attempts could lock the
 account."""
 
-FIRST_ASKED = (4, 4, 3, 3, 0)
-"""The version of the first ApiVersions request, indexed by the number of connections in a row that the broker closed
-instead of answering. Some brokers (Azure Event Hubs) predate KIP-511 and close the connection on an unknown version."""
-
 TRY_ANOTHER_AFTER = 0.5
 """Seconds after which another broker is tried in parallel to a connection attempt, for requests to any broker."""
-
-
-class _BrokerEntry:
-    """The state of one broker that outlives a single connection to it."""
-
-    __slots__ = (
-        "attempt",
-        "connection",
-        "dialing_since",
-        "failed_setups",
-        "failing_since",
-        "failures",
-        "hang_ups",
-        "last_error",
-        "losses",
-        "node",
-        "ready_since",
-        "retry_at",
-        "task",
-    )
-
-    def __init__(self, node: Node) -> None:
-        self.node = node
-        self.connection: Connection | None = None
-        self.task: asyncio.Task[None] | None = None
-        """The task of the current attempt to connect, if any."""
-        self.attempt: Connection | None = None
-        """The first connection of that attempt."""
-        self.dialing_since = 0.0
-        self.ready_since = 0.0
-        self.failures = 0
-        """The number of connections in a row that could not be established or did not last."""
-        self.failed_setups = 0
-        """The number of connections in a row that could not be established."""
-        self.hang_ups = 0
-        """The number of connections in a row that the broker closed on an ApiVersions request."""
-        self.failing_since: float | None = None
-        """Loop time at which the first attempt counted in `failed_setups` began."""
-        self.losses = 0
-        """The total number of connections that were lost or could not be established."""
-        self.retry_at = 0.0
-        self.last_error: KafkaError | None = None
-
-    @property
-    def is_ready(self) -> bool:
-        return self.connection is not None and self.connection.state is ConnectionState.READY
-
-    @property
-    def is_connecting(self) -> bool:
-        return self.task is not None and self.connection is None
-
-    @property
-    def progress(self) -> str:
-        """The step that the current attempt to connect is waiting for, as a text."""
-        attempt = self.attempt
-        return "not connected yet" if attempt is None or self.connection is not None else attempt.progress
-
-    @property
-    def throttled_until(self) -> float:
-        return self.connection.throttled_until if self.connection is not None else 0.0
 
 
 class Brokers:
@@ -121,8 +56,8 @@ class Brokers:
         self._metrics = core.metrics
         self._random = core.random
         self._login = Login(core.config, random=core.random)
-        self._entries: dict[int, _BrokerEntry] = {}
-        self._former: dict[int, _BrokerEntry] = {}
+        self._entries: dict[int, BrokerEntry] = {}
+        self._former: dict[int, BrokerEntry] = {}
         """The nodes that the last replacement removed."""
         self._departing: list[Connection] = []
         """Connections that are no longer handed out, until their sockets are closed."""
@@ -171,7 +106,7 @@ class Brokers:
         return {-index: Node(-index, host, port) for index, (host, port) in servers}
 
     def _replace(self, nodes: dict[int, Node]) -> None:
-        former: dict[int, _BrokerEntry] = {}
+        former: dict[int, BrokerEntry] = {}
         for node_id, entry in list(self._entries.items()):
             node = nodes.get(node_id)
             if node is not None and node[:3] == entry.node[:3]:
@@ -189,7 +124,7 @@ class Brokers:
                 # A node that returns keeps its back-off. Otherwise two alternating lists of dead brokers would be
                 # tried without any back-off.
                 known = self._former.get(node_id)
-                self._entries[node_id] = known if known and known.node[:3] == node[:3] else _BrokerEntry(node)
+                self._entries[node_id] = known if known and known.node[:3] == node[:3] else BrokerEntry(node)
         if former:
             self._former = former
         self._changed()
@@ -226,7 +161,7 @@ class Brokers:
 
         A time is returned during back-off, while the broker throttles, and while a connection attempt takes long.
 
-        `since` is a loop time from before `ready` returned False. With a later time, a throttle that ended in between
+        `since` is a loop time from before `ready` returned None. With a later time, a throttle that ended in between
         would be missed, and no event would follow.
         """
         entry = self._entries.get(node_id)
@@ -243,7 +178,7 @@ class Brokers:
         entry = self._entries.get(node_id)
         return entry.last_error if entry is not None else None
 
-    def _waits_in_vain(self, entry: _BrokerEntry) -> bool:
+    def _waits_in_vain(self, entry: BrokerEntry) -> bool:
         """Return whether an attempt to connect has taken so long that the broker is probably gone."""
         return (
             entry.is_connecting
@@ -485,27 +420,12 @@ class Brokers:
 
     def reasons(self) -> str:
         """Return the reason why there is no connection, for each broker."""
-        reasons = []
-        for entry in self._entries.values():
-            if entry.last_error is None:
-                reason = f"{entry.node}: {'connected' if entry.is_ready else entry.progress}"
-            elif str(entry.node.port) in entry.last_error.message:
-                reason = entry.last_error.message  # most errors begin with the address already
-            else:
-                reason = f"{entry.node}: {entry.last_error.message}"
-            reasons.append(reason)
-        return "; ".join(reasons)
+        return "; ".join(entry.reason for entry in self._entries.values())
 
     def errors(self) -> dict[str, KafkaError]:
         """The last connection error of each unreachable broker, keyed by "host:port"."""
-        errors: dict[str, KafkaError] = {}
-        for entry in self._entries.values():
-            error = entry.last_error
-            if error is None and entry.is_connecting:
-                error = BrokerConnectionError(f"{entry.node}: {entry.progress}", written=False)
-            if error is not None:
-                errors[f"{entry.node.host}:{entry.node.port}"] = error
-        return errors
+        errors = ((entry.node, entry.error) for entry in self._entries.values())
+        return {f"{node.host}:{node.port}": error for node, error in errors if error is not None}
 
     def _connect_any(self, now: float) -> None:
         """Start one more attempt to connect, unless another one began less than TRY_ANOTHER_AFTER seconds ago."""
@@ -529,14 +449,14 @@ class Brokers:
                 times.append(entry.throttled_until if entry.connection is not None else entry.retry_at)
         return min(time for time in times if time > now)
 
-    def _rotated(self) -> list[_BrokerEntry]:
+    def _rotated(self) -> list[BrokerEntry]:
         entries = list(self._entries.values())
         start = self._rotation % len(entries) if entries else 0
         return entries[start:] + entries[:start]
 
     # Connecting and losing
 
-    def _connect(self, entry: _BrokerEntry) -> None:
+    def _connect(self, entry: BrokerEntry) -> None:
         loop = asyncio.get_running_loop()
         now = loop.time()
         if entry.task is not None or entry.retry_at > now or self._is_closed:
@@ -547,10 +467,10 @@ class Brokers:
         self._tasks[task] = None
         task.add_done_callback(partial(self._dialed, entry))
 
-    async def _dial(self, entry: _BrokerEntry) -> None:
+    async def _dial(self, entry: BrokerEntry) -> None:
         config = self._config
         try:
-            address = self._address(entry.node)
+            address = address_of(entry.node, config.address_filter)
         except BrokerConnectionError as error:
             self._lost(entry, error)
             return
@@ -560,10 +480,7 @@ class Brokers:
             connection = await first_to_answer(connection, partial(self._make, entry, address), pause)
             await connection.authenticate()
         except KafkaError as error:
-            entry.failed_setups += 1
-            entry.hang_ups = entry.hang_ups + 1 if connection.hung_up_on_versions else 0
-            if entry.failing_since is None:
-                entry.failing_since = entry.dialing_since
+            entry.setup_failed(connection)
             self._lost(entry, error)
             return
         if self._entries.get(entry.node.node_id) is not entry:
@@ -571,18 +488,10 @@ class Brokers:
             connection.drain()
             return
         connection.on_change = partial(self._connection_changed, entry, connection)
-        entry.connection = connection
+        entry.connected(connection, asyncio.get_running_loop().time())
         self._learn_features(connection.versions)
-        entry.ready_since = asyncio.get_running_loop().time()
-        entry.failed_setups = 0
-        known = connection.versions.ranges.get(ApiKey.API_VERSIONS)
-        if known is not None and known.max >= FIRST_ASKED[0]:
-            # The broker supports the newest version, so an intermediary closed those connections.
-            entry.hang_ups = 0
-        entry.failing_since = None
-        entry.last_error = None
 
-    def _make(self, entry: _BrokerEntry, address: tuple[str, int], number: int) -> Connection:
+    def _make(self, entry: BrokerEntry, address: tuple[str, int], number: int) -> Connection:
         """Create a connection. Each connection of an attempt starts with a different address of the host name."""
         config = self._config
         return Connection(
@@ -598,31 +507,14 @@ class Brokers:
                 entry.failed_setups,
                 self._random,
             ),
-            first_asked=FIRST_ASKED[min(entry.hang_ups, len(FIRST_ASKED) - 1)],
+            first_asked=entry.first_asked,
             login=self._login,
             address=address,
             passed_over=entry.failed_setups + number,
             renew_at=self._random.uniform(0.8, 0.9),
         )
 
-    def _address(self, node: Node) -> tuple[str, int]:
-        """Return the address to connect to: `address_filter` may map or reject an advertised address."""
-        ask = self._config.address_filter
-        if ask is None or node.node_id < 0:
-            return node.host, node.port
-        try:
-            address: object = ask(node.host, node.port, node.node_id)
-        except Exception as error:
-            why = f"address_filter raised {type(error).__name__}: {escaped(str(error))}"
-            raise BrokerConnectionError(f"{node}: {why}", written=False) from error
-        if address is None:
-            raise BrokerConnectionError(f"{node}: address_filter rejected this address", written=False)
-        if (found := as_address(address)) is None:
-            why = f"address_filter returned {described(address)}; it must return (host, port), or None to reject"
-            raise BrokerConnectionError(f"{node}: {why} the broker", written=False)
-        return found
-
-    def _dialed(self, entry: _BrokerEntry, task: asyncio.Task[None]) -> None:
+    def _dialed(self, entry: BrokerEntry, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task, None)
         entry.task = entry.attempt = None
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -630,42 +522,33 @@ class Brokers:
             self._lost(entry, BrokerConnectionError(f"{entry.node}: {error!r}", written=False))
         self._changed()
 
-    def _connection_changed(self, entry: _BrokerEntry, connection: Connection) -> None:
+    def _connection_changed(self, entry: BrokerEntry, connection: Connection) -> None:
         if connection.state is ConnectionState.CLOSED and entry.connection is connection:
-            entry.connection = None
+            error = connection.error
+            now = asyncio.get_running_loop().time()
+            # An orderly close says nothing about the broker.
+            entry.disconnected(now, self._config.reconnect_backoff_max if error is not None else math.inf)
             self._depart(connection)
-            if connection.error is not None:
-                if (
-                    asyncio.get_running_loop().time() - entry.ready_since
-                    >= self._config.reconnect_backoff_max
-                ):
-                    entry.failures = 0
-                self._lost(entry, connection.error)
+            if error is not None:
+                self._lost(entry, error)
         self._changed()
 
-    def _lost(self, entry: _BrokerEntry, error: KafkaError) -> None:
+    def _lost(self, entry: BrokerEntry, error: KafkaError) -> None:
         """Handle a connection that was lost or could not be established: start the back-off, request new metadata."""
         if self._is_closed:
             return
         config = self._config
         now = asyncio.get_running_loop().time()
-        entry.losses += 1
         longest = max(config.reconnect_backoff, config.reconnect_backoff_max)
         if isinstance(error, AuthenticationError):
             longest = max(longest, REFUSED_BACKOFF_MAX)
-        entry.retry_at = now + backoff(
-            config.reconnect_backoff,
-            longest,
-            entry.failures,
-            self._random,
-        )
-        entry.failures += 1
-        entry.last_error = error
+        pause = backoff(config.reconnect_backoff, longest, entry.failures, self._random)
+        entry.lost(error, now + pause)
         self.lost += 1
         self._metrics.count_error(type(error).__name__)
         if self._entries.get(entry.node.node_id) is entry:
             level = logging.WARNING if entry.failures == 1 else logging.DEBUG
-            logger.log(level, "%s; next attempt in %.3g s at the earliest", error, entry.retry_at - now)
+            logger.log(level, "%s; next attempt in %.3g s at the earliest", error, pause)
             self._want_update()
 
     def _want_update(self) -> None:

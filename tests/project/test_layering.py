@@ -51,6 +51,7 @@ STEPS: dict[str, int] = {
             "backoff handshake hedge large_answer wire",
             "dialer",
             "connection",
+            "broker_entry",
             "connection_race",
             "brokers",
             "metadata",
