@@ -729,7 +729,7 @@ class Producer(Transactional, FromConfig):
             append = partial(
                 self._append_waiting, transaction, appended, known, value, key, number, timestamp_ms, headers
             )
-            return await self._accumulator.append_when_room(append, end, bound)
+            return await self._accumulator.lock.append(append, end, bound)
         appended.append(delivery)
         return delivery
 
@@ -925,7 +925,7 @@ class Producer(Transactional, FromConfig):
         appended: list[Delivery] = []
         append = partial(self._append_built, transaction, queue, batch, appended)
         try:
-            return await self._accumulator.append_when_room(append, end, bound)
+            return await self._accumulator.lock.append(append, end, bound)
         finally:
             if timeout is not None:
                 spans = [Span(one.batch, 0, one.batch.record_count) for one in appended]
@@ -1033,7 +1033,7 @@ class Producer(Transactional, FromConfig):
         pause = self._append_rows(known, rows, refusals, False)
         if pause == NO_ROOM:
             append = partial(self._append_waiting_rows, self._transaction.number, known, rows)
-            await self._accumulator.append_when_room(append, end, bound)
+            await self._accumulator.lock.append(append, end, bound)
         elif pause == OTHERS_TURN:
             await asyncio.sleep(0)
 

@@ -6,17 +6,15 @@ served."""
 
 from __future__ import annotations
 
-import asyncio
 import heapq
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from itertools import count
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from aioproducer.cluster import NO_LEADER, Cluster, TopicInfo
 from aioproducer.core import Core
-from aioproducer.errors import BufferTimeoutError, ProducerClosed
 from aioproducer.partitioner import NodeAvailability, UniformSticky
 from aioproducer.records._record_path import (
     HEADER_SIZE,
@@ -26,6 +24,7 @@ from aioproducer.records._record_path import (
     PartitionQueue,
     Topic,
 )
+from aioproducer.records.append_lock import AppendLock
 from aioproducer.records.batch import BatchBuilder, BatchState, FlushWait, ProducerBatch
 from aioproducer.records.compressor import BatchCompressor
 from aioproducer.records.linger import Lingers
@@ -58,9 +57,7 @@ class Accumulator:
         # looked up by the record's path
         self.topics: dict[str, Topic] = {}
         self.memory = BufferMemory(config.buffer_memory)
-        self._waiting: OrderedDict[asyncio.Future[Any], Callable[[], object | None]] = OrderedDict()
-        """Callers that wait for memory, first come, first served: the accumulator's lock."""
-        self._is_serving = False
+        self.lock = AppendLock(loop, self.memory, core.wake)
         self._closed = False
         # every partition of every topic ever written to: sequence numbers outlive metadata
         self._queues: dict[tuple[str, int], PartitionQueue] = {}
@@ -176,77 +173,6 @@ class Accumulator:
         self._make_ready(queue)
         self._wake.set()
         return batch.delivery()
-
-    async def append_when_room(
-        self, append: Callable[[], T | None], deadline: float, bound: str = "max_block_ms"
-    ) -> T:
-        """Call `append` until it finds memory, behind the callers that already wait.
-
-        Args:
-            append: returns None as long as there is no memory.
-            deadline: loop time at which to stop waiting.
-            bound: the setting that the deadline comes from, for the error text.
-
-        Raises:
-            BufferTimeoutError: there was no memory before `deadline`.
-            ProducerClosed: the producer was closed in the meantime.
-        """
-        began = self._loop.time()
-        waiter: asyncio.Future[T] = self._loop.create_future()
-        self._waiting[waiter] = append
-        self.memory.waiters += 1
-        if len(self._waiting) == 1:
-            self._serve_waiting()
-        try:
-            async with asyncio.timeout_at(deadline):
-                return await waiter
-        except TimeoutError as error:
-            if waiter.done() and not waiter.cancelled():
-                return waiter.result()  # its turn came just in time
-            raise BufferTimeoutError(
-                f"the buffer of {self.memory.total} bytes (buffer_memory) stayed full for "
-                f"{self._loop.time() - began:.3f} s ({bound}): the brokers accept records more slowly than they are "
-                "sent, or none can be reached"
-            ) from error
-        finally:
-            self._leave(waiter)
-
-    def _serve_waiting(self) -> None:
-        """Append the records of waiting callers, in their order and in this turn of the loop, while there is memory.
-
-        If each caller were woken to append its own record, it would queue again with its next record before the last
-        caller had its turn. A buffer that was full once would then accept only one record per turn.
-        """
-        if self._is_serving:
-            return
-        self._is_serving = True
-        try:
-            while self._waiting:
-                waiter, append = next(iter(self._waiting.items()))
-                if not waiter.done() and not self._try_to_serve(waiter, append):
-                    self._wake.set()  # everything that is buffered is due now
-                    return
-                self._leave(waiter)
-        finally:
-            self._is_serving = False
-
-    def _try_to_serve(self, waiter: asyncio.Future[Any], append: Callable[[], object | None]) -> bool:
-        try:
-            if self._closed:
-                raise ProducerClosed("the producer was closed while the record waited for room in the buffer")
-            appended = append()
-        except Exception as error:
-            waiter.set_exception(error)
-            waiter.exception()  # the caller may be gone
-            return True
-        if appended is None:
-            return False
-        waiter.set_result(appended)
-        return True
-
-    def _leave(self, waiter: asyncio.Future[Any]) -> None:
-        if self._waiting.pop(waiter, None) is not None:
-            self.memory.waiters -= 1
 
     async def flush(self) -> None:
         """Wait until every current batch has ended. No batch lingers in the meantime."""
@@ -461,8 +387,8 @@ class Accumulator:
         self.memory.give(batch.take_reserved())
         for waiting in batch.flushes:
             waiting.one_ended()
-        if self._waiting:
-            self._serve_waiting()
+        if self.memory.waiters:
+            self.lock.release()
 
     def behind(self, batch: ProducerBatch) -> list[ProducerBatch]:
         """Return the batches behind this one in its partition, in order, including those in flight."""
@@ -501,7 +427,7 @@ class Accumulator:
     def close(self) -> None:
         """Fail the callers that wait for memory, and make everything in the buffer due."""
         self._closed = True
-        self._serve_waiting()
+        self.lock.close()
         self._wake.set()
 
     # ------------------------------------------------------------------------------------------------- inside
@@ -561,8 +487,8 @@ class Accumulator:
         queue.size_hint = used if used > SMALLEST_BATCH else SMALLEST_BATCH
         if surplus:
             self.memory.give(surplus)
-            if self._waiting:
-                self._serve_waiting()
+            if self.memory.waiters:
+                self.lock.release()
         if self.compressor.is_needed or not batch.is_whole:
             self.compressor.compress(batch)
 

@@ -193,13 +193,13 @@ async def test_a_call_that_is_cancelled_as_it_gets_its_room_keeps_its_timeout(se
         waits = asyncio.ensure_future(send(producer))
         await until(lambda: producer.metrics().buffer_waiters == 1)
         cluster.faults.add(PRODUCE, drop_before=True, count=10_000)
-        [(waiter, append)] = producer._accumulator._waiting.items()
+        [(waiter, append)] = producer._accumulator.lock._waiting.items()
 
         def append_and_be_cancelled() -> object:
             asyncio.get_running_loop().call_soon(waits.cancel)  # after `waiter` has its result
             return append()
 
-        producer._accumulator._waiting[waiter] = append_and_be_cancelled
+        producer._accumulator.lock._waiting[waiter] = append_and_be_cancelled
         release.set()
         with pytest.raises(asyncio.CancelledError):
             await within(5, waits)

@@ -74,7 +74,7 @@ async def test_a_waiter_cancelled_just_as_its_record_found_room_takes_nothing_fr
         await fill(cluster, producer)
         waiting = [asyncio.create_task(producer.send("t", large(number))) for number in (4, 5)]
         await until(lambda: producer.metrics().buffer_waiters == 2)
-        first = next(iter(producer._accumulator._waiting))
+        first = next(iter(producer._accumulator.lock._waiting))
         first.add_done_callback(lambda _: waiting[0].cancel())
 
         cluster.thaw_broker(0)

@@ -43,7 +43,7 @@ STEPS: dict[str, int] = {
     for room, steps in {
         "records": [
             "_record_path idempotence serializers unretrieved",
-            "arguments batch interceptors linger",
+            "append_lock arguments batch interceptors linger",
             "compressor partition_choice receipt",
             "accumulator",
         ],
@@ -88,6 +88,7 @@ MAY_IMPORT_ASYNCIO = {
     "producer",
     "records._record_path",
     "records.accumulator",
+    "records.append_lock",
     "records.batch",
     "records.compressor",
     "records.receipt",

@@ -13,7 +13,7 @@ import pytest
 
 from aioproducer.errors import BufferTimeoutError, DeliveryError, ProducerClosed
 from aioproducer.protocol.compression import Codec
-from aioproducer.records import accumulator
+from aioproducer.records import accumulator, append_lock
 from aioproducer.records._record_path import Delivery, PartitionQueue
 from aioproducer.records.batch import BatchBuilder, BatchState
 from tests.support.accumulator_bench import (
@@ -262,7 +262,7 @@ async def test_exactly_those_waiters_that_fit_are_woken():
             attempts[number] += 1
             return bench.path._append(bench.topic, b"w" * 1000, None, 0, None, None, True)
 
-        return await bench.accumulator.append_when_room(append, bench.loop.time() + 60)
+        return await bench.accumulator.lock.append(append, bench.loop.time() + 60)
 
     tasks = [asyncio.ensure_future(waiter(number)) for number in range(20)]
     await turns()
@@ -288,7 +288,7 @@ async def test_memory_that_a_closing_batch_does_not_need_goes_to_a_waiter():
     bench.send(value=b"v" * 10)
     other = bench.accumulator.open_topic(topic_info([0], "other"))
     append = partial(bench.path._append, other, b"v" * 1000, None, 0, None, None, True)
-    task = asyncio.ensure_future(bench.accumulator.append_when_room(append, bench.loop.time() + 60))
+    task = asyncio.ensure_future(bench.accumulator.lock.append(append, bench.loop.time() + 60))
     await turns()
     assert not task.done()
 
@@ -389,9 +389,9 @@ async def test_waiter_whose_time_is_over_in_the_turn_of_its_append_has_its_deliv
         raise TimeoutError
 
     bench = small_bench()
-    monkeypatch.setattr(accumulator.asyncio, "timeout_at", over_when_it_is_served)
+    monkeypatch.setattr(append_lock.asyncio, "timeout_at", over_when_it_is_served)
     append = partial(bench.path._append, bench.topic, b"v" * 900, None, 0, None, None, True)
-    task = asyncio.ensure_future(bench.accumulator.append_when_room(append, 0))
+    task = asyncio.ensure_future(bench.accumulator.lock.append(append, 0))
     await turns()
     assert not task.done()
 

@@ -261,7 +261,7 @@ async def test_a_send_that_is_cancelled_when_its_record_is_in_the_buffer_is_ackn
             await producer.send("t", b"%d" % number + b"x" * LARGE)
         sending = asyncio.create_task(producer.send("t", b"4" + b"x" * LARGE))
         await until(lambda: producer._accumulator.memory.waiters)
-        serve = producer._accumulator._try_to_serve
+        serve = producer._accumulator.lock._try_to_serve
 
         def cancelled_in_the_same_turn(waiter, append):
             is_served = serve(waiter, append)
@@ -269,7 +269,7 @@ async def test_a_send_that_is_cancelled_when_its_record_is_in_the_buffer_is_ackn
                 sending.cancel()
             return is_served
 
-        monkeypatch.setattr(producer._accumulator, "_try_to_serve", cancelled_in_the_same_turn)
+        monkeypatch.setattr(producer._accumulator.lock, "_try_to_serve", cancelled_in_the_same_turn)
         hold.set()
         await asyncio.wait([sending])
         assert sending.cancelled()

@@ -242,6 +242,33 @@ async def test_a_batch_is_sent_again_only_with_nothing_else_in_flight():
     assert not stage.numbering.prepare(stage.queue)
 
 
+async def test_a_batch_whose_first_number_is_0_after_the_wrap_is_also_sent_again_alone():
+    stage = Stage()
+    stage.acknowledge(stage.put_in_flight(stage.send()))
+    stage.queue.sequence.next_sequence = LAST_SEQUENCE
+    one, other = [stage.put_in_flight(stage.send()) for _ in range(2)]
+    assert (one.first_sequence, other.first_sequence) == (LAST_SEQUENCE, 0)
+    stage.put_back(other)
+
+    assert not stage.numbering.prepare(stage.queue)
+
+    stage.put_back(one)
+    stage.queue.sequence.has_gap = True
+    stage.acknowledge(stage.put_in_flight(one.delivery()))
+    assert other.first_sequence == 0, "it keeps its number"
+
+
+async def test_a_batch_that_fails_while_it_is_prepared_is_not_sent():
+    stage = Stage()
+    batch = stage.put_in_flight(stage.send())
+    delivery = batch.delivery()
+    stage.put_back(batch, is_in_doubt=True, topic_id=UUID(int=NAMED))
+    stage.is_topic(NEW)
+
+    assert not stage.numbering.prepare(stage.queue)
+    assert delivery.exception().outcome is Outcome.UNKNOWN
+
+
 async def test_no_second_batch_is_sent_to_a_re_created_topic_while_one_for_the_old_is_in_flight():
     stage = Stage()
     stage.acknowledge(stage.put_in_flight(stage.send()))

@@ -98,7 +98,7 @@ class Path(RecordPath):
             True,
         )
         deadline = asyncio.get_running_loop().time() + self._max_block
-        return await self._accumulator.append_when_room(append, deadline)
+        return await self._accumulator.lock.append(append, deadline)
 
     def _try_send_slowly(self, *arguments: object) -> None:
         return None

@@ -1,0 +1,117 @@
+"""The accumulator's lock: decides whose record is appended next while the buffer memory is used up.
+
+An append that finds room while the lock is free acquires and releases it within one call: nothing interleaves between
+two awaits, so this costs no more than reading a number. Otherwise callers wait, first come, first served, until memory
+is returned.
+
+It is not an asyncio.Lock, which wakes one caller at a time. Each caller would append its record and wait again with its
+next one before the last caller had its turn. A buffer that was full once would then accept one record per turn of the
+loop: 1,000 tasks reached 13,000 records/s with 1.2 records per request. They reach 46,000 records/s, with 150 per
+request, when returned memory serves all callers that it suffices for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from aioproducer.concurrency.wakeup import WakeUp
+from aioproducer.errors import BufferTimeoutError, ProducerClosed
+from aioproducer.records._record_path import BufferMemory
+
+T = TypeVar("T")
+
+
+class AppendLock:
+    """The callers that wait for buffer memory, in order. Belongs to the event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, memory: BufferMemory, wake: WakeUp) -> None:
+        self._loop = loop
+        self._memory = memory
+        self._wake = wake
+        self._waiting: OrderedDict[asyncio.Future[Any], Callable[[], object | None]] = OrderedDict()
+        self._is_serving = False
+        self._closed = False
+
+    def locked(self) -> bool:
+        """Return whether callers wait, so that no other record may be appended before theirs.
+
+        The compiled path reads `BufferMemory.waiters` instead, which is the number of these callers.
+        """
+        return bool(self._waiting)
+
+    async def append(self, append: Callable[[], T | None], deadline: float, bound: str = "max_block_ms") -> T:
+        """Call `append` until it finds memory, behind the callers that already wait.
+
+        Args:
+            append: returns None as long as there is no memory.
+            deadline: loop time at which to stop waiting.
+            bound: the setting that the deadline comes from, for the error text.
+
+        Raises:
+            BufferTimeoutError: there was no memory before `deadline`.
+            ProducerClosed: the producer was closed in the meantime.
+
+        If it is cancelled in the turn in which `append` succeeds, the record stays in the buffer.
+        """
+        began = self._loop.time()
+        waiter: asyncio.Future[T] = self._loop.create_future()
+        self._waiting[waiter] = append
+        self._memory.waiters += 1
+        if len(self._waiting) == 1:
+            self.release()
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await waiter
+        except TimeoutError as error:
+            if waiter.done() and not waiter.cancelled():
+                return waiter.result()  # its turn came just in time
+            raise BufferTimeoutError(
+                f"the buffer of {self._memory.total} bytes (buffer_memory) stayed full for "
+                f"{self._loop.time() - began:.3f} s ({bound}): the brokers accept records more slowly than they are "
+                "sent, or none can be reached"
+            ) from error
+        finally:
+            self._leave(waiter)
+
+    def release(self) -> None:
+        """Append the records of waiting callers, in their order and in this turn of the loop, while there is memory.
+
+        To be called whenever memory was returned.
+        """
+        if self._is_serving:
+            return
+        self._is_serving = True
+        try:
+            while self._waiting:
+                waiter, append = next(iter(self._waiting.items()))
+                if not waiter.done() and not self._try_to_serve(waiter, append):
+                    self._wake.set()  # everything that is buffered is due now
+                    return
+                self._leave(waiter)
+        finally:
+            self._is_serving = False
+
+    def close(self) -> None:
+        """Fail the callers that wait, and those that come later."""
+        self._closed = True
+        self.release()
+
+    def _try_to_serve(self, waiter: asyncio.Future[Any], append: Callable[[], object | None]) -> bool:
+        try:
+            if self._closed:
+                raise ProducerClosed("the producer was closed while the record waited for room in the buffer")
+            appended = append()
+        except Exception as error:
+            waiter.set_exception(error)
+            waiter.exception()  # the caller may be gone
+            return True
+        if appended is None:
+            return False
+        waiter.set_result(appended)
+        return True
+
+    def _leave(self, waiter: asyncio.Future[Any]) -> None:
+        if self._waiting.pop(waiter, None) is not None:
+            self._memory.waiters -= 1
