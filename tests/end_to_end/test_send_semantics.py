@@ -205,6 +205,7 @@ async def test_wait_for_a_send_that_waits_for_room_leaves_no_record():
         assert numbers(cluster) == [0, 1, 2, 3]
 
 
+@in_virtual_time
 async def test_wait_for_send_and_wait_gives_up_the_answer_and_not_the_record():
     async with producing() as (cluster, producer):
         release = asyncio.Event()
