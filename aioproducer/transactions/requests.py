@@ -75,6 +75,14 @@ class _CoordinatorRefusedError(KafkaError):
     code: int
 
 
+class _TryAgainError(Exception):
+    """An attempt failed, and the request may be sent again."""
+
+    def __init__(self, cause: KafkaError) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
 class CoordinatorRequests:
     """Sends requests to the coordinators of a transactional id and of groups. Belongs to one event loop."""
 
@@ -137,57 +145,84 @@ class CoordinatorRequests:
             self.written = 0
             self.was_in_doubt = False
             while loop.time() < deadline:
-                if self._transaction.state is TransactionState.ABORTING and not isinstance(
-                    request, EndTxnRequest | InitProducerIdRequest | OffsetFetchRequest
-                ):
-                    raise abortable(self._transaction, KafkaError("the transaction is being aborted"))
-                written = self.written
                 try:
-                    node_id = await self._node(key, deadline)
-                    response = await self._brokers.request_node(
-                        node_id,
-                        request,
-                        min(self._config.request_timeout, max(deadline - loop.time(), SHORTEST_ANSWER_WAIT)),
-                        version_ceiling=self._ceiling(request.api_key),
-                        about_to_write=self._about_to_write,
-                    )
-                except _CoordinatorRefusedError as error:
-                    if isinstance(request, OffsetFetchRequest):
-                        raise BrokerError(str(error), code=error.code, name=error_name(error.code)) from error
-                    row = decide(ApiKey.FIND_COORDINATOR, error.code)
-                    raise self._unasked(row, str(error), reinit_error(error.code), conditions) from error
-                except KafkaError as error:
-                    row = decide_failure(failure_of(error), conditions)
-                    if row.action is Action.FAIL:
-                        if isinstance(request, OffsetFetchRequest):
-                            raise
-                        raise self._unasked(row, str(error), TransactionReinitError, conditions) from error
-                    if row.outcome is Outcome.UNKNOWN and self.written > written:
-                        self._doubt(conditions)
-                    self._nodes.pop(key, None)
-                    last = error
-                else:
-                    code = code_of(response)
-                    row = decide(request.api_key, code, conditions)
-                    if row.action is Action.SUCCEED:
-                        return response
-                    if row.outcome is Outcome.UNKNOWN:
-                        self._doubt(conditions)
-                    name = error_name(code)
-                    self._metrics.count_error(name)
-                    last = BrokerError(f"the coordinator answered with {name}", code=code, name=name)
-                    if row.action is Action.COORDINATOR:
-                        self._nodes.pop(key, None)
-                    elif row.action is not Action.RETRY:
-                        reason = f"{type(request).__name__} was rejected with {name}{advice(code)}"
-                        if isinstance(request, OffsetFetchRequest):
-                            # Only a query, which does not affect the transaction.
-                            raise BrokerError(reason, code=code, name=name)
-                        raise self._refused(row, reason, reinit_error(code)) from last
+                    return await self._attempt(request, code_of, key, conditions, deadline)
+                except _TryAgainError as again:
+                    last = again.cause
                 logger.debug("%s: %s is sent again: %s", self._transaction.transactional_id, request, last)
                 await asyncio.sleep(self._pause(failures, deadline - loop.time()))
                 failures += 1
         raise self._too_late(request, conditions, last)
+
+    async def _attempt(
+        self,
+        request: Message,
+        code_of: Callable[[Any], int],
+        key: Key,
+        conditions: set[Condition],
+        deadline: float,
+    ) -> Any:
+        """Find the coordinator, send the request once, and return a successful answer.
+
+        Raises:
+            _TryAgainError: the request may be sent again.
+            KafkaError: as `ask`.
+        """
+        if self._transaction.state is TransactionState.ABORTING and not isinstance(
+            request, EndTxnRequest | InitProducerIdRequest | OffsetFetchRequest
+        ):
+            raise abortable(self._transaction, KafkaError("the transaction is being aborted"))
+        written = self.written
+        try:
+            node_id = await self._node(key, deadline)
+            left = deadline - asyncio.get_running_loop().time()
+            response = await self._brokers.request_node(
+                node_id,
+                request,
+                min(self._config.request_timeout, max(left, SHORTEST_ANSWER_WAIT)),
+                version_ceiling=self._ceiling(request.api_key),
+                about_to_write=self._about_to_write,
+            )
+        except _CoordinatorRefusedError as error:
+            if isinstance(request, OffsetFetchRequest):
+                raise BrokerError(str(error), code=error.code, name=error_name(error.code)) from error
+            row = decide(ApiKey.FIND_COORDINATOR, error.code)
+            raise self._unasked(row, str(error), reinit_error(error.code), conditions) from error
+        except KafkaError as error:
+            row = decide_failure(failure_of(error), conditions)
+            if row.action is Action.FAIL:
+                if isinstance(request, OffsetFetchRequest):
+                    raise
+                raise self._unasked(row, str(error), TransactionReinitError, conditions) from error
+            if row.outcome is Outcome.UNKNOWN and self.written > written:
+                self._doubt(conditions)
+            self._nodes.pop(key, None)
+            raise _TryAgainError(error) from None
+        code = code_of(response)
+        row = decide(request.api_key, code, conditions)
+        if row.action is Action.SUCCEED:
+            return response
+        if row.outcome is Outcome.UNKNOWN:
+            self._doubt(conditions)
+        self._metrics.count_error(error_name(code))
+        raise self._rejected(request, code, row, key)
+
+    def _rejected(self, request: Message, code: int, row: Row, key: Key) -> Exception:
+        """Return the error for an answer with this error code: the final one, or that the request may be sent again."""
+        name = error_name(code)
+        error = BrokerError(f"the coordinator answered with {name}", code=code, name=name)
+        if row.action is Action.COORDINATOR:
+            self._nodes.pop(key, None)
+            return _TryAgainError(error)
+        if row.action is Action.RETRY:
+            return _TryAgainError(error)
+        reason = f"{type(request).__name__} was rejected with {name}{advice(code)}"
+        if isinstance(request, OffsetFetchRequest):
+            # Only a query, which does not affect the transaction.
+            return BrokerError(reason, code=code, name=name)
+        refused = self._refused(row, reason, reinit_error(code))
+        refused.__cause__ = error
+        return refused
 
     def _doubt(self, conditions: set[Condition]) -> None:
         """Note that an attempt may still be carried out.
