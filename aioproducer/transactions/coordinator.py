@@ -1,51 +1,47 @@
 """Sends a transaction's requests to its coordinator and applies the answers, one request at a time.
 
-state.py decides what to send, outcomes.py what an answer means. Each of the user's calls runs in a task of its own: if
-its caller is cancelled, the task continues, and the same call made again joins it."""
+state.py decides what to send, outcomes.py what an answer means; each call runs in a task of its own."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NoReturn
 
-from aioproducer.concurrency.tasks import new_task
 from aioproducer.core import Core
 from aioproducer.errors import (
-    CommitOutcomeUnknownError,
     IllegalStateError,
     KafkaError,
-    MissingPartitionError,
-    ProducerClosed,
     ProtocolError,
     TransactionError,
     TransactionReinitError,
     TransactionTimeoutError,
 )
 from aioproducer.network.brokers import Brokers
-from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.messages import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
-    AddPartitionsToTxnResponse,
     EndTxnRequest,
     InitProducerIdRequest,
-    OffsetFetchRequest,
-    OffsetFetchResponse,
-    TxnOffsetCommitRequest,
-    TxnOffsetCommitResponse,
-)
-from aioproducer.protocol.outcomes import (
-    Action,
-    decide,
 )
 from aioproducer.protocol.schema import Message
 from aioproducer.records.accumulator import Accumulator
 from aioproducer.records.idempotence import Idempotence, ProducerIdentity
+from aioproducer.transactions.coordinator_messages import (
+    Offsets,
+    check_is_not_overtaken,
+    committed_offsets,
+    offset_commit,
+    offset_fetch,
+    worst_of_fetched,
+    worst_of_offsets,
+    worst_of_partitions,
+)
 from aioproducer.transactions.requests import CoordinatorRequests
+from aioproducer.transactions.running_calls import RunningCalls
 from aioproducer.transactions.state import Transaction, TransactionState, abortable, reinit
 from aioproducer.types import (
     ConsumerGroupMetadata,
@@ -57,11 +53,8 @@ from aioproducer.types import (
 logger = logging.getLogger(__name__)
 
 FEATURE = "transaction.version"
-_ENDINGS = ("commit", "abort", "fence", "initialize")
-"""The calls that end a transaction. Each discards the result that was kept for an earlier call."""
 LONGEST_OPEN = 0.8
 """The share of transaction_timeout_ms that a transaction may stay open without a commit. The rest is for the abort."""
-Offsets = Mapping[TopicPartition, OffsetAndMetadata]
 
 
 class Coordinator:
@@ -85,14 +78,7 @@ class Coordinator:
         self._requests = requests()
         self._questions = requests()
         """A separate queue for committed(), which may wait for the end of a transaction and must not delay it."""
-        self._calls: dict[str, asyncio.Task[None]] = {}
-        """The running tasks, most of them the user's calls, by name."""
-        self._abandoned: set[str] = set()
-        """The names of running calls whose caller was cancelled."""
-        self._unseen: tuple[str, int] | None = None
-        """(name, transaction number) of the ending call that succeeded when no caller was left to see the result."""
-        self._is_closing = False
-        """No new call may begin."""
+        self._calls = RunningCalls(transaction, core.wake)
         self._offset_calls = itertools.count()
         self._offsets_lock = asyncio.Lock()
         """Offsets are sent one call at a time, because each call must know whether the previous one was in doubt."""
@@ -102,7 +88,7 @@ class Coordinator:
     async def initialize(self) -> None:
         """Get a producer id and epoch for the transactional id, which aborts a transaction of an older producer."""
         transaction = self._transaction
-        if self._running("initialize") is None:
+        if self._calls.running("initialize") is None:
             transaction.check(
                 "init_transactions",
                 TransactionState.UNINITIALIZED,
@@ -113,49 +99,49 @@ class Coordinator:
             before = transaction.state
             if not transaction.refuses_records:
                 transaction.move(TransactionState.INITIALIZING)
-            await self._call("initialize", lambda: self._initialize(before))
+            await self._calls.run("initialize", lambda: self._initialize(before))
         else:
-            await self._call("initialize", self._never)
+            await self._calls.join("initialize")
 
     async def commit(self) -> None:
         """Send the buffered records and commit. After an error nothing is committed, unless its outcome is UNKNOWN."""
-        if self._has_succeeded_unseen("commit"):
+        if self._calls.has_succeeded_unseen("commit"):
             return
-        if self._running("commit") is None:
+        if self._calls.running("commit") is None:
             self._transaction.check(
                 "commit_transaction", TransactionState.IN_TRANSACTION, TransactionState.OUTCOME_UNKNOWN
             )
             self._transaction.move(TransactionState.COMMITTING)
-        await self._call("commit", self._commit)
+        await self._calls.run("commit", self._commit)
 
     async def abort(self) -> None:
         """Discard the buffered records, wait for those in flight, and abort."""
         transaction = self._transaction
-        if self._has_succeeded_unseen("abort"):
+        if self._calls.has_succeeded_unseen("abort"):
             return
-        if self._running("abort") is None:
+        if self._calls.running("abort") is None:
             if transaction.state is not TransactionState.ABORT_REQUIRED:
-                again = () if self._running("fence") else (TransactionState.ABORTING,)
+                again = () if self._calls.running("fence") else (TransactionState.ABORTING,)
                 transaction.check(
                     "abort_transaction", TransactionState.IN_TRANSACTION, TransactionState.RELEASING, *again
                 )
             if transaction.state is not TransactionState.ABORTING:
                 transaction.move(TransactionState.ABORTING)
-        await self._call("abort", self._abort)
+        await self._calls.run("abort", self._abort)
 
     async def fence(self) -> None:
         """Abort by taking a new epoch, which fences all writers with the old one, participants included."""
         transaction = self._transaction
-        if self._has_succeeded_unseen("fence"):
+        if self._calls.has_succeeded_unseen("fence"):
             return
-        if self._running("fence") is None:
-            aborting = self._running("abort")
+        if self._calls.running("fence") is None:
+            aborting = self._calls.running("abort")
             if aborting is not None:
                 number = transaction.number
                 await asyncio.wait([aborting])
                 if transaction.number != number:
                     return  # the transaction was aborted, and another one has begun
-                if transaction.state is TransactionState.READY or self._running("initialize"):
+                if transaction.state is TransactionState.READY or self._calls.running("initialize"):
                     await self.initialize()  # a second fence() joins this call
                     return
             if transaction.state is not TransactionState.ABORT_REQUIRED:
@@ -167,7 +153,7 @@ class Coordinator:
                 )
             if transaction.state is not TransactionState.ABORTING:
                 transaction.move(TransactionState.ABORTING)
-        await self._call("fence", self._fence)
+        await self._calls.run("fence", self._fence)
 
     async def export(self, partitions: Iterable[TopicPartition]) -> TransactionHandle:
         """Return a handle of the open transaction; with v1 the partitions join it first."""
@@ -178,7 +164,7 @@ class Coordinator:
         self._check_has_no_writer(partitions)
         if not transaction.numbered.keys().isdisjoint(partitions):
             self._check_may_change_epoch(partitions)
-            await self._call("epoch", self._change_epoch)
+            await self._calls.run("epoch", self._change_epoch)
             transaction.check("export", TransactionState.IN_TRANSACTION)
             self._check_has_no_writer(partitions)  # a partition may have got a writer meanwhile
         self._has_begun()
@@ -188,7 +174,7 @@ class Coordinator:
                 if place not in transaction.partitions:
                     transaction.wanted[place] = None
             while transaction.has_to_join:
-                await self._call("partitions", self._add_partitions)
+                await self._calls.run("partitions", self._add_partitions)
             transaction.check("export", TransactionState.IN_TRANSACTION)
             self._check_has_no_writer(partitions)  # a partition may have got a writer meanwhile
         transaction.exported.update(dict.fromkeys(partitions))
@@ -235,7 +221,7 @@ class Coordinator:
 
     async def _epoch_settled(self, call: str) -> None:
         """Wait until no new epoch is being taken, so that no request of the transaction carries the old one."""
-        change = self._running("epoch")
+        change = self._calls.running("epoch")
         if change is not None:
             await asyncio.wait([change])
             self._transaction.check(call, TransactionState.IN_TRANSACTION)
@@ -259,14 +245,14 @@ class Coordinator:
         """Add a consumer group's offsets to the transaction, which the caller has checked to be open."""
         if offsets:
             await self._epoch_settled("send_offsets_to_transaction")
-            await self._call(
+            await self._calls.run(
                 f"offsets {next(self._offset_calls)}", lambda: self._send_offsets(offsets, group)
             )
 
     def add_partitions(self) -> None:
         """With v1: add the wanted partitions in the background, and set the wake-up event when they have joined."""
-        if self._running("partitions") is None and not self._is_closing:
-            self._start("partitions", self._add_partitions())
+        if self._calls.running("partitions") is None and not self._calls.is_closing:
+            self._calls.start("partitions", self._add_partitions())
 
     async def release(self) -> TransactionHandle:
         """Release the open transaction: the producer that resumes it ends it."""
@@ -295,31 +281,9 @@ class Coordinator:
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """Return a group's committed offsets, once no open transaction can change them."""
         places = list(dict.fromkeys(partitions))
-        topics: dict[str, list[int]] = {}
-        for topic, partition in places:
-            topics.setdefault(topic, []).append(partition)
-        request = OffsetFetchRequest(
-            group_id=group_id,
-            # The partitions are named, because a request for all of them returns none while a group's first offset is
-            # pending.
-            topics=[
-                OffsetFetchRequest.OffsetFetchRequestTopic(name=topic, partition_indexes=numbers)
-                for topic, numbers in topics.items()
-            ],
-            require_stable=True,
-        )
-        answer = await self._questions.ask(request, partial(_worst_of_fetched, places), group=group_id)
-        return {
-            TopicPartition(topic.name, partition.partition_index): (
-                None
-                if partition.committed_offset < 0
-                else OffsetAndMetadata(
-                    partition.committed_offset, partition.metadata or "", partition.committed_leader_epoch
-                )
-            )
-            for topic in answer.topics
-            for partition in topic.partitions
-        }
+        request = offset_fetch(group_id, places)
+        answer = await self._questions.ask(request, partial(worst_of_fetched, places), group=group_id)
+        return committed_offsets(answer)
 
     def attach(self, handle: TransactionHandle) -> None:
         """Use the producer id and epoch of the transaction's owner."""
@@ -340,7 +304,7 @@ class Coordinator:
         due = transaction.began + LONGEST_OPEN * limit
         if now < due:
             return due
-        if self._is_closing:
+        if self._calls.is_closing:
             return None
         transaction.has_expired = True
         cause = KafkaError(
@@ -350,89 +314,18 @@ class Coordinator:
         logger.warning("the transaction of %r is aborted: %s", transaction.transactional_id, cause)
         transaction.must_abort(abortable(transaction, cause))
         self._wake.set()  # the sender fails the records that were not sent
-        self._start("expiry", self._expire())
+        self._calls.start("expiry", self._expire())
         return None
 
     async def ended(self) -> None:
         """Wait for the running calls and ignore their results."""
-        await asyncio.gather(*self._calls.values(), return_exceptions=True)
+        await self._calls.ended()
 
     async def close(self) -> None:
         """Cancel all tasks and wait until they have ended."""
-        self._is_closing = True
-        calls = list(self._calls.values())
-        for call in calls:
-            call.cancel()
-        await asyncio.gather(*calls, return_exceptions=True)
-
-    async def _call(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        call = self._running(name)
-        if call is None:
-            if self._is_closing:
-                raise ProducerClosed("the producer was closed during a transactional call")
-            call = self._start(name, work())
-        self._abandoned.discard(name)
-        try:
-            await asyncio.shield(call)
-        except asyncio.CancelledError:
-            caller = asyncio.current_task()
-            if not call.cancelled() or (caller is not None and caller.cancelling()):
-                self._leave(name, call)
-                raise  # the caller was cancelled; the call continues
-            # close() has cancelled the call, but not its caller, which therefore gets an error.
-            error = self._transaction.error
-            if isinstance(error, CommitOutcomeUnknownError):
-                raise error from None
-            raise ProducerClosed("the producer was closed during a transactional call") from None
-
-    def _start(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        if name in _ENDINGS:
-            self._unseen = None
-        call = new_task(asyncio.get_running_loop(), work, f"aioproducer-transaction-{name}")
-        self._calls[name] = call
-        call.add_done_callback(lambda done: self._ended(name, done))
-        return call
-
-    def _running(self, name: str) -> asyncio.Task[None] | None:
-        """Return the running call of that name, if any. A call that has just ended cannot be joined."""
-        call = self._calls.get(name)
-        return call if call is not None and not call.done() else None
-
-    def _ended(self, name: str, call: asyncio.Task[None]) -> None:
-        if self._calls.get(name) is call:
-            self._settle(name, call)
-            del self._calls[name]
-        self._wake.set()
-        if not call.cancelled():
-            call.exception()  # mark it as retrieved: a caller has it, and the transaction's state also records it
-
-    def _settle(self, name: str, call: asyncio.Task[None]) -> None:
-        """Keep the result of a call that ended after its last caller was cancelled."""
-        if name in self._abandoned:
-            self._abandoned.remove(name)
-            self._leave(name, call)
-
-    def _leave(self, name: str, call: asyncio.Task[None]) -> None:
-        """Note that no caller waits for this call; keep its success for the same call made again."""
-        if not call.done():
-            self._abandoned.add(name)
-        elif name in _ENDINGS and not call.cancelled() and call.exception() is None:
-            self._unseen = name, self._transaction.number
-
-    def _has_succeeded_unseen(self, name: str) -> bool:
-        """Return True, only once, if the call has succeeded after its caller was cancelled."""
-        call = self._calls.get(name)
-        if call is not None and call.done():
-            self._settle(name, call)  # it has just ended, and its callback has not run yet
-        if self._unseen != (name, self._transaction.number):
-            return False
-        self._unseen = None
-        return True
+        await self._calls.close()
 
     # ----------------------------------------------------------------------------------------- the work of the calls
-
-    async def _never(self) -> None:
-        raise AssertionError("a running call is joined, not begun again")
 
     async def _initialize(self, before: TransactionState) -> None:
         transaction = self._transaction
@@ -497,7 +390,7 @@ class Coordinator:
                             for topic, partitions in topics.items()
                         ],
                     ),
-                    partial(_worst_of_partitions, places),
+                    partial(worst_of_partitions, places),
                 )
                 transaction.add_joined(places)
                 self._wake.set()
@@ -516,7 +409,7 @@ class Coordinator:
         transaction = self._transaction
         doubtful = transaction.doubtful_offsets.setdefault(group.group_id, {})
         try:
-            self._check_is_not_overtaken(offsets, group.group_id, doubtful)
+            check_is_not_overtaken(offsets, group.group_id, doubtful)
             self._has_begun()
             if not transaction.is_v2 and group.group_id not in transaction.groups:
                 await self._ask(
@@ -530,48 +423,15 @@ class Coordinator:
                 )
                 transaction.groups[group.group_id] = None
             await self._ask(
-                self._offset_commit(offsets, group), partial(_worst_of_offsets, offsets), group=group.group_id
+                offset_commit(transaction.transactional_id, self._identity, offsets, group),
+                partial(worst_of_offsets, offsets),
+                group=group.group_id,
             )
             if self._requests.was_in_doubt:
                 doubtful.update(offsets)
         except KafkaError as error:
             self._failed(error)
             self._raise(error)
-
-    @staticmethod
-    def _check_is_not_overtaken(offsets: Offsets, group_id: str, doubtful: Offsets) -> None:
-        """Raise if a late copy of an earlier request of the same transaction could overwrite one of these offsets."""
-        for (topic, partition), offset in offsets.items():
-            before = doubtful.get(TopicPartition(topic, partition), offset)
-            if before != offset:
-                raise KafkaError(
-                    f"the offset {before.offset} of {topic}-{partition} was sent more than once for group "
-                    f"{group_id!r} because an answer was lost; a late copy could replace the offset {offset.offset}"
-                )
-
-    def _offset_commit(self, offsets: Offsets, group: ConsumerGroupMetadata) -> TxnOffsetCommitRequest:
-        topics: dict[str, TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic] = {}
-        for (topic, partition), offset in sorted(offsets.items()):
-            if topic not in topics:
-                topics[topic] = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic(name=topic)
-            topics[topic].partitions.append(
-                TxnOffsetCommitRequest.TxnOffsetCommitRequestPartition(
-                    partition_index=partition,
-                    committed_offset=offset.offset,
-                    committed_leader_epoch=offset.leader_epoch,
-                    committed_metadata=offset.metadata,
-                )
-            )
-        return TxnOffsetCommitRequest(
-            transactional_id=self._transaction.transactional_id,
-            group_id=group.group_id,
-            producer_id=self._identity.producer_id,
-            producer_epoch=self._identity.epoch,
-            generation_id=group.generation_id,
-            member_id=group.member_id,
-            group_instance_id=group.group_instance_id,
-            topics=list(topics.values()),
-        )
 
     async def _commit(self) -> None:
         transaction = self._transaction
@@ -674,13 +534,7 @@ class Coordinator:
     async def _settled(self) -> None:
         """Wait until no records, partitions or offsets of the transaction are buffered or in flight."""
         await self._accumulator.flush()
-        calls = [
-            call
-            for name, call in self._calls.items()
-            if name.startswith(("epoch", "partitions", "offsets", "expiry"))
-            and not call.done()
-            and call is not asyncio.current_task()
-        ]
+        calls = self._calls.others("epoch", "partitions", "offsets", "expiry")
         if calls:
             await asyncio.wait(calls)
 
@@ -742,50 +596,3 @@ class Coordinator:
         if reported is not error and reported.__cause__ is None:
             raise reported from error
         raise reported
-
-
-def _worst_of_partitions(asked: Iterable[TopicPartition], response: AddPartitionsToTxnResponse) -> int:
-    codes = {
-        TopicPartition(topic.name, partition.partition_index): partition.partition_error_code
-        for topic in response.results_by_topic_v3_and_below
-        for partition in topic.results_by_partition
-    }
-    return _worst(ApiKey.ADD_PARTITIONS_TO_TXN, asked, codes)
-
-
-def _worst_of_offsets(asked: Iterable[TopicPartition], response: TxnOffsetCommitResponse) -> int:
-    codes = {
-        TopicPartition(topic.name, partition.partition_index): partition.error_code
-        for topic in response.topics
-        for partition in topic.partitions
-    }
-    return _worst(ApiKey.TXN_OFFSET_COMMIT, asked, codes)
-
-
-def _worst_of_fetched(asked: Iterable[TopicPartition], response: OffsetFetchResponse) -> int:
-    if response.error_code:
-        return response.error_code
-    codes = {
-        TopicPartition(topic.name, partition.partition_index): partition.error_code
-        for topic in response.topics
-        for partition in topic.partitions
-    }
-    return _worst(ApiKey.OFFSET_FETCH, asked, codes)
-
-
-_SEVERITY = (Action.SUCCEED, Action.RETRY, Action.COORDINATOR, Action.ABORT, Action.FAIL, Action.REINIT)
-
-
-def _worst(api: ApiKey, asked: Iterable[TopicPartition], codes: Mapping[TopicPartition, int]) -> int:
-    """Return the most severe code, which decides for the request. `asked` names at least one partition.
-
-    Other codes may only be consequences: OPERATION_NOT_ATTEMPTED says that another partition was rejected.
-
-    Raises:
-        MissingPartitionError: the answer leaves out a partition of the request.
-    """
-    missing = [place for place in asked if place not in codes]
-    if missing:
-        topic, partition = missing[0]
-        raise MissingPartitionError(f"the coordinator left {topic}-{partition} out of its answer")
-    return max(codes.values(), key=lambda code: _SEVERITY.index(decide(api, code).action))

@@ -57,7 +57,12 @@ STEPS: dict[str, int] = {
             "metadata",
         ],
         "security": ["addresses kerberos pem sasl", "authentication tls token_providers", "login"],
-        "transactions": ["offsets state", "requests", "coordinator", "calls"],
+        "transactions": [
+            "coordinator_messages offsets state",
+            "requests running_calls",
+            "coordinator",
+            "calls",
+        ],
         "sending": [
             "data_loss own_timeouts producer_id refusals",
             "produce_results",
@@ -104,6 +109,7 @@ MAY_IMPORT_ASYNCIO = {
     "transactions.calls",
     "transactions.coordinator",
     "transactions.requests",
+    "transactions.running_calls",
 }
 FORBIDDEN_EVERYWHERE = {"aiokafka", "confluent_kafka", "kafka", "uvloop"}
 ONLY_IN_SPARK = {"pyspark", "py4j"}

@@ -662,7 +662,9 @@ async def test_a_commit_made_again_at_the_moment_of_its_success_sends_nothing(ve
     begun.cluster.may_answer.set()
     while begun.transaction.state is not TransactionState.READY:  # noqa: ASYNC110  # an event would be too late
         await asyncio.sleep(0)
-    assert "commit" in begun.coordinator._calls, "the task has ended, and its callback has not run yet"
+    assert "commit" in begun.coordinator._calls.by_name, (
+        "the task has ended, and its callback has not run yet"
+    )
 
     await begun.coordinator.commit()
 
@@ -710,8 +712,8 @@ async def test_calls_that_have_ended_leave_nothing_behind_and_complain_of_nothin
     await asyncio.sleep(0)
     gc.collect()
 
-    assert begun.coordinator._calls == {}
-    assert begun.coordinator._abandoned == set()
+    assert begun.coordinator._calls.by_name == {}
+    assert begun.coordinator._calls._abandoned == set()
     assert complaints == []
 
 

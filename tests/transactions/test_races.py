@@ -253,14 +253,14 @@ async def test_an_export_does_not_wait_for_a_join_that_has_just_ended(monkeypatc
         await producer.begin_transaction()
         first = asyncio.create_task(producer.export_transaction([TopicPartition("t", 0)]))
         await turns_until(lambda: TopicPartition("t", 0) in producer._transaction.partitions)
-        call, calls = producer._coordinator._call, []
+        call, calls = producer._coordinator._calls.run, []
 
         async def counted(name, work):
             calls.append(name)
             assert len(calls) < 100, "it spins without yielding to the loop"
             await call(name, work)
 
-        monkeypatch.setattr(producer._coordinator, "_call", counted)
+        monkeypatch.setattr(producer._coordinator._calls, "run", counted)
         await within(2, producer.export_transaction([TopicPartition("t", 1)]))
         await first
 

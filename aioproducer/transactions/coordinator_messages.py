@@ -1,0 +1,145 @@
+"""Builds the coordinator's requests about offsets, and finds the error code that decides in an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from aioproducer.errors import KafkaError, MissingPartitionError
+from aioproducer.protocol.api import ApiKey
+from aioproducer.protocol.messages import (
+    AddPartitionsToTxnResponse,
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitResponse,
+)
+from aioproducer.protocol.outcomes import Action, decide
+from aioproducer.records.idempotence import ProducerIdentity
+from aioproducer.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
+
+Offsets = Mapping[TopicPartition, OffsetAndMetadata]
+
+
+def check_is_not_overtaken(offsets: Offsets, group_id: str, doubtful: Offsets) -> None:
+    """Raise if a late copy of an earlier request of the same transaction could overwrite one of these offsets."""
+    for (topic, partition), offset in offsets.items():
+        before = doubtful.get(TopicPartition(topic, partition), offset)
+        if before != offset:
+            raise KafkaError(
+                f"the offset {before.offset} of {topic}-{partition} was sent more than once for group "
+                f"{group_id!r} because an answer was lost; a late copy could replace the offset {offset.offset}"
+            )
+
+
+def offset_commit(
+    transactional_id: str,
+    identity: ProducerIdentity,
+    offsets: Offsets,
+    group: ConsumerGroupMetadata,
+) -> TxnOffsetCommitRequest:
+    """Return the request that makes offsets of a group part of the transaction."""
+    topics: dict[str, TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic] = {}
+    for (topic, partition), offset in sorted(offsets.items()):
+        if topic not in topics:
+            topics[topic] = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic(name=topic)
+        topics[topic].partitions.append(
+            TxnOffsetCommitRequest.TxnOffsetCommitRequestPartition(
+                partition_index=partition,
+                committed_offset=offset.offset,
+                committed_leader_epoch=offset.leader_epoch,
+                committed_metadata=offset.metadata,
+            )
+        )
+    return TxnOffsetCommitRequest(
+        transactional_id=transactional_id,
+        group_id=group.group_id,
+        producer_id=identity.producer_id,
+        producer_epoch=identity.epoch,
+        generation_id=group.generation_id,
+        member_id=group.member_id,
+        group_instance_id=group.group_instance_id,
+        topics=list(topics.values()),
+    )
+
+
+def offset_fetch(group_id: str, places: Iterable[TopicPartition]) -> OffsetFetchRequest:
+    """Return the request for a group's offsets once no open transaction can change them.
+
+    It names the partitions, because a request for all of them returns none while a group's first offset is pending.
+    """
+    topics: dict[str, list[int]] = {}
+    for topic, partition in places:
+        topics.setdefault(topic, []).append(partition)
+    return OffsetFetchRequest(
+        group_id=group_id,
+        topics=[
+            OffsetFetchRequest.OffsetFetchRequestTopic(name=topic, partition_indexes=numbers)
+            for topic, numbers in topics.items()
+        ],
+        require_stable=True,
+    )
+
+
+def committed_offsets(answer: OffsetFetchResponse) -> dict[TopicPartition, OffsetAndMetadata | None]:
+    """Return the offsets in an answer to OffsetFetch; None for a partition without one."""
+    return {
+        TopicPartition(topic.name, partition.partition_index): (
+            None
+            if partition.committed_offset < 0
+            else OffsetAndMetadata(
+                partition.committed_offset, partition.metadata or "", partition.committed_leader_epoch
+            )
+        )
+        for topic in answer.topics
+        for partition in topic.partitions
+    }
+
+
+def worst_of_partitions(asked: Iterable[TopicPartition], response: AddPartitionsToTxnResponse) -> int:
+    """Return the most severe error code of an answer to AddPartitionsToTxn; `asked` are the requested partitions."""
+    codes = {
+        TopicPartition(topic.name, partition.partition_index): partition.partition_error_code
+        for topic in response.results_by_topic_v3_and_below
+        for partition in topic.results_by_partition
+    }
+    return _worst(ApiKey.ADD_PARTITIONS_TO_TXN, asked, codes)
+
+
+def worst_of_offsets(asked: Iterable[TopicPartition], response: TxnOffsetCommitResponse) -> int:
+    """Return the most severe error code of an answer to TxnOffsetCommit; `asked` are the requested partitions."""
+    codes = {
+        TopicPartition(topic.name, partition.partition_index): partition.error_code
+        for topic in response.topics
+        for partition in topic.partitions
+    }
+    return _worst(ApiKey.TXN_OFFSET_COMMIT, asked, codes)
+
+
+def worst_of_fetched(asked: Iterable[TopicPartition], response: OffsetFetchResponse) -> int:
+    """Return the most severe error code of an answer to OffsetFetch; `asked` are the requested partitions."""
+    if response.error_code:
+        return response.error_code
+    codes = {
+        TopicPartition(topic.name, partition.partition_index): partition.error_code
+        for topic in response.topics
+        for partition in topic.partitions
+    }
+    return _worst(ApiKey.OFFSET_FETCH, asked, codes)
+
+
+_SEVERITY = (Action.SUCCEED, Action.RETRY, Action.COORDINATOR, Action.ABORT, Action.FAIL, Action.REINIT)
+
+
+def _worst(api: ApiKey, asked: Iterable[TopicPartition], codes: Mapping[TopicPartition, int]) -> int:
+    """Return the most severe code, which decides for the request. `asked` names at least one partition.
+
+    Other codes may only be consequences: OPERATION_NOT_ATTEMPTED says that another partition was rejected.
+
+    Raises:
+        MissingPartitionError: the answer leaves out a partition of the request.
+    """
+    missing = [place for place in asked if place not in codes]
+    if missing:
+        topic, partition = missing[0]
+        raise MissingPartitionError(f"the coordinator left {topic}-{partition} out of its answer")
+    return max(codes.values(), key=lambda code: _SEVERITY.index(decide(api, code).action))

@@ -1,0 +1,130 @@
+"""The transactional calls that are running, each of them as a task.
+
+A cancelled caller therefore leaves nothing half done: the call continues. The same call made again joins it, or gets
+the result that no caller has seen."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from aioproducer.concurrency.tasks import new_task
+from aioproducer.concurrency.wakeup import WakeUp
+from aioproducer.errors import CommitOutcomeUnknownError, ProducerClosed
+from aioproducer.transactions.state import Transaction
+
+_ENDINGS = ("commit", "abort", "fence", "initialize")
+"""The calls that end a transaction. Each discards the result that was kept for an earlier call."""
+
+
+class RunningCalls:
+    """The running tasks of one coordinator, by name. Belongs to one event loop."""
+
+    def __init__(self, transaction: Transaction, wake: WakeUp) -> None:
+        self._transaction = transaction
+        self._wake = wake
+        self.by_name: dict[str, asyncio.Task[None]] = {}
+        """Most of them are the user's calls."""
+        self._abandoned: set[str] = set()
+        """The names of running calls whose caller was cancelled."""
+        self._unseen: tuple[str, int] | None = None
+        """(name, transaction number) of the ending call that succeeded when no caller was left to see the result."""
+        self.is_closing = False
+        """No new call may begin."""
+
+    async def run(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Start a call, or join the running one of that name, and wait for it. Cancelling it cancels only the wait.
+
+        Raises:
+            ProducerClosed: the producer is being closed.
+            CommitOutcomeUnknownError: so was the producer, and a commit had been sent.
+            KafkaError: the call failed.
+        """
+        if self.running(name) is None:
+            if self.is_closing:
+                raise ProducerClosed("the producer was closed during a transactional call")
+            self.start(name, work())
+        await self.join(name)
+
+    async def join(self, name: str) -> None:
+        """Wait for a running call; see `run`."""
+        call = self.by_name[name]
+        self._abandoned.discard(name)
+        try:
+            await asyncio.shield(call)
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if not call.cancelled() or (caller is not None and caller.cancelling()):
+                self._leave(name, call)
+                raise  # the caller was cancelled; the call continues
+            # close() has cancelled the call, but not its caller, which therefore gets an error.
+            error = self._transaction.error
+            if isinstance(error, CommitOutcomeUnknownError):
+                raise error from None
+            raise ProducerClosed("the producer was closed during a transactional call") from None
+
+    def start(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        """Start a call without waiting for it."""
+        if name in _ENDINGS:
+            self._unseen = None
+        call = new_task(asyncio.get_running_loop(), work, f"aioproducer-transaction-{name}")
+        self.by_name[name] = call
+        call.add_done_callback(lambda done: self._ended(name, done))
+
+    def running(self, name: str) -> asyncio.Task[None] | None:
+        """Return the running call of that name, if any. A call that has just ended cannot be joined."""
+        call = self.by_name.get(name)
+        return call if call is not None and not call.done() else None
+
+    def others(self, *kinds: str) -> list[asyncio.Task[None]]:
+        """Return the running calls, other than the current one, whose names begin with one of these words."""
+        current = asyncio.current_task()
+        return [
+            call
+            for name, call in self.by_name.items()
+            if name.startswith(kinds) and not call.done() and call is not current
+        ]
+
+    def has_succeeded_unseen(self, name: str) -> bool:
+        """Return True, only once, if the call has succeeded after its caller was cancelled."""
+        call = self.by_name.get(name)
+        if call is not None and call.done():
+            self._settle(name, call)  # it has just ended, and its callback has not run yet
+        if self._unseen != (name, self._transaction.number):
+            return False
+        self._unseen = None
+        return True
+
+    async def ended(self) -> None:
+        """Wait for the running calls and ignore their results."""
+        await asyncio.gather(*self.by_name.values(), return_exceptions=True)
+
+    async def close(self) -> None:
+        """Cancel all calls and wait until they have ended."""
+        self.is_closing = True
+        calls = list(self.by_name.values())
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+
+    def _ended(self, name: str, call: asyncio.Task[None]) -> None:
+        if self.by_name.get(name) is call:
+            self._settle(name, call)
+            del self.by_name[name]
+        self._wake.set()
+        if not call.cancelled():
+            call.exception()  # mark it as retrieved: a caller has it, and the transaction's state also records it
+
+    def _settle(self, name: str, call: asyncio.Task[None]) -> None:
+        """Keep the result of a call that ended after its last caller was cancelled."""
+        if name in self._abandoned:
+            self._abandoned.remove(name)
+            self._leave(name, call)
+
+    def _leave(self, name: str, call: asyncio.Task[None]) -> None:
+        """Note that no caller waits for this call; keep its success for the same call made again."""
+        if not call.done():
+            self._abandoned.add(name)
+        elif name in _ENDINGS and not call.cancelled() and call.exception() is None:
+            self._unseen = name, self._transaction.number
