@@ -679,8 +679,8 @@ DECIDE_THEMSELVES = {
     ("cluster.py", "Cluster.topic"): "whether a snapshot has the topic",
     ("cluster.py", "_merging_topic"): "whether a response has partitions of the topic",
     (
-        "transactions/coordinator.py",
-        "_worst_of_fetched",
+        "transactions/coordinator_messages.py",
+        "worst_of_fetched",
     ): "an error of the group takes precedence over those of its partitions",
     ("network/metadata.py", "Metadata._too_late"): "whether a snapshot has the topic",
     ("protocol/api.py", "_begun"): "the format of a rejecting ApiVersions response (KIP-511)",
