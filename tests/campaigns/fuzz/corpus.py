@@ -97,9 +97,7 @@ class _Place(NamedTuple):
 
 class _Batch(NamedTuple):
     queue: _Place
-
-    def seal(self) -> list[bytes | memoryview]:
-        return [b"header", b"records"]
+    segments: tuple[bytes | memoryview, ...] = (b"header", b"records")
 
 
 @cache

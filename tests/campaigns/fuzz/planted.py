@@ -5,7 +5,7 @@ claimed, a loop that the input can keep from ending."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -14,8 +14,9 @@ from unittest import mock
 from uuid import UUID
 
 from aioproducer.errors import ProtocolError
-from aioproducer.network.handshake import BrokerVersions
+from aioproducer.network import handshake
 from aioproducer.protocol import codec, frame, primitives, recordbatch
+from aioproducer.protocol.api import VersionRange
 from tests.campaigns.fuzz.fuzzer import Finding, Fuzzer
 
 
@@ -149,10 +150,10 @@ def unlimited() -> Iterator[None]:
 
 @_bug("a broker that speaks no version that we know is asked anyway", 20_000, "AssertionError")
 def negotiated() -> Iterator[None]:
-    def of(self: BrokerVersions, api_key: Any, ceiling: int | None = None) -> int:
-        return self.ranges[api_key].max if api_key in self.ranges else 0
+    def negotiate(api_key: Any, ranges: Mapping[int, VersionRange], ceiling: int | None = None) -> int:
+        return ranges[api_key].max if api_key in ranges else 0
 
-    with mock.patch.object(BrokerVersions, "of", of):
+    with mock.patch.object(handshake, "negotiate", negotiate):
         yield
 
 

@@ -202,14 +202,14 @@ def dropped() -> Iterator[None]:
     """Every 5th batch is acknowledged without being sent."""
     count = iter(range(1, 10**9))
 
-    def draining(accumulator: Accumulator, *arguments: Any, **more: Any) -> list[ProducerBatch]:
-        batches = drain(accumulator, *arguments, **more)
+    def draining(accumulator: Accumulator, *arguments: Any, **more: Any) -> tuple[list[ProducerBatch], bool]:
+        batches, are_left = drain(accumulator, *arguments, **more)
         for batch in list(batches):
             if not next(count) % 5 and batch.attempts == 0:
                 batches.remove(batch)
                 batch.succeed(0, -1, -1)
                 accumulator.release(batch)
-        return batches
+        return batches, are_left
 
     with mock.patch("aioproducer.sending.sender.drain", draining):
         yield
