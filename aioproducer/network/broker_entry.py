@@ -8,7 +8,8 @@ import asyncio
 
 from aioproducer.config import AddressFilter
 from aioproducer.errors import BrokerConnectionError, KafkaError, escaped
-from aioproducer.network.connection import Connection, ConnectionState
+from aioproducer.network.connection import Connection
+from aioproducer.network.connection_state import ConnectionState
 from aioproducer.protocol.api import ApiKey
 from aioproducer.security.addresses import as_address, described
 from aioproducer.types import Node

@@ -25,8 +25,9 @@ from aioproducer.errors import (
 )
 from aioproducer.network.backoff import JITTER, backoff
 from aioproducer.network.broker_entry import BrokerEntry, address_of
-from aioproducer.network.connection import Connection, ConnectionState
+from aioproducer.network.connection import Attempt, Connection
 from aioproducer.network.connection_race import HEAD_START, first_to_answer
+from aioproducer.network.connection_state import ConnectionState
 from aioproducer.network.handshake import BrokerVersions
 from aioproducer.network.hedge import first_answer
 from aioproducer.network.large_answer import LargeAnswer
@@ -494,24 +495,20 @@ class Brokers:
     def _make(self, entry: BrokerEntry, address: tuple[str, int], number: int) -> Connection:
         """Create a connection. Each connection of an attempt starts with a different address of the host name."""
         config = self._config
-        return Connection(
-            entry.node.node_id,
-            entry.node.host,
-            entry.node.port,
-            config,
-            on_change=self._changed,
-            metrics=self._metrics,
+        attempt = Attempt(
+            address,
+            passed_over=entry.failed_setups + number,
+            first_asked=entry.first_asked,
             setup_timeout=backoff(
                 config.socket_connection_setup_timeout,
                 max(config.socket_connection_setup_timeout, config.socket_connection_setup_timeout_max),
                 entry.failed_setups,
                 self._random,
             ),
-            first_asked=entry.first_asked,
-            login=self._login,
-            address=address,
-            passed_over=entry.failed_setups + number,
             renew_at=self._random.uniform(0.8, 0.9),
+        )
+        return Connection(
+            entry.node, config, attempt, on_change=self._changed, metrics=self._metrics, login=self._login
         )
 
     def _dialed(self, entry: BrokerEntry, task: asyncio.Task[None]) -> None:

@@ -12,7 +12,8 @@ from typing import TypeAlias
 
 from aioproducer.concurrency.tasks import new_task
 from aioproducer.concurrency.wakeup import CLOCK_SLACK
-from aioproducer.network.connection import LATE_TIMER, Connection
+from aioproducer.network.connection import Connection
+from aioproducer.network.request_stream import LATE_TIMER
 
 HEAD_START = 1.0
 """Seconds without a response to ApiVersions after which a second connection is opened in parallel to the first."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from aioproducer.config import ProducerConfig
 from aioproducer.errors import KafkaError, TransactionAbortedError
 from aioproducer.network.brokers import Brokers
-from aioproducer.network.connection import LATE_TIMER
 from aioproducer.network.metadata import Metadata
+from aioproducer.network.request_stream import LATE_TIMER
 from aioproducer.protocol.outcomes import Moment
 from aioproducer.records.accumulator import NO_NODE, Accumulator
 from aioproducer.records.batch import BatchState, ProducerBatch

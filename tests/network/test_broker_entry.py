@@ -8,7 +8,7 @@ import pytest
 
 from aioproducer.errors import BrokerConnectionError
 from aioproducer.network.broker_entry import FIRST_ASKED, BrokerEntry, address_of
-from aioproducer.network.connection import ConnectionState
+from aioproducer.network.connection_state import ConnectionState
 from aioproducer.protocol.api import ApiKey, VersionRange
 from aioproducer.types import Node
 

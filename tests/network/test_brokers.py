@@ -20,7 +20,7 @@ from aioproducer.errors import (
 from aioproducer.network import brokers as brokers_module
 from aioproducer.network import hedge
 from aioproducer.network.brokers import TRY_ANOTHER_AFTER
-from aioproducer.network.connection import ConnectionState
+from aioproducer.network.connection_state import ConnectionState
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.messages import ApiVersionsResponse, MetadataRequest, MetadataResponse
 from aioproducer.types import Node

@@ -13,7 +13,7 @@ import pytest
 from aioproducer import Producer
 from aioproducer.errors import RequestTimedOutError
 from aioproducer.network import brokers, connection_race
-from aioproducer.network.connection import ConnectionState
+from aioproducer.network.connection_state import ConnectionState
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.messages import MetadataRequest
 from aioproducer.testing import EmbeddedCluster

@@ -15,7 +15,7 @@ from aioproducer.errors import (
     RequestTimedOutError,
     UnsupportedVersionError,
 )
-from aioproducer.network.connection import ConnectionState
+from aioproducer.network.connection_state import ConnectionState
 from aioproducer.network.handshake import FIRST_WITH_FEATURES, BrokerVersions, learn_versions
 from aioproducer.protocol.api import ApiKey, VersionRange
 from aioproducer.protocol.error_codes import ErrorCode

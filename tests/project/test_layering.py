@@ -48,8 +48,8 @@ STEPS: dict[str, int] = {
             "accumulator",
         ],
         "network": [
-            "backoff handshake hedge large_answer wire",
-            "dialer",
+            "backoff connection_state handshake hedge large_answer wire",
+            "dialer request_stream",
             "connection",
             "broker_entry",
             "connection_race",

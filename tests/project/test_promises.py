@@ -25,7 +25,7 @@ from aiokafka import AIOKafkaProducer
 import flights_demo
 from aioproducer import Producer, producer
 from aioproducer.network import brokers
-from aioproducer.network.connection import ConnectionState
+from aioproducer.network.connection_state import ConnectionState
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.api_keys import CLIENT_VERSIONS
 from aioproducer.records.batch import BatchState

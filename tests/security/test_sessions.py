@@ -12,7 +12,8 @@ import pytest
 
 from aioproducer import Producer
 from aioproducer.errors import AuthenticationError, BrokerConnectionError
-from aioproducer.network.connection import Connection, ConnectionState
+from aioproducer.network.connection import Connection
+from aioproducer.network.connection_state import ConnectionState
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.messages import (

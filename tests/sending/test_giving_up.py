@@ -10,7 +10,7 @@ import pytest
 
 from aioproducer import DeliveryTimeoutError, Outcome
 from aioproducer.errors import ProducerClosed, RequestTimedOutError, TransactionAbortedError
-from aioproducer.network.connection import LATE_TIMER
+from aioproducer.network.request_stream import LATE_TIMER
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.records._record_path import Gate
 from aioproducer.records.idempotence import Idempotence, ProducerIdentity

@@ -12,7 +12,7 @@ from aioproducer import Outcome
 from aioproducer.errors import (
     BrokerConnectionError,
 )
-from aioproducer.network import connection
+from aioproducer.network import request_stream
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.sending import sender
 from aioproducer.testing import EmbeddedCluster
@@ -283,7 +283,7 @@ async def test_a_pass_sends_a_limited_number_of_batches_and_the_next_begins_with
 
 
 async def test_an_answer_sends_batches_that_have_a_new_leader_though_the_old_one_is_full(monkeypatch):
-    monkeypatch.setattr(connection, "NEARBY_LATENCY", 60.0)
+    monkeypatch.setattr(request_stream, "NEARBY_LATENCY", 60.0)
     settings = {"request_timeout_ms": 60_000, "delivery_timeout_ms": 120_000}
     async with producing(brokers=2, topics={"t": 12}, **ONE_BATCH_PER_RECORD, **settings) as (
         cluster,

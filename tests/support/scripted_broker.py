@@ -29,6 +29,7 @@ from aioproducer.protocol.api import (
 from aioproducer.protocol.messages import ApiVersionsResponse, MetadataResponse
 from aioproducer.protocol.schema import Message
 from aioproducer.security.login import Login
+from aioproducer.types import Node
 from tests.conftest import MS, at_most
 
 HOST = "127.0.0.1"
@@ -125,9 +126,7 @@ def make_connection(
     port: int, *, metrics: Metrics | None = None, login: Login | None = None, **settings: object
 ) -> Connection:
     return Connection(
-        1,
-        HOST,
-        port,
+        Node(1, HOST, port),
         make_config(**settings),
         on_change=lambda: None,
         metrics=metrics or Metrics(),

@@ -14,7 +14,7 @@ IDS = [f"{letter}{number}" for letter, count in COUNTS.items() for number in ran
 ELSEWHERE: dict[str, tuple[str, str]] = {
     # connections
     "C6": ("network/test_brokers", "test_the_name_is_resolved_at_each_attempt"),
-    "C21": ("network/test_connection", "test_an_idle_connection_closes_without_error"),
+    "C21": ("network/test_request_stream", "test_an_idle_connection_closes_without_error"),
     "C22": (
         "end_to_end/test_process_faults",
         "test_a_client_without_file_descriptors_says_so_and_goes_on_when_it_has_some_again",
@@ -22,18 +22,18 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "C23": ("network/test_bad_addresses", "test_the_port_of_a_web_server_is_named_immediately"),
     "C24": ("network/test_bad_addresses", "test_a_tls_port_is_named_immediately"),
     # frames and protocol: bytes that no broker of ours would send
-    "P2": ("network/test_connection", "test_swapped_answers_close_the_connection"),
-    "P3": ("network/test_connection", "test_a_repeated_response_closes_the_connection"),
-    "P4": ("network/test_connection", "test_a_repeated_response_closes_the_connection"),
+    "P2": ("network/test_request_stream", "test_swapped_answers_close_the_connection"),
+    "P3": ("network/test_request_stream", "test_a_repeated_response_closes_the_connection"),
+    "P4": ("network/test_request_stream", "test_a_repeated_response_closes_the_connection"),
     "P5": (
-        "network/test_connection",
+        "network/test_request_stream",
         "test_every_truncated_answer_in_a_complete_frame_closes_the_connection",
     ),
     "P7": (
-        "network/test_connection",
+        "network/test_request_stream",
         "test_a_frame_beyond_the_limit_closes_the_connection_before_it_is_read",
     ),
-    "P8": ("network/test_connection", "test_bytes_after_a_response_close_the_connection"),
+    "P8": ("network/test_request_stream", "test_bytes_after_a_response_close_the_connection"),
     "P9": ("protocol/test_hostile", "test_count_that_the_frame_can_not_hold_allocates_nothing"),
     "P10": ("protocol/test_hostile", "test_malformed_tags_are_refused"),
     "P11": ("protocol/test_hostile", "test_random_bytes_raise_nothing_but_protocol_error"),
