@@ -33,11 +33,12 @@ if TYPE_CHECKING:
         TransactionReinitError,
         UnknownPartitionError,
     )
-    from aioproducer.producer import CloseReport, Producer
+    from aioproducer.producer import Producer
     from aioproducer.records._record_path import Delivery, RecordMetadata, murmur2_partitions
     from aioproducer.records.batch import BatchBuilder
     from aioproducer.records.interceptors import Interceptor
     from aioproducer.records.receipt import Receipt
+    from aioproducer.sending.lifecycle import CloseReport
     from aioproducer.types import (
         ConsumerGroupMetadata,
         Headers,
@@ -102,7 +103,7 @@ _MODULES = {
     "BrokerError": "aioproducer.errors",
     "BufferFullError": "aioproducer.errors",
     "BufferTimeoutError": "aioproducer.errors",
-    "CloseReport": "aioproducer.producer",
+    "CloseReport": "aioproducer.sending.lifecycle",
     "CommitOutcomeUnknownError": "aioproducer.errors",
     "ConfigError": "aioproducer.errors",
     "ConsumerGroupMetadata": "aioproducer.types",

@@ -17,13 +17,14 @@ from aioproducer.core import Core
 from aioproducer.errors import DeliveryError, MetadataTimeoutError
 from aioproducer.network.brokers import Brokers
 from aioproducer.network.metadata import Metadata
-from aioproducer.producer import Producer, ProducerState
+from aioproducer.producer import Producer
 from aioproducer.protocol.messages import InitProducerIdResponse
 from aioproducer.protocol.recordbatch import read_header, read_records
 from aioproducer.protocol.schema import Message
 from aioproducer.records._record_path import Delivery, Topic
 from aioproducer.records.batch import BatchBuilder, BatchState, ProducerBatch
 from aioproducer.records.idempotence import Idempotence
+from aioproducer.sending.lifecycle import ProducerState
 from aioproducer.transactions.calls import OffsetsToCommit
 from aioproducer.transactions.coordinator import Coordinator
 from aioproducer.transactions.offsets import group_metadata, offsets_to_commit

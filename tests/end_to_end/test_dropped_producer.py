@@ -109,7 +109,8 @@ async def test_a_child_that_was_forked_leaves_the_parents_loop_alone(monkeypatch
         async with Producer(cluster.bootstrap_servers) as producer:
             scheduled: list[object] = []
             monkeypatch.setattr(
-                "aioproducer.producer._close_in_background", lambda dropped: scheduled.append(dropped)
+                "aioproducer.sending.lifecycle._close_in_background",
+                lambda dropped: scheduled.append(dropped),
             )
             monkeypatch.setattr(producer, "_process", os.getpid() + 1)
 

@@ -13,10 +13,10 @@ import pytest
 
 from aioproducer import DeliveryError, Outcome
 from aioproducer.errors import UnknownPartitionError
-from aioproducer.producer import _task_ended
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.messages import MetadataResponse
+from aioproducer.sending.lifecycle import _task_ended
 from tests.conftest import MS, in_virtual_time
 from tests.support.merging import merged
 from tests.support.producing import ONE_BATCH_PER_RECORD, error_of, producing, results, until, within

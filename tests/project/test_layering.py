@@ -65,10 +65,11 @@ STEPS: dict[str, int] = {
         ],
         "sending": [
             "data_loss own_timeouts producer_id refusals",
-            "produce_results",
+            "bulk produce_results",
             "numbering",
             "giving_up",
             "sender",
+            "lifecycle",
         ],
     }.items()
     for step, names in enumerate(steps, 1)
@@ -101,6 +102,8 @@ MAY_IMPORT_ASYNCIO = {
     "security.authentication",
     "security.login",
     "security.token_providers",
+    "sending.bulk",
+    "sending.lifecycle",
     "sending.own_timeouts",
     "sending.produce_results",
     "sending.producer_id",

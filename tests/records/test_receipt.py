@@ -1,4 +1,4 @@
-"""The receipt of send_many, without a producer: batches are ended by hand. How rows get there: test_send_many.py."""
+"""The receipt of send_many, without a producer: batches are ended by hand. How rows get there: sending/test_bulk.py."""
 
 from __future__ import annotations
 

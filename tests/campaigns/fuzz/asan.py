@@ -29,7 +29,7 @@ TESTS = [
     "tests/records/test_linger.py",
     "tests/records/test_partition_choice.py",
     "tests/records/test_receipt.py",
-    "tests/end_to_end/test_send_many.py",
+    "tests/sending/test_bulk.py",
     "tests/sending/test_sender_split.py",
     "tests/protocol/test_request_path.py",
 ]

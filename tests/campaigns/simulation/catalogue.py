@@ -135,8 +135,8 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "A6": ("end_to_end/test_producer_calls", "test_a_cancelled_flush_has_no_effect_on_the_records"),
     "A7": ("end_to_end/test_producer_calls", "test_flush_waits_only_for_the_records_that_are_there"),
     "A8": ("end_to_end/test_producer_calls", "test_flush_cuts_the_linger_short"),
-    "A10": ("test_producer", "test_cancelling_close_gives_up_the_rest_and_the_next_close_reports"),
-    "A11": ("test_producer", "test_use_after_close_is_refused"),
+    "A10": ("sending/test_lifecycle", "test_cancelling_close_gives_up_the_rest_and_the_next_close_reports"),
+    "A11": ("sending/test_lifecycle", "test_use_after_close_is_refused"),
     "A12": (
         "records/test_serializers",
         "test_a_serializer_that_raises_is_the_cause_of_the_error_and_nothing_is_buffered",
@@ -162,13 +162,13 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
         "end_to_end/test_producer_process",
         "test_a_forked_child_is_refused_and_does_no_harm_to_its_parent",
     ),
-    "A22": ("test_producer", "test_use_in_another_loop_is_refused"),
-    "A23": ("test_producer", "test_a_producer_is_built_without_a_running_loop"),
+    "A22": ("sending/test_lifecycle", "test_use_in_another_loop_is_refused"),
+    "A23": ("sending/test_lifecycle", "test_a_producer_is_built_without_a_running_loop"),
     "A24": (
         "end_to_end/test_threads",
         "test_threads_that_share_producers_find_each_record_where_its_delivery_says",
     ),
-    "A25": ("test_producer", "test_a_sender_that_dies_from_a_bug_fails_everybody_at_once"),
+    "A25": ("sending/test_lifecycle", "test_a_sender_that_dies_from_a_bug_fails_everybody_at_once"),
     "A26": ("end_to_end/test_send_semantics", "test_a_task_group_whose_sibling_fails_leaves_a_whole_batch"),
     "A27": (
         "end_to_end/test_process_faults",

@@ -7,6 +7,7 @@ import datetime
 import gc
 import itertools
 import logging
+import math
 import time
 
 import pyarrow as pa
@@ -34,6 +35,7 @@ from aioproducer.errors import (
 )
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.records._record_path import ALL_APPENDED, NO_ROOM, OTHERS_TURN, Rows, murmur2
+from aioproducer.sending.bulk import end_of
 from aioproducer.testing import EmbeddedCluster, RecordingProducer
 from tests.conftest import MS, in_virtual_time
 from tests.support.compiled_path import NoLoop, OpensBatches, bound, now_ms, sealed
@@ -1211,3 +1213,12 @@ def test_the_remainder_is_that_of_a_division(count):
     assert path._append_rows(accumulator.topics["orders"], rows, None, False) == ALL_APPENDED
 
     assert [rows.place(row) for row in range(2000)] == [(murmur2(key) & 0x7FFFFFFF) % count for key in keys]
+
+
+# -------------------------------------------------------------------------------------------- the time limit
+
+
+def test_a_timeout_counts_from_the_begin_of_the_call_and_none_never_ends():
+    assert end_of(2.5, began=5.0) == 7.5
+    assert end_of(0, began=5.0) == 5.0
+    assert end_of(None, began=5.0) == math.inf

@@ -1,0 +1,295 @@
+"""Many records at once: columns (`send_many`) and batches that are built by hand (`send_batch`)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from aioproducer.concurrency.wakeup import WakeUp
+from aioproducer.config import ProducerConfig
+from aioproducer.errors import (
+    BufferTimeoutError,
+    IllegalStateError,
+    InvalidRecordError,
+    KafkaError,
+    RecordTooLargeError,
+    UnknownPartitionError,
+    without_tracebacks,
+)
+from aioproducer.network.metadata import Metadata
+from aioproducer.records._record_path import (
+    NO_ROOM,
+    OTHERS_TURN,
+    Delivery,
+    PartitionQueue,
+    RecordPath,
+    Rows,
+    Span,
+    Topic,
+)
+from aioproducer.records.accumulator import Accumulator
+from aioproducer.records.arguments import check_target, check_timeout
+from aioproducer.records.batch import BatchBuilder
+from aioproducer.records.receipt import Receipt
+from aioproducer.records.serializers import serialized_now
+from aioproducer.sending.own_timeouts import OwnTimeouts
+from aioproducer.transactions.state import Transaction
+from aioproducer.types import ProducerRecord
+
+
+class Bulk(RecordPath):
+    """The calls for many records. A base class of Producer, which sets the fields."""
+
+    _config: ProducerConfig
+    _loop: asyncio.AbstractEventLoop
+    _wake: WakeUp
+    _accumulator: Accumulator
+    _metadata: Metadata
+    _transaction: Transaction
+    _own_timeouts: OwnTimeouts
+    _takes_columns: bool
+
+    if TYPE_CHECKING:
+
+        async def _send_before(
+            self, deadline: float, record: ProducerRecord, appended: list[Delivery]
+        ) -> Delivery: ...
+
+    def create_batch(self) -> BatchBuilder:
+        """Return an empty batch of up to batch_size bytes, to be filled by hand and passed to `send_batch`."""
+        self._check_usable()
+        queue = PartitionQueue("", -1)
+        return BatchBuilder(queue, self._loop, self._accumulator.batch_limit, self._batch_serializer())
+
+    def _batch_serializer(self) -> Callable[[Any, Any], tuple[Any, Any]] | None:
+        """Return the serializer of (key, value) for batches that are built by hand: without a topic, and not async."""
+        of_key, of_value = self._config.key_serializer, self._config.value_serializer
+        if of_key is None and of_value is None:
+            return None
+        for serializer in (of_key, of_value):
+            if hasattr(serializer, "serialize"):
+                raise IllegalStateError(
+                    f"a batch that is built by hand has no topic to pass to the serializer "
+                    f"{type(serializer).__qualname__}; use send(), or a function as serializer"
+                )
+        return lambda key, value: (
+            serialized_now(of_key, key, "", None, "key"),
+            serialized_now(of_value, value, "", None, "value"),
+        )
+
+    async def send_batch(
+        self, batch: BatchBuilder, topic: str, *, partition: int, timeout: float | None = None
+    ) -> Delivery:
+        """Send a batch that was built by hand. Return the delivery of its first record.
+
+        The records were encoded when they were appended to the batch, so interceptors do not see them.
+
+        Args:
+            batch: from `create_batch`. It can be sent once.
+            topic: the name of the topic.
+            partition: the number of the partition.
+            timeout: seconds for all records of the batch, including the wait for room; None for delivery_timeout_ms.
+
+        Raises:
+            IllegalStateError: the batch is empty or was sent before.
+            Others as `send`.
+
+        Cancelling it while it waits leaves the batch unsent; a batch that is in the buffer is sent.
+        """
+        self._check_may_append()
+        transaction = self._transaction.number
+        number = check_target(topic, partition)
+        if number is None:
+            raise InvalidRecordError(
+                "send_batch: the partition must be a whole number, 0 or more, not None", argument="partition"
+            )
+        if not isinstance(batch, BatchBuilder):
+            raise InvalidRecordError(
+                f"the batch must be one that create_batch() returned, not {type(batch).__name__}",
+                argument="batch",
+            )
+        size = batch.size()
+        if size > min(self._config.max_request_size, self._config.buffer_memory):
+            limit = min(self._config.max_request_size, self._config.buffer_memory)
+            raise RecordTooLargeError(
+                f"a batch of {size} bytes exceeds max_request_size of {limit} bytes", size=size, limit=limit
+            )
+        check_timeout(timeout, InvalidRecordError)
+        began = self._loop.time()
+        end, bound = self._end_of_wait(end_of(timeout, began))
+        info = await self._metadata.wait_for_topic(topic, end, number)
+        queue = self._accumulator.open_topic(info).queues[number]
+        self._check_usable()
+        self._transaction.check_is_still(transaction)
+        self._transaction.check_is_own(topic, number)
+        appended: list[Delivery] = []
+        append = partial(self._append_built, transaction, queue, batch, appended)
+        try:
+            return await self._accumulator.lock.append(append, end, bound)
+        finally:
+            if timeout is not None:
+                spans = [Span(one.batch, 0, one.batch.record_count) for one in appended]
+                self._own_timeouts.end_rows_after(spans, timeout, began)
+
+    def _append_built(
+        self, transaction: int, queue: PartitionQueue, batch: BatchBuilder, appended: list[Delivery]
+    ) -> Delivery | None:
+        self._transaction.check_is_still(transaction)
+        delivery = self._accumulator.append_built(queue, batch)
+        if delivery is not None:
+            appended.append(delivery)
+        return delivery
+
+    async def send_many(
+        self,
+        topic: str,
+        values: Any,
+        *,
+        keys: Any = None,
+        headers: Any = None,
+        timestamps: Any = None,
+        partitions: Any = None,
+        timeout: float | None = None,
+    ) -> Receipt:
+        """Put many records into the buffer, in order. Waits for metadata, and for room whenever the buffer is full.
+
+        Each column is a list, or Arrow data of any library (an object with `__arrow_c_array__` or
+        `__arrow_c_stream__`), which is encoded without a Python object per row. All columns have the same length.
+
+        Args:
+            topic: the name of the topic, str.
+            values, keys: bytes or None; in Arrow binary, string or fixed-size binary, large, view or dictionary.
+                `values` may be a whole record batch or table, with columns named value, key, headers, timestamp and
+                partition in place of the other arguments.
+            headers: for each row a list of (str, bytes or None), or None; in Arrow list<struct<string, binary>> or map.
+            timestamps: milliseconds since 1970, None for now; in Arrow integers or timestamps.
+            partitions: a number for all rows, or for each row a number, or None for the partitioner's choice.
+            timeout: seconds for all rows, including the wait for room; None for max_block_ms and delivery_timeout_ms.
+
+        Returns:
+            The Receipt: await it for the acknowledgements. It has the errors of rows that cannot be sent, and of rows
+            for which there was no room within max_block_ms or `timeout`. The other rows are sent.
+
+        Raises:
+            InvalidRecordError: the columns are malformed, or differ in length.
+            Others as `send`. If send_many() raises, no row is sent.
+
+        If it is cancelled, the rows that are already in the buffer, the first ones, are sent.
+        """
+        self._check_may_append()
+        transaction = self._transaction.number
+        check_target(topic, None)
+        check_timeout(timeout, InvalidRecordError)
+        began = self._loop.time()
+        deadline = end_of(timeout, began)
+        rows = Rows(values, keys, headers, timestamps, partitions)
+        receipt = Receipt(topic, rows, self._loop, self._accumulator.note_unsent)
+        append_some = self._append_columns if self._takes_columns else self._append_one
+        try:
+            if self._takes_columns:
+                await self._learn_partitions(topic, rows.largest_partition, deadline)
+            while not rows.is_complete:
+                self._check_usable()
+                self._transaction.check_is_still(transaction)
+                if self._loop.time() >= deadline:
+                    raise BufferTimeoutError(
+                        f"{rows.count - rows.next} of {rows.count} rows for topic {topic} were not in the buffer "
+                        f"within the timeout of {timeout:g} s"
+                    )
+                await append_some(topic, rows, deadline)
+        except KafkaError as error:
+            if rows.next == 0:
+                raise
+            rows.refuse_rest(without_tracebacks(error))
+        finally:
+            if timeout is not None:
+                self._own_timeouts.end_rows_after(rows.spans, timeout, began, receipt.waits)
+        if rows.errors:
+            self._note_rejected(transaction, next(iter(rows.errors.values())))
+        return receipt
+
+    def _note_rejected(self, transaction: int, error: BaseException) -> None:
+        """Note that a record was rejected without an exception: its transaction cannot be committed without it."""
+        self._transaction.note_rejected(transaction, error)
+        self._wake.set()
+
+    async def _learn_partitions(self, topic: str, largest: int, deadline: float) -> None:
+        """Wait for a partition that is not in the metadata yet. If it does not appear, its rows get that error."""
+        end, _ = self._end_of_wait(deadline)
+        info = await self._metadata.wait_for_topic(topic, end)
+        if largest >= len(info.partitions):
+            with contextlib.suppress(UnknownPartitionError):
+                await self._metadata.wait_for_topic(topic, end, largest)
+
+    async def _append_columns(self, topic: str, rows: Rows, deadline: float) -> None:
+        """Append rows until there is no room or other tasks should run."""
+        info = self._metadata.topic(topic)
+        end, bound = self._end_of_wait(deadline)
+        if info is None:
+            await self._metadata.wait_for_topic(topic, end)
+            return  # the earlier checks may be out of date
+        known = self._accumulator.open_topic(info)
+        refusals = self._transaction.refusals(topic, len(known.queues))
+        pause = self._append_rows(known, rows, refusals, False)
+        if pause == NO_ROOM:
+            append = partial(self._append_waiting_rows, self._transaction.number, known, rows)
+            await self._accumulator.lock.append(append, end, bound)
+        elif pause == OTHERS_TURN:
+            await asyncio.sleep(0)
+
+    def _append_waiting_rows(self, transaction: int, topic: Topic, rows: Rows) -> int | None:
+        """Append rows that waited for room. Return their number, or None if there is no room for one."""
+        self._transaction.check_is_still(transaction)
+        refusals = self._transaction.refusals(
+            topic.name, len(topic.queues)
+        )  # the topic may have grown in the meantime
+        before = rows.next
+        self._append_rows(topic, rows, refusals, True)
+        return rows.next - before or None
+
+    async def _append_one(self, topic: str, rows: Rows, deadline: float) -> None:
+        """Append the next row like `send`, because user code has to see each record."""
+        try:
+            value, key, partition, timestamp_ms, headers = rows.record()
+            if (
+                rows.has_waited_in_vain and not self._config.interceptors
+            ):  # an interceptor may send it elsewhere
+                self._check_has_partition(topic, partition)
+            record = ProducerRecord(topic, value, key, partition, timestamp_ms, headers)
+            appended: list[Delivery] = []
+            try:
+                await self._send_before(deadline, record, appended)
+            finally:
+                for delivery in appended:  # also if the caller was cancelled after the append
+                    rows.mark_sent(delivery)
+            await self._give_way()
+        except (InvalidRecordError, UnknownPartitionError) as error:
+            rows.has_waited_in_vain |= isinstance(error, UnknownPartitionError)
+            rows.refuse(without_tracebacks(error))
+            await asyncio.sleep(0)  # _give_way() counts the bytes of records, and a rejected row has none
+
+    def _check_has_partition(self, topic: str, partition: object) -> None:
+        """Raise, without waiting, if a partition is not in the metadata."""
+        info = self._metadata.topic(topic)
+        if info is not None and isinstance(partition, int) and partition >= len(info.partitions):
+            raise UnknownPartitionError(
+                f"topic {topic} has {len(info.partitions)} partitions; partition {partition} does not exist",
+                topic=topic,
+                partition=partition,
+                partitions=len(info.partitions),
+            )
+
+    def _end_of_wait(self, deadline: float) -> tuple[float, str]:
+        """Return the loop time until which a call that begins now may wait, and the name of the bound: max_block_ms,
+        unless the deadline of the caller's timeout is earlier."""
+        end = self._loop.time() + self._config.max_block
+        return (deadline, "the timeout of the call") if deadline < end else (end, "max_block_ms")
+
+
+def end_of(timeout: float | None, began: float) -> float:
+    """Return the loop time at which a timeout in seconds ends; infinite for None."""
+    return math.inf if timeout is None else began + timeout

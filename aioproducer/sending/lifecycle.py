@@ -1,0 +1,438 @@
+"""What a producer lives through: its parts are made by start(), and stopped by close() or after it was dropped."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import logging
+import os
+import warnings
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from random import Random
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+from aioproducer.concurrency.tasks import ended, new_task
+from aioproducer.concurrency.wakeup import WakeUp
+from aioproducer.core import Core
+from aioproducer.errors import (
+    ForkedError,
+    IllegalStateError,
+    ProducerClosed,
+    WrongLoopError,
+)
+from aioproducer.from_config import FromConfig
+from aioproducer.metrics import Metrics
+from aioproducer.network.brokers import Brokers
+from aioproducer.network.metadata import Metadata
+from aioproducer.records.accumulator import Accumulator
+from aioproducer.records.arguments import check_timeout
+from aioproducer.records.batch import BatchState
+from aioproducer.records.compressor import BatchCompressor
+from aioproducer.records.idempotence import Idempotence
+from aioproducer.records.interceptors import Interceptors
+from aioproducer.records.partition_choice import PartitionChoice
+from aioproducer.sending.own_timeouts import OwnTimeouts
+from aioproducer.sending.sender import Sender
+from aioproducer.transactions.calls import Transactional
+from aioproducer.transactions.coordinator import Coordinator
+from aioproducer.transactions.state import Transaction
+from aioproducer.types import TransactionHandle
+
+logger = logging.getLogger(__name__)
+
+TASKS_CANCELLED = "its tasks were cancelled, as when an event loop ends,"
+MOST_TOPICS_NAMED = 10
+"""In one log line."""
+
+
+class ProducerState(Enum):
+    NEW = "new"
+    RUNNING = "running"
+    CLOSING = "closing"
+    CLOSED = "closed"
+
+
+TRANSITIONS: dict[ProducerState, frozenset[ProducerState]] = {
+    ProducerState.NEW: frozenset({ProducerState.RUNNING, ProducerState.CLOSED}),
+    ProducerState.RUNNING: frozenset({ProducerState.CLOSING}),
+    ProducerState.CLOSING: frozenset({ProducerState.CLOSED}),
+    ProducerState.CLOSED: frozenset(),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CloseReport:
+    """The results of all records of a producer, returned by `close()`."""
+
+    delivered: int
+    failed: int
+    """Certainly not in the log."""
+    unknown: int
+    """May be in the log."""
+    unretrieved: dict[tuple[str, str], int]
+    """Failed records whose result was not retrieved, by (topic, error)."""
+
+
+class Lifecycle(Transactional, FromConfig):
+    """Starts and stops a producer. A base class of Producer."""
+
+    def _prepare(self) -> None:
+        """Set the fields of a producer that is not started."""
+        self._state = ProducerState.NEW
+        self._metrics = Metrics()
+        self._random = Random()
+        self._choice = PartitionChoice(self._config, self._random)
+        self._interceptors = Interceptors(self._config.interceptors)
+        self._transaction = Transaction(self._config.transactional_id, self._gate)
+        self._handle: TransactionHandle | None = None
+        """The handle of another producer's transaction that this one takes part in or has taken over."""
+        self._is_owner = False
+        self._shares_the_loop = True
+        """False if no user code runs in the loop, so that compression need not give way to it."""
+        # start() creates the rest, once the loop is known.
+        self._loop: asyncio.AbstractEventLoop
+        self._process: int
+        """The process id. A forked child inherits the producer, but must not touch its loop."""
+        self._accumulator: Accumulator
+        self._brokers: Brokers
+        self._metadata: Metadata
+        self._coordinator: Coordinator
+        self._sender: Sender
+        self._own_timeouts: OwnTimeouts
+        self._tasks: list[asyncio.Task[None]] = []
+        self._compressor: BatchCompressor
+        self._closing: asyncio.Future[CloseReport] | None = None
+        self._is_reported = False
+        self._logs_given_up = False
+        self._give_up_flush = asyncio.Event()
+        self._takes_columns = False
+        """No user code has to see each record, so rows of send_many are appended to the batches directly."""
+
+    def _move(self, to: ProducerState) -> None:
+        assert to in TRANSITIONS[self._state], f"a producer can't go from {self._state.value} to {to.value}"
+        self._state = to
+
+    async def start(self) -> None:
+        """Connect to the cluster and begin to send. `async with` calls it.
+
+        Raises:
+            BootstrapError: no bootstrap address answered within max_block_ms (if that is 0, request_timeout_ms). The
+                error names the reason for each address.
+            AuthenticationError: a broker rejects our credentials, or we reject its certificate. Raised immediately.
+            ConfigError: certificates cannot be read.
+            IllegalStateError: the producer was started before.
+            WrongLoopError: no asyncio event loop is running.
+
+        Cancelling it leaves the producer closed.
+        """
+        if self._state is not ProducerState.NEW:
+            raise IllegalStateError(
+                f"the producer is {self._state.value}; start() works once, build a new one"
+            )
+        self._loop = _running_loop()
+        self._move(ProducerState.RUNNING)
+        self._process = os.getpid()
+        _started.add(self)
+        self._make_parts()
+        try:
+            await self._open()
+        except GeneratorExit:
+            raise  # the loop is gone: nothing can be awaited
+        except BaseException:
+            await self.close(timeout=0)
+            raise
+
+    def _make_parts(self) -> None:
+        """Create the parts behind the buffer. None of them is active yet."""
+        core = Core(self._config, self._loop, WakeUp(self._loop), self._metrics, self._random)
+        self._wake = core.wake
+        self._compressor = BatchCompressor(core.config, core.loop, gives_way=self._shares_the_loop)
+        self._brokers = brokers = Brokers(core)
+        self._metadata = metadata = Metadata(core, brokers)
+        self._accumulator = accumulator = Accumulator(core, self._compressor)
+        transaction = self._transaction
+        self._own_timeouts = OwnTimeouts(core, accumulator, transaction)
+        idempotence = Idempotence(core.config.enable_idempotence)
+        self._coordinator = Coordinator(core, transaction, idempotence, accumulator, brokers)
+        self._sender = Sender(
+            core, accumulator, brokers, metadata, idempotence, transaction, self._coordinator
+        )
+
+    async def _open(self) -> None:
+        """Get the metadata of the cluster, and start the parts."""
+        config = self._config
+        self._spawn(self._metadata.run(), "aioproducer-metadata")
+        # With 0 `send` never waits, but connecting takes time all the same.
+        await self._metadata.first_update(self._loop.time() + (config.max_block or config.request_timeout))
+        self._spawn(self._sender.run(), "aioproducer-sender")
+        self._takes_columns = (
+            config.key_serializer is None
+            and config.value_serializer is None
+            and not config.interceptors
+            and self._choice.is_compiled
+        )
+        takes_fast_path = self._takes_columns and self._handle is None
+        self._bind(
+            self._loop,
+            self._accumulator,
+            self._accumulator.memory,
+            config.batch_size,
+            config.max_request_size,
+            takes_fast_path,
+        )
+        if self._handle is not None and self._is_owner:
+            self._coordinator.resume(self._handle)
+        elif self._handle is not None:
+            self._coordinator.attach(self._handle)
+        elif self._transaction.is_used:
+            await self._coordinator.initialize()
+
+    def _spawn(self, coroutine: Any, name: str) -> None:
+        task = new_task(self._loop, coroutine, name)
+        # Weak, like every reference from the loop to a producer, so that a dropped producer is garbage-collected.
+        task.add_done_callback(partial(_task_ended, weakref.ref(self)))
+        self._tasks.append(task)
+
+    async def close(self, timeout: float | None = None) -> CloseReport:
+        """Send the buffered records and stop.
+
+        Afterwards no task or socket is left. A thread that is still compressing a batch ends with the batch, and does
+        not keep the interpreter alive.
+
+        Args:
+            timeout: seconds to wait for records that are buffered or in flight; 0 fails them immediately. Default:
+                delivery_timeout_ms, after which every record has its result anyway.
+
+        Returns:
+            The number of records that were delivered, failed, or have an unknown outcome, since the start.
+
+        Cancelling it fails the remaining records immediately. A second call waits for the first and returns its report.
+        """
+        check_timeout(timeout)
+        if self._state is ProducerState.NEW:
+            self._move(ProducerState.CLOSED)
+            self._unbind()
+            return CloseReport(0, 0, 0, {})
+        if self._state is not ProducerState.CLOSED:
+            self._check_place()
+        if self._closing is None:
+            seconds = self._config.delivery_timeout + 1 if timeout is None else timeout
+            self._closing = asyncio.ensure_future(self._close(seconds, "the producer was closed"))
+        try:
+            return await asyncio.shield(self._closing)
+        except asyncio.CancelledError:
+            self._give_up_flush.set()
+            await ended(self._closing)
+            raise
+
+    stop = close
+    """aiokafka's name for `close`."""
+
+    async def _close(self, timeout: float, reason: str) -> CloseReport:
+        self._move(ProducerState.CLOSING)
+        self._unbind()
+        self._accumulator.close()
+        self._metadata.close_waiters(
+            ProducerClosed("the producer was closed while the record waited for metadata")
+        )
+        began = self._loop.time()
+        if timeout > 0 and (self._accumulator.incomplete or self._transaction.is_used):
+            finish = asyncio.ensure_future(self._finish())
+            given_up = asyncio.ensure_future(self._give_up_flush.wait())
+            await asyncio.wait({finish, given_up}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            finish.cancel()
+            given_up.cancel()
+            await asyncio.wait({finish, given_up})
+            if not finish.cancelled() and (error := finish.exception()) is not None:
+                logger.error("close() failed; the remaining records are failed as well", exc_info=error)
+            if self._logs_given_up:
+                self._report_given_up(self._loop.time() - began)
+        self._sender.abort(f"{reason} before the records were acknowledged")
+        await self._coordinator.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._brokers.close()
+        await self._compressor.close()
+        self._accumulator.unretrieved.close()
+        self._move(ProducerState.CLOSED)
+        metrics = self._metrics
+        return CloseReport(
+            metrics.records_acked,
+            metrics.records_failed,
+            metrics.records_unknown,
+            dict(self._accumulator.unretrieved.counts),
+        )
+
+    def _report_given_up(self, waited: float) -> None:
+        """Log the records that the end of a block did not wait for, since the report of close() is dropped there."""
+        counts: Counter[str] = Counter()
+        for batch in self._accumulator.incomplete:
+            counts[batch.queue.topic] += batch.live_count
+        if not counts:
+            return
+        topics = [f"{count} for topic {topic}" for topic, count in counts.most_common(MOST_TOPICS_NAMED)]
+        if len(counts) > MOST_TOPICS_NAMED:
+            topics.append(f"the others for {len(counts) - MOST_TOPICS_NAMED} more topics")
+        logger.error(
+            "%r is closed before %s acknowledged, after %.3g s: %s. Each delivery says whether its record may "
+            "be in the log. To wait longer, raise close_timeout_ms (%g) or call close(timeout=seconds)",
+            self,
+            "1 record was" if counts.total() == 1 else f"{counts.total()} records were",
+            waited,
+            ", ".join(topics),
+            self._config.close_timeout * 1000,
+        )
+
+    async def _finish(self) -> None:
+        """End the transaction and flush: the part of close() that may take long."""
+        await self._end_transaction()
+        await self._accumulator.flush()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # After an exception, including a cancellation, there is no wait for the remaining records.
+        await self.close(timeout=self._seconds_to_leave() if error_type is None else 0)
+
+    def _seconds_to_leave(self) -> float:
+        """Return how long the end of a block may wait. Makes close() log the records that it fails."""
+        self._logs_given_up = True
+        return min(self._config.close_timeout, self._config.delivery_timeout + 1)
+
+    def __enter__(self) -> NoReturn:
+        raise TypeError(
+            "a Producer needs `async with`, in a coroutine; code without asyncio uses aioproducer.blocking.Producer"
+        )
+
+    def __exit__(self, *error: object) -> None:
+        """Needed because Python looks it up before it calls __enter__."""
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a Producer can't be pickled or copied, since it belongs to a process and an event loop; send the settings "
+            "and build one in each process"
+        )
+
+    def __del__(self, warn: Callable[..., None] = warnings.warn) -> None:
+        if getattr(self, "_state", ProducerState.NEW) in (ProducerState.RUNNING, ProducerState.CLOSING):
+            is_closing = self._close_dropped()
+            warn(f"{self!r} was not closed; use `async with` or await close()", ResourceWarning, source=self)
+            if not is_closing:
+                self._report_unclosed("it was garbage-collected")
+
+    def _report_unclosed(self, why: str) -> None:
+        """Log, once, how many accepted records are lost because the producer was not closed."""
+        batches = list(self._accumulator.incomplete) if hasattr(self, "_accumulator") else []
+        if not batches or self._is_reported:
+            return
+        try:
+            self._check_place()
+        except ForkedError:
+            return  # the records belong to the parent process
+        except WrongLoopError:
+            pass  # the loop has ended
+        self._is_reported = True
+        count = sum(batch.live_count for batch in batches)
+        unknown = sum(
+            batch.live_count
+            for batch in batches
+            if batch.maybe_persisted or batch.state is BatchState.IN_FLIGHT
+        )
+        logger.error(
+            "Unclosed producer %r: %s before %d accepted records had a result: %d were not sent and are lost, %d may "
+            "be in the log. Use `async with Producer(...)`, or await producer.close() before the event loop ends",
+            self,
+            why,
+            count,
+            count - unknown,
+            unknown,
+        )
+
+    def _close_dropped(self) -> bool:
+        """Close a running producer that is no longer referred to. Return False if its loop cannot do that any more.
+
+        The task of close() refers to the producer, which lives until the task ends; its __del__ is not called again.
+        The garbage collector may call this in any thread.
+        """
+        if self._state is not ProducerState.RUNNING or self._process != os.getpid() or self._loop.is_closed():
+            return False
+        try:
+            self._loop.call_soon_threadsafe(_close_in_background, self)
+        except RuntimeError:
+            return False  # another thread has closed the loop in the meantime
+        return True
+
+    def __repr__(self) -> str:
+        if not hasattr(self, "_state"):
+            return "<Producer with rejected settings>"
+        servers = ",".join(f"{host}:{port}" for host, port in self._config.bootstrap_servers)
+        return f"<Producer {self._state.value} {servers}>"
+
+
+def _running_loop() -> asyncio.AbstractEventLoop:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise WrongLoopError(
+            "start() needs a running asyncio event loop. Use asyncio.run(); with anyio, its asyncio backend, "
+            'anyio.run(main, backend="asyncio"); with trio, or without an event loop, '
+            "aioproducer.blocking.Producer in a thread"
+        ) from None
+
+
+_dropped: set[asyncio.Task[CloseReport]] = set()
+"""Tasks that close dropped producers. The loop has only weak references to its tasks."""
+_started: weakref.WeakSet[Lifecycle] = weakref.WeakSet()
+"""Producers that may lose records when the interpreter exits."""
+
+
+def _close_in_background(producer: Lifecycle) -> None:
+    def ended(task: asyncio.Task[CloseReport]) -> None:
+        _dropped.discard(task)
+        if task.cancelled():
+            producer._report_unclosed(TASKS_CANCELLED)
+
+    task = new_task(producer._loop, producer.close(), "aioproducer close of a dropped producer")
+    _dropped.add(task)
+    _started.add(producer)  # the garbage collector has cleared the weak references to it
+    task.add_done_callback(ended)
+
+
+def _task_ended(reference: weakref.ref[Lifecycle], task: asyncio.Task[None]) -> None:
+    """Close the producer after one of its tasks ended unexpectedly, which is a bug in aioproducer."""
+    producer = reference()
+    if producer is not None and producer._closing is not None:
+        return
+    if task.cancelled():
+        if producer is not None:
+            producer._report_unclosed(TASKS_CANCELLED)
+        return
+    if task.exception() is None:
+        return
+    logger.error("%s ended unexpectedly; the producer closes", task.get_name(), exc_info=task.exception())
+    if producer is not None:
+        reason = f"{task.get_name()} ended unexpectedly"
+        producer._closing = new_task(producer._loop, producer._close(0, reason))
+
+
+def _report_all_unclosed() -> None:
+    """Report the producers whose loop was closed before them and that are still referred to."""
+    for producer in list(_started):
+        producer._report_unclosed("the interpreter ended")
+
+
+atexit.register(_report_all_unclosed)
