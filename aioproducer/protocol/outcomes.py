@@ -134,48 +134,18 @@ def _rule(action: Action, outcome: Outcome, *when: Condition) -> Rule:
 
 
 def _produce() -> dict[Key, tuple[Rule, ...]]:
+    by_code = {**_produce_transient(), **_produce_lost_state(), **_produce_rejected()}
+    return {(ApiKey.PRODUCE, code): rules for code, rules in by_code.items()}
+
+
+def _produce_transient() -> dict[int, tuple[Rule, ...]]:
+    """Rules for success, for errors that pass, and for those after which the leader may have changed."""
     no, maybe = _NO, _MAYBE
-    retry, refresh, fail = _rule(_A.RETRY, no), _rule(_A.REFRESH, no), _rule(_A.FAIL, no)
-    maybe_refresh = _rule(_A.REFRESH, maybe)
-    abort, reinit = _rule(_A.ABORT, no, _C.TRANSACTION), _rule(_A.REINIT, no, _C.TRANSACTION)
-    # The broker lost the sequence: a transaction can't continue, and a batch that may be persisted must never be sent
-    # again under another producer id or epoch.
-    unnumbered_or_not_first = (_rule(_A.FAIL, no, _C.NOT_IDEMPOTENT), _rule(_A.HOLD, no, _C.NOT_FIRST))
-    head = (_rule(_A.FAIL, maybe, _C.IN_DOUBT), _rule(_A.RENUMBER, no))
-    lost = (*unnumbered_or_not_first, abort, *head)
-    # The broker knows a later epoch than that of the batch. If it is the producer's own, there is no problem. If not,
-    # another producer uses this id, and may also have the next epoch.
-    epoch = (
-        _rule(_A.REINIT, no, _C.TRANSACTION, _C.V1),
-        *unnumbered_or_not_first,
-        abort,
-        _rule(_A.FAIL, maybe, _C.IN_DOUBT),
-        _rule(_A.RENUMBER, no, _C.STALE),
-        _rule(_A.NEW_PRODUCER_ID, no),
-    )
-    too_large = (
-        _rule(_A.FAIL, maybe, _C.IN_DOUBT),
-        _rule(_A.SPLIT, no, _C.SEVERAL_RECORDS),
-        fail,
-    )
+    retry, refresh, maybe_refresh = _rule(_A.RETRY, no), _rule(_A.REFRESH, no), _rule(_A.REFRESH, maybe)
     # A batch that was damaged in transit arrives intact on the next attempt. After three rejections, the network is not
     # the cause.
     corrupt = (_rule(_A.DAMAGED, no, _C.DAMAGED), _rule(_A.FAIL, no, _C.THIRD_TIME), retry)
-    # The broker may have been replaced by an older one, which does not support the version that was negotiated.
-    too_new = (
-        _rule(_A.ABORT, no, _C.TRANSACTION, _C.SECOND_TIME),
-        _rule(_A.FAIL, no, _C.SECOND_TIME),
-        _rule(_A.RENEGOTIATE, no),
-    )
-    # Validation precedes the check for duplicates (UnifiedLog.append), so the code says nothing about earlier attempts.
-    invalid = (
-        abort,
-        _rule(_A.FAIL, maybe, _C.IN_DOUBT),
-        _rule(_A.FAIL, no, _C.GAPLESS),
-        _rule(_A.RESEND_INNOCENT, no, _C.RECORD_ERRORS),
-        fail,
-    )
-    by_code: dict[int, tuple[Rule, ...]] = {
+    return {
         # REPETITION: another participant uses the same sequence numbers in this partition. The broker has its records
         # and not these, or it has these because they were sent twice.
         Code.NONE: (_rule(_A.ABORT, maybe, _C.REPETITION), _rule(_A.SUCCEED, no)),
@@ -203,13 +173,62 @@ def _produce() -> dict[Key, tuple[Rule, ...]]:
         Code.FENCED_LEADER_EPOCH: (refresh,),
         Code.UNKNOWN_TOPIC_ID: (refresh,),
         Code.INCONSISTENT_TOPIC_ID: (refresh,),
-        # the broker lost the producer's state, or another producer uses its id
+    }
+
+
+def _produce_lost_state() -> dict[int, tuple[Rule, ...]]:
+    """Rules for a broker that lost the producer's state, or knows another producer with the same id."""
+    no, maybe = _NO, _MAYBE
+    abort, reinit = _rule(_A.ABORT, no, _C.TRANSACTION), _rule(_A.REINIT, no, _C.TRANSACTION)
+    # The broker lost the sequence: a transaction can't continue, and a batch that may be persisted must never be sent
+    # again under another producer id or epoch.
+    unnumbered_or_not_first = (_rule(_A.FAIL, no, _C.NOT_IDEMPOTENT), _rule(_A.HOLD, no, _C.NOT_FIRST))
+    head = (_rule(_A.FAIL, maybe, _C.IN_DOUBT), _rule(_A.RENUMBER, no))
+    lost = (*unnumbered_or_not_first, abort, *head)
+    # The broker knows a later epoch than that of the batch. If it is the producer's own, there is no problem. If not,
+    # another producer uses this id, and may also have the next epoch.
+    epoch = (
+        _rule(_A.REINIT, no, _C.TRANSACTION, _C.V1),
+        *unnumbered_or_not_first,
+        abort,
+        _rule(_A.FAIL, maybe, _C.IN_DOUBT),
+        _rule(_A.RENUMBER, no, _C.STALE),
+        _rule(_A.NEW_PRODUCER_ID, no),
+    )
+    return {
         Code.OUT_OF_ORDER_SEQUENCE_NUMBER: lost,
         Code.UNKNOWN_PRODUCER_ID: lost,
         # In a transaction: fenced, or timed out. With v2, the response to the abort shows which; with v1 it does not.
         Code.INVALID_PRODUCER_EPOCH: epoch,
         Code.INVALID_PRODUCER_ID_MAPPING: (reinit, *unnumbered_or_not_first, *head),
-        # rejected
+    }
+
+
+def _produce_rejected() -> dict[int, tuple[Rule, ...]]:
+    """Rules for records, versions and producers that the broker rejects."""
+    no, maybe = _NO, _MAYBE
+    fail, abort = _rule(_A.FAIL, no), _rule(_A.ABORT, no, _C.TRANSACTION)
+    reinit = _rule(_A.REINIT, no, _C.TRANSACTION)
+    too_large = (
+        _rule(_A.FAIL, maybe, _C.IN_DOUBT),
+        _rule(_A.SPLIT, no, _C.SEVERAL_RECORDS),
+        fail,
+    )
+    # The broker may have been replaced by an older one, which does not support the version that was negotiated.
+    too_new = (
+        _rule(_A.ABORT, no, _C.TRANSACTION, _C.SECOND_TIME),
+        _rule(_A.FAIL, no, _C.SECOND_TIME),
+        _rule(_A.RENEGOTIATE, no),
+    )
+    # Validation precedes the check for duplicates (UnifiedLog.append), so the code says nothing about earlier attempts.
+    invalid = (
+        abort,
+        _rule(_A.FAIL, maybe, _C.IN_DOUBT),
+        _rule(_A.FAIL, no, _C.GAPLESS),
+        _rule(_A.RESEND_INNOCENT, no, _C.RECORD_ERRORS),
+        fail,
+    )
+    by_code: dict[int, tuple[Rule, ...]] = {
         Code.MESSAGE_TOO_LARGE: too_large,
         Code.RECORD_LIST_TOO_LARGE: too_large,
         Code.INVALID_RECORD: invalid,
@@ -231,7 +250,7 @@ def _produce() -> dict[Key, tuple[Rule, ...]]:
         Code.UNSUPPORTED_COMPRESSION_TYPE,
     ):
         by_code[code] = (abort, fail)
-    return {(ApiKey.PRODUCE, code): rules for code, rules in by_code.items()}
+    return by_code
 
 
 def _coded(api: ApiKey, action: Action, *codes: int, outcome: Outcome = _NO) -> dict[Key, tuple[Rule, ...]]:

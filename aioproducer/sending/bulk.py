@@ -188,19 +188,8 @@ class Bulk(RecordPath):
         deadline = end_of(timeout, began)
         rows = Rows(values, keys, headers, timestamps, partitions)
         receipt = Receipt(topic, rows, self._loop, self._accumulator.note_unsent)
-        append_some = self._append_columns if self._takes_columns else self._append_one
         try:
-            if self._takes_columns:
-                await self._learn_partitions(topic, rows.largest_partition, deadline)
-            while not rows.is_complete:
-                self._check_usable()
-                self._transaction.check_is_still(transaction)
-                if self._loop.time() >= deadline:
-                    raise BufferTimeoutError(
-                        f"{rows.count - rows.next} of {rows.count} rows for topic {topic} were not in the buffer "
-                        f"within the timeout of {timeout:g} s"
-                    )
-                await append_some(topic, rows, deadline)
+            await self._append_all(topic, rows, transaction, timeout, deadline)
         except KafkaError as error:
             if rows.next == 0:
                 raise
@@ -211,6 +200,23 @@ class Bulk(RecordPath):
         if rows.errors:
             self._note_rejected(transaction, next(iter(rows.errors.values())))
         return receipt
+
+    async def _append_all(
+        self, topic: str, rows: Rows, transaction: int, timeout: float | None, deadline: float
+    ) -> None:
+        """Append all rows, waiting for room, until the deadline that the call's timeout sets."""
+        append_some = self._append_columns if self._takes_columns else self._append_one
+        if self._takes_columns:
+            await self._learn_partitions(topic, rows.largest_partition, deadline)
+        while not rows.is_complete:
+            self._check_usable()
+            self._transaction.check_is_still(transaction)
+            if self._loop.time() >= deadline:
+                raise BufferTimeoutError(
+                    f"{rows.count - rows.next} of {rows.count} rows for topic {topic} were not in the buffer "
+                    f"within the timeout of {timeout:g} s"
+                )
+            await append_some(topic, rows, deadline)
 
     def _note_rejected(self, transaction: int, error: BaseException) -> None:
         """Note that a record was rejected without an exception: its transaction cannot be committed without it."""
