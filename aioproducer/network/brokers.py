@@ -31,6 +31,7 @@ from aioproducer.network.connection_state import ConnectionState
 from aioproducer.network.handshake import BrokerVersions
 from aioproducer.network.hedge import first_answer
 from aioproducer.network.large_answer import LargeAnswer
+from aioproducer.network.request_stream import RequestStream
 from aioproducer.protocol.schema import Message
 from aioproducer.security.login import Login
 from aioproducer.types import Node
@@ -488,7 +489,6 @@ class Brokers:
             self._depart(connection)
             connection.drain()
             return
-        connection.on_change = partial(self._connection_changed, entry, connection)
         entry.connected(connection, asyncio.get_running_loop().time())
         self._learn_features(connection.versions)
 
@@ -508,7 +508,12 @@ class Brokers:
             renew_at=self._random.uniform(0.8, 0.9),
         )
         return Connection(
-            entry.node, config, attempt, on_change=self._changed, metrics=self._metrics, login=self._login
+            entry.node,
+            config,
+            attempt,
+            on_change=partial(self._connection_changed, entry),
+            metrics=self._metrics,
+            login=self._login,
         )
 
     def _dialed(self, entry: BrokerEntry, task: asyncio.Task[None]) -> None:
@@ -519,13 +524,14 @@ class Brokers:
             self._lost(entry, BrokerConnectionError(f"{entry.node}: {error!r}", written=False))
         self._changed()
 
-    def _connection_changed(self, entry: BrokerEntry, connection: Connection) -> None:
-        if connection.state is ConnectionState.CLOSED and entry.connection is connection:
-            error = connection.error
+    def _connection_changed(self, entry: BrokerEntry, connection: RequestStream) -> None:
+        current = entry.connection
+        if current is connection and current.state is ConnectionState.CLOSED:
+            error = current.error
             now = asyncio.get_running_loop().time()
             # An orderly close says nothing about the broker.
             entry.disconnected(now, self._config.reconnect_backoff_max if error is not None else math.inf)
-            self._depart(connection)
+            self._depart(current)
             if error is not None:
                 self._lost(entry, error)
         self._changed()

@@ -57,7 +57,7 @@ DEFAULT_ATTEMPT = Attempt()
 
 
 class Connection(RequestStream):
-    """A connection to one broker. `on_change` is called whenever `can_send` may have changed.
+    """A connection to one broker. `on_change` is called with it whenever `can_send` may have changed.
 
     Brokers creates one for each attempt to connect: a closed connection stays closed. It belongs to one event loop.
     """
@@ -68,7 +68,7 @@ class Connection(RequestStream):
         config: ProducerConfig,
         attempt: Attempt = DEFAULT_ATTEMPT,
         *,
-        on_change: Callable[[], None],
+        on_change: Callable[[RequestStream], None],
         metrics: Metrics,
         login: Login | None = None,
     ) -> None:
@@ -78,7 +78,7 @@ class Connection(RequestStream):
             node: the broker: its id, negative for a bootstrap address, and the name that its certificate must match.
             config: the settings.
             attempt: how this attempt to connect differs from others.
-            on_change: called whenever `can_send` may have changed.
+            on_change: called with the connection whenever `can_send` may have changed.
             metrics: the counters to update.
             login: credentials and certificates, shared by all connections of a producer.
         """
@@ -120,7 +120,6 @@ class Connection(RequestStream):
         """
         try:
             self._wire = wire = await self._dial()
-            wire.on_drained = self._drained
             self._advance(ConnectionState.TLS)
             await shake_hands(wire, self, self._answer_timeout)
             self._reader_task = new_task(self._loop, self._watch(wire), f"aioproducer reader of {self.node}")
@@ -155,7 +154,7 @@ class Connection(RequestStream):
             )
         if self._config.connections_max_idle > 0:
             self._arm(self.last_used + self._config.connections_max_idle)
-        self.on_change()
+        self.on_change(self)
 
     async def _give_up(self, error: BaseException) -> None:
         """Close everything after a failed attempt. Raises a more specific error if there is one."""
@@ -168,11 +167,16 @@ class Connection(RequestStream):
             await self._look_for_tls(error)
 
     async def _dial(self) -> Wire:
-        make_wire: Callable[[asyncio.AbstractEventLoop], Wire] = Wire
+        make_wire: Callable[[asyncio.AbstractEventLoop], Wire] = partial(Wire, on_drained=self._drained)
         if self._login.uses_tls:
             # Before the socket is opened: certificate files may have to be read, and the peer should not wait for it.
             context = await self._tls_context()
-            make_wire = partial(TlsWire, context=context, server_name=certificate_name(self.node.host))
+            make_wire = partial(
+                TlsWire,
+                context=context,
+                server_name=certificate_name(self.node.host),
+                on_drained=self._drained,
+            )
         host, port = self._address
         return await dial(
             host,
@@ -258,7 +262,7 @@ class Connection(RequestStream):
         if self.state is ConnectionState.REAUTHENTICATING:
             self.last_used = used  # re-authentication does not keep an idle connection open
             self._move(ConnectionState.READY)
-            self.on_change()
+            self.on_change(self)
 
     # How far it is, and what its errors mean
 

@@ -94,7 +94,12 @@ class RequestStream:
     """The requests of a connection. Opening it, and the handshake, are in the subclass Connection."""
 
     def __init__(
-        self, node: Node, config: ProducerConfig, *, on_change: Callable[[], None], metrics: Metrics
+        self,
+        node: Node,
+        config: ProducerConfig,
+        *,
+        on_change: Callable[[RequestStream], None],
+        metrics: Metrics,
     ) -> None:
         self.node = node
         self._config = config
@@ -273,7 +278,7 @@ class RequestStream:
         while self._leaving:
             self._has_left(self._leaving.popleft())
         self.is_full = self.in_flight >= self._most_in_flight
-        self.on_change()
+        self.on_change(self)
         self._close_if_drained()
 
     def _has_left(self, entry: _InFlight) -> None:
@@ -384,7 +389,7 @@ class RequestStream:
             self.latency > NEARBY_LATENCY and left < self._most_in_flight
         ):
             self.is_full = False
-            self.on_change()
+            self.on_change(self)
 
     def _close_if_drained(self) -> None:
         if self.state is ConnectionState.DRAINING and not self.in_flight:
@@ -493,7 +498,7 @@ class RequestStream:
         if was_open:
             self._metrics.disconnects += 1
             logger.debug("%s: closed: %s", self, error or "idle or drained")
-        self.on_change()
+        self.on_change(self)
 
     def _fail(self, future: asyncio.Future[Any], answered: Answered | None, error: KafkaError) -> None:
         if not future.done():

@@ -30,13 +30,13 @@ TLS_RECORD = 16 * 1024
 class Wire(asyncio.StreamReaderProtocol):
     """The streams of one socket: receives bytes, sends segments, and calls `on_drained` when all have been sent."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_drained: Callable[[], None] | None = None) -> None:
         self.reader = asyncio.StreamReader(loop=loop)
         super().__init__(self.reader, loop=loop)
         self.writer: asyncio.StreamWriter
         self.written = 0
         """Total size of all segments written so far."""
-        self.on_drained: Callable[[], None] = _nothing
+        self._on_drained = on_drained or _nothing
         self._event_loop = loop
         self._out: asyncio.WriteTransport
         self.is_closing: Callable[[], bool]
@@ -139,7 +139,7 @@ class Wire(asyncio.StreamReaderProtocol):
             self._hand_over([piece])
             self._handed_over += len(piece)
         if not self.unsent:
-            self.on_drained()
+            self._on_drained()
 
     def _hand_over(self, segments: list[bytes | memoryview]) -> None:
         transport = self._out
@@ -177,9 +177,15 @@ class Wire(asyncio.StreamReaderProtocol):
 class TlsWire(Wire):
     """A Wire that encrypts with TLS. Nothing may be written before `shake_hands` has returned."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, context: ssl.SSLContext, server_name: str) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        context: ssl.SSLContext,
+        server_name: str,
+        on_drained: Callable[[], None] | None = None,
+    ) -> None:
         """Create the TLS object. Raises ValueError if a certificate can't contain `server_name`."""
-        super().__init__(loop)
+        super().__init__(loop, on_drained)
         self._on_data: Callable[[bytes], None] = self.reader.feed_data
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
@@ -316,7 +322,7 @@ class TlsWire(Wire):
 
 
 def _nothing() -> None:
-    """Do nothing, until `on_drained` is set."""
+    """Do nothing: the default of `on_drained`."""
 
 
 def _joined(segments: list[bytes | memoryview], lone: int) -> Iterator[bytes | memoryview]:

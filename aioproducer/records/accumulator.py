@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import count
 from typing import TypeVar
@@ -45,13 +45,14 @@ MOST_REBUILDS = 3
 class Accumulator:
     """All records between `send` and the sender."""
 
-    def __init__(self, core: Core, compressor: BatchCompressor) -> None:
+    def __init__(
+        self, core: Core, make_compressor: Callable[[Callable[[ProducerBatch], None]], BatchCompressor]
+    ) -> None:
         self._config = config = core.config
         self._loop = loop = core.loop
         self._wake = core.wake
         self._random = core.random
-        self.compressor = compressor
-        compressor.on_compressed = self._compression_ended
+        self.compressor = make_compressor(self._compression_ended)
         # A batch must fit into a request; a single record that does not fit is rejected earlier.
         self.batch_limit = max(min(config.batch_size, config.max_request_size) - HEADER_SIZE, 0)
         # looked up by the record's path

@@ -38,12 +38,13 @@ TELL_AFTER = 1.0
 
 
 class BatchCompressor:
-    """Completes and compresses closed batches. Calls `on_compressed` for each batch that a thread has compressed."""
+    """Completes and compresses closed batches."""
 
     def __init__(
         self,
         config: ProducerConfig,
         loop: asyncio.AbstractEventLoop,
+        on_compressed: Callable[[ProducerBatch], None],
         processors: int | None = None,
         executor: Executor | None = None,
         *,
@@ -54,6 +55,7 @@ class BatchCompressor:
         Args:
             config: the settings.
             loop: the producer's event loop.
+            on_compressed: called for each batch that a thread has compressed.
             processors: the number of processors for this process; None to ask the system.
             executor: the executor that does the work; None for a new one.
             gives_way: whether the threads of a new executor have a lower priority than the loop's thread.
@@ -63,11 +65,11 @@ class BatchCompressor:
         self.is_needed = self._codec is not Codec.NONE
         self._compress = compressor(config.compression, config.compression_level)
         self._loop = loop
+        self._on_compressed = on_compressed
         self._threads = max(processors - 1, 1)
         self.executor = executor or DaemonThreads(
             self._threads, "aioproducer-compress", _give_way_to_the_loop if gives_way else None
         )
-        self.on_compressed: Callable[[ProducerBatch], None] = _nobody
         # in the loop
         pace = bytes_per_millisecond(config.compression, config.compression_level)
         quick = int(MOST_IN_LOOP * pace)
@@ -161,14 +163,14 @@ class BatchCompressor:
             batch, payload = self._waiting.popleft()
             self._take_over(batch, self._completed_records(batch, payload))
             if not batch.is_done:
-                self.on_compressed(batch)
+                self._on_compressed(batch)
 
     def _take_done(self) -> None:
         while self._done:
             batch, payload = self._done.popleft()
             self._take_over(batch, payload)
             if not batch.is_done:
-                self.on_compressed(batch)
+                self._on_compressed(batch)
 
     # ------------------------------------------------------------------------------------------- either of both
 
@@ -188,10 +190,6 @@ class BatchCompressor:
             # The records themselves are fine and are sent uncompressed.
             logger.warning("a batch of %s could not be compressed: %r", batch.queue.topic, payload)
             batch.complete_records()  # in case the thread has not done it
-
-
-def _nobody(batch: ProducerBatch) -> None:
-    """Do nothing: the default until the accumulator sets `on_compressed`."""
 
 
 def processor_count() -> int:

@@ -152,10 +152,12 @@ class Lifecycle(Transactional, FromConfig):
         """Create the parts behind the buffer. None of them is active yet."""
         core = Core(self._config, self._loop, WakeUp(self._loop), self._metrics, self._random)
         self._wake = core.wake
-        self._compressor = BatchCompressor(core.config, core.loop, gives_way=self._shares_the_loop)
         self._brokers = brokers = Brokers(core)
         self._metadata = metadata = Metadata(core, brokers)
-        self._accumulator = accumulator = Accumulator(core, self._compressor)
+        self._accumulator = accumulator = Accumulator(
+            core, partial(BatchCompressor, core.config, core.loop, gives_way=self._shares_the_loop)
+        )
+        self._compressor = accumulator.compressor
         transaction = self._transaction
         self._own_timeouts = OwnTimeouts(core, accumulator, transaction)
         idempotence = Idempotence(core.config.enable_idempotence)

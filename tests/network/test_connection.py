@@ -37,7 +37,7 @@ async def test_an_attempt_may_name_another_address_and_another_first_version():
             Node(1, "elsewhere.example", 1),
             make_config(),
             Attempt(address=(HOST, broker.port), first_asked=3, setup_timeout=20 * MS),
-            on_change=lambda: None,
+            on_change=lambda connection: None,
             metrics=Metrics(),
         )
         with pytest.raises(BrokerConnectionError, match=r"elsewhere\.example:1.* no answer to API_VERSIONS"):

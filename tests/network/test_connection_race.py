@@ -295,7 +295,7 @@ async def test_a_second_connection_begins_with_the_next_address(monkeypatch):
     dial = connection_race.Connection._dial
 
     async def noting(self):
-        passed_over.append(self._passed_over)
+        passed_over.append(self._attempt.passed_over)
         return await dial(self)
 
     monkeypatch.setattr(connection_race.Connection, "_dial", noting)

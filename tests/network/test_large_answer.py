@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from functools import partial
 from random import Random
 from time import process_time
 from uuid import UUID
@@ -114,7 +115,8 @@ async def test_metadata_of_100000_partitions_that_are_all_written_to_holds_the_l
         await net.start()
         loop = asyncio.get_running_loop()
         accumulator = Accumulator(
-            Core(net.config, loop, WakeUp(loop), net.metrics, Random(1)), BatchCompressor(net.config, loop)
+            Core(net.config, loop, WakeUp(loop), net.metrics, Random(1)),
+            partial(BatchCompressor, net.config, loop),
         )
         await ask(net, teller.names)
         await until(lambda: net.metadata.topic(teller.names[-1]))

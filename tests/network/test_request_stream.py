@@ -516,7 +516,7 @@ async def test_a_full_transport_accepts_requests_again_once_it_is_empty():
         await silence(peer)
 
     async with connected(serve) as connection:
-        connection.on_change = lambda: changes.append(connection.can_send)
+        connection.on_change = lambda connection: changes.append(connection.can_send)
         connection.request(produce_of(32 * 1024 * 1024), timeout=LONG, version_ceiling=9)
         assert not connection.can_send
 
@@ -580,7 +580,7 @@ async def test_at_the_in_flight_limit_no_request_is_sent_until_a_response_arrive
         await silence(peer)
 
     async with connected(serve, max_in_flight_requests_per_connection=2) as connection:
-        connection.on_change = lambda: changes.append(connection.can_send)
+        connection.on_change = lambda connection: changes.append(connection.can_send)
         first = request(connection)
         assert connection.can_send
         request(connection)
@@ -609,7 +609,7 @@ async def test_at_the_in_flight_limit_sending_resumes_after_half_the_responses_i
     async with connected(serve, max_in_flight_requests_per_connection=5) as connection:
         futures = [request(connection) for _ in range(5)]
         assert not connection.can_send
-        connection.on_change = lambda: changes.append(connection.in_flight)
+        connection.on_change = lambda connection: changes.append(connection.in_flight)
 
         for number, future in enumerate(futures, start=1):
             connection._loop = SimpleNamespace(time=lambda: 0.0)

@@ -164,7 +164,7 @@ async def test_on_drained_is_called_when_everything_has_been_sent():
 
     async with connected(serve) as wire:
         drained = asyncio.Event()
-        wire.on_drained = drained.set
+        wire._on_drained = drained.set
         wire.write([bytes(16_000_000)])
         await asyncio.sleep(20 * MS)
         assert wire.unsent > 0
@@ -199,10 +199,9 @@ class TakesEverything(asyncio.WriteTransport):
 @pytest.mark.promise("Records", "a large request is written, and encrypted, 4 MiB in each turn of the loop")
 async def test_a_large_write_takes_several_turns_and_later_writes_follow_it():
     transport = TakesEverything()
-    wire = Wire(asyncio.get_running_loop())
-    wire.connection_made(transport)
     drained = asyncio.Event()
-    wire.on_drained = drained.set
+    wire = Wire(asyncio.get_running_loop(), drained.set)
+    wire.connection_made(transport)
     large = random.Random(1).randbytes(2 * AT_ONCE + 5)
 
     wire.write([b"first"])

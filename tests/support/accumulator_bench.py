@@ -112,9 +112,13 @@ class Bench:
         self.config = Producer(**{"linger_ms": LONG, "acks": "all"} | settings).config
         self.wake = CountingEvent()
         self.executor = HeldExecutor()
-        compressor = BatchCompressor(self.config, self.loop, processors, self.executor)
         self.core = Core(self.config, self.loop, self.wake, Metrics(), Random(7))
-        self.accumulator = Accumulator(self.core, compressor)
+        self.accumulator = Accumulator(
+            self.core,
+            lambda on_compressed: BatchCompressor(
+                self.config, self.loop, on_compressed, processors, self.executor
+            ),
+        )
         self.memory = self.accumulator.memory
         self.topic = self.accumulator.open_topic(topic_info(leaders))
         self.path = Path(self.accumulator, self.config.max_block)

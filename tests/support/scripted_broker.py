@@ -128,7 +128,7 @@ def make_connection(
     return Connection(
         Node(1, HOST, port),
         make_config(**settings),
-        on_change=lambda: None,
+        on_change=lambda connection: None,
         metrics=metrics or Metrics(),
         login=login,
     )
