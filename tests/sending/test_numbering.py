@@ -407,3 +407,95 @@ async def test_a_partition_that_was_exported_is_not_written_to():
     assert stage.transaction.state is TransactionState.ABORT_REQUIRED
     assert "orders-0 was exported to another producer" in str(stage.transaction.error)
     assert stage.bench.wake.is_set()
+
+
+async def test_a_batch_that_has_numbers_keeps_them_although_a_gap_follows():
+    stage = Stage()
+    batch = stage.put_in_flight(stage.send())
+    stage.put_back(batch)
+    stage.queue.sequence.has_gap = True
+
+    stage.put_in_flight(batch.delivery())
+
+    assert (batch.identity, batch.first_sequence) == (stage.identity, 0)
+
+
+async def test_without_a_producer_id_batches_keep_the_numbers_that_they_have():
+    stage = Stage()
+    stage.acknowledge(stage.put_in_flight(stage.send()))
+    unnumbered, numbered = [stage.put_in_flight(stage.send()) for _ in range(2)]
+    for batch in (numbered, unnumbered):
+        stage.put_back(batch)
+    unnumbered.number(None, -1)
+    stage.idempotence.use(None)
+
+    assert not stage.numbering.prepare(stage.queue)
+
+    assert numbered.first_sequence == 2
+
+
+async def test_a_topic_id_that_becomes_known_is_the_id_of_the_same_topic():
+    stage = Stage()
+    stage.is_topic(NO_TOPIC_ID)
+    stage.acknowledge(stage.put_in_flight(stage.send()))
+    stage.put_in_flight(stage.send())
+    stage.send()
+
+    stage.is_topic(OLD)
+    assert stage.numbering.prepare(stage.queue)
+
+
+async def test_equal_topic_ids_are_the_same_in_every_snapshot():
+    stage = Stage()
+    stage.acknowledge(stage.put_in_flight(stage.send()))
+    stage.put_in_flight(stage.send())
+    stage.send()
+
+    stage.is_topic(UUID(int=OLD.int))
+    assert stage.numbering.prepare(stage.queue)
+
+
+async def test_a_batch_in_flight_has_not_left_its_topic():
+    stage = Stage()
+    batch = stage.put_in_flight(stage.send())
+    sequence = stage.queue.sequence
+    stage.is_topic(NEW)
+
+    assert not stage.numbering.has_left_old_topic(batch)
+
+    assert stage.queue.sequence is sequence
+    assert stage.idempotence.identity == stage.identity
+
+
+async def test_a_batch_that_was_never_prepared_has_not_left_its_topic():
+    stage = Stage()
+    delivery = stage.send()
+    stage.is_topic(NEW)
+
+    assert not stage.numbering.has_left_old_topic(delivery.batch)
+    assert stage.queue.sequence is None
+
+
+async def test_batches_that_fail_with_the_one_before_them_are_left_alone_when_their_topic_is_re_created():
+    stage = Stage(enable_gapless_order=True)
+    stage.acknowledge(stage.put_in_flight(stage.send()))
+    batches = [stage.put_in_flight(stage.send()) for _ in range(2)]
+    deliveries = [batch.delivery() for batch in batches]
+    for batch in reversed(batches):
+        stage.put_back(batch, is_in_doubt=True, topic_id=UUID(int=NAMED))
+    stage.is_topic(NEW)
+
+    assert not stage.numbering.prepare(stage.queue)
+
+    assert [delivery.exception().outcome for delivery in deliveries] == [Outcome.UNKNOWN] * 2
+
+
+async def test_a_partition_that_was_exported_is_not_written_to_beside_a_batch_in_flight():
+    stage = Stage(version=2)
+    stage.acknowledge(stage.put_in_flight(stage.send()))
+    stage.put_in_flight(stage.send())
+    stage.send()
+    assert stage.numbering.prepare(stage.queue)
+
+    stage.transaction.exported[TopicPartition("orders", 0)] = None
+    assert not stage.numbering.prepare(stage.queue)
