@@ -25,6 +25,7 @@ from aioproducer.records._record_path import (
     murmur2,
 )
 from aioproducer.records.arguments import check_is_bytes, check_target, check_timeout
+from aioproducer.records.pending_record import PendingRecord
 from aioproducer.records.serializers import Serializer, serialized, serialized_now
 from aioproducer.security.addresses import ResolvedAddressFilter
 from aioproducer.sending.bulk import Bulk, end_of
@@ -312,51 +313,55 @@ class Producer(Lifecycle, Bulk):
         check_timeout(timeout, InvalidRecordError)
         began = self._loop.time()
         record = ProducerRecord(topic, value, key, partition, timestamp_ms, headers)
-        appended: list[Delivery] = []
+        pending = PendingRecord(record, self._transaction.number, end_of(timeout, began))
         try:
-            return await self._send_before(end_of(timeout, began), record, appended)
+            return await self._send_pending(pending)
         finally:
-            if timeout is not None:
-                for delivery in appended:
-                    self._own_timeouts.end_delivery_after(delivery, timeout, began)
+            if timeout is not None and pending.delivery is not None:
+                self._own_timeouts.end_delivery_after(pending.delivery, timeout, began)
 
-    async def _send_before(
-        self, deadline: float, record: ProducerRecord, appended: list[Delivery]
-    ) -> Delivery:
-        """Send a record that must be in the buffer at the loop time `deadline`. Adds its delivery to `appended` at the
-        moment of the append, even if the caller is then cancelled."""
-        transaction = self._transaction.number
-        record = self._interceptors.on_send(record)
+    async def _send_pending(self, pending: PendingRecord) -> Delivery:
+        """Send a record with the interceptors of the user around it."""
+        pending.record = self._interceptors.on_send(pending.record)
         try:
-            return await self._send_record(deadline, record, transaction, appended)
+            return await self._append_pending(pending)
         except BaseException as error:
-            if not appended:  # else the record is in the buffer, and its caller was cancelled
+            if pending.delivery is None:  # else the record is in the buffer, and its caller was cancelled
                 self._interceptors.on_acknowledgement(error)
             raise
         finally:
-            for delivery in appended:
-                self._interceptors.watch(delivery)
+            if pending.delivery is not None:
+                self._interceptors.watch(pending.delivery)
 
-    async def _send_record(
-        self, deadline: float, record: ProducerRecord, transaction: int, appended: list[Delivery]
-    ) -> Delivery:
-        topic, value, key, partition, timestamp_ms, headers = record
+    async def _append_pending(self, pending: PendingRecord) -> Delivery:
+        """Serialize a record and append it, once its topic is known and there is room."""
+        topic, value, key, partition, timestamp_ms, headers = pending.record
         partition = check_target(topic, partition)
-        end, bound = self._end_of_wait(deadline)
+        end, bound = self._end_of_wait(pending.deadline)
         info = await self._metadata.wait_for_topic(topic, end, partition)
         known = self._accumulator.open_topic(info)
         value = await serialized(self._config.value_serializer, value, topic, headers, "value")
         key = await serialized(self._config.key_serializer, key, topic, headers, "key")
         self._check_usable()
-        self._transaction.check_is_still(transaction)
+        self._transaction.check_is_still(pending.transaction)
         number = self._partition_of(info, key, partition)
-        delivery = self._append(known, value, key, number, timestamp_ms, headers, False)
-        if delivery is None:
-            append = partial(
-                self._append_waiting, transaction, appended, known, value, key, number, timestamp_ms, headers
-            )
-            return await self._accumulator.lock.append(append, end, bound)
-        appended.append(delivery)
+        pending.record = ProducerRecord(topic, value, key, number, timestamp_ms, headers)
+        delivery = self._append_now(pending, known, False)
+        if delivery is not None:
+            return delivery
+        return await self._accumulator.lock.append(
+            partial(self._append_now, pending, known, True), end, bound
+        )
+
+    def _append_now(self, pending: PendingRecord, topic: Topic, is_first_waiter: bool) -> Delivery | None:
+        """Append a record whose transaction has not ended while it waited; None if there is no room."""
+        self._transaction.check_is_still(pending.transaction)
+        _, value, key, partition, timestamp_ms, headers = pending.record
+        assert partition is not None  # _append_pending() has set it
+        delivery: Delivery | None = self._append(
+            topic, value, key, partition, timestamp_ms, headers, is_first_waiter
+        )
+        pending.delivery = delivery
         return delivery
 
     def _partition_of(self, info: TopicInfo, key: bytes | None, partition: int | None) -> int:
@@ -375,24 +380,6 @@ class Producer(Lifecycle, Bulk):
         number = self._choice.partition_for(info, key) if partition is None else partition
         self._transaction.check_is_own(info.name, number)
         return number
-
-    def _append_waiting(
-        self,
-        transaction: int,
-        appended: list[Delivery],
-        topic: Topic,
-        value: Any,
-        key: Any,
-        partition: int,
-        timestamp_ms: int | None,
-        headers: Headers | None,
-    ) -> Delivery | None:
-        """Append a record that waited for memory, unless its transaction has ended in the meantime."""
-        self._transaction.check_is_still(transaction)
-        delivery = self._append(topic, value, key, partition, timestamp_ms, headers, True)
-        if delivery is not None:
-            appended.append(delivery)
-        return delivery
 
     def _check_may_append(self) -> None:
         self._check_usable()

@@ -34,6 +34,7 @@ from aioproducer.records._record_path import (
 from aioproducer.records.accumulator import Accumulator
 from aioproducer.records.arguments import check_target, check_timeout
 from aioproducer.records.batch import BatchBuilder
+from aioproducer.records.pending_record import PendingRecord
 from aioproducer.records.receipt import Receipt
 from aioproducer.records.serializers import serialized_now
 from aioproducer.sending.own_timeouts import OwnTimeouts
@@ -55,9 +56,7 @@ class Bulk(RecordPath):
 
     if TYPE_CHECKING:
 
-        async def _send_before(
-            self, deadline: float, record: ProducerRecord, appended: list[Delivery]
-        ) -> Delivery: ...
+        async def _send_pending(self, pending: PendingRecord) -> Delivery: ...
 
     def create_batch(self) -> BatchBuilder:
         """Return an empty batch of up to batch_size bytes, to be filled by hand and passed to `send_batch`."""
@@ -266,12 +265,12 @@ class Bulk(RecordPath):
             ):  # an interceptor may send it elsewhere
                 self._check_has_partition(topic, partition)
             record = ProducerRecord(topic, value, key, partition, timestamp_ms, headers)
-            appended: list[Delivery] = []
+            pending = PendingRecord(record, self._transaction.number, deadline)
             try:
-                await self._send_before(deadline, record, appended)
+                await self._send_pending(pending)
             finally:
-                for delivery in appended:  # also if the caller was cancelled after the append
-                    rows.mark_sent(delivery)
+                if pending.delivery is not None:  # also if the caller was cancelled after the append
+                    rows.mark_sent(pending.delivery)
             await self._give_way()
         except (InvalidRecordError, UnknownPartitionError) as error:
             rows.has_waited_in_vain |= isinstance(error, UnknownPartitionError)

@@ -44,7 +44,7 @@ STEPS: dict[str, int] = {
         "records": [
             "_record_path idempotence serializers unretrieved",
             "append_lock arguments batch interceptors linger",
-            "compressor partition_choice receipt",
+            "compressor partition_choice pending_record receipt",
             "accumulator",
         ],
         "network": [
