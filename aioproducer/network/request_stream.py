@@ -122,10 +122,11 @@ class RequestStream:
         self._frame_limit = MAX_FRAME_BEFORE_AUTHENTICATION
         self._congested = False
         self._most_in_flight = config.max_in_flight_requests_per_connection
-        self.is_full = False
+        self.reports_room = False
         """True from the moment the in-flight limit is reached until half of it is free (nearby brokers) or one slot is
-        free (others). Meanwhile responses do not wake the sender; `on_change` does when this becomes False. Otherwise
-        each response would trigger a request of its own, which costs a turn of the loop and a system call."""
+        free (others). `on_change` reports that room, so that a response alone is no reason to wake the sender.
+        Otherwise each response would trigger a request of its own, which costs a turn of the loop and a system
+        call."""
         self._frames = Frames()
         # requests
         self._in_flight: deque[_InFlight] = deque()
@@ -166,7 +167,7 @@ class RequestStream:
             and not self._congested
             and self._wire is not None
             and not self._wire.is_closing()
-            and not self.is_full
+            and not self.reports_room
             and (self.throttled_until == 0.0 or self.throttled_until <= self._loop.time())
         )
 
@@ -266,7 +267,7 @@ class RequestStream:
             self._has_left(entry)
             return future
         if len(self._in_flight) + len(self._leaving) >= self._most_in_flight:
-            self.is_full = True
+            self.reports_room = True
         self._arm(entry.deadline)
         return future
 
@@ -277,7 +278,7 @@ class RequestStream:
         self._congested = False
         while self._leaving:
             self._has_left(self._leaving.popleft())
-        self.is_full = self.in_flight >= self._most_in_flight
+        self.reports_room = self.in_flight >= self._most_in_flight
         self.on_change(self)
         self._close_if_drained()
 
@@ -348,7 +349,7 @@ class RequestStream:
             entry.future.set_result(response)
         if entry.answered is not None:
             entry.answered(response, None)
-        if self.is_full:
+        if self.reports_room:
             self._look_for_room()
         if self.state is ConnectionState.DRAINING:
             self._close_if_drained()
@@ -388,7 +389,7 @@ class RequestStream:
         if left <= self._most_in_flight // 2 or (
             self.latency > NEARBY_LATENCY and left < self._most_in_flight
         ):
-            self.is_full = False
+            self.reports_room = False
             self.on_change(self)
 
     def _close_if_drained(self) -> None:

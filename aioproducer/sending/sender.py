@@ -278,13 +278,8 @@ class Sender:
                 self._accumulator.touch(queue)
             if queue.node_id != node_id:
                 stays_here = False
-        connection_will_wake = (
-            connection.is_full
-            and stays_here
-            and isinstance(response, Appended)
-            and not self._transaction.is_used
-        )
-        if not connection_will_wake:
+        frees_only_a_place = stays_here and isinstance(response, Appended) and not self._transaction.is_used
+        if not (frees_only_a_place and connection.reports_room):
             self._wake.set()
 
     def _addressed(
