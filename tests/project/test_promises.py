@@ -23,12 +23,13 @@ import pytest
 from aiokafka import AIOKafkaProducer
 
 import flights_demo
-from aioproducer import Producer, producer
+from aioproducer import Producer
 from aioproducer.network import brokers
 from aioproducer.network.connection_state import ConnectionState
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.api_keys import CLIENT_VERSIONS
-from aioproducer.records.batch import BatchState
+from aioproducer.records._record_path import BatchState
+from aioproducer.sending import lifecycle
 from aioproducer.settings.table import SETTINGS
 from aioproducer.testing.embedded.releases import RELEASES, release_named
 from flights import clusters
@@ -613,7 +614,7 @@ def test_states_in_the_design_are_those_of_the_code():
     rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", design, re.MULTILINE))
 
     for name, states in {
-        "Producer": producer.ProducerState,
+        "Producer": lifecycle.ProducerState,
         "ProducerBatch": BatchState,
         "Connection": ConnectionState,
     }.items():
@@ -624,19 +625,19 @@ def test_states_in_the_design_are_those_of_the_code():
     "Public API", "a producer is started and closed by `start` and `stop`/`close`, or by `async with`"
 )
 @pytest.mark.promise("Docs", "DESIGN shows the state tables")
-@pytest.mark.parametrize("to", producer.ProducerState)
-@pytest.mark.parametrize("state", producer.ProducerState)
+@pytest.mark.parametrize("to", lifecycle.ProducerState)
+@pytest.mark.parametrize("state", lifecycle.ProducerState)
 def test_producer_makes_the_moves_of_the_table_and_no_other(state, to):
     moving = Producer()
     moving._state = state
 
-    if to in producer.TRANSITIONS[state]:
+    if to in lifecycle.TRANSITIONS[state]:
         moving._move(to)
         assert moving._state is to
     else:
         with pytest.raises(AssertionError, match=f"from {state.value} to {to.value}"):
             moving._move(to)
-    moving._state = producer.ProducerState.CLOSED  # it was never started: there is nothing to close
+    moving._state = lifecycle.ProducerState.CLOSED  # it was never started: there is nothing to close
 
 
 @pytest.mark.promise("Docs", "DESIGN shows the record's path, stop by stop")
