@@ -378,7 +378,7 @@ class Producer(Lifecycle, Bulk):
                 check_is_bytes(key, "key")
             partition = (murmur2(key) & 0x7FFFFFFF) % len(info.partitions)
         number = self._choice.partition_for(info, key) if partition is None else partition
-        self._transaction.check_is_own(info.name, number)
+        self._transaction.role.check_is_own(info.name, number)
         return number
 
     def _check_may_append(self) -> None:

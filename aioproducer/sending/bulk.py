@@ -124,7 +124,7 @@ class Bulk(RecordPath):
         queue = self._accumulator.open_topic(info).queues[number]
         self._check_usable()
         self._transaction.check_is_still(transaction)
-        self._transaction.check_is_own(topic, number)
+        self._transaction.role.check_is_own(topic, number)
         appended: list[Delivery] = []
         append = partial(self._append_built, transaction, queue, batch, appended)
         try:
@@ -238,7 +238,7 @@ class Bulk(RecordPath):
             await self._metadata.wait_for_topic(topic, end)
             return  # the earlier checks may be out of date
         known = self._accumulator.open_topic(info)
-        refusals = self._transaction.refusals(topic, len(known.queues))
+        refusals = self._transaction.role.refusals(topic, len(known.queues))
         pause = self._append_rows(known, rows, refusals, False)
         if pause == NO_ROOM:
             append = partial(self._append_waiting_rows, self._transaction.number, known, rows)
@@ -249,7 +249,7 @@ class Bulk(RecordPath):
     def _append_waiting_rows(self, transaction: int, topic: Topic, rows: Rows) -> int | None:
         """Append rows that waited for room. Return their number, or None if there is no room for one."""
         self._transaction.check_is_still(transaction)
-        refusals = self._transaction.refusals(
+        refusals = self._transaction.role.refusals(
             topic.name, len(topic.queues)
         )  # the topic may have grown in the meantime
         before = rows.next

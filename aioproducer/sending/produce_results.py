@@ -151,9 +151,7 @@ class ProduceResults:
         now: float,
         topic_id: int,
     ) -> None:
-        is_simple_success = (
-            not answer.error_code and self._transaction.state is not TransactionState.PARTICIPANT
-        )
+        is_simple_success = not answer.error_code and self._transaction.role.is_only_writer
         conditions = () if is_simple_success else partial(self._conditions, batch, answer)
         row = decide(ApiKey.PRODUCE, answer.error_code, conditions)
         said = PartitionAnswer(batch, answer, response, row.action, now, batch.maybe_persisted)
@@ -219,11 +217,11 @@ class ProduceResults:
         That batch may be another producer's, or an earlier attempt of its own; the answers are the same.
         """
         sequence = batch.queue.sequence
-        if self._transaction.state is not TransactionState.PARTICIPANT or sequence is None:
+        if sequence is None or not self._transaction.role.is_repetition(
+            has_time=answer.log_append_time_ms >= 0, has_error=bool(answer.error_code)
+        ):
             return False
-        is_first = sequence.confirmed_on is None or sequence.confirmed_on[0] != batch.identity
-        has_time = self._transaction.tells_repetitions and answer.log_append_time_ms >= 0
-        return is_first and (has_time or bool(answer.error_code))
+        return sequence.confirmed_on is None or sequence.confirmed_on[0] != batch.identity
 
     def _has_moved(self, said: PartitionAnswer) -> bool:
         """Return whether the partition is known to have another leader now; the answer may name it (KIP-951)."""

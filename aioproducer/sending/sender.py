@@ -29,7 +29,7 @@ from aioproducer.sending.numbering import Numbering
 from aioproducer.sending.produce_results import ProduceResults
 from aioproducer.sending.producer_id import ProducerIdSource
 from aioproducer.transactions.coordinator import Coordinator
-from aioproducer.transactions.state import Transaction, TransactionState
+from aioproducer.transactions.state import Transaction
 
 LAST_VERSION_WITH_TOPIC_NAMES = 12
 LAST_VERSION_OF_V1 = 11
@@ -140,7 +140,7 @@ class Sender:
         if (
             connection is not None
             and node_id not in self._begun
-            and self._transaction.state is TransactionState.PARTICIPANT
+            and not self._transaction.role.is_only_writer
         ):
             # A broker verifies all partitions of one request together. While it verifies them, it rejects requests
             # for other partitions of the same transactional id.

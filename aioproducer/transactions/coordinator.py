@@ -452,7 +452,7 @@ class Coordinator:
         except KafkaError as error:
             self._failed(error)
             self._raise(error)
-        if transaction.is_resumed:
+        if not transaction.role.stays_after_end:
             transaction.move(TransactionState.UNINITIALIZED)
             return
         if transaction.needs_epoch:
@@ -490,7 +490,7 @@ class Coordinator:
         try:
             if transaction.may_have_started or transaction.needs_epoch:
                 await self._end(commit=False)
-            if transaction.needs_epoch and not transaction.is_resumed:
+            if transaction.needs_epoch and transaction.role.stays_after_end:
                 transaction.move(TransactionState.INITIALIZING)
                 await self._new_epoch(self._identity)  # directly after an answered abort, as in _next_epoch
         except KafkaError as error:
@@ -498,7 +498,7 @@ class Coordinator:
                 raise  # abort_transaction() can be called again
             self._not_reinitialized(error)
             self._raise(error)
-        if transaction.is_resumed:
+        if not transaction.role.stays_after_end:
             transaction.move(TransactionState.UNINITIALIZED)
         elif transaction.state is not TransactionState.REINIT_REQUIRED:
             transaction.move(TransactionState.READY)

@@ -12,13 +12,12 @@ from enum import Enum
 from aioproducer.errors import (
     CommitOutcomeUnknownError,
     IllegalStateError,
-    InvalidRecordError,
-    KafkaError,
     TransactionAbortableError,
     TransactionError,
     TransactionReinitError,
 )
 from aioproducer.records._record_path import Gate
+from aioproducer.transactions.roles import HEIR, OWNER, Participant, Role
 from aioproducer.types import OffsetAndMetadata, TopicPartition, TransactionHandle
 
 
@@ -149,14 +148,7 @@ class Transaction:
         """With v1: consumer groups whose offsets belong to the transaction."""
         self.doubtful_offsets: dict[str, dict[TopicPartition, OffsetAndMetadata]] = {}
         """By group: offsets in requests with an unanswered attempt, a copy of which may arrive late."""
-        self.is_resumed = False
-        """Another producer began and released the transaction: this one may end it, but not write to it."""
-        self._refusals: dict[str, list[KafkaError | None]] = {}
-        """For a participant, by topic: the `check_is_own` error of each partition, or None. A participant's partitions
-        never change."""
-        self.tells_repetitions = False
-        """True for a participant whose topics use CreateTime. A successful answer that carries a time then refers to a
-        batch that was already in the log."""
+        self.role: Role = OWNER
 
     @property
     def refuses_records(self) -> bool:
@@ -167,7 +159,7 @@ class Transaction:
         """Change the state. Only the changes in TRANSITIONS are allowed."""
         assert to in TRANSITIONS[self.state], f"a transaction can't go from {self.state.value} to {to.value}"
         self.state = to
-        self._gate.is_open = to is _S.PARTICIPANT or (to is _S.IN_TRANSACTION and not self.is_resumed)
+        self._gate.is_open = to is _S.PARTICIPANT or (to is _S.IN_TRANSACTION and self.role.may_write)
 
     # for the user's calls
 
@@ -182,7 +174,7 @@ class Transaction:
             return
         if self.refuses_records and self.error is not None:
             raise copy(self.error)
-        if self.is_resumed and self.state is _S.IN_TRANSACTION:
+        if self.state is _S.IN_TRANSACTION and not self.role.may_write:
             raise IllegalStateError(
                 f"send: the producer {self.transactional_id!r} has resumed a transaction, and can only end it, because "
                 "only the producers that wrote to it know the next sequence numbers; commit or abort it"
@@ -226,7 +218,7 @@ class Transaction:
 
     def begin(self, *, is_v2: bool) -> None:
         """Begin a transaction, which uses the same protocol version until its end."""
-        self.is_resumed = False
+        self.role = OWNER
         self.move(_S.IN_TRANSACTION)
         self.number += 1
         self.is_v2 = is_v2
@@ -254,7 +246,7 @@ class Transaction:
 
     def resume(self, handle: TransactionHandle) -> None:
         """Take over a transaction that another producer began and released. Its epoch ends with it."""
-        self.is_resumed = True
+        self.role = HEIR
         self.move(_S.IN_TRANSACTION)
         self.number += 1
         self.is_v2 = handle.is_v2
@@ -265,42 +257,10 @@ class Transaction:
         self, handle: TransactionHandle, partitions: Iterable[TopicPartition], *, tells_repetitions: bool
     ) -> None:
         """Take part in a transaction that another producer began, and write only to these partitions."""
+        self.role = Participant(partitions, tells_repetitions=tells_repetitions)
         self.move(_S.PARTICIPANT)
-        self.tells_repetitions = tells_repetitions
         self.is_v2 = handle.is_v2
-        self.add_joined(partitions)
-
-    def check_is_own(self, topic: str, partition: int) -> None:
-        """Raise if a participant writes to a partition that may belong to another one.
-
-        The broker cannot tell participants apart. If two of them number records of the same partition, the broker
-        drops records of one as duplicates and answers "success".
-
-        Raises:
-            InvalidRecordError: the partition was not given to `attach`.
-        """
-        if self.state is _S.PARTICIPANT and TopicPartition(topic, partition) not in self.partitions:
-            raise InvalidRecordError(
-                f"partition {partition} of topic {topic} was not given to Producer.attach(partitions=...); another "
-                "participant of the transaction could write to it",
-                argument="partition",
-            )
-
-    def refusals(self, topic: str, count: int) -> list[KafkaError | None] | None:
-        """Return the `check_is_own` error, or None, for each of at least `count` partitions.
-
-        The result is None if the producer is not a participant, since then every partition is allowed.
-        """
-        if self.state is not _S.PARTICIPANT:
-            return None
-        found = self._refusals.setdefault(topic, [])
-        for partition in range(len(found), count):
-            try:
-                self.check_is_own(topic, partition)
-                found.append(None)
-            except InvalidRecordError as error:
-                found.append(error.with_traceback(None))
-        return found
+        self.add_joined(self.role.partitions)
 
     # for the sender
 

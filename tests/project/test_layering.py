@@ -58,7 +58,8 @@ STEPS: dict[str, int] = {
         ],
         "security": ["addresses kerberos pem sasl", "authentication tls token_providers", "login"],
         "transactions": [
-            "coordinator_messages offsets state",
+            "coordinator_messages offsets roles",
+            "state",
             "requests running_calls",
             "coordinator",
             "calls",

@@ -11,12 +11,12 @@ import pytest
 from aioproducer.errors import (
     CommitOutcomeUnknownError,
     IllegalStateError,
-    InvalidRecordError,
     KafkaError,
     ProducerFencedError,
     TransactionAbortableError,
 )
 from aioproducer.records._record_path import Gate
+from aioproducer.transactions.roles import OWNER
 from aioproducer.transactions.state import (
     TRANSITIONS,
     WAYS_OUT,
@@ -172,34 +172,6 @@ def test_record_belongs_to_the_transaction_that_was_open_when_send_was_called():
 
 
 @pytest.mark.parametrize("state", S, ids=lambda state: state.name)
-def test_a_participant_cannot_write_to_partitions_that_may_belong_to_another_one(state):
-    transaction = transaction_in(state)
-    transaction.add_joined([TopicPartition("t", 0)])
-
-    transaction.check_is_own("t", 0)
-    if state is S.PARTICIPANT:
-        with pytest.raises(InvalidRecordError, match="partition 1 of topic t") as caught:
-            transaction.check_is_own("t", 1)
-        assert caught.value.argument == "partition"
-    else:
-        transaction.check_is_own("t", 1)
-
-
-@pytest.mark.parametrize("state", S, ids=lambda state: state.name)
-def test_only_a_participant_has_refusals_one_for_each_partition(state):
-    transaction = transaction_in(state)
-    transaction.add_joined([TopicPartition("t", 1)])
-
-    refusals = transaction.refusals("t", 3)
-
-    if state is S.PARTICIPANT:
-        assert [type(refusal) for refusal in refusals] == [InvalidRecordError, type(None), InvalidRecordError]
-        assert refusals[2].__traceback__ is None, "it would keep the frame alive"
-    else:
-        assert refusals is None
-
-
-@pytest.mark.parametrize("state", S, ids=lambda state: state.name)
 def test_batches_are_drained_while_the_transaction_is_open_or_committing(state):
     transaction = transaction_in(state)
 
@@ -273,7 +245,7 @@ def test_the_initial_state():
     assert transaction.transactional_id == ""
     assert transaction.number == 0
     assert (transaction.is_v2, transaction.may_have_started, transaction.epoch_is_spent) == (False,) * 3
-    assert (transaction.is_resumed, transaction.tells_repetitions) == (False, False)
+    assert transaction.role is OWNER
 
 
 @pytest.mark.parametrize("is_v2", [False, True])
@@ -380,7 +352,7 @@ def test_a_participant_can_write_to_the_partitions_it_was_given(is_v2):
 
     assert transaction.state is S.PARTICIPANT
     assert transaction.is_v2 is is_v2
-    assert transaction.tells_repetitions
+    assert transaction.role.is_repetition(has_time=True, has_error=False)
     assert transaction.may_drain("t", 0)
     assert not transaction.may_drain("t", 1)
 
