@@ -5,6 +5,7 @@ from asyncio import AbstractEventLoop
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextvars import Context
+from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aioproducer.errors import KafkaError
@@ -31,11 +32,16 @@ class BufferMemory:
     def take(self, size: int) -> bool: ...
     def give(self, size: int) -> None: ...
 
+class BatchState(Enum):
+    OPEN = "open"
+    CLOSED = "closed"
+    IN_FLIGHT = "in flight"
+    DONE = "done"
+
 class Batch:
     queue: PartitionQueue
     record_count: int
-    is_open: bool
-    is_done: bool
+    state: BatchState
     base_timestamp: int
     max_timestamp: int
     last_timestamp: int

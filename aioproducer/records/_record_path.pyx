@@ -37,6 +37,7 @@ from asyncio import CancelledError, InvalidStateError
 from bisect import bisect_left, insort
 from collections import deque
 from copy import copy
+from enum import Enum
 from operator import index
 
 from aioproducer.errors import (
@@ -347,16 +348,30 @@ cdef struct Record:
     Py_ssize_t headers_size    # bytes of the headers, including their count
 
 
+class BatchState(Enum):
+    OPEN = "open"              # accepts records
+    CLOSED = "closed"          # waiting to be sent, for the first time or again
+    IN_FLIGHT = "in flight"    # written to a connection, not answered
+    DONE = "done"              # it has its result, or its parts have replaced it
+
+
+cdef object _OPEN = BatchState.OPEN
+cdef object _CLOSED = BatchState.CLOSED
+cdef object _DONE = BatchState.DONE
+
+
 cdef class Batch:
     """The encoded records of one partition, and the deliveries that are waited for.
 
-    The base of batch.ProducerBatch, which has the states; this class has the part that each record touches.
+    The base of batch.ProducerBatch: the states, and the part that each record touches.
     """
 
     cdef public PartitionQueue queue
     cdef readonly int record_count
-    cdef readonly bint is_open
-    cdef uint8_t ended             # a flag that other threads read; what is written before it never changes
+    cdef public object state
+    """The BatchState. freeze() closes the batch; mark_sent() and mark_returned() move it to the connection and back;
+    complete(), fail() and split_into() end it."""
+    cdef uint8_t ended             # a flag: the state is DONE; other threads read it in place of the state
     cdef readonly int64_t base_timestamp
     cdef readonly int64_t max_timestamp
     cdef readonly int64_t last_timestamp
@@ -401,7 +416,7 @@ cdef class Batch:
         self.buffer = RecordsBuffer(capacity)
         self.reserved = capacity
         self.limit = limit
-        self.is_open = True
+        self.state = _OPEN
         self.withdrawn = []
         self.left_out = []
         self.base_timestamp = -1
@@ -414,21 +429,16 @@ cdef class Batch:
         return HEADER + self.buffer.size if self.buffer is not None else 0
 
     @property
-    def is_done(self):
-        """Whether the batch has its result. Once true, it stays true."""
-        return flag_is_set(&self.ended)
-
-    @property
     def records(self):
         """A view of the encoded records. The batch must be closed; the records no longer change."""
-        assert not self.is_open
+        assert self.state is not _OPEN
         return memoryview(self.buffer)
 
     def freeze(self):
         """Accept no more records. Return the number of reserved bytes that were not used."""
         cdef int64_t surplus
-        assert self.is_open
-        self.is_open = False
+        assert self.state is _OPEN
+        self.state = _CLOSED
         surplus = self.buffer.capacity - self.buffer.size
         if surplus < 64:
             return 0
@@ -481,7 +491,7 @@ cdef class Batch:
         try:
             views = read_record(&record, value, key, timestamp_ms, headers, &key_view, &value_view)
             most = most_bytes(&record)
-            if not self.is_open or (self.record_count and not has_room(self, most, None)):
+            if self.state is not _OPEN or (self.record_count and not has_room(self, most, None)):
                 return False
             if self.record_count == 0 and most > self.buffer.capacity:
                 self.buffer.resize(most)   # a record larger than a batch has one of its own
@@ -518,7 +528,7 @@ cdef class Batch:
 
     def complete(self, int64_t base_offset, int64_t log_append_time, int64_t log_start_offset):
         """End the batch with success: the records are in the log from `base_offset` on (-1: unknown offset)."""
-        assert not flag_is_set(&self.ended)
+        assert self.state is not _DONE
         self.base_offset = base_offset
         self.log_append_time = log_append_time
         self.log_start_offset = log_start_offset
@@ -526,13 +536,13 @@ cdef class Batch:
 
     def fail(self, error):
         """End the batch with an error: its records are not sent again."""
-        assert not flag_is_set(&self.ended)
+        assert self.state is not _DONE
         self.error = error
         resolve(self)
 
     def end_record(self, Delivery delivery, error, bint withdraw):
         """End one delivery with `error`. With `withdraw`, its record is left out when the batch is sent."""
-        assert delivery.state == PENDING and delivery.batch is self and not flag_is_set(&self.ended)
+        assert delivery.state == PENDING and delivery.batch is self and self.state is not _DONE
         note_early_end(self, [delivery.index], error)
         if withdraw:
             insort(self.withdrawn, delivery.index)
@@ -545,7 +555,7 @@ cdef class Batch:
         cdef Delivery delivery
         cdef set before = self.ended_early or set()
         cdef list indexes = [index for index in range(first, end) if index not in before]
-        assert not flag_is_set(&self.ended) and self.parts is None
+        assert self.state is not _DONE
         if not indexes:
             return 0
         note_early_end(self, indexes, error)
@@ -559,14 +569,14 @@ cdef class Batch:
 
     def have_ended(self, int first, int end):
         """Whether each record from index `first` up to `end` has its result."""
-        return flag_is_set(&self.ended) or (
+        return self.state is _DONE or (
             self.ended_early is not None and self.ended_early.issuperset(range(first, end)))
 
     def leave_out_withdrawn(self):
         """Encode the records again without the withdrawn ones. Only before the first attempt."""
         cdef RecordsBuffer old = self.buffer
         cdef set withdrawn = set(self.withdrawn)
-        assert not self.is_open
+        assert self.state is not _OPEN
         self.buffer = RecordsBuffer(old.size)
         copy_records(self, old, [index not in withdrawn for index in original_indexes(self)])
         self.left_out = self.withdrawn.copy()
@@ -578,7 +588,7 @@ cdef class Batch:
         The records do not get larger, since only their offset deltas change.
         """
         cdef list indexes = original_indexes(parent)
-        assert self.is_open and self.record_count == 0 and not parent.is_open
+        assert self.state is _OPEN and self.record_count == 0 and parent.state is not _OPEN
         self.base_timestamp = parent.base_timestamp
         self.withdrawn = sorted([index - first for index in (*parent.withdrawn, *errors) if first <= index < end])
         self.left_out = self.withdrawn.copy()
@@ -596,9 +606,10 @@ cdef class Batch:
         cdef Delivery delivery
         cdef list waiters = self.waiters
         cdef list kept = list(parts)
-        assert not flag_is_set(&self.ended) and self.parts is None
+        assert self.state is not _DONE
         publish()
         self.parts = kept
+        note_end(self)
         self.waiters = None
         self.buffer = None
         for delivery in waiters or ():
@@ -669,6 +680,13 @@ cdef int copy_records(Batch batch, RecordsBuffer old, list kept) except -1:
     return 0
 
 
+cdef inline int note_end(Batch batch) except -1:
+    """Let every thread see that the batch has its result, or its parts."""
+    batch.state = _DONE
+    set_flag(&batch.ended, True)
+    return 0
+
+
 cdef int resolve(Batch batch) except -1:
     cdef Delivery delivery
     cdef list waiters = batch.waiters
@@ -676,8 +694,7 @@ cdef int resolve(Batch batch) except -1:
     cdef bytes late_value = batch.late_value
     cdef object call_soon
     cdef int last = -1
-    set_flag(&batch.ended, True)
-    batch.is_open = False
+    note_end(batch)
     lock(&batch.mutex)
     batch.buffer = None            # a transport may still have a view of it
     batch.late_value = None
@@ -953,8 +970,9 @@ cdef inline bint has_ended(Delivery delivery) except -1:
     cdef bint ended, may_have_ended_early, is_split
     while True:
         lock(&delivery.mutex)
-        is_split = delivery.batch.parts is not None
+        # The state first: a batch that was split has its parts before it is DONE.
         ended = flag_is_set(&delivery.state) or flag_is_set(&delivery.batch.ended)
+        is_split = delivery.batch.parts is not None
         may_have_ended_early = flag_is_set(&delivery.batch.has_ended_early)
         unlock(&delivery.mutex)
         if not is_split:

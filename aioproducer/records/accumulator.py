@@ -19,13 +19,14 @@ from aioproducer.partitioner import NodeAvailability, UniformSticky
 from aioproducer.records._record_path import (
     HEADER_SIZE,
     LARGE_RECORD,
+    BatchState,
     BufferMemory,
     Delivery,
     PartitionQueue,
     Topic,
 )
 from aioproducer.records.append_lock import AppendLock
-from aioproducer.records.batch import BatchBuilder, BatchState, FlushWait, ProducerBatch
+from aioproducer.records.batch import BatchBuilder, FlushWait, ProducerBatch
 from aioproducer.records.compressor import BatchCompressor
 from aioproducer.records.linger import Lingers
 from aioproducer.records.unretrieved import Unretrieved

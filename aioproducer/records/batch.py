@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import struct
 from asyncio import AbstractEventLoop
-from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,7 +16,7 @@ from crc32c import crc32c
 from aioproducer.errors import IllegalStateError
 from aioproducer.protocol.compression import Codec
 from aioproducer.protocol.recordbatch import HEADER_SIZE, LOG_OVERHEAD, MAGIC
-from aioproducer.records._record_path import Batch, PartitionQueue
+from aioproducer.records._record_path import Batch, BatchState, PartitionQueue
 from aioproducer.types import Headers, Outcome
 
 if TYPE_CHECKING:
@@ -27,25 +26,6 @@ if TYPE_CHECKING:
     from aioproducer.records.idempotence import ProducerIdentity
 
 logger = logging.getLogger(__name__)
-
-
-class BatchState(Enum):
-    OPEN = "open"  # accepts records
-    CLOSED = "closed"  # waiting to be sent, for the first time or again
-    IN_FLIGHT = "in flight"  # written to a connection, not answered
-    DONE = "done"  # its deliveries have their results
-
-    __hash__ = (
-        object.__hash__
-    )  # members are singletons; Enum's own hash is a Python function, and this is per batch
-
-
-TRANSITIONS: dict[BatchState, frozenset[BatchState]] = {
-    BatchState.OPEN: frozenset({BatchState.CLOSED, BatchState.DONE}),
-    BatchState.CLOSED: frozenset({BatchState.IN_FLIGHT, BatchState.DONE}),
-    BatchState.IN_FLIGHT: frozenset({BatchState.CLOSED, BatchState.DONE}),
-    BatchState.DONE: frozenset(),
-}
 
 _UNSUMMED = struct.Struct(">qiibI")  # base offset, length, leader epoch, magic, checksum
 _SUMMED = struct.Struct(
@@ -83,7 +63,6 @@ class ProducerBatch(Batch):
         "rebuilds",
         "refusals",
         "segments",
-        "state",
         "wire_size",
     )
 
@@ -100,7 +79,6 @@ class ProducerBatch(Batch):
         note_unretrieved: Callable[[ProducerBatch], None],
     ) -> None:
         super().__init__(queue, loop, capacity, limit)
-        self.state = BatchState.OPEN
         self.order = order
         """Position among all batches of the partition: the number of the batch when it was opened and, for part of a
         batch that was split, the index of the part's first record."""
@@ -152,13 +130,8 @@ class ProducerBatch(Batch):
         self.deadline = deadline
         self.note_unretrieved = note_unretrieved
 
-    def _move(self, to: BatchState) -> None:
-        assert to in TRANSITIONS[self.state], f"a batch can't go from {self.state.value} to {to.value}"
-        self.state = to
-
     def close(self) -> int:
         """Accept no more records. Return the bytes of memory that the batch does not need."""
-        self._move(BatchState.CLOSED)
         surplus = self.freeze()
         self.payload = self.records
         self.wire_size = HEADER_SIZE + len(self.payload)
@@ -171,7 +144,7 @@ class ProducerBatch(Batch):
 
     def use_compressed(self, codec: Codec, payload: bytes | memoryview) -> None:
         """Send `payload` in place of the records if it is smaller."""
-        if not self.is_done and len(payload) < len(self.payload):
+        if self.state is not BatchState.DONE and len(payload) < len(self.payload):
             self._carry(payload, codec)
 
     @property
@@ -187,7 +160,8 @@ class ProducerBatch(Batch):
     @property
     def may_withdraw(self) -> bool:
         """Whether records can still be left out because the batch was never sent."""
-        return self.attempts == 0 and not self.is_numbered and not self.is_done and not self.keeps_records
+        is_new = self.attempts == 0 and not self.is_numbered
+        return is_new and not self.keeps_records and self.state is not BatchState.DONE
 
     def drop_withdrawn(self) -> None:
         """Leave out withdrawn records, before the first attempt. The payload is uncompressed afterwards."""
@@ -222,7 +196,6 @@ class ProducerBatch(Batch):
 
     def replace_with(self, parts: list[tuple[int, ProducerBatch]]) -> None:
         """End this batch and let its parts, (first index, batch), replace it."""
-        self._move(BatchState.DONE)
         self._drop_bytes()
         self.split_into(parts)
         for waiting in self.flushes:
@@ -302,24 +275,24 @@ class ProducerBatch(Batch):
 
     def mark_sent(self, broker: int) -> None:
         """Seal the batch for an attempt that begins now. A first attempt must be numbered before."""
-        self._move(BatchState.IN_FLIGHT)
+        assert self.state is BatchState.CLOSED
+        self.state = BatchState.IN_FLIGHT
         self.broker = broker
         self.attempts += 1
         self.seal()
 
     def mark_returned(self) -> None:
         """Close the batch again after an attempt without success; it will be sent again."""
-        self._move(BatchState.CLOSED)
+        assert self.state is BatchState.IN_FLIGHT
+        self.state = BatchState.CLOSED
 
     def succeed(self, base_offset: int, log_append_time: int, log_start_offset: int) -> None:
         """Resolve all deliveries: the records are in the log."""
-        self._move(BatchState.DONE)
         self._drop_bytes()
         self.complete(base_offset, log_append_time, log_start_offset)
 
     def give_up(self, error: BaseException) -> None:
         """Fail all deliveries with `error`."""
-        self._move(BatchState.DONE)
         self._drop_bytes()
         self.fail(error)
 

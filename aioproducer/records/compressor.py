@@ -21,6 +21,7 @@ from typing import TypeAlias
 from aioproducer.concurrency.threads import LAST_WAIT, DaemonThreads
 from aioproducer.config import ProducerConfig
 from aioproducer.protocol.compression import Codec, bytes_per_millisecond, compressor
+from aioproducer.records._record_path import BatchState
 from aioproducer.records.batch import ProducerBatch
 
 logger = logging.getLogger(__name__)
@@ -162,14 +163,14 @@ class BatchCompressor:
         while self._waiting:
             batch, payload = self._waiting.popleft()
             self._take_over(batch, self._completed_records(batch, payload))
-            if not batch.is_done:
+            if batch.state is not BatchState.DONE:
                 self._on_compressed(batch)
 
     def _take_done(self) -> None:
         while self._done:
             batch, payload = self._done.popleft()
             self._take_over(batch, payload)
-            if not batch.is_done:
+            if batch.state is not BatchState.DONE:
                 self._on_compressed(batch)
 
     # ------------------------------------------------------------------------------------------- either of both
@@ -186,7 +187,7 @@ class BatchCompressor:
         batch.is_being_compressed = False
         if not isinstance(payload, Exception):
             batch.use_compressed(self._codec, payload)
-        elif not batch.is_done:
+        elif batch.state is not BatchState.DONE:
             # The records themselves are fine and are sent uncompressed.
             logger.warning("a batch of %s could not be compressed: %r", batch.queue.topic, payload)
             batch.complete_records()  # in case the thread has not done it

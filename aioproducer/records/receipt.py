@@ -9,7 +9,7 @@ from copy import copy
 from typing import Any
 
 from aioproducer.errors import SendManyError
-from aioproducer.records._record_path import Batch, Delivery, Rows, Span
+from aioproducer.records._record_path import Batch, BatchState, Delivery, Rows, Span
 from aioproducer.records.batch import FlushWait, ProducerBatch
 from aioproducer.types import Outcome
 
@@ -98,7 +98,7 @@ class Receipt:
         broker does not report offsets."""
         found: dict[int, list[range]] = {}
         for batch, first, count, _ in self._leaves():
-            if batch.is_done and batch.error is None and batch.base_offset >= 0:
+            if batch.state is BatchState.DONE and batch.error is None and batch.base_offset >= 0:
                 for start, end in _without(_failed(batch), first, first + count):
                     offset = batch.base_offset + start - bisect_left(batch.withdrawn, start)
                     ranges = found.setdefault(batch.queue.partition, [])
@@ -219,7 +219,7 @@ def _parts_of(batch: Batch, first: int, count: int) -> Iterator[tuple[Batch, int
 def _failed(batch: Batch) -> dict[int, BaseException]:
     """Return the errors of single records, by index, for records that have their results."""
     errors = batch.record_errors or {}
-    if batch.is_done or not errors:
+    if batch.state is BatchState.DONE or not errors:
         return errors
     early = batch.ended_early or set()
     return {index: error for index, error in errors.items() if index in early}

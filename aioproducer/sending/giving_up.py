@@ -8,8 +8,9 @@ from aioproducer.network.brokers import Brokers
 from aioproducer.network.metadata import Metadata
 from aioproducer.network.request_stream import LATE_TIMER
 from aioproducer.protocol.outcomes import Moment
+from aioproducer.records._record_path import BatchState
 from aioproducer.records.accumulator import NO_NODE, Accumulator
-from aioproducer.records.batch import BatchState, ProducerBatch
+from aioproducer.records.batch import ProducerBatch
 from aioproducer.sending.numbering import Numbering
 from aioproducer.sending.produce_results import ProduceResults
 from aioproducer.sending.producer_id import ProducerIdSource

@@ -30,9 +30,9 @@ from aioproducer.from_config import FromConfig
 from aioproducer.metrics import Metrics
 from aioproducer.network.brokers import Brokers
 from aioproducer.network.metadata import Metadata
+from aioproducer.records._record_path import BatchState
 from aioproducer.records.accumulator import Accumulator
 from aioproducer.records.arguments import check_timeout
-from aioproducer.records.batch import BatchState
 from aioproducer.records.compressor import BatchCompressor
 from aioproducer.records.idempotence import Idempotence
 from aioproducer.records.interceptors import Interceptors

@@ -9,9 +9,9 @@ from aioproducer.cluster import NO_TOPIC_ID
 from aioproducer.core import Core
 from aioproducer.errors import KafkaError
 from aioproducer.network.metadata import Metadata
-from aioproducer.records._record_path import PartitionQueue
+from aioproducer.records._record_path import BatchState, PartitionQueue
 from aioproducer.records.accumulator import Accumulator
-from aioproducer.records.batch import BatchState, ProducerBatch
+from aioproducer.records.batch import ProducerBatch
 from aioproducer.records.idempotence import Idempotence, PartitionSequence
 from aioproducer.sending.produce_results import ProduceResults
 from aioproducer.transactions.state import Transaction, abortable

@@ -41,12 +41,13 @@ from aioproducer.protocol.outcomes import (
     reinit_error,
 )
 from aioproducer.protocol.produce import Appended
+from aioproducer.records._record_path import BatchState
 from aioproducer.records.accumulator import NO_NODE, Accumulator
-from aioproducer.records.batch import NAMED, BatchState, ProducerBatch
+from aioproducer.records.batch import NAMED, ProducerBatch
 from aioproducer.records.idempotence import Idempotence, sequence_after
 from aioproducer.sending.data_loss import LossWatch
 from aioproducer.sending.refusals import PartitionAnswer, error_of, message_of, reason_of
-from aioproducer.transactions.state import Transaction, TransactionState, abortable, reinit
+from aioproducer.transactions.state import Transaction, abortable, reinit
 from aioproducer.types import Outcome
 
 logger = logging.getLogger(__name__)
@@ -86,9 +87,7 @@ class ProduceResults:
 
     def apply_success(self, batches: list[ProducerBatch], response: Appended, now: float) -> None:
         """Apply a response that reports success for each batch of a request, and nothing else."""
-        is_simple_success = (
-            self._completes_successes and self._transaction.state is not TransactionState.PARTICIPANT
-        )
+        is_simple_success = self._completes_successes and self._transaction.role.is_only_writer
         for number, base_offset, log_append_time, log_start_offset in response.places:
             batch = batches[number]
             if is_simple_success:

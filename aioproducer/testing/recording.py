@@ -21,8 +21,8 @@ from aioproducer.producer import Producer
 from aioproducer.protocol.messages import InitProducerIdResponse
 from aioproducer.protocol.recordbatch import read_header, read_records
 from aioproducer.protocol.schema import Message
-from aioproducer.records._record_path import Delivery, Topic
-from aioproducer.records.batch import BatchBuilder, BatchState, ProducerBatch
+from aioproducer.records._record_path import BatchState, Delivery, Topic
+from aioproducer.records.batch import BatchBuilder, ProducerBatch
 from aioproducer.records.idempotence import Idempotence
 from aioproducer.sending.lifecycle import ProducerState
 from aioproducer.transactions.calls import OffsetsToCommit

@@ -17,6 +17,7 @@ import pytest
 from aioproducer import blocking
 from aioproducer.errors import DeliveryError
 from aioproducer.protocol.recordbatch import HEADER_SIZE
+from aioproducer.records._record_path import BatchState
 from tests.support.accumulator_bench import Bench
 from tests.support.compiled_path import new_batch, sealed
 from tests.support.docs_runner import Docs
@@ -174,7 +175,7 @@ async def test_a_batch_that_ends_while_threads_complete_it_ends_once(together):
 
     def work(number: int) -> object:
         if number > 0:
-            while not batch.is_done:
+            while batch.state is not BatchState.DONE:
                 batch.complete_records()
         else:
             batch.give_up(DeliveryError("refused"))

@@ -14,9 +14,9 @@ from aioproducer.partitioner import UniformSticky
 from aioproducer.protocol.compression import Codec, compressor
 from aioproducer.records import accumulator
 from aioproducer.records import compressor as batch_compressor
-from aioproducer.records._record_path import Delivery, PartitionQueue, Topic
+from aioproducer.records._record_path import BatchState, Delivery, PartitionQueue, Topic
 from aioproducer.records.accumulator import NO_NODE
-from aioproducer.records.batch import BatchState, ProducerBatch
+from aioproducer.records.batch import ProducerBatch
 from tests.conftest import MS
 from tests.support.accumulator_bench import (
     LONG,

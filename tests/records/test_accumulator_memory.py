@@ -14,8 +14,8 @@ import pytest
 from aioproducer.errors import BufferTimeoutError, DeliveryError, ProducerClosed
 from aioproducer.protocol.compression import Codec
 from aioproducer.records import accumulator, append_lock
-from aioproducer.records._record_path import Delivery, PartitionQueue
-from aioproducer.records.batch import BatchBuilder, BatchState
+from aioproducer.records._record_path import BatchState, Delivery, PartitionQueue
+from aioproducer.records.batch import BatchBuilder
 from tests.support.accumulator_bench import (
     LONG,
     Bench,

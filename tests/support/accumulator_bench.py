@@ -16,9 +16,9 @@ from aioproducer.cluster import Cluster, PartitionInfo, TopicInfo
 from aioproducer.core import Core
 from aioproducer.errors import DeliveryError
 from aioproducer.metrics import Metrics
-from aioproducer.records._record_path import Delivery, PartitionQueue, RecordPath
+from aioproducer.records._record_path import BatchState, Delivery, PartitionQueue, RecordPath
 from aioproducer.records.accumulator import Accumulator
-from aioproducer.records.batch import BatchState, ProducerBatch
+from aioproducer.records.batch import ProducerBatch
 from aioproducer.records.compressor import BatchCompressor
 from aioproducer.sending.sender import drain
 from aioproducer.types import Node

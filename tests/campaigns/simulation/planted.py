@@ -23,8 +23,9 @@ from aioproducer.network.brokers import Brokers
 from aioproducer.producer import Producer
 from aioproducer.protocol.messages import AddOffsetsToTxnRequest, TxnOffsetCommitRequest
 from aioproducer.protocol.outcomes import Action, Condition, Moment, Row, decide_moment
+from aioproducer.records._record_path import BatchState
 from aioproducer.records.accumulator import Accumulator
-from aioproducer.records.batch import BatchState, ProducerBatch
+from aioproducer.records.batch import ProducerBatch
 from aioproducer.records.idempotence import Idempotence
 from aioproducer.sending import own_timeouts
 from aioproducer.sending.giving_up import GivingUp
