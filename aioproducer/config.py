@@ -4,7 +4,6 @@ Durations are milliseconds in the public settings and on the wire; in a Producer
 
 from __future__ import annotations
 
-import logging
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from socket import socket
 from types import MappingProxyType
 from typing import Any
 
+from aioproducer.observe.client_log import ClientLog
 from aioproducer.protocol.compression import Codec
 from aioproducer.security.addresses import ResolvedAddressFilter
 from aioproducer.security.tls import check_settings
@@ -20,8 +20,6 @@ from aioproducer.settings.names import unknown_keyword
 from aioproducer.settings.table import SETTINGS, Setting
 from aioproducer.settings.unsettled import UnsettledSettings
 from aioproducer.types import Secret
-
-logger = logging.getLogger(__name__)
 
 Connector = Callable[[str, int], Awaitable[socket]]
 AddressFilter = Callable[[str, int, int], tuple[str, int] | None]
@@ -151,13 +149,17 @@ class ProducerConfig:
                 raise unknown_keyword(name)
         unsettled = UnsettledSettings(given, origins)
         per_partition = settle(unsettled)
-        if warnings := (*notes, *unsettled.notes):
-            logger.warning("the producer's settings: %s", "; ".join(warnings))
         values = {setting.field: unsettled[name] for name, setting in SETTINGS.items() if setting.field}
         config = cls(**values, max_in_flight_per_partition=per_partition, _origins=unsettled.origins)
+        if warnings := (*notes, *unsettled.notes):
+            config.log(__name__).warning("the producer's settings: %s", "; ".join(warnings))
         if "SSL" in config.security_protocol:
             check_settings(config)
         return config
+
+    def log(self, name: str) -> ClientLog:
+        """Return the log of a module of this producer. `name` is the module's `__name__`."""
+        return ClientLog(name, self.client_id)
 
     def origin(self, setting: str) -> str:
         """Return the origin of a setting.

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
-import logging
 import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
@@ -47,8 +46,6 @@ if TYPE_CHECKING:
     from aioproducer.cluster import PartitionInfo
     from aioproducer.metrics import MetricsSnapshot
     from aioproducer.transactions.calls import TransactionScope as AsyncTransactionScope
-
-logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -117,6 +114,7 @@ class Producer:
         self._largest = min(LARGEST_QUEUED, config.max_request_size // QUEUED_PART, room)
         self._most = max(1, min(MOST_QUEUED, room // max(1, self._largest)))
         self._sends = SendQueue(inner)
+        self._log = inner._config.log(__name__)
         self._report: CloseReport | None = None
 
     @classmethod
@@ -251,7 +249,7 @@ class Producer:
         try:
             self._sends.call(partial(self._close, 0)).wait(thread, GRACE_SECONDS)
         except TimeoutError:
-            logger.error(
+            self._log.error(
                 "%r did not end within %g s; a callback, serializer or interceptor blocks its event loop",
                 self,
                 GRACE_SECONDS,
@@ -266,10 +264,10 @@ class Producer:
             try:
                 report = call.wait(thread, seconds + GRACE_SECONDS)
             except Exception as error:
-                logger.error("%r could not be closed: %s", self, error)
+                self._log.error("%r could not be closed: %s", self, error)
                 return
             if report.failed or report.unknown:
-                logger.error(
+                self._log.error(
                     "%r: %d records were delivered, %d were not, the outcome of %d is unknown",
                     self,
                     report.delivered,

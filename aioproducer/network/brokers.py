@@ -36,8 +36,6 @@ from aioproducer.protocol.schema import Message
 from aioproducer.security.login import Login
 from aioproducer.types import Node
 
-logger = logging.getLogger(__name__)
-
 REFUSED_BACKOFF_MAX = 10.0
 """Seconds; the longest pause between attempts while a broker rejects our credentials. More attempts could lock the
 account."""
@@ -54,6 +52,7 @@ class Brokers:
 
     def __init__(self, core: Core) -> None:
         self._config = core.config
+        self._log = core.config.log(__name__)
         self._wake = core.wake
         self._metrics = core.metrics
         self._random = core.random
@@ -489,7 +488,10 @@ class Brokers:
             self._depart(connection)
             connection.drain()
             return
-        entry.connected(connection, asyncio.get_running_loop().time())
+        now = asyncio.get_running_loop().time()
+        failed = f", after {entry.failures} failed attempts" if entry.failures else ""
+        self._log.info("connected to %s in %.3g s%s", entry.node, now - entry.dialing_since, failed)
+        entry.connected(connection, now)
         self._learn_features(connection.versions)
 
     def _make(self, entry: BrokerEntry, address: tuple[str, int], number: int) -> Connection:
@@ -520,7 +522,7 @@ class Brokers:
         self._tasks.pop(task, None)
         entry.task = entry.attempt = None
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("%s: connecting failed", entry.node, exc_info=error)
+            self._log.error("%s: connecting failed", entry.node, exc_info=error)
             self._lost(entry, BrokerConnectionError(f"{entry.node}: {error!r}", written=False))
         self._changed()
 
@@ -551,7 +553,7 @@ class Brokers:
         self._metrics.count_error(type(error).__name__)
         if self._entries.get(entry.node.node_id) is entry:
             level = logging.WARNING if entry.failures == 1 else logging.DEBUG
-            logger.log(level, "%s; next attempt in %.3g s at the earliest", error, pause)
+            self._log.log(level, "%s; next attempt in %.3g s at the earliest", error, pause)
             self._want_update()
 
     def _want_update(self) -> None:

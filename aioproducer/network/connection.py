@@ -5,7 +5,6 @@ request_stream.py has the requests and responses on it."""
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import ssl
 from collections.abc import Callable
@@ -30,8 +29,6 @@ from aioproducer.security.login import Login
 from aioproducer.security.sasl import Mechanism
 from aioproducer.security.tls import certificate_name, handshake_error
 from aioproducer.types import Node
-
-logger = logging.getLogger(__name__)
 
 TLS_PROBE_TIMEOUT = 1.0
 """The maximum number of seconds spent on finding out whether a port that closed the connection requires TLS."""
@@ -247,7 +244,7 @@ class Connection(RequestStream):
         except KafkaError as error:
             self._shut(error)
         except Exception:
-            logger.exception("%s: re-authentication failed", self)
+            self._log.exception("%s: re-authentication failed", self)
             self._shut(BrokerConnectionError(f"{self}: re-authentication failed; the connection was closed"))
 
     async def _reauthenticate(self, mechanism: Mechanism) -> None:

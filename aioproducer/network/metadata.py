@@ -30,11 +30,11 @@ from aioproducer.protocol.error_codes import error_name
 from aioproducer.protocol.messages import MetadataRequest, MetadataResponse
 from aioproducer.protocol.outcomes import TOPIC_ERRORS, Action, decide
 
-logger = logging.getLogger(__name__)
-
 STEPS_AT_ONCE = 250
 """Partitions of a response that are merged before other tasks can run: one or two milliseconds."""
 
+START_PERIOD = 10.0
+"""Seconds between two log lines while start() waits for a broker."""
 SHORTEST_PAUSE = 0.005
 """The minimum number of seconds between two requests, even if the back-off is 0: a request may fail without waiting."""
 
@@ -44,6 +44,7 @@ class Metadata:
 
     def __init__(self, core: Core, brokers: Brokers) -> None:
         self._config = config = core.config
+        self._log = config.log(__name__)
         self._brokers = brokers
         self._wake = core.wake
         self._metrics = core.metrics
@@ -66,6 +67,7 @@ class Metadata:
         self._again: dict[str, None] = {}
         """Unknown topics that `ask_for` named: refreshed soon, though no caller is waiting."""
         self._update_requested = False
+        self._start_timer: asyncio.TimerHandle
         # the time of the next request
         self._poked = asyncio.Event()
         self._is_refreshing = False
@@ -249,6 +251,8 @@ class Metadata:
             ConfigError: certificates can't be read.
             ProducerClosed: the producer was closed meanwhile.
         """
+        loop = asyncio.get_running_loop()
+        self._start_timer = loop.call_later(START_PERIOD, self._still_waits, loop.time(), deadline)
         try:
             async with asyncio.timeout_at(deadline) as limit:
                 while self.version == 0:
@@ -266,15 +270,35 @@ class Metadata:
         except TimeoutError:
             if not limit.expired():
                 raise
+        finally:
+            self._start_timer.cancel()
         if self.version == 0:
             # The error may have arrived together with the deadline.
             if (refusal := self._brokers.refusal) is not None:
                 raise refusal
-            reasons, errors = self._brokers.reasons(), self._brokers.errors()
-            # A broker that closes the connection on each request is connected or connecting most of the time.
-            if self.last_error is not None and len(errors) < len(self._brokers.nodes):
-                reasons += f"; the last request failed: {self.last_error}"
-            raise BootstrapError(f"no bootstrap server returned metadata: {reasons}", reasons=errors)
+            raise BootstrapError(
+                f"no bootstrap server returned metadata: {self._reasons()}", reasons=self._brokers.errors()
+            )
+
+    def _reasons(self) -> str:
+        """Return why no bootstrap server has returned metadata."""
+        reasons = self._brokers.reasons()
+        # A broker that closes the connection on each request is connected or connecting most of the time.
+        if self.last_error is not None and len(self._brokers.errors()) < len(self._brokers.nodes):
+            reasons += f"; the last request failed: {self.last_error}"
+        return reasons
+
+    def _still_waits(self, began: float, deadline: float) -> None:
+        """Log, every 10 s, that start() still waits for a broker."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        self._log.warning(
+            "no broker has answered for %.0f s, giving up in %.0f s (max_block_ms): %s",
+            now - began,
+            max(deadline - now, 0),
+            self._reasons(),
+        )
+        self._start_timer = loop.call_later(START_PERIOD, self._still_waits, began, deadline)
 
     # The task
 
@@ -321,6 +345,7 @@ class Metadata:
     async def _ask(self) -> None:
         names, is_partial = self._next_question()
         began = asyncio.get_running_loop().time()
+        lost = self._brokers.lost
         if self._failing_since is None:
             self._failing_since = began
         request = MetadataRequest(
@@ -333,9 +358,10 @@ class Metadata:
             await self._take(response, names)
         except KafkaError as error:
             self._update_requested |= not is_partial
-            self._failed(error)
+            # The log has a line about each broker that cannot be reached.
+            self._failed(error, is_known=self._brokers.lost > lost)
         except Exception as error:
-            logger.exception("a metadata response could not be handled")
+            self._log.exception("a metadata response could not be handled")
             self._failed(KafkaError(f"a metadata response could not be handled: {error!r}"))
 
     def _next_question(self) -> tuple[list[str], bool]:
@@ -386,7 +412,7 @@ class Metadata:
         before = self.cluster
         cluster = await self._merged(response, names)
         if before.cluster_id and cluster.cluster_id != before.cluster_id:
-            logger.warning(
+            self._log.warning(
                 "the cluster id changed from %s to %s",
                 escaped(before.cluster_id),
                 escaped(cluster.cluster_id),
@@ -430,14 +456,14 @@ class Metadata:
             if not waiter.done():
                 waiter.set_result(None)
 
-    def _failed(self, error: KafkaError) -> None:
+    def _failed(self, error: KafkaError, *, is_known: bool = False) -> None:
         now = asyncio.get_running_loop().time()
         self.last_error = error
         self._metrics.metadata_failures += 1
         self._not_before = now + self._backoff()
         self._fruitless += 1
-        level = logging.WARNING if self._fruitless == 1 else logging.DEBUG
-        logger.log(level, "metadata refresh failed: %s", error)
+        level = logging.WARNING if self._fruitless == 1 and not is_known else logging.DEBUG
+        self._log.log(level, "metadata refresh failed: %s", error)
         if not self._may_rebootstrap():
             return
         since, trigger = self._failing_since, self._config.metadata_recovery_rebootstrap_trigger
@@ -454,7 +480,7 @@ class Metadata:
         return self._config.metadata_recovery_strategy == "rebootstrap" and not self._brokers.is_bootstrapping
 
     def _rebootstrap(self, why: str) -> None:
-        logger.warning("returning to the bootstrap servers: %s", why)
+        self._log.info("returning to the bootstrap servers: %s", why)
         self._failing_since = None
         self._update_requested = True
         self._brokers.rebootstrap()

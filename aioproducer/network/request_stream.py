@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -33,8 +32,6 @@ from aioproducer.protocol.produce import ProduceBatches
 from aioproducer.protocol.schema import Message
 from aioproducer.types import Node
 
-logger = logging.getLogger(__name__)
-
 HIGH_WATER = 1024 * 1024
 """Unsent bytes at which no more batches are drained for this broker, until all of the bytes have been sent."""
 
@@ -42,6 +39,8 @@ NEARBY_LATENCY = 0.001
 """Seconds. A broker with a lower smoothed latency is nearby: a request that waits until half of the in-flight limit is
 free is delayed by about this much at most."""
 
+THROTTLE_PERIOD = 10.0
+"""Seconds between two log lines about the throttling by one broker."""
 MAX_THROTTLE = 60.0
 """Seconds. A longer throttle time is reduced to this value (the field can express 24 days)."""
 
@@ -103,6 +102,7 @@ class RequestStream:
     ) -> None:
         self.node = node
         self._config = config
+        self._log = config.log(__name__)
         self.on_change = on_change
         self._metrics = metrics.node(node.node_id)
         self._loop = asyncio.get_running_loop()
@@ -139,6 +139,7 @@ class RequestStream:
         """Correlation ids of the requests whose responses may be decoded in slices."""
         self.throttled_until = 0.0
         """Loop time until which the broker throttles this client (KIP-219)."""
+        self._throttle_logged_at = -THROTTLE_PERIOD
         self.last_used = self._loop.time()
         self.latency = 0.0
         """Seconds from a request to its response, smoothed."""
@@ -303,7 +304,7 @@ class RequestStream:
             error_type = NotKafkaError if self.state is ConnectionState.NEGOTIATING else type(error)
             self._shut(error_type(f"{self}: {error.message}; the connection was closed{self._hint()}"))
         except Exception:
-            logger.exception("%s: handling a response failed", self)
+            self._log.exception("%s: handling a response failed", self)
             self._shut(ProtocolError(f"{self}: a response could not be handled; the connection was closed"))
 
     async def _watch(self, wire: Wire) -> None:
@@ -398,10 +399,19 @@ class RequestStream:
 
     def _throttle(self, seconds: float) -> None:
         if seconds > MAX_THROTTLE:
-            logger.warning("%s: throttle time of %g s reduced to %g s", self, seconds, MAX_THROTTLE)
+            self._log.warning("%s: throttle time of %g s reduced to %g s", self, seconds, MAX_THROTTLE)
             seconds = MAX_THROTTLE
         self._metrics.throttle_time += seconds
-        self.throttled_until = max(self.throttled_until, self._loop.time() + seconds)
+        now = self._loop.time()
+        if now >= self._throttle_logged_at + THROTTLE_PERIOD:
+            self._throttle_logged_at = now
+            self._log.info(
+                "%s throttles this client for %.3g s, because of a quota (%.3g s in all)",
+                self,
+                seconds,
+                self._metrics.throttle_time,
+            )
+        self.throttled_until = max(self.throttled_until, now + seconds)
 
     # Deadlines
 
@@ -428,7 +438,7 @@ class RequestStream:
             self._gave_a_moment = False
             self._arm(deadline)
         elif not requests:
-            logger.debug("%s: closed after %g s without a request", self, idle)
+            self._log.debug("%s: closed after %g s without a request", self, idle)
             self._shut(None)
         elif deadline < now - LATE_TIMER and not self._gave_a_moment:
             self._gave_a_moment = True
@@ -498,7 +508,7 @@ class RequestStream:
             self._fail(entry.future, entry.answered, self._failure(error, entry, entry.start < left, now))
         if was_open:
             self._metrics.disconnects += 1
-            logger.debug("%s: closed: %s", self, error or "idle or drained")
+            self._log.debug("%s: closed: %s", self, error or "idle or drained")
         self.on_change(self)
 
     def _fail(self, future: asyncio.Future[Any], answered: Answered | None, error: KafkaError) -> None:

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from aioproducer.cluster import NO_LEADER, Cluster, TopicInfo
 from aioproducer.core import Core
+from aioproducer.observe.leader_changes import LeaderChanges
 from aioproducer.partitioner import NodeAvailability, UniformSticky
 from aioproducer.records._record_path import (
     HEADER_SIZE,
@@ -59,7 +60,7 @@ class Accumulator:
         # looked up by the record's path
         self.topics: dict[str, Topic] = {}
         self.memory = BufferMemory(config.buffer_memory)
-        self.lock = AppendLock(loop, self.memory, core.wake)
+        self.lock = AppendLock(loop, self.memory, core.wake, config.log("aioproducer.records.append_lock"))
         self._closed = False
         # every partition of every topic ever written to: sequence numbers outlive metadata
         self._queues: dict[tuple[str, int], PartitionQueue] = {}
@@ -83,7 +84,8 @@ class Accumulator:
         self._weighed: dict[str, float] = {}
         """The loop time until which the measured load of a topic is used."""
         self.availability = NodeAvailability(config.partitioner_availability_timeout)
-        self.unretrieved = Unretrieved(loop)
+        self._leaders = LeaderChanges(config.log(__name__))
+        self.unretrieved = Unretrieved(loop, config.log("aioproducer.records.unretrieved"))
 
     # ------------------------------------------------------------------------------------------ the user's task
 
@@ -201,11 +203,13 @@ class Accumulator:
             if name not in cluster.topics:
                 # Dropped as idle, or deleted for good: the next record requests its metadata again.
                 del self.topics[name]
+                self._leaders.forget(name)
         for queue in self._filled:
             if queue.topic in self.topics:
                 continue  # already assigned with its topic
             partition = cluster.partition(queue.topic, queue.partition)
             self._set_leader(queue, NO_NODE if partition is None else partition.leader)
+        self._leaders.log_changes()
         due = [queue for group in self._ready.values() for queue in group]
         self._ready = {}
         for queue in due:
@@ -457,6 +461,7 @@ class Accumulator:
             if group is not None and queue in group:
                 del group[queue]
                 self._ready.setdefault(node_id, {})[queue] = None
+            self._leaders.note(queue.topic, queue.partition, queue.node_id, node_id)
             queue.node_id = node_id
 
     def _enqueue(self, queue: PartitionQueue, batch: ProducerBatch) -> None:

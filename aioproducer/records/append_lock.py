@@ -18,6 +18,8 @@ from typing import Any, TypeVar
 
 from aioproducer.concurrency.wakeup import WakeUp
 from aioproducer.errors import BufferTimeoutError, ProducerClosed
+from aioproducer.observe.buffer_watch import BufferWatch
+from aioproducer.observe.client_log import ClientLog
 from aioproducer.records._record_path import BufferMemory
 
 T = TypeVar("T")
@@ -26,7 +28,10 @@ T = TypeVar("T")
 class AppendLock:
     """The callers that wait for buffer memory, in order. Belongs to the event loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, memory: BufferMemory, wake: WakeUp) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, memory: BufferMemory, wake: WakeUp, log: ClientLog
+    ) -> None:
+        self._watch = BufferWatch(loop, log, memory)
         self._loop = loop
         self._memory = memory
         self._wake = wake
@@ -58,6 +63,7 @@ class AppendLock:
         began = self._loop.time()
         waiter: asyncio.Future[T] = self._loop.create_future()
         self._waiting[waiter] = append
+        self._watch.began(waiter)
         self._memory.waiters += 1
         if len(self._waiting) == 1:
             self.release()
@@ -96,6 +102,7 @@ class AppendLock:
     def close(self) -> None:
         """Fail the callers that wait, and those that come later."""
         self._closed = True
+        self._watch.close()
         self.release()
 
     def _try_to_serve(self, waiter: asyncio.Future[Any], append: Callable[[], object | None]) -> bool:
@@ -115,3 +122,4 @@ class AppendLock:
     def _leave(self, waiter: asyncio.Future[Any]) -> None:
         if self._waiting.pop(waiter, None) is not None:
             self._memory.waiters -= 1
+            self._watch.ended(waiter)

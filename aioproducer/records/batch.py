@@ -5,7 +5,6 @@ that wait for them, are in the compiled base class."""
 
 from __future__ import annotations
 
-import logging
 import struct
 from asyncio import AbstractEventLoop
 from types import MappingProxyType
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
 
     from aioproducer.protocol.outcomes import Moment
     from aioproducer.records.idempotence import ProducerIdentity
-
-logger = logging.getLogger(__name__)
 
 _UNSUMMED = struct.Struct(">qiibI")  # base offset, length, leader epoch, magic, checksum
 _SUMMED = struct.Struct(
@@ -348,7 +345,7 @@ class BatchBuilder:
             order=(-1, 0),
             created=0,
             deadline=0,
-            note_unretrieved=_nobody,
+            note_unretrieved=nobody,
         )
         self._serialize = serialize
         self._is_closed = False
@@ -419,5 +416,5 @@ class BatchRecordMetadata(NamedTuple):
     timestamp: int
 
 
-def _nobody(batch: ProducerBatch) -> None:
-    """Ignore the unretrieved errors of a batch that was never sent."""
+def nobody(batch: ProducerBatch) -> None:
+    """Ignore the errors that no caller retrieves."""

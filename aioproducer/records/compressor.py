@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import sys
 import threading
@@ -23,8 +22,6 @@ from aioproducer.config import ProducerConfig
 from aioproducer.protocol.compression import Codec, bytes_per_millisecond, compressor
 from aioproducer.records._record_path import BatchState
 from aioproducer.records.batch import ProducerBatch
-
-logger = logging.getLogger(__name__)
 
 Payload: TypeAlias = bytes | memoryview
 
@@ -62,6 +59,7 @@ class BatchCompressor:
             gives_way: whether the threads of a new executor have a lower priority than the loop's thread.
         """
         processors = processors or processor_count()
+        self._log = config.log(__name__)
         self._codec = config.compression
         self.is_needed = self._codec is not Codec.NONE
         self._compress = compressor(config.compression, config.compression_level)
@@ -159,7 +157,9 @@ class BatchCompressor:
 
     def _compress_waiting_now(self, error: BaseException) -> None:
         """Compress waiting batches in the loop, because a thread could not be started or did not continue."""
-        logger.warning("batches are compressed in the event loop, because no thread can be used: %r", error)
+        self._log.warning(
+            "batches are compressed in the event loop, because no thread can be used: %r", error
+        )
         while self._waiting:
             batch, payload = self._waiting.popleft()
             self._take_over(batch, self._completed_records(batch, payload))
@@ -189,7 +189,7 @@ class BatchCompressor:
             batch.use_compressed(self._codec, payload)
         elif batch.state is not BatchState.DONE:
             # The records themselves are fine and are sent uncompressed.
-            logger.warning("a batch of %s could not be compressed: %r", batch.queue.topic, payload)
+            self._log.warning("a batch of %s could not be compressed: %r", batch.queue.topic, payload)
             batch.complete_records()  # in case the thread has not done it
 
 

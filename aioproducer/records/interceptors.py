@@ -5,14 +5,12 @@ An interceptor that raises an exception is logged and skipped, as in Kafka's Pro
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from aioproducer.observe.client_log import ClientLog
 from aioproducer.records._record_path import Delivery, RecordMetadata
 from aioproducer.types import ProducerRecord, qualified_name
-
-logger = logging.getLogger(__name__)
 
 
 class Interceptor(Protocol):
@@ -33,7 +31,8 @@ class Interceptor(Protocol):
 class Interceptors:
     """All interceptors of a producer, in order. Without interceptors, each call does nothing."""
 
-    def __init__(self, interceptors: Sequence[Interceptor]) -> None:
+    def __init__(self, interceptors: Sequence[Interceptor], log: ClientLog) -> None:
+        self._log = log
         self._on_send: list[Callable[[ProducerRecord], object]] = _methods(interceptors, "on_send")
         self._on_acknowledgement: list[Callable[[RecordMetadata | BaseException], object]] = _methods(
             interceptors, "on_acknowledgement"
@@ -45,7 +44,7 @@ class Interceptors:
             try:
                 result = call(record)
             except Exception:
-                logger.warning(
+                self._log.warning(
                     "the interceptor %s raised and is skipped", qualified_name(call), exc_info=True
                 )
                 continue
@@ -53,7 +52,7 @@ class Interceptors:
                 record = result
                 continue
             _close(result)
-            logger.warning(
+            self._log.warning(
                 "the interceptor %s returned %s instead of a ProducerRecord and is skipped; on_send must return the "
                 "record and can't be async",
                 qualified_name(call),
@@ -67,12 +66,12 @@ class Interceptors:
             try:
                 returned = call(result)
             except Exception:
-                logger.warning(
+                self._log.warning(
                     "the interceptor %s raised and is skipped", qualified_name(call), exc_info=True
                 )
                 continue
             if _close(returned):
-                logger.warning(
+                self._log.warning(
                     "the interceptor %s is async and is skipped; on_acknowledgement can't be awaited",
                     qualified_name(call),
                 )

@@ -4,11 +4,10 @@ Batches report them when they are deleted, in any thread, possibly during a garb
 
 from __future__ import annotations
 
-import logging
 import threading
 from asyncio import AbstractEventLoop, TimerHandle
 
-logger = logging.getLogger(__name__)
+from aioproducer.observe.client_log import ClientLog
 
 GATHERING = 1.0
 """Seconds from the first failure to the log line, so that one line counts all batches that failed together."""
@@ -17,10 +16,11 @@ GATHERING = 1.0
 class Unretrieved:
     """The counts of one producer."""
 
-    def __init__(self, loop: AbstractEventLoop) -> None:
+    def __init__(self, loop: AbstractEventLoop, log: ClientLog) -> None:
         self.counts: dict[tuple[str, str], int] = {}
         """Counts since the start, by (topic, name of the error)."""
         self._loop = loop
+        self._log = log
         self._unlogged: dict[tuple[str, str], tuple[int, BaseException]] = {}
         """The counts that were not logged yet, with the first error."""
         self._timer: TimerHandle | None = None
@@ -69,7 +69,7 @@ class Unretrieved:
             what = (
                 f"1 record for topic {topic} was" if count == 1 else f"{count} records for topic {topic} were"
             )
-            logger.error("%s not delivered, and no caller has looked at the result: %s", what, error)
+            self._log.error("%s not delivered, and no caller has looked at the result: %s", what, error)
 
     def close(self) -> None:
         """Log the remaining counts. From now on each failure is logged immediately."""

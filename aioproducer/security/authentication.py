@@ -6,7 +6,6 @@ the messages. Nothing here stores them."""
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     from aioproducer.network.handshake import BrokerVersions
     from aioproducer.security.login import Login
 
-logger = logging.getLogger(__name__)
 
 MAX_ROUNDS = 16
 """Tokens that one authentication may take: SCRAM takes 2, GSSAPI some 4."""
@@ -67,6 +65,7 @@ class Authentication:
             renew_at: the share of a session's lifetime after which to authenticate again.
         """
         self._login = login
+        self._log = login.log(__name__)
         self._who = who
         self._host = host
         self._timeout = timeout
@@ -146,7 +145,7 @@ class Authentication:
                 left = self._ends_at - self._loop.time()
                 if left <= 0:
                     raise
-                logger.warning("%s; the session of %s lasts another %.3g s", error, self._who, left)
+                self._log.warning("%s; the session of %s lasts another %.3g s", error, self._who, left)
                 when = self._loop.time() + max(left / 2, SHORTEST_SESSION)
 
 

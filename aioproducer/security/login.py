@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 import secrets
 import ssl
 import time
@@ -25,8 +24,6 @@ from aioproducer.types import Secret, qualified_name
 
 if TYPE_CHECKING:
     from aioproducer.config import ProducerConfig
-
-logger = logging.getLogger(__name__)
 
 COMPUTING = 4
 """Steps of machines that are computed at a time: SCRAM derives keys, Kerberos asks its servers."""
@@ -52,6 +49,8 @@ class Login:
             make_nonce: for SCRAM; must not be foreseeable.
         """
         self._config = config
+        self.log = config.log
+        """Returns the log of a module."""
         self._random = random or Random()
         self._clock = clock
         self._make_nonce = make_nonce

@@ -6,7 +6,6 @@ TLS 1.2 or 1.3; only one that the user made by hand may do without the name."""
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import re
 import secrets
@@ -32,7 +31,6 @@ from aioproducer.types import Secret
 if TYPE_CHECKING:
     from aioproducer.config import ProducerConfig
 
-logger = logging.getLogger(__name__)
 
 _VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
 _SUITE_NAME = re.compile(r"[A-Za-z0-9_+-]+")
@@ -109,6 +107,7 @@ class TlsContext:
     def __init__(self, config: ProducerConfig) -> None:
         """Nothing is opened yet."""
         self._config = config
+        self._log = config.log(__name__)
         self._context: ssl.SSLContext | None = None
         self._seen: tuple[object, ...] = ()
 
@@ -121,7 +120,7 @@ class TlsContext:
         given: ssl.SSLContext | None = self._config.ssl_context
         if given is not None:
             if self._context is None and (not given.check_hostname or given.verify_mode != ssl.CERT_REQUIRED):
-                logger.warning(
+                self._log.warning(
                     "ssl_context does not check %s: an attacker on the network path can read and change everything",
                     "host names" if given.verify_mode == ssl.CERT_REQUIRED else "certificates",
                 )
@@ -135,7 +134,7 @@ class TlsContext:
                 if self._context is None:
                     raise
                 # A file that is just being written. The next connection looks again.
-                logger.warning("certificates can't be read again, the former ones stay: %s", error)
+                self._log.warning("certificates can't be read again, the former ones stay: %s", error)
             else:
                 self._seen = seen
         return self._context

@@ -16,8 +16,6 @@ from aioproducer.metrics import Metrics
 from aioproducer.records._record_path import PartitionQueue
 from aioproducer.records.batch import ProducerBatch
 
-logger = logging.getLogger(__name__)
-
 _NOTHING = (-1, (-1, 0))
 """The end of a partition in which nothing has been acknowledged."""
 MOST_NAMED = 10
@@ -39,6 +37,7 @@ class LossWatch:
 
     def __init__(self, config: ProducerConfig, metrics: Metrics) -> None:
         self._metrics = metrics
+        self._log = config.log(__name__)
         self._metadata_max_age = config.metadata_max_age
         self._is_ordered = config.enable_idempotence or config.max_in_flight_per_partition == 1
         """If False, answers of two leaders may be in flight, and the later one may have the lower offset."""
@@ -138,7 +137,7 @@ class LossWatch:
         more = f", and {len(named) - MOST_NAMED} other partitions" if len(named) > MOST_NAMED else ""
         level = logging.ERROR if loss.is_certain else logging.WARNING
         may = "were lost" if loss.is_certain else "may have been lost"
-        logger.log(level, "acknowledged records %s (%s%s): %s", may, where, more, loss.reason)
+        self._log.log(level, "acknowledged records %s (%s%s): %s", may, where, more, loss.reason)
 
 
 def _shorter_log(queue: PartitionQueue, broker: int | None, base_offset: int, before: int) -> DataLoss:

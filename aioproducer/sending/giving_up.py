@@ -10,7 +10,7 @@ from aioproducer.network.request_stream import LATE_TIMER
 from aioproducer.protocol.outcomes import Moment
 from aioproducer.records._record_path import BatchState
 from aioproducer.records.accumulator import NO_NODE, Accumulator
-from aioproducer.records.batch import ProducerBatch
+from aioproducer.records.batch import ProducerBatch, nobody
 from aioproducer.sending.numbering import Numbering
 from aioproducer.sending.produce_results import ProduceResults
 from aioproducer.sending.producer_id import ProducerIdSource
@@ -103,6 +103,8 @@ class GivingUp:
         for batch in list(self._accumulator.incomplete):
             if batch.state in (BatchState.OPEN, BatchState.CLOSED):
                 self._accumulator.forget(batch)
+                if why is None:
+                    batch.note_unretrieved = nobody  # the user wanted them to fail
                 self._results.give_up(batch, reason, TransactionAbortedError)
 
     def refuse_unnumbered(self, error: KafkaError) -> None:

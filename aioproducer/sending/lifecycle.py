@@ -44,8 +44,6 @@ from aioproducer.transactions.coordinator import Coordinator
 from aioproducer.transactions.state import Transaction
 from aioproducer.types import TransactionHandle
 
-logger = logging.getLogger(__name__)
-
 TASKS_CANCELLED = "its tasks were cancelled, as when an event loop ends,"
 MOST_TOPICS_NAMED = 10
 """In one log line."""
@@ -85,10 +83,11 @@ class Lifecycle(Transactional, FromConfig):
     def _prepare(self) -> None:
         """Set the fields of a producer that is not started."""
         self._state = ProducerState.NEW
+        self._log = self._config.log(__name__)
         self._metrics = Metrics()
         self._random = Random()
         self._choice = PartitionChoice(self._config, self._random)
-        self._interceptors = Interceptors(self._config.interceptors)
+        self._interceptors = Interceptors(self._config.interceptors, self._log)
         self._transaction = Transaction(self._config.transactional_id, self._gate)
         self._handle: TransactionHandle | None = None
         """The handle of another producer's transaction that this one takes part in or has taken over."""
@@ -252,7 +251,7 @@ class Lifecycle(Transactional, FromConfig):
             given_up.cancel()
             await asyncio.wait({finish, given_up})
             if not finish.cancelled() and (error := finish.exception()) is not None:
-                logger.error("close() failed; the remaining records are failed as well", exc_info=error)
+                self._log.error("close() failed; the remaining records are failed as well", exc_info=error)
             if self._logs_given_up:
                 self._report_given_up(self._loop.time() - began)
         self._sender.abort(f"{reason} before the records were acknowledged")
@@ -282,7 +281,7 @@ class Lifecycle(Transactional, FromConfig):
         topics = [f"{count} for topic {topic}" for topic, count in counts.most_common(MOST_TOPICS_NAMED)]
         if len(counts) > MOST_TOPICS_NAMED:
             topics.append(f"the others for {len(counts) - MOST_TOPICS_NAMED} more topics")
-        logger.error(
+        self._log.error(
             "%r is closed before %s acknowledged, after %.3g s: %s. Each delivery says whether its record may "
             "be in the log. To wait longer, raise close_timeout_ms (%g) or call close(timeout=seconds)",
             self,
@@ -354,7 +353,7 @@ class Lifecycle(Transactional, FromConfig):
             for batch in batches
             if batch.maybe_persisted or batch.state is BatchState.IN_FLIGHT
         )
-        logger.error(
+        self._log.error(
             "Unclosed producer %r: %s before %d accepted records had a result: %d were not sent and are lost, %d may "
             "be in the log. Use `async with Producer(...)`, or await producer.close() before the event loop ends",
             self,
@@ -425,7 +424,8 @@ def _task_ended(reference: weakref.ref[Lifecycle], task: asyncio.Task[None]) -> 
         return
     if task.exception() is None:
         return
-    logger.error("%s ended unexpectedly; the producer closes", task.get_name(), exc_info=task.exception())
+    log = logging.getLogger(__name__) if producer is None else producer._log
+    log.error("%s ended unexpectedly; the producer closes", task.get_name(), exc_info=task.exception())
     if producer is not None:
         reason = f"{task.get_name()} ended unexpectedly"
         producer._closing = new_task(producer._loop, producer._close(0, reason))

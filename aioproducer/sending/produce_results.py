@@ -5,7 +5,6 @@ answers in; nothing here awaits or writes to a socket."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
@@ -24,6 +23,7 @@ from aioproducer.errors import (
 from aioproducer.network.backoff import FAST_RETRY, backoff, exponential
 from aioproducer.network.brokers import Brokers
 from aioproducer.network.metadata import Metadata
+from aioproducer.observe.retries import Retries
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode, error_name
 from aioproducer.protocol.messages import ProduceResponse
@@ -50,8 +50,6 @@ from aioproducer.sending.refusals import PartitionAnswer, error_of, message_of, 
 from aioproducer.transactions.state import Transaction, abortable, reinit
 from aioproducer.types import Outcome
 
-logger = logging.getLogger(__name__)
-
 SUCCESS = int(ErrorCode.NONE)
 """The error code of each batch in a response that reports only successes."""
 _STORED = frozenset({Action.SUCCEED, Action.DUPLICATE})
@@ -72,6 +70,7 @@ class ProduceResults:
         transaction: Transaction,
     ) -> None:
         self._config = core.config
+        self._log = core.config.log(__name__)
         self._loop = core.loop
         self._accumulator = accumulator
         self._brokers = brokers
@@ -81,6 +80,7 @@ class ProduceResults:
         self._metrics = core.metrics
         self._random = core.random
         self.losses = LossWatch(core.config, core.metrics)
+        self._retries = Retries(self._log)
         self._is_ending_behind = False
         self._completes_successes = decide(ApiKey.PRODUCE, SUCCESS).action is Action.SUCCEED
         """The error table's decision for a plain success, looked up once."""
@@ -259,13 +259,18 @@ class ProduceResults:
         self._send_later(said.batch, said.now)
 
     def _refresh(self, said: PartitionAnswer) -> None:
-        self._send_later(said.batch, said.now, at_once=self._has_moved(said))
+        if self._has_moved(said):
+            said.batch.mark_returned()
+            self._accumulator.requeue(said.batch, said.now)
+        else:
+            self._send_later(said.batch, said.now)
 
     def _renegotiate(self, said: PartitionAnswer) -> None:
         batch = said.batch
-        logger.warning("%s; asking the broker for its supported versions again", said.refusal)
         self._brokers.renegotiate(NO_NODE if batch.broker is None else batch.broker)
-        self._send_later(batch, said.now)
+        self._send_later(
+            batch, said.now, f"{said.refusal}; the broker is asked for its supported versions again"
+        )
 
     def _retry_soon(self, said: PartitionAnswer) -> None:
         batch = said.batch
@@ -279,18 +284,16 @@ class ProduceResults:
         self._accumulator.requeue(said.batch, said.now)
 
     def _renumber(self, said: PartitionAnswer) -> None:
-        queue = said.batch.queue
-        logger.warning("%s; using a new producer epoch for %s-%d", said.refusal, queue.topic, queue.partition)
         self._lose_numbers(said.batch)
-        self._send_later(said.batch, said.now)
+        self._send_later(said.batch, said.now, f"{said.refusal}; the partition uses a new producer epoch")
 
     def _get_new_producer_id(self, said: PartitionAnswer) -> None:
         batch = said.batch
-        logger.warning("%s: another producer uses the same producer id; requesting a new one", said.refusal)
         if batch.identity is not None:
             self._idempotence.discard(batch.identity)
         self._lose_numbers(batch)
-        self._send_later(batch, said.now)
+        why = f"{said.refusal}: another producer uses the same producer id, and this one requests a new one"
+        self._send_later(batch, said.now, why)
 
     def _split(self, said: PartitionAnswer) -> None:
         """Split a batch that is too large for the broker (KIP-126).
@@ -304,7 +307,7 @@ class ProduceResults:
         if batch.identity is not None:
             first.number(batch.identity, batch.first_sequence)
             second.number(batch.identity, sequence_after(batch.first_sequence, first.record_count))
-        logger.info(
+        self._log.info(
             "a batch of %d bytes is too large for broker %s and is sent in two halves (%s-%d)",
             batch.wire_size,
             batch.broker,
@@ -318,7 +321,7 @@ class ProduceResults:
         """Fail the records that the broker named, and send the others again without them (KIP-467)."""
         batch = said.batch
         culprits = self._named(batch, said.answer)
-        logger.warning(
+        self._log.warning(
             "%s: %d of %d; the others are sent again", said.refusal, len(culprits), batch.record_count
         )
         self._metrics.records_failed += len(culprits)
@@ -424,6 +427,8 @@ class ProduceResults:
             self._idempotence.note_acknowledged(sequence, batch.identity, batch.broker or 0)
         if base_offset >= 0:
             self.losses.note_acknowledged(batch, base_offset, now)
+        if self._retries.is_disturbed:
+            self._retries.note_accepted(batch.queue.topic, batch.queue.partition, now)
         if batch.state is BatchState.DONE:
             return  # the batch expired while in flight, with an unknown outcome
         self._metrics.records_acked += batch.record_count
@@ -431,9 +436,14 @@ class ProduceResults:
         batch.succeed(base_offset, log_append_time, log_start_offset)
         self._accumulator.release(batch)
 
-    def _send_later(self, batch: ProducerBatch, now: float, *, at_once: bool = False) -> None:
+    def _send_later(self, batch: ProducerBatch, now: float, why: str = "") -> None:
+        """Send a batch again after the back-off. `why`: what the log says in place of the last error."""
         batch.mark_returned()
-        self._accumulator.requeue(batch, now if at_once else now + self._backoff(batch))
+        pause = self._backoff(batch)
+        self._accumulator.requeue(batch, now + pause)
+        queue, error = batch.queue, batch.last_error
+        name = error.name if isinstance(error, BrokerError) else type(error).__name__
+        self._retries.note(queue.topic, queue.partition, name, why or error, pause, now)
 
     def _backoff(self, batch: ProducerBatch) -> float:
         config = self._config

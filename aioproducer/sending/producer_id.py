@@ -5,7 +5,6 @@ The sender starts the task when it needs an id, and reads the error from here if
 from __future__ import annotations
 
 import asyncio
-import logging
 
 from aioproducer.concurrency.tasks import new_task
 from aioproducer.core import Core
@@ -18,8 +17,6 @@ from aioproducer.protocol.messages import InitProducerIdRequest, InitProducerIdR
 from aioproducer.protocol.outcomes import Action, advice, decide, decide_failure, failure_of
 from aioproducer.records.idempotence import Idempotence, ProducerIdentity
 
-logger = logging.getLogger(__name__)
-
 NO_TRANSACTION_TIMEOUT_MS = 2**31 - 1
 
 
@@ -28,6 +25,7 @@ class ProducerIdSource:
 
     def __init__(self, core: Core, idempotence: Idempotence, brokers: Brokers) -> None:
         self._config = core.config
+        self._log = core.config.log(__name__)
         self._idempotence = idempotence
         self._brokers = brokers
         self._wake = core.wake
@@ -76,7 +74,7 @@ class ProducerIdSource:
                     self.refused = error
                     self._wake.set()
                     return
-                logger.debug("no producer id yet: %s", error)
+                self._log.debug("no producer id yet: %s", error)
             config = self._config
             await asyncio.sleep(
                 backoff(config.retry_backoff, config.retry_backoff_max, failures, self._random)

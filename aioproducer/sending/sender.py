@@ -18,6 +18,7 @@ from aioproducer.errors import (
 from aioproducer.network.brokers import Brokers
 from aioproducer.network.connection import Connection
 from aioproducer.network.metadata import Metadata
+from aioproducer.observe.loop_watch import LoopWatch
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.produce import Appended, ProduceBatches
 from aioproducer.records._record_path import PartitionQueue
@@ -65,6 +66,7 @@ class Sender:
         self._transaction = transaction
         self._coordinator = coordinator
         self._request_timeout_ms = int(config.request_timeout * 1000)
+        self._loop_watch = LoopWatch(core.loop, config.log(__name__), lambda: accumulator.incomplete)
         self._seen_metadata = -1
         self._left_in_pass = 0
         self._begun: set[int] = set()
@@ -92,6 +94,7 @@ class Sender:
             # A GeneratorExit means that the task is discarded with its loop, when nothing can be awaited.
             if not isinstance(error, GeneratorExit):
                 self._wake.close()
+                self._loop_watch.close()
                 await self._producer_ids.close()
             raise
 
@@ -106,6 +109,8 @@ class Sender:
             self._producer_ids.refused = None
         if self._transaction.is_used and self._transaction.refuses_records:
             self._giving_up.abort_unsent(self._transaction.error)
+        if self._accumulator.incomplete:
+            self._loop_watch.start()
         late = self._giving_up.expire_overdue(now)
         nodes, look_again = self._accumulator.ready(now)
         self._left_in_pass = sys.maxsize if self._transaction.is_used else MOST_IN_PASS

@@ -5,7 +5,6 @@ transactions/state.py decides whether a call is allowed; coordinator.py carries 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Coroutine, Iterable, Mapping
 from copy import copy
 from types import TracebackType
@@ -20,6 +19,7 @@ from aioproducer.errors import (
     TransactionError,
 )
 from aioproducer.network.brokers import Brokers
+from aioproducer.observe.client_log import ClientLog
 from aioproducer.records._record_path import RecordPath
 from aioproducer.transactions.coordinator import FEATURE, Coordinator
 from aioproducer.transactions.offsets import group_metadata, offsets_to_commit, partitions_of_handoff
@@ -30,8 +30,6 @@ from aioproducer.types import (
     TopicPartition,
     TransactionHandle,
 )
-
-logger = logging.getLogger(__name__)
 
 _TO_BE_ABORTED = (
     TransactionState.IN_TRANSACTION,
@@ -47,6 +45,7 @@ class Transactional(RecordPath):
 
     _transaction: Transaction
     _coordinator: Coordinator
+    _log: ClientLog
     _brokers: Brokers
 
     def transaction(self) -> TransactionScope:
@@ -250,7 +249,7 @@ class Transactional(RecordPath):
             if self._transaction.state in _TO_BE_ABORTED:
                 await self._coordinator.abort()
         except KafkaError as error:
-            _log_failed_abort(error)
+            _log_failed_abort(self._log, error)
 
 
 class TransactionScope:
@@ -303,7 +302,7 @@ class TransactionScope:
         try:
             await _to_the_end(self._producer.abort_transaction())
         except KafkaError as error:
-            _log_failed_abort(error)
+            _log_failed_abort(self._producer._log, error)
 
     def _raise_if_fenced(self, error: BaseException) -> None:
         """Raise ProducerFencedError if `error` is only a consequence of the fencing."""
@@ -328,13 +327,13 @@ def _is_kafkas(error: BaseException) -> bool:
     return isinstance(error, KafkaError)
 
 
-def _log_failed_abort(error: KafkaError) -> None:
+def _log_failed_abort(log: ClientLog, error: KafkaError) -> None:
     if isinstance(error, ProducerFencedError):
-        logger.warning(
+        log.warning(
             "the open transaction was already aborted, by its time-out or another producer: %s", error
         )
     else:
-        logger.warning(
+        log.warning(
             "the open transaction was not aborted; the brokers abort it after its time-out: %s", error
         )
 

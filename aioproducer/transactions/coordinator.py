@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NoReturn
@@ -50,8 +49,6 @@ from aioproducer.types import (
     TransactionHandle,
 )
 
-logger = logging.getLogger(__name__)
-
 FEATURE = "transaction.version"
 LONGEST_OPEN = 0.8
 """The share of transaction_timeout_ms that a transaction may stay open without a commit. The rest is for the abort."""
@@ -69,6 +66,7 @@ class Coordinator:
         brokers: Brokers,
     ) -> None:
         self._config = core.config
+        self._log = core.config.log(__name__)
         self._transaction = transaction
         self._idempotence = idempotence
         self._accumulator = accumulator
@@ -311,7 +309,7 @@ class Coordinator:
             f"it was open for {now - transaction.began:.1f} s, more than {LONGEST_OPEN:.0%} of "
             f"transaction_timeout_ms={limit * 1000:g}; commit sooner, or raise transaction_timeout_ms"
         )
-        logger.warning("the transaction of %r is aborted: %s", transaction.transactional_id, cause)
+        self._log.warning("the transaction of %r is aborted: %s", transaction.transactional_id, cause)
         transaction.must_abort(abortable(transaction, cause))
         self._wake.set()  # the sender fails the records that were not sent
         self._calls.start("expiry", self._expire())
@@ -398,7 +396,9 @@ class Coordinator:
             self._failed(error)
         except Exception as error:
             # A bug. If the transaction did not fail, the sender would ask again and again.
-            logger.exception("partitions could not join the transaction of %r", transaction.transactional_id)
+            self._log.exception(
+                "partitions could not join the transaction of %r", transaction.transactional_id
+            )
             self._failed(KafkaError(f"partitions could not join the transaction: {error!r}"))
 
     async def _send_offsets(self, offsets: Offsets, group: ConsumerGroupMetadata) -> None:
@@ -514,7 +514,7 @@ class Coordinator:
         except TransactionReinitError as error:
             transaction.must_reinit(error)
         except KafkaError as error:
-            logger.warning(
+            self._log.warning(
                 "the transaction of %r was not aborted yet: %s", transaction.transactional_id, error
             )
         else:

@@ -5,7 +5,6 @@ outcomes.py defines what an answer means. At most one request is in flight for a
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -45,8 +44,6 @@ from aioproducer.protocol.outcomes import (
 from aioproducer.protocol.schema import Message
 from aioproducer.transactions.state import Transaction, TransactionState, abortable, reinit
 from aioproducer.types import Outcome
-
-logger = logging.getLogger(__name__)
 
 SHORTEST_ANSWER_WAIT = 1.0
 """The least time in seconds to wait for an answer, even beyond max_block_ms. Without it, a commit sent just before the
@@ -95,6 +92,7 @@ class CoordinatorRequests:
         random: Random,
     ) -> None:
         self._config = config
+        self._log = config.log(__name__)
         self._transaction = transaction
         self._brokers = brokers
         self._metrics = metrics
@@ -149,7 +147,7 @@ class CoordinatorRequests:
                     return await self._attempt(request, code_of, key, conditions, deadline)
                 except _TryAgainError as again:
                     last = again.cause
-                logger.debug("%s: %s is sent again: %s", self._transaction.transactional_id, request, last)
+                self._log.debug("%s: %s is sent again: %s", self._transaction.transactional_id, request, last)
                 await asyncio.sleep(self._pause(failures, deadline - loop.time()))
                 failures += 1
         raise self._too_late(request, conditions, last)

@@ -16,6 +16,7 @@ from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.records import unretrieved
 from tests.conftest import MS, in_virtual_time
+from tests.support.log_lines import log_lines
 from tests.support.producing import (
     FOUR_RECORDS_FILL_IT,
     LARGE,
@@ -691,7 +692,7 @@ async def test_one_error_awaited_by_many_keeps_no_growing_traceback():
 
 
 def unlooked(caplog) -> list[str]:
-    return [record.getMessage() for record in caplog.records if "no caller has looked" in record.getMessage()]
+    return [line for line in log_lines(caplog) if "no caller has looked" in line]
 
 
 async def test_failed_deliveries_that_nobody_looked_at_are_logged_once_with_their_count(caplog):

@@ -9,6 +9,7 @@ import pytest
 
 from aioproducer.concurrency.wakeup import WakeUp
 from aioproducer.errors import BufferTimeoutError, ProducerClosed
+from aioproducer.observe.client_log import ClientLog
 from aioproducer.records._record_path import BufferMemory
 from aioproducer.records.append_lock import AppendLock
 from tests.conftest import MS
@@ -23,7 +24,7 @@ class Buffer:
         self.memory = BufferMemory(10)
         self.memory.take(10)
         self.wake = WakeUp(self.loop)
-        self.lock = AppendLock(self.loop, self.memory, self.wake)
+        self.lock = AppendLock(self.loop, self.memory, self.wake, ClientLog("aioproducer.records", "orders"))
         self.appended: list[str] = []
 
     def append(self, name: str) -> Callable[[], str | None]:

@@ -17,6 +17,7 @@ from aioproducer.errors import (
     SerializationError,
     UnknownPartitionError,
 )
+from aioproducer.observe.client_log import ClientLog
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.records.interceptors import Interceptors
 from tests.conftest import MS, in_virtual_time
@@ -31,6 +32,8 @@ from tests.support.producing import (
     values,
     within,
 )
+
+LOG = ClientLog("aioproducer.records.interceptors", "orders")
 
 
 class Recorder:
@@ -70,7 +73,7 @@ RECORD = ProducerRecord("t", b"v")
 
 
 def test_without_interceptors_a_record_passes_as_it_is():
-    interceptors = Interceptors([])
+    interceptors = Interceptors([], LOG)
     interceptors.on_acknowledgement(RuntimeError())
 
     assert interceptors.on_send(RECORD) is RECORD
@@ -78,7 +81,7 @@ def test_without_interceptors_a_record_passes_as_it_is():
 
 def test_an_interceptor_that_fails_leaves_the_record_as_those_before_it_made_it(caplog):
     last = Recorder()
-    interceptors = Interceptors([Suffix(b"1"), Broken(), Suffix(b"2"), last])
+    interceptors = Interceptors([Suffix(b"1"), Broken(), Suffix(b"2"), last], LOG)
 
     assert interceptors.on_send(RECORD) == ProducerRecord("t", b"v12")
     assert last.records == [ProducerRecord("t", b"v12")]
@@ -89,7 +92,7 @@ def test_a_result_reaches_each_interceptor_that_wants_it_whatever_the_others_do(
     first, last = Recorder(), Recorder()
     error = DeliveryError("refused")
 
-    Interceptors([first, Broken(), Suffix(b"has no on_acknowledgement"), last]).on_acknowledgement(error)
+    Interceptors([first, Broken(), Suffix(b"has no on_acknowledgement"), last], LOG).on_acknowledgement(error)
 
     assert first.results == last.results == [error]
     assert [record.levelname for record in caplog.records] == ["WARNING"]

@@ -6,16 +6,23 @@ import asyncio
 import logging
 
 from aioproducer.errors import DeliveryError, DeliveryTimeoutError
+from aioproducer.observe.client_log import ClientLog
 from aioproducer.records.unretrieved import Unretrieved
 from tests.support.accumulator_bench import turns
 
+LOG = ClientLog("aioproducer.records.unretrieved", "orders")
+
 
 def lines(caplog) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    return [
+        record.getMessage().removeprefix("[producer orders] ")
+        for record in caplog.records
+        if record.levelno == logging.ERROR
+    ]
 
 
 async def test_each_topic_and_error_has_its_line_and_its_first_error(caplog):
-    unretrieved = Unretrieved(asyncio.get_running_loop())
+    unretrieved = Unretrieved(asyncio.get_running_loop(), LOG)
     unretrieved.add("t", DeliveryError("first"), 3)
     unretrieved.add("u", DeliveryError("other"), 1)
     unretrieved.add("t", DeliveryError("second"), 2)
@@ -38,7 +45,7 @@ async def test_each_topic_and_error_has_its_line_and_its_first_error(caplog):
 
 
 async def test_after_close_what_comes_in_one_turn_is_logged_together_without_a_timer(caplog):
-    unretrieved = Unretrieved(asyncio.get_running_loop())
+    unretrieved = Unretrieved(asyncio.get_running_loop(), LOG)
     unretrieved.close()
     for _ in range(50):
         unretrieved.add("t", DeliveryError("refused"), 1)
@@ -51,7 +58,7 @@ async def test_after_close_what_comes_in_one_turn_is_logged_together_without_a_t
 
 def test_without_a_running_loop_the_first_of_each_kind_is_logged_at_once(caplog):
     loop = asyncio.new_event_loop()
-    unretrieved = Unretrieved(loop)
+    unretrieved = Unretrieved(loop, LOG)
     unretrieved.add("t", DeliveryError("refused"), 1)
     loop.close()
 

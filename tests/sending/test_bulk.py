@@ -39,6 +39,7 @@ from aioproducer.sending.bulk import end_of
 from aioproducer.testing import EmbeddedCluster, RecordingProducer
 from tests.conftest import MS, in_virtual_time
 from tests.support.compiled_path import NoLoop, OpensBatches, bound, now_ms, sealed
+from tests.support.log_lines import log_lines
 from tests.support.oracle import OracleRecord, encode_batch
 from tests.support.producing import (
     FOUR_RECORDS_FILL_IT,
@@ -818,7 +819,7 @@ async def test_a_record_that_the_broker_names_and_nobody_looks_at_is_logged_and_
         unseen = len({0, 2} - set(looked_at))
         assert report.failed == 2
         assert report.unretrieved == ({("t", "DeliveryError"): unseen} if unseen else {})
-    errors = [entry.message for entry in caplog.records if entry.levelno == logging.ERROR]
+    errors = log_lines(caplog, logging.ERROR)
     assert len(errors) == (unseen > 0)
 
 
@@ -844,7 +845,7 @@ async def test_a_row_that_was_not_sent_and_nobody_looks_at_is_logged_and_reporte
         report = await producer.close()
 
         assert report.unretrieved == {("t", "InvalidRecordError"): 2}
-    errors = [entry.message for entry in caplog.records if entry.levelno == logging.ERROR]
+    errors = log_lines(caplog, logging.ERROR)
     assert len(errors) == 1
     assert "no caller has looked at the result: the value must be bytes" in errors[0]
 

@@ -1,0 +1,1 @@
+"""What a producer says about itself in its log."""

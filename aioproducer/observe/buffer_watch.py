@@ -1,0 +1,80 @@
+"""Log lines about callers of `send` that wait long because the buffer is full."""
+
+from __future__ import annotations
+
+from asyncio import AbstractEventLoop, TimerHandle
+from typing import Protocol
+
+from aioproducer.observe.client_log import ClientLog
+
+LONG = 1.0
+"""Seconds that a caller has waited before the first line is written."""
+PERIOD = 10.0
+"""Seconds between two lines."""
+
+
+class Memory(Protocol):
+    total: int
+    waiters: int
+
+
+class BufferWatch:
+    """A timer that runs while callers wait. A producer that is slowed down all the time has one a second."""
+
+    def __init__(self, loop: AbstractEventLoop, log: ClientLog, memory: Memory) -> None:
+        self._loop = loop
+        self._log = log
+        self._memory = memory
+        self._began: dict[object, float] = {}
+        """When each caller began to wait, oldest first."""
+        self._timer: TimerHandle | None = None
+        self._is_closed = False
+        self._logged_since: float | None = None
+        """When the callers began to wait that the last line was about; None if it is over."""
+        self._logged_at = -PERIOD
+
+    def began(self, waiter: object) -> None:
+        """Note that a caller waits."""
+        self._began[waiter] = self._loop.time()
+        if self._timer is None and not self._is_closed:
+            self._timer = self._loop.call_later(LONG, self._look)
+
+    def ended(self, waiter: object) -> None:
+        """Note that a caller no longer waits."""
+        del self._began[waiter]
+
+    def _look(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        oldest = next(iter(self._began.values()), now)
+        if now - oldest < LONG:
+            if self._logged_since is not None:
+                self._log.info(
+                    "the buffer has room again: callers of send waited for up to %.1f s",
+                    oldest - self._logged_since,
+                )
+                self._logged_since = None
+            if self._began:
+                self._timer = self._loop.call_at(oldest + LONG, self._look)
+            return
+        self._timer = self._loop.call_later(LONG, self._look)
+        if self._logged_since is None:
+            self._logged_since = oldest
+        elif now - self._logged_at < PERIOD:
+            return
+        self._logged_at = now
+        callers = self._memory.waiters
+        self._log.warning(
+            "the buffer is full (%d bytes, buffer_memory): send has been waiting for %.1f s, %s. The brokers accept "
+            "records more slowly than they are sent, or cannot be reached",
+            self._memory.total,
+            now - oldest,
+            "1 caller waits" if callers == 1 else f"{callers} callers wait",
+        )
+
+    def close(self) -> None:
+        """Stop the timer, for good."""
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

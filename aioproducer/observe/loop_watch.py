@@ -1,0 +1,57 @@
+"""Notices that other code blocked the event loop while records were due."""
+
+from __future__ import annotations
+
+import math
+from asyncio import AbstractEventLoop, TimerHandle
+from collections.abc import Callable
+
+from aioproducer.observe.client_log import ClientLog
+
+BLOCKED = 1.0
+"""Seconds without a turn of the loop that are worth a line."""
+BEAT = 0.2
+"""Seconds between two looks at the clock."""
+PERIOD = 60.0
+"""Seconds between two lines."""
+
+
+class LoopWatch:
+    """A timer that runs while records wait for their results; it is late if the loop was blocked."""
+
+    def __init__(self, loop: AbstractEventLoop, log: ClientLog, records_wait: Callable[[], object]) -> None:
+        """
+        Args:
+            loop: the producer's event loop.
+            log: the log.
+            records_wait: whether records have no result yet.
+        """
+        self._loop = loop
+        self._log = log
+        self._records_wait = records_wait
+        self._timer: TimerHandle | None = None
+        self._logged_at = -math.inf
+
+    def start(self) -> None:
+        """Watch until no records wait. Nothing happens if it already watches."""
+        if self._timer is None:
+            self._timer = self._loop.call_later(BEAT, self._beat, self._loop.time())
+
+    def _beat(self, last: float) -> None:
+        now = self._loop.time()
+        # The loop may have been blocked at any time since the last beat, on average for half a beat less.
+        blocked = now - last - BEAT / 2
+        if blocked >= BLOCKED and now - self._logged_at >= PERIOD:
+            self._logged_at = now
+            self._log.warning(
+                "the event loop was blocked for %.1f s while records were due: no request was written or answered "
+                "meanwhile. Move code that blocks or computes for long to a thread (asyncio.to_thread)",
+                blocked,
+            )
+        self._timer = self._loop.call_later(BEAT, self._beat, now) if self._records_wait() else None
+
+    def close(self) -> None:
+        """Stop the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

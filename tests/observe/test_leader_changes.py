@@ -1,0 +1,65 @@
+"""Partitions that lost their leader or have another one."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from aioproducer.observe.client_log import ClientLog
+from aioproducer.observe.leader_changes import LeaderChanges
+
+
+@pytest.fixture
+def changes(caplog) -> LeaderChanges:
+    caplog.set_level(logging.INFO)
+    return LeaderChanges(ClientLog("aioproducer.x", "orders"))
+
+
+def test_the_first_leader_of_a_partition_is_no_news(changes, caplog):
+    changes.note("t", 0, -1, 1)
+    changes.log_changes()
+    assert caplog.messages == []
+
+
+def test_a_move_names_both_brokers_and_the_number_of_others(changes, caplog):
+    changes.note("t", 0, 1, 2)
+    changes.log_changes()
+    for partition in range(3):
+        changes.note("t", partition, 2, 1)
+    changes.log_changes()
+    changes.log_changes()
+
+    assert caplog.messages == [
+        "[producer orders] the leader moved: t-0 from broker 1 to broker 2",
+        "[producer orders] the leader moved: t-0 from broker 2 to broker 1 and 2 other partitions",
+    ]
+
+
+def test_a_lost_leader_is_a_warning_and_another_one_later_is_a_move(changes, caplog):
+    changes.note("t", 0, 1, -1)
+    changes.log_changes()
+    changes.note("t", 0, -1, 2)
+    changes.log_changes()
+
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+    assert caplog.messages == [
+        "[producer orders] no leader, so that records wait: t-0",
+        "[producer orders] the leader moved: t-0 from broker 1 to broker 2",
+    ]
+
+
+def test_a_leader_that_returns_has_not_moved(changes, caplog):
+    changes.note("t", 0, 1, -1)
+    changes.log_changes()
+    caplog.clear()
+    changes.note("t", 0, -1, 1)
+    changes.log_changes()
+    assert caplog.messages == []
+
+
+def test_a_forgotten_topic_leaves_nothing(changes, caplog):
+    changes.note("t", 0, 1, -1)
+    changes.note("u", 0, 1, -1)
+    changes.forget("t")
+    assert list(changes._former) == [("u", 0)]
