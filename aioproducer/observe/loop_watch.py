@@ -29,13 +29,14 @@ class LoopWatch:
         self._loop = loop
         self._log = log
         self._records_wait = records_wait
+        self.is_running = False
         self._timer: TimerHandle | None = None
         self._logged_at = -math.inf
 
     def start(self) -> None:
-        """Watch until no records wait. Nothing happens if it already watches."""
-        if self._timer is None:
-            self._timer = self._loop.call_later(BEAT, self._beat, self._loop.time())
+        """Watch until no records wait. Only if it is not running."""
+        self.is_running = True
+        self._timer = self._loop.call_later(BEAT, self._beat, self._loop.time())
 
     def _beat(self, last: float) -> None:
         now = self._loop.time()
@@ -48,7 +49,8 @@ class LoopWatch:
                 "meanwhile. Move code that blocks or computes for long to a thread (asyncio.to_thread)",
                 blocked,
             )
-        self._timer = self._loop.call_later(BEAT, self._beat, now) if self._records_wait() else None
+        self.is_running = bool(self._records_wait())
+        self._timer = self._loop.call_later(BEAT, self._beat, now) if self.is_running else None
 
     def close(self) -> None:
         """Stop the timer."""

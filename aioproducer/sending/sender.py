@@ -109,7 +109,7 @@ class Sender:
             self._producer_ids.refused = None
         if self._transaction.is_used and self._transaction.refuses_records:
             self._giving_up.abort_unsent(self._transaction.error)
-        if self._accumulator.incomplete:
+        if self._accumulator.incomplete and not self._loop_watch.is_running:
             self._loop_watch.start()
         late = self._giving_up.expire_overdue(now)
         nodes, look_again = self._accumulator.ready(now)
