@@ -134,8 +134,9 @@ async def play_again() -> None:
 async def play_start() -> None:
     async with EmbeddedCluster(1) as cluster:
         cluster.freeze_broker(0)
+        timeouts = {"socket_connection_setup_timeout_ms": 3000, "max_block_ms": 25_000}
         with pytest.raises(BootstrapError):
-            await quick_producer(cluster, **{**SLOW, "max_block_ms": 25_000}).start()
+            await quick_producer(cluster, **{**SLOW, **timeouts}).start()
 
 
 @scenario("back to the bootstrap servers")
