@@ -13,6 +13,7 @@ import math
 import ssl
 from collections.abc import Callable, Sequence
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING
 
 from aioproducer.errors import ProtocolError, UnsupportedVersionError
@@ -27,7 +28,7 @@ from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.frame import PREFIX_SIZE, decode_size
 from aioproducer.protocol.messages import ApiVersionsResponse
 from aioproducer.protocol.schema import Message
-from aioproducer.testing.embedded import fault_effects
+from aioproducer.testing.embedded import fault_effects, listener
 from aioproducer.testing.embedded.faults import Fault, ImpossibleFaultError
 from aioproducer.testing.embedded.handlers import HANDLERS, targets
 from aioproducer.testing.embedded.metadata_handlers import refused_api_versions
@@ -87,6 +88,7 @@ class EmbeddedBroker:
         self._cluster = cluster
         self._state = BrokerState.STOPPED
         self._server: asyncio.Server | None = None
+        self._listener: listener.Listener | None = None
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._thawed = asyncio.Event()
         # Timers of a frozen broker, which are cancelled when it thaws.
@@ -133,9 +135,13 @@ class EmbeddedBroker:
         self._thawed.set()
         try:
             # In two steps: if start_server were cancelled while it begins to serve, it would lose its socket.
-            self._server = await asyncio.start_server(
-                self._accept, self.host, self.port, limit=_READ_LIMIT, start_serving=False
+            await asyncio.sleep(0)  # with a socket of its own, start_server does not wait for anything
+            self._listener = listener.listen(asyncio.get_running_loop(), self.host, self.port)
+            place = (
+                {"host": self.host, "port": self.port} if self._listener is None else {"sock": self._listener}
             )
+            accept = partial(self._accept, self._listener)
+            self._server = await asyncio.start_server(accept, **place, limit=_READ_LIMIT, start_serving=False)
             self.port = self._server.sockets[0].getsockname()[1]
             self._move(BrokerState.RUNNING)
             await self._server.start_serving()
@@ -152,7 +158,7 @@ class EmbeddedBroker:
         self._cancel_timers()
         self.is_fenced = False
         if self._server is not None:
-            self._server.close()
+            listener.close(self._server, self._listener)
         self._cut_connections()
         self._thawed.set()
 
@@ -221,7 +227,14 @@ class EmbeddedBroker:
 
     # One connection
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _accept(
+        self,
+        accepted_by: listener.Listener | None,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        if accepted_by is not None:
+            accepted_by.made += 1
         if self._state is BrokerState.STOPPED:
             writer.transport.abort()
             return

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
+import socket
 
 import pytest
 
@@ -98,7 +101,9 @@ async def test_a_broker_changes_state_by_the_table_only(start, to):
         assert broker.state is start
 
         async def change() -> None:
-            if to is BrokerState.STARTING:
+            if to is BrokerState.STARTING and start is not BrokerState.STOPPED:
+                await broker.start()  # refused at once
+            elif to is BrokerState.STARTING:
                 asking = asyncio.create_task(broker.start())
                 await asyncio.sleep(0)
                 if not asking.done():
@@ -166,3 +171,20 @@ async def test_the_next_request_of_a_connection_is_read_when_the_answer_to_the_l
         for correlation_id in ids:
             await client.answer(ProduceRequest(), 12, correlation_id)
         assert len(cluster.records("t")) == 3
+
+
+async def test_a_connection_that_was_just_accepted_is_cut_when_the_broker_stops():
+    """asyncio forgets to close it if its server is closed before its transport is made."""
+    loop = asyncio.get_running_loop()
+    async with EmbeddedCluster(1) as cluster:
+        broker = cluster.broker(0)
+        with socket.create_connection((broker.host, broker.port)) as client:
+            client.setblocking(False)
+            # In the next turn, after the loop has accepted the connection and before it makes the transport.
+            loop.call_soon(loop.call_soon, broker.halt)
+            async with asyncio.timeout(TIMEOUT):
+                with contextlib.suppress(ConnectionResetError):
+                    assert await loop.sock_recv(client, 1) == b""
+            await broker.wait_stopped()
+            gc.collect()
+        assert broker.connection_count == 0

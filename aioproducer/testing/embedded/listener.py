@@ -1,0 +1,80 @@
+"""A listening socket that can be closed without losing a connection that was just accepted.
+
+asyncio accepts a connection in one turn of the loop and makes its transport in the next. If the server is closed in
+between, the transport is never finished: nobody closes the connection, and its client waits until the garbage
+collector finds it. uvloop accepts and makes the transport at once."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from typing import Any
+
+TURNS = 10
+"""Turns of the loop after which an accepted connection is no longer waited for."""
+
+
+class Listener(socket.socket):
+    """Counts connections. `listen` makes one."""
+
+    accepted = 0
+    """By asyncio."""
+    made = 0
+    """Those of them that have a transport."""
+    has_stopped = False
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Accept a connection, unless this socket has stopped."""
+        if self.has_stopped:
+            raise BlockingIOError
+        connection = super().accept()
+        self.accepted += 1
+        return connection
+
+
+def listen(loop: asyncio.AbstractEventLoop, host: str, port: int) -> Listener | None:
+    """Return a socket that is bound to this address, as asyncio binds its own.
+
+    The result is None for other event loops than asyncio's, and for host names.
+
+    Raises:
+        OSError: the port is in use.
+    """
+    if not isinstance(loop, asyncio.SelectorEventLoop) or not _is_ip(host):
+        return None
+    is_v6 = ipaddress.ip_address(host).version == 6
+    # asyncio sets TCP_NODELAY only on sockets that name their protocol.
+    family = socket.AF_INET6 if is_v6 else socket.AF_INET
+    listener = Listener(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_v6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.bind((host, port))
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        raise OSError(
+            error.errno,
+            f"error while attempting to bind on address {(host, port)}: {str(error.strerror).lower()}",
+        ) from None
+    return listener
+
+
+def close(server: asyncio.Server, listener: Listener | None, turns: int = TURNS) -> None:
+    """Close a server, as soon as each connection that was accepted has its transport."""
+    if listener is not None:
+        listener.has_stopped = True
+        if listener.accepted > listener.made and turns:
+            server.get_loop().call_soon(close, server, listener, turns - 1)
+            return
+    server.close()
+
+
+def _is_ip(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
