@@ -1,4 +1,3 @@
-"""The settings: types of values, the table of settings, the keys of other clients, and their files.
+"""The settings: value types, the table of settings, the keys of other clients, and configuration files.
 
-This package checks settings and does not use them: `ProducerConfig` is built from them. It does no I/O except reading
-a file."""
+This package only checks settings; `ProducerConfig` is built from them. Its only I/O is reading a file."""

@@ -1,6 +1,8 @@
-"""Contradictions between settings: two explicit ones are an error; a default yields, with a note.
+"""Contradictions between settings. Two explicit settings that contradict each other are an error; a default yields,
+with a note.
 
-Each function settles one group; `settle` calls them in order. The origin of a default names what it yields to."""
+Each function settles one group; `settle` calls them in order. The origin of a default that yields names the setting it
+yields to."""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ _DELIVERY_TIMEOUT = 120.0
 
 
 def settle(unsettled: UnsettledSettings) -> int:
-    """Settle everything, and return how many requests of a partition may be in flight.
+    """Settle all groups, and return how many requests of one partition may be in flight.
 
     Raises:
         ConfigError: settings contradict each other.
@@ -69,7 +71,7 @@ def _settle_idempotence(unsettled: UnsettledSettings) -> None:
 
 
 def _look_at_what_needs_idempotence(unsettled: UnsettledSettings) -> None:
-    """Refuse settings that only sequence numbers can keep."""
+    """Reject settings that need sequence numbers if there are none."""
     for name in ("enable_gapless_order", "enable_endless_retries"):
         if unsettled[name] and not unsettled["enable_idempotence"]:
             culprit = "enable_idempotence" if unsettled.is_given("enable_idempotence") else "acks"
@@ -117,7 +119,7 @@ def _settle_timeouts(unsettled: UnsettledSettings) -> None:
 
 
 def _derive_delivery_timeout(unsettled: UnsettledSettings, needed: float) -> None:
-    """Give a delivery time-out that was left out its value: a record needs no more time than its transaction has."""
+    """Set the delivery time-out if it was left out: a record needs no more time than its transaction has."""
     value = max(_DELIVERY_TIMEOUT, needed)
     if unsettled["transactional_id"] is not None and unsettled["transaction_timeout_ms"] < value:
         value = unsettled["transaction_timeout_ms"]
@@ -134,7 +136,7 @@ def _derive_delivery_timeout(unsettled: UnsettledSettings, needed: float) -> Non
 
 
 def _compare_with_the_transaction(unsettled: UnsettledSettings) -> None:
-    """Warn of two explicit time-outs of which the shorter one makes the longer one useless."""
+    """Warn if one explicit time-out makes another, longer one useless."""
     if unsettled["transactional_id"] is None or not unsettled.is_given("transaction_timeout_ms"):
         return
     if unsettled["delivery_timeout_ms"] > unsettled["transaction_timeout_ms"] + _ROUNDING:

@@ -1,4 +1,4 @@
-"""Keywords from a mapping, the environment or a Java properties file, under the names of any client.
+"""Keywords read from a mapping, the environment or a Java properties file, under the names of any client.
 
 Text is converted to the type of each setting. `ProducerConfig.of` checks the values as it does for keywords."""
 
@@ -27,7 +27,7 @@ _TRIMMED = "".join(map(chr, range(33)))
 """The characters that Java cuts from both ends of a value (ConfigDef.parseType: String.trim)."""
 
 _LEFT_OUT = object()
-"""The value of a key that asks for the default."""
+"""The value that stands for a setting's default."""
 
 
 class Entry(NamedTuple):
@@ -38,27 +38,27 @@ class Entry(NamedTuple):
     origin: str
     """The origin: "explicit", "environment NAME" or "FILE:LINE"."""
     may_be_no_name: bool = False
-    """The text in place of the key may be something else, even part of a password."""
+    """The text in the key's place may not be a key at all, but part of a password."""
 
 
 class Sourced(NamedTuple):
-    """Keywords of `Producer` with where they come from."""
+    """Keywords of `Producer` and their origins."""
 
     settings: dict[str, Any]
     origins: dict[str, str]
     notes: tuple[str, ...] = ()
-    """Log texts about settings without effect."""
+    """Messages for the log about settings that have no effect."""
 
 
 def entries_of_mapping(mapping: Any) -> list[Entry]:
-    """Return the entries of a mapping, keyed by keyword or by Java's or librdkafka's name.
+    """Return the entries of a mapping whose keys are keywords, or names used by Java or librdkafka.
 
     Raises:
         ConfigError: it is not a mapping, or a key is not a str.
     """
     if not isinstance(mapping, Mapping):
         type_name = type(mapping).__name__
-        del mapping  # no traceback of ours shows what it holds
+        del mapping  # no traceback may show its contents
         raise _no_source(f"from_config needs a mapping of settings, not {type_name}")
     strange = {type(key).__name__ for key in mapping if not isinstance(key, str)}
     if strange:
@@ -71,7 +71,7 @@ def entries_of_environment(prefix: Any, environ: Mapping[str, str]) -> list[Entr
     """Return the entries of environment variables such as AIOPRODUCER_LINGER_MS.
 
     Raises:
-        ConfigError: the prefix is empty, which would take every variable for a setting.
+        ConfigError: the prefix is empty, so that every variable would count as a setting.
     """
     if not isinstance(prefix, str) or not prefix:
         del environ
@@ -84,10 +84,10 @@ def entries_of_environment(prefix: Any, environ: Mapping[str, str]) -> list[Entr
 
 
 def entries_of_file(path: Any) -> list[Entry]:
-    """Return the entries of a properties file, read as Java's clients read it.
+    """Return the entries of a properties file, which is read as Java's clients read it.
 
     Raises:
-        ConfigError: the file can't be read, or is none.
+        ConfigError: the file can't be read, or is not a properties file.
     """
     entries = []
     for found in read_properties(path):
@@ -99,16 +99,16 @@ def entries_of_file(path: Any) -> list[Entry]:
 def _entry(key: str, value: Any, origin: str, may_be_no_name: bool = False) -> Entry:
     known = key_named(key)
     if known is None or known.fate is Fate.REFUSED:
-        value = None  # it is of no use any more, and who knows what it is
+        value = None  # it is no longer needed, and it may be a password
     elif known.setting:
         value = kept_hidden(known.setting, value)
     return Entry(key, value, origin, may_be_no_name)
 
 
 def kept_hidden(name: str, value: Any) -> Any:
-    """The value of a keyword, wrapped if it is a secret's text: no traceback of ours has it as a local.
+    """Return the value of a keyword, wrapped if it is a secret, so that no traceback shows it as a local variable.
 
-    A secret of another type, such as bytes, is going to be refused: only its type is kept.
+    A secret of another type, such as bytes, will be rejected, so only its type is kept.
     """
     setting = SETTINGS[name]
     if setting.is_secret and isinstance(value, str):
@@ -133,7 +133,7 @@ def _is_accepted(value_type: ValueType, value: object) -> bool:
 
 
 def _without_content(value: object) -> object:
-    """An object that has nothing of `value` but the name of its type, which the error names."""
+    """Return an object that has nothing in common with `value` but the name of its type, for the error message."""
     type_name = type(value).__name__
     return type(type_name, (), {"__slots__": (), "__repr__": lambda _: f"<hidden {type_name}>"})()
 
@@ -141,10 +141,11 @@ def _without_content(value: object) -> object:
 def check_keywords(keywords: dict[str, Any]) -> None:
     """Wrap the secrets among keywords of `Producer`, in place.
 
-    Call it on a user's keywords before anything that may raise.
+    To be called with a user's keywords before anything that may raise.
 
     Raises:
-        ConfigError: there is no such keyword. All of them are dropped: a misspelt one may be a password's.
+        ConfigError: there is no such keyword. All values are dropped, because the misspelt keyword may be that of a
+            password.
     """
     for name in keywords:
         if name not in SETTINGS:
@@ -162,10 +163,10 @@ def _no_source(problem: str) -> ConfigError:
 
 
 def resolve(entries: Iterable[Entry], overrides: Mapping[str, Any]) -> Sourced:
-    """The keywords that entries stand for. Overrides, keywords themselves, win over them.
+    """Return the keywords that the entries stand for. Overrides, which are keywords themselves, take precedence.
 
     Raises:
-        ConfigError: a key is unknown or refused, a value malformed, or one setting has two values.
+        ConfigError: a key is unknown or rejected, a value is malformed, or a setting has two values.
     """
     settings: dict[str, Any] = {}
     origins: dict[str, str] = {}
@@ -200,9 +201,10 @@ def resolve(entries: Iterable[Entry], overrides: Mapping[str, Any]) -> Sourced:
 
 
 def _replaced_by(key: Key, overrides: Mapping[str, Any]) -> str:
-    """The keyword with code that makes the text of this key needless, or "".
+    """Return the keyword whose Python value makes this key superfluous, or "".
 
-    Text that only a keyword can replace is refused with the advice to give that; who follows it needs no other file.
+    A key that only such a keyword can replace is rejected with that advice; a user who follows it need not change the
+    file.
     """
     if key.setting and not SETTINGS[key.setting].is_for_keywords:
         return ""
@@ -214,7 +216,7 @@ def _named(entry: Entry) -> str:
 
 
 def _same(name: str, first: Any, second: Any) -> bool:
-    """Whether two values of a keyword mean the same, like "all" and -1."""
+    """Return whether two values of a keyword mean the same, like "all" and -1."""
     check = SETTINGS[name].value_type.check
     try:
         return bool(check(first) == check(second))
@@ -233,7 +235,7 @@ def _unknown(entry: Entry) -> ConfigError:
 
 
 def _keyword_value(key: Key, entry: Entry) -> Any:
-    """The value of the keyword that the entry sets."""
+    """Return the value for the keyword that the entry sets."""
     setting = SETTINGS[key.setting]
     try:
         value = entry.value
@@ -276,7 +278,7 @@ def _note(key: Key, entry: Entry) -> str | None:
 
 
 def _said(entry: Entry) -> str:
-    """The value as text, to be compared with those that are accepted."""
+    """Return the value as text, for comparison with the accepted values."""
     value = entry.value
     return str(value).strip().lower() if isinstance(value, str | int | float) else repr(type(value))
 

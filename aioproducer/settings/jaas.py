@@ -1,7 +1,7 @@
 """The line that contains the credentials in Java configurations: `module flag option="value" ...;`
 
-Only what a client's line can say: one login module, its flag, its options (Kafka's JaasConfig). No error text
-shows any of it but the names of modules and options."""
+Only what a client's line may contain: one login module, its flag and its options (Kafka's JaasConfig). Error messages
+show the names of modules and options, and nothing else of it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _BLANKS = "".join(map(chr, range(33)))
-"""Also in the pattern above; no other character is one to Java (StreamTokenizer)."""
+"""The same as in the pattern above: Java's StreamTokenizer takes no other character as white space."""
 _FLAGS = ("required", "requisite", "sufficient", "optional")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "b": "\b"}
 
 
 @dataclass(frozen=True, slots=True)
 class JaasEntry:
-    """A login module by its class name without the package, and its options, each of which may be a secret."""
+    """A login module (its class name without the package) and its options, each of which may be a secret."""
 
     module: str
     options: dict[str, Secret]
@@ -37,7 +37,7 @@ def parse_jaas(text: str) -> JaasEntry:
     """Read the value of `sasl.jaas.config`.
 
     Raises:
-        ValueError: it is not of that form; the end of a sentence that shows nothing of it.
+        ValueError: the line has another form. The text is the end of a sentence and shows nothing of the line.
     """
     tokens = _tokens(text)
     if len(tokens) < 2 or tokens[0][0] != "word" or tokens[1][1].lower() not in _FLAGS:

@@ -1,4 +1,4 @@
-"""Java classes that configurations name and that have a counterpart here: serializers and partitioners."""
+"""Java classes that configuration files name and that have a counterpart here: serializers and partitioners."""
 
 from __future__ import annotations
 
@@ -47,4 +47,5 @@ PARTITIONERS = {
     "org.apache.kafka.clients.producer.RoundRobinPartitioner": "round_robin",
     "org.apache.kafka.clients.producer.UniformStickyPartitioner": "random",
 }
-"""The classes that `partitioner.class` may name. Kafka 4.0 removed the first and the last; files still name them."""
+"""The classes that `partitioner.class` may name. Kafka 4.0 removed the first and the last, but files still contain
+them."""

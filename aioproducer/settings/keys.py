@@ -1,7 +1,8 @@
-"""The handling of each key of Java's producer (4.4) and of librdkafka (2.16): used, translated, noted or rejected.
+"""How each key of Java's producer (4.4) and of librdkafka (2.16) is handled: used, translated, noted or rejected.
 
-Keys of our own settings are rows of table.py; this module lists the others. No key is dropped silently: a key without
-effect causes one warning; a key whose effect would be missed is an error that says what to do instead."""
+Keys that are settings here are rows of table.py; this module lists the others. No key is dropped silently: a key
+without effect causes a warning, and a key whose effect would be missed causes an error that says what to do
+instead."""
 
 from __future__ import annotations
 
@@ -17,15 +18,15 @@ class Fate(Enum):
     """How a key is handled."""
 
     USED = "used"
-    """It is a setting of ours under another name."""
+    """It is one of our settings under another name."""
     TRANSLATED = "translated"
-    """Its value means something else here, or stands for other settings."""
+    """Its value has another meaning here, or stands for other settings."""
     FIXED = "fixed"
-    """Accepted if it asks for what is done anyway."""
+    """It is accepted if it asks for what is done anyway."""
     NOTED = "noted"
-    """It can change nothing here; a warning says so."""
+    """It has no effect here, and a warning says so."""
     REFUSED = "refused"
-    """An error says why, and what to do instead."""
+    """It is rejected; the error says why and what to do instead."""
 
 
 class Key(NamedTuple):
@@ -34,23 +35,23 @@ class Key(NamedTuple):
     name: str
     fate: Fate
     setting: str = ""
-    """USED, TRANSLATED: the keyword that it sets."""
+    """For USED and TRANSLATED: the keyword that it sets."""
     reason: str = ""
-    """FIXED, NOTED, REFUSED: a sentence without its subject."""
+    """For FIXED, NOTED and REFUSED: a sentence without its subject."""
     translate: Callable[[Any], Any] | None = None
-    """TRANSLATED: from the value to the setting's, or None to leave that at its default."""
+    """For TRANSLATED: converts the value to that of the setting; None stands for the setting's default."""
     fixed: tuple[str, ...] = ()
-    """FIXED: the values that are accepted, in lower case."""
+    """For FIXED: the accepted values, in lower case."""
     otherwise: Fate = Fate.REFUSED
-    """FIXED: what becomes of other values, NOTED or REFUSED."""
+    """For FIXED: how other values are handled, NOTED or REFUSED."""
     never: tuple[str, ...] = ()
-    """FIXED: values that are refused also if others are NOTED."""
+    """For FIXED: values that are rejected even if others are NOTED."""
     instead_of_never: str = ""
-    """FIXED: what to do instead of giving one of these."""
+    """For FIXED: what to do instead of setting one of these values."""
 
     @property
     def instead(self) -> tuple[str, ...]:
-        """Keywords that the reason names and that can take the key's place: those that no file can hold."""
+        """Keywords named in the reason that can replace the key: those whose values no file can contain."""
         words = re.findall(r"[a-z_]+", self.reason)
         return tuple(word for word in words if word in SETTINGS and SETTINGS[word].is_for_keywords)
 
@@ -77,12 +78,12 @@ def _metadata_age(value: Any) -> Any:
 
 
 def _or_default(value: Any) -> Any:
-    """-1 is librdkafka's word for the codec's own level."""
+    """In librdkafka -1 stands for the codec's own default level."""
     return None if str(value).strip() == "-1" else value
 
 
 def _idle(value: Any) -> Any:
-    """A negative time keeps connections open in Java, 0 does in librdkafka and here."""
+    """In Java a negative time keeps connections open; in librdkafka and here, 0 does."""
     return 0 if isinstance(value, int | str) and str(value).strip() == "-1" else value
 
 
@@ -122,7 +123,7 @@ _NO_RETRIES = (
 )
 
 _FIXED: dict[str, tuple[str, Fate, str]] = {
-    # key: (accepted values, what becomes of others, why)
+    # key: (accepted values, how others are handled, why)
     "client.dns.lookup": (
         "use_all_dns_ips",
         Fate.REFUSED,

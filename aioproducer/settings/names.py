@@ -1,4 +1,4 @@
-"""Finding a setting by any of its names, and saying which one was meant where there is none."""
+"""Finds a setting by any of its names, and suggests one if there is no such name."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _OTHER_CLIENTS = {
 
 
 def key_named(name: str) -> Key | None:
-    """The key of a dotted name, a keyword, or a dotted name written with underscores."""
+    """Return the key for a dotted name, a keyword, or a dotted name written with underscores."""
     return KEYS.get(name) or _KEYWORDS.get(name) or _SNAKE_CASE.get(name)
 
 
 def unknown_keyword(name: str) -> ConfigError:
-    """The error for a keyword that `Producer` does not have; it names the one that was meant."""
+    """Return the error for a keyword that `Producer` does not have. It suggests the one that was probably meant."""
     key = _SNAKE_CASE.get(name)
     if key is not None and key.setting:
         advice = f"; it is {key.name} of another client, use {key.setting}"
@@ -51,7 +51,7 @@ def unknown_keyword(name: str) -> ConfigError:
 
 
 def unknown_key(name: str, where: str) -> ConfigError:
-    """Return the error for a key that no client knows; `where` is its place."""
+    """Return the error for a key that no client knows. `where` is its place."""
     candidates = list(KEYS) if "." in name else [*_KEYWORDS, *_SNAKE_CASE]
     advice = _advice(name, candidates)
     return ConfigError(f"{where}there is no setting {_shown(name)}{advice}", setting=name, value=None)
@@ -65,5 +65,5 @@ def _advice(name: str, candidates: list[str]) -> str:
 
 
 def _shown(name: str) -> str:
-    # A line of a file that was torn apart may have half a password in the place of a name.
+    # A broken line of a file may have part of a password where the name should be.
     return name if re.fullmatch(r"[A-Za-z][\w.\-]{0,79}", name) else "(a text that is not a name)"

@@ -1,7 +1,7 @@
 """Java's properties files: `key = value` lines as java.util.Properties reads them, with their line numbers.
 
 Comments (# and !), `=`, `:` or blanks between key and value, lines that continue after a backslash, and the escapes
-\\t \\n \\r \\f \\uXXXX. The text is UTF-8, or otherwise Latin-1. Errors name file and line, but show nothing of the
+\\t \\n \\r \\f \\uXXXX. The text is UTF-8, or else Latin-1. Errors name the file and the line, but show nothing of the
 line itself."""
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ class Property(NamedTuple):
     line: int
     """The number of its first line, from 1."""
     has_sign: bool
-    """There is a `=` or `:`, not only a blank or nothing."""
+    """The key is followed by `=` or `:`, not only by a blank or by nothing."""
 
     def __repr__(self) -> str:
         return f"Property({self.key!r}, <hidden>, {self.file!r}, {self.line})"
 
 
 def read_properties(path: Any) -> list[Property]:
-    """All properties of a file, in order.
+    """Return all properties of a file, in order.
 
     Raises:
-        ConfigError: the file is missing, not readable, no regular file, larger than 1 MiB or no text, or an
-            escape is malformed.
+        ConfigError: the file is missing, unreadable, not a regular file, larger than 1 MiB, or not text; or an escape
+            is malformed.
     """
     try:
         name = os.fspath(path)
@@ -62,7 +62,7 @@ def read_properties(path: Any) -> list[Property]:
             return properties
         problem = f"\\u in line {broken} must be followed by four hexadecimal digits"
         del properties
-    # Nothing of the file is left here, nor in an error's context: it may hold passwords.
+    # No local variable and no error context may keep any of the file, which may contain passwords.
     del text
     raise ConfigError(
         f"the properties file {name!r} can't be read: {problem}", setting="from_properties", value=name
@@ -70,7 +70,7 @@ def read_properties(path: Any) -> list[Property]:
 
 
 def _text_of(name: str) -> tuple[str, str]:
-    """The text of a file, or why there is none."""
+    """Return the text of a file, or the reason why there is none."""
     try:
         mode = Path(name).stat().st_mode
         # Reading a pipe or a device might never end.
@@ -97,11 +97,11 @@ def _text_of(name: str) -> tuple[str, str]:
 
 
 def _parsed(text: str, file: str) -> tuple[list[Property], int]:
-    """The properties, and the first line with a malformed escape, or 0."""
+    """Return the properties, and the number of the first line with a malformed escape, or 0."""
     properties = []
     for line, logical in _logical_lines(text):
         key = _KEY.match(logical)
-        assert key is not None, "it matches nothing, too"
+        assert key is not None, "it also matches the empty string"
         separator = _SEPARATOR.match(logical, key.end())
         assert separator is not None, "likewise"
         value = logical[separator.end() :]
@@ -112,14 +112,14 @@ def _parsed(text: str, file: str) -> tuple[list[Property], int]:
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Lines with those that they go on in, without comments and empty ones.
+    """Yield logical lines, each joined with its continuation lines, without comments and empty lines.
 
-    A line of a backslash alone has nothing that could go on: what follows it begins again.
+    A line that is only a backslash has nothing to continue: the next one begins a new logical line.
     """
     whole, began = "", 0
     naturals = re.split(r"\r\n|\r|\n", text)
     if not naturals[-1]:
-        del naturals[-1]  # behind the last line's end
+        del naturals[-1]  # after the end of the last line
     for number, natural in enumerate(naturals, 1):
         line = natural.lstrip(" \t\f")
         if not whole and (not line or line[0] in "#!"):
@@ -141,5 +141,5 @@ def _unescaped(text: str) -> str:
         return chr(int(match[1], 16)) if match[1] is not None else _ESCAPED.get(match[2], match[2])
 
     whole = re.sub(r"\\(?:u([0-9A-Fa-f]{4})|(.))", character, text, flags=re.DOTALL)
-    # Java writes what is beyond the basic plane as two halves.
+    # Java writes characters beyond the basic plane as surrogate pairs.
     return whole.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -1,6 +1,6 @@
-"""TLS and SASL settings against each other and against `security_protocol`; the JAAS line taken apart.
+"""Checks TLS and SASL settings against each other and against `security_protocol`, and parses the JAAS line.
 
-A setting that would not be used is refused: who set a password and forgot the protocol must hear of it."""
+A setting that would not be used is rejected: a user who has set a password and forgotten the protocol must be told."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ _INSTEAD = {
 
 
 def settle_security(unsettled: UnsettledSettings) -> None:
-    """Settle what `security_protocol`, `ssl_*` and `sasl_*` say together.
+    """Settle `security_protocol`, `ssl_*` and `sasl_*` together.
 
     Raises:
-        ConfigError: they contradict each other, or something that is needed was left out.
+        ConfigError: they contradict each other, or a required one is missing.
     """
     _take_jaas_apart(unsettled)
     protocol = unsettled["security_protocol"]
@@ -53,7 +53,7 @@ def settle_security(unsettled: UnsettledSettings) -> None:
     ):
         names = [] if used else unsettled.given(prefix)
         if names == ["sasl_mechanism"]:
-            # aiokafka has a default for it, which programs hand on whatever the protocol.
+            # aiokafka has a default for it, which programs pass on for every protocol.
             unsettled.notes.append(
                 f"{unsettled.said(names[0])} has no use with {unsettled.said('security_protocol')}"
             )
@@ -120,7 +120,7 @@ def _take_jaas_apart(unsettled: UnsettledSettings) -> None:
     if not unsettled.is_given("sasl_jaas_config"):
         return
     module, values, problem = _read_jaas(unsettled["sasl_jaas_config"])
-    if problem:  # no context of this error leads to the parser's locals
+    if problem:  # the error's context must not lead to the parser's local variables
         raise unsettled.refused("sasl_jaas_config", problem)
     for name, value in values.items():
         if unsettled.is_given(name):
@@ -137,7 +137,7 @@ def _take_jaas_apart(unsettled: UnsettledSettings) -> None:
 
 
 def _read_jaas(line: Secret) -> tuple[str, dict[str, object], str]:
-    """The login module and the settings in the line, or why there are none."""
+    """Return the login module and the settings in the line, or the reason why there are none."""
     try:
         entry = parse_jaas(line.reveal())
         return entry.module, _values_of(entry), ""
@@ -146,7 +146,7 @@ def _read_jaas(line: Secret) -> tuple[str, dict[str, object], str]:
 
 
 def _values_of(entry: JaasEntry) -> dict[str, object]:
-    """The settings that a login module's options stand for."""
+    """Return the settings that the options of a login module stand for."""
     if entry.module not in _LOGIN_MODULES:
         known = ", ".join(_LOGIN_MODULES)
         raise ValueError(_INSTEAD.get(entry.module, f"names a login module other than {known}"))
@@ -164,7 +164,7 @@ def _values_of(entry: JaasEntry) -> dict[str, object]:
                 "asks for an unsecured token; give sasl_oauth_token_provider a function that makes one"
             )
         else:
-            # Its name is not shown: behind a quotation mark without a backslash it is a part of a password.
+            # Its name is not shown: after a quotation mark without a backslash it is part of a password.
             raise ValueError(
                 f"has an unknown option, number {number}; {entry.module} takes {_KNOWN_OPTIONS[entry.module]}; "
                 "a quotation mark within a value needs a backslash before it"

@@ -1,7 +1,7 @@
-"""Every setting: its keyword, what it may be, its default, and its names in other clients' configurations.
+"""All settings: the keyword, the type of its values, the default, and the names in other clients' configurations.
 
-The docstring of `Producer` says what each means. docs/configuration.md is held together with this table by a
-test, and so are Producer's signature and ProducerConfig's fields."""
+The docstring of `Producer` explains each of them. A test compares docs/configuration.md, the signature of Producer and
+the fields of ProducerConfig with this table."""
 
 from __future__ import annotations
 
@@ -61,26 +61,27 @@ class Setting:
     value_type: ValueType
     default: Any
     java: str
-    """Dotted; empty if there is none."""
+    """A dotted name; empty if there is none."""
     librdkafka: tuple[str, ...]
-    """All of them name the same property there."""
+    """Dotted names, all for the same property."""
     aiokafka: str
     field: str
-    """The field of ProducerConfig; empty for a setting from which other settings are derived."""
+    """The field of ProducerConfig; empty for a setting that only others are derived from."""
 
     @property
     def foreign_names(self) -> tuple[str, ...]:
-        """Its dotted names in Java and librdkafka."""
+        """The dotted names in Java and librdkafka."""
         return tuple(dict.fromkeys(name for name in (self.java, *self.librdkafka) if name))
 
     @property
     def is_secret(self) -> bool:
-        """Whether its text is kept in a Secret."""
+        """Whether its value is kept in a Secret."""
         return isinstance(self.value_type, Hidden)
 
     @property
     def is_for_keywords(self) -> bool:
-        """Whether it takes the place of what other clients have in a file: the user's code, or PEM for a pointer."""
+        """Whether it replaces something that other clients have in a file: user code, or PEM text instead of a
+        pointer."""
         is_pem = isinstance(self.value_type, Pem) or (
             isinstance(self.value_type, Hidden) and self.value_type.is_pem
         )
@@ -88,7 +89,7 @@ class Setting:
 
     @property
     def hides_value(self) -> bool:
-        """Whether a wrong value of it may be a password."""
+        """Whether an invalid value may be a password."""
         return isinstance(self.value_type, Hidden | Pem) or self.name in (
             "sasl_credentials",
             "sasl_oauth_token_provider",
@@ -96,36 +97,37 @@ class Setting:
         )
 
     def _may_have_credentials(self, shown: str) -> bool:
-        """Whether it may be a URL with a password in it, or an address with one."""
+        """Whether it may be a URL or an address that contains a password."""
         has_addresses = isinstance(self.value_type, Servers) or self.name.endswith("_url")
         return "@" in shown and (has_addresses or "://" in shown)
 
     def shown(self, value: Any) -> str:
-        """A wrong value for an error's text, "<hidden>" if it may be a password."""
+        """Return an invalid value for an error message; "<hidden>" if it may be a password."""
         shown = shown_value(value)
         return "<hidden>" if self.hides_value or self._may_have_credentials(shown) else shown
 
     def check(self, value: Any, where: str = "") -> Any:
-        """The value as ProducerConfig holds it.
+        """Return the value as it is stored in ProducerConfig.
 
         Raises:
             ConfigError: it is malformed or out of range. `where` says where it was set.
         """
         try:
             return self.value_type.check(value)
-        except ConfigError as error:  # the codec's or the partitioner's own
+        except ConfigError as error:  # the default of the codec or the partitioner
             refusal = ConfigError(f"{error.message}{where}", setting=self.name, value=value)
         except ValueError as error:
             refusal = self.refused(value, str(error), where)
-        raise refusal  # out here it has no context whose frames could be looked into
+        raise refusal  # raised outside of the handler, it has no context that refers to other frames
 
     def refused(self, value: Any, problem: str, where: str = "") -> ConfigError:
-        """The error that says so. What may be a password is neither in its text nor among its facts."""
+        """Return the error for an invalid value. What may be a password is neither in its text nor in its
+        attributes."""
         shown = self.shown(value)
         if shown == "<hidden>":
             value = None
         elif shown == _NO_REPR.format(type(value).__name__):
-            value = None  # the next one to show it would fail
+            value = None  # showing it would fail again later
         return ConfigError(f"{self.name}={shown}{where} {problem}", setting=self.name, value=value)
 
 
@@ -133,7 +135,7 @@ _NO_REPR = "<{} that can't be shown>"
 
 
 def shown_value(value: Any) -> str:
-    """A value for an error's text, bounded."""
+    """Return a value for an error message, cut to a maximum length."""
     try:
         shown = repr(value)
     except Exception:  # a user's object; an int of more than 4300 digits
@@ -151,7 +153,8 @@ def _setting(
     *,
     field: str | None = None,
 ) -> Setting:
-    """The other clients' names as the table writes them: "=" is the keyword's own, blanks separate several."""
+    """Return the names in other clients as the table writes them: "=" stands for the keyword's own name, and blanks
+    separate several."""
     dotted = name.replace("_", ".")
     return Setting(
         name,

@@ -1,6 +1,6 @@
-"""Settings on their way to a ProducerConfig: each is checked by itself, and knows where it comes from.
+"""Settings before they become a ProducerConfig: each is checked by itself and has its origin.
 
-contradictions.py looks at them together and settles what follows from what."""
+contradictions.py then compares them and derives the rest."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ EXPLICIT = "explicit"
 
 
 class UnsettledSettings:
-    """Values by keyword, as ProducerConfig holds them, with their origins."""
+    """Values by keyword, as they are stored in ProducerConfig, and their origins."""
 
     def __init__(self, given: Mapping[str, Any], origins: Mapping[str, str]) -> None:
-        """Check what was given; the rest has its default.
+        """Check the given settings; the others have their defaults.
 
         Args:
-            given: keywords of `Producer`. None means "left out" where None is the default.
-            origins: of those that don't come from a keyword, where they do come from.
+            given: keywords of `Producer`. None means "left out" if None is the default.
+            origins: the origins of those that were not given as keywords.
 
         Raises:
             ConfigError: a value is malformed or out of range.
@@ -51,41 +51,41 @@ class UnsettledSettings:
         return dict(self._origins)
 
     def is_given(self, name: str) -> bool:
-        """Whether the user has set it, in whatever way."""
+        """Return whether the user has set it, in any way."""
         return name in self._given
 
     def given(self, prefix: str) -> list[str]:
-        """Names of the settings with this prefix that the user has set."""
+        """Return the names of the settings with this prefix that the user has set."""
         return [name for name in SETTINGS if name.startswith(prefix) and self.is_given(name)]
 
     def said(self, name: str) -> str:
-        """The setting as a sentence names it: `acks=1`, `acks=1 (client.properties:3)`."""
+        """Return the setting for use in a sentence: `acks=1`, `acks=1 (client.properties:3)`."""
         return f"{name}={self.shown(name)}{self._where(name)}"
 
     def shown(self, name: str) -> str:
-        """Its value as a user would have written it."""
+        """Return its value as a user would write it."""
         value = self._values[name]
         return "None" if value is None else SETTINGS[name].value_type.shown(value)
 
     def default(self, name: str, value: Any) -> None:
-        """Give a setting that was left out its default where that is not one value for all."""
+        """Set the default of a setting that was left out, if the default depends on others."""
         self._values[name] = value
 
     def derive(self, name: str, value: Any, because: str) -> None:
-        """Give a setting that was left out a value that follows from others."""
+        """Set a setting that was left out to a value that follows from others."""
         self._values[name] = value
         self._given.discard(name)
         self._origins[name] = f"derived because {because}"
 
     def take_from(self, source: str, name: str, value: Any) -> None:
-        """Give a setting a value that is part of another setting's value."""
+        """Set a setting to a value that is part of another setting's value."""
         self._values[name] = value
         self._given.add(name)
         where = self._origins[source]
         self._origins[name] = f"{where} as {source}" if where == EXPLICIT else where
 
     def take_over(self, alias: str, name: str) -> None:
-        """Let `name` have the value that was given under another keyword.
+        """Set `name` to the value that was given under another keyword.
 
         Raises:
             ConfigError: both keywords were given, with different values.
@@ -99,7 +99,7 @@ class UnsettledSettings:
         self.take_from(alias, name, self._values[alias])
 
     def refused(self, name: str, problem: str) -> ConfigError:
-        """The error that says what is wrong with a setting, beside others."""
+        """Return the error that says what is wrong with a setting in combination with others."""
         setting = SETTINGS[name]
         value: Any = self._values[name]
         if setting.hides_value:

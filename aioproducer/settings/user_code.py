@@ -1,6 +1,6 @@
-"""Kinds of values that are the user's Python code: functions, and objects with certain methods.
+"""Types of values that are Python code of the user: functions, and objects with certain methods.
 
-A file can name some of Java's classes in their place."""
+A file can name some of Java's classes instead."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aioproducer.settings.value_types import ValueType
 
 @dataclass(frozen=True, slots=True)
 class UserCode(ValueType):
-    """Something that only Python code can give: a function, or an object with one of some methods."""
+    """A value that only Python code can provide: a function, or an object with one of several methods."""
 
     what: str
     methods: tuple[str, ...] = ()
@@ -33,7 +33,7 @@ class UserCode(ValueType):
         raise ValueError(f"must be {self.what}")
 
     def shown(self, value: Any) -> str:
-        # Its repr may show anything.
+        # The object's repr may contain anything.
         return f"<{getattr(value, '__qualname__', None) or type(value).__qualname__}>"
 
     @property
@@ -86,7 +86,7 @@ class InterceptorList(UserCode):
 
 @dataclass(frozen=True, slots=True)
 class PartitionerChoice(UserCode):
-    """A partitioner by name or as a function, or a Java class that has a counterpart."""
+    """A partitioner: its name, a function, or a Java class that has a counterpart."""
 
     what: str = "a name or f(key, all, available)"
 

@@ -1,8 +1,8 @@
-"""The types of the values that settings can have: how text becomes one, which are refused, how one is shown.
+"""The types of setting values: how text is converted, which values are rejected, and how a value is shown.
 
-`parse` takes text (of a file, the environment, another client's configuration) and gives what a keyword would
-have been given. `check` takes that and gives what ProducerConfig holds, in seconds and bytes. Both raise
-ValueError with the end of a sentence; the caller prepends the setting's name and value."""
+`parse` converts text (from a file, the environment or another client's configuration) to what a keyword argument would
+be. `check` converts that to what ProducerConfig stores, in seconds and bytes. Both raise a ValueError whose text is
+the end of a sentence; the caller prepends the name and the value of the setting."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _FALSE = ("false", "f", "0")
 
 @dataclass(frozen=True, slots=True)
 class ValueType:
-    """Any text. Base of the others."""
+    """Any text. The base class of the others."""
 
     def parse(self, text: str) -> Any:
-        """The keyword's value that `text` stands for."""
+        """Return the keyword argument that `text` stands for."""
         return text
 
     def check(self, value: Any) -> Any:
-        """The value as ProducerConfig holds it."""
+        """Return the value as it is stored in ProducerConfig."""
         if not isinstance(value, str) or not value:
             raise ValueError("must be a str that is not empty")
         if not value.isascii() and any("\ud800" <= one <= "\udfff" for one in value):
@@ -42,12 +42,12 @@ class ValueType:
         return value
 
     def shown(self, value: Any) -> str:
-        """A value of ProducerConfig as a user would have written it."""
+        """Return a value of ProducerConfig as a user would write it."""
         return str(value)
 
     @property
     def described(self) -> str:
-        """Type and unit, for the documentation."""
+        """The type and the unit, for the documentation."""
         return "str"
 
 
@@ -59,7 +59,7 @@ class Milliseconds(ValueType):
     minimum: float = 0
     per_second: int = 1000
     maximum: float = 2**53 - 1
-    """For settings that are sent in requests, the largest value of the field."""
+    """The largest value of the field, for settings that are sent in requests."""
 
     def parse(self, text: str) -> float:
         if not _NUMBER.fullmatch(text.strip()):
@@ -92,7 +92,7 @@ class Milliseconds(ValueType):
 
 @dataclass(frozen=True, slots=True)
 class IdleTime(Milliseconds):
-    """A duration after which something ends; 0 or None, as in aiokafka, is never."""
+    """A duration after which something ends. As in aiokafka, 0 or None means never."""
 
     def check(self, value: Any) -> float:
         return 0.0 if value is None else Milliseconds.check(self, value)
@@ -100,7 +100,7 @@ class IdleTime(Milliseconds):
 
 @dataclass(frozen=True, slots=True)
 class Fraction(ValueType):
-    """A number between two others."""
+    """A number within limits."""
 
     minimum: float
     maximum: float
@@ -185,11 +185,11 @@ class Switch(ValueType):
 
 @dataclass(frozen=True, slots=True)
 class Choice(ValueType):
-    """One of some words, in whatever case."""
+    """One of several words, in upper or lower case."""
 
     words: tuple[str, ...]
     others: tuple[tuple[str, str], ...] = ()
-    """Words that only other clients accept, each with advice."""
+    """Words that only other clients accept, with advice for each."""
 
     def check(self, value: Any) -> str:
         said = value.strip().lower() if isinstance(value, str) else None
@@ -206,10 +206,10 @@ class Choice(ValueType):
 
 @dataclass(frozen=True, slots=True)
 class Words(ValueType):
-    """A list of words, or one text in which they are separated."""
+    """A list of words, or one string in which they are separated."""
 
     words: tuple[str, ...] = ()
-    """All that there may be; any if empty."""
+    """The allowed words; empty if all are allowed."""
     separators: str = ","
 
     def check(self, value: Any) -> tuple[str, ...]:
@@ -340,7 +340,7 @@ class Pairs(ValueType):
 
 @dataclass(frozen=True, slots=True)
 class Acks(ValueType):
-    """How many acknowledgements: 0, 1 or all."""
+    """The number of acknowledgements: 0, 1 or all."""
 
     def parse(self, text: str) -> str:
         return text.strip()
@@ -380,7 +380,7 @@ class Compression(ValueType):
 
 @dataclass(frozen=True, slots=True)
 class Servers(ValueType):
-    """Bootstrap addresses: "host:port,host:port" or a list of such."""
+    """Bootstrap addresses: "host:port,host:port", or a list of such strings."""
 
     def check(self, value: Any) -> tuple[tuple[str, int], ...]:
         parts = value.split(",") if isinstance(value, str) else value
