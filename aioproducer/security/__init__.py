@@ -1,1 +1,1 @@
-"""Addresses that may be connected to, TLS, and who the client is."""
+"""Which addresses may be connected to, TLS, and authentication."""

@@ -1,6 +1,6 @@
 """Checks of addresses: what the user's filters return, and which IP addresses are refused by default.
 
-Pure functions: Brokers asks before it dials, the dialer before it opens a socket."""
+Pure functions, which Brokers calls before it connects and the dialer before it opens a socket."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_SHOWN = 80
 
 
 def as_address(value: object) -> tuple[str, int] | None:
-    """The value if it is (host, port), else None."""
+    """Return the value if it is (host, port), else None."""
     if not isinstance(value, tuple) or len(value) != 2:
         return None
     host, port = value
@@ -38,7 +38,7 @@ def described(value: object) -> str:
 
 
 def refusal(ask: ResolvedAddressFilter | None, host: str, address: str, port: int) -> str | None:
-    """Why no socket is opened to this IP address of `host`; None if one may be."""
+    """Return why no socket may be opened to this IP address of `host`; None if it may."""
     if ask is None:
         if is_link_local(address):
             return f"{address} is a link-local address; to allow it, set resolved_address_filter"
@@ -57,11 +57,12 @@ def refusal(ask: ResolvedAddressFilter | None, host: str, address: str, port: in
 
 
 def is_link_local(address: str) -> bool:
-    """The address is in 169.254.0.0/16 or fe80::/10, as those of clouds that serve credentials are."""
+    """Return whether the address is in 169.254.0.0/16 or fe80::/10, where clouds have the servers of their
+    credentials."""
     try:
         found = ip_address(address.partition("%")[0])
     except ValueError:
-        return False  # not an IP address: a resolver of its own kind
+        return False  # not an IP address: it comes from a special resolver
     if isinstance(found, IPv6Address) and found.ipv4_mapped is not None:
         return found.ipv4_mapped.is_link_local
     return found.is_link_local

@@ -1,7 +1,7 @@
-"""Authenticates to a broker by SASL, and again before the session ends (KIP-152, KIP-368).
+"""Authenticates to a broker with SASL, and again before the session ends (KIP-152, KIP-368).
 
-Each connection has an Authentication, to which it passes a function that sends requests. The machines of `sasl` create
-the messages. Nothing here stores them."""
+Each connection has an Authentication, to which it passes a function that sends requests. The state machines in `sasl`
+create the messages, and nothing here stores them."""
 
 from __future__ import annotations
 
@@ -37,22 +37,23 @@ if TYPE_CHECKING:
 
 
 MAX_ROUNDS = 16
-"""Tokens that one authentication may take: SCRAM takes 2, GSSAPI some 4."""
+"""The maximum number of tokens in one authentication: SCRAM needs 2, GSSAPI about 4."""
 
 LONGEST_SESSION = 365 * 86400.0
-"""Seconds; what a broker says beyond that is as good as for ever, and no clock overflows."""
+"""Seconds. A longer session is as good as endless, and with this limit no clock overflows."""
 
 SHORTEST_SESSION = 1.05
-"""Seconds from one authentication of a connection to the next at least: sooner, Kafka refuses (KafkaChannel)."""
+"""The minimum number of seconds between two authentications of a connection. Kafka refuses earlier ones
+(KafkaChannel)."""
 
 Ask: TypeAlias = Callable[[Message, int], Awaitable[Message]]
 """Sends a request in a version and returns the answer."""
 Step: TypeAlias = Callable[[bytes | None], Awaitable[bytes | None]]
-"""A step of a machine, in a thread if it is slow."""
+"""Runs a step of a machine, in a thread if it is slow."""
 
 
 class Authentication:
-    """The authentication of one connection. The broker may limit the session; without a limit it never ends."""
+    """The authentication of one connection. The broker may limit the length of the session; otherwise it never ends."""
 
     def __init__(self, login: Login, who: object, *, host: str, timeout: float, renew_at: float) -> None:
         """Does not request credentials yet.
@@ -76,15 +77,15 @@ class Authentication:
 
     @property
     def has_end(self) -> bool:
-        """Whether the broker ends the session unless we authenticate again."""
+        """True if the broker ends the session unless we authenticate again."""
         return self._ends_at is not None
 
     async def credentials(self) -> Mechanism:
-        """A fresh machine. The user's function may hang, but no longer than any step may take.
+        """Return a new machine. The user's function may hang, but no longer than any other step.
 
         Raises:
             AuthenticationError: there are no credentials.
-            BrokerConnectionError: they take too long.
+            BrokerConnectionError: the credentials were not available in time.
         """
         try:
             async with asyncio.timeout(self._timeout):
@@ -94,7 +95,8 @@ class Authentication:
         except KafkaError:
             raise
         except Exception as error:
-            # Any other exception of the user's objects ends start() at once, but not a session that is still valid.
+            # Any other exception raised by the user's objects ends start() immediately, but not a session that is
+            # still valid.
             problem = f"{self._who}: no credentials: {type(error).__name__}"
             raise AuthenticationError(problem) from error
         raise BrokerConnectionError(f"{self._who}: no credentials within {self._timeout:g} s", written=False)
@@ -106,7 +108,7 @@ class Authentication:
             AuthenticationError, UnsupportedSaslMechanismError, BrokerError: as `authenticate`.
             BrokerConnectionError: the connection broke, or a step of the machine took too long.
         """
-        began = self._loop.time()  # the broker's clock starts later, when it has answered
+        began = self._loop.time()  # the broker counts from later on, when it has answered
         try:
             length = await authenticate(ask, partial(self._step, mechanism), mechanism, versions, self._who)
         except AuthenticationError:
@@ -152,22 +154,23 @@ class Authentication:
 async def authenticate(
     ask: Ask, step: Step, mechanism: Mechanism, versions: BrokerVersions, who: object
 ) -> float | None:
-    """Prove who we are, and let the broker prove it where the mechanism can (KIP-43, KIP-152).
+    """Authenticate to the broker, and let the broker authenticate itself if the mechanism supports that (KIP-43,
+    KIP-152).
 
     Args:
-        ask: how to talk to the broker.
+        ask: sends a request to the broker.
         step: runs a step of the machine.
-        mechanism: the machine, a fresh one.
-        versions: what the broker speaks.
+        mechanism: a new machine.
+        versions: the versions that the broker supports.
         who: the connection, for error texts.
 
     Returns:
-        Seconds that the session lasts from the last answer on (KIP-368); None for ever.
+        The length of the session in seconds, counted from the last answer (KIP-368); None if it does not end.
 
     Raises:
-        AuthenticationError: the broker refuses us, or we refuse the broker.
-        UnsupportedSaslMechanismError: the broker does not take this mechanism.
-        BrokerError: the broker fails otherwise.
+        AuthenticationError: the broker rejects us, or we reject the broker.
+        UnsupportedSaslMechanismError: the broker does not support this mechanism.
+        BrokerError: the broker reports another error.
     """
     try:
         await _agree_on(ask, mechanism.name, versions, who)
@@ -193,7 +196,7 @@ async def authenticate(
 async def _agree_on(ask: Ask, name: str, versions: BrokerVersions, who: object) -> None:
     version = versions.of(ApiKey.SASL_HANDSHAKE)
     if version < 1:
-        # Before KIP-152 tokens travelled without frames of Kafka's own.
+        # Before KIP-152 tokens were sent without Kafka's frames.
         raise UnsupportedVersionError("it speaks SaslHandshake in version 0 only")
     answer = await ask(SaslHandshakeRequest(mechanism=name), version)
     assert isinstance(answer, SaslHandshakeResponse)

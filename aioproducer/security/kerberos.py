@@ -1,6 +1,6 @@
-"""GSSAPI (RFC 4752) with Kerberos: a machine like those of `sasl`, on the system's library. Extra: aioproducer[gssapi].
+"""GSSAPI (RFC 4752) with Kerberos: a machine like those in `sasl`, which uses the system's library.
 
-Each step may ask the key distribution centre, so each of them runs in a thread."""
+Extra: aioproducer[gssapi]. Each step runs in a thread, because it may contact the key distribution centre."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from aioproducer.errors import AuthenticationError, ConfigError, escaped
 
 NO_LAYER = 1
-"""The bit for "authentication only": Kafka has no layer of its own behind it."""
+"""The bit for "authentication only": Kafka does not use GSSAPI's security layers."""
 
 
 class Gssapi:
-    """One authentication. The ticket comes from the system's cache (kinit), or by a keytab."""
+    """One authentication. The ticket comes from the system's cache (kinit), or is obtained with a keytab."""
 
     name = "GSSAPI"
     is_slow = True
@@ -22,13 +22,13 @@ class Gssapi:
     def __init__(
         self, service: str, host: str, *, principal: str | None = None, keytab: str | None = None
     ) -> None:
-        """Nothing is asked for yet.
+        """Does not request a ticket yet.
 
         Args:
-            service: of the brokers' principals, e.g. "kafka".
-            host: the broker's name in its principal, service/host@REALM.
-            principal: who we are; the cache's or the keytab's only one by default.
-            keytab: a file with our key.
+            service: the first part of the brokers' principals, e.g. "kafka".
+            host: the broker's name in its principal (service/host@REALM).
+            principal: this client's principal; by default the only one of the cache or the keytab.
+            keytab: a file that contains this client's key.
 
         Raises:
             ConfigError: the library is missing.
@@ -45,7 +45,7 @@ class Gssapi:
         """See `aioproducer.security.sasl.Mechanism.step`. Blocks.
 
         Raises:
-            AuthenticationError: there is no ticket, or the broker does not prove who it is.
+            AuthenticationError: there is no ticket, or the broker does not authenticate itself.
         """
         take, self._next = self._next, None
         if take is None:
@@ -57,7 +57,7 @@ class Gssapi:
         raise AuthenticationError(f"GSSAPI: {why}")
 
     def conceal(self, text: str) -> str:
-        """See `aioproducer.security.sasl.Mechanism.conceal`. The broker gets no secret."""
+        """See `aioproducer.security.sasl.Mechanism.conceal`. The broker does not receive a secret."""
         return text
 
     def _begin(self, challenge: bytes) -> bytes | None:
@@ -80,19 +80,19 @@ class Gssapi:
             name = gssapi.Name(self._principal, gssapi.NameType.kerberos_principal)
         if self._keytab is None:
             return gssapi.Credentials(name=name, usage="initiate")
-        # With a cache of its own: tickets of the same process for other principals stay apart.
+        # With a cache of its own, so that tickets for other principals of the same process are kept apart.
         cache = f"MEMORY:aioproducer {self._principal} {self._keytab}"
         store = {"client_keytab": self._keytab, "ccache": cache}
         return gssapi.Credentials(name=name, usage="initiate", store=store)
 
     def _negotiate(self, challenge: bytes) -> bytes | None:
-        """Tokens go to and fro until both sides have proved who they are."""
+        """Tokens are exchanged until both sides are authenticated."""
         token: bytes | None = self._context.step(challenge or None)
         self._next = self._agree if self._context.complete else self._negotiate
         return token or b""
 
     def _agree(self, challenge: bytes) -> bytes | None:
-        """The broker offers security layers and a buffer size; we want no layer, so no buffer either."""
+        """The broker offers security layers and a buffer size; we choose no layer, and hence no buffer."""
         offer = self._context.unwrap(challenge).message
         if len(offer) != 4 or not offer[0] & NO_LAYER:
             raise AuthenticationError("GSSAPI: the broker demands a security layer; Kafka has TLS for that")

@@ -1,7 +1,7 @@
 """The TLS context and the credentials for each connection of a producer.
 
-The connections of a producer share one Login, which reads certificates again when their files change, and keeps tokens
-while they are fresh. Only this module calls the user's callables."""
+The connections of a producer share one Login. It reads certificates again when their files change, and reuses tokens
+while they are valid. Only this module calls the user's functions."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from aioproducer.config import ProducerConfig
 
 COMPUTING = 4
-"""Steps of machines that are computed at a time: SCRAM derives keys, Kerberos asks its servers."""
+"""The maximum number of slow steps that run at the same time: SCRAM derives keys, and Kerberos contacts its servers."""
 
 
 class Login:
-    """Belongs to the event loop that it is first used on."""
+    """It belongs to the event loop in which it is first used."""
 
     def __init__(
         self,
@@ -40,13 +40,13 @@ class Login:
         clock: Callable[[], float] = time.time,
         make_nonce: Callable[[], str] = lambda: secrets.token_urlsafe(24),
     ) -> None:
-        """Nothing is opened, called or asked for yet.
+        """Does not open a file, call a function or request a token yet.
 
         Args:
             config: the settings ssl_* and sasl_*.
-            random: spreads the moments at which tokens are renewed.
+            random: varies the times at which tokens are renewed.
             clock: seconds since 1970, to read when a token expires.
-            make_nonce: for SCRAM; must not be foreseeable.
+            make_nonce: returns a nonce for SCRAM, which must be unpredictable.
         """
         self._config = config
         self.log = config.log
@@ -59,27 +59,27 @@ class Login:
         self._tls = TlsContext(config)
         self._provider = _provider(config) if config.sasl_mechanism == "OAUTHBEARER" else None
         self._reading, self._asking = Threads(), Threads()
-        """For files, and for the user's functions: one call at a time of each."""
+        """For files, and for the user's functions; one call of each kind at a time."""
         self._computing = Threads(COMPUTING)
         self._fetching = asyncio.Lock()
         """Connections that need a token at the same time fetch one."""
         self._token: OAuthToken | None = None
         self._token_until = 0.0
-        """Loop time at which the token is no longer young."""
+        """The loop time until which the token is reused."""
 
     async def tls_context(self) -> ssl.SSLContext:
-        """The context for a new connection; files are read in a thread.
+        """Return the context for a new connection. Files are read in a thread.
 
         Raises:
-            ConfigError: a file can't be read or makes no sense.
+            ConfigError: a file can't be read, or its content is invalid.
         """
         return await self._reading.call(self._tls.current)
 
     async def mechanism(self, host: str) -> Mechanism:
-        """A machine for one authentication with the broker of that name, with the credentials of this moment.
+        """Return a machine for one authentication to the broker of that name, with the current credentials.
 
         Raises:
-            AuthenticationError: the user's callable failed, or what it returned can't be sent.
+            AuthenticationError: the user's function failed, or what it returned can't be sent.
             ConfigError: a library is missing.
         """
         config = self._config
@@ -102,11 +102,11 @@ class Login:
         )
 
     async def step(self, mechanism: Mechanism, challenge: bytes | None) -> bytes | None:
-        """A step of a machine that is slow, in a thread. Raises what the step raises."""
+        """Run a slow step of a machine in a thread. Raises what the step raises."""
         return await self._computing.call(mechanism.step, challenge)
 
     def refused(self) -> None:
-        """A broker did not believe us: the next authentication asks for a new token."""
+        """Note that a broker rejected our credentials: the next authentication requests a new token."""
         self._token = None
 
     async def _ask(self, setting: str, function: Callable[[], Any]) -> Any:
@@ -165,7 +165,7 @@ class Login:
         share += config.sasl_login_refresh_window_jitter * self._random.random()
         youth = life * share
         shortest, buffer = config.sasl_login_refresh_min_period, config.sasl_login_refresh_buffer
-        if shortest + buffer < life:  # else the token is too short-lived for either
+        if shortest + buffer < life:  # else the token's lifetime is too short for either
             youth = max(min(youth, life - buffer), shortest)
         return max(youth, 0.0)
 
@@ -192,7 +192,7 @@ def _provider(config: ProducerConfig) -> Callable[[], Any]:
 
 
 def _as_pair(value: object) -> tuple[str, Secret] | str:
-    """User name and password; or what was returned instead."""
+    """Return the user name and password, or whatever was returned instead."""
     if not isinstance(value, tuple | list) or len(value) != 2:
         return _shown(value)
     username, password = value
@@ -204,7 +204,7 @@ def _as_pair(value: object) -> tuple[str, Secret] | str:
 
 
 def _as_token(value: object, now: float) -> OAuthToken | str:
-    """The token; or what was returned instead."""
+    """Return the token, or whatever was returned instead."""
     returned = _shown(value)
     try:
         token = OAuthToken.of(value, now)
@@ -214,7 +214,7 @@ def _as_token(value: object, now: float) -> OAuthToken | str:
 
 
 def _shown(returned: object) -> str:
-    """Types alone: what the user's function returned may hold a password."""
+    """Return only types: what the user's function returned may contain a password."""
     if not isinstance(returned, tuple | list):
         return type(returned).__name__
     types = ", ".join(type(part).__name__ for part in returned[:5])
@@ -222,7 +222,7 @@ def _shown(returned: object) -> str:
 
 
 async def _call(threads: Threads, setting: str, function: Callable[[], Any]) -> Any:
-    """Call the user's function: on the loop if it is async, else in a thread, since it may ask the network.
+    """Call the user's function: in the event loop if it is async, else in a thread, since it may use the network.
 
     Raises:
         AuthenticationError: it raised; its error is the cause.
@@ -238,7 +238,7 @@ async def _call(threads: Threads, setting: str, function: Callable[[], Any]) -> 
     except (AuthenticationError, ConfigError):
         raise
     except Exception as error:
-        # Its text is not repeated: what the user's function says may hold what it was asked for.
+        # Its text is not repeated, because it may contain the credentials.
         raise AuthenticationError(
             f"{setting} ({qualified_name(function)}) raised {type(error).__name__}"
         ) from error

@@ -1,6 +1,6 @@
-"""PEM text: laid out as OpenSSL reads it, and what is wrong with it where OpenSSL only says that it can't use it.
+"""Prepares PEM text for OpenSSL, and finds out what is wrong with a text that OpenSSL cannot use.
 
-Called by tls. Opens no file; nothing of what a text contains is in a sentence made here."""
+Called by tls. It opens no file, and its error messages contain nothing of the text."""
 
 from __future__ import annotations
 
@@ -17,25 +17,26 @@ _CERTIFICATE = re.compile(r"-----BEGIN (X509 |TRUSTED )?CERTIFICATE-----")
 _CRL = re.compile(r"-----BEGIN X509 CRL-----")
 _KEY = re.compile(r"-----BEGIN ([A-Z]+ )*PRIVATE KEY-----")
 _PKCS12 = re.compile(rb"\x30(?:[\x00-\x80]|\x81.|\x82..|\x83...|\x84....)\x02\x01\x03", re.DOTALL)
-"""A sequence that begins with version 3 (RFC 7292, 4: PFX)."""
+"""An ASN.1 sequence that begins with version 3 (RFC 7292, 4: PFX)."""
 
 
 class Source(NamedTuple):
-    """A PEM text, and where it comes from."""
+    """A PEM text and its source."""
 
     setting: str
     name: str
     """The path of the file, or "the text"."""
     text: Secret | None
-    """None: it is still in the file."""
+    """None if it is still in the file."""
 
     def matches(self, pattern: re.Pattern[str]) -> bool:
-        """Whether the text contains the pattern."""
+        """Return whether the text contains the pattern."""
         return self.text is not None and pattern.search(self.text.reveal()) is not None
 
 
 def in_lines(pem: str) -> str:
-    """PEM as OpenSSL wants it: a properties file may have it in one line, with blanks (KIP-651)."""
+    """Return PEM text with the line breaks that OpenSSL requires. In a properties file it may be one line with blanks
+    (KIP-651)."""
     text = pem.strip()
     return text if "\n" in text else _BLOCK.sub(_block_in_lines, text)
 
@@ -47,12 +48,12 @@ def _block_in_lines(block: re.Match[str]) -> str:
 def own_problem(
     certificate: Source, key: Source, reason: str | None, encrypted_with: str
 ) -> tuple[Source, str]:
-    """Which of both is to blame that OpenSSL can't use a certificate with its key, and why.
+    """Find out why OpenSSL cannot use a certificate with its key. Return which of the two is at fault, and the reason.
 
     Args:
-        certificate: this client's certificate with its chain.
+        certificate: this client's certificate and its chain.
         key: its private key, perhaps in the same text.
-        reason: OpenSSL's, if it gave one. Both texts have been read.
+        reason: OpenSSL's reason, if there is one. Both texts have been read.
         encrypted_with: the setting whose password was used for the key; empty if OpenSSL did not ask for it.
     """
     if reason == "KEY_VALUES_MISMATCH":
@@ -76,7 +77,7 @@ def own_problem(
 
 
 def trusted_problem(data: bytes, what: str) -> str:
-    """Why OpenSSL can't use a text of certificates (`what` is CERTIFICATE) or revocation lists (CRL)."""
+    """Return why OpenSSL cannot use a text of certificates (`what` is CERTIFICATE) or revocation lists (CRL)."""
     text = data.decode("ascii", "replace")
     pattern, name = (_CERTIFICATE, "certificate") if what == CERTIFICATE else (_CRL, "revocation list")
     if not pattern.search(text):
@@ -85,12 +86,12 @@ def trusted_problem(data: bytes, what: str) -> str:
 
 
 def has_crl(data: bytes) -> bool:
-    """Whether a revocation list begins somewhere in it."""
+    """Return whether the text contains the beginning of a revocation list."""
     return _CRL.search(data.decode("ascii", "replace")) is not None
 
 
 def store_problem(data: bytes, prefix: str, has_password: bool) -> str:
-    """Why a key store or trust store is not read as PKCS12."""
+    """Return why a key store or trust store cannot be read as PKCS12."""
     if not data:
         return "the file is empty"
     if b"-----BEGIN " in data:

@@ -1,7 +1,7 @@
-"""SASL mechanisms as machines: `step(challenge)` gives the reply. No socket, no task, no clock.
+"""SASL mechanisms as state machines: `step(challenge)` returns the reply. No socket, no task, no clock.
 
-The connection carries the bytes. A machine serves one authentication and raises AuthenticationError, nothing
-else, whatever a peer sends; no error shows a password, a token or a proof."""
+The connection sends and receives the bytes. A machine serves one authentication. Whatever the peer sends, it raises
+nothing but AuthenticationError, and no error shows a password, a token or a proof."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MIN_ITERATIONS = 4096
 """With fewer, an eavesdropper could cheaply guess the password from the proof (RFC 7677, 4; also Kafka's minimum)."""
 
 MAX_ITERATIONS = 1_000_000
-"""More would only burn processor time: about a second in a thread."""
+"""More would only waste processor time: about a second in a thread."""
 
 _HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 
@@ -36,15 +36,15 @@ class Mechanism(Protocol):
     """One authentication by one mechanism."""
 
     name: str
-    """As Kafka calls it."""
+    """Kafka's name for the mechanism."""
     is_slow: bool
-    """The next step computes for long, or asks the network: run it in a thread."""
+    """The next step takes long to compute, or uses the network: it must run in a thread."""
 
     def step(self, challenge: bytes | None) -> bytes | None:
-        """Answer the broker's challenge; None begins. None is returned once there is nothing left to say.
+        """Answer the broker's challenge; the first one is None. Return None if no answer is needed.
 
         Raises:
-            AuthenticationError: the broker does not prove who it is, or its challenge makes no sense.
+            AuthenticationError: the broker does not authenticate itself, or its challenge is invalid.
         """
 
     def conceal(self, text: str) -> str:
@@ -52,7 +52,7 @@ class Mechanism(Protocol):
 
 
 class _Machine:
-    """The steps of a mechanism in their order; each names the next one."""
+    """A mechanism whose steps follow one another; each step names the next one."""
 
     name: str
     is_slow = False
@@ -62,7 +62,7 @@ class _Machine:
 
     def step(self, challenge: bytes | None) -> bytes | None:
         """See `Mechanism.step`."""
-        take, self._next = self._next, None  # a machine that raised has no next step
+        take, self._next = self._next, None  # after an error there is no next step
         if take is None:
             raise AuthenticationError(f"{self.name}: the broker goes on after the end")
         return take(challenge or b"")
@@ -75,7 +75,7 @@ class _Machine:
         raise NotImplementedError
 
     def _end(self, challenge: bytes) -> None:
-        """The broker has taken the only message: it has nothing to say."""
+        """The broker has accepted the only message, and must not send anything."""
         if challenge:
             raise AuthenticationError(
                 f"{self.name}: the broker sends a challenge that the mechanism doesn't know"
@@ -83,7 +83,7 @@ class _Machine:
 
 
 class Plain(_Machine):
-    """PLAIN (RFC 4616): user and password as they are, so on an encrypted connection only."""
+    """PLAIN (RFC 4616): sends the user name and the password in clear text, so it is only for encrypted connections."""
 
     name = "PLAIN"
 
@@ -105,7 +105,7 @@ class Plain(_Machine):
 class Scram(_Machine):
     """SCRAM-SHA-256 and SCRAM-SHA-512 (RFC 5802, 7677), without channel binding, which Kafka does not have.
 
-    Names and passwords are taken as they are: Kafka derives its keys without SASLprep (`ScramFormatter`).
+    Names and passwords are used unchanged, because Kafka derives its keys without SASLprep (`ScramFormatter`).
     """
 
     def __init__(
@@ -115,10 +115,10 @@ class Scram(_Machine):
 
         Args:
             mechanism: "SCRAM-SHA-256" or "SCRAM-SHA-512".
-            username: as it was created; or the id of a delegation token.
-            password: or the token's HMAC.
-            nonce: printable characters without a comma, never used before and not to be guessed.
-            token_auth: user and password are a delegation token (KIP-48).
+            username: as it was created in Kafka, or the id of a delegation token.
+            password: the password, or the token's HMAC.
+            nonce: printable characters without a comma; unpredictable and never used before.
+            token_auth: the user name and the password are those of a delegation token (KIP-48).
 
         Raises:
             AuthenticationError: user name or password can't be sent.
@@ -139,7 +139,7 @@ class Scram(_Machine):
         return f"n,,{self._first_bare}".encode()
 
     def _prove(self, challenge: bytes) -> bytes:
-        """Check what the server says of salt and iterations, and answer with the proof."""
+        """Check the server's salt and iteration count, and answer with the proof."""
         self.is_slow = False
         server_first = self._text(challenge)
         nonce, salt, iterations = self._server_first(server_first)
@@ -172,7 +172,7 @@ class Scram(_Machine):
         return nonce, salt, iterations
 
     def _verify(self, challenge: bytes) -> None:
-        """Only who knows the keys of this password can have signed the exchange."""
+        """Only a server that knows the keys of this password can have signed the exchange."""
         text = self._text(challenge)
         self._refuse_error(text)
         parts = re.fullmatch(r"v=([A-Za-z0-9+/]+=*)(?:,[A-Za-z]=.*)?", text)
@@ -229,7 +229,8 @@ class OAuthBearer(_Machine):
         return text.replace(self._token.reveal(), "<hidden>")
 
     def _answered(self, challenge: bytes) -> bytes | None:
-        """An empty answer is a success. Else it says why not, and wants a last word before it fails us."""
+        """An empty answer means success. Otherwise it contains the reason, and the broker expects one more message
+        before it rejects the client."""
         if not challenge:
             return None
         self._next = self._refused
@@ -245,7 +246,7 @@ class OAuthBearer(_Machine):
 
 
 class OAuthToken:
-    """A token, how long it will be valid, and the SASL extensions that go with it (KIP-342)."""
+    """A token, its remaining lifetime, and the SASL extensions to send with it (KIP-342)."""
 
     __slots__ = ("extensions", "lifetime", "value")
 
@@ -259,7 +260,7 @@ class OAuthToken:
 
         Args:
             value: the token that follows "Bearer".
-            lifetime: seconds from now on, or None if unknown. The token is reused for the first 80 % of it.
+            lifetime: seconds from now, or None if unknown. The token is reused for the first 80 % of it.
             extensions: names and values for the broker, e.g. {"logicalCluster": "lkc-1"}.
 
         Raises:
@@ -277,20 +278,20 @@ class OAuthToken:
         return f"OAuthToken(<hidden>, lifetime={self.lifetime})"
 
     def with_extensions(self, extensions: Mapping[str, str]) -> OAuthToken:
-        """The same token with these extensions."""
+        """Return the same token with these extensions."""
         return OAuthToken(self.value, self.lifetime, extensions)
 
     @classmethod
     def of(cls, returned: object, now: float) -> OAuthToken | None:
-        """A token made of what a token provider returned; None if that is not a token.
+        """Return a token made from what a token provider returned; None if that is not a token.
 
         Args:
-            returned: an OAuthToken, a text (of a JWT the lifetime is read), or a tuple (text, expiry in seconds
-                since 1970, principal, extensions) whose end may be left out.
+            returned: an OAuthToken, a str (if it is a JWT, its lifetime is read), or a tuple (str, expiry in seconds
+                since 1970, principal, extensions) of which the last items may be left out.
             now: seconds since 1970.
 
         Raises:
-            ConfigError: as the constructor.
+            ConfigError: as in the constructor.
         """
         if isinstance(returned, cls):
             return returned
@@ -303,7 +304,7 @@ class OAuthToken:
 
 
 def _token_problem(value: object, lifetime: object, extensions: object) -> str:
-    """The reason why these do not make a token; empty if they do."""
+    """Return why these values do not form a token; "" if they do."""
     if not isinstance(value, str | Secret):
         return f"the token must be a str or a Secret, not {type(value).__name__}"
     if not value:
@@ -321,7 +322,8 @@ def _token_problem(value: object, lifetime: object, extensions: object) -> str:
 
 
 def _parts_of(returned: object) -> tuple[Secret, float | None, Any] | None:
-    """Token, expiry in seconds since 1970, and extensions; None if a provider must not return this."""
+    """Return the token, its expiry in seconds since 1970, and the extensions; None if a provider must not return this
+    value."""
     if isinstance(returned, str | Secret):
         value = Secret(returned) if isinstance(returned, str) else returned
         return value, _jwt_expiry(value), None
@@ -335,7 +337,8 @@ def _parts_of(returned: object) -> tuple[Secret, float | None, Any] | None:
 
 
 def _jwt_expiry(token: Secret) -> float | None:
-    """When a JSON web token expires, in seconds since 1970. Nothing is verified: that is the broker's business."""
+    """Return when a JSON web token expires, in seconds since 1970. The token is not verified, which is the broker's
+    task."""
     if token.is_lost:
         return None
     parts = token.reveal().split(".")
@@ -352,9 +355,9 @@ def _jwt_expiry(token: Secret) -> float | None:
 def _scram_proof(
     name: str, password: Secret, salt: bytes, iterations: int, signed: bytes
 ) -> tuple[str, bytes]:
-    """The client's proof in Base64 and the signature that the server has to send (RFC 5802, 3).
+    """Return the client's proof in Base64, and the signature that the server has to send (RFC 5802, 3).
 
-    The names below are the RFC's. Nothing here raises, so no traceback shows them.
+    The names in it are those of the RFC. Nothing here raises, so no traceback shows them.
     """
     salted = hashlib.pbkdf2_hmac(name, password.reveal().encode(), salt, iterations)
     client_key = hmac.digest(salted, b"Client Key", name)
@@ -390,7 +393,7 @@ def _refuse_lost(mechanism: str, secret: Secret) -> None:
 
 
 def _is_plain_text(text: str) -> bool:
-    # No error leaves: that of the codec holds the text.
+    # No error is raised from here, because the codec's error contains the text.
     try:
         return b"\0" not in text.encode()
     except UnicodeEncodeError:

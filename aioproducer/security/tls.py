@@ -1,7 +1,8 @@
-"""Settings -> ssl.SSLContext: whom to trust and what to show, read again when the files change.
+"""Settings -> ssl.SSLContext.
 
-Opens files, so it is called in a thread. A context made here checks the broker's chain and host name and speaks
-TLS 1.2 or 1.3; only one that the user made by hand may do without the name."""
+Certificates are read again when their files change. Because it opens files, it is called in a thread. A context made
+here checks the broker's chain and host name and uses TLS 1.2 or 1.3; only a context that the user has made may omit
+the check of the name."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ _UNSAFE_SUITES = ":!aNULL:!eNULL"
 """Removes suites without a broker certificate or without encryption, also from groups such as HIGH and ALL."""
 
 _PLAINTEXT = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE")
-"""OpenSSL's reasons for a peer that does not answer in TLS."""
+"""OpenSSL's reasons if the peer's answer is not TLS."""
 
 _HINTS = {
     "CERTIFICATE_REQUIRED": "the broker wants a client certificate: set ssl_keystore_location",
@@ -62,14 +63,14 @@ _HINTS = {
         "the broker presented no certificate, which a cipher suite of ssl_context allows; add !aNULL to its ciphers"
     ),
 }
-"""By the end of OpenSSL's name of an alert."""
+"""Keyed by the last part of OpenSSL's name of the alert."""
 
 
 def check_settings(config: ProducerConfig) -> None:
-    """Refuse what only OpenSSL can judge, without opening a file. Called once, when the settings are checked.
+    """Reject settings that only OpenSSL can check, without opening a file. Called once, when the settings are checked.
 
     Raises:
-        ConfigError: the context can't be used, or a cipher suite is unknown or of no protocol that is enabled.
+        ConfigError: the context can't be used, or a cipher suite is unknown or belongs to no enabled protocol.
     """
     if config.ssl_context is not None:
         _check_context(config.ssl_context)
@@ -102,20 +103,21 @@ def _check_context(context: ssl.SSLContext) -> None:
 
 
 class TlsContext:
-    """The context of one producer. Files are looked at before each connection, and read when they changed."""
+    """The context of one producer. Before each connection it checks whether files have changed, and reads those that
+    have."""
 
     def __init__(self, config: ProducerConfig) -> None:
-        """Nothing is opened yet."""
+        """Does not open a file yet."""
         self._config = config
         self._log = config.log(__name__)
         self._context: ssl.SSLContext | None = None
         self._seen: tuple[object, ...] = ()
 
     def current(self) -> ssl.SSLContext:
-        """The context for a new connection. Blocks for as long as files are read.
+        """Return the context for a new connection. Blocks while files are read.
 
         Raises:
-            ConfigError: a file can't be read or makes no sense, and there is no context from before.
+            ConfigError: a file can't be read or its content is invalid, and there is no earlier context.
         """
         given: ssl.SSLContext | None = self._config.ssl_context
         if given is not None:
@@ -133,7 +135,7 @@ class TlsContext:
             except ConfigError as error:
                 if self._context is None:
                     raise
-                # A file that is just being written. The next connection looks again.
+                # The file may just be being written. The next connection checks it again.
                 self._log.warning("certificates can't be read again, the former ones stay: %s", error)
             else:
                 self._seen = seen
@@ -152,9 +154,10 @@ class TlsContext:
 
 
 def _stamp(path: str) -> object:
-    """Differs when a file was written or exchanged; symbolic links are followed, as Kubernetes needs it.
+    """Return a value that differs after a file was written or replaced.
 
-    A directory has no other time when a file in it is written, so its files count.
+    Symbolic links are followed, as Kubernetes requires. Writing a file does not change the time of its directory, so
+    the files of a directory are included.
     """
     try:
         found = os.stat(path)
@@ -166,10 +169,10 @@ def _stamp(path: str) -> object:
 
 
 def make_context(config: ProducerConfig) -> ssl.SSLContext:
-    """Read all files and make a context of them.
+    """Read all files and create a context.
 
     Raises:
-        ConfigError: a file can't be read or makes no sense; it names the setting.
+        ConfigError: a file can't be read, or its content is invalid. The error names the setting.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # checks chain and host name
     versions = [_VERSIONS[name] for name in config.ssl_enabled_protocols]
@@ -185,7 +188,7 @@ def make_context(config: ProducerConfig) -> ssl.SSLContext:
 
 
 def _set_ciphers(context: ssl.SSLContext, suites: tuple[str, ...]) -> None:
-    """Those of TLS 1.3 can't be chosen one by one: naming none of them leaves out TLS 1.3."""
+    """The suites of TLS 1.3 cannot be chosen one by one: if none of them is named, TLS 1.3 is not used."""
     if not suites:
         return
     older = _openssl_ciphers(suites)
@@ -198,10 +201,10 @@ def _set_ciphers(context: ssl.SSLContext, suites: tuple[str, ...]) -> None:
 
 
 def _openssl_ciphers(suites: tuple[str, ...]) -> list[str]:
-    """The suites below TLS 1.3 by OpenSSL's names; Java writes TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256.
+    """Return the suites below TLS 1.3 under OpenSSL's names. Java writes TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256.
 
     Raises:
-        ConfigError: OpenSSL knows no suite of the name, or only suites without a certificate or without encryption.
+        ConfigError: OpenSSL has no suite of that name, or only suites without a certificate or without encryption.
     """
     names = []
     for suite in suites:
@@ -251,7 +254,7 @@ def _names_suites(ciphers: str) -> bool:
 def _load_crl(context: ssl.SSLContext, path: str) -> None:
     with _named_problem(path, CRL):
         context.load_verify_locations(path)
-    if os.path.isfile(path) and not has_crl(_bytes_of(path)):  # certificates alone, which OpenSSL takes here
+    if os.path.isfile(path) and not has_crl(_bytes_of(path)):  # only certificates, which OpenSSL accepts here
         raise ValueError(trusted_problem(_bytes_of(path), CRL))
 
 
@@ -265,7 +268,7 @@ def _load_trusted(context: ssl.SSLContext, config: ProducerConfig) -> None:
     if text is not None:
         with _explained("ssl_truststore_certificates", "the text"):
             try:
-                # Only the text around the blocks may be something else.
+                # Only the text around the blocks may be of another encoding.
                 context.load_verify_locations(cadata=in_lines(text).encode("ascii", "replace").decode())
             except ssl.SSLError:
                 raise ValueError(trusted_problem(text.encode(), CERTIFICATE)) from None
@@ -291,7 +294,7 @@ def _load_trusted(context: ssl.SSLContext, config: ProducerConfig) -> None:
 
 
 def _load_own(context: ssl.SSLContext, config: ProducerConfig) -> None:
-    """This client's certificate and key (mTLS), if there are any."""
+    """Load this client's certificate and key (mTLS), if there are any."""
     chain, key = config.ssl_keystore_certificate_chain, config.ssl_keystore_key
     chain_path, key_path = config.ssl_certificate_location, config.ssl_key_location
     password = _Password(config.ssl_key_password)
@@ -324,15 +327,15 @@ def _load_own(context: ssl.SSLContext, config: ProducerConfig) -> None:
 
 
 def _source(setting: str, text: str | Secret | None, path_setting: str, path: str | None) -> Source:
-    """The text that was given, or else that in the file."""
+    """Return the given text, or else the text in the file."""
     if text is not None:
         return Source(setting, "the text", text if isinstance(text, Secret) else Secret(text))
-    assert path is not None  # settings/security.py refuses a key or a certificate without the other
+    assert path is not None  # settings/security.py rejects a key or a certificate without the other
     return Source(path_setting, path, None)
 
 
 def _read(source: Source) -> Source:
-    """The same with its text."""
+    """Return the same with its text."""
     if source.text is not None:
         return source
     with _explained(source.setting, source.name):
@@ -340,13 +343,13 @@ def _read(source: Source) -> Source:
 
 
 class _Password:
-    """OpenSSL calls this for the password of an encrypted key; otherwise it would prompt on the terminal."""
+    """OpenSSL calls this to get the password of an encrypted key. Without it, OpenSSL would prompt on the terminal."""
 
     def __init__(self, password: Secret | None, setting: str = "ssl_key_password") -> None:
         self._password = password
         self._setting = setting
         self.used = ""
-        """The setting whose password OpenSSL was given; empty if it did not ask."""
+        """The setting whose password was given to OpenSSL; empty if it did not ask."""
 
     def __call__(self) -> str:
         if self._password is None:
@@ -373,13 +376,13 @@ def _load_pkcs12(context: ssl.SSLContext, path: str, password: Secret | None) ->
 
 
 def _load_pem_text(context: ssl.SSLContext, key: Secret, chain: str, password: _Password) -> None:
-    """OpenSSL takes a chain from files only: one without a name where the system has such, else a private one."""
+    """OpenSSL reads a chain only from a file: an anonymous one if the system supports it, else a private one."""
     with contextlib.ExitStack() as stack:
         if hasattr(os, "memfd_create"):
             descriptor = os.memfd_create("pem")
             path = f"/proc/self/fd/{descriptor}"
         else:
-            descriptor, path = tempfile.mkstemp(suffix=".pem")  # readable for this user alone
+            descriptor, path = tempfile.mkstemp(suffix=".pem")  # readable only by this user
             stack.callback(os.unlink, path)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(f"{in_lines(key.reveal())}\n{in_lines(chain)}\n")
@@ -390,7 +393,7 @@ def _load_pem_text(context: ssl.SSLContext, key: Secret, chain: str, password: _
 def _pem_of(path: str) -> str:
     with open(
         path, encoding="ascii", errors="replace"
-    ) as file:  # only the text around the blocks is not ASCII
+    ) as file:  # only the text around the blocks may be non-ASCII
         return file.read()
 
 
@@ -403,7 +406,7 @@ def _bytes_of(path: str) -> bytes:
 
 
 def _kind(prefix: str, path: str, named: str | None) -> str:
-    """PEM or PKCS12: as it is named, else as the file begins."""
+    """PEM or PKCS12: from the name, or else from the beginning of the file."""
     with open(path, "rb") as file:
         start = file.read(64 * 1024)
     if start[:4] in (b"\xfe\xed\xfe\xed", b"\xce\xce\xce\xce"):
@@ -449,7 +452,7 @@ class _Crypto:
 
 @contextlib.contextmanager
 def _explained(setting: str, source: str) -> Iterator[None]:
-    """Errors of files and of OpenSSL as a ConfigError that names the setting. No content is shown."""
+    """Turn errors of files and of OpenSSL into a ConfigError that names the setting. No content is shown."""
     try:
         yield
     except ConfigError:
@@ -467,7 +470,7 @@ def _explained(setting: str, source: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _named_problem(path: str, what: str) -> Iterator[None]:
-    """Describe the problem of a file of certificates or revocation lists, since OpenSSL does not."""
+    """Describe the problem with a file of certificates or revocation lists, since OpenSSL does not."""
     try:
         yield
     except ssl.SSLError:
@@ -486,7 +489,7 @@ def _explained_own(certificate: Source, key: Source, password: _Password) -> Ite
     except ssl.SSLError as error:
         if all(source.text is not None or os.path.isfile(source.name) for source in sources):
             guilty, why = own_problem(_read(certificate), _read(key), error.reason, password.used)
-        else:  # a pipe has nothing more to say
+        else:  # a pipe cannot be read a second time
             why = f"OpenSSL can't use it ({error.reason or error})"
     except OSError as error:
         why = error.strerror or type(error).__name__
@@ -504,7 +507,8 @@ def _is_readable(path: str) -> bool:
 
 
 def certificate_name(host: str) -> str:
-    """The name that the certificate of a broker has to have: without the scope of an address or the root's dot."""
+    """Return the name that the broker's certificate must have: the host without an address scope and without a final
+    dot."""
     return host.partition("%")[0].rstrip(".")
 
 

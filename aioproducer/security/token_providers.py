@@ -1,7 +1,7 @@
 """Token providers for OAUTHBEARER: an OIDC provider's token endpoint, and Amazon's MSK signer.
 
-Each is an object to pass as `sasl_oauth_token_provider`. Libraries that it needs come with an extra of the package, and
-are imported for the first token."""
+Each is an object to pass as `sasl_oauth_token_provider`. The libraries that it needs come with an extra of the
+package, and are imported when the first token is requested."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from aioproducer.types import Secret
 __all__ = ["MskIamTokenProvider", "OidcTokenProvider"]
 
 MAX_ANSWER = 256 * 1024
-"""The largest accepted answer in bytes."""
+"""The maximum size of an answer, in bytes."""
 
 _HEADERS = {"Accept": "application/json", "Accept-Encoding": "identity"}
 
@@ -47,26 +47,27 @@ class OidcTokenProvider:
         retry_backoff_max: float = 10.0,
         attempts: int = 3,
     ) -> None:
-        """Nothing is asked for yet.
+        """Does not request a token yet.
 
         Args:
             url: the token endpoint; https, except on this machine. Redirects are not followed, and no proxy
                 or password is taken from the environment.
             client_id: the client's name.
             client_secret: its password.
-            scope: what the token shall be good for; None leaves it to the endpoint.
-            url_encode: encode id and secret before they are joined, as RFC 6749 has it and many servers don't.
-            ssl_context: whom to trust; the system's store by default.
+            scope: the scope of the token; None leaves it to the endpoint.
+            url_encode: encode the id and the secret before they are joined, which RFC 6749 requires and many servers
+                do not.
+            ssl_context: the trusted certificates; by default the system's store.
             connect_timeout: seconds.
             read_timeout: seconds.
             retry_backoff: seconds before the second attempt, doubled for each further one.
             retry_backoff_max: seconds; the longest pause.
-            attempts: how often to ask while the endpoint can't be reached or is out of order.
+            attempts: the number of attempts while the endpoint cannot be reached or fails.
 
         Raises:
-            ConfigError: the URL is not https, or holds a password.
+            ConfigError: the URL is not https, or contains a password.
         """
-        self._where = "without an endpoint"  # for a traceback that shows this half-made object
+        self._where = "without an endpoint"  # for a traceback that shows this incomplete object
         try:
             self._client_secret = (
                 client_secret if isinstance(client_secret, Secret) else Secret(client_secret)
@@ -96,7 +97,7 @@ class OidcTokenProvider:
         return f"<OidcTokenProvider {self._where}>"
 
     async def __call__(self) -> OAuthToken:
-        """A new token.
+        """Return a new token.
 
         Raises:
             AuthenticationError: the endpoint refuses, or can't be reached. No part of its answer is repeated.
@@ -134,7 +135,7 @@ class OidcTokenProvider:
                 if response.status_code != 200:
                     return f"HTTP status {response.status_code}", response.status_code >= 500
                 if response.headers.get("content-encoding", "identity").strip().lower() != "identity":
-                    # A thousand bytes can become a gigabyte, and httpx decodes all codings before it returns a byte.
+                    # A thousand bytes can expand to a gigabyte, and httpx decodes everything before it returns a byte.
                     return "a compressed answer, although the request says Accept-Encoding: identity", False
                 body = b""
                 async for part in response.aiter_raw():
@@ -176,9 +177,10 @@ def _httpx() -> Any:
 
 
 class MskIamTokenProvider:
-    """Amazon MSK with IAM: a URL signed for kafka-cluster:Connect is the token. Extra: aioproducer[msk].
+    """Amazon MSK with IAM: the token is a URL signed for kafka-cluster:Connect.
 
-    Amazon's own signer makes it, in a thread: its credentials may have to be fetched first.
+    Extra: aioproducer[msk]. Amazon's own signer creates it, in a thread, because it may have to fetch credentials
+    first.
     """
 
     def __init__(
@@ -206,7 +208,7 @@ class MskIamTokenProvider:
         return f"<MskIamTokenProvider {self._region}>"
 
     def __call__(self) -> OAuthToken:
-        """A token for the next 15 minutes. Blocks, and may raise whatever botocore raises.
+        """Return a token for the next 15 minutes. Blocks, and may raise whatever botocore raises.
 
         Raises:
             ConfigError: the library is missing.
