@@ -1,4 +1,5 @@
-"""Kafka for tests: a cluster in this process with faults by script, a real Apache Kafka beside it, and a double."""
+"""Kafka for tests: a cluster in this process with scripted faults, a real Apache Kafka in processes of its own, and a
+test double."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ __all__ = [
     "SentRecord",
 ]
 
-# Imported when it is asked for: pytest loads the plugin, and with it this module, in every project.
+# Imported on first use, because pytest loads the plugin, and with it this module, in every project.
 _MODULES = {
     "ApacheKafka": "aioproducer.testing.apache.kafka",
     "ApacheKafkaError": "aioproducer.testing.apache.kafka",

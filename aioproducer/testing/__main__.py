@@ -1,6 +1,6 @@
 """`python -m aioproducer.testing --brokers 3 --port 9092 --topic flights:12`: a cluster to play with.
 
-Prints one line when it is ready, and runs until SIGINT or SIGTERM.
+It prints one line when it is ready, and runs until SIGINT or SIGTERM.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def _stop_with_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> No
 
 
 async def serve(cluster: EmbeddedCluster, *, stop_with_stdin: bool = False) -> None:
-    """Run a cluster until a signal, or the end of standard input, asks for the end."""
+    """Run a cluster until a signal arrives or standard input ends."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -149,7 +149,7 @@ async def serve(cluster: EmbeddedCluster, *, stop_with_stdin: bool = False) -> N
 
 
 def main() -> int:
-    """The exit status: 0 after a signal, 1 if a port is taken, 2 if an argument makes no sense."""
+    """Return the exit status: 0 after a signal, 1 if a port is taken, 2 if an argument is invalid."""
     arguments = _arguments()
     try:
         cluster = _cluster(arguments)

@@ -1,4 +1,4 @@
-"""The few requests by which ApacheKafka looks at its brokers and creates topics: a connection for each."""
+"""The few requests with which ApacheKafka checks its brokers and creates topics, each over a connection of its own."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from aioproducer.testing.apache.jars import ApacheKafkaError
 from aioproducer.testing.apache.listeners import CLIENT
 
 _ANSWER_WAIT = 5.0
-"""Seconds for one answer: a paused broker accepts connections and says nothing."""
+"""Seconds for one answer: a paused broker accepts connections and does not answer."""
 _CREATE_WAIT = 30.0
 """Seconds that the controller may take for a new topic."""
 
-# Spoken by every broker since Kafka 2.4.
+# Supported by every broker since Kafka 2.4.
 _METADATA_VERSION = 9
 _CREATE_TOPICS_VERSION = 5
 
@@ -35,11 +35,11 @@ R = TypeVar("R", bound=Message)
 
 
 async def knows(broker: ApacheBroker, expected: Collection[int]) -> bool:
-    """Whether a broker that may be starting takes clients and knows all the `expected` ids to be alive."""
+    """Return whether a broker, which may be starting, accepts clients and sees all the `expected` ids as alive."""
     try:
         if not (await registered(broker.internal_port)).issuperset(expected):
             return False
-        # The client listener may speak TLS or want a password: that it accepts is all there is to see.
+        # The client listener may use TLS or require a password, so this only checks that it accepts connections.
         _, writer = await asyncio.open_connection(HOST, broker.ports[CLIENT])
         writer.close()
         await writer.wait_closed()
@@ -49,14 +49,14 @@ async def knows(broker: ApacheBroker, expected: Collection[int]) -> bool:
 
 
 async def registered(port: int) -> set[int]:
-    """The ids of all brokers that the broker at `port` knows to be alive."""
+    """Return the ids of all brokers that the broker at `port` sees as alive."""
     request = MetadataRequest(topics=[])
     answer = await _ask(port, request, MetadataResponse, _METADATA_VERSION, _ANSWER_WAIT)
     return {broker.node_id for broker in answer.brokers}
 
 
 async def leaders(port: int, topic: str) -> list[int]:
-    """Each partition's leader as the broker at `port` sees it: -1 for none; empty for an unknown topic."""
+    """Return each partition's leader as the broker at `port` sees it (-1 for none); empty for an unknown topic."""
     request = MetadataRequest(
         topics=[MetadataRequest.MetadataRequestTopic(name=topic)], allow_auto_topic_creation=False
     )

@@ -1,4 +1,4 @@
-"""The addresses, files and settings of one real broker. Starts nothing."""
+"""The addresses, files and settings of one real broker. This module starts nothing."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class ApacheBroker:
     id: int
     directory: Path
     ports: Mapping[str, int]
-    """By the name of the listener: CLIENT, INTERNAL, CONTROLLER and those of the user."""
+    """Keyed by the name of the listener: CLIENT, INTERNAL, CONTROLLER and those that the user declared."""
     advertised: Mapping[str, tuple[str, int]]
     """The addresses that a listener advertises to clients, if they differ from its own."""
     process: subprocess.Popen[bytes] | None = None
@@ -103,7 +103,7 @@ class ApacheBroker:
 
     @property
     def running(self) -> subprocess.Popen[bytes] | None:
-        """The process, if there is one and it has not ended."""
+        """The process, if there is one that has not ended."""
         return self.process if self.process is not None and self.process.poll() is None else None
 
     def before_start(self) -> None:
@@ -206,7 +206,7 @@ def _shared_settings(brokers: int) -> dict[str, Setting]:
         # A dead broker's leaderships move after this time instead of 9 s.
         "broker.session.timeout.ms": 4000,
         "broker.heartbeat.interval.ms": 500,
-        # Threads and memory for a machine that also runs tests.
+        # Few threads and little memory, because the machine also runs tests.
         "num.network.threads": 2,
         "num.io.threads": 4,
         "log.cleaner.dedupe.buffer.size": 4 * 1024 * 1024,
@@ -214,12 +214,12 @@ def _shared_settings(brokers: int) -> dict[str, Setting]:
 
 
 def as_text(value: Setting) -> str:
-    """A setting as Kafka reads it."""
+    """Return a setting in the form that Kafka reads."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _escaped(value: str) -> str:
-    """A value as java.util.Properties reads it: ASCII, with the end of a line, as in PEM, escaped."""
+    """Return a value in the form that java.util.Properties reads: ASCII, with line ends (as in PEM) escaped."""
     escaped = value.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
     if escaped.startswith((" ", "\t")):
         escaped = "\\" + escaped  # would be trimmed

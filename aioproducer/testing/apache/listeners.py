@@ -1,7 +1,7 @@
-"""The listeners of a real broker: what clients connect to, in plain text or with TLS and passwords.
+"""The listeners of a real broker, which clients connect to in plain text or with TLS and passwords.
 
-The brokers' own traffic has two listeners that stay as they are, INTERNAL and CONTROLLER: it needs no
-certificate and passes no proxy. A user declares the others by name, CLIENT among them.
+The brokers use two listeners of their own, INTERNAL and CONTROLLER, without certificates and proxies. Users declare
+the others by name, including CLIENT.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ class Listener:
     settings: Mapping[str, Setting] = field(default_factory=dict)
 
     def broker_settings(self) -> dict[str, Setting]:
-        """The settings by the names that the broker reads: `listener.name.<name>.` and theirs (KIP-103)."""
+        """The settings under the names that the broker reads, with the prefix `listener.name.<name>.` (KIP-103)."""
         return {f"listener.name.{self.name.lower()}.{key}": value for key, value in self.settings.items()}
 
 
 def declared(listeners: Mapping[str, Mapping[str, Setting]]) -> tuple[Listener, ...]:
-    """CLIENT and the others, from what the user declared. Raises ValueError, naming what is wrong with it."""
+    """Return CLIENT and the other listeners that the user declared. Raises a ValueError that says what is wrong with a
+    declaration."""
     found = {CLIENT: Listener(CLIENT)}
     for name, settings in listeners.items():
         if not re.fullmatch(r"[A-Z][A-Z0-9_]*", name):
@@ -52,7 +53,7 @@ def declared(listeners: Mapping[str, Mapping[str, Setting]]) -> tuple[Listener, 
 
 
 def protocol_map(listeners: tuple[Listener, ...]) -> str:
-    """The value of `listener.security.protocol.map`."""
+    """Return the value of `listener.security.protocol.map`."""
     protocols = {listener.name: listener.protocol for listener in listeners}
     protocols |= {INTERNAL: "PLAINTEXT", CONTROLLER: "PLAINTEXT"}
     return ",".join(f"{name}:{protocol}" for name, protocol in protocols.items())

@@ -1,4 +1,4 @@
-"""The operating-system processes of one real Kafka: started and ended together.
+"""The operating-system processes of one real Kafka, which are started and ended together.
 
 ApacheKafka starts its brokers and tools here. Run as a script, this file is the watchdog: a small process at
 the other end of a pipe. When the test process ends, however suddenly, the watchdog kills the processes that it
@@ -18,9 +18,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 _KILL_WAIT = 10.0
-"""Seconds within which a killed process must disappear."""
+"""Seconds within which a killed process must end."""
 _GATE = ("/bin/sh", "-c", 'read -r go && exec "$@"', "sh")
-"""Becomes the command behind it when it reads a line; ends if its pipe is closed before."""
+"""Turns into the command after it when it reads a line; ends if its pipe is closed before that."""
 _POLL = 0.02
 """Seconds between two polls of a process."""
 
@@ -28,7 +28,8 @@ _POLL = 0.02
 class ChildProcesses:
     """Child processes that never outlive this one.
 
-    They are plain `subprocess` children and bound to no event loop: one loop can start them and another one end them.
+    They are plain `subprocess` children and belong to no event loop: one loop can start them, and another one can end
+    them.
     They run in sessions of their own, so that Ctrl-C in a terminal reaches only the parent, which ends them.
 
     However this process ends, SIGKILL included, the watchdog sees the end of their pipe and ends the children.
@@ -77,14 +78,14 @@ class ChildProcesses:
                 start_new_session=True,
             )
         self._running[process.pid] = process
-        # It runs only after the watchdog knows it: this process can die between any two lines.
+        # It runs only after the watchdog knows about it, because this process can die between any two lines.
         self._tell(f"+{process.pid}")
         _say(process, "go")
         return process
 
     async def wait(self, process: subprocess.Popen[bytes]) -> int:
         """Wait for the end of `process` and return its exit code. Cancelling leaves the process running."""
-        # Polled: a child watcher would belong to one event loop, and the child does not.
+        # It polls, because a child watcher would belong to one event loop, and the child does not.
         while (code := process.poll()) is None:  # noqa: ASYNC110
             await asyncio.sleep(_POLL)
         self._forget(process)
@@ -106,7 +107,7 @@ class ChildProcesses:
         self._watchdog.wait(_KILL_WAIT)
 
     def _forget(self, process: subprocess.Popen[bytes]) -> None:
-        # Its end was seen, so the system can soon reuse its pid.
+        # Its end has been noticed, so the system may soon reuse its pid.
         if self._running.pop(process.pid, None) is not None:
             self._tell(f"-{process.pid}")
 
@@ -119,7 +120,7 @@ class ChildProcesses:
 
 
 def _say(process: subprocess.Popen[bytes], last_word: str) -> None:
-    """Write a line to a process and close the pipe, also if it has already ended."""
+    """Write a line to a process and close the pipe, even if the process has already ended."""
     assert process.stdin is not None
     with contextlib.suppress(OSError, ValueError):
         process.stdin.write(f"{last_word}\n".encode())
@@ -153,7 +154,7 @@ def watch(lines: Iterable[str], scratch: str | None) -> None:
 def _pidfd(pid: int) -> int | None:
     try:
         return os.pidfd_open(pid)
-    except (AttributeError, OSError):  # not Linux, or an old one
+    except (AttributeError, OSError):  # not Linux, or an old version of it
         return None
 
 

@@ -1,4 +1,4 @@
-"""Kafka's own command-line tools: Java classes, run to their end."""
+"""Kafka's own command-line tools: Java classes that run to their end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from aioproducer.testing.apache.jars import ApacheKafkaError, JavaRuntime, tail
 from aioproducer.testing.apache.resources import Resources
 
 LEAN_JVM = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
-"""For a JVM that has little to do and should start fast."""
+"""Arguments for a JVM that has little to do and should start quickly."""
 _UTF8 = ("-Dstdout.encoding=UTF-8", "-Dfile.encoding=UTF-8")
 """Fixes the encoding of the output, whatever the machine's language; the second is for Java 17."""
 
@@ -33,7 +33,7 @@ async def run_tool(
         held.children.kill(process)  # has no effect if it has ended
     if exit_code != 0:
         how = f"did not end in {timeout:g} s" if exit_code is None else f"exited with {exit_code}"
-        # The error is above the usage, which is long.
+        # The error stands above the long usage text.
         raise ApacheKafkaError(f"{main_class} {how}:\n{tail(output)}\n{tail(errors, lines=100)}")
     printed = output.read_text("utf-8", errors="replace")
     output.unlink()

@@ -160,7 +160,7 @@ def creation_refusal(context: RequestContext, topic: str) -> ErrorCode | None:
 def added_partition_refusals(
     context: RequestContext, topics: Mapping[str, Iterable[int]]
 ) -> dict[tuple[str, int], ErrorCode]:
-    """The response of AddPartitionsToTxn if one of its partitions can't be added: then none of them is added.
+    """Return the response to AddPartitionsToTxn if one of its partitions can't be added; then none of them is added.
 
     TOPIC_AUTHORIZATION_FAILED or UNKNOWN_TOPIC_OR_PARTITION for those, OPERATION_NOT_ATTEMPTED for the rest.
     Empty if all of them can be added.

@@ -193,7 +193,7 @@ class EmbeddedBroker:
                 writer.transport.pause_reading()  # type: ignore[attr-defined]  # it reads as well as writes
 
     def while_frozen(self, seconds: float, callback: Callable[..., object], *arguments: object) -> None:
-        """RequestContext back after so many seconds, unless it thaws or stops before; after math.inf never."""
+        """Call `callback` after so many seconds, unless the broker thaws or stops before; after math.inf never."""
         if math.isfinite(seconds):
             loop = asyncio.get_running_loop()
             self._timers.append(loop.call_later(seconds, callback, *arguments))
