@@ -166,7 +166,7 @@ class EmbeddedBroker:
         """After `halt`: wait until no task or socket remains."""
         if self._server is None:
             return
-        # A socket that the loop has already accepted needs a few rounds to reach _accept(), which rejects it.
+        # A socket that the loop has already accepted reaches _accept(), which rejects it, a few turns later.
         for _ in range(3):
             await asyncio.sleep(0)
         await asyncio.gather(*self._connections, return_exceptions=True)
@@ -249,7 +249,7 @@ class EmbeddedBroker:
         try:
             security = self._cluster.security
             if self._tls is not None:
-                # Here and not in the server, so that a connection is known, and can be cut, from its start.
+                # Here and not in the server, so that a connection can be cut from its beginning.
                 await self._thawed.wait()
                 assert isinstance(reader, asyncio.StreamReader)
                 assert isinstance(writer, asyncio.StreamWriter)

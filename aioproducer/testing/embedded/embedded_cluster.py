@@ -5,8 +5,8 @@
         ...
         assert len(cluster.records("flights")) == 1000
 
-What the brokers know together (topics, leaders, producer ids) lives here, each broker's sockets in EmbeddedBroker,
-what tests look at in Inspection.
+What all brokers share (topics, leaders, producer ids) is here, each broker's sockets are in EmbeddedBroker, and what
+tests look at is in Inspection.
 """
 
 from __future__ import annotations
@@ -63,27 +63,27 @@ class EmbeddedCluster(Inspection):
         random: random_module.Random | None = None,
         security: Security | None = None,
     ) -> None:
-        """Describe a cluster; `start()` or `async with` brings it up.
+        """Describe a cluster; `start()` or `async with` starts it.
 
         Args:
             brokers: The number of brokers; their node ids count from 0.
-            port: The first broker's port, the others follow it; 0 lets the system choose each.
+            port: The first broker's port; the others have the following ones. 0 lets the system choose each port.
             topics: Topics to create at the first start, with their numbers of partitions.
             auto_create: Create a topic when a client asks for its metadata and allows it.
             default_partitions: The number of partitions of a topic that is created without one.
             replication_factor: Replicas of a partition; None: 3, or as many as there are brokers.
-            min_insync_replicas: acks=all needs at least so many replicas in sync.
+            min_insync_replicas: The number of replicas that must be in sync for acks=all.
             max_message_bytes: The largest batch, in bytes.
             versions: Behave like this Kafka release, from "0.11" to "4.3", or like "azure-event-hubs".
             transaction_version: The finalized level of the feature transaction.version: 2 for transactions v2
-                (KIP-890), 1 or 0 for v1. Releases before 4.0 don't have the feature, which is as 0.
+                (KIP-890), 1 or 0 for v1. Releases before 4.0 do not have the feature, which is the same as 0.
             host: The address to listen on, which is also advertised to clients.
             clock: Seconds since 1970, for LogAppendTime.
             random: The source of topic ids.
             security: TLS, SASL and sessions; None for PLAINTEXT.
 
         Raises:
-            ValueError: a number or the release makes no sense.
+            ValueError: a number or the release is invalid.
         """
         if brokers < 1 or default_partitions < 1:
             raise ValueError("a cluster needs at least one broker, a topic at least one partition")
@@ -142,8 +142,8 @@ class EmbeddedCluster(Inspection):
 
         Raises:
             RuntimeError: a broker is not stopped; it keeps running.
-            OSError: a port is taken. Nothing is left running.
-            ValueError: a topic can't be made. Nothing is left running.
+            OSError: a port is in use. Nothing is left running.
+            ValueError: a topic can't be created. Nothing is left running.
         """
         for broker in self._brokers:
             if broker.state is not BrokerState.STOPPED:
@@ -173,7 +173,7 @@ class EmbeddedCluster(Inspection):
         for broker in self._brokers:
             if broker.state is not BrokerState.STOPPED:
                 broker.halt()
-        # Everything has been cancelled; the tasks need a few rounds of the loop to end.
+        # Everything has been cancelled; the tasks need a few turns of the loop to end.
         waiting = asyncio.create_task(self._wait_stopped(), name="embedded cluster stops")
         cancelled = None
         while not waiting.done():
@@ -252,7 +252,7 @@ class EmbeddedCluster(Inspection):
             self.failures.append(error)
 
     async def start_broker(self, node: int, *, versions: str | None = None) -> None:
-        """Start a stopped broker at its old address, as another release if `versions` is given.
+        """Start a stopped broker at its old address, and as another release if `versions` is given.
 
         Raises:
             OSError: its port is taken.
@@ -326,8 +326,8 @@ class EmbeddedCluster(Inspection):
             config: Settings by Kafka's names: max.message.bytes, message.timestamp.type, min.insync.replicas.
 
         Raises:
-            ValueError: the topic exists, its name collides with another's, or its name, a number or its config
-                makes no sense.
+            ValueError: the topic exists, its name collides with another's, or its name, a number or its config is
+                invalid.
         """
         count = self.default_partitions if partitions is None else partitions
         replicas = self.default_replication_factor if replication_factor is None else replication_factor

@@ -1,4 +1,4 @@
-"""Effects of scripted faults on brokers, connections and responses on their way.
+"""Effects of scripted faults on brokers, on connections and on responses that are being sent.
 
 EmbeddedBroker calls these functions for the faults that FaultScript found for a request. The handlers carry out
 errors and omitted partitions.
@@ -64,7 +64,7 @@ def _move_leaders(cluster: EmbeddedCluster, fault: Fault, targets: Sequence[Targ
 
 
 async def hold_back(faults: Sequence[Fault]) -> None:
-    """Wait before serving a request. The connection is not read meanwhile, so its end goes unnoticed."""
+    """Wait before serving a request. Meanwhile nothing is read from the connection, so that its end is not noticed."""
     for fault in faults:
         if fault.hold_before is not None:
             await fault.hold_before.wait()
@@ -74,7 +74,7 @@ async def delay(faults: Sequence[Fault]) -> None:
     """Wait between serving a request and answering it.
 
     Raises:
-        CloseConnection: the script wants no response.
+        CloseConnection: the script says that there is no response.
     """
     for fault in faults:
         if fault.delay:

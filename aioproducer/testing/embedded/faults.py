@@ -24,7 +24,7 @@ class ImpossibleFaultError(ValueError):
 
 @dataclass(slots=True, eq=False)
 class Fault:
-    """A fault for the next `count` requests that fit. `FaultScript.add` describes the fields."""
+    """A fault for the next `count` matching requests. `FaultScript.add` describes the fields."""
 
     api_key: ApiKey
     node: int | None
@@ -48,7 +48,7 @@ class Fault:
     down_for: float | None
     freeze_for: float | None
     skip: int
-    """The number of fitting requests that still pass unharmed."""
+    """The number of matching requests that still pass unaffected."""
     hits: int = 0
     """The number of requests that have met this fault so far."""
     _hit: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
@@ -122,7 +122,7 @@ class FaultScript:
         skip: int = 0,
         count: int = 1,
     ) -> Fault:
-        """Let the next `count` fitting requests fail.
+        """Let the next `count` matching requests fail.
 
         Faults with the same target form a script: the second begins when the first is used up. Faults for different
         partitions can affect the same request. All effects of one fault apply to the same request, in this order:
@@ -133,8 +133,8 @@ class FaultScript:
         Args:
             api_key: The API of the requests that fail.
             error: The error for the affected partitions, topics or request; the request itself is not carried out.
-            after_append: Carry out the request first, then answer `error`, move leaders, freeze or go down. An
-                error only to requests that append: Produce and those of transactions.
+            after_append: Carry out the request first, then answer `error`, move leaders, freeze or go down. With an
+                error, only for requests that append: Produce and those of transactions.
             drop_before: Close the connection instead of serving the request.
             hold_before: Serve the request once this event is set, even if the client has closed its
                 connection by then, so that a late copy of a request meets the records sent after it.
@@ -158,15 +158,15 @@ class FaultScript:
             node: Only requests to this broker.
             topic: Only requests for this topic; other topics of the same request are served.
             partition: Only this partition; others of the same request are served.
-            skip: Let that many fitting requests pass first: skip=2 is for the third one.
+            skip: Let that many matching requests pass first: skip=2 affects the third one.
             count: The number of requests that fail.
 
         Returns:
             The fault; its `hits` and `reached()` show its progress.
 
         Raises:
-            ValueError: the fault does nothing, a number makes no sense, two arguments exclude each other, or
-                there is no such broker.
+            ValueError: the fault does nothing, a number is invalid, two arguments exclude each other, or there is no
+                such broker.
         """
         fault = Fault(
             api_key=ApiKey(api_key),
@@ -210,7 +210,7 @@ class FaultScript:
         self._faults.clear()
 
     def take(self, api_key: ApiKey, node: int, targets: Sequence[Target]) -> list[Fault]:
-        """Return the faults that a request meets: of several with overlapping targets only the first."""
+        """Return the faults that a request meets. Of several faults with overlapping targets only the first applies."""
         taken: list[Fault] = []
         for fault in self:
             if not fault.fits(api_key, node, targets):
@@ -226,7 +226,7 @@ class FaultScript:
 
 
 def _check(fault: Fault) -> None:
-    """Raise ValueError if the fault makes no sense."""
+    """Raise ValueError if the fault is invalid."""
     late = (fault.error, fault.move_leader_to, fault.down_for, fault.freeze_for)
     wishes = (*late, fault.hold, fault.hold_before, fault.truncate, fault.trickle)
     flags = (fault.drop_before, fault.drop_after_append, fault.wrong_correlation_id, fault.omit_partitions)

@@ -1,6 +1,6 @@
 """The log of one partition: whole batches as they were sent, and the state of each producer.
 
-Called by Partition only. Nothing here awaits, and an append reads no single record. Batches arrive validated and
+Called by Partition only. Nothing here awaits, and an append does not read single records. Batches arrive validated and
 keep their bytes; only base offset and leader epoch (the first 16 bytes) are overwritten.
 """
 

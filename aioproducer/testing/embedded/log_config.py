@@ -107,7 +107,7 @@ _CHECKS: dict[str, Callable[[str], object]] = {
     "segment.ms": _number(1),
     "unclean.leader.election.enable": _switch,
 }
-"""Kafka's LogConfig: the settings of a topic, and what makes sense for each."""
+"""Kafka's LogConfig: the settings of a topic, and the valid values of each."""
 
 _CHECKS_BEFORE_4: dict[str, Callable[[str], object]] = {
     **_CHECKS,
@@ -163,7 +163,7 @@ class LogConfig:
         """This config with some settings changed, written as Kafka does: {"max.message.bytes": "1000"}.
 
         Raises:
-            ValueError: a name is unknown or a value makes no sense.
+            ValueError: a name is unknown or a value is invalid.
         """
         checks = _CHECKS_BEFORE_4 if self.is_before_4 else _CHECKS
         checked: dict[str, object] = {}

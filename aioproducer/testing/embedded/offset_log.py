@@ -89,7 +89,7 @@ class GroupOffsets:
         return self._committed.get(group, {})
 
     def knows(self, group: str) -> bool:
-        """True if something was written about the group."""
+        """Whether anything was written about the group."""
         return group in self._committed or any(
             name == group for offsets in self._pending.values() for name, _ in offsets
         )

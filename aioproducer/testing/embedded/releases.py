@@ -1,7 +1,7 @@
 """The versions of each API in a Kafka release, which are the limits of `EmbeddedCluster(versions=...)`.
 
-One more service is imitated beside Kafka's releases: Azure Event Hubs, which speaks Kafka's protocol with
-limits of its own.
+Besides Kafka's releases, one other service is imitated: Azure Event Hubs, which supports Kafka's protocol with limits
+of its own.
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ class Release:
     versions: Mapping[ApiKey, VersionRange]
     """The versions that are served."""
     refuses_newer_api_versions: bool = True
-    """A too new ApiVersions request is answered with the served versions (KIP-511); False: the connection is cut."""
+    """An ApiVersions request of a version that is too new is answered with the supported versions (KIP-511). If False,
+    the connection is closed."""
     codecs: frozenset[Codec] = frozenset(Codec)
     """The codecs that a batch can be compressed with."""
     answers_acks_0: bool = False

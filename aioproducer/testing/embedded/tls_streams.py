@@ -1,7 +1,7 @@
-"""TLS on streams that are open already, from the server's side.
+"""The server's side of TLS on streams that are already open.
 
-`StreamWriter.start_tls` won't do: on uvloop a stream reads on while it is paused in connection_made, and takes the
-first words of a client's handshake for itself."""
+`StreamWriter.start_tls` cannot be used: on uvloop a stream that is paused in connection_made continues to read, and
+consumes the first bytes of the client's handshake."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _READ = 64 * 1024
 
 
 class TlsReader:
-    """Decrypts when it is asked to read, so that a slow reader slows its client down."""
+    """Decrypts only when it is read from, so that a slow reader slows its client down."""
 
     def __init__(self, tls: ssl.SSLObject, incoming: ssl.MemoryBIO, encrypted: asyncio.StreamReader) -> None:
         self._tls = tls
@@ -42,7 +42,7 @@ class TlsReader:
 
 
 class TlsWriter:
-    """Encrypts what it is given and hands it on."""
+    """Encrypts data and passes it on."""
 
     def __init__(self, tls: ssl.SSLObject, outgoing: ssl.MemoryBIO, encrypted: asyncio.StreamWriter) -> None:
         self._tls = tls
@@ -55,7 +55,7 @@ class TlsWriter:
         return self._encrypted.transport
 
     def get_extra_info(self, name: str) -> Any:
-        """The client's certificate as "peercert", else what the socket knows."""
+        """Return the client's certificate for "peercert", and what the socket knows for other names."""
         return self._tls.getpeercert() if name == "peercert" else self._encrypted.get_extra_info(name)
 
     def write(self, data: bytes | memoryview) -> None:
@@ -79,7 +79,7 @@ class TlsWriter:
             try:
                 self._tls.unwrap()
             except ssl.SSLError:
-                pass  # the client's good-bye is not waited for
+                pass  # the client's close_notify is not waited for
             self._encrypted.write(self._outgoing.read())
         self._encrypted.close()
 
@@ -95,11 +95,11 @@ Writer: TypeAlias = asyncio.StreamWriter | TlsWriter
 async def secured(
     context: ssl.SSLContext, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> tuple[TlsReader, TlsWriter]:
-    """Do the server's part of the handshake. The alert that says why it failed is sent.
+    """Do the server's part of the handshake. If it fails, the alert with the reason is sent.
 
     Raises:
-        ssl.SSLError: nothing is common, or the client has no certificate that is wanted.
-        ConnectionError: the client has gone.
+        ssl.SSLError: there is no common version or cipher suite, or the client has no acceptable certificate.
+        ConnectionError: the client closed the connection.
     """
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     tls = context.wrap_bio(incoming, outgoing, server_side=True)

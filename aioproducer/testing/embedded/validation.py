@@ -321,5 +321,5 @@ def _invalid(message: str) -> AppendError:
 
 
 def _server_error(message: str) -> AppendError:
-    """An error in Kafka's reader that has no error code of its own."""
+    """An error of Kafka's reader for which there is no error code."""
     return AppendError(ErrorCode.UNKNOWN_SERVER_ERROR, message, tells_log_start=True)
