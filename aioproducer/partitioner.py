@@ -18,7 +18,7 @@ from aioproducer.errors import ConfigError
 
 
 class Partitioner(Protocol):
-    """The interface of a user's partitioner, with aiokafka's signature.
+    """The interface of a custom partitioner, with aiokafka's signature.
 
     `key` is the serialized key or None; `all_partitions` are the topic's partitions in order; `available`
     are those of them that have a leader, or all of them if none has one. Returns one of `all_partitions`.
@@ -56,10 +56,10 @@ def make_partitioner(
             "consistent_random" (librdkafka's default: crc32 of the key, random without a key or with an empty
             one), "consistent" (crc32; without a key as with an empty one), "fnv1a" and "fnv1a_random" (Sarama's
             hash), "round_robin", "random", or a callable like `Partitioner`.
-        random: where those named after chance take their numbers from.
+        random: the source of random numbers.
 
     Raises:
-        ConfigError: the name is unknown, or the value neither a name nor callable.
+        ConfigError: the name is unknown, or the value is neither a name nor callable.
     """
     if isinstance(setting, str):
         if setting in _KINDS:
@@ -114,7 +114,7 @@ def crc32_partition(key: bytes, partitions: int) -> int:
 
 
 def fnv1a(key: bytes) -> int:
-    """The 32-bit FNV-1a hash, its sign dropped by negation as Sarama's and librdkafka's partitioners do it."""
+    """Return the 32-bit FNV-1a hash. As in the partitioners of Sarama and librdkafka, a negative hash is negated."""
     h = 0x811C9DC5
     for byte in key:
         h = (h ^ byte) * 0x01000193 & 0xFFFFFFFF
@@ -127,12 +127,13 @@ def fnv1a_partition(key: bytes, partitions: int) -> int:
 
 
 class Hashed:
-    """A key's hash over all partitions. Records without a key: as with an empty one, or anywhere at random."""
+    """Chooses by the hash of the key among all partitions. A record without a key is treated as one with an empty key,
+    or goes to a random partition."""
 
     def __init__(
         self, partition_of: Callable[[bytes, int], int], random: random_module.Random | None = None
     ) -> None:
-        """With `random`, records without a key go to any available partition."""
+        """With `random`, records without a key go to a random available partition."""
         self._partition_of = partition_of
         self._random = random
 
@@ -143,7 +144,7 @@ class Hashed:
 
 
 class RandomPartitioner:
-    """Any available partition, whatever the key."""
+    """A random available partition, whatever the key."""
 
     def __init__(self, random: random_module.Random) -> None:
         self._random = random
@@ -153,7 +154,7 @@ class RandomPartitioner:
 
 
 class ConsistentRandom:
-    """librdkafka's default: crc32 of the key, and any available partition if the key is None or empty."""
+    """librdkafka's default: crc32 of the key, and a random available partition if the key is None or empty."""
 
     def __init__(self, random: random_module.Random) -> None:
         self._random = random
@@ -182,11 +183,11 @@ class UniformSticky:
 
     Choosing by bytes and not by batches spreads the load evenly over slow brokers too: a slow broker's
     batches grow, so a choice per batch would send it more. With `adaptive` the choice is weighted: the
-    fewer batches wait for a partition, the likelier it is chosen. Among equals each partition is chosen
-    once, in random order, before any is chosen again: a few dozen choices reach all of a dozen partitions.
+    fewer batches wait for a partition, the likelier it is chosen. Partitions of equal weight are each chosen once, in
+    random order, before any is chosen again, so that a few dozen choices reach all of a dozen partitions.
 
-    `available` is everywhere the partitions that may be chosen: those with a leader, or all if none has
-    one. Hand over the same object as long as it did not change: then looking at it costs nothing.
+    In all methods, `available` means the partitions that may be chosen: those with a leader, or all if none has one.
+    Pass the same object as long as it has not changed; it is then not examined again.
     """
 
     __slots__ = (
@@ -207,11 +208,11 @@ class UniformSticky:
         self.sticky_batch_size = max(1, sticky_batch_size)
         self._adaptive = adaptive
         self._random = random
-        # the choice that holds now
+        # the current choice
         self._current = -1
         self._used = 0
         self._seen: Sequence[int] | None = None
-        # the partitions that this round has not chosen yet, and the sequence that the round began with
+        # the partitions that were not chosen yet in this round, and the sequence with which the round began
         self._left: list[int] = []
         self._left_of: Sequence[int] | None = None
         # the load, written by update_load(): partition _ids[i] has the share from _bounds[i - 1] to
@@ -233,12 +234,12 @@ class UniformSticky:
 
         Args:
             bytes: what the record took up in its batch.
-            available: the partitions to choose the next from.
-            may_switch: False while the partition's open batch has room: to leave it then would send it half
-                full. After twice the sticky batch size it is left all the same.
+            available: the partitions to choose from.
+            may_switch: False while the partition's open batch has room, since the batch would otherwise be sent half
+                full. After twice the sticky batch size, another partition is chosen all the same.
 
         Returns:
-            Whether a new choice was made. It may have fallen on the same partition.
+            Whether a new choice was made, which may be the same partition.
         """
         self._used += bytes
         limit = self.sticky_batch_size if may_switch else 2 * self.sticky_batch_size
@@ -251,14 +252,13 @@ class UniformSticky:
     def update_load(
         self, queue_sizes: Sequence[int], partition_ids: Sequence[int], *, total: int | None = None
     ) -> None:
-        """Take new weights for the choices to come; the current one stays.
+        """Set new weights for future choices; the current choice remains.
 
         Args:
             queue_sizes: how many batches wait for each partition.
-            partition_ids: the partitions in the same order: those with a leader whose broker took data within
+            partition_ids: the partitions, in the same order: those whose leader has accepted data within
                 `partitioner_availability_timeout_ms`.
-            total: how many partitions there were before any was left out for its broker; by default all
-                were given.
+            total: the number of partitions before any was left out because of its broker; by default, none was.
         """
         if not self._adaptive:
             return
