@@ -49,15 +49,15 @@ class Retries:
         """
         self.is_disturbed = True
         kind = self._kinds.get((topic, name))
+        if kind is not None and not kind.affected and now - kind.logged_at >= PERIOD:
+            kind = None  # it was over, and returns
         if kind is None:
             kind = self._kinds[topic, name] = _Kind(now)
             kind.is_announced = self._may_announce(now)
             if kind.is_announced:
                 self._log.warning(
-                    "%s-%d: %s; the batch is sent again in %.3g s", topic, partition, detail, pause
+                    "%s-%d: %s; the batch is sent again in %.3g s", topic, partition, str(detail), pause
                 )
-        elif not kind.affected and now - kind.logged_at >= PERIOD:
-            kind.began = now  # it was over, and returns
         kind.affected.add(partition)
         kind.retries += 1
         kind.since_line += 1

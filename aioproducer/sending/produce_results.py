@@ -134,8 +134,9 @@ class ProduceResults:
                 else:
                     self._partition_answered(batch, partition, response, now, addressed[name])
         if expected:
+            missing = "a partition" if len(expected) == 1 else f"{len(expected)} partitions"
             violation = MissingPartitionError(
-                f"broker {node_id} left {len(expected)} partitions of the request out of its answer"
+                f"broker {node_id} left {missing} of the request out of its answer"
             )
         if violation is not None:
             self._brokers.disconnect(node_id, violation)

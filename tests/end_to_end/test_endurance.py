@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import types
 from collections import Counter
 from collections.abc import Callable
@@ -57,7 +58,8 @@ def the_plan(kind: str) -> Plan:
     "nothing grows: the sequences of a topic that was re-created are forgotten with their epoch",
 )
 @pytest.mark.parametrize("kind", [IDEMPOTENT, V2])
-def test_72_hours_of_rolling_faults_leave_nothing_behind(kind):
+def test_72_hours_of_rolling_faults_leave_nothing_behind(kind, caplog):
+    caplog.set_level(logging.CRITICAL, logger="aioproducer")  # pytest keeps each line until the test ends
     days = Days(the_plan(kind))
 
     simulate(days.live, seed=1)

@@ -96,9 +96,10 @@ def test_what_comes_and_goes_has_few_lines(log):
     assert len(lines) <= 8
 
 
-def test_what_returns_after_a_quiet_time_begins_anew(log):
+@pytest.mark.parametrize("accepted_at", [1.0, PERIOD])
+def test_what_returns_after_a_quiet_time_begins_anew(log, accepted_at):
     log.retry(0.0)
-    log.retries.note_accepted("t", 0, PERIOD)
+    log.retries.note_accepted("t", 0, accepted_at)
     log.new()
 
     log.retry(100.0)

@@ -212,7 +212,7 @@ def _version_of(about: Any, answer: Any) -> int:
 
 def _shown(about: Any) -> str:
     if isinstance(about, tuple):
-        return f"{about[0].__name__} version {about[1]}"
+        return f"{getattr(about[0], '__name__', about[0])} version {about[1]}"
     return "" if about is None else str(about)
 
 

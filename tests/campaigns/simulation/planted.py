@@ -82,7 +82,7 @@ def renumbered() -> Iterator[None]:
     """No use of the brokers' dedup window: the second copy is another batch to them."""
 
     def mark_returned(self: ProducerBatch) -> None:
-        self._move(BatchState.CLOSED)
+        self.state = BatchState.CLOSED
         if self.identity is not None and self.queue.sequence is not None and not self.queue.in_flight:
             self.segments = ()
             self.first_sequence = -1
@@ -132,7 +132,7 @@ def lost() -> Iterator[None]:
         if next(count) % 7:
             succeed(self, *answer)
         else:
-            self._move(BatchState.DONE)
+            self.state = BatchState.DONE
 
     with mock.patch.object(ProducerBatch, "succeed", succeeding):
         yield
