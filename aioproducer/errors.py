@@ -35,7 +35,8 @@
     ├─ UnsupportedVersionError
     └─ BrokerError                      code, name
 
-Each error has its facts as fields, and a text that a user can act on. No text contains a key, a value or a password.
+Each error has its facts as fields, and a text that a user can act on. No error message contains a key, a value or a
+password.
 All errors can be pickled.
 """
 

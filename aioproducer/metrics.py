@@ -14,7 +14,8 @@ MOST_NODES = 1_000
 
 
 class Histogram(Buckets):
-    """Durations or sizes in buckets that grow by 2**(1/4): a quantile is at most 19 % off, in constant memory."""
+    """A histogram of durations or sizes in constant memory. Its buckets grow by a factor of 2**(1/4), so a quantile is
+    at most 19 % off."""
 
     __slots__ = ()
 

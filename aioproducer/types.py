@@ -33,7 +33,7 @@ class TopicPartition(NamedTuple):
 
 
 class Node(NamedTuple):
-    """A broker as the cluster's metadata names it. Bootstrap addresses have negative ids."""
+    """A broker as listed in the cluster's metadata. Bootstrap addresses have negative ids."""
 
     node_id: int
     host: str
@@ -64,7 +64,7 @@ Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
 
 
 class ProducerRecord(NamedTuple):
-    """A record with the arguments of `send`. Interceptors may replace it (`record._replace(...)`)."""
+    """A record; its fields are the arguments of `send`. Interceptors may replace it (`record._replace(...)`)."""
 
     topic: str
     value: Any = None

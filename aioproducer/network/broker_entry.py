@@ -130,7 +130,7 @@ class BrokerEntry:
         if self.last_error is None:
             return f"{self.node}: {'connected' if self.is_ready else self.progress}"
         if str(self.node.port) in self.last_error.message:
-            return self.last_error.message  # most errors begin with the address already
+            return self.last_error.message  # most errors already begin with the address
         return f"{self.node}: {self.last_error.message}"
 
 

@@ -153,7 +153,7 @@ async def _race(
 
 
 async def _discard(attempts: dict[asyncio.Task[Wire], str], winner: asyncio.Task[Wire] | None) -> None:
-    """Cancel the losing attempts; close those that connected nevertheless."""
+    """Cancel the losing attempts, and close any that connected anyway."""
     losers = [attempt for attempt in attempts if attempt is not winner]
     for attempt in losers:
         attempt.cancel()

@@ -47,7 +47,8 @@ _ZSTD_DEFAULT = 3
 
 _CODECS = {codec.name.lower(): codec for codec in Codec}
 
-# The speed of one processor core: (highest level, KiB per millisecond), for JSON records in batches of 64 KiB.
+# The throughput of one processor core, as pairs (highest level, KiB per millisecond), for JSON records in batches of
+# 64 KiB.
 _PACES: dict[Codec, tuple[tuple[float, int], ...]] = {
     Codec.GZIP: ((3, 512), (6, 24), (math.inf, 8)),
     Codec.SNAPPY: ((math.inf, 512),),

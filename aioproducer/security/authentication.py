@@ -49,7 +49,7 @@ SHORTEST_SESSION = 1.05
 Ask: TypeAlias = Callable[[Message, int], Awaitable[Message]]
 """Sends a request in a version and returns the answer."""
 Step: TypeAlias = Callable[[bytes | None], Awaitable[bytes | None]]
-"""Runs a step of a machine, in a thread if it is slow."""
+"""Runs one step of a mechanism, in a thread if it is slow."""
 
 
 class Authentication:

@@ -102,7 +102,7 @@ class Login:
         )
 
     async def step(self, mechanism: Mechanism, challenge: bytes | None) -> bytes | None:
-        """Run a slow step of a machine in a thread. Raises what the step raises."""
+        """Run a slow step of a mechanism in a thread. Raises what the step raises."""
         return await self._computing.call(mechanism.step, challenge)
 
     def refused(self) -> None:
@@ -153,7 +153,7 @@ class Login:
             return token
 
     def _youth(self, token: OAuthToken) -> float:
-        """Return for how many seconds a token is reused, as in Java's ExpiringCredentialRefreshingLogin.
+        """Return how long a token is reused, in seconds, as in Java's ExpiringCredentialRefreshingLogin.
 
         0 if the lifetime is unknown: each authentication then requests another token.
         """

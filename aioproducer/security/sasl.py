@@ -287,7 +287,7 @@ class OAuthToken:
 
         Args:
             returned: an OAuthToken, a str (if it is a JWT, its lifetime is read), or a tuple (str, expiry in seconds
-                since 1970, principal, extensions) of which the last items may be left out.
+                since 1970, principal, extensions) whose last items may be omitted.
             now: seconds since 1970.
 
         Raises:

@@ -46,7 +46,7 @@ class LossWatch:
         self._infos: dict[str, TopicInfo] = {}
         self._former_ids: set[UUID] = set()
         """Former ids of topics that were re-created. Outdated metadata may still contain them."""
-        # An acknowledgement is examined only if one of these has an entry; all are empty in undisturbed operation.
+        # An acknowledgement is examined only if one of these has an entry. In normal operation, all are empty.
         self._suspects: dict[PartitionQueue, str] = {}
         """Partitions whose leader did not know our last batch, each with the text of the leader's answer."""
         self._of_former_topic: dict[PartitionQueue, tuple[int, int]] = {}

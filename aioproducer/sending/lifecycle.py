@@ -211,7 +211,7 @@ class Lifecycle(Transactional, FromConfig):
                 delivery_timeout_ms, after which every record has its result anyway.
 
         Returns:
-            The number of records that were delivered, failed, or have an unknown outcome, since the start.
+            The numbers of records that were delivered, that failed, and whose outcome is unknown, since start().
 
         Cancelling it fails the remaining records immediately. A second call waits for the first and returns its report.
         """

@@ -1,4 +1,4 @@
-"""The commit messages that Spark brings from the tasks to the driver, and their totals."""
+"""The commit messages that Spark sends from the tasks to the driver, and their totals."""
 
 from __future__ import annotations
 

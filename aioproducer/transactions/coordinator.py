@@ -128,7 +128,8 @@ class Coordinator:
         await self._calls.run("abort", self._abort)
 
     async def fence(self) -> None:
-        """Abort by taking a new epoch, which fences all writers with the old one, participants included."""
+        """Abort by taking a new epoch, which fences every writer that still uses the old one, including
+        participants."""
         transaction = self._transaction
         if self._calls.has_succeeded_unseen("fence"):
             return

@@ -293,7 +293,8 @@ class Transaction:
         return bool(self.wanted) and self.state in _OPEN
 
     def writes_to(self, topic: str, partition: int) -> None:
-        """Note that records of this partition are about to be written; with v2 that makes it join."""
+        """Note that records of this partition are about to be written. With v2 this adds the partition to the
+        transaction."""
         place = TopicPartition(topic, partition)
         self.written[place] = None
         if self.is_v2:

@@ -57,7 +57,7 @@ class Cell:
     compression: str = "none"
     repeats: int = 1
     by_default: bool = False
-    """Use the sink's own linger and batch size instead of 5 ms and 256 KiB, which all others have."""
+    """Use the sink's own linger and batch size instead of the 5 ms and 256 KiB that all others use."""
     # for streams
     trigger: str = "1 second"
     warm_up: int = 0

@@ -29,7 +29,7 @@ GROUPS = {
 }
 """The aggregates: the name of each, and the columns of its groups."""
 LATE = 15
-"""Minutes of arrival delay from which a flight counts as late."""
+"""The arrival delay in minutes from which a flight counts as late."""
 
 
 class Tables(NamedTuple):

@@ -1,4 +1,4 @@
-"""Kafka's own command-line tools: Java classes that run to their end."""
+"""Kafka's own command-line tools: Java classes that run to completion."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _REQUESTS_KEPT = 10_000
 
 
 class Inspection:
-    """The topics of a cluster and the requests that it has received, for reading."""
+    """A read-only view of a cluster's topics and of the requests that it has received."""
 
     def __init__(self) -> None:
         self.topics: dict[str, EmbeddedTopic] = {}

@@ -113,7 +113,8 @@ class Partition:
         return appended
 
     def hold_replication(self) -> None:
-        """Followers stop fetching: while one is in the ISR, the high watermark stays and acks=all waits."""
+        """Let the followers stop fetching. While one of them is in the ISR, the high watermark does not advance, and
+        acks=all waits."""
         self._replicates = False
 
     def release_replication(self) -> None:
@@ -147,7 +148,8 @@ class Partition:
             self._replicate()
 
     def broker_started(self, node: int) -> None:
-        """Make the broker leader if there is none and it is in sync; else it catches up and joins the ISR."""
+        """If there is no leader and the broker is in sync, make it the leader; otherwise let it catch up and join the
+        ISR."""
         self._lagging.discard(node)
         self._returned[node] = None
         if self.leader == NO_LEADER:

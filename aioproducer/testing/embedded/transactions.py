@@ -183,7 +183,7 @@ class TransactionCoordinator:
         partition: int | None = None,
         count: int = 1,
     ) -> None:
-        """Let the next `count` verifications by leaders fail, which ask whether a batch belongs to a transaction.
+        """Let the next `count` verifications fail, in which leaders ask whether a batch belongs to a transaction.
 
         A client gets NOT_ENOUGH_REPLICAS with a text that names `error`, if `error` is one that prevents the leader
         from getting an answer; any other error is passed on.
