@@ -50,7 +50,7 @@ SHORT = {
     ),
     V1: plan(V1, 1, ("coordinator killed in mid-commit", "half-open")),
     V2: plan(V2, 1, ("coordinator frozen in mid-commit", "cut after an EndTxn", "throttled")),
-    # This seed has the upgrade first: a producer learns of it when it connects the next time.
+    # This seed has the upgrade first, so that transactions of both levels are committed.
     UPGRADE: plan(UPGRADE, 2, ("transaction.version raised", "frozen", "answers lost")),
     # No leader is lost, so that acks=1 promises something.
     ACKS: plan(ACKS, 1, ("cut after a Produce", "answers lost")),

@@ -156,7 +156,10 @@ async def _add_partitions(world: World, random: Random) -> None:
 
 @_fault("transaction.version raised", Family.TOPICS, UPGRADE)
 async def _upgrade(world: World, random: Random) -> None:
-    """Producers that have a transaction under way end it as they began it."""
+    """Producers that have a transaction under way end it as they began it.
+
+    They learn of the new level when they connect; one broker hangs up on them, as in a rolling restart.
+    """
     await asyncio.sleep(random.uniform(0, 500 * MS))
     await world.kafka.run_tool(
         "org.apache.kafka.tools.FeatureCommand",
@@ -166,6 +169,7 @@ async def _upgrade(world: World, random: Random) -> None:
         "--feature",
         "transaction.version=2",
     )
+    world.any_proxy(random).hang_up()
     world.struck("transaction.version raised")
 
 

@@ -129,6 +129,11 @@ class Proxy:
             link.loses_requests = not answers_only
         return len(self.links)
 
+    def hang_up(self) -> None:
+        """End all connections of this moment."""
+        for link in self.links:
+            link.to_client.transport.abort()
+
     async def close(self) -> None:
         """Stop listening and break all connections."""
         self._server.close()
