@@ -1,16 +1,33 @@
-"""Counters and histograms, written in place by their owners, read as frozen snapshots.
+"""Counters and histograms, which their owners update in place. `metrics()` reads them as frozen snapshots.
 
-Everything here is a plain number: nothing is recorded per record, at most once a batch or a request."""
+Nothing is recorded for each record: at most once for each batch or request."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
 
+from aioproducer.observe.snapshots import Distribution, MetricsSnapshot, NodeSnapshot, TopicSnapshot
 from aioproducer.protocol._request_path import Buckets
 
+__all__ = [
+    "Distribution",
+    "Histogram",
+    "Metrics",
+    "MetricsSnapshot",
+    "NodeMetrics",
+    "NodeSnapshot",
+    "TopicMetrics",
+    "TopicSnapshot",
+]
+
 MOST_NODES = 1_000
-"""Brokers that are counted each on its own; the oldest makes room for a new one."""
+"""Brokers that have counters of their own; the oldest makes room for a new one."""
+MOST_TOPICS = 1_000
+"""Topics that have counters of their own; the others share those of OTHER_TOPICS."""
+OTHER_TOPICS = "_other"
 
 
 class Histogram(Buckets):
@@ -20,19 +37,7 @@ class Histogram(Buckets):
     __slots__ = ()
 
     def snapshot(self) -> Distribution:
-        mean = self.total / self.count if self.count else 0.0
-        return Distribution(self.count, mean, self.quantile(0.5), self.quantile(0.99), self.maximum)
-
-
-@dataclass(frozen=True, slots=True)
-class Distribution:
-    """A histogram at one moment."""
-
-    count: int
-    mean: float
-    p50: float
-    p99: float
-    max: float
+        return Distribution(self.count, self.total, self.maximum, self.filled())
 
 
 @dataclass(slots=True)
@@ -51,6 +56,20 @@ class NodeMetrics:
     """Seconds that the broker asked us to wait, summed."""
     latency: Histogram = field(default_factory=Histogram)
     """Seconds from the write of a request to its answer."""
+
+
+@dataclass(slots=True)
+class TopicMetrics:
+    """One topic. Written by the sender."""
+
+    name: str
+    records_acked: int = 0
+    records_failed: int = 0
+    records_unknown: int = 0
+    retries: int = 0
+    batch_bytes: int = 0
+    last_ack: float | None = None
+    """The loop's time."""
 
 
 @dataclass(slots=True)
@@ -75,8 +94,16 @@ class Metrics:
     """How often each error was seen in an answer or on a connection, by name."""
     batch_size: Histogram = field(default_factory=Histogram)
     records_per_request: Histogram = field(default_factory=Histogram)
+    queue_time: Histogram = field(default_factory=Histogram)
+    """Seconds from the opening of a batch to its first attempt."""
     time_to_ack: Histogram = field(default_factory=Histogram)
     """Seconds from the opening of a batch to its acknowledgement, weighted by its records."""
+    time_to_failure: Histogram = field(default_factory=Histogram)
+    """The same for the records that failed with their batch."""
+    topics: dict[str, TopicMetrics] = field(default_factory=dict)
+    # written by the accumulator's lock
+    buffer_wait: Histogram = field(default_factory=Histogram)
+    """Seconds that a call of `send` waited for room."""
     # written by metadata
     metadata_updates: int = 0
     metadata_failures: int = 0
@@ -94,6 +121,15 @@ class Metrics:
             found = self.nodes[node_id] = NodeMetrics(node_id)
         return found
 
+    def topic(self, name: str) -> TopicMetrics:
+        """The counters of one topic, made at first use."""
+        found = self.topics.get(name)
+        if found is None:
+            if len(self.topics) >= MOST_TOPICS:
+                name = OTHER_TOPICS
+            found = self.topics.setdefault(name, TopicMetrics(name))
+        return found
+
     def _forget_one(self) -> None:
         """Make room: a broker that was never connected to, else the oldest. An answer may invent ids without end."""
         oldest = next(iter(self.nodes))
@@ -106,93 +142,89 @@ class Metrics:
     def snapshot(
         self,
         *,
-        records_buffered: int,
-        records_unretrieved: int,
-        buffer_total: int,
-        buffer_available: int,
-        buffer_waiters: int,
-        in_flight: Callable[[int], int],
+        describe_node: Callable[[int], dict[str, Any] | None],
+        wall_time: Callable[[float], float],
+        **gauges: Any,
     ) -> MetricsSnapshot:
-        """Return all numbers. The caller passes those of other objects; `in_flight` maps a node id to a number."""
-        nodes = tuple(
-            NodeSnapshot(
-                node.node_id,
-                node.bytes_sent,
-                node.bytes_received,
-                node.requests,
-                in_flight(node.node_id),
-                node.connects,
-                node.disconnects,
-                node.throttle_time,
-                node.latency.snapshot(),
-            )
-            for node in self.nodes.values()
-        )
+        """Return all numbers.
+
+        Args:
+            describe_node: returns the gauges of a broker; None for a bootstrap address that is no longer used.
+            wall_time: converts the loop's time.
+            gauges: the values of the moment, which other objects hold.
+        """
+        described = ((node, describe_node(node.node_id)) for node in self.nodes.values())
+        nodes = tuple(_node(node, state) for node, state in described if state is not None)
+        ended = self.records_acked + self.records_failed + self.records_unknown
         return MetricsSnapshot(
-            records_buffered=records_buffered,
+            **gauges,
+            records_accepted=ended + gauges.get("records_buffered", 0),
             records_acked=self.records_acked,
             records_failed=self.records_failed,
             records_unknown=self.records_unknown,
-            records_unretrieved=records_unretrieved,
             record_bytes=self.record_bytes,
             batches=self.batches,
             batch_bytes=self.batch_bytes,
             produce_requests=self.produce_requests,
-            requests=self.requests_of_forgotten + sum(node.requests for node in nodes),
+            requests=self.requests_of_forgotten + sum(node.requests for node in self.nodes.values()),
             retries=self.retries,
             splits=self.splits,
             data_losses=self.data_losses,
-            errors=dict(self.errors),
+            errors=MappingProxyType(dict(self.errors)),
             batch_size=self.batch_size.snapshot(),
             records_per_request=self.records_per_request.snapshot(),
+            queue_time=self.queue_time.snapshot(),
             time_to_ack=self.time_to_ack.snapshot(),
-            buffer_total=buffer_total,
-            buffer_available=buffer_available,
-            buffer_waiters=buffer_waiters,
+            time_to_result=_together(self.time_to_ack.snapshot(), self.time_to_failure.snapshot()),
+            buffer_wait=self.buffer_wait.snapshot(),
             in_flight=sum(node.in_flight for node in nodes),
             metadata_updates=self.metadata_updates,
+            metadata_failures=self.metadata_failures,
+            topics=tuple(_topic(topic, wall_time) for topic in self.topics.values()),
             nodes=nodes,
         )
 
 
-@dataclass(frozen=True, slots=True)
-class NodeSnapshot:
-    node_id: int
-    bytes_sent: int
-    bytes_received: int
-    requests: int
-    in_flight: int
-    connects: int
-    disconnects: int
-    throttle_time: float
-    latency: Distribution
+def _node(node: NodeMetrics, gauges: dict[str, Any]) -> NodeSnapshot:
+    return NodeSnapshot(
+        node_id=node.node_id,
+        **gauges,
+        bytes_sent=node.bytes_sent,
+        bytes_received=node.bytes_received,
+        requests=node.requests,
+        connects=node.connects,
+        connect_failures=node.connect_failures,
+        disconnects=node.disconnects,
+        throttle_time=node.throttle_time,
+        latency=node.latency.snapshot(),
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class MetricsSnapshot:
-    """The result of `Producer.metrics()`: a snapshot of all numbers, times in seconds, sizes in bytes."""
+def _topic(topic: TopicMetrics, wall_time: Callable[[float], float]) -> TopicSnapshot:
+    return TopicSnapshot(
+        name=topic.name,
+        last_ack_time=None if topic.last_ack is None else wall_time(topic.last_ack),
+        records_acked=topic.records_acked,
+        records_failed=topic.records_failed,
+        records_unknown=topic.records_unknown,
+        retries=topic.retries,
+        batch_bytes=topic.batch_bytes,
+    )
 
-    records_buffered: int
-    records_acked: int
-    records_failed: int
-    records_unknown: int
-    records_unretrieved: int
-    """Failed records whose result no caller has looked at."""
-    record_bytes: int
-    batches: int
-    batch_bytes: int
-    produce_requests: int
-    requests: int
-    retries: int
-    splits: int
-    data_losses: int
-    errors: dict[str, int]
-    batch_size: Distribution
-    records_per_request: Distribution
-    time_to_ack: Distribution
-    buffer_total: int
-    buffer_available: int
-    buffer_waiters: int
-    in_flight: int
-    metadata_updates: int
-    nodes: tuple[NodeSnapshot, ...]
+
+def _together(*parts: Distribution) -> Distribution:
+    """Return the distribution of all values."""
+    counts: dict[float, int] = {}
+    for end, count in _all_buckets(parts):
+        counts[end] = counts.get(end, 0) + count
+    return Distribution(
+        sum(part.count for part in parts),
+        sum(part.sum for part in parts),
+        max(part.max for part in parts),
+        tuple(sorted(counts.items())),
+    )
+
+
+def _all_buckets(parts: Iterable[Distribution]) -> Iterable[tuple[float, int]]:
+    for part in parts:
+        yield from part.buckets

@@ -14,7 +14,6 @@ from aioproducer.config import AddressFilter, Connector
 from aioproducer.errors import (
     BufferFullError,
     InvalidRecordError,
-    ProducerNotStartedError,
 )
 from aioproducer.from_config import remembers_arguments
 from aioproducer.metrics import MetricsSnapshot
@@ -462,16 +461,14 @@ class Producer(Lifecycle, Bulk):
         info = await self._metadata.wait_for_topic(topic, self._loop.time() + self._config.max_block)
         return info.partitions
 
-    def metrics(self) -> MetricsSnapshot:
-        """Return a snapshot of all counters."""
-        if not hasattr(self, "_accumulator"):
-            raise ProducerNotStartedError("metrics() needs a started producer")
-        memory = self._accumulator.memory
-        return self._metrics.snapshot(
-            records_buffered=sum(batch.live_count for batch in self._accumulator.incomplete),
-            records_unretrieved=sum(self._accumulator.unretrieved.counts.copy().values()),
-            buffer_total=memory.total,
-            buffer_available=memory.available,
-            buffer_waiters=memory.waiters,
-            in_flight=self._brokers.in_flight,
-        )
+    def metrics(self, *, window: float | None = None) -> MetricsSnapshot:
+        """Return all counters and gauges. Works in every state, also before start() and after close().
+
+        Args:
+            window: seconds, at most 600: return what happened within about this time instead of since the start. The
+                producer keeps a snapshot every 10 s for it. For other times, subtract two snapshots yourself.
+
+        Raises:
+            ValueError: the window is not between 10 and 600 seconds.
+        """
+        return self._measure(window)

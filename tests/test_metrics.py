@@ -64,7 +64,7 @@ def test_values_beyond_the_buckets_count_in_the_outermost_ones(value):
 
 def test_histogram_without_values_is_all_zero():
     assert Histogram().quantile(0.99) == 0.0
-    assert Histogram().snapshot() == Distribution(0, 0.0, 0.0, 0.0, 0.0)
+    assert Histogram().snapshot() == Distribution()
 
 
 def test_values_of_zero_are_counted():
@@ -106,7 +106,8 @@ def test_snapshot_does_not_change_with_its_histogram():
 
     histogram.add(100.0)
 
-    assert snapshot == Distribution(1, 1.0, 1.0, 1.0, 1.0)
+    assert (snapshot.count, snapshot.sum, snapshot.max) == (1, 1.0, 1.0)
+    assert [count for _, count in snapshot.buckets] == [1]
 
 
 @pytest.mark.promise("Public API", "`metrics()` returns frozen snapshots")

@@ -508,13 +508,13 @@ class Producer:
         """Return leader, epoch, replicas and ISR of each partition; see `aioproducer.Producer.partition_info`."""
         return self._call(partial(self._inner.partition_info, topic))
 
-    def metrics(self) -> MetricsSnapshot:
-        """Return the current value of all counters; see `aioproducer.Producer.metrics`."""
+    def metrics(self, *, window: float | None = None) -> MetricsSnapshot:
+        """Return all counters and gauges, in every state; see `aioproducer.Producer.metrics`."""
         if self._report is not None or self._sends.thread is None:
-            return self._inner.metrics()
+            return self._inner.metrics(window=window)
 
         async def snapshot() -> MetricsSnapshot:
-            return self._inner.metrics()
+            return self._inner.metrics(window=window)
 
         return self._call(snapshot)
 

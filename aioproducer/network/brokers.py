@@ -186,6 +186,22 @@ class Brokers:
             and asyncio.get_running_loop().time() >= entry.dialing_since + TRY_ANOTHER_AFTER
         )
 
+    def gauges(self, node_id: int) -> dict[str, Any] | None:
+        """Return the state of a broker for metrics(); None for a bootstrap address that is no longer used."""
+        entry = self._entries.get(node_id)
+        if entry is None:
+            return {} if node_id >= 0 else None
+        now = asyncio.get_running_loop().time() if entry.throttled_until else 0.0
+        return {
+            "host": entry.node.host,
+            "port": entry.node.port,
+            "rack": entry.node.rack,
+            "is_connected": entry.is_ready,
+            "in_flight": self.in_flight(node_id),
+            "throttled_for": max(entry.throttled_until - now, 0.0),
+            "last_error": None if entry.error is None else str(entry.error),
+        }
+
     def in_flight(self, node_id: int) -> int:
         """Return the number of requests to this broker that are not answered yet."""
         entry = self._entries.get(node_id)

@@ -134,6 +134,10 @@ class Metadata:
         self._publish(cluster)
         return True
 
+    def age(self, now: float) -> float | None:
+        """Return the seconds since the last complete response; None before the first one."""
+        return now - self._refreshed_at if self._refreshed_at > float("-inf") else None
+
     def close_waiters(self, error: KafkaError) -> None:
         """Fail all current and future callers that wait for a topic."""
         self._closed = error

@@ -292,6 +292,14 @@ cdef class Buckets:
         if value > self.maximum:
             self.maximum = value
 
+    def filled(self):
+        """Return (upper end, count) for each bucket that is not empty, ascending. The counts are not cumulated."""
+        cdef int index
+        return tuple([
+            (2.0 ** ((index + LOWEST + 1) / <double>GROWTH), self.buckets[index])
+            for index in range(HIGHEST - LOWEST + 1) if self.buckets[index]
+        ])
+
     def quantile(self, double q):
         """Return the `q`-quantile of the values (0 <= q <= 1); 0.0 if there are no values."""
         cdef double left = q * self.count

@@ -60,7 +60,13 @@ class Accumulator:
         # looked up by the record's path
         self.topics: dict[str, Topic] = {}
         self.memory = BufferMemory(config.buffer_memory)
-        self.lock = AppendLock(loop, self.memory, core.wake, config.log("aioproducer.records.append_lock"))
+        self.lock = AppendLock(
+            loop,
+            self.memory,
+            core.wake,
+            config.log("aioproducer.records.append_lock"),
+            core.metrics.buffer_wait,
+        )
         self._closed = False
         # every partition of every topic ever written to: sequence numbers outlive metadata
         self._queues: dict[tuple[str, int], PartitionQueue] = {}

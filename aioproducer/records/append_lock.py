@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from aioproducer.concurrency.wakeup import WakeUp
 from aioproducer.errors import BufferTimeoutError, ProducerClosed
+from aioproducer.metrics import Histogram
 from aioproducer.observe.buffer_watch import BufferWatch
 from aioproducer.observe.client_log import ClientLog
 from aioproducer.records._record_path import BufferMemory
@@ -29,8 +30,22 @@ class AppendLock:
     """The callers that wait for buffer memory, in order. Belongs to the event loop."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, memory: BufferMemory, wake: WakeUp, log: ClientLog
+        self,
+        loop: asyncio.AbstractEventLoop,
+        memory: BufferMemory,
+        wake: WakeUp,
+        log: ClientLog,
+        waits: Histogram,
     ) -> None:
+        """
+        Args:
+            loop: the producer's event loop.
+            memory: the memory that callers wait for.
+            wake: the sender's event.
+            log: the log.
+            waits: counts the seconds of each wait.
+        """
+        self._waits = waits
         self._watch = BufferWatch(loop, log, memory)
         self._loop = loop
         self._memory = memory
@@ -79,6 +94,7 @@ class AppendLock:
                 "sent, or none can be reached"
             ) from error
         finally:
+            self._waits.add(self._loop.time() - began)
             self._leave(waiter)
 
     def release(self) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import atexit
 import logging
 import os
+import time
 import warnings
 import weakref
 from collections import Counter
@@ -30,6 +31,8 @@ from aioproducer.from_config import FromConfig
 from aioproducer.metrics import Metrics
 from aioproducer.network.brokers import Brokers
 from aioproducer.network.metadata import Metadata
+from aioproducer.observe.snapshot_ring import LONGEST_WINDOW, PERIOD, SnapshotRing
+from aioproducer.observe.snapshots import MetricsSnapshot
 from aioproducer.records._record_path import BatchState
 from aioproducer.records.accumulator import Accumulator
 from aioproducer.records.arguments import check_timeout
@@ -106,6 +109,10 @@ class Lifecycle(Transactional, FromConfig):
         self._own_timeouts: OwnTimeouts
         self._tasks: list[asyncio.Task[None]] = []
         self._compressor: BatchCompressor
+        self._ring: SnapshotRing
+        self._started_at: float
+        self._clock_offset: float
+        """The wall clock minus the loop's time, at the start."""
         self._closing: asyncio.Future[CloseReport] | None = None
         self._is_reported = False
         self._logs_given_up = False
@@ -135,10 +142,13 @@ class Lifecycle(Transactional, FromConfig):
                 f"the producer is {self._state.value}; start() works once, build a new one"
             )
         self._loop = _running_loop()
+        self._started_at = self._loop.time()
+        self._clock_offset = time.time() - self._started_at
         self._move(ProducerState.RUNNING)
         self._process = os.getpid()
         _started.add(self)
         self._make_parts()
+        self._ring = SnapshotRing(self._loop, _weakly(self))
         try:
             await self._open()
         except GeneratorExit:
@@ -259,6 +269,7 @@ class Lifecycle(Transactional, FromConfig):
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._ring.close()
         await self._brokers.close()
         await self._compressor.close()
         self._accumulator.unretrieved.close()
@@ -270,6 +281,43 @@ class Lifecycle(Transactional, FromConfig):
             metrics.records_unknown,
             dict(self._accumulator.unretrieved.counts),
         )
+
+    def _measure(self, window: float | None = None) -> MetricsSnapshot:
+        """Return the metrics of this moment, or of the last `window` seconds."""
+        if window is not None and not PERIOD <= window <= LONGEST_WINDOW:
+            raise ValueError(
+                f"metrics(window=) must be from {PERIOD:g} to {LONGEST_WINDOW:g} seconds, not {window!r}"
+            )
+        gauges: dict[str, Any] = {
+            "client_id": self._config.client_id,
+            "state": self._state.value,
+            "time": time.time(),
+        }
+        if not hasattr(self, "_accumulator"):
+            return MetricsSnapshot(
+                **gauges, buffer_total=self._config.buffer_memory, buffer_available=self._config.buffer_memory
+            )
+        now = self._loop.time()
+        accumulator, memory = self._accumulator, self._accumulator.memory
+        oldest = next(iter(accumulator.incomplete), None)
+        snapshot = self._metrics.snapshot(
+            **gauges,
+            describe_node=self._brokers.gauges,
+            wall_time=self._wall_time,
+            cluster_id=self._metadata.cluster.cluster_id,
+            started=self._wall_time(self._started_at),
+            records_buffered=sum(batch.live_count for batch in accumulator.incomplete),
+            records_unretrieved=sum(accumulator.unretrieved.counts.copy().values()),
+            oldest_unacked_seconds=0.0 if oldest is None else max(now - oldest.created, 0.0),
+            buffer_total=memory.total,
+            buffer_available=memory.available,
+            buffer_waiters=memory.waiters,
+            metadata_age=self._metadata.age(now),
+        )
+        return snapshot if window is None else snapshot - self._ring.before(window)
+
+    def _wall_time(self, loop_time: float) -> float:
+        return loop_time + self._clock_offset
 
     def _report_given_up(self, waited: float) -> None:
         """Log the records that the end of a block did not wait for, since the report of close() is dropped there."""
@@ -382,6 +430,17 @@ class Lifecycle(Transactional, FromConfig):
             return "<Producer with rejected settings>"
         servers = ",".join(f"{host}:{port}" for host, port in self._config.bootstrap_servers)
         return f"<Producer {self._state.value} {servers}>"
+
+
+def _weakly(producer: Lifecycle) -> Callable[[], MetricsSnapshot]:
+    """Return a function that measures the producer and does not keep it alive."""
+    reference = weakref.ref(producer)
+
+    def measure() -> MetricsSnapshot:
+        alive = reference()
+        return MetricsSnapshot() if alive is None else alive._measure()
+
+    return measure
 
 
 def _running_loop() -> asyncio.AbstractEventLoop:

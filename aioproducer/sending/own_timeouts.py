@@ -48,7 +48,7 @@ class OwnTimeouts:
         batch = delivery.batch
         error = self._error(batch, timeout)
         if batch.may_withdraw:
-            self._metrics.records_failed += 1  # the others of its batch are counted with the batch
+            self._count_failed(batch, 1)  # the others of its batch are counted with the batch
             self._accumulator.withdraw(delivery, error)
         else:
             self._accumulator.end_record(delivery, error)
@@ -74,7 +74,11 @@ class OwnTimeouts:
         error, withdraws = self._error(batch, timeout), batch.may_withdraw
         count = self._accumulator.end_records(batch, first, end, error)
         if withdraws:
-            self._metrics.records_failed += count
+            self._count_failed(batch, count)
+
+    def _count_failed(self, batch: ProducerBatch, count: int) -> None:
+        self._metrics.records_failed += count
+        self._metrics.topic(batch.queue.topic).records_failed += count
 
     def _error(self, batch: ProducerBatch, timeout: float) -> DeliveryTimeoutError:
         queue = batch.queue

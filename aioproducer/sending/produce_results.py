@@ -326,6 +326,7 @@ class ProduceResults:
             "%s: %d of %d; the others are sent again", said.refusal, len(culprits), batch.record_count
         )
         self._metrics.records_failed += len(culprits)
+        self._metrics.topic(batch.queue.topic).records_failed += len(culprits)
         self._lose_numbers(batch)
         rest = batch.part(self._loop, 0, batch.record_count + len(batch.withdrawn), dict(culprits))
         self._accumulator.replace(batch, [(0, rest)], said.now)
@@ -432,8 +433,12 @@ class ProduceResults:
             self._retries.note_accepted(batch.queue.topic, batch.queue.partition, now)
         if batch.state is BatchState.DONE:
             return  # the batch expired while in flight, with an unknown outcome
-        self._metrics.records_acked += batch.record_count
-        self._metrics.time_to_ack.add(now - batch.created, batch.record_count)
+        metrics = self._metrics
+        metrics.records_acked += batch.record_count
+        metrics.time_to_ack.add(now - batch.created, batch.record_count)
+        topic = metrics.topics.get(batch.queue.topic) or metrics.topic(batch.queue.topic)
+        topic.records_acked += batch.record_count
+        topic.last_ack = now
         batch.succeed(base_offset, log_append_time, log_start_offset)
         self._accumulator.release(batch)
 
@@ -485,10 +490,16 @@ class ProduceResults:
             self._idempotence.note_given_up(batch.queue.sequence, batch.identity)
             self._transaction.epoch_is_spent = True
         error = self._error(batch, reason, kind, requires_reinit=requires_reinit)
+        count = batch.live_count
+        topic = self._metrics.topic(batch.queue.topic)
         if error.outcome is Outcome.UNKNOWN:
-            self._metrics.records_unknown += batch.live_count
+            self._metrics.records_unknown += count
+            topic.records_unknown += count
         else:
-            self._metrics.records_failed += batch.live_count
+            self._metrics.records_failed += count
+            topic.records_failed += count
+        if count:
+            self._metrics.time_to_failure.add(self._loop.time() - batch.created, count)
         if self._transaction.is_used and batch.identity in (None, self._idempotence.identity):
             if requires_reinit:
                 self._transaction.must_reinit(reinit(self._transaction, reinit_error(code), reason))

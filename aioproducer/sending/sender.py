@@ -215,7 +215,7 @@ class Sender:
             batches = [
                 batch for _, _, part in topics.values() for batch in part
             ]  # in the order of the request
-        self._count_request(batches)
+        self._count_request(batches, now)
         request = ProduceBatches(
             self._config.transactional_id,
             self._config.acks,
@@ -234,7 +234,7 @@ class Sender:
         except UnsupportedVersionError as error:
             self._loop.call_soon(answered, None, error)
 
-    def _count_request(self, batches: list[ProducerBatch]) -> None:
+    def _count_request(self, batches: list[ProducerBatch], now: float) -> None:
         metrics = self._metrics
         metrics.produce_requests += 1
         records = 0
@@ -246,8 +246,12 @@ class Sender:
                 metrics.record_bytes += batch.size
                 metrics.batch_bytes += batch.wire_size
                 metrics.batch_size.add(batch.wire_size)
+                metrics.queue_time.add(now - batch.created)
+                topic = metrics.topics.get(batch.queue.topic) or metrics.topic(batch.queue.topic)
+                topic.batch_bytes += batch.wire_size
             else:
                 metrics.retries += 1
+                metrics.topic(batch.queue.topic).retries += 1
         metrics.records_per_request.add(records)
 
     def _answered(

@@ -9,6 +9,7 @@ import pytest
 
 from aioproducer.concurrency.wakeup import WakeUp
 from aioproducer.errors import BufferTimeoutError, ProducerClosed
+from aioproducer.metrics import Histogram
 from aioproducer.observe.client_log import ClientLog
 from aioproducer.records._record_path import BufferMemory
 from aioproducer.records.append_lock import AppendLock
@@ -24,7 +25,10 @@ class Buffer:
         self.memory = BufferMemory(10)
         self.memory.take(10)
         self.wake = WakeUp(self.loop)
-        self.lock = AppendLock(self.loop, self.memory, self.wake, ClientLog("aioproducer.records", "orders"))
+        self.waits = Histogram()
+        self.lock = AppendLock(
+            self.loop, self.memory, self.wake, ClientLog("aioproducer.records", "orders"), self.waits
+        )
         self.appended: list[str] = []
 
     def append(self, name: str) -> Callable[[], str | None]:

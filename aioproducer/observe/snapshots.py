@@ -1,0 +1,219 @@
+"""What `Producer.metrics()` returns: frozen numbers, which can be subtracted, converted and kept.
+
+A counter grows from 0 on; `later - earlier` is what was counted in between. A gauge is a value of the moment, and the
+difference has that of the later snapshot. Times are in seconds, sizes in bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from types import MappingProxyType
+from typing import Any, ClassVar, TypeVar
+
+S = TypeVar("S", bound="_Numbers")
+
+NOTHING: Mapping[str, int] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """Durations or sizes, counted in buckets that grow by 2**(1/4): a quantile is at most 19 % too large."""
+
+    count: int = 0
+    sum: float = 0.0
+    max: float = 0.0
+    """The largest value; in a difference, an upper limit of it."""
+    buckets: tuple[tuple[float, int], ...] = ()
+    """(upper end, number of values in this bucket), ascending; without empty buckets."""
+
+    @property
+    def mean(self) -> float:
+        return self.sum / self.count if self.count else 0.0
+
+    @property
+    def p50(self) -> float:
+        return self.quantile(0.5)
+
+    @property
+    def p99(self) -> float:
+        return self.quantile(0.99)
+
+    def quantile(self, q: float) -> float:
+        """Return the `q`-quantile of the values (0 <= q <= 1); 0.0 if there are no values."""
+        left = q * self.count
+        for end, count in self.buckets:
+            left -= count
+            if left <= 0:
+                return min(end, self.max)
+        return self.max
+
+    def __sub__(self, earlier: Distribution) -> Distribution:
+        before = dict(earlier.buckets)
+        left = ((end, count - before.get(end, 0)) for end, count in self.buckets)
+        buckets = tuple((end, count) for end, count in left if count)
+        if self.max > earlier.max or not buckets:
+            largest = self.max if buckets else 0.0
+        else:
+            largest = min(buckets[-1][0], self.max)
+        return Distribution(self.count - earlier.count, self.sum - earlier.sum, largest, buckets)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the values for JSON: count, sum, mean, p50, p99, max and the buckets."""
+        return {
+            "count": self.count,
+            "sum": self.sum,
+            "mean": self.mean,
+            "p50": self.p50,
+            "p99": self.p99,
+            "max": self.max,
+            "buckets": [list(bucket) for bucket in self.buckets],
+        }
+
+
+class _Numbers:
+    """A snapshot of counters, gauges and distributions."""
+
+    __slots__ = ()
+
+    KEY: ClassVar[str] = ""
+    """The field that identifies it among others of its kind."""
+
+    def __sub__(self: S, earlier: S) -> S:
+        changes = {
+            entry.name: _difference(entry, getattr(self, entry.name), getattr(earlier, entry.name))
+            for entry in fields(self)  # type: ignore[arg-type]  # each subclass is a dataclass
+        }
+        return replace(self, **changes)  # type: ignore[type-var]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all values as dicts, lists, numbers and strings, for JSON."""
+        return {entry.name: _plain(getattr(self, entry.name)) for entry in fields(self)}  # type: ignore[arg-type]
+
+
+def _gauge(**options: Any) -> Any:
+    return field(metadata={"gauge": True}, **options)
+
+
+def _difference(entry: Any, now: Any, before: Any) -> Any:
+    if entry.metadata.get("gauge") or now is None:
+        return now
+    if isinstance(now, Mapping):
+        changed = {name: count - before.get(name, 0) for name, count in now.items()}
+        return MappingProxyType({name: count for name, count in changed.items() if count})
+    if isinstance(now, tuple):
+        known = {getattr(one, one.KEY): one for one in before}
+        return tuple(
+            one - known[getattr(one, one.KEY)] if getattr(one, one.KEY) in known else one for one in now
+        )
+    return now if before is None else now - before
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, tuple):
+        return [one.as_dict() for one in value]
+    return value.as_dict() if hasattr(value, "as_dict") else value
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSnapshot(_Numbers):
+    """One broker, over all connections to it. Bootstrap addresses have negative ids."""
+
+    KEY: ClassVar[str] = "node_id"
+
+    node_id: int = _gauge(default=-1)
+    host: str = _gauge(default="")
+    port: int = _gauge(default=0)
+    rack: str | None = _gauge(default=None)
+    is_connected: bool = _gauge(default=False)
+    in_flight: int = _gauge(default=0)
+    throttled_for: float = _gauge(default=0.0)
+    """Seconds for which the broker accepts no further requests from this producer now."""
+    last_error: str | None = _gauge(default=None)
+    """Why there is no connection."""
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    requests: int = 0
+    connects: int = 0
+    connect_failures: int = 0
+    disconnects: int = 0
+    throttle_time: float = 0.0
+    """Seconds for which the broker's quotas made the producer wait."""
+    latency: Distribution = field(default_factory=Distribution)
+    """Seconds from the write of a request to its answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSnapshot(_Numbers):
+    """One topic. Beyond 1,000 topics, the others are counted together under the name `_other`."""
+
+    KEY: ClassVar[str] = "name"
+
+    name: str = _gauge(default="")
+    last_ack_time: float | None = _gauge(default=None)
+    """The wall-clock time of the last acknowledgement."""
+    records_acked: int = 0
+    records_failed: int = 0
+    records_unknown: int = 0
+    retries: int = 0
+    batch_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsSnapshot(_Numbers):
+    """The result of `Producer.metrics()`."""
+
+    client_id: str = _gauge(default="")
+    cluster_id: str | None = _gauge(default=None)
+    state: str = _gauge(default="new")
+    """new, running, closing or closed."""
+    time: float = _gauge(default=0.0)
+    """The wall-clock time of the snapshot."""
+    started: float | None = _gauge(default=None)
+    """The wall-clock time since which it counts: that of start(), or of the earlier snapshot of a difference."""
+    records_buffered: int = _gauge(default=0)
+    """Records in the buffer or in flight."""
+    oldest_unacked_seconds: float = _gauge(default=0.0)
+    """How long the oldest record without a result has waited; 0 if there is none."""
+    buffer_total: int = _gauge(default=0)
+    buffer_available: int = _gauge(default=0)
+    buffer_waiters: int = _gauge(default=0)
+    """Calls of `send` that wait for room."""
+    in_flight: int = _gauge(default=0)
+    metadata_age: float | None = _gauge(default=None)
+    """Seconds since the last metadata response; None before the first one."""
+    records_accepted: int = 0
+    records_acked: int = 0
+    records_failed: int = 0
+    """Certainly not in the log."""
+    records_unknown: int = 0
+    """May be in the log."""
+    records_unretrieved: int = 0
+    """Failed records whose result no caller has looked at."""
+    record_bytes: int = 0
+    batches: int = 0
+    batch_bytes: int = 0
+    produce_requests: int = 0
+    requests: int = 0
+    retries: int = 0
+    splits: int = 0
+    data_losses: int = 0
+    errors: Mapping[str, int] = field(default_factory=lambda: NOTHING)
+    batch_size: Distribution = field(default_factory=Distribution)
+    records_per_request: Distribution = field(default_factory=Distribution)
+    queue_time: Distribution = field(default_factory=Distribution)
+    """Seconds from the opening of a batch to its first attempt."""
+    time_to_ack: Distribution = field(default_factory=Distribution)
+    """Seconds from the opening of a batch to its acknowledgement, weighted by its records."""
+    time_to_result: Distribution = field(default_factory=Distribution)
+    """Like time_to_ack, with the records that failed."""
+    buffer_wait: Distribution = field(default_factory=Distribution)
+    """Seconds that calls of `send` waited for room."""
+    metadata_updates: int = 0
+    metadata_failures: int = 0
+    topics: tuple[TopicSnapshot, ...] = ()
+    nodes: tuple[NodeSnapshot, ...] = ()
+
+    def __sub__(self, earlier: MetricsSnapshot) -> MetricsSnapshot:
+        return replace(_Numbers.__sub__(self, earlier), started=earlier.time)

@@ -1,0 +1,55 @@
+"""The snapshots of the last ten minutes."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aioproducer.observe.snapshot_ring import LONGEST_WINDOW, PERIOD, SnapshotRing
+from aioproducer.observe.snapshots import MetricsSnapshot
+from tests.conftest import in_virtual_time
+
+
+class Counting:
+    """A ring whose snapshots have the loop's time as their number of batches."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._began = self._loop.time()
+        self.ring = SnapshotRing(
+            self._loop, lambda: MetricsSnapshot(batches=round(self._loop.time() - self._began))
+        )
+
+
+@in_virtual_time
+async def test_a_window_begins_at_the_newest_snapshot_that_is_old_enough():
+    counting = Counting()
+    await asyncio.sleep(65)
+    assert counting.ring.before(60).batches == 0
+    assert counting.ring.before(10).batches == 50
+    assert counting.ring.before(5).batches == 60
+    counting.ring.close()
+
+
+@in_virtual_time
+async def test_a_window_longer_than_the_producer_has_lived_begins_at_its_start():
+    counting = Counting()
+    await asyncio.sleep(25)
+    assert counting.ring.before(600).batches == 0
+    counting.ring.close()
+
+
+@in_virtual_time
+async def test_ten_minutes_are_kept_and_no_more():
+    counting = Counting()
+    await asyncio.sleep(3 * LONGEST_WINDOW)
+    assert counting.ring.before(LONGEST_WINDOW).batches == 2 * LONGEST_WINDOW
+    assert len(counting.ring._kept) == LONGEST_WINDOW / PERIOD + 1
+    counting.ring.close()
+
+
+@in_virtual_time
+async def test_a_closed_ring_has_no_timer():
+    counting = Counting()
+    counting.ring.close()
+    await asyncio.sleep(3 * PERIOD)
+    assert len(counting.ring._kept) == 1

@@ -1,0 +1,101 @@
+"""Snapshots of metrics: their differences, and what they are as plain data."""
+
+from __future__ import annotations
+
+import json
+from random import Random
+
+import pytest
+
+from aioproducer.metrics import Histogram
+from aioproducer.observe.snapshots import Distribution, MetricsSnapshot, NodeSnapshot, TopicSnapshot
+
+
+def filled(*values: float) -> Histogram:
+    histogram = Histogram()
+    for value in values:
+        histogram.add(value)
+    return histogram
+
+
+def test_a_distribution_knows_its_quantiles_as_the_histogram_does():
+    random = Random(3)
+    histogram = filled(*(random.lognormvariate(-5, 1.5) for _ in range(1000)))
+    snapshot = histogram.snapshot()
+
+    for q in (0.0, 0.5, 0.9, 0.99, 1.0):
+        assert snapshot.quantile(q) == histogram.quantile(q)
+    assert snapshot.mean == pytest.approx(histogram.total / 1000)
+    assert sum(count for _, count in snapshot.buckets) == 1000
+
+
+def test_a_minute_at_100_seconds_shows_after_ten_million_records_at_4_milliseconds():
+    histogram = Histogram()
+    histogram.add(0.004, 10_000_000)
+    before = histogram.snapshot()
+    histogram.add(100.0, 600)
+
+    assert histogram.snapshot().p99 < 0.005, "since the start, nothing is to be seen"
+    minute = histogram.snapshot() - before
+    assert (minute.count, minute.max) == (600, 100.0)
+    assert 100 <= minute.p50 <= 119
+    assert minute.mean == pytest.approx(100)
+
+
+def test_the_largest_value_of_a_difference_is_an_upper_limit():
+    histogram = filled(50.0)
+    before = histogram.snapshot()
+    histogram.add(1.0)
+
+    minute = histogram.snapshot() - before
+    assert 1.0 <= minute.max <= 1.19
+    assert (histogram.snapshot() - histogram.snapshot()) == Distribution()
+
+
+def test_a_difference_has_counts_of_the_time_between_and_gauges_of_now():
+    earlier = MetricsSnapshot(
+        time=100.0, started=1.0, records_acked=5, buffer_available=7, errors={"A": 1, "B": 2}
+    )
+    later = MetricsSnapshot(
+        time=160.0, started=1.0, records_acked=9, buffer_available=3, errors={"A": 1, "B": 5, "C": 1}
+    )
+
+    minute = later - earlier
+
+    assert (minute.records_acked, minute.buffer_available) == (4, 3)
+    assert minute.errors == {"B": 3, "C": 1}
+    assert (minute.started, minute.time) == (100.0, 160.0)
+
+
+def test_brokers_and_topics_are_compared_by_their_names_and_new_ones_count_in_full():
+    earlier = MetricsSnapshot(
+        nodes=(NodeSnapshot(node_id=1, requests=3),), topics=(TopicSnapshot(name="t", retries=1),)
+    )
+    later = MetricsSnapshot(
+        nodes=(
+            NodeSnapshot(node_id=2, requests=4, host="b"),
+            NodeSnapshot(node_id=1, requests=5, in_flight=2),
+        ),
+        topics=(TopicSnapshot(name="t", retries=4, last_ack_time=9.0),),
+    )
+
+    minute = later - earlier
+
+    assert [(node.node_id, node.requests, node.in_flight) for node in minute.nodes] == [(2, 4, 0), (1, 2, 2)]
+    assert [(topic.name, topic.retries, topic.last_ack_time) for topic in minute.topics] == [("t", 3, 9.0)]
+
+
+def test_a_snapshot_is_plain_data_for_json():
+    snapshot = MetricsSnapshot(
+        client_id="orders",
+        errors={"A": 1},
+        time_to_ack=filled(1.0).snapshot(),
+        nodes=(NodeSnapshot(node_id=1, latency=filled(0.5).snapshot()),),
+    )
+
+    told = json.loads(json.dumps(snapshot.as_dict()))
+
+    assert (told["client_id"], told["errors"]) == ("orders", {"A": 1})
+    assert told["time_to_ack"]["count"] == 1
+    assert told["nodes"][0]["latency"]["p99"] == 0.5
+    assert told["time_to_ack"]["buckets"] == [[pytest.approx(1.189, abs=0.01), 1]]
