@@ -5,6 +5,9 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+__version__: str
+"""The version of the package. Read from its metadata when it is first used."""
+
 if TYPE_CHECKING:
     from aioproducer.config import ProducerConfig
     from aioproducer.errors import (
@@ -33,6 +36,9 @@ if TYPE_CHECKING:
         TransactionReinitError,
         UnknownPartitionError,
     )
+    from aioproducer.observe.description import Description
+    from aioproducer.observe.snapshots import MetricsSnapshot
+    from aioproducer.observe.vital_signs import Health, Ping
     from aioproducer.producer import Producer
     from aioproducer.records._record_path import Delivery, RecordMetadata, murmur2_partitions
     from aioproducer.records.batch import BatchBuilder
@@ -64,14 +70,18 @@ __all__ = [
     "Delivery",
     "DeliveryError",
     "DeliveryTimeoutError",
+    "Description",
     "Headers",
+    "Health",
     "Interceptor",
     "InvalidRecordError",
     "KafkaError",
     "KafkaTimeoutError",
     "MetadataTimeoutError",
+    "MetricsSnapshot",
     "OffsetAndMetadata",
     "Outcome",
+    "Ping",
     "Producer",
     "ProducerClosed",
     "ProducerConfig",
@@ -110,14 +120,18 @@ _MODULES = {
     "Delivery": "aioproducer.records._record_path",
     "DeliveryError": "aioproducer.errors",
     "DeliveryTimeoutError": "aioproducer.errors",
+    "Description": "aioproducer.observe.description",
     "Headers": "aioproducer.types",
+    "Health": "aioproducer.observe.vital_signs",
     "Interceptor": "aioproducer.records.interceptors",
     "InvalidRecordError": "aioproducer.errors",
     "KafkaError": "aioproducer.errors",
     "KafkaTimeoutError": "aioproducer.errors",
     "MetadataTimeoutError": "aioproducer.errors",
+    "MetricsSnapshot": "aioproducer.observe.snapshots",
     "OffsetAndMetadata": "aioproducer.types",
     "Outcome": "aioproducer.types",
+    "Ping": "aioproducer.observe.vital_signs",
     "Producer": "aioproducer.producer",
     "ProducerClosed": "aioproducer.errors",
     "ProducerConfig": "aioproducer.config",
@@ -142,6 +156,8 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> object:
+    if name == "__version__":
+        return importlib.import_module("importlib.metadata").version("aioproducer")
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(importlib.import_module(_MODULES[name]), name)

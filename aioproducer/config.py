@@ -178,14 +178,18 @@ class ProducerConfig:
             raise unknown_keyword(setting)
         return self._origins.get(setting, "default")
 
-    def __str__(self) -> str:
-        lines = []
+    def shown(self) -> dict[str, str]:
+        """Return each setting by its keyword as text, with its origin and without secrets."""
+        shown = {}
         for name, setting in SETTINGS.items():
             family = name.partition("_")[0]
             # Settings that the protocol does not use are rejected, so they cannot have been set.
             if setting.field and (family not in ("ssl", "sasl") or family.upper() in self.security_protocol):
-                lines.append(f"{name} = {self._shown(setting)} ({self.origin(name)})")
-        return "\n".join(lines)
+                shown[name] = f"{self._shown(setting)} ({self.origin(name)})"
+        return shown
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name} = {value}" for name, value in self.shown().items())
 
     __repr__ = __str__
 

@@ -16,7 +16,6 @@ from aioproducer.errors import (
     InvalidRecordError,
 )
 from aioproducer.from_config import remembers_arguments
-from aioproducer.metrics import MetricsSnapshot
 from aioproducer.records._record_path import (
     Delivery,
     RecordMetadata,
@@ -460,15 +459,3 @@ class Producer(Lifecycle, Bulk):
         check_target(topic, None)
         info = await self._metadata.wait_for_topic(topic, self._loop.time() + self._config.max_block)
         return info.partitions
-
-    def metrics(self, *, window: float | None = None) -> MetricsSnapshot:
-        """Return all counters and gauges. Works in every state, also before start() and after close().
-
-        Args:
-            window: seconds, at most 600: return what happened within about this time instead of since the start. The
-                producer keeps a snapshot every 10 s for it. For other times, subtract two snapshots yourself.
-
-        Raises:
-            ValueError: the window is not between 10 and 600 seconds.
-        """
-        return self._measure(window)

@@ -7,10 +7,11 @@
     POST /orders   answers 201 with partition and offset once Kafka has the order; 503 and Retry-After if it is not
                    stored; 504 if the outcome is unknown
     POST /clicks   answers 202 immediately; delivered and failed clicks are counted
-    GET /health    returns the producer's counters
+    GET /ready     answers 200 if orders can be expected to reach Kafka, else 503 with the reason: a readiness probe
+    GET /metrics   returns the producer's counters
 
-Every setting of the producer can come from the environment. When the server stops, it finishes its requests first,
-then the lifespan ends and the producer sends what is buffered.
+It comes up without Kafka, and connects in the background. Every setting of the producer can come from the environment.
+When the server stops, it finishes its requests first, then the lifespan ends and the producer sends what is buffered.
 Needs `pip install fastapi uvicorn`; uvicorn runs on uvloop if that is installed too."""
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
 import uvicorn
-from fastapi import Body, FastAPI, HTTPException, Request
+from fastapi import Body, FastAPI, HTTPException, Request, Response
 from pydantic import BaseModel
 
 from aioproducer import DeliveryError, InvalidRecordError, KafkaError, Outcome, Producer
@@ -58,11 +59,7 @@ def create_app(patience: float = 5, **settings: Any) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         # Built and started in the server's loop, one for each worker process.
         producer = Producer.from_env(client_id="shop", max_block_ms=patience * 1000, **settings)
-        try:
-            await producer.start()
-        except KafkaError as error:
-            logger.error("the producer can't start: %s", error)
-            raise
+        await producer.start(wait=False)
         app.state.producer = producer
         yield
         report = await producer.close(timeout=30)
@@ -99,8 +96,15 @@ def create_app(patience: float = 5, **settings: Any) -> FastAPI:
             raise HTTPException(503, "too busy for clicks", {"Retry-After": "1"}) from error
         return {"status": "accepted"}
 
-    @app.get("/health")
-    async def health(request: Request) -> dict[str, int]:
+    @app.get("/ready")
+    async def ready(request: Request, response: Response) -> dict[str, Any]:
+        producer: Producer = request.app.state.producer
+        health = producer.health(max_unacked_seconds=patience)
+        response.status_code = 200 if health.ok else 503
+        return health.as_dict()
+
+    @app.get("/metrics")
+    async def metrics(request: Request) -> dict[str, int]:
         counts = request.app.state.producer.metrics()
         return {
             "buffered": counts.records_buffered,
@@ -132,7 +136,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Serve until a signal. If the application can't start, uvicorn's exit status is 3."""
+    """Serve until a signal."""
     options = arguments()
     uvicorn.run(
         create_app(options.patience, bootstrap_servers=options.bootstrap_servers),

@@ -44,7 +44,9 @@ from aioproducer.errors import IllegalStateError, ProducerNotStartedError
 
 if TYPE_CHECKING:
     from aioproducer.cluster import PartitionInfo
-    from aioproducer.metrics import MetricsSnapshot
+    from aioproducer.observe.description import Description
+    from aioproducer.observe.snapshots import MetricsSnapshot
+    from aioproducer.observe.vital_signs import Health, Ping
     from aioproducer.transactions.calls import TransactionScope as AsyncTransactionScope
 
 P = ParamSpec("P")
@@ -185,7 +187,7 @@ class Producer:
 
     # ---------------------------------------------------------------------------------------- start and close
 
-    def start(self) -> None:
+    def start(self, *, wait: bool = True) -> None:
         """Connect to the cluster and start sending; see `aioproducer.Producer.start`. `with` calls it.
 
         Ctrl-C leaves the producer closed.
@@ -197,7 +199,7 @@ class Producer:
             )
         thread = self._sends.thread = enter(self)
         try:
-            self._call(self._inner.start)
+            self._call(partial(self._inner.start, wait=wait))
         except BaseException:
             self._close_quickly(thread)
             raise
@@ -510,13 +512,29 @@ class Producer:
 
     def metrics(self, *, window: float | None = None) -> MetricsSnapshot:
         """Return all counters and gauges, in every state; see `aioproducer.Producer.metrics`."""
+        return self._look(partial(self._inner.metrics, window=window))
+
+    def health(self, *, max_unacked_seconds: float = 30.0) -> Health:
+        """Return whether records sent now can be expected to arrive; see `aioproducer.Producer.health`."""
+        return self._look(partial(self._inner.health, max_unacked_seconds=max_unacked_seconds))
+
+    def describe(self) -> Description:
+        """Return a block for a bug report, in every state; see `aioproducer.Producer.describe`."""
+        return self._look(self._inner.describe)
+
+    def ping(self, timeout: float = 2.0) -> Ping:
+        """Ask a broker, and return which one answered and after how long; see `aioproducer.Producer.ping`."""
+        return self._call(partial(self._inner.ping, timeout))
+
+    def _look(self, function: Callable[[], T]) -> T:
+        """Call a function that works in every state, in the loop thread if there is one."""
         if self._report is not None or self._sends.thread is None:
-            return self._inner.metrics(window=window)
+            return function()
 
-        async def snapshot() -> MetricsSnapshot:
-            return self._inner.metrics(window=window)
+        async def look() -> T:
+            return function()
 
-        return self._call(snapshot)
+        return self._call(look)
 
     # ----------------------------------------------------------------------------------------- transactions
 

@@ -5,6 +5,7 @@ Brokers decides when to connect; nothing here does I/O or reads a clock."""
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from aioproducer.config import AddressFilter
 from aioproducer.errors import BrokerConnectionError, KafkaError, escaped
@@ -84,6 +85,26 @@ class BrokerEntry:
     def first_asked(self) -> int:
         """The version of the first ApiVersions request of the next connection."""
         return FIRST_ASKED[min(self.hang_ups, len(FIRST_ASKED) - 1)]
+
+    def gauges(self, now: float) -> dict[str, Any]:
+        """Return the state for metrics(). `now` is a loop time."""
+        return {
+            "host": self.node.host,
+            "port": self.node.port,
+            "rack": self.node.rack,
+            "is_connected": self.is_ready,
+            "in_flight": 0 if self.connection is None else self.connection.in_flight,
+            "throttled_for": max(self.throttled_until - now, 0.0),
+            "last_error": None if self.error is None else str(self.error),
+        }
+
+    def describe(self, now: float) -> dict[str, Any]:
+        """Return the state for describe(). `now` is a loop time."""
+        described = {"node_id": self.node.node_id, **self.gauges(now), "failures": self.failures}
+        if self.connection is not None:
+            described["connected_for"] = max(now - self.ready_since, 0.0)
+            described["security"] = self.connection.security
+        return described
 
     def connected(self, connection: Connection, now: float) -> None:
         """Use a connection that has been established."""

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from aioproducer.cluster import Cluster
+from aioproducer.concurrency.changes import Changes
 from aioproducer.concurrency.tasks import new_task
 from aioproducer.core import Core
 from aioproducer.errors import (
@@ -63,8 +64,7 @@ class Brokers:
         self._departing: list[Connection] = []
         """Connections that are no longer handed out, until their sockets are closed."""
         self._tasks: dict[asyncio.Task[None], None] = {}
-        self._changes: list[asyncio.Future[None]] = []
-        """Futures of the tasks that wait for any change."""
+        self._changes = Changes()
         self._rotation = core.random.randrange(1 << 16)
         self._newest_features = BrokerVersions({})
         """The versions reported with the highest features epoch so far; before the first report, the epoch is -1."""
@@ -186,21 +186,16 @@ class Brokers:
             and asyncio.get_running_loop().time() >= entry.dialing_since + TRY_ANOTHER_AFTER
         )
 
-    def gauges(self, node_id: int) -> dict[str, Any] | None:
+    def gauges(self, now: float, node_id: int) -> dict[str, Any] | None:
         """Return the state of a broker for metrics(); None for a bootstrap address that is no longer used."""
         entry = self._entries.get(node_id)
         if entry is None:
             return {} if node_id >= 0 else None
-        now = asyncio.get_running_loop().time() if entry.throttled_until else 0.0
-        return {
-            "host": entry.node.host,
-            "port": entry.node.port,
-            "rack": entry.node.rack,
-            "is_connected": entry.is_ready,
-            "in_flight": self.in_flight(node_id),
-            "throttled_for": max(entry.throttled_until - now, 0.0),
-            "last_error": None if entry.error is None else str(entry.error),
-        }
+        return entry.gauges(now)
+
+    def describe(self, now: float) -> list[dict[str, Any]]:
+        """Return the state of each broker for describe(). `now` is a loop time."""
+        return [entry.describe(now) for entry in self._entries.values()]
 
     def in_flight(self, node_id: int) -> int:
         """Return the number of requests to this broker that are not answered yet."""
@@ -264,10 +259,17 @@ class Brokers:
     async def request_any(
         self, message: Message, timeout: float, *, version_ceiling: int | None = None
     ) -> Any:
-        """Send a request to the broker that is ready first and return its response.
+        """Send a request to the broker that is ready first and return its response; see `ask_any`."""
+        _, response = await self.ask_any(message, timeout, version_ceiling=version_ceiling)
+        return response
+
+    async def ask_any(
+        self, message: Message, timeout: float, *, version_ceiling: int | None = None
+    ) -> tuple[Node, Any]:
+        """Send a request to the broker that is ready first; return the broker that answered, and its response.
 
         The in-flight limit does not apply. Another broker is tried in parallel if connecting takes half a second, or if
-        no response arrives within HEDGE_AFTER seconds. If `request_any` is cancelled, the response is discarded.
+        no response arrives within HEDGE_AFTER seconds. If the call is cancelled, the response is discarded.
 
         Raises:
             BrokerConnectionError: every broker was tried and none is reachable; or the connection was lost.
@@ -297,10 +299,12 @@ class Brokers:
                 raise self.unreachable()
             if now >= deadline:
                 raise RequestTimedOutError(f"no broker within {timeout:g} s: {self.reasons()}", written=False)
-            await self._change(min(self._next_look(now), deadline))
+            await self._changes.next(min(self._next_look(now), deadline))
 
-    async def _first_answer(self, message: Message, deadline: float, version_ceiling: int | None) -> Any:
-        """Return the response of a ready broker, or of the next one if it is silent for HEDGE_AFTER seconds."""
+    async def _first_answer(
+        self, message: Message, deadline: float, version_ceiling: int | None
+    ) -> tuple[Node, Any]:
+        """Ask a ready broker, and the next one if it is silent for HEDGE_AFTER seconds; return the first response."""
         loop = asyncio.get_running_loop()
         asked: dict[Connection, asyncio.Future[Any]] = {}
 
@@ -317,10 +321,11 @@ class Brokers:
 
         first = await first_answer(ask_another)
         answer = first.result()
+        connection = next(connection for connection, future in asked.items() if future is first)
         if isinstance(answer, LargeAnswer):
             answer = await answer.decoded()
-            next(connection for connection, future in asked.items() if future is first).heed_throttle(answer)
-        return answer
+            connection.heed_throttle(answer)
+        return connection.node, answer
 
     def _ready_connection(self, asked: Container[Connection]) -> Connection | None:
         """Return the ready connection with the fewest requests in flight that is not in `asked`."""
@@ -386,7 +391,7 @@ class Brokers:
             if entry.connection is None:
                 self._connect(entry)
             times = [deadline, entry.throttled_until, entry.retry_at]
-            await self._change(min(time for time in times if time > now))
+            await self._changes.next(min(time for time in times if time > now))
 
     def finalized_feature(self, name: str) -> int:
         """Return the level of a finalized feature of the cluster (KIP-584); 0 if no broker has reported it.
@@ -578,23 +583,7 @@ class Brokers:
 
     def _changed(self) -> None:
         self._wake.set()
-        waiters, self._changes = self._changes, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-
-    async def _change(self, until: float) -> None:
-        """Wait for a change, at most until the given loop time."""
-        waiter = asyncio.get_running_loop().create_future()
-        self._changes.append(waiter)
-        try:
-            async with asyncio.timeout_at(until):
-                await waiter
-        except TimeoutError:
-            pass
-        finally:
-            if waiter in self._changes:
-                self._changes.remove(waiter)
+        self._changes.announce()
 
     async def close(self) -> None:
         """Close all connections; requests in flight fail. On return all tasks have ended, all sockets are closed."""

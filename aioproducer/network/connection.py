@@ -279,6 +279,11 @@ class Connection(RequestStream):
         return self._closed_in is ConnectionState.NEGOTIATING and type(self.error) is BrokerConnectionError
 
     @property
+    def security(self) -> str:
+        """The version and the cipher of TLS, or "plain text"."""
+        return "plain text" if self._wire is None else self._wire.security
+
+    @property
     def progress(self) -> str:
         """The step that an attempt to connect is waiting for, and for how long."""
         opened = self._opened_at

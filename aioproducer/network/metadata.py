@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+import math
 from collections.abc import Callable, Iterable
 
 from aioproducer.cluster import Cluster, Endpoint, TopicInfo, check_topic_name, invalid_topic
@@ -67,7 +68,7 @@ class Metadata:
         self._again: dict[str, None] = {}
         """Unknown topics that `ask_for` named: refreshed soon, though no caller is waiting."""
         self._update_requested = False
-        self._start_timer: asyncio.TimerHandle
+        self._start_timer: asyncio.TimerHandle | None = None
         # the time of the next request
         self._poked = asyncio.Event()
         self._is_refreshing = False
@@ -141,6 +142,7 @@ class Metadata:
     def close_waiters(self, error: KafkaError) -> None:
         """Fail all current and future callers that wait for a topic."""
         self._closed = error
+        self._stop_start_timer()
         for name in list(self._waiters):
             self._wake_waiters(name)
 
@@ -255,8 +257,7 @@ class Metadata:
             ConfigError: certificates can't be read.
             ProducerClosed: the producer was closed meanwhile.
         """
-        loop = asyncio.get_running_loop()
-        self._start_timer = loop.call_later(START_PERIOD, self._still_waits, loop.time(), deadline)
+        self.expect_first_update(deadline)
         try:
             async with asyncio.timeout_at(deadline) as limit:
                 while self.version == 0:
@@ -275,7 +276,7 @@ class Metadata:
             if not limit.expired():
                 raise
         finally:
-            self._start_timer.cancel()
+            self._stop_start_timer()
         if self.version == 0:
             # The error may have arrived together with the deadline.
             if (refusal := self._brokers.refusal) is not None:
@@ -292,16 +293,28 @@ class Metadata:
             reasons += f"; the last request failed: {self.last_error}"
         return reasons
 
+    def expect_first_update(self, deadline: float = math.inf) -> None:
+        """Log every 10 s why there is no snapshot of the cluster yet; `deadline` is when start() gives up."""
+        loop = asyncio.get_running_loop()
+        self._start_timer = loop.call_later(START_PERIOD, self._still_waits, loop.time(), deadline)
+
+    def _stop_start_timer(self) -> None:
+        if self._start_timer is not None:
+            self._start_timer.cancel()
+            self._start_timer = None
+
     def _still_waits(self, began: float, deadline: float) -> None:
-        """Log, every 10 s, that start() still waits for a broker."""
+        self._start_timer = None
+        if self.version:
+            return
         loop = asyncio.get_running_loop()
         now = loop.time()
-        self._log.warning(
-            "no broker has answered for %.0f s, giving up in %.0f s (max_block_ms): %s",
-            now - began,
-            max(deadline - now, 0),
-            self._reasons(),
+        end = (
+            f"giving up in {max(deadline - now, 0):.0f} s (max_block_ms)"
+            if deadline < math.inf
+            else "trying on"
         )
+        self._log.warning("no broker has answered for %.0f s, %s: %s", now - began, end, self._reasons())
         self._start_timer = loop.call_later(START_PERIOD, self._still_waits, began, deadline)
 
     # The task

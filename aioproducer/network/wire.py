@@ -59,6 +59,11 @@ class Wire(asyncio.StreamReaderProtocol):
         # With both limits at 0, resume_writing means that the transport's buffer is empty.
         self._out.set_write_buffer_limits(high=0, low=0)
 
+    @property
+    def security(self) -> str:
+        """The version and the cipher of TLS, or "plain text"."""
+        return "plain text"
+
     async def shake_hands(self) -> None:
         """Do the TLS handshake, before anything is written. A plain-text wire has none."""
 
@@ -197,6 +202,11 @@ class TlsWire(Wire):
         """Number of encrypted bytes passed to the transport."""
         self._marks: deque[tuple[int, int]] = deque()
         """The start of each write that the transport may still buffer: (encrypted offset, offset in written bytes)."""
+
+    @property
+    def security(self) -> str:
+        cipher = self._tls.cipher()
+        return f"{self._tls.version()}, {cipher[0]}" if cipher else "TLS"
 
     async def shake_hands(self) -> None:
         """Do the TLS handshake. If the context verifies certificates, it includes the check of the host name.

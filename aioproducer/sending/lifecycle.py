@@ -31,8 +31,7 @@ from aioproducer.from_config import FromConfig
 from aioproducer.metrics import Metrics
 from aioproducer.network.brokers import Brokers
 from aioproducer.network.metadata import Metadata
-from aioproducer.observe.snapshot_ring import LONGEST_WINDOW, PERIOD, SnapshotRing
-from aioproducer.observe.snapshots import MetricsSnapshot
+from aioproducer.observe.snapshot_ring import SnapshotRing
 from aioproducer.records._record_path import BatchState
 from aioproducer.records.accumulator import Accumulator
 from aioproducer.records.arguments import check_timeout
@@ -42,6 +41,7 @@ from aioproducer.records.interceptors import Interceptors
 from aioproducer.records.partition_choice import PartitionChoice
 from aioproducer.sending.own_timeouts import OwnTimeouts
 from aioproducer.sending.sender import Sender
+from aioproducer.sending.vital_signs import VitalSigns, weakly_measuring
 from aioproducer.transactions.calls import Transactional
 from aioproducer.transactions.coordinator import Coordinator
 from aioproducer.transactions.state import Transaction
@@ -80,7 +80,7 @@ class CloseReport:
     """Failed records whose result was not retrieved, by (topic, error)."""
 
 
-class Lifecycle(Transactional, FromConfig):
+class Lifecycle(VitalSigns, Transactional, FromConfig):
     """Starts and stops a producer. A base class of Producer."""
 
     def _prepare(self) -> None:
@@ -95,6 +95,7 @@ class Lifecycle(Transactional, FromConfig):
         self._handle: TransactionHandle | None = None
         """The handle of another producer's transaction that this one takes part in or has taken over."""
         self._is_owner = False
+        self._initializes_later = False
         self._shares_the_loop = True
         """False if no user code runs in the loop, so that compression need not give way to it."""
         # start() creates the rest, once the loop is known.
@@ -124,14 +125,21 @@ class Lifecycle(Transactional, FromConfig):
         assert to in TRANSITIONS[self._state], f"a producer can't go from {self._state.value} to {to.value}"
         self._state = to
 
-    async def start(self) -> None:
+    async def start(self, *, wait: bool = True) -> None:
         """Connect to the cluster and begin to send. `async with` calls it.
+
+        Args:
+            wait: False to return at once and to connect in the background, for a service that has to come up while the
+                cluster is away. It tries until it succeeds or is closed, and logs every 10 s why it has not. Meanwhile
+                `send` waits for its topic (max_block_ms), `health()` is not ok, and a transactional producer takes over
+                its transactional id when it begins its first transaction.
 
         Raises:
             BootstrapError: no bootstrap address answered within max_block_ms (if that is 0, request_timeout_ms). The
-                error names the reason for each address.
-            AuthenticationError: a broker rejects our credentials, or we reject its certificate. Raised immediately.
-            ConfigError: certificates cannot be read.
+                error names the reason for each address. Not raised with `wait=False`.
+            AuthenticationError: a broker rejects our credentials, or we reject its certificate. Raised immediately, but
+                not with `wait=False`.
+            ConfigError: certificates cannot be read. Not raised with `wait=False`.
             IllegalStateError: the producer was started before.
             WrongLoopError: no asyncio event loop is running.
 
@@ -148,9 +156,9 @@ class Lifecycle(Transactional, FromConfig):
         self._process = os.getpid()
         _started.add(self)
         self._make_parts()
-        self._ring = SnapshotRing(self._loop, _weakly(self))
+        self._ring = SnapshotRing(self._loop, weakly_measuring(self))
         try:
-            await self._open()
+            await self._open(wait=wait)
         except GeneratorExit:
             raise  # the loop is gone: nothing can be awaited
         except BaseException:
@@ -169,18 +177,23 @@ class Lifecycle(Transactional, FromConfig):
         self._compressor = accumulator.compressor
         transaction = self._transaction
         self._own_timeouts = OwnTimeouts(core, accumulator, transaction)
-        idempotence = Idempotence(core.config.enable_idempotence)
+        self._idempotence = idempotence = Idempotence(core.config.enable_idempotence)
         self._coordinator = Coordinator(core, transaction, idempotence, accumulator, brokers)
         self._sender = Sender(
             core, accumulator, brokers, metadata, idempotence, transaction, self._coordinator
         )
 
-    async def _open(self) -> None:
-        """Get the metadata of the cluster, and start the parts."""
+    async def _open(self, *, wait: bool) -> None:
+        """Start the parts, after the first metadata response unless `wait` is False."""
         config = self._config
         self._spawn(self._metadata.run(), "aioproducer-metadata")
-        # With 0 `send` never waits, but connecting takes time all the same.
-        await self._metadata.first_update(self._loop.time() + (config.max_block or config.request_timeout))
+        if wait:
+            # With 0 `send` never waits, but connecting takes time all the same.
+            await self._metadata.first_update(
+                self._loop.time() + (config.max_block or config.request_timeout)
+            )
+        else:
+            self._metadata.expect_first_update()
         self._spawn(self._sender.run(), "aioproducer-sender")
         self._takes_columns = (
             config.key_serializer is None
@@ -201,8 +214,10 @@ class Lifecycle(Transactional, FromConfig):
             self._coordinator.resume(self._handle)
         elif self._handle is not None:
             self._coordinator.attach(self._handle)
-        elif self._transaction.is_used:
+        elif self._transaction.is_used and wait:
             await self._coordinator.initialize()
+        elif self._transaction.is_used:
+            self._initializes_later = True
 
     def _spawn(self, coroutine: Any, name: str) -> None:
         task = new_task(self._loop, coroutine, name)
@@ -281,43 +296,6 @@ class Lifecycle(Transactional, FromConfig):
             metrics.records_unknown,
             dict(self._accumulator.unretrieved.counts),
         )
-
-    def _measure(self, window: float | None = None) -> MetricsSnapshot:
-        """Return the metrics of this moment, or of the last `window` seconds."""
-        if window is not None and not PERIOD <= window <= LONGEST_WINDOW:
-            raise ValueError(
-                f"metrics(window=) must be from {PERIOD:g} to {LONGEST_WINDOW:g} seconds, not {window!r}"
-            )
-        gauges: dict[str, Any] = {
-            "client_id": self._config.client_id,
-            "state": self._state.value,
-            "time": time.time(),
-        }
-        if not hasattr(self, "_accumulator"):
-            return MetricsSnapshot(
-                **gauges, buffer_total=self._config.buffer_memory, buffer_available=self._config.buffer_memory
-            )
-        now = self._loop.time()
-        accumulator, memory = self._accumulator, self._accumulator.memory
-        oldest = next(iter(accumulator.incomplete), None)
-        snapshot = self._metrics.snapshot(
-            **gauges,
-            describe_node=self._brokers.gauges,
-            wall_time=self._wall_time,
-            cluster_id=self._metadata.cluster.cluster_id,
-            started=self._wall_time(self._started_at),
-            records_buffered=sum(batch.live_count for batch in accumulator.incomplete),
-            records_unretrieved=sum(accumulator.unretrieved.counts.copy().values()),
-            oldest_unacked_seconds=0.0 if oldest is None else max(now - oldest.created, 0.0),
-            buffer_total=memory.total,
-            buffer_available=memory.available,
-            buffer_waiters=memory.waiters,
-            metadata_age=self._metadata.age(now),
-        )
-        return snapshot if window is None else snapshot - self._ring.before(window)
-
-    def _wall_time(self, loop_time: float) -> float:
-        return loop_time + self._clock_offset
 
     def _report_given_up(self, waited: float) -> None:
         """Log the records that the end of a block did not wait for, since the report of close() is dropped there."""
@@ -430,17 +408,6 @@ class Lifecycle(Transactional, FromConfig):
             return "<Producer with rejected settings>"
         servers = ",".join(f"{host}:{port}" for host, port in self._config.bootstrap_servers)
         return f"<Producer {self._state.value} {servers}>"
-
-
-def _weakly(producer: Lifecycle) -> Callable[[], MetricsSnapshot]:
-    """Return a function that measures the producer and does not keep it alive."""
-    reference = weakref.ref(producer)
-
-    def measure() -> MetricsSnapshot:
-        alive = reference()
-        return MetricsSnapshot() if alive is None else alive._measure()
-
-    return measure
 
 
 def _running_loop() -> asyncio.AbstractEventLoop:

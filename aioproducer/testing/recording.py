@@ -17,11 +17,14 @@ from aioproducer.core import Core
 from aioproducer.errors import DeliveryError, MetadataTimeoutError
 from aioproducer.network.brokers import Brokers
 from aioproducer.network.metadata import Metadata
+from aioproducer.observe.snapshots import MetricsSnapshot
+from aioproducer.observe.vital_signs import Ping
 from aioproducer.producer import Producer
 from aioproducer.protocol.messages import InitProducerIdResponse
 from aioproducer.protocol.recordbatch import read_header, read_records
 from aioproducer.protocol.schema import Message
 from aioproducer.records._record_path import BatchState, Delivery, Topic
+from aioproducer.records.arguments import check_timeout
 from aioproducer.records.batch import BatchBuilder, ProducerBatch
 from aioproducer.records.idempotence import Idempotence
 from aioproducer.sending.lifecycle import ProducerState
@@ -29,7 +32,7 @@ from aioproducer.transactions.calls import OffsetsToCommit
 from aioproducer.transactions.coordinator import Coordinator
 from aioproducer.transactions.offsets import group_metadata, offsets_to_commit
 from aioproducer.transactions.state import abortable
-from aioproducer.types import ConsumerGroupMetadata, Headers, OffsetAndMetadata, Outcome, TopicPartition
+from aioproducer.types import ConsumerGroupMetadata, Headers, Node, OffsetAndMetadata, Outcome, TopicPartition
 
 _PRODUCER_ID = 1000
 _NODE = 0
@@ -176,15 +179,16 @@ class RecordingProducer(Producer):
         super()._make_parts()  # the sender and the brokers stay idle
         core = Core(self._config, self._loop, WakeUp(self._loop), self._metrics, self._random)
         self._metadata = self._topics = _Topics(core, self._brokers, self._partition_count)
+        self._idempotence = Idempotence(core.config.enable_idempotence)
         self._coordinator = _Agreeing(
             core,
             self._transaction,
-            Idempotence(core.config.enable_idempotence),
+            self._idempotence,
             self._accumulator,
             self._brokers,
         )
 
-    async def _open(self) -> None:
+    async def _open(self, *, wait: bool) -> None:
         config, memory = self._config, self._accumulator.memory
         # Not on the fast path, so that each record is passed to _append().
         self._bind(self._loop, self._accumulator, memory, config.batch_size, config.max_request_size, False)
@@ -192,6 +196,15 @@ class RecordingProducer(Producer):
             self._coordinator.attach(self._handle)
         elif self._transaction.is_used:
             await self._coordinator.initialize()
+
+    async def ping(self, timeout: float = 2.0) -> Ping:
+        """Return at once: there is no broker to ask."""
+        check_timeout(timeout)
+        self._check_usable()
+        return Ping(Node(_NODE, "nowhere", 0), 0.0)
+
+    def _why_unhealthy(self, measured: MetricsSnapshot, connected: int, max_unacked_seconds: float) -> str:
+        return super()._why_unhealthy(measured, 1, max_unacked_seconds)
 
     def _append(
         self,
@@ -346,6 +359,9 @@ class _Topics(Metadata):
         self.last_error = MetadataTimeoutError(
             "allow_auto_create_topics=False, and set_partitions() did not name it"
         )
+
+    def age(self, now: float) -> float:
+        return 0.0
 
     def learn(self, name: str) -> None:
         """Add the topic with the number of partitions that the test set, unless it may not exist."""

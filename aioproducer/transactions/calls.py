@@ -47,6 +47,8 @@ class Transactional(RecordPath):
     _coordinator: Coordinator
     _log: ClientLog
     _brokers: Brokers
+    _initializes_later: bool
+    """start(wait=False) did not take over the transactional id."""
 
     def transaction(self) -> TransactionScope:
         """Return a transaction for `async with`.
@@ -83,17 +85,23 @@ class Transactional(RecordPath):
         """
         self._check_usable()
         await self._coordinator.initialize()
+        self._initializes_later = False
 
     async def begin_transaction(self) -> None:
         """Begin a transaction; every record sent from now on belongs to it, until it is committed or aborted.
 
-        It uses transactions v2 (KIP-890) if the cluster has finalized them, and v1 otherwise, until its end.
+        It uses transactions v2 (KIP-890) if the cluster has finalized them, and v1 otherwise, until its end. After
+        `start(wait=False)`, the first call also takes over the transactional id, as `init_transactions()` does.
 
         Raises:
             IllegalStateError: a transaction is already open, or the producer has no transactional_id.
             TransactionReinitError: init_transactions() is needed first.
+            TransactionTimeoutError: after `start(wait=False)`, no coordinator answered within max_block_ms.
         """
         self._check_usable()
+        if self._initializes_later:
+            await self._coordinator.initialize()
+            self._initializes_later = False
         self._transaction.check("begin_transaction", TransactionState.READY)
         self._transaction.begin(is_v2=self._brokers.finalized_feature(FEATURE) >= 2)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from flights.proof import Proof
@@ -91,7 +92,7 @@ def show(title: str, table: list[Line]) -> None:
     print("\n".join(text), file=sys.stdout, flush=True)
 
 
-def _counted(counts: dict[str, int]) -> str:
+def _counted(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} {name}" for name, count in sorted(counts.items()))
 
 

@@ -574,9 +574,10 @@ def test_a_failed_record_reports_its_outcome(make, cluster, topic):
 
 def test_calls_before_start_and_after_close_are_refused(cluster, topic):
     producer = Producer(cluster.servers, **QUICK)
-    for call in (lambda: producer.send(topic, b"v"), producer.flush, producer.metrics):
+    for call in (lambda: producer.send(topic, b"v"), producer.flush, producer.ping):
         with pytest.raises(ProducerNotStartedError):
             call()
+    assert producer.metrics().state == producer.health().state == producer.describe().state == "new"
 
     with producer:
         delivery = producer.send(topic, b"v")
@@ -585,11 +586,30 @@ def test_calls_before_start_and_after_close_are_refused(cluster, topic):
     assert (report.delivered, report) == (1, producer.stop())
     assert delivery.result().offset == 0
     assert producer.metrics().records_acked == 1
+    assert producer.describe().state == "closed"
     for call in (lambda: producer.send(topic, b"v"), producer.flush, lambda: producer.partitions_for(topic)):
         with pytest.raises(ProducerClosed):
             call()
     with pytest.raises(IllegalStateError):
         producer.start()
+
+
+def test_it_answers_questions_about_itself(producer, topic):
+    producer.send_and_wait(topic, b"v")
+
+    assert producer.ping().node.node_id >= 0
+    assert producer.health().ok
+    assert producer.describe().counters["records_acked"] == producer.metrics().records_acked == 1
+
+
+def test_it_starts_without_waiting_for_a_cluster(topic):
+    producer = Producer("127.0.0.1:1", max_block_ms=200 * MS)
+    producer.start(wait=False)
+    assert not producer.health().ok
+    with pytest.raises(aioproducer.MetadataTimeoutError):
+        producer.send(topic, b"v")
+    producer.close()
+    assert not left_behind()
 
 
 def test_a_producer_that_was_never_started_closes_without_a_thread():

@@ -69,7 +69,7 @@ STEPS: dict[str, int] = {
             "bulk produce_results",
             "numbering",
             "giving_up",
-            "sender",
+            "sender vital_signs",
             "lifecycle",
         ],
     }.items()
@@ -112,6 +112,7 @@ MAY_IMPORT_ASYNCIO = {
     "sending.produce_results",
     "sending.producer_id",
     "sending.sender",
+    "sending.vital_signs",
     "testing",
     "transactions.calls",
     "transactions.coordinator",

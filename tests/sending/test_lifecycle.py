@@ -161,8 +161,7 @@ async def test_use_before_start_is_refused():
     ends = await calls(producer, None)
 
     assert {name: type(end) for name, end in ends.items()} == dict.fromkeys(ends, ProducerNotStartedError)
-    with pytest.raises(ProducerNotStartedError):
-        producer.metrics()
+    assert producer.metrics().state == "new", "nothing has been counted, and that can be read"
 
 
 @pytest.mark.promise("Public API", "using a producer before its start or after its close is a clear error")
@@ -204,8 +203,7 @@ async def test_use_after_close_of_a_producer_that_never_started_is_refused():
     ends = await calls(producer, None)
 
     assert {name: type(end) for name, end in ends.items()} == dict.fromkeys(ends, ProducerClosed)
-    with pytest.raises(IllegalStateError):
-        producer.metrics()
+    assert producer.metrics().state == "closed"
 
 
 @pytest.mark.promise("Public API", "using a producer from another loop or thread is a clear error")

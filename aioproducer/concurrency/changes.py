@@ -1,0 +1,32 @@
+"""Waiting for the next of many changes."""
+
+from __future__ import annotations
+
+import asyncio
+
+
+class Changes:
+    """Wakes all tasks that wait for the next change. A change that nobody waits for is forgotten."""
+
+    def __init__(self) -> None:
+        self._waiters: list[asyncio.Future[None]] = []
+
+    def announce(self) -> None:
+        """Wake all waiting tasks."""
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def next(self, until: float) -> None:
+        """Wait for the next change, at most until the given loop time."""
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        try:
+            async with asyncio.timeout_at(until):
+                await waiter
+        except TimeoutError:
+            pass
+        finally:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)

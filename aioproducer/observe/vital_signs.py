@@ -1,0 +1,37 @@
+"""What `ping()` and `health()` return."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from aioproducer.types import Node
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """The answer of a broker."""
+
+    node: Node
+    """The broker that answered."""
+    seconds: float
+    """From the request to the answer, connecting included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Whether a producer can be expected to deliver records now; for readiness checks."""
+
+    ok: bool
+    reason: str
+    """Why not; empty if `ok`."""
+    state: str
+    """new, running, closing or closed."""
+    brokers_connected: int
+    brokers_known: int
+    oldest_unacked_seconds: float
+    metadata_age: float | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the values for JSON."""
+        return asdict(self)

@@ -1,0 +1,312 @@
+"""metrics(), ping(), health() and describe() of a producer, and start(wait=False), on the embedded cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import logging
+from importlib.metadata import version
+
+import pytest
+
+import aioproducer
+from aioproducer import MetricsSnapshot, Producer
+from aioproducer.errors import (
+    BrokerConnectionError,
+    InvalidArgumentError,
+    MetadataTimeoutError,
+    ProducerClosed,
+    ProducerNotStartedError,
+    RequestTimedOutError,
+    TransactionTimeoutError,
+)
+from aioproducer.protocol.api import ApiKey
+from aioproducer.sending.vital_signs import weakly_measuring
+from aioproducer.testing import EmbeddedCluster, RecordingProducer
+from tests.conftest import in_virtual_time
+from tests.support.log_lines import log_lines
+from tests.support.producing import (
+    PRODUCE,
+    assert_nothing_left,
+    producing,
+    quick_producer,
+    until,
+    values,
+    within,
+)
+
+PATIENT = {"request_timeout_ms": 30_000, "max_block_ms": 60_000, "delivery_timeout_ms": 120_000}
+
+
+# ------------------------------------------------------------------------------------------------------- ping
+
+
+async def test_ping_names_the_broker_that_answered_and_asks_anew_each_time():
+    async with producing(brokers=3) as (cluster, producer):
+        before = len(cluster.requests_of(ApiKey.METADATA))
+        pings = [await producer.ping() for _ in range(3)]
+
+        assert len(cluster.requests_of(ApiKey.METADATA)) == before + 3
+        assert {ping.node.node_id for ping in pings} <= {0, 1, 2}
+        assert all(0 < ping.seconds < 2 for ping in pings)
+        assert cluster.bootstrap_servers.count(f":{pings[0].node.port}") == 1
+
+
+@in_virtual_time
+async def test_ping_of_a_cluster_that_does_not_answer_ends_in_time():
+    async with producing(**PATIENT) as (cluster, producer):
+        cluster.freeze_broker(0)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        with pytest.raises(RequestTimedOutError):
+            await producer.ping(timeout=3)
+        assert loop.time() - began == pytest.approx(3, abs=0.1)
+        cluster.crash_broker(0)
+        with pytest.raises(BrokerConnectionError, match=r"127\.0\.0\.1"):
+            await producer.ping()
+
+
+async def test_ping_needs_a_producer_that_runs_and_a_timeout_that_is_a_number():
+    async with EmbeddedCluster(1) as cluster:
+        producer = quick_producer(cluster)
+        with pytest.raises(ProducerNotStartedError):
+            await producer.ping()
+        await producer.start()
+        with pytest.raises(InvalidArgumentError, match="timeout"):
+            await producer.ping(timeout=-1)
+        await producer.close()
+        with pytest.raises(ProducerClosed):
+            await producer.ping()
+
+
+async def test_a_cancelled_ping_leaves_nothing_behind():
+    async with producing() as (cluster, producer):
+        cluster.freeze_broker(0)
+        asking = asyncio.create_task(producer.ping(timeout=60))
+        await asyncio.sleep(0)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        cluster.thaw_broker(0)
+        assert (await producer.send_and_wait("t", b"v")).offset == 0
+
+
+# ----------------------------------------------------------------------------------------------------- health
+
+
+@in_virtual_time
+async def test_health_follows_the_cluster():
+    async with producing(**PATIENT) as (cluster, producer):
+        await producer.send_and_wait("t", b"v")
+        assert producer.health() == producer.health()
+        healthy = producer.health()
+        assert (healthy.ok, healthy.reason, healthy.state) == (True, "", "running")
+        assert (healthy.brokers_connected, healthy.brokers_known) == (1, 1)
+
+        cluster.crash_broker(0, down_for=60)
+        await asyncio.sleep(2)
+        lost = producer.health()
+        assert not lost.ok
+        assert lost.reason.startswith("no broker is connected: ")
+        assert lost.brokers_connected == 0
+
+        await asyncio.sleep(65)
+        assert producer.health().ok, "it has reconnected without a record"
+        assert json.dumps(producer.health().as_dict())
+
+
+@in_virtual_time
+async def test_a_record_that_waits_too_long_is_not_healthy():
+    async with producing(**PATIENT) as (cluster, producer):
+        await producer.send_and_wait("t", b"v")
+        hold = asyncio.Event()
+        cluster.faults.add(PRODUCE, hold_before=hold)
+        delivery = await producer.send("t", b"v")
+        await asyncio.sleep(10)
+        assert producer.health().ok
+        assert producer.health(max_unacked_seconds=9).reason == (
+            "a record has waited for 10 s for its acknowledgement"
+        )
+        hold.set()
+        await delivery
+        assert producer.health(max_unacked_seconds=9).ok
+
+
+async def test_a_producer_that_does_not_run_is_not_healthy():
+    async with EmbeddedCluster(1) as cluster:
+        producer = quick_producer(cluster)
+        assert producer.health().reason == "the producer is new"
+        await producer.start()
+        await producer.close()
+        assert producer.health().reason == "the producer is closed"
+
+
+# ----------------------------------------------------------------------------------------------------- describe
+
+
+async def test_describe_shows_what_a_bug_report_needs():
+    async with producing(brokers=2, topics={"orders": 3}, client_id="orders-api") as (cluster, producer):
+        await producer.send_and_wait(
+            "orders", b"secret value", key=b"secret key", headers=[("h", b"secret header")]
+        )
+        hold = asyncio.Event()
+        cluster.faults.add(PRODUCE, hold_before=hold)
+        delivery = await producer.send("orders", b"secret value")
+        await until(lambda: producer.metrics().in_flight)
+
+        described = producer.describe()
+        text = str(described)
+        assert described.versions["aioproducer"] == aioproducer.__version__
+        assert described.settings["client_id"] == "orders-api (explicit)"
+        assert "batch_size" not in described.settings, "it has its default"
+        assert described.state == "running"
+        assert described.cluster["id"] == producer.metrics().cluster_id
+        assert described.topics["orders"] == {"partitions": 3, "without_leader": 0, "under_replicated": 0}
+        assert {broker["security"] for broker in described.brokers if broker["is_connected"]} == {
+            "plain text"
+        }
+        assert described.identity["producer_id"] >= 0
+        (batch,) = described.oldest_batches
+        assert (batch["topic"], batch["records"], batch["state"], batch["attempts"]) == (
+            "orders",
+            1,
+            "in flight",
+            1,
+        )
+        assert described.counters["records_acked"] == 1
+        assert "secret" not in text
+        assert json.loads(json.dumps(described.as_dict()))["topics"]["orders"]["partitions"] == 3
+        assert "  orders:\n    partitions: 3\n" in text
+        hold.set()
+        await delivery
+
+
+async def test_describe_works_in_every_state():
+    async with EmbeddedCluster(1) as cluster:
+        producer = quick_producer(cluster)
+        assert "state: new" in str(producer.describe())
+        assert producer.describe().versions["event loop"] == "none yet"
+        await producer.start()
+        assert "state: running" in str(producer.describe())
+        await producer.close()
+        assert "state: closed" in str(producer.describe())
+
+
+def test_describe_hides_secrets_and_names_the_origins_of_settings(tmp_path):
+    file = tmp_path / "client.properties"
+    file.write_text(
+        """bootstrap.servers=localhost:9092
+security.protocol=SASL_SSL
+sasl.mechanism=PLAIN
+sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required username="u" password="hunter2";
+"""
+    )
+    described = Producer.from_properties(file).describe()
+    assert "hunter2" not in str(described) + json.dumps(described.as_dict())
+    assert "client.properties:1" in described.settings["bootstrap_servers"]
+
+
+async def test_describe_names_a_hundred_topics_and_counts_the_others():
+    async with producing(topics={f"t{number}": 1 for number in range(130)}) as (_, producer):
+        for number in range(130):
+            await producer.send(f"t{number}", b"v")
+        topics = producer.describe().topics
+        assert len(topics) == 101
+        assert topics["_other"] == {"topics": 30}
+
+
+# ------------------------------------------------------------------------------------------- start(wait=False)
+
+
+@in_virtual_time
+async def test_a_producer_that_does_not_wait_comes_up_before_its_cluster(caplog):
+    caplog.set_level(logging.INFO)
+    async with EmbeddedCluster(1, topics={"t": 1}) as cluster:
+        cluster.crash_broker(0, down_for=25)
+        producer = quick_producer(cluster, **PATIENT)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await producer.start(wait=False)
+        assert loop.time() == began
+        assert producer.health().reason.startswith("no broker has answered yet")
+
+        metadata = await producer.send_and_wait("t", b"v")
+        assert metadata.offset == 0
+        assert loop.time() - began > 20
+        assert producer.health().ok
+        await producer.close()
+        await assert_nothing_left(producer, cluster)
+    waits = [line for line in log_lines(caplog, logging.WARNING) if "no broker has answered for" in line]
+    assert len(waits) == 2
+    assert "trying on" in waits[0]
+
+
+@in_virtual_time
+async def test_a_send_that_no_broker_hears_says_why():
+    async with EmbeddedCluster(1, topics={"t": 1}) as cluster:
+        cluster.crash_broker(0)
+        producer = quick_producer(cluster, **{**PATIENT, "max_block_ms": 3000})
+        await producer.start(wait=False)
+        with pytest.raises(MetadataTimeoutError, match=r"127\.0\.0\.1"):
+            await producer.send("t", b"v")
+        await producer.close()
+        await assert_nothing_left(producer, cluster)
+
+
+@in_virtual_time
+async def test_a_transactional_producer_that_did_not_wait_takes_its_id_over_when_it_begins():
+    async with EmbeddedCluster(1, topics={"t": 1}) as cluster:
+        cluster.crash_broker(0, down_for=20)
+        producer = quick_producer(cluster, transactional_id="tx", **{**PATIENT, "max_block_ms": 5000})
+        await producer.start(wait=False)
+        with pytest.raises(TransactionTimeoutError):
+            await producer.begin_transaction()
+        await asyncio.sleep(20)
+        async with producer.transaction():
+            await producer.send("t", b"v")
+        assert values(cluster) == [b"v"]
+        inits = len(cluster.requests_of(ApiKey.INIT_PRODUCER_ID))
+        async with producer.transaction():
+            await producer.send("t", b"w")
+        await producer.init_transactions()
+        assert producer._initializes_later is False
+        assert inits == 1
+        await producer.close()
+
+
+@in_virtual_time
+async def test_a_producer_that_was_dropped_while_it_connects_leaves_nothing():
+    async with EmbeddedCluster(1) as cluster:
+        cluster.crash_broker(0)
+        producer = quick_producer(cluster, **PATIENT)
+        await producer.start(wait=False)
+        await asyncio.sleep(1)
+        await within(2, producer.close())
+        await assert_nothing_left(producer)
+
+
+# ---------------------------------------------------------------------------------------------------- doubles
+
+
+async def test_a_recording_producer_answers_the_same_questions():
+    async with RecordingProducer() as producer:
+        await producer.send("t", b"v")
+        assert (await producer.ping()).seconds == 0
+        assert producer.health().ok
+        assert producer.describe().counters["records_acked"] == 1
+
+
+async def test_what_measures_a_producer_does_not_keep_it_alive():
+    producer = RecordingProducer()
+    async with producer:
+        await producer.send("t", b"v")
+    measure = weakly_measuring(producer)
+    assert measure().records_acked == 1
+    del producer
+    gc.collect()
+    assert measure() == MetricsSnapshot()
+
+
+def test_the_version_is_that_of_the_package():
+    assert aioproducer.__version__ == version("aioproducer")
