@@ -64,6 +64,7 @@ class ProducerConfig:
     key_serializer: Any
     value_serializer: Any
     interceptors: tuple[Any, ...]
+    hooks: tuple[Any, ...]
     metadata_max_age: float
     metadata_max_idle: float
     metadata_recovery_strategy: str

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from aioproducer.concurrency.wakeup import WakeUp
 from aioproducer.config import ProducerConfig
 from aioproducer.metrics import Metrics
+from aioproducer.observe.hooks import NO_HOOKS, Hooks
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -22,3 +23,4 @@ class Core(NamedTuple):
     """The event that the sender waits for."""
     metrics: Metrics
     random: Random
+    hooks: Hooks = NO_HOOKS

@@ -9,7 +9,13 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from aioproducer.observe.snapshots import Distribution, MetricsSnapshot, NodeSnapshot, TopicSnapshot
+from aioproducer.observe.snapshots import (
+    Distribution,
+    MetricsSnapshot,
+    NodeSnapshot,
+    TopicSnapshot,
+    TransactionCallSnapshot,
+)
 from aioproducer.protocol._request_path import Buckets
 
 __all__ = [
@@ -21,6 +27,8 @@ __all__ = [
     "NodeSnapshot",
     "TopicMetrics",
     "TopicSnapshot",
+    "TransactionCallMetrics",
+    "TransactionCallSnapshot",
 ]
 
 MOST_NODES = 1_000
@@ -73,6 +81,22 @@ class TopicMetrics:
 
 
 @dataclass(slots=True)
+class TransactionCallMetrics:
+    """One kind of transactional call. Written by the coordinator's watch."""
+
+    call: str
+    count: int = 0
+    failures: int = 0
+    time: Histogram = field(default_factory=Histogram)
+
+    def add(self, seconds: float, *, is_failure: bool) -> None:
+        """Count a call that has ended."""
+        self.count += 1
+        self.failures += is_failure
+        self.time.add(seconds)
+
+
+@dataclass(slots=True)
 class Metrics:
     """All counters of one producer; each has one writer."""
 
@@ -104,6 +128,11 @@ class Metrics:
     # written by the accumulator's lock
     buffer_wait: Histogram = field(default_factory=Histogram)
     """Seconds that a call of `send` waited for room."""
+    # written by send
+    rejected: dict[str, int] = field(default_factory=dict)
+    """Records that send did not accept, by the class of the error."""
+    # written by the coordinator's watch
+    transaction_calls: dict[str, TransactionCallMetrics] = field(default_factory=dict)
     # written by metadata
     metadata_updates: int = 0
     metadata_failures: int = 0
@@ -129,6 +158,14 @@ class Metrics:
                 name = OTHER_TOPICS
             found = self.topics.setdefault(name, TopicMetrics(name))
         return found
+
+    def transaction_call(self, call: str) -> TransactionCallMetrics:
+        """The counters of one kind of transactional call, made at first use."""
+        return self.transaction_calls.setdefault(call, TransactionCallMetrics(call))
+
+    def count_rejected(self, error: BaseException, records: int = 1) -> None:
+        name = type(error).__name__
+        self.rejected[name] = self.rejected.get(name, 0) + records
 
     def _forget_one(self) -> None:
         """Make room: a broker that was never connected to, else the oldest. An answer may invent ids without end."""
@@ -171,6 +208,7 @@ class Metrics:
             splits=self.splits,
             data_losses=self.data_losses,
             errors=MappingProxyType(dict(self.errors)),
+            rejected=MappingProxyType(dict(self.rejected)),
             batch_size=self.batch_size.snapshot(),
             records_per_request=self.records_per_request.snapshot(),
             queue_time=self.queue_time.snapshot(),
@@ -182,6 +220,10 @@ class Metrics:
             metadata_failures=self.metadata_failures,
             topics=tuple(_topic(topic, wall_time) for topic in self.topics.values()),
             nodes=nodes,
+            transactions=tuple(
+                TransactionCallSnapshot(call.call, call.count, call.failures, call.time.snapshot())
+                for call in self.transaction_calls.values()
+            ),
         )
 
 

@@ -87,6 +87,8 @@ class Producer(Lifecycle, Bulk):
             it after 80 % of this time, unless a commit is in progress.
         interceptors: objects with on_send(record) -> record or on_acknowledgement(metadata or error), called in order.
             They do not see batches that were built by hand (`send_batch`).
+        hooks: objects with some of the methods of `aioproducer.hooks`, such as on_batch(event), which hear of batches,
+            requests and connections.
         connector: async f(host, port) -> a connected socket, for example through a proxy.
         address_filter: f(host, port, node id) for each broker of the cluster -> the address to connect to instead, or
             None to reject the broker.
@@ -144,6 +146,7 @@ class Producer(Lifecycle, Bulk):
         transactional_id: str | None = None,
         transaction_timeout_ms: float = 60000,
         interceptors: Sequence[Any] = (),
+        hooks: Sequence[Any] = (),
         connector: Connector | None = None,
         address_filter: AddressFilter | None = None,
         resolved_address_filter: ResolvedAddressFilter | None = None,
@@ -307,16 +310,17 @@ class Producer(Lifecycle, Bulk):
         timeout: float | None,
     ) -> Delivery:
         """Send a record that has to wait or needs user code: interceptors, metadata, serializers, partitioner."""
-        self._check_may_append()
-        check_timeout(timeout, InvalidRecordError)
-        began = self._loop.time()
-        record = ProducerRecord(topic, value, key, partition, timestamp_ms, headers)
-        pending = PendingRecord(record, self._transaction.number, end_of(timeout, began))
-        try:
-            return await self._send_pending(pending)
-        finally:
-            if timeout is not None and pending.delivery is not None:
-                self._own_timeouts.end_delivery_after(pending.delivery, timeout, began)
+        with self._rejections.of(topic):
+            self._check_may_append()
+            check_timeout(timeout, InvalidRecordError)
+            began = self._loop.time()
+            record = ProducerRecord(topic, value, key, partition, timestamp_ms, headers)
+            pending = PendingRecord(record, self._transaction.number, end_of(timeout, began))
+            try:
+                return await self._send_pending(pending)
+            finally:
+                if timeout is not None and pending.delivery is not None:
+                    self._own_timeouts.end_delivery_after(pending.delivery, timeout, began)
 
     async def _send_pending(self, pending: PendingRecord) -> Delivery:
         """Send a record with the interceptors of the user around it."""
@@ -393,17 +397,21 @@ class Producer(Lifecycle, Bulk):
         headers: Headers | None,
         timeout: float | None,
     ) -> Delivery:
-        self._check_may_append()
-        record = self._interceptors.on_send(
-            ProducerRecord(topic, value, key, partition, timestamp_ms, headers)
-        )
-        try:
-            delivery = self._try_send_record(record, timeout)
-        except BaseException as error:
-            self._interceptors.on_acknowledgement(error)
-            raise
-        self._interceptors.watch(delivery)
-        return delivery
+        with self._rejections.of(topic):
+            self._check_may_append()
+            record = self._interceptors.on_send(
+                ProducerRecord(topic, value, key, partition, timestamp_ms, headers)
+            )
+            try:
+                delivery = self._try_send_record(record, timeout)
+            except BaseException as error:
+                self._interceptors.on_acknowledgement(error)
+                raise
+            self._interceptors.watch(delivery)
+            return delivery
+
+    def _count_rejected(self, topic: object, error: BaseException) -> None:
+        self._rejections.note(topic, error)
 
     def _try_send_record(self, record: ProducerRecord, timeout: float | None) -> Delivery:
         topic, value, key, partition, timestamp_ms, headers = record

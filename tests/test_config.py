@@ -53,6 +53,7 @@ def test_defaults():
         key_serializer=None,
         value_serializer=None,
         interceptors=(),
+        hooks=(),
         metadata_max_age=300.0,
         metadata_max_idle=300.0,
         metadata_recovery_strategy="rebootstrap",

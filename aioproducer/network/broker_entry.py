@@ -71,6 +71,11 @@ class BrokerEntry:
     def is_connecting(self) -> bool:
         return self.task is not None and self.connection is None
 
+    def has_failed_since(self, before: float) -> bool:
+        """Return whether all attempts to connect have failed since `before`, a loop time, and none is in progress."""
+        is_idle = self.connection is None and self.task is None
+        return is_idle and self.failing_since is not None and self.failing_since <= before
+
     @property
     def progress(self) -> str:
         """The step that the current attempt to connect is waiting for, as a text."""

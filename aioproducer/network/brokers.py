@@ -56,6 +56,7 @@ class Brokers:
         self._log = core.config.log(__name__)
         self._wake = core.wake
         self._metrics = core.metrics
+        self._hooks = core.hooks
         self._random = core.random
         self._login = Login(core.config, random=core.random)
         self._entries: dict[int, BrokerEntry] = {}
@@ -260,8 +261,7 @@ class Brokers:
         self, message: Message, timeout: float, *, version_ceiling: int | None = None
     ) -> Any:
         """Send a request to the broker that is ready first and return its response; see `ask_any`."""
-        _, response = await self.ask_any(message, timeout, version_ceiling=version_ceiling)
-        return response
+        return (await self.ask_any(message, timeout, version_ceiling=version_ceiling))[1]
 
     async def ask_any(
         self, message: Message, timeout: float, *, version_ceiling: int | None = None
@@ -428,13 +428,7 @@ class Brokers:
     def is_unreachable(self) -> bool:
         """True if all attempts to connect to any broker have failed for at least `reconnect_backoff_max`."""
         before = asyncio.get_running_loop().time() - self._config.reconnect_backoff_max
-        return all(
-            entry.connection is None
-            and entry.task is None
-            and entry.failing_since is not None
-            and entry.failing_since <= before
-            for entry in self._entries.values()
-        )
+        return all(entry.has_failed_since(before) for entry in self._entries.values())
 
     def unreachable(self) -> BrokerConnectionError:
         """Return an error that gives, for each broker, the reason why it is not reachable."""
@@ -490,7 +484,7 @@ class Brokers:
         task.add_done_callback(partial(self._dialed, entry))
 
     async def _dial(self, entry: BrokerEntry) -> None:
-        config = self._config
+        config, loop = self._config, asyncio.get_running_loop()
         try:
             address = address_of(entry.node, config.address_filter)
         except BrokerConnectionError as error:
@@ -503,16 +497,19 @@ class Brokers:
             await connection.authenticate()
         except KafkaError as error:
             entry.setup_failed(connection)
+            self._hooks.connected(entry.node, loop.time() - entry.dialing_since, error)
             self._lost(entry, error)
             return
         if self._entries.get(entry.node.node_id) is not entry:
             self._depart(connection)
             connection.drain()
             return
-        now = asyncio.get_running_loop().time()
+        now = loop.time()
+        took = now - entry.dialing_since
         failed = f", after {entry.failures} failed attempts" if entry.failures else ""
-        self._log.info("connected to %s in %.3g s%s", entry.node, now - entry.dialing_since, failed)
+        self._log.info("connected to %s in %.3g s%s", entry.node, took, failed)
         entry.connected(connection, now)
+        self._hooks.connected(entry.node, took, None)
         self._learn_features(connection.versions)
 
     def _make(self, entry: BrokerEntry, address: tuple[str, int], number: int) -> Connection:
@@ -536,6 +533,7 @@ class Brokers:
             attempt,
             on_change=partial(self._connection_changed, entry),
             metrics=self._metrics,
+            hooks=self._hooks,
             login=self._login,
         )
 
@@ -555,6 +553,7 @@ class Brokers:
             # An orderly close says nothing about the broker.
             entry.disconnected(now, self._config.reconnect_backoff_max if error is not None else math.inf)
             self._depart(current)
+            self._hooks.disconnected(entry.node, error)
             if error is not None:
                 self._lost(entry, error)
         self._changed()

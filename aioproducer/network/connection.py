@@ -20,6 +20,7 @@ from aioproducer.network.dialer import answers_tls, dial, shake_hands
 from aioproducer.network.handshake import learn_versions
 from aioproducer.network.request_stream import RequestStream
 from aioproducer.network.wire import TlsWire, Wire
+from aioproducer.observe.hooks import NO_HOOKS, Hooks
 from aioproducer.protocol.api import CLIENT_VERSIONS, ApiKey
 from aioproducer.protocol.frame import MAX_FRAME
 from aioproducer.protocol.messages import ApiVersionsRequest, ApiVersionsResponse
@@ -67,6 +68,7 @@ class Connection(RequestStream):
         *,
         on_change: Callable[[RequestStream], None],
         metrics: Metrics,
+        hooks: Hooks = NO_HOOKS,
         login: Login | None = None,
     ) -> None:
         """Create the connection without opening it.
@@ -77,9 +79,10 @@ class Connection(RequestStream):
             attempt: how this attempt to connect differs from others.
             on_change: called with the connection whenever `can_send` may have changed.
             metrics: the counters to update.
+            hooks: the hooks to tell of requests.
             login: credentials and certificates, shared by all connections of a producer.
         """
-        super().__init__(node, config, on_change=on_change, metrics=metrics)
+        super().__init__(node, config, on_change=on_change, metrics=metrics, hooks=hooks)
         self._attempt = attempt
         self._address = attempt.address or (node.host, node.port)
         self._login = login or Login(config)

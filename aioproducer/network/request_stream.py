@@ -26,7 +26,8 @@ from aioproducer.network.connection_state import TRANSITIONS, ConnectionState
 from aioproducer.network.handshake import BrokerVersions
 from aioproducer.network.large_answer import LARGE, LargeAnswer
 from aioproducer.network.wire import Wire
-from aioproducer.protocol.api import decode_response, decoding_response, encode_request
+from aioproducer.observe.hooks import NO_HOOKS, Hooks, RequestEvent, ThrottleEvent
+from aioproducer.protocol.api import ApiKey, decode_response, decoding_response, encode_request
 from aioproducer.protocol.frame import MAX_FRAME_BEFORE_AUTHENTICATION, PREFIX_SIZE, Frames
 from aioproducer.protocol.produce import ProduceBatches
 from aioproducer.protocol.schema import Message
@@ -62,6 +63,7 @@ class _InFlight:
         "future",
         "request",
         "sent_at",
+        "size",
         "start",
         "timeout",
         "version",
@@ -77,6 +79,7 @@ class _InFlight:
         sent_at: float,
         timeout: float,
         start: int,
+        size: int,
     ) -> None:
         self.request = request
         self.version = version
@@ -87,6 +90,7 @@ class _InFlight:
         self.timeout = timeout
         self.deadline = sent_at + timeout
         self.start = start
+        self.size = size
 
 
 class RequestStream:
@@ -99,12 +103,14 @@ class RequestStream:
         *,
         on_change: Callable[[RequestStream], None],
         metrics: Metrics,
+        hooks: Hooks = NO_HOOKS,
     ) -> None:
         self.node = node
         self._config = config
         self._log = config.log(__name__)
         self.on_change = on_change
         self._metrics = metrics.node(node.node_id)
+        self._hooks = hooks
         self._loop = asyncio.get_running_loop()
         # changed by _move() only
         self.state = ConnectionState.CONNECTING
@@ -252,9 +258,11 @@ class RequestStream:
             segments = encode_request(message, version, correlation_id, self._config.client_id)
         future: asyncio.Future[Any] = self._loop.create_future()
         self.last_used = now = self._loop.time()
-        entry = _InFlight(message, version, correlation_id, future, answered, now, timeout, wire.written)
+        start = wire.written
+        size = wire.write(segments)
+        entry = _InFlight(message, version, correlation_id, future, answered, now, timeout, start, size)
         self._metrics.requests += 1
-        self._metrics.bytes_sent += wire.write(segments)
+        self._metrics.bytes_sent += size
         unsent = wire.unsent
         if unsent >= HIGH_WATER:
             self._congested = True
@@ -346,6 +354,8 @@ class RequestStream:
         throttle_ms: int = getattr(response, "throttle_time_ms", 0)
         if throttle_ms > 0:
             self._throttle(throttle_ms / 1000)
+        if self._hooks.on_request:
+            self._tell_request(entry, PREFIX_SIZE + len(frame), took, None)
         if not entry.future.done():
             entry.future.set_result(response)
         if entry.answered is not None:
@@ -354,6 +364,15 @@ class RequestStream:
             self._look_for_room()
         if self.state is ConnectionState.DRAINING:
             self._close_if_drained()
+
+    def _tell_request(
+        self, entry: _InFlight, bytes_received: int, seconds: float, error: KafkaError | None
+    ) -> None:
+        api = ApiKey(entry.request.api_key).name
+        event = RequestEvent(
+            self._hooks.client_id, self.node, api, entry.size, bytes_received, seconds, error
+        )
+        self._hooks.tell("on_request", event)
 
     def _decoded(self, request: Message, entry: _InFlight, frame: bytes) -> Message | LargeAnswer:
         if entry.correlation_id in self._sliced:
@@ -402,6 +421,8 @@ class RequestStream:
             self._log.warning("%s: throttle time of %g s reduced to %g s", self, seconds, MAX_THROTTLE)
             seconds = MAX_THROTTLE
         self._metrics.throttle_time += seconds
+        if self._hooks.on_throttle:
+            self._hooks.tell("on_throttle", ThrottleEvent(self._hooks.client_id, self.node, seconds))
         now = self._loop.time()
         if now >= self._throttle_logged_at + THROTTLE_PERIOD:
             self._throttle_logged_at = now
@@ -505,7 +526,10 @@ class RequestStream:
         self._in_flight.clear()
         self._leaving.clear()
         for entry in entries:
-            self._fail(entry.future, entry.answered, self._failure(error, entry, entry.start < left, now))
+            failure = self._failure(error, entry, entry.start < left, now)
+            self._fail(entry.future, entry.answered, failure)
+            if self._hooks.on_request:
+                self._tell_request(entry, 0, now - entry.sent_at, failure)
         if was_open:
             self._metrics.disconnects += 1
             self._log.debug("%s: closed: %s", self, error or "idle or drained")

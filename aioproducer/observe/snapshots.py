@@ -161,6 +161,19 @@ class TopicSnapshot(_Numbers):
 
 
 @dataclass(frozen=True, slots=True)
+class TransactionCallSnapshot(_Numbers):
+    """One kind of transactional call: begin, initialize, send_offsets, commit, abort or fence."""
+
+    KEY: ClassVar[str] = "call"
+
+    call: str = _gauge(default="")
+    count: int = 0
+    failures: int = 0
+    time: Distribution = field(default_factory=Distribution)
+    """Seconds from the call to its end, failures included."""
+
+
+@dataclass(frozen=True, slots=True)
 class MetricsSnapshot(_Numbers):
     """The result of `Producer.metrics()`."""
 
@@ -191,6 +204,8 @@ class MetricsSnapshot(_Numbers):
     """May be in the log."""
     records_unretrieved: int = 0
     """Failed records whose result no caller has looked at."""
+    rejected: Mapping[str, int] = field(default_factory=lambda: NOTHING)
+    """Records that were not accepted, because `send` raised, by the class of the error; rows of `send_many` too."""
     record_bytes: int = 0
     batches: int = 0
     batch_bytes: int = 0
@@ -214,6 +229,7 @@ class MetricsSnapshot(_Numbers):
     metadata_failures: int = 0
     topics: tuple[TopicSnapshot, ...] = ()
     nodes: tuple[NodeSnapshot, ...] = ()
+    transactions: tuple[TransactionCallSnapshot, ...] = ()
 
     def __sub__(self, earlier: MetricsSnapshot) -> MetricsSnapshot:
         return replace(_Numbers.__sub__(self, earlier), started=earlier.time)

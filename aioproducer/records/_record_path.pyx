@@ -1295,6 +1295,9 @@ cdef class RecordPath:
             self.burst = 0
             await _YieldOnce.__new__(_YieldOnce)
 
+    def _count_rejected(self, topic, error):
+        """Note that a record was rejected with an error. Producer counts it."""
+
     def _append(self, Topic topic, value, key, int partition, timestamp_ms, headers, bint is_first_waiter):
         """Append a record to a partition of a known topic. Return None if there is no memory for it now.
 
@@ -1311,8 +1314,16 @@ cdef class RecordPath:
         return append_rows(self, topic, rows, refusals, is_first_waiter)
 
 
-cdef Delivery append_known(RecordPath self, topic_name, value, key, partition, timestamp_ms, headers):
+cdef Delivery append_known(RecordPath self, topic, value, key, partition, timestamp_ms, headers):
     """Append a record if that needs no wait; otherwise return None."""
+    try:
+        return append_to_known(self, topic, value, key, partition, timestamp_ms, headers)
+    except BaseException as error:
+        self._count_rejected(topic, error)
+        raise
+
+
+cdef Delivery append_to_known(RecordPath self, topic_name, value, key, partition, timestamp_ms, headers):
     cdef PyObject* found
     cdef Topic topic
     cdef int number = -1

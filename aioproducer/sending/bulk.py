@@ -38,6 +38,7 @@ from aioproducer.records.pending_record import PendingRecord
 from aioproducer.records.receipt import Receipt
 from aioproducer.records.serializers import serialized_now
 from aioproducer.sending.own_timeouts import OwnTimeouts
+from aioproducer.sending.rejections import Rejections
 from aioproducer.transactions.state import Transaction
 from aioproducer.types import ProducerRecord
 
@@ -52,6 +53,7 @@ class Bulk(RecordPath):
     _metadata: Metadata
     _transaction: Transaction
     _own_timeouts: OwnTimeouts
+    _rejections: Rejections
     _takes_columns: bool
 
     if TYPE_CHECKING:
@@ -99,6 +101,12 @@ class Bulk(RecordPath):
 
         Cancelling it while it waits leaves the batch unsent; a batch that is in the buffer is sent.
         """
+        with self._rejections.of(topic):
+            return await self._send_batch(batch, topic, partition, timeout)
+
+    async def _send_batch(
+        self, batch: BatchBuilder, topic: str, partition: int, timeout: float | None
+    ) -> Delivery:
         self._check_may_append()
         transaction = self._transaction.number
         number = check_target(topic, partition)
@@ -179,6 +187,19 @@ class Bulk(RecordPath):
 
         If it is cancelled, the rows that are already in the buffer, the first ones, are sent.
         """
+        with self._rejections.of(topic):
+            return await self._send_many(topic, values, keys, headers, timestamps, partitions, timeout)
+
+    async def _send_many(
+        self,
+        topic: str,
+        values: Any,
+        keys: Any,
+        headers: Any,
+        timestamps: Any,
+        partitions: Any,
+        timeout: float | None,
+    ) -> Receipt:
         self._check_may_append()
         transaction = self._transaction.number
         check_target(topic, None)
@@ -197,6 +218,7 @@ class Bulk(RecordPath):
             if timeout is not None:
                 self._own_timeouts.end_rows_after(rows.spans, timeout, began, receipt.waits)
         if rows.errors:
+            self._rejections.note_rows(topic, rows.errors.values())
             self._note_rejected(transaction, next(iter(rows.errors.values())))
         return receipt
 

@@ -31,6 +31,7 @@ from aioproducer.from_config import FromConfig
 from aioproducer.metrics import Metrics
 from aioproducer.network.brokers import Brokers
 from aioproducer.network.metadata import Metadata
+from aioproducer.observe.hooks import CloseEvent, Hooks, StartEvent
 from aioproducer.observe.snapshot_ring import SnapshotRing
 from aioproducer.records._record_path import BatchState
 from aioproducer.records.accumulator import Accumulator
@@ -40,6 +41,7 @@ from aioproducer.records.idempotence import Idempotence
 from aioproducer.records.interceptors import Interceptors
 from aioproducer.records.partition_choice import PartitionChoice
 from aioproducer.sending.own_timeouts import OwnTimeouts
+from aioproducer.sending.rejections import Rejections
 from aioproducer.sending.sender import Sender
 from aioproducer.sending.vital_signs import VitalSigns, weakly_measuring
 from aioproducer.transactions.calls import Transactional
@@ -91,6 +93,8 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
         self._random = Random()
         self._choice = PartitionChoice(self._config, self._random)
         self._interceptors = Interceptors(self._config.interceptors, self._log)
+        self._hooks = Hooks(self._config.hooks, self._config.client_id)
+        self._rejections = Rejections(self._metrics, self._hooks)
         self._transaction = Transaction(self._config.transactional_id, self._gate)
         self._handle: TransactionHandle | None = None
         """The handle of another producer's transaction that this one takes part in or has taken over."""
@@ -164,10 +168,14 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
         except BaseException:
             await self.close(timeout=0)
             raise
+        if self._hooks.on_start:
+            cluster_id = self._metadata.cluster.cluster_id
+            seconds = self._loop.time() - self._started_at
+            self._hooks.tell("on_start", StartEvent(self._config.client_id, cluster_id, seconds))
 
     def _make_parts(self) -> None:
         """Create the parts behind the buffer. None of them is active yet."""
-        core = Core(self._config, self._loop, WakeUp(self._loop), self._metrics, self._random)
+        core = Core(self._config, self._loop, WakeUp(self._loop), self._metrics, self._random, self._hooks)
         self._wake = core.wake
         self._brokers = brokers = Brokers(core)
         self._metadata = metadata = Metadata(core, brokers)
@@ -290,12 +298,17 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
         self._accumulator.unretrieved.close()
         self._move(ProducerState.CLOSED)
         metrics = self._metrics
-        return CloseReport(
+        report = CloseReport(
             metrics.records_acked,
             metrics.records_failed,
             metrics.records_unknown,
             dict(self._accumulator.unretrieved.counts),
         )
+        if self._hooks.on_close:
+            self._hooks.tell(
+                "on_close", CloseEvent(self._config.client_id, report, self._loop.time() - began)
+            )
+        return report
 
     def _report_given_up(self, waited: float) -> None:
         """Log the records that the end of a block did not wait for, since the report of close() is dropped there."""

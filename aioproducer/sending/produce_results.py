@@ -23,6 +23,7 @@ from aioproducer.errors import (
 from aioproducer.network.backoff import FAST_RETRY, backoff, exponential
 from aioproducer.network.brokers import Brokers
 from aioproducer.network.metadata import Metadata
+from aioproducer.observe.hooks import BatchEvent, RetryEvent
 from aioproducer.observe.retries import Retries
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode, error_name
@@ -79,6 +80,7 @@ class ProduceResults:
         self._transaction = transaction
         self._metrics = core.metrics
         self._random = core.random
+        self._hooks = core.hooks
         self.losses = LossWatch(core.config, core.metrics)
         self._retries = Retries(self._log)
         self._is_ending_behind = False
@@ -441,6 +443,8 @@ class ProduceResults:
         topic.last_ack = now
         batch.succeed(base_offset, log_append_time, log_start_offset)
         self._accumulator.release(batch)
+        if self._hooks.on_batch:
+            self._tell_batch(batch, batch.record_count, now, base_offset if base_offset >= 0 else None, None)
 
     def _send_later(self, batch: ProducerBatch, now: float, why: str = "") -> None:
         """Send a batch again after the back-off. `why`: what the log says in place of the last error."""
@@ -450,6 +454,40 @@ class ProduceResults:
         queue, error = batch.queue, batch.last_error
         name = error.name if isinstance(error, BrokerError) else type(error).__name__
         self._retries.note(queue.topic, queue.partition, name, why or error, pause, now)
+        if self._hooks.on_retry:
+            event = RetryEvent(
+                self._hooks.client_id,
+                queue.topic,
+                queue.partition,
+                batch.live_count,
+                batch.attempts,
+                pause,
+                error,
+            )
+            self._hooks.tell("on_retry", event)
+
+    def _tell_batch(
+        self,
+        batch: ProducerBatch,
+        records: int,
+        now: float,
+        base_offset: int | None,
+        error: DeliveryError | None,
+    ) -> None:
+        event = BatchEvent(
+            self._hooks.client_id,
+            batch.queue.topic,
+            batch.queue.partition,
+            records,
+            batch.wire_size,
+            batch.codec.name.lower(),
+            batch.attempts,
+            now - batch.created,
+            base_offset,
+            None if error is None else error.outcome,
+            error,
+        )
+        self._hooks.tell("on_batch", event)
 
     def _backoff(self, batch: ProducerBatch) -> float:
         config = self._config
@@ -507,6 +545,8 @@ class ProduceResults:
                 self._transaction.must_abort(abortable(self._transaction, error))
         batch.give_up(error)
         self._accumulator.release(batch)
+        if self._hooks.on_batch:
+            self._tell_batch(batch, count, self._loop.time(), None, error)
         self._end_behind(batch)
 
     def _error(

@@ -12,7 +12,7 @@ from os import PathLike
 from typing import Any, TypedDict
 
 from aioproducer.errors import ConfigError
-from aioproducer.settings.user_code import InterceptorList, PartitionerChoice, Serializing, UserCode
+from aioproducer.settings.user_code import HOOKS, INTERCEPTORS, PartitionerChoice, Serializing, UserCode
 from aioproducer.settings.value_types import (
     Acks,
     Choice,
@@ -217,7 +217,8 @@ SETTINGS: dict[str, Setting] = {
         _setting("partitioner_availability_timeout_ms", Milliseconds(), 0, "="),
         _setting("key_serializer", Serializing(), None, "=", "", "="),
         _setting("value_serializer", Serializing(), None, "=", "", "="),
-        _setting("interceptors", InterceptorList(), (), "interceptor.classes"),
+        _setting("interceptors", INTERCEPTORS, (), "interceptor.classes"),
+        _setting("hooks", HOOKS, ()),
         # The cluster and its connections
         _setting(
             "metadata_max_age_ms",

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from aioproducer.observe.hooks import EVENTS
 from aioproducer.partitioner import make_partitioner
 from aioproducer.settings.java import PARTITIONERS, SERIALIZERS
 from aioproducer.settings.value_types import ValueType
@@ -59,11 +60,9 @@ class Serializing(UserCode):
 
 
 @dataclass(frozen=True, slots=True)
-class InterceptorList(UserCode):
-    """A list of interceptors."""
+class ObjectList(UserCode):
+    """A list of objects with some of the methods."""
 
-    what: str = "a list of objects with on_send(record) or on_acknowledgement(result)"
-    methods: tuple[str, ...] = ("on_send", "on_acknowledgement")
     must_be_callable: bool = False
 
     def parse(self, text: str) -> tuple[()]:
@@ -74,14 +73,21 @@ class InterceptorList(UserCode):
     def check(self, value: Any) -> tuple[Any, ...]:
         if not isinstance(value, list | tuple):
             raise ValueError(f"must be {self.what}")
-        return tuple(UserCode.check(self, interceptor) for interceptor in value)
+        return tuple(UserCode.check(self, item) for item in value)
 
     def shown(self, value: Any) -> str:
-        return "[" + ", ".join(UserCode.shown(self, interceptor) for interceptor in value) + "]"
+        return "[" + ", ".join(UserCode.shown(self, item) for item in value) + "]"
 
     @property
     def described(self) -> str:
         return "list of objects"
+
+
+INTERCEPTORS = ObjectList(
+    what="a list of objects with on_send(record) or on_acknowledgement(result)",
+    methods=("on_send", "on_acknowledgement"),
+)
+HOOKS = ObjectList(what=f"a list of objects with one of the methods {', '.join(EVENTS)}", methods=EVENTS)
 
 
 @dataclass(frozen=True, slots=True)

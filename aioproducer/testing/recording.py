@@ -177,7 +177,7 @@ class RecordingProducer(Producer):
 
     def _make_parts(self) -> None:
         super()._make_parts()  # the sender and the brokers stay idle
-        core = Core(self._config, self._loop, WakeUp(self._loop), self._metrics, self._random)
+        core = Core(self._config, self._loop, WakeUp(self._loop), self._metrics, self._random, self._hooks)
         self._metadata = self._topics = _Topics(core, self._brokers, self._partition_count)
         self._idempotence = Idempotence(core.config.enable_idempotence)
         self._coordinator = _Agreeing(

@@ -104,6 +104,7 @@ class Transactional(RecordPath):
             self._initializes_later = False
         self._transaction.check("begin_transaction", TransactionState.READY)
         self._transaction.begin(is_v2=self._brokers.finalized_feature(FEATURE) >= 2)
+        self._coordinator.call_watch.ended("begin", 0.0, None)
 
     async def commit_transaction(self) -> None:
         """Send the buffered records, wait for their acknowledgements, and commit.

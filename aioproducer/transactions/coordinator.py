@@ -76,7 +76,8 @@ class Coordinator:
         self._requests = requests()
         self._questions = requests()
         """A separate queue for committed(), which may wait for the end of a transaction and must not delay it."""
-        self._calls = RunningCalls(transaction, core.wake)
+        self._calls = RunningCalls(core, transaction)
+        self.call_watch = self._calls.watch
         self._offset_calls = itertools.count()
         self._offsets_lock = asyncio.Lock()
         """Offsets are sent one call at a time, because each call must know whether the previous one was in doubt."""

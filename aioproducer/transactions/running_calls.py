@@ -10,8 +10,9 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from aioproducer.concurrency.tasks import new_task
-from aioproducer.concurrency.wakeup import WakeUp
+from aioproducer.core import Core
 from aioproducer.errors import CommitOutcomeUnknownError, ProducerClosed
+from aioproducer.transactions.call_watch import CallWatch
 from aioproducer.transactions.state import Transaction
 
 _ENDINGS = ("commit", "abort", "fence", "initialize")
@@ -21,9 +22,10 @@ _ENDINGS = ("commit", "abort", "fence", "initialize")
 class RunningCalls:
     """The running tasks of one coordinator, by name. Belongs to one event loop."""
 
-    def __init__(self, transaction: Transaction, wake: WakeUp) -> None:
+    def __init__(self, core: Core, transaction: Transaction) -> None:
         self._transaction = transaction
-        self._wake = wake
+        self._wake = core.wake
+        self.watch = CallWatch(core, transaction)
         self.by_name: dict[str, asyncio.Task[None]] = {}
         """Most of them are the user's calls."""
         self._abandoned: set[str] = set()
@@ -68,9 +70,11 @@ class RunningCalls:
         """Start a call without waiting for it."""
         if name in _ENDINGS:
             self._unseen = None
-        call = new_task(asyncio.get_running_loop(), work, f"aioproducer-transaction-{name}")
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        call = new_task(loop, work, f"aioproducer-transaction-{name}")
         self.by_name[name] = call
-        call.add_done_callback(lambda done: self._ended(name, done))
+        call.add_done_callback(lambda done: self._ended(name, done, loop.time() - began))
 
     def running(self, name: str) -> asyncio.Task[None] | None:
         """Return the running call of that name, if any. A call that has just ended cannot be joined."""
@@ -108,13 +112,14 @@ class RunningCalls:
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
 
-    def _ended(self, name: str, call: asyncio.Task[None]) -> None:
+    def _ended(self, name: str, call: asyncio.Task[None], seconds: float) -> None:
         if self.by_name.get(name) is call:
             self._settle(name, call)
             del self.by_name[name]
         self._wake.set()
         if not call.cancelled():
-            call.exception()  # mark it as retrieved: a caller has it, and the transaction's state also records it
+            # Asking for the exception marks it as retrieved: a caller has it, and the transaction's state records it.
+            self.watch.ended(name, seconds, call.exception())
 
     def _settle(self, name: str, call: asyncio.Task[None]) -> None:
         """Keep the result of a call that ended after its last caller was cancelled."""

@@ -141,7 +141,8 @@ def test_metrics_keep_a_limited_number_of_brokers_and_lose_no_request():
         buffer_total=0,
         buffer_available=0,
         buffer_waiters=0,
-        in_flight=lambda _: 0,
+        describe_node=lambda _: {"in_flight": 0},
+        wall_time=float,
     )
 
     assert len(snapshot.nodes) == MOST_NODES

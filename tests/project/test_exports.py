@@ -19,6 +19,7 @@ from aioproducer import errors, testing
 PUBLIC_MODULES = [
     "aioproducer",
     "aioproducer.blocking",
+    "aioproducer.hooks",
     "aioproducer.sasl",
     "aioproducer.testing",
     "aioproducer.token_providers",

@@ -112,7 +112,7 @@ SAMPLES = {
         if setting.field
         and not name.startswith(("ssl_", "sasl_"))
         and setting.value_type.parse.__qualname__ != "UserCode.parse"
-        and name not in ("interceptors", "key_serializer", "value_serializer", "compression_level")
+        and name not in ("hooks", "interceptors", "key_serializer", "value_serializer", "compression_level")
     ],
 )
 def test_text_under_any_name_becomes_the_settings_own_type(name, key):

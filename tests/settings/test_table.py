@@ -83,7 +83,7 @@ WRONG: dict[str, list[Any]] = {
     "Pairs": ["a=b", {"a": 5}, {5: "a"}, [("a", "b")], 5],
     "UserCode": ["text", 5, b"text"],
     "Serializing": ["utf-8", 5],
-    "InterceptorList": [None, "text", 5, [5], [None], (str,)],
+    "ObjectList": [None, "text", 5, [5], [None], (str,)],
     "PartitionerChoice": ["", "murmur", None, 5],
     "Acks": [2, -2, "2", "none", "ALL", None, True, 1.0, [1]],
     "Compression": ["", "gzip2", 1, b"gzip"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aioproducer.settings.java import SERIALIZERS
-from aioproducer.settings.user_code import InterceptorList, PartitionerChoice, Serializing, UserCode
+from aioproducer.settings.user_code import HOOKS, INTERCEPTORS, PartitionerChoice, Serializing, UserCode
 
 STRING = "org.apache.kafka.common.serialization.StringSerializer"
 
@@ -46,11 +46,22 @@ def test_other_code_can_not_be_given_as_text():
 def test_interceptors_are_a_list_of_objects_with_one_of_the_methods():
     sees = Sees()
 
-    assert InterceptorList().check([sees]) == (sees,)
-    assert InterceptorList().shown((sees,)) == "[<Sees>]"
+    assert INTERCEPTORS.check([sees]) == (sees,)
+    assert INTERCEPTORS.shown((sees,)) == "[<Sees>]"
     for wrong in (sees, [object()], [print]):
         with pytest.raises(ValueError, match="a list of objects with on_send"):
-            InterceptorList().check(wrong)
+            INTERCEPTORS.check(wrong)
+
+
+def test_hooks_are_a_list_of_objects_with_one_of_the_methods():
+    class Hears:
+        def on_batch(self, event):
+            raise NotImplementedError
+
+    hears = Hears()
+    assert HOOKS.check([hears]) == (hears,)
+    with pytest.raises(ValueError, match="on_start, on_close"):
+        HOOKS.check([object()])
 
 
 def test_a_partitioner_is_a_name_a_java_class_or_a_function():

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+from random import Random
 from types import SimpleNamespace
 
 import pytest
 
+from aioproducer.core import Core
 from aioproducer.errors import CommitOutcomeUnknownError, ProducerClosed
+from aioproducer.metrics import Metrics
 from aioproducer.transactions.running_calls import RunningCalls
 from tests.support.accumulator_bench import turns
+from tests.support.scripted_broker import make_config
+
+CONFIG = make_config()
 
 
 class Stage:
     """RunningCalls with one kind of work, which ends when it is told to."""
 
     def __init__(self) -> None:
-        self.transaction = SimpleNamespace(number=1, error=None)
+        self.transaction = SimpleNamespace(number=1, error=None, transactional_id="tx")
         self.wake = asyncio.Event()
-        self.calls = RunningCalls(self.transaction, self.wake)
+        self.metrics = Metrics()
+        core = Core(CONFIG, asyncio.get_running_loop(), self.wake, self.metrics, Random(1))
+        self.calls = RunningCalls(core, self.transaction)
         self.began = 0
         self.end = asyncio.Event()
 

@@ -1,0 +1,248 @@
+"""Hooks: objects that hear of connections, requests, batches and transactions, never of a single record.
+
+They run in the producer's event loop, in the middle of its work. A hook that raises is switched off, so that it cannot
+harm the records."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from aioproducer.observe.client_log import ClientLog
+from aioproducer.types import Node, Outcome, qualified_name
+
+__all__ = [
+    "BatchEvent",
+    "CloseEvent",
+    "ConnectEvent",
+    "DisconnectEvent",
+    "Event",
+    "RejectedEvent",
+    "RequestEvent",
+    "RetryEvent",
+    "StartEvent",
+    "ThrottleEvent",
+    "TransactionEvent",
+    "add_default",
+    "remove_default",
+]
+
+if TYPE_CHECKING:
+    from aioproducer.sending.lifecycle import CloseReport
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What all events have."""
+
+    client_id: str
+    """The producer's."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartEvent(Event):
+    """`on_start`: start() has succeeded."""
+
+    cluster_id: str | None
+    """None after `start(wait=False)`, and for brokers without one."""
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class CloseEvent(Event):
+    """`on_close`: the producer is closed."""
+
+    report: CloseReport
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectEvent(Event):
+    """`on_connect`: an attempt to connect has ended, authentication included."""
+
+    node: Node
+    seconds: float
+    error: BaseException | None
+    """Why it failed; None if the connection is ready."""
+
+
+@dataclass(frozen=True, slots=True)
+class DisconnectEvent(Event):
+    """`on_disconnect`: a connection that was ready is closed."""
+
+    node: Node
+    error: BaseException | None
+    """None for an orderly close: idle, or the broker has left the cluster."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestEvent(Event):
+    """`on_request`: a request was answered, or its connection was closed."""
+
+    node: Node
+    api: str
+    """The name of the request, such as PRODUCE."""
+    bytes_sent: int
+    bytes_received: int
+    seconds: float
+    """From the write of the request to its answer."""
+    error: BaseException | None
+    """Why there is no answer. Error codes in an answer are not errors here."""
+
+
+@dataclass(frozen=True, slots=True)
+class ThrottleEvent(Event):
+    """`on_throttle`: a broker accepts no requests for a while, because of a quota."""
+
+    node: Node
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class BatchEvent(Event):
+    """`on_batch`: all records of a batch have their result."""
+
+    topic: str
+    partition: int
+    records: int
+    wire_bytes: int
+    """Bytes of the batch as sent, after compression."""
+    compression: str
+    """none, gzip, snappy, lz4 or zstd."""
+    attempts: int
+    seconds: float
+    """From the opening of the batch to its result."""
+    base_offset: int | None
+    """None if it failed, with acks=0, and if the broker did not return it (a repeated request)."""
+    outcome: Outcome | None
+    """Whether the failed records may be in the log; None if they were acknowledged."""
+    error: BaseException | None
+
+
+@dataclass(frozen=True, slots=True)
+class RetryEvent(Event):
+    """`on_retry`: a batch will be sent again."""
+
+    topic: str
+    partition: int
+    records: int
+    attempts: int
+    """So far."""
+    pause: float
+    """Seconds until then, at least."""
+    error: BaseException | None
+    """The reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedEvent(Event):
+    """`on_rejected`: records were not accepted: `send` raised, or a row of `send_many` has an error."""
+
+    topic: object
+    """As it was given, so it may be no str."""
+    records: int
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionEvent(Event):
+    """`on_transaction`: a transactional call has ended."""
+
+    transactional_id: str
+    call: str
+    """begin, initialize, send_offsets, commit, abort or fence."""
+    seconds: float
+    error: BaseException | None
+
+
+EVENTS = (
+    "on_start",
+    "on_close",
+    "on_connect",
+    "on_disconnect",
+    "on_request",
+    "on_throttle",
+    "on_batch",
+    "on_retry",
+    "on_rejected",
+    "on_transaction",
+)
+"""The methods that a hook may have."""
+
+_defaults: list[object] = []
+
+
+def add_default(hook: object) -> None:
+    """Give a hook to each producer that is created from now on, before its own. For instrumentation libraries."""
+    if hook not in _defaults:
+        _defaults.append(hook)
+
+
+def remove_default(hook: object) -> None:
+    """Undo `add_default`. Producers that exist keep the hook."""
+    if hook in _defaults:
+        _defaults.remove(hook)
+
+
+class Hooks:
+    """All hooks of one producer. Each event has a list of (hook, method), which is usually empty.
+
+    The callers build an event only if its list is not empty.
+    """
+
+    __slots__ = ("_log", "client_id", *EVENTS)
+
+    on_start: list[Any]
+    on_close: list[Any]
+    on_connect: list[Any]
+    on_disconnect: list[Any]
+    on_request: list[Any]
+    on_throttle: list[Any]
+    on_batch: list[Any]
+    on_retry: list[Any]
+    on_rejected: list[Any]
+    on_transaction: list[Any]
+
+    def __init__(self, hooks: Sequence[object], client_id: str, log: ClientLog | None = None) -> None:
+        self.client_id = client_id
+        self._log = log or ClientLog(__name__, client_id)
+        for event in EVENTS:
+            found = ((hook, getattr(hook, event, None)) for hook in (*_defaults, *hooks))
+            setattr(self, event, [(hook, method) for hook, method in found if method is not None])
+
+    def tell(self, name: str, event: Event) -> None:
+        """Call all hooks that have the method `name`."""
+        for hook, method in tuple(getattr(self, name)):
+            try:
+                returned = method(event)
+            except Exception:
+                self._log.warning(
+                    "the hook %s raised and is switched off", qualified_name(method), exc_info=True
+                )
+                self._switch_off(hook)
+                continue
+            if inspect.iscoroutine(returned):
+                returned.close()
+                self._log.warning(
+                    "the hook %s is async and is switched off; hooks can't be awaited", qualified_name(method)
+                )
+                self._switch_off(hook)
+
+    def connected(self, node: Node, seconds: float, error: BaseException | None) -> None:
+        """Tell of an attempt to connect."""
+        if self.on_connect:
+            self.tell("on_connect", ConnectEvent(self.client_id, node, seconds, error))
+
+    def disconnected(self, node: Node, error: BaseException | None) -> None:
+        """Tell of a connection that is closed."""
+        if self.on_disconnect:
+            self.tell("on_disconnect", DisconnectEvent(self.client_id, node, error))
+
+    def _switch_off(self, hook: object) -> None:
+        for event in EVENTS:
+            setattr(self, event, [entry for entry in getattr(self, event) if entry[0] is not hook])
+
+
+NO_HOOKS = Hooks((), "")

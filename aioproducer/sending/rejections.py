@@ -1,0 +1,63 @@
+"""Counts the records that the producer does not accept, and tells the hooks of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from types import TracebackType
+
+from aioproducer.metrics import Metrics
+from aioproducer.observe.hooks import Hooks, RejectedEvent
+
+
+class Rejections:
+    """Hears of each error that `send` and the other calls raise, and of each row of `send_many` that has an error."""
+
+    def __init__(self, metrics: Metrics, hooks: Hooks) -> None:
+        self._metrics = metrics
+        self._hooks = hooks
+
+    def note(self, topic: object, error: BaseException, records: int = 1) -> None:
+        """Count records that were rejected with an error. A cancellation is not an error."""
+        if not isinstance(error, Exception):
+            return
+        self._metrics.count_rejected(error, records)
+        if self._hooks.on_rejected:
+            self._hooks.tell("on_rejected", RejectedEvent(self._hooks.client_id, topic, records, error))
+
+    def note_rows(self, topic: object, errors: Iterable[BaseException]) -> None:
+        """Count the rows of one call. The hooks hear of each class of error once, with its first error."""
+        first: dict[type, BaseException] = {}
+        counts: Counter[type] = Counter()
+        for error in errors:
+            counts[type(error)] += 1
+            first.setdefault(type(error), error)
+        for kind, error in first.items():
+            self.note(topic, error, counts[kind])
+
+    def of(self, topic: object, records: int = 1) -> Watched:
+        """Return a block for `with`; an error that leaves it is counted."""
+        return Watched(self, topic, records)
+
+
+class Watched:
+    """A block that appends records, or raises."""
+
+    __slots__ = ("_records", "_rejections", "_topic")
+
+    def __init__(self, rejections: Rejections, topic: object, records: int) -> None:
+        self._rejections = rejections
+        self._topic = topic
+        self._records = records
+
+    def __enter__(self) -> None:
+        """Begin to watch."""
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self._rejections.note(self._topic, error, self._records)

@@ -1,0 +1,33 @@
+"""Counts the transactional calls of the user, and tells the hooks of them."""
+
+from __future__ import annotations
+
+from aioproducer.core import Core
+from aioproducer.observe.hooks import TransactionEvent
+from aioproducer.transactions.state import Transaction
+
+_NAMES = {"offsets": "send_offsets"} | {
+    name: name for name in ("begin", "initialize", "commit", "abort", "fence")
+}
+"""The user's calls, by the first words of their tasks' names."""
+
+
+class CallWatch:
+    """Hears of each call when it has ended."""
+
+    def __init__(self, core: Core, transaction: Transaction) -> None:
+        self._metrics = core.metrics
+        self._hooks = core.hooks
+        self._transaction = transaction
+
+    def ended(self, name: str, seconds: float, error: BaseException | None) -> None:
+        """Count a call; `name` is that of its task. The producer's own calls are not counted."""
+        call = _NAMES.get(name.partition(" ")[0])
+        if call is None:
+            return
+        self._metrics.transaction_call(call).add(seconds, is_failure=error is not None)
+        if self._hooks.on_transaction:
+            event = TransactionEvent(
+                self._hooks.client_id, self._transaction.transactional_id, call, seconds, error
+            )
+            self._hooks.tell("on_transaction", event)
