@@ -11,7 +11,7 @@ ARGS   ?=
 
 SOURCES := $(wildcard aioproducer/*/*.pyx aioproducer/*/*.pxi)
 
-.PHONY: demo pipeline test test-all check bench bench-spark profile walk promises wheel setup clean format kerberos soak chaos chaos-spark availability fuzz asan mutants matrix catalogue
+.PHONY: demo pipeline test test-all check bench bench-spark profile walk promises wheel setup clean format kerberos promtool soak chaos chaos-spark availability fuzz asan mutants matrix catalogue
 
 demo: setup
 	$(BIN)/python examples/flights_demo.py --kafka "$(KAFKA)" $(ARGS)
@@ -75,6 +75,12 @@ kerberos: setup
 	$(APT) $(KERBEROS) > /dev/null
 	$(BIN)/python -c "from tests.support.kdc import java_with_kerberos as java; exit(java() is None)" || $(APT) $(JAVA) > /dev/null
 	$(BIN)/python -m pip install -q "gssapi>=1.9,<2"
+
+# Prometheus' own tool, out of Debian's package, into build/: the tests check the exported page and the alert rules by it.
+promtool: build/promtool/usr/bin/promtool
+build/promtool/usr/bin/promtool:
+	mkdir -p build/promtool
+	cd build/promtool && apt-get download -q prometheus > /dev/null && dpkg -x prometheus_*.deb .
 
 # Random schedules of faults in virtual time; `make test` runs a few.   SCHEDULES=..., ARGS="--seed 7 --processes 2"
 SCHEDULES ?= 100000

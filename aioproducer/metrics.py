@@ -190,7 +190,7 @@ class Metrics:
             wall_time: converts the loop's time.
             gauges: the values of the moment, which other objects hold.
         """
-        described = ((node, describe_node(node.node_id)) for node in self.nodes.values())
+        described = ((node, describe_node(node.node_id)) for node in list(self.nodes.values()))
         nodes = tuple(_node(node, state) for node, state in described if state is not None)
         ended = self.records_acked + self.records_failed + self.records_unknown
         return MetricsSnapshot(
@@ -203,7 +203,7 @@ class Metrics:
             batches=self.batches,
             batch_bytes=self.batch_bytes,
             produce_requests=self.produce_requests,
-            requests=self.requests_of_forgotten + sum(node.requests for node in self.nodes.values()),
+            requests=self.requests_of_forgotten + sum(node.requests for node in list(self.nodes.values())),
             retries=self.retries,
             splits=self.splits,
             data_losses=self.data_losses,
@@ -218,11 +218,11 @@ class Metrics:
             in_flight=sum(node.in_flight for node in nodes),
             metadata_updates=self.metadata_updates,
             metadata_failures=self.metadata_failures,
-            topics=tuple(_topic(topic, wall_time) for topic in self.topics.values()),
+            topics=tuple(_topic(topic, wall_time) for topic in list(self.topics.values())),
             nodes=nodes,
             transactions=tuple(
                 TransactionCallSnapshot(call.call, call.count, call.failures, call.time.snapshot())
-                for call in self.transaction_calls.values()
+                for call in list(self.transaction_calls.values())
             ),
         )
 

@@ -31,6 +31,7 @@ from aioproducer.from_config import FromConfig
 from aioproducer.metrics import Metrics
 from aioproducer.network.brokers import Brokers
 from aioproducer.network.metadata import Metadata
+from aioproducer.observe import live
 from aioproducer.observe.hooks import CloseEvent, Hooks, StartEvent
 from aioproducer.observe.snapshot_ring import SnapshotRing
 from aioproducer.records._record_path import BatchState
@@ -159,6 +160,7 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
         self._move(ProducerState.RUNNING)
         self._process = os.getpid()
         _started.add(self)
+        live.add(self)
         self._make_parts()
         self._ring = SnapshotRing(self._loop, weakly_measuring(self))
         try:

@@ -65,6 +65,9 @@ def test_each_row_has_its_scenario():
     assert {row.event for row in table()} == set(SCENARIOS)
 
 
+@pytest.mark.promise(
+    "Observability", "each event of the log's table has its line, at its level and as often as stated"
+)
 @pytest.mark.parametrize("row", table(), ids=lambda row: row.event)
 def test_the_line_of_each_row_is_logged_at_its_level_and_as_often_as_it_should(row, caplog):
     caplog.set_level(logging.DEBUG)

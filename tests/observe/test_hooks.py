@@ -62,6 +62,9 @@ def default(hears: Hears) -> Iterator[Hears]:
 # --------------------------------------------------------------------------------------------------- the events
 
 
+@pytest.mark.promise(
+    "Observability", "hooks hear of connections, requests, batches, retries and transactions"
+)
 async def test_a_producer_tells_of_its_start_its_end_and_what_lies_between(hears):
     async with producing(hooks=[hears], client_id="shop") as (_, producer):
         await producer.send_and_wait("t", b"v" * 100)
@@ -225,6 +228,7 @@ async def test_the_calls_of_a_transaction_are_told_and_counted(hears):
 # ----------------------------------------------------------------------------------------- hooks that go wrong
 
 
+@pytest.mark.promise("Observability", "a hook that raises is logged and switched off")
 async def test_a_hook_that_raises_is_logged_and_switched_off(hears, caplog):
     calls = []
 

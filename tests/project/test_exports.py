@@ -20,6 +20,7 @@ PUBLIC_MODULES = [
     "aioproducer",
     "aioproducer.blocking",
     "aioproducer.hooks",
+    "aioproducer.prometheus",
     "aioproducer.sasl",
     "aioproducer.testing",
     "aioproducer.token_providers",

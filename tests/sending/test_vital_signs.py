@@ -42,6 +42,9 @@ PATIENT = {"request_timeout_ms": 30_000, "max_block_ms": 60_000, "delivery_timeo
 # ------------------------------------------------------------------------------------------------------- ping
 
 
+@pytest.mark.promise(
+    "Observability", "ping() asks a broker, and health() says whether records can be expected to arrive"
+)
 async def test_ping_names_the_broker_that_answered_and_asks_anew_each_time():
     async with producing(brokers=3) as (cluster, producer):
         before = len(cluster.requests_of(ApiKey.METADATA))
@@ -95,6 +98,9 @@ async def test_a_cancelled_ping_leaves_nothing_behind():
 # ----------------------------------------------------------------------------------------------------- health
 
 
+@pytest.mark.promise(
+    "Observability", "ping() asks a broker, and health() says whether records can be expected to arrive"
+)
 @in_virtual_time
 async def test_health_follows_the_cluster():
     async with producing(**PATIENT) as (cluster, producer):
@@ -145,6 +151,7 @@ async def test_a_producer_that_does_not_run_is_not_healthy():
 # ----------------------------------------------------------------------------------------------------- describe
 
 
+@pytest.mark.promise("Observability", "describe() is a block for a bug report without data or secrets")
 async def test_describe_shows_what_a_bug_report_needs():
     async with producing(brokers=2, topics={"orders": 3}, client_id="orders-api") as (cluster, producer):
         await producer.send_and_wait(
@@ -219,6 +226,7 @@ async def test_describe_names_a_hundred_topics_and_counts_the_others():
 # ------------------------------------------------------------------------------------------- start(wait=False)
 
 
+@pytest.mark.promise("Observability", "start(wait=False) comes up before its cluster")
 @in_virtual_time
 async def test_a_producer_that_does_not_wait_comes_up_before_its_cluster(caplog):
     caplog.set_level(logging.INFO)

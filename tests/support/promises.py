@@ -33,6 +33,7 @@ SECTIONS = (
     "Security",
     "Simulation and fuzzing",
     "Blocking producer",
+    "Observability",
     "Spark",
     "Docs",
     "Speed",

@@ -1,0 +1,30 @@
+"""The producers of this process that were started and not yet collected, for exporters."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Protocol
+
+from aioproducer.observe.snapshots import MetricsSnapshot
+
+
+class Measured(Protocol):
+    """A producer, as far as exporters need it."""
+
+    def metrics(self, *, window: float | None = None) -> MetricsSnapshot: ...
+
+
+_live: dict[int, weakref.ref[Measured]] = {}
+"""By the producer's id(). Not a WeakSet: exporters read it in other threads, while producers come and go."""
+
+
+def add(producer: Measured) -> None:
+    """Include a producer from now on, until it is garbage-collected."""
+    key = id(producer)
+    _live[key] = weakref.ref(producer, lambda _: _live.pop(key, None))
+
+
+def snapshots() -> list[MetricsSnapshot]:
+    """Return the metrics of all producers. May be called in any thread."""
+    alive = (reference() for reference in list(_live.values()))
+    return [producer.metrics() for producer in alive if producer is not None]

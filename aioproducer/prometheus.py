@@ -1,0 +1,10 @@
+"""Public name of the Prometheus collector."""
+
+try:
+    from aioproducer.observe.prometheus import ProducerCollector
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        'install it with: pip install "aioproducer[prometheus]"', name=error.name
+    ) from error
+
+__all__ = ["ProducerCollector"]
