@@ -390,6 +390,7 @@ class Producer:
         """Return True if the record is certainly valid, can no longer change, and does not have to wait."""
         return (
             self._may_queue
+            and self._inner._tracer is None  # the span needs the caller's context
             and timeout is None
             and type(topic) is str
             and (partition is None or type(partition) is int)

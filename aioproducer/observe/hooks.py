@@ -30,6 +30,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from aioproducer.records.batch import ProducerBatch
     from aioproducer.sending.lifecycle import CloseReport
 
 
@@ -239,6 +240,30 @@ class Hooks:
         """Tell of a connection that is closed."""
         if self.on_disconnect:
             self.tell("on_disconnect", DisconnectEvent(self.client_id, node, error))
+
+    def batch_ended(
+        self,
+        batch: ProducerBatch,
+        records: int,
+        now: float,
+        base_offset: int,
+        error: BaseException | None = None,
+    ) -> None:
+        """Tell of a batch whose records have their result. `base_offset` is -1 if it is not known."""
+        event = BatchEvent(
+            self.client_id,
+            batch.queue.topic,
+            batch.queue.partition,
+            records,
+            batch.wire_size,
+            batch.codec.name.lower(),
+            batch.attempts,
+            now - batch.created,
+            base_offset if base_offset >= 0 else None,
+            getattr(error, "outcome", None),
+            error,
+        )
+        self.tell("on_batch", event)
 
     def _switch_off(self, hook: object) -> None:
         for event in EVENTS:

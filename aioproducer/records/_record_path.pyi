@@ -12,6 +12,7 @@ from aioproducer.errors import KafkaError
 from aioproducer.types import Headers, TopicPartition
 
 if TYPE_CHECKING:
+    from aioproducer.observe.tracing import SendSpan, SendTracer
     from aioproducer.records.batch import ProducerBatch
     from aioproducer.records.idempotence import PartitionSequence
 
@@ -181,7 +182,28 @@ class RecordPath:
     def _check_usable(self) -> None: ...
     def _check_place(self) -> None: ...
     # What the compiled code calls and Producer defines: the parts of a send that have to wait or need user code.
+    _tracer: SendTracer | None
     def _check_may_append(self) -> None: ...
+    async def _send_traced(
+        self,
+        span: SendSpan,
+        topic: str,
+        value: Any,
+        key: Any,
+        partition: int | None,
+        timestamp_ms: int | None,
+        timeout: float | None,
+    ) -> Delivery: ...
+    def _try_send_traced(
+        self,
+        span: SendSpan,
+        topic: str,
+        value: Any,
+        key: Any,
+        partition: int | None,
+        timestamp_ms: int | None,
+        timeout: float | None,
+    ) -> Delivery: ...
     def _count_rejected(self, topic: object, error: BaseException) -> None: ...
     async def _send_slowly(
         self,

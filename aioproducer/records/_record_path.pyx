@@ -33,6 +33,7 @@ from libc.string cimport memcpy
 import asyncio
 import contextvars
 import os
+import sys
 from asyncio import CancelledError, InvalidStateError
 from bisect import bisect_left, insort
 from collections import deque
@@ -1165,6 +1166,7 @@ cdef class RecordPath:
     cdef int64_t burst
     cdef bint is_running
     cdef bint was_closed
+    cdef public object _tracer     # see observe/tracing.py; None for none
     cdef bint takes_fast_path      # no serializers, interceptors or partitioner of the user, no partitions of others
 
     def __cinit__(self, *args, **settings):
@@ -1241,7 +1243,11 @@ cdef class RecordPath:
         sent, even if its delivery, or a task that awaits it, is cancelled.
         """
         cdef Delivery delivery = None
-        if self.takes_fast_path and timeout is None:
+        if self._tracer is not None:
+            span = self._tracer.begin(topic, value, key, headers, 1)
+            if span is not None:
+                delivery = await self._send_traced(span, topic, value, key, partition, timestamp_ms, timeout)
+        if delivery is None and self.takes_fast_path and timeout is None:
             delivery = append_known(self, topic, value, key, partition, timestamp_ms, headers)
         if delivery is None:
             delivery = await self._send_slowly(topic, value, key, partition, timestamp_ms, headers, timeout)
@@ -1264,7 +1270,11 @@ cdef class RecordPath:
         Cancelling it once the record is in the buffer ends only the wait.
         """
         cdef Delivery delivery = None
-        if self.takes_fast_path and timeout is None:
+        if self._tracer is not None:
+            span = self._tracer.begin(topic, value, key, headers, 1)
+            if span is not None:
+                delivery = await self._send_traced(span, topic, value, key, partition, timestamp_ms, timeout)
+        if delivery is None and self.takes_fast_path and timeout is None:
             delivery = append_known(self, topic, value, key, partition, timestamp_ms, headers)
         if delivery is None:
             delivery = await self._send_slowly(topic, value, key, partition, timestamp_ms, headers, timeout)
@@ -1283,10 +1293,43 @@ cdef class RecordPath:
             Others as `send`.
         """
         cdef Delivery delivery = None
+        if self._tracer is not None:
+            span = self._tracer.begin(topic, value, key, headers, 1)
+            if span is not None:
+                return self._try_send_traced(span, topic, value, key, partition, timestamp_ms, timeout)
         if self.takes_fast_path and timeout is None:
             delivery = append_known(self, topic, value, key, partition, timestamp_ms, headers)
         if delivery is None:
             return self._try_send_slowly(topic, value, key, partition, timestamp_ms, headers, timeout)
+        return delivery
+
+    async def _send_traced(self, span, topic, value, key, partition, timestamp_ms, timeout):
+        """Send a record that has a span, which ends with the record's result."""
+        cdef Delivery delivery = None
+        headers = span.headers
+        try:
+            if self.takes_fast_path and timeout is None:
+                delivery = append_known(self, topic, value, key, partition, timestamp_ms, headers)
+            if delivery is None:
+                delivery = await self._send_slowly(topic, value, key, partition, timestamp_ms, headers, timeout)
+        except BaseException as error:
+            span.fail(error)
+            raise
+        span.watch(delivery)
+        return delivery
+
+    def _try_send_traced(self, span, topic, value, key, partition, timestamp_ms, timeout):
+        cdef Delivery delivery = None
+        headers = span.headers
+        try:
+            if self.takes_fast_path and timeout is None:
+                delivery = append_known(self, topic, value, key, partition, timestamp_ms, headers)
+            if delivery is None:
+                delivery = self._try_send_slowly(topic, value, key, partition, timestamp_ms, headers, timeout)
+        except BaseException as error:
+            span.fail(error)
+            raise
+        span.watch(delivery)
         return delivery
 
     async def _give_way(self):
@@ -1316,11 +1359,15 @@ cdef class RecordPath:
 
 cdef Delivery append_known(RecordPath self, topic, value, key, partition, timestamp_ms, headers):
     """Append a record if that needs no wait; otherwise return None."""
-    try:
-        return append_to_known(self, topic, value, key, partition, timestamp_ms, headers)
-    except BaseException as error:
-        self._count_rejected(topic, error)
-        raise
+    cdef Delivery delivery
+    cdef bint is_rejected = True
+    try:                            # `except` would save the state of exceptions for each record, `finally` does not
+        delivery = append_to_known(self, topic, value, key, partition, timestamp_ms, headers)
+        is_rejected = False
+        return delivery
+    finally:
+        if is_rejected:
+            self._count_rejected(topic, sys.exc_info()[1])
 
 
 cdef Delivery append_to_known(RecordPath self, topic_name, value, key, partition, timestamp_ms, headers):

@@ -92,6 +92,18 @@ class Receipt:
             **{flag: any(getattr(error, flag, False) for error in errors.values()) for flag in _FLAGS},
         )
 
+    def call_when_done(self, callback: Callable[[dict[int, BaseException]], None]) -> None:
+        """Call `callback` with the errors of the rows when every row has its result. It does not count as a look at the
+        errors."""
+
+        def tell(_: object) -> None:
+            callback(self._errors(marks_retrieved=False))
+
+        if pending := self._pending():
+            FlushWait(self._loop, pending).future.add_done_callback(tell)
+        else:
+            tell(None)
+
     @property
     def offsets(self) -> dict[int, list[range]]:
         """The offsets of the rows that are in the log so far, by partition, ascending. Empty with acks=0, where the
@@ -109,6 +121,9 @@ class Receipt:
     def errors(self) -> dict[int, BaseException]:
         """The error of each row that failed so far. `outcome` UNKNOWN: the row may be in the log all the same."""
         self._is_seen = True
+        return self._errors(marks_retrieved=True)
+
+    def _errors(self, *, marks_retrieved: bool) -> dict[int, BaseException]:
         errors = dict(self._rows.errors)
         for batch, first, count, rank in self._leaves():
             failed = _failed(batch)
@@ -117,7 +132,7 @@ class Receipt:
             rows = self._rows_of(batch.queue.partition)
             for index in range(first, first + count):
                 error = failed.get(index) or batch.error
-                if index in failed:
+                if index in failed and marks_retrieved:
                     batch.mark_retrieved(index)
                 if error is not None:
                     errors[rows[rank + index - first]] = error

@@ -102,7 +102,19 @@ class Bulk(RecordPath):
         Cancelling it while it waits leaves the batch unsent; a batch that is in the buffer is sent.
         """
         with self._rejections.of(topic):
-            return await self._send_batch(batch, topic, partition, timeout)
+            if self._tracer is None:
+                return await self._send_batch(batch, topic, partition, timeout)
+            count = batch.record_count() if isinstance(batch, BatchBuilder) else 0
+            span = self._tracer.begin(topic, None, None, None, count)
+            try:
+                delivery = await self._send_batch(batch, topic, partition, timeout)
+            except BaseException as error:
+                if span is not None:
+                    span.fail(error)
+                raise
+            if span is not None:
+                span.watch(delivery)
+            return delivery
 
     async def _send_batch(
         self, batch: BatchBuilder, topic: str, partition: int, timeout: float | None
@@ -208,6 +220,7 @@ class Bulk(RecordPath):
         deadline = end_of(timeout, began)
         rows = Rows(values, keys, headers, timestamps, partitions)
         receipt = Receipt(topic, rows, self._loop, self._accumulator.note_unsent)
+        span = None if self._tracer is None else self._tracer.begin(topic, None, None, None, rows.count)
         try:
             await self._append_all(topic, rows, transaction, timeout, deadline)
         except KafkaError as error:
@@ -215,6 +228,8 @@ class Bulk(RecordPath):
                 raise
             rows.refuse_rest(without_tracebacks(error))
         finally:
+            if span is not None:
+                span.watch_rows(receipt)
             if timeout is not None:
                 self._own_timeouts.end_rows_after(rows.spans, timeout, began, receipt.waits)
         if rows.errors:

@@ -34,6 +34,7 @@ from aioproducer.network.metadata import Metadata
 from aioproducer.observe import live
 from aioproducer.observe.hooks import CloseEvent, Hooks, StartEvent
 from aioproducer.observe.snapshot_ring import SnapshotRing
+from aioproducer.observe.tracing import tracer_of
 from aioproducer.records._record_path import BatchState
 from aioproducer.records.accumulator import Accumulator
 from aioproducer.records.arguments import check_timeout
@@ -212,6 +213,7 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
             and self._choice.is_compiled
         )
         takes_fast_path = self._takes_columns and self._handle is None
+        self._tracer = tracer_of(config)
         self._bind(
             self._loop,
             self._accumulator,

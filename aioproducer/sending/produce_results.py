@@ -23,7 +23,7 @@ from aioproducer.errors import (
 from aioproducer.network.backoff import FAST_RETRY, backoff, exponential
 from aioproducer.network.brokers import Brokers
 from aioproducer.network.metadata import Metadata
-from aioproducer.observe.hooks import BatchEvent, RetryEvent
+from aioproducer.observe.hooks import RetryEvent
 from aioproducer.observe.retries import Retries
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode, error_name
@@ -444,7 +444,7 @@ class ProduceResults:
         batch.succeed(base_offset, log_append_time, log_start_offset)
         self._accumulator.release(batch)
         if self._hooks.on_batch:
-            self._tell_batch(batch, batch.record_count, now, base_offset if base_offset >= 0 else None, None)
+            self._hooks.batch_ended(batch, batch.record_count, now, base_offset)
 
     def _send_later(self, batch: ProducerBatch, now: float, why: str = "") -> None:
         """Send a batch again after the back-off. `why`: what the log says in place of the last error."""
@@ -465,29 +465,6 @@ class ProduceResults:
                 error,
             )
             self._hooks.tell("on_retry", event)
-
-    def _tell_batch(
-        self,
-        batch: ProducerBatch,
-        records: int,
-        now: float,
-        base_offset: int | None,
-        error: DeliveryError | None,
-    ) -> None:
-        event = BatchEvent(
-            self._hooks.client_id,
-            batch.queue.topic,
-            batch.queue.partition,
-            records,
-            batch.wire_size,
-            batch.codec.name.lower(),
-            batch.attempts,
-            now - batch.created,
-            base_offset,
-            None if error is None else error.outcome,
-            error,
-        )
-        self._hooks.tell("on_batch", event)
 
     def _backoff(self, batch: ProducerBatch) -> float:
         config = self._config
@@ -546,7 +523,7 @@ class ProduceResults:
         batch.give_up(error)
         self._accumulator.release(batch)
         if self._hooks.on_batch:
-            self._tell_batch(batch, count, self._loop.time(), None, error)
+            self._hooks.batch_ended(batch, count, self._loop.time(), -1, error)
         self._end_behind(batch)
 
     def _error(

@@ -18,6 +18,7 @@ from aioproducer.errors import DeliveryError, MetadataTimeoutError
 from aioproducer.network.brokers import Brokers
 from aioproducer.network.metadata import Metadata
 from aioproducer.observe.snapshots import MetricsSnapshot
+from aioproducer.observe.tracing import tracer_of
 from aioproducer.observe.vital_signs import Ping
 from aioproducer.producer import Producer
 from aioproducer.protocol.messages import InitProducerIdResponse
@@ -190,6 +191,7 @@ class RecordingProducer(Producer):
 
     async def _open(self, *, wait: bool) -> None:
         config, memory = self._config, self._accumulator.memory
+        self._tracer = tracer_of(config)
         # Not on the fast path, so that each record is passed to _append().
         self._bind(self._loop, self._accumulator, memory, config.batch_size, config.max_request_size, False)
         if self._handle is not None:
@@ -265,15 +267,25 @@ class RecordingProducer(Producer):
                 )
             )
         self._metrics.records_acked += batch.record_count
+        self._metrics.topic(topic).records_acked += batch.record_count
         batch.succeed(-1 if self._config.acks == 0 else base, -1, 0)
+        self._tell(batch, batch.base_offset, None)
+
+    def _tell(self, batch: ProducerBatch, base_offset: int, error: BaseException | None) -> None:
+        if self._hooks.on_batch:
+            self._hooks.batch_ended(batch, batch.record_count, self._loop.time(), base_offset, error)
 
     def _fail(self, batch: ProducerBatch, mishap: _Mishap) -> None:
         error = mishap.error or _delivery_error(batch, mishap.outcome)
+        topic = self._metrics.topic(batch.queue.topic)
         if getattr(error, "outcome", Outcome.UNKNOWN) is Outcome.UNKNOWN:
             self._metrics.records_unknown += batch.record_count
+            topic.records_unknown += batch.record_count
         else:
             self._metrics.records_failed += batch.record_count
+            topic.records_failed += batch.record_count
         batch.give_up(error)
+        self._tell(batch, -1, error)
         if self._transaction.is_used:
             self._transaction.must_abort(abortable(self._transaction, error))
 

@@ -20,7 +20,8 @@ from prometheus_client import CollectorRegistry, generate_latest, start_http_ser
 from prometheus_client.parser import text_string_to_metric_families
 
 from aioproducer.errors import InvalidRecordError
-from aioproducer.observe.prometheus import FAMILIES, SECONDS, _cumulated
+from aioproducer.observe.families import FAMILIES, SECONDS
+from aioproducer.observe.prometheus import _cumulated, _empty
 from aioproducer.observe.snapshots import Distribution
 from aioproducer.prometheus import ProducerCollector
 from aioproducer.protocol.error_codes import ErrorCode
@@ -206,7 +207,7 @@ def names() -> set[str]:
     """The names of all samples."""
     found = set()
     for family in FAMILIES:
-        metric = family.empty()
+        metric = _empty(family)
         suffixes = {"counter": ["_total"], "gauge": [""], "histogram": ["_bucket", "_count", "_sum"]}[
             metric.type
         ]
@@ -263,7 +264,7 @@ def test_the_guide_lists_each_metric_with_its_type_labels_and_text():
     rows = re.findall(r"^\| `(\w+)` \| (\w+) \| (.*?) \| (.+?) \|$", page, re.MULTILINE)
     expected = []
     for family in FAMILIES:
-        metric = family.empty()
+        metric = _empty(family)
         name = metric.name + ("_total" if metric.type == "counter" else "")
         labels = ", ".join(f"`{label}`" for label in metric._labelnames[1:])
         expected.append((name, metric.type, labels, metric.documentation))

@@ -20,6 +20,7 @@ PUBLIC_MODULES = [
     "aioproducer",
     "aioproducer.blocking",
     "aioproducer.hooks",
+    "aioproducer.otel",
     "aioproducer.prometheus",
     "aioproducer.sasl",
     "aioproducer.testing",

@@ -25,7 +25,7 @@ FLOORS: dict[str, int] = {
             "protocol partitioner",
             "cluster observe security",
             "settings",
-            "config hooks metrics prometheus sasl token_providers",
+            "config hooks metrics otel prometheus sasl token_providers",
             "core",
             "from_config network records",
             "transactions",

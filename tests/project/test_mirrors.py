@@ -15,6 +15,7 @@ from tests.project.test_layering import PACKAGE, modules
 TESTS = Path(__file__).parent.parent
 
 WITHOUT_TESTS_OF_THEIR_OWN = {
+    "otel": "a re-export; test_exports.py imports it",
     "prometheus": "a re-export; test_exports.py imports it",
     "protocol.api_keys": "a table; test_api.py and test_golden.py use each row",
     "protocol.error_codes": "a table; test_outcomes.py walks it",

@@ -96,7 +96,7 @@ def test_requirements_have_a_lower_and_an_upper_bound():
 @pytest.mark.promise("Packaging", "uvloop is optional and never imported by the package")
 def test_a_plain_install_brings_all_that_the_package_imports_and_no_loop():
     built_on_it = {"blocking", "spark", "testing"}
-    needs_its_extra = {"observe/prometheus.py"}
+    needs_its_extra = {"observe/otel.py", "observe/prometheus.py"}
     sources = [
         path
         for path in (ROOT / "aioproducer").rglob("*.py")

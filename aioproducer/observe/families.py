@@ -1,0 +1,244 @@
+"""The metrics that exporters show: name, text, labels, and where each is in a snapshot."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from aioproducer.observe.snapshots import Distribution, MetricsSnapshot
+
+Labels = tuple[str, ...]
+Values = Iterable[tuple[Labels, Any]]
+
+SECONDS = tuple(2.0**power for power in range(-13, 9))
+"""From 0.12 ms to 256 s. Powers of two are ends of the buckets of a Distribution, so the counts are exact."""
+BYTES = tuple(2.0**power for power in range(7, 25))
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One metric of all producers. The values of producers with the same client id are merged."""
+
+    kind: Literal["counter", "gauge", "histogram"]
+    name: str
+    text: str
+    own_labels: Labels
+    """Besides client_id."""
+    read: Callable[[MetricsSnapshot], Values]
+    bounds: tuple[float, ...] = SECONDS
+    merge: Callable[[Any, Any], Any] | None = None
+    """How two values become one; by default they are added up."""
+
+    @property
+    def labels(self) -> Labels:
+        return ("client_id", *self.own_labels)
+
+    def values(self, snapshots: list[MetricsSnapshot], *, topics: bool = True) -> dict[Labels, Any]:
+        """Return the values of all producers by their labels. Without `topics`, those of all topics are added up."""
+        merge = self.merge or (_together if self.kind == "histogram" else _sum)
+        hidden = None if topics or "topic" not in self.labels else self.labels.index("topic")
+        values: dict[Labels, Any] = {}
+        for snapshot in snapshots:
+            for labels, value in self.read(snapshot):
+                if value is None:
+                    continue
+                key = (snapshot.client_id, *labels)
+                if hidden is not None:
+                    key = (*key[:hidden], "", *key[hidden + 1 :])
+                values[key] = merge(values[key], value) if key in values else value
+        return values
+
+
+def _sum(one: float, other: float) -> float:
+    return one + other
+
+
+def _together(one: Distribution, other: Distribution) -> Distribution:
+    counts = dict(one.buckets)
+    for end, count in other.buckets:
+        counts[end] = counts.get(end, 0) + count
+    return Distribution(
+        one.count + other.count, one.sum + other.sum, max(one.max, other.max), tuple(sorted(counts.items()))
+    )
+
+
+def _of_producer(field: str) -> Callable[[MetricsSnapshot], Values]:
+    def read(snapshot: MetricsSnapshot) -> Values:
+        return [((), getattr(snapshot, field))]
+
+    return read
+
+
+def _by_name(field: str) -> Callable[[MetricsSnapshot], Values]:
+    def read(snapshot: MetricsSnapshot) -> Values:
+        return [((name,), count) for name, count in getattr(snapshot, field).items()]
+
+    return read
+
+
+def _by_topic(field: str, *labels: str) -> Callable[[MetricsSnapshot], Values]:
+    def read(snapshot: MetricsSnapshot) -> Values:
+        return [((topic.name, *labels), getattr(topic, field)) for topic in snapshot.topics]
+
+    return read
+
+
+def _by_node(field: str) -> Callable[[MetricsSnapshot], Values]:
+    def read(snapshot: MetricsSnapshot) -> Values:
+        return [((str(node.node_id),), getattr(node, field)) for node in snapshot.nodes]
+
+    return read
+
+
+def _connected(snapshot: MetricsSnapshot) -> Values:
+    return [((str(node.node_id),), int(node.is_connected)) for node in snapshot.nodes]
+
+
+def _failed(snapshot: MetricsSnapshot) -> Values:
+    yield from _by_topic("records_failed", "not_persisted")(snapshot)
+    yield from _by_topic("records_unknown", "unknown")(snapshot)
+
+
+def _states(snapshot: MetricsSnapshot) -> Values:
+    return [((snapshot.state,), 1)]
+
+
+def _addresses(snapshot: MetricsSnapshot) -> Values:
+    return [((str(node.node_id), f"{node.host}:{node.port}", node.rack or ""), 1) for node in snapshot.nodes]
+
+
+def _calls(snapshot: MetricsSnapshot) -> Values:
+    for call in snapshot.transactions:
+        yield (call.call, "success"), call.count - call.failures
+        yield (call.call, "failure"), call.failures
+
+
+def _call_times(snapshot: MetricsSnapshot) -> Values:
+    return [((call.call,), call.time) for call in snapshot.transactions]
+
+
+_counter = functools.partial(Family, "counter")
+_gauge = functools.partial(Family, "gauge")
+_histogram = functools.partial(Family, "histogram")
+
+FAMILIES = (
+    _gauge("producers", "Producers by state.", ("state",), _states),
+    # Records
+    _counter("records_acked", "Records that are in the log.", ("topic",), _by_topic("records_acked")),
+    _counter(
+        "records_failed",
+        "Failed records: not_persisted, certainly not in the log; unknown, may be in the log.",
+        ("topic", "outcome"),
+        _failed,
+    ),
+    _counter(
+        "records_rejected", "Records that send did not accept, by error.", ("error",), _by_name("rejected")
+    ),
+    _counter("record_bytes", "Bytes of records before compression.", (), _of_producer("record_bytes")),
+    _gauge(
+        "records_unretrieved",
+        "Failed records whose result no caller has looked at.",
+        (),
+        _of_producer("records_unretrieved"),
+    ),
+    _gauge("records_buffered", "Records in the buffer or in flight.", (), _of_producer("records_buffered")),
+    _gauge(
+        "oldest_unacked_seconds",
+        "How long the oldest record without a result has waited.",
+        (),
+        _of_producer("oldest_unacked_seconds"),
+        merge=max,
+    ),
+    _counter(
+        "data_losses",
+        "Events in which a broker lost acknowledged records, or may have.",
+        (),
+        _of_producer("data_losses"),
+    ),
+    # Times
+    _histogram(
+        "time_to_result_seconds",
+        "From the opening of a batch to its result, failures included, weighted by records.",
+        (),
+        _of_producer("time_to_result"),
+    ),
+    _histogram(
+        "time_to_ack_seconds",
+        "From the opening of a batch to its acknowledgement, weighted by records.",
+        (),
+        _of_producer("time_to_ack"),
+    ),
+    _histogram(
+        "queue_time_seconds",
+        "From the opening of a batch to its first request.",
+        (),
+        _of_producer("queue_time"),
+    ),
+    # The buffer
+    _gauge("buffer_bytes", "Size of the buffer (buffer_memory).", (), _of_producer("buffer_total")),
+    _gauge(
+        "buffer_available_bytes", "Free part of the buffer.", (), _of_producer("buffer_available"), merge=min
+    ),
+    _gauge("buffer_waiters", "Calls of send that wait for room.", (), _of_producer("buffer_waiters")),
+    _histogram(
+        "buffer_wait_seconds", "How long calls of send waited for room.", (), _of_producer("buffer_wait")
+    ),
+    # Batches and requests
+    _counter("batches", "Batches sent for the first time.", (), _of_producer("batches")),
+    _counter("batch_bytes", "Bytes of batches after compression.", ("topic",), _by_topic("batch_bytes")),
+    _histogram(
+        "batch_size_bytes", "Sizes of batches on the wire.", (), _of_producer("batch_size"), bounds=BYTES
+    ),
+    _counter("produce_requests", "Requests with records.", (), _of_producer("produce_requests")),
+    _counter("retries", "Batches that were sent again.", ("topic",), _by_topic("retries")),
+    _counter(
+        "splits",
+        "Batches that were too large for a broker and went on in halves.",
+        (),
+        _of_producer("splits"),
+    ),
+    _counter(
+        "errors",
+        "Errors in answers and of connections, those that a retry cured included.",
+        ("error",),
+        _by_name("errors"),
+    ),
+    # Metadata and transactions
+    _gauge(
+        "metadata_age_seconds",
+        "Seconds since the last answer with metadata.",
+        (),
+        _of_producer("metadata_age"),
+        merge=max,
+    ),
+    _counter("metadata_failures", "Failed metadata requests.", (), _of_producer("metadata_failures")),
+    _counter("transaction_calls", "Transactional calls that have ended.", ("call", "result"), _calls),
+    _histogram("transaction_call_seconds", "Times of transactional calls.", ("call",), _call_times),
+    # Brokers
+    _gauge("node_info", "Addresses of brokers.", ("node", "address", "rack"), _addresses, merge=max),
+    _gauge("node_connected", "Connections that are ready.", ("node",), _connected),
+    _gauge("node_in_flight", "Requests without an answer yet.", ("node",), _by_node("in_flight")),
+    _gauge(
+        "node_throttled_seconds",
+        "Seconds for which the broker accepts no requests now.",
+        ("node",),
+        _by_node("throttled_for"),
+        merge=max,
+    ),
+    _counter("node_requests", "Requests.", ("node",), _by_node("requests")),
+    _counter("node_bytes_sent", "Bytes sent.", ("node",), _by_node("bytes_sent")),
+    _counter("node_bytes_received", "Bytes received.", ("node",), _by_node("bytes_received")),
+    _counter("node_connects", "Connections established.", ("node",), _by_node("connects")),
+    _counter("node_connect_failures", "Attempts that failed.", ("node",), _by_node("connect_failures")),
+    _counter("node_disconnects", "Connections that ended.", ("node",), _by_node("disconnects")),
+    _counter(
+        "node_throttle_seconds",
+        "Seconds for which quotas made the producer wait.",
+        ("node",),
+        _by_node("throttle_time"),
+    ),
+    _histogram("node_request_seconds", "From a request to its answer.", ("node",), _by_node("latency")),
+)
+"""All metrics; docs/prometheus.md lists them."""

@@ -1,0 +1,252 @@
+"""OpenTelemetry: a span for each call that sends, and instruments that read metrics().
+
+The names follow OpenTelemetry's semantic conventions for messaging and for Kafka."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Callable, Collection, Iterable
+from typing import TYPE_CHECKING, Any
+
+from opentelemetry import propagate, trace
+from opentelemetry.instrumentation.instrumentor import (  # type: ignore[attr-defined]
+    BaseInstrumentor,
+)
+from opentelemetry.metrics import CallbackOptions, Observation, get_meter
+from opentelemetry.propagators.textmap import Setter
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
+
+from aioproducer.observe import hooks, live, tracing
+from aioproducer.observe.families import FAMILIES, Family
+from aioproducer.observe.hooks import BatchEvent
+from aioproducer.types import Headers
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import Meter, MeterProvider
+    from opentelemetry.trace import TracerProvider
+
+    from aioproducer.config import ProducerConfig
+
+__all__ = ["AioproducerInstrumentor"]
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 30, 60, 120)
+"""Buckets of messaging.client.operation.duration: those that the conventions name, and longer ones."""
+MOST_TOPICS = 1_000
+"""Topics whose span attributes are kept."""
+_OPERATION = {
+    "messaging.system": "kafka",
+    "messaging.operation.name": "send",
+    "messaging.operation.type": "send",
+}
+
+
+class AioproducerInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # it has no types
+    """Traces and measures all producers of the process that are started after `instrument()`.
+
+        from aioproducer.otel import AioproducerInstrumentor
+
+        AioproducerInstrumentor().instrument()
+
+    `opentelemetry-instrument python app.py` does this without a change of the program.
+
+    Each call of `send`, `send_and_wait` and `try_send` has a span `send {topic}` of the kind PRODUCER. Its parent is
+    the caller's span, and it ends with the acknowledgement. Its context is added to the headers of the record, as the
+    configured propagator does (W3C by default). `send_many` and `send_batch` have one span for all records, and no
+    headers. A call that is not recorded, because of the sampler or without an SDK, has no span and no headers.
+
+    Args of `instrument()`:
+        tracer_provider, meter_provider: the global ones by default.
+        capture_key: whether to add the record's key as messaging.kafka.message.key. False by default, since keys may be
+            personal data.
+    """
+
+    def instrumentation_dependencies(self) -> Collection[str]:
+        """Return nothing: the package instruments itself."""
+        return ()
+
+    def _instrument(
+        self,
+        *,
+        tracer_provider: TracerProvider | None = None,
+        meter_provider: MeterProvider | None = None,
+        capture_key: bool = False,
+        **_: Any,
+    ) -> None:
+        version = importlib.metadata.version("aioproducer")
+        tracer = trace.get_tracer("aioproducer", version, tracer_provider)
+        meter = get_meter("aioproducer", version, meter_provider)
+        self._durations = _Durations(meter)
+        tracing.set_tracer(lambda config: _SendTracer(config, tracer, capture_key=capture_key))
+        hooks.add_default(self._durations)
+        _observe(meter)
+
+    def _uninstrument(self, **_: Any) -> None:
+        tracing.set_tracer(None)
+        hooks.remove_default(self._durations)
+
+
+class _SendTracer:
+    """The spans of one producer."""
+
+    def __init__(self, config: ProducerConfig, tracer: Tracer, *, capture_key: bool) -> None:
+        self._tracer = tracer
+        self._capture_key = capture_key
+        host, port = config.bootstrap_servers[0]
+        self._common: dict[str, Any] = {
+            **_OPERATION,
+            "messaging.client.id": config.client_id,
+            "server.address": host,
+            "server.port": port,
+        }
+        self._of_topic: dict[object, tuple[str, dict[str, Any]]] = {}
+        """The name and the attributes of the spans of each topic, so that a call that is not recorded makes nothing."""
+
+    def begin(self, topic: object, value: Any, key: Any, headers: Any, count: int) -> _SendSpan | None:
+        try:
+            name, attributes = self._of_topic[topic]
+        except (KeyError, TypeError):
+            name, attributes = self._describe(topic)
+        span = self._tracer.start_span(name, kind=SpanKind.PRODUCER, attributes=attributes)
+        if not span.is_recording():
+            return None
+        if count != 1:
+            span.set_attribute("messaging.batch.message_count", count)
+            return _SendSpan(span, headers)
+        if value is None:
+            span.set_attribute("messaging.kafka.message.tombstone", True)
+        if self._capture_key and key is not None:
+            span.set_attribute("messaging.kafka.message.key", _text(key))
+        return _SendSpan(span, _with_context(headers, span))
+
+    def _describe(self, topic: object) -> tuple[str, dict[str, Any]]:
+        described = f"send {topic}", {**self._common, "messaging.destination.name": str(topic)}
+        if type(topic) is str and len(self._of_topic) < MOST_TOPICS:
+            self._of_topic[topic] = described
+        return described
+
+
+def _text(key: Any) -> str:
+    return key.decode("utf-8", "replace") if isinstance(key, bytes) else str(key)
+
+
+class _HeaderSetter(Setter[list[tuple[str, bytes | None]]]):
+    def set(self, carrier: list[tuple[str, bytes | None]], key: str, value: str) -> None:
+        carrier.append((key, value.encode()))
+
+
+_SETTER = _HeaderSetter()
+
+
+def _with_context(headers: Any, span: Span) -> Any:
+    """Return the user's headers and those that carry the span. Wrong headers are left for `send` to reject."""
+    try:
+        carrier = [*(headers or ())]
+    except TypeError:
+        return headers
+    propagate.inject(carrier, trace.set_span_in_context(span), _SETTER)
+    return carrier
+
+
+class _SendSpan:
+    """One call."""
+
+    __slots__ = ("_span", "headers")
+
+    def __init__(self, span: Span, headers: Headers | None) -> None:
+        self._span = span
+        self.headers = headers
+
+    def watch(self, delivery: Any) -> None:
+        # Not the user's own delivery: that one may be cancelled, while the record goes on.
+        delivery.batch.another(delivery).add_done_callback(self._ended)
+
+    def watch_rows(self, receipt: Any) -> None:
+        receipt.call_when_done(self._rows_ended)
+
+    def fail(self, error: BaseException) -> None:
+        span = self._span
+        span.set_attribute("error.type", type(error).__qualname__)
+        span.record_exception(error)
+        span.set_status(Status(StatusCode.ERROR, str(error)))
+        span.end()
+
+    def _ended(self, watched: Any) -> None:
+        error = watched.exception()
+        if error is not None:
+            self.fail(error)
+            return
+        metadata = watched.result()
+        self._span.set_attribute("messaging.destination.partition.id", str(metadata.partition))
+        if metadata.offset is not None:
+            self._span.set_attribute("messaging.kafka.offset", metadata.offset)
+        self._span.end()
+
+    def _rows_ended(self, errors: dict[int, BaseException]) -> None:
+        if errors:
+            self.fail(next(iter(errors.values())))
+        else:
+            self._span.end()
+
+
+class _Durations:
+    """A hook: how long batches took, as the conventions define it."""
+
+    def __init__(self, meter: Meter) -> None:
+        self._histogram = meter.create_histogram(
+            "messaging.client.operation.duration",
+            unit="s",
+            description="From the opening of a batch to its result.",
+            explicit_bucket_boundaries_advisory=SECONDS,
+        )
+
+    def on_batch(self, event: BatchEvent) -> None:
+        attributes = {
+            **_OPERATION,
+            "messaging.client.id": event.client_id,
+            "messaging.destination.name": event.topic,
+            "messaging.destination.partition.id": str(event.partition),
+        }
+        if event.error is not None:
+            attributes["error.type"] = type(event.error).__qualname__
+        self._histogram.record(event.seconds, attributes)
+
+
+def _observe(meter: Meter) -> None:
+    """Create an instrument for each counter and gauge of the exporters. They are read when metrics are collected."""
+    meter.create_observable_counter(
+        "messaging.client.sent.messages",
+        [_sent_messages],
+        unit="{message}",
+        description="Records that have their result.",
+    )
+    for family in FAMILIES:
+        name = f"aioproducer.{family.name}"
+        if family.kind == "counter":
+            meter.create_observable_counter(name, [_reader(family)], description=family.text)
+        elif family.kind == "gauge":
+            meter.create_observable_gauge(name, [_reader(family)], description=family.text)
+
+
+def _sent_messages(_: CallbackOptions) -> Iterable[Observation]:
+    for snapshot in live.snapshots():
+        for topic in snapshot.topics:
+            attributes = {
+                **_OPERATION,
+                "messaging.client.id": snapshot.client_id,
+                "messaging.destination.name": topic.name,
+            }
+            yield Observation(topic.records_acked, attributes)
+            for count, outcome in (
+                (topic.records_failed, "not_persisted"),
+                (topic.records_unknown, "unknown"),
+            ):
+                if count:
+                    yield Observation(count, {**attributes, "error.type": outcome})
+
+
+def _reader(family: Family) -> Callable[[CallbackOptions], Iterable[Observation]]:
+    def read(_: CallbackOptions) -> Iterable[Observation]:
+        for labels, value in family.values(live.snapshots()).items():
+            yield Observation(value, dict(zip(family.labels, labels, strict=True)))
+
+    return read

@@ -1,0 +1,58 @@
+"""Where a tracer of records is plugged in. OpenTelemetry's is in otel.py.
+
+The record path asks the tracer about each record, in the caller's context. A record without a span takes the same
+path as without a tracer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from aioproducer.types import Headers
+
+if TYPE_CHECKING:
+    from aioproducer.config import ProducerConfig
+
+
+class SendSpan(Protocol):
+    """The span of one call, from the call to the last result of its records."""
+
+    headers: Headers | None
+    """The user's headers, and those that carry the span."""
+
+    def watch(self, delivery: Any) -> None:
+        """End the span with the result of this record. `delivery` is a Delivery."""
+        ...
+
+    def watch_rows(self, receipt: Any) -> None:
+        """End the span with the last result of these rows. `receipt` is a Receipt."""
+        ...
+
+    def fail(self, error: BaseException) -> None:
+        """End the span because nothing was sent."""
+        ...
+
+
+class SendTracer(Protocol):
+    """Decides which calls have a span. It runs in the caller's thread and must be quick."""
+
+    def begin(self, topic: object, value: Any, key: Any, headers: Any, count: int) -> SendSpan | None:
+        """Return the span of a call that sends `count` records, or None if it is not recorded.
+
+        The arguments are those of the call and have not been checked.
+        """
+        ...
+
+
+_make: Callable[[ProducerConfig], SendTracer] | None = None
+
+
+def set_tracer(make: Callable[[ProducerConfig], SendTracer] | None) -> None:
+    """Give each producer that is started from now on the tracer that `make` returns; None for no tracer."""
+    global _make
+    _make = make
+
+
+def tracer_of(config: ProducerConfig) -> SendTracer | None:
+    """Return the tracer of a producer that starts."""
+    return None if _make is None else _make(config)

@@ -1,0 +1,8 @@
+"""Public name of the instrumentation for OpenTelemetry."""
+
+try:
+    from aioproducer.observe.otel import AioproducerInstrumentor
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError('install it with: pip install "aioproducer[otel]"', name=error.name) from error
+
+__all__ = ["AioproducerInstrumentor"]

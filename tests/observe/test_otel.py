@@ -1,0 +1,450 @@
+"""OpenTelemetry: spans, headers and metrics, by the SDK's in-memory exporters, an OTLP collector and a consumer."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiokafka import AIOKafkaConsumer
+from aiokafka.structs import TopicPartition as AiokafkaPartition
+from opentelemetry import trace
+from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.instrumentation.aiokafka import AIOKafkaInstrumentor
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader, PeriodicExportingMetricReader
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, Sampler
+from opentelemetry.trace import SpanKind, StatusCode
+
+import aioproducer.blocking
+from aioproducer.errors import DeliveryError, InvalidRecordError, SendManyError
+from aioproducer.otel import AioproducerInstrumentor
+from aioproducer.producer import Producer
+from aioproducer.protocol.error_codes import ErrorCode
+from aioproducer.testing import EmbeddedCluster, RecordingProducer
+from tests.support.producing import PRODUCE, error_of, producing, quick_producer, until
+
+
+class Sdk:
+    """The SDK with exporters that keep everything."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self.exporter = InMemorySpanExporter()
+        self.tracers = TracerProvider(sampler=sampler)
+        self.tracers.add_span_processor(SimpleSpanProcessor(self.exporter))
+        self.reader = InMemoryMetricReader()
+        self.meters = MeterProvider([self.reader])
+
+    @property
+    def spans(self) -> list[ReadableSpan]:
+        return list(self.exporter.get_finished_spans())
+
+    @property
+    def metrics(self) -> dict[str, list[tuple[dict[str, Any], Any]]]:
+        """(attributes, data point) of each metric by its name."""
+        data = self.reader.get_metrics_data()
+        return {
+            metric.name: [(dict(point.attributes), point) for point in metric.data.data_points]
+            for resource in data.resource_metrics
+            for scope in resource.scope_metrics
+            for metric in scope.metrics
+        }
+
+
+@pytest.fixture
+def instrumented(request: pytest.FixtureRequest) -> Iterator[Sdk]:
+    """The SDK, which records everything unless the test has parameters for `instrument`."""
+    options = dict(getattr(request, "param", {}))
+    sdk = Sdk(options.pop("sampler", ALWAYS_ON))
+    instrumentor = AioproducerInstrumentor()
+    instrumentor.instrument(tracer_provider=sdk.tracers, meter_provider=sdk.meters, **options)
+    yield sdk
+    instrumentor.uninstrument()
+    sdk.tracers.shutdown()
+    sdk.meters.shutdown()
+
+
+# ------------------------------------------------------------------------------------------------------ spans
+
+
+@pytest.mark.promise(
+    "Observability", "OpenTelemetry: a span for each call, from the call to the acknowledgement"
+)
+async def test_a_send_has_a_span_that_ends_with_the_acknowledgement(instrumented):
+    async with producing(topics={"orders": 1}, client_id="shop") as (cluster, producer):
+        await producer.send_and_wait("orders", b"first")
+        hold = asyncio.Event()
+        cluster.faults.add(PRODUCE, hold_before=hold)
+        with instrumented.tracers.get_tracer("test").start_as_current_span("request") as request:
+            delivery = await producer.send("orders", b"v", b"key", headers=[("mine", b"1")])
+        await until(lambda: producer.metrics().in_flight)
+        assert [span.name for span in instrumented.spans] == ["send orders", "request"], "not ended yet"
+        hold.set()
+        metadata = await delivery
+        await until(lambda: len(instrumented.spans) == 3)
+        [record] = [record for record in cluster.records("orders") if record.value == b"v"]
+
+    span = instrumented.spans[-1]
+    assert (span.name, span.kind, span.status.status_code) == (
+        "send orders",
+        SpanKind.PRODUCER,
+        StatusCode.UNSET,
+    )
+    assert span.parent.span_id == request.get_span_context().span_id
+    host, _, port = cluster.bootstrap_servers.rpartition(":")
+    assert dict(span.attributes) == {
+        "messaging.system": "kafka",
+        "messaging.operation.name": "send",
+        "messaging.operation.type": "send",
+        "messaging.client.id": "shop",
+        "messaging.destination.name": "orders",
+        "messaging.destination.partition.id": "0",
+        "messaging.kafka.offset": metadata.offset,
+        "server.address": host,
+        "server.port": int(port),
+    }
+    context = span.get_span_context()
+    assert record.headers == (
+        ("mine", b"1"),
+        ("traceparent", b"00-%032x-%016x-%02x" % (context.trace_id, context.span_id, context.trace_flags)),
+    )
+
+
+@pytest.mark.parametrize("instrumented", [{"capture_key": True}], indirect=True)
+async def test_the_key_is_captured_only_on_request_and_a_tombstone_is_named(instrumented):
+    async with RecordingProducer() as producer:
+        await producer.send("t", None, b"k\xff")
+    [span] = instrumented.spans
+    assert span.attributes["messaging.kafka.message.key"] == "k\ufffd"
+    assert span.attributes["messaging.kafka.message.tombstone"] is True
+
+
+async def test_each_call_that_sends_one_record_has_a_span(instrumented):
+    async with producing() as (cluster, producer):
+        await producer.send_and_wait("t", b"1")
+        await producer.try_send("t", b"2")
+        await producer.send("t", b"3", timeout=5)
+        await producer.flush()
+        await until(lambda: len(instrumented.spans) == 3)
+        sent = {
+            record.value: next(value for name, value in record.headers if name == "traceparent")
+            for record in cluster.records("t")
+        }
+    assert sorted(span.attributes["messaging.kafka.offset"] for span in instrumented.spans) == [0, 1, 2]
+    assert len(set(sent.values())) == 3
+
+
+async def test_a_record_that_fails_ends_its_span_with_the_error(instrumented):
+    async with producing() as (cluster, producer):
+        cluster.faults.add(PRODUCE, error=ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+        error = await error_of(await producer.send("t", b"v"))
+        await until(lambda: instrumented.spans)
+    assert isinstance(error, DeliveryError)
+    [span] = instrumented.spans
+    assert span.status.status_code is StatusCode.ERROR
+    assert span.attributes["error.type"] == "DeliveryError"
+    assert span.events[0].name == "exception"
+
+
+async def test_a_record_that_is_rejected_ends_its_span_with_the_error(instrumented):
+    async with RecordingProducer() as producer:
+        for call in (producer.send, producer.send_and_wait):
+            with pytest.raises(InvalidRecordError):
+                await call("t", 5)
+        with pytest.raises(InvalidRecordError):
+            producer.try_send("t", 5)
+        with pytest.raises(InvalidRecordError):
+            await producer.send("t", b"v", headers=7)
+        with pytest.raises(InvalidRecordError):
+            await producer.send([], b"v")
+    errors = [span.attributes["error.type"] for span in instrumented.spans]
+    assert errors == ["InvalidRecordError"] * 4 + ["InvalidTopicError"]
+
+
+async def test_a_delivery_that_is_cancelled_does_not_end_the_span(instrumented):
+    async with producing() as (cluster, producer):
+        hold = asyncio.Event()
+        cluster.faults.add(PRODUCE, hold_before=hold)
+        delivery = await producer.send("t", b"v")
+        await until(lambda: producer.metrics().in_flight)
+        delivery.cancel()
+        await asyncio.sleep(0)
+        assert instrumented.spans == []
+        hold.set()
+        await producer.flush()
+        await until(lambda: instrumented.spans)
+    assert instrumented.spans[0].attributes["messaging.kafka.offset"] == 0
+
+
+async def test_many_records_have_one_span_with_their_count(instrumented):
+    async with producing() as (cluster, producer):
+        await (await producer.send_many("t", [b"%d" % number for number in range(100)]))
+        batch = producer.create_batch()
+        for number in range(3):
+            batch.append(key=None, value=b"%d" % number)
+        await (await producer.send_batch(batch, "t", partition=0))
+        receipt = await producer.send_many("t", [b"v", 5])
+        with pytest.raises(SendManyError):
+            await receipt
+        with pytest.raises(InvalidRecordError):
+            await producer.send_many("t", 5)
+        await until(lambda: len(instrumented.spans) == 3)
+        assert all(record.headers == () for record in cluster.records("t"))
+    many, built, wrong = instrumented.spans
+    assert many.attributes["messaging.batch.message_count"] == 100
+    assert built.attributes["messaging.batch.message_count"] == 3
+    assert (wrong.attributes["messaging.batch.message_count"], wrong.status.status_code) == (
+        2,
+        StatusCode.ERROR,
+    )
+
+
+@pytest.mark.promise(
+    "Observability", "OpenTelemetry: a call that is not recorded costs no span, header or slow path"
+)
+@pytest.mark.parametrize("instrumented", [{"sampler": ALWAYS_OFF}], indirect=True)
+async def test_a_call_that_is_not_recorded_makes_nothing_and_stays_on_the_fast_path(
+    instrumented, monkeypatch
+):
+    async with producing() as (cluster, producer):
+        await producer.send_and_wait("t", b"1")
+
+        async def refuse(*_: object) -> None:
+            raise AssertionError("it left the fast path")
+
+        monkeypatch.setattr(Producer, "_send_slowly", refuse)
+        delivery = await producer.send("t", b"2")
+        await producer.send_and_wait("t", b"3")
+        await delivery
+        assert [record.headers for record in cluster.records("t")] == [()] * 3
+    assert instrumented.spans == []
+
+
+async def test_a_call_that_is_recorded_stays_on_the_fast_path(instrumented, monkeypatch):
+    async with producing() as (_, producer):
+        await producer.send_and_wait("t", b"1")
+
+        async def refuse(*_: object) -> None:
+            raise AssertionError("it left the fast path")
+
+        monkeypatch.setattr(Producer, "_send_slowly", refuse)
+        await producer.send_and_wait("t", b"2")
+    assert len(instrumented.spans) == 2
+
+
+def test_the_blocking_producer_is_traced_with_the_callers_span_as_parent(instrumented):
+    async def serve() -> None:
+        async with EmbeddedCluster(1, topics={"t": 1}) as cluster:
+            await asyncio.to_thread(send, cluster.bootstrap_servers)
+
+    def send(servers: str) -> None:
+        with aioproducer.blocking.Producer(servers) as producer:
+            for number in range(3):
+                with instrumented.tracers.get_tracer("test").start_as_current_span(f"request {number}"):
+                    producer.send("t", b"%d" % number)
+
+    asyncio.run(serve())
+    requests = {
+        span.get_span_context().span_id for span in instrumented.spans if span.name.startswith("request")
+    }
+    assert {span.parent.span_id for span in instrumented.spans if span.name == "send t"} == requests
+    assert len(requests) == 3
+
+
+# ---------------------------------------------------------------------------------------------------- metrics
+
+
+@pytest.mark.promise(
+    "Observability", "OpenTelemetry: metrics by observable instruments, with the conventions' names"
+)
+async def test_metrics_are_read_when_they_are_collected(instrumented):
+    async with producing(topics={"orders": 1}, client_id="otel-shop") as (cluster, producer):
+        for _ in range(3):
+            await producer.send_and_wait("orders", b"v")
+        cluster.faults.add(PRODUCE, error=ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+        await error_of(await producer.send("orders", b"v"))
+        metrics = instrumented.metrics
+
+    def of(name: str) -> list[tuple[dict[str, Any], Any]]:
+        found = metrics[name]
+        return [
+            (attributes, point)
+            for attributes, point in found
+            if "otel-shop" in (attributes.get("client_id"), attributes.get("messaging.client.id"))
+        ]
+
+    sent = {
+        attributes.get("error.type"): point.value
+        for attributes, point in of("messaging.client.sent.messages")
+    }
+    assert sent == {None: 3, "not_persisted": 1}
+    durations = {
+        attributes.get("error.type"): point.count
+        for attributes, point in of("messaging.client.operation.duration")
+    }
+    assert durations == {None: 3, "DeliveryError": 1}
+    [(attributes, point)] = of("aioproducer.records_acked")
+    assert (attributes, point.value) == ({"client_id": "otel-shop", "topic": "orders"}, 3)
+    [(_, point)] = of("aioproducer.buffer_bytes")
+    assert point.value == producer.metrics().buffer_total
+
+
+def test_without_instrumentation_there_is_no_tracer():
+    assert AioproducerInstrumentor().is_instrumented_by_opentelemetry is False
+    assert Producer()._tracer is None
+
+
+# ------------------------------------------------------------------------------------ a consumer, and a collector
+
+
+async def test_a_consumers_instrumentation_continues_the_trace(instrumented):
+    consumers = AIOKafkaInstrumentor()
+    consumers.instrument(tracer_provider=instrumented.tracers)
+    try:
+        async with EmbeddedCluster(1, topics={"t": 1}) as cluster:
+            async with quick_producer(cluster) as producer:
+                with instrumented.tracers.get_tracer("test").start_as_current_span("request") as request:
+                    await producer.send_and_wait("t", b"v")
+            consumer = AIOKafkaConsumer(
+                bootstrap_servers=cluster.bootstrap_servers, auto_offset_reset="earliest"
+            )
+            await consumer.start()
+            try:
+                consumer.assign([AiokafkaPartition("t", 0)])
+                await consumer.seek_to_beginning()
+                record = await asyncio.wait_for(consumer.getone(), 10)
+            finally:
+                await consumer.stop()
+    finally:
+        consumers.uninstrument()
+    assert record.value == b"v"
+    received = [span for span in instrumented.spans if span.kind is SpanKind.CONSUMER]
+    [sent] = [span for span in instrumented.spans if span.kind is SpanKind.PRODUCER]
+    assert received
+    assert {span.get_span_context().trace_id for span in received} == {request.get_span_context().trace_id}
+    assert received[0].parent.span_id == sent.get_span_context().span_id
+
+
+class Collector(ThreadingHTTPServer):
+    """A local collector that keeps what it receives by OTLP over HTTP."""
+
+    def __init__(self) -> None:
+        self.bodies: dict[str, list[bytes]] = {}
+        super().__init__(("127.0.0.1", 0), _Handler)
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Collector
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        self.server.bodies.setdefault(self.path, []).append(body)
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Write nothing."""
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    collector = Collector()
+    thread = threading.Thread(target=collector.serve_forever)
+    thread.start()
+    yield collector
+    collector.shutdown()
+    thread.join()
+    collector.server_close()
+
+
+def test_spans_and_metrics_arrive_at_a_collector_by_otlp(collector):
+    tracers, instrumentor = TracerProvider(), AioproducerInstrumentor()
+    tracers.add_span_processor(SimpleSpanProcessor(OTLPSpanExporter(f"{collector.address}/v1/traces")))
+    reader = PeriodicExportingMetricReader(OTLPMetricExporter(f"{collector.address}/v1/metrics"), 3_600_000)
+    meters = MeterProvider([reader])
+    instrumentor.instrument(tracer_provider=tracers, meter_provider=meters)
+
+    async def send() -> None:
+        async with RecordingProducer(client_id="otlp") as producer:
+            await producer.send_and_wait("t", b"v")
+            await asyncio.to_thread(meters.force_flush)
+
+    try:
+        asyncio.run(send())
+    finally:
+        instrumentor.uninstrument()
+        tracers.shutdown()
+        meters.shutdown()
+
+    spans = [
+        span
+        for body in collector.bodies["/v1/traces"]
+        for resource in ExportTraceServiceRequest.FromString(body).resource_spans
+        for scope in resource.scope_spans
+        for span in scope.spans
+    ]
+    assert [span.name for span in spans] == ["send t"]
+    names = {
+        metric.name
+        for body in collector.bodies["/v1/metrics"]
+        for resource in ExportMetricsServiceRequest.FromString(body).resource_metrics
+        for scope in resource.scope_metrics
+        for metric in scope.metrics
+    }
+    assert {"messaging.client.sent.messages", "aioproducer.records_acked"} <= names
+
+
+PROGRAM = """
+import asyncio
+from aioproducer.testing import RecordingProducer
+
+async def main():
+    async with RecordingProducer() as producer:
+        await producer.send_and_wait("orders", b"v")
+        assert [name for name, _ in producer.sent[0].headers] == ["traceparent"]
+
+asyncio.run(main())
+"""
+
+
+def test_opentelemetry_instrument_needs_no_change_of_the_program(collector):
+    environment = {
+        **os.environ,
+        "OTEL_EXPORTER_OTLP_ENDPOINT": collector.address,
+        "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+        "OTEL_TRACES_EXPORTER": "otlp",
+        "OTEL_METRICS_EXPORTER": "none",
+        "OTEL_LOGS_EXPORTER": "none",
+        "OTEL_PYTHON_DISABLED_INSTRUMENTATIONS": "aiokafka",
+    }
+    command = [str(Path(sys.executable).parent / "opentelemetry-instrument"), sys.executable]
+    ended = subprocess.run(
+        [*command, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert ended.returncode == 0, ended.stderr
+    [body] = collector.bodies["/v1/traces"]
+    assert b"send orders" in body
+
+
+def test_without_the_extra_the_error_names_it():
+    code = "import sys; sys.modules['opentelemetry'] = None; import aioproducer.otel"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert 'pip install "aioproducer[otel]"' in ended.stderr.splitlines()[-1]
+    assert trace.get_tracer_provider() is not None
