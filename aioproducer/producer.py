@@ -85,8 +85,8 @@ class Producer(Lifecycle, Bulk):
         transactional_id: identifies this producer's transactions across restarts; needs idempotence and acks="all".
         transaction_timeout_ms: the time after which the broker aborts an open transaction. The producer itself aborts
             it after 80 % of this time, unless a commit is in progress.
-        interceptors: objects with on_send(record) -> record or on_acknowledgement(metadata or error), called in order.
-            They do not see batches that were built by hand (`send_batch`).
+        interceptors: objects with on_send(record) -> record, or on_acknowledgement(metadata or error) or
+            on_acknowledgement(metadata or error, record), called in order.
         hooks: objects with some of the methods of `aioproducer.hooks`, such as on_batch(event), which hear of batches,
             requests and connections.
         connector: async f(host, port) -> a connected socket, for example through a proxy.
@@ -324,20 +324,20 @@ class Producer(Lifecycle, Bulk):
 
     async def _send_pending(self, pending: PendingRecord) -> Delivery:
         """Send a record with the interceptors of the user around it."""
-        pending.record = self._interceptors.on_send(pending.record)
+        pending.record = pending.intercepted = self._interceptors.on_send(pending.record)
         try:
             return await self._append_pending(pending)
         except BaseException as error:
             if pending.delivery is None:  # else the record is in the buffer, and its caller was cancelled
-                self._interceptors.on_acknowledgement(error)
+                self._interceptors.on_acknowledgement(error, pending.intercepted)
             raise
         finally:
             if pending.delivery is not None:
-                self._interceptors.watch(pending.delivery)
+                self._interceptors.watch(pending.delivery, pending.intercepted)
 
     async def _append_pending(self, pending: PendingRecord) -> Delivery:
         """Serialize a record and append it, once its topic is known and there is room."""
-        topic, value, key, partition, timestamp_ms, headers = pending.record
+        topic, value, key, partition, timestamp_ms, headers, _ = pending.record
         partition = check_target(topic, partition)
         end, bound = self._end_of_wait(pending.deadline)
         info = await self._metadata.wait_for_topic(topic, end, partition)
@@ -358,7 +358,7 @@ class Producer(Lifecycle, Bulk):
     def _append_now(self, pending: PendingRecord, topic: Topic, is_first_waiter: bool) -> Delivery | None:
         """Append a record whose transaction has not ended while it waited; None if there is no room."""
         self._transaction.check_is_still(pending.transaction)
-        _, value, key, partition, timestamp_ms, headers = pending.record
+        _, value, key, partition, timestamp_ms, headers, _ = pending.record
         assert partition is not None  # _append_pending() has set it
         delivery: Delivery | None = self._append(
             topic, value, key, partition, timestamp_ms, headers, is_first_waiter
@@ -405,16 +405,16 @@ class Producer(Lifecycle, Bulk):
             try:
                 delivery = self._try_send_record(record, timeout)
             except BaseException as error:
-                self._interceptors.on_acknowledgement(error)
+                self._interceptors.on_acknowledgement(error, record)
                 raise
-            self._interceptors.watch(delivery)
+            self._interceptors.watch(delivery, record)
             return delivery
 
     def _count_rejected(self, topic: object, error: BaseException) -> None:
         self._rejections.note(topic, error)
 
     def _try_send_record(self, record: ProducerRecord, timeout: float | None) -> Delivery:
-        topic, value, key, partition, timestamp_ms, headers = record
+        topic, value, key, partition, timestamp_ms, headers, _ = record
         partition = check_target(topic, partition)
         check_timeout(timeout, InvalidRecordError)
         began = self._loop.time()

@@ -73,6 +73,8 @@ class ProducerRecord(NamedTuple):
     timestamp_ms: int | None = None
     """Milliseconds since 1970; None for now."""
     headers: Headers | None = None
+    context: Any = None
+    """Anything that an interceptor wants to see again with the result. It is not sent."""
 
     def __repr__(self) -> str:
         # Without key, value and headers, since records end up in logs.

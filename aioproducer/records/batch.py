@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import struct
 from asyncio import AbstractEventLoop
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from crc32c import crc32c
 
-from aioproducer.errors import IllegalStateError
+from aioproducer.errors import IllegalStateError, RecordTooLargeError
 from aioproducer.protocol.compression import Codec
 from aioproducer.protocol.recordbatch import HEADER_SIZE, LOG_OVERHEAD, MAGIC
 from aioproducer.records._record_path import Batch, BatchState, PartitionQueue
 from aioproducer.types import Headers, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from aioproducer.protocol.outcomes import Moment
     from aioproducer.records.idempotence import ProducerIdentity
@@ -327,6 +328,23 @@ class FlushWait:
             self.future.set_result(None)
 
 
+Row = tuple[Any, Any, int | None, Headers | None]
+"""Value and key as they were given, timestamp and headers of a record."""
+
+
+def _empty_batch(queue: PartitionQueue, loop: AbstractEventLoop, limit: int) -> ProducerBatch:
+    return ProducerBatch(
+        queue,
+        loop,
+        min(1024, limit),
+        limit,
+        order=(-1, 0),
+        created=0,
+        deadline=0,
+        note_unretrieved=nobody,
+    )
+
+
 class BatchBuilder:
     """A batch that the user fills: made by `Producer.create_batch()`, sent by `Producer.send_batch()`."""
 
@@ -336,19 +354,15 @@ class BatchBuilder:
         loop: AbstractEventLoop,
         limit: int,
         serialize: Callable[[Any, Any], tuple[Any, Any]] | None = None,
+        *,
+        keeps_rows: bool = False,
     ) -> None:
-        self._batch = ProducerBatch(
-            queue,
-            loop,
-            min(1024, limit),
-            limit,
-            order=(-1, 0),
-            created=0,
-            deadline=0,
-            note_unretrieved=nobody,
-        )
+        self._make_batch = partial(_empty_batch, queue, loop)
+        self._batch = self._make_batch(limit)
         self._serialize = serialize
         self._is_closed = False
+        self.rows: list[Row] | None = [] if keeps_rows else None
+        """The records as they were given, for interceptors."""
 
     def append(
         self,
@@ -367,12 +381,15 @@ class BatchBuilder:
         """
         if self._is_closed:
             return None
+        given_value, given_key = value, key
         if self._serialize is not None:
             key, value = self._serialize(key, value)
         size = self._batch.size
         if not self._batch.try_append(value, key, timestamp, headers or None):
             self._is_closed = True  # otherwise a smaller record could overtake the one that did not fit
             return None
+        if self.rows is not None:
+            self.rows.append((given_value, given_key, self._batch.last_timestamp, headers))
         return BatchRecordMetadata(
             self._batch.record_count - 1, self._batch.size - size, self._batch.last_timestamp
         )
@@ -393,11 +410,31 @@ class BatchBuilder:
         """The number of records."""
         return self._batch.record_count
 
+    def replace_rows(self, rows: Iterable[Row], limit: int) -> None:
+        """Write the records anew, as the interceptors changed them, into a batch of at most `limit` bytes.
+
+        Raises:
+            InvalidRecordError, SerializationError: as `append`.
+            RecordTooLargeError: they exceed the limit.
+            IllegalStateError: the batch was sent before.
+        """
+        self._check_is_unsent()
+        batch = self._make_batch(limit)
+        for value, key, timestamp, headers in rows:
+            if self._serialize is not None:
+                key, value = self._serialize(key, value)
+            if not batch.try_append(value, key, timestamp, headers or None):
+                raise RecordTooLargeError(
+                    f"the batch exceeds max_request_size of {limit} bytes with what the interceptors added",
+                    size=batch.size,
+                    limit=limit,
+                )
+        self._batch = batch
+
     def take(self) -> ProducerBatch:
         """Return the batch to be sent. Works once."""
+        self._check_is_unsent()
         batch = self._batch
-        if batch.order[0] >= 0:
-            raise IllegalStateError("this batch was sent before; make a new one with create_batch()")
         if batch.record_count == 0:
             raise IllegalStateError("this batch is empty; append a record first")
         self._is_closed = True
@@ -405,6 +442,10 @@ class BatchBuilder:
             batch.close()
             batch.reserved = batch.size - HEADER_SIZE  # the memory that it will need; nothing is reserved yet
         return batch
+
+    def _check_is_unsent(self) -> None:
+        if self._batch.order[0] >= 0:
+            raise IllegalStateError("this batch was sent before; make a new one with create_batch()")
 
 
 class BatchRecordMetadata(NamedTuple):

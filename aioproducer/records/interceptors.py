@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 from aioproducer.observe.client_log import ClientLog
@@ -16,15 +17,19 @@ from aioproducer.types import ProducerRecord, qualified_name
 class Interceptor(Protocol):
     """An item of `Producer(interceptors=[...])`. An object with only one of the two methods is enough.
 
-    Both methods run in the producer's event loop and must not block. They cannot be async.
+    Both methods run in the producer's event loop and must not block. They cannot be async. To recognize a record again,
+    on_send may return `record._replace(context=...)`.
     """
 
     def on_send(self, record: ProducerRecord, /) -> ProducerRecord:
         """Receive a record as it was passed to `send`. Return it, or another record."""
         ...
 
-    def on_acknowledgement(self, result: RecordMetadata | BaseException, /) -> None:
-        """Receive the result of a record: its metadata, or its error with an `outcome`. Called once for each record."""
+    def on_acknowledgement(self, result: RecordMetadata | BaseException, record: ProducerRecord, /) -> None:
+        """Receive the result of a record: its metadata, or its error with an `outcome`. Called once for each record.
+
+        `record` is the record as the last on_send returned it. A method with one parameter receives only the result.
+        """
         ...
 
 
@@ -34,9 +39,10 @@ class Interceptors:
     def __init__(self, interceptors: Sequence[Interceptor], log: ClientLog) -> None:
         self._log = log
         self._on_send: list[Callable[[ProducerRecord], object]] = _methods(interceptors, "on_send")
-        self._on_acknowledgement: list[Callable[[RecordMetadata | BaseException], object]] = _methods(
-            interceptors, "on_acknowledgement"
-        )
+        self._on_acknowledgement = [
+            (call, _takes_record(call)) for call in _methods(interceptors, "on_acknowledgement")
+        ]
+        """The methods, and whether they also receive the record."""
 
     def on_send(self, record: ProducerRecord) -> ProducerRecord:
         """Return the record that the interceptors return."""
@@ -60,11 +66,15 @@ class Interceptors:
             )
         return record
 
-    def on_acknowledgement(self, result: RecordMetadata | BaseException) -> None:
+    @property
+    def is_empty(self) -> bool:
+        return not self._on_send and not self._on_acknowledgement
+
+    def on_acknowledgement(self, result: RecordMetadata | BaseException, record: ProducerRecord) -> None:
         """Call all interceptors with the result of a record."""
-        for call in self._on_acknowledgement:
+        for call, takes_record in self._on_acknowledgement:
             try:
-                returned = call(result)
+                returned = call(result, record) if takes_record else call(result)
             except Exception:
                 self._log.warning(
                     "the interceptor %s raised and is skipped", qualified_name(call), exc_info=True
@@ -76,18 +86,30 @@ class Interceptors:
                     qualified_name(call),
                 )
 
-    def watch(self, delivery: Delivery) -> None:
+    def watch(self, delivery: Delivery, record: ProducerRecord) -> None:
         """Call all interceptors when this record has its result, even if the user's own delivery is cancelled."""
         if self._on_acknowledgement:
-            delivery.batch.another(delivery).add_done_callback(self._ended)
+            delivery.batch.another(delivery).add_done_callback(partial(self._ended, record))
 
-    def _ended(self, watched: Delivery) -> None:
-        self.on_acknowledgement(watched.exception() or watched.result())
+    def _ended(self, record: ProducerRecord, watched: Delivery) -> None:
+        self.on_acknowledgement(watched.exception() or watched.result(), record)
 
 
 def _methods(interceptors: Sequence[Interceptor], name: str) -> list[Callable[..., object]]:
     found = (getattr(interceptor, name, None) for interceptor in interceptors)
     return [method for method in found if method is not None]
+
+
+def _takes_record(method: Callable[..., object]) -> bool:
+    """Return whether the method has a second parameter that must be given, or is named `record`."""
+    try:
+        parameters = list(inspect.signature(method).parameters.values())
+    except (TypeError, ValueError):
+        return False  # a method without a signature, such as list.append
+    positional = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    return len(positional) > 1 and (
+        positional[1].default is inspect.Parameter.empty or positional[1].name == "record"
+    )
 
 
 def _close(returned: object) -> bool:

@@ -9,11 +9,13 @@ from aioproducer.types import ProducerRecord
 class PendingRecord:
     """A record that is not in the buffer yet, and its delivery once it is, even if its caller was cancelled."""
 
-    __slots__ = ("deadline", "delivery", "record", "transaction")
+    __slots__ = ("deadline", "delivery", "intercepted", "record", "transaction")
 
     def __init__(self, record: ProducerRecord, transaction: int, deadline: float) -> None:
+        self.intercepted = record
+        """As the interceptors left it."""
         self.record = record
-        """As the interceptors left it; later with its serialized key and value and its partition."""
+        """The same; later with its serialized key and value and its partition."""
         self.transaction = transaction
         """The number of the transaction that it belongs to."""
         self.deadline = deadline

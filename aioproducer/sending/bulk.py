@@ -33,7 +33,8 @@ from aioproducer.records._record_path import (
 )
 from aioproducer.records.accumulator import Accumulator
 from aioproducer.records.arguments import check_target, check_timeout
-from aioproducer.records.batch import BatchBuilder
+from aioproducer.records.batch import BatchBuilder, Row
+from aioproducer.records.interceptors import Interceptors
 from aioproducer.records.pending_record import PendingRecord
 from aioproducer.records.receipt import Receipt
 from aioproducer.records.serializers import serialized_now
@@ -53,6 +54,7 @@ class Bulk(RecordPath):
     _metadata: Metadata
     _transaction: Transaction
     _own_timeouts: OwnTimeouts
+    _interceptors: Interceptors
     _rejections: Rejections
     _takes_columns: bool
 
@@ -64,7 +66,13 @@ class Bulk(RecordPath):
         """Return an empty batch of up to batch_size bytes, to be filled by hand and passed to `send_batch`."""
         self._check_usable()
         queue = PartitionQueue("", -1)
-        return BatchBuilder(queue, self._loop, self._accumulator.batch_limit, self._batch_serializer())
+        return BatchBuilder(
+            queue,
+            self._loop,
+            self._accumulator.batch_limit,
+            self._batch_serializer(),
+            keeps_rows=not self._interceptors.is_empty,
+        )
 
     def _batch_serializer(self) -> Callable[[Any, Any], tuple[Any, Any]] | None:
         """Return the serializer of (key, value) for batches that are built by hand: without a topic, and not async."""
@@ -87,7 +95,8 @@ class Bulk(RecordPath):
     ) -> Delivery:
         """Send a batch that was built by hand. Return the delivery of its first record.
 
-        The records were encoded when they were appended to the batch, so interceptors do not see them.
+        The records were encoded when they were appended to the batch. Interceptors see each of them now, and the batch
+        is encoded again as they return it. They cannot change the topic or the partition.
 
         Args:
             batch: from `create_batch`. It can be sent once.
@@ -120,7 +129,6 @@ class Bulk(RecordPath):
         self, batch: BatchBuilder, topic: str, partition: int, timeout: float | None
     ) -> Delivery:
         self._check_may_append()
-        transaction = self._transaction.number
         number = check_target(topic, partition)
         if number is None:
             raise InvalidRecordError(
@@ -131,13 +139,61 @@ class Bulk(RecordPath):
                 f"the batch must be one that create_batch() returned, not {type(batch).__name__}",
                 argument="batch",
             )
+        check_timeout(timeout, InvalidRecordError)
+        records = [] if batch.rows is None else self._intercepted(batch.rows, topic, number)
+        appended: list[Delivery] = []
+        try:
+            if batch.rows is not None:
+                self._replace_rows(batch, records, topic, number)
+            return await self._append_batch(batch, topic, number, timeout, appended)
+        except BaseException as error:
+            if not appended:
+                for record in records:
+                    self._interceptors.on_acknowledgement(error, record)
+            raise
+        finally:
+            for delivery in appended:
+                for index, record in enumerate(records):
+                    self._interceptors.watch(delivery.batch.delivery(index), record)
+
+    def _intercepted(self, rows: list[Row], topic: str, partition: int) -> list[ProducerRecord]:
+        """Return the records of a batch as the interceptors return them."""
+        return [
+            self._interceptors.on_send(ProducerRecord(topic, value, key, partition, timestamp_ms, headers))
+            for value, key, timestamp_ms, headers in rows
+        ]
+
+    def _replace_rows(
+        self, batch: BatchBuilder, records: list[ProducerRecord], topic: str, partition: int
+    ) -> None:
+        for record in records:
+            if record.topic != topic or record.partition not in (None, partition):
+                raise InvalidRecordError(
+                    f"an interceptor returned a record for {record.topic}-{record.partition}; the records of a batch "
+                    f"that was built by hand stay together in {topic}-{partition}",
+                    argument="interceptors",
+                )
+        batch.replace_rows(
+            [(record.value, record.key, record.timestamp_ms, record.headers) for record in records],
+            min(self._config.max_request_size, self._config.buffer_memory),
+        )
+
+    async def _append_batch(
+        self,
+        batch: BatchBuilder,
+        topic: str,
+        number: int,
+        timeout: float | None,
+        appended: list[Delivery],
+    ) -> Delivery:
+        """Append a batch, once its topic is known and there is room."""
+        transaction = self._transaction.number
         size = batch.size()
         if size > min(self._config.max_request_size, self._config.buffer_memory):
             limit = min(self._config.max_request_size, self._config.buffer_memory)
             raise RecordTooLargeError(
                 f"a batch of {size} bytes exceeds max_request_size of {limit} bytes", size=size, limit=limit
             )
-        check_timeout(timeout, InvalidRecordError)
         began = self._loop.time()
         end, bound = self._end_of_wait(end_of(timeout, began))
         info = await self._metadata.wait_for_topic(topic, end, number)
@@ -145,7 +201,6 @@ class Bulk(RecordPath):
         self._check_usable()
         self._transaction.check_is_still(transaction)
         self._transaction.role.check_is_own(topic, number)
-        appended: list[Delivery] = []
         append = partial(self._append_built, transaction, queue, batch, appended)
         try:
             return await self._accumulator.lock.append(append, end, bound)

@@ -12,8 +12,11 @@ from aioproducer.errors import (
     BufferFullError,
     DeliveryError,
     DeliveryTimeoutError,
+    IllegalStateError,
+    InvalidRecordError,
     InvalidTopicError,
     RecordTooLargeError,
+    SendManyError,
     SerializationError,
     UnknownPartitionError,
 )
@@ -74,7 +77,7 @@ RECORD = ProducerRecord("t", b"v")
 
 def test_without_interceptors_a_record_passes_as_it_is():
     interceptors = Interceptors([], LOG)
-    interceptors.on_acknowledgement(RuntimeError())
+    interceptors.on_acknowledgement(RuntimeError(), RECORD)
 
     assert interceptors.on_send(RECORD) is RECORD
 
@@ -92,7 +95,9 @@ def test_a_result_reaches_each_interceptor_that_wants_it_whatever_the_others_do(
     first, last = Recorder(), Recorder()
     error = DeliveryError("refused")
 
-    Interceptors([first, Broken(), Suffix(b"has no on_acknowledgement"), last], LOG).on_acknowledgement(error)
+    Interceptors([first, Broken(), Suffix(b"has no on_acknowledgement"), last], LOG).on_acknowledgement(
+        error, RECORD
+    )
 
     assert first.results == last.results == [error]
     assert [record.levelname for record in caplog.records] == ["WARNING"]
@@ -342,21 +347,135 @@ def test_a_record_shows_neither_its_key_nor_its_value():
     assert repr(record) == "ProducerRecord(topic='t', partition=3, timestamp_ms=17)"
 
 
-async def test_interceptors_do_not_see_the_records_of_send_batch():
-    seen = []
+class Keeps:
+    """Receives the record with its result."""
 
-    class Sees:
-        def on_send(self, record):
-            seen.append(record)
-            return record
+    def __init__(self):
+        self.ends = []
 
-        def on_acknowledgement(self, result):
-            seen.append(result)
+    def on_send(self, record):
+        return record._replace(context=f"context of {record.value!r}")
 
-    async with producing(interceptors=[Sees()], topics={"t": 1}) as (cluster, producer):
+    def on_acknowledgement(self, result, record):
+        self.ends.append((result, record))
+
+
+async def test_a_result_comes_with_its_record_and_the_context_that_on_send_gave_it():
+    keeps = Keeps()
+    async with producing(interceptors=[keeps, Suffix(b"!")], value_serializer=lambda value: value * 2) as (
+        cluster,
+        producer,
+    ):
+        metadata = await producer.send_and_wait("t", b"v", headers=[("h", b"1")])
+        await (await producer.send("t", b"w", timeout=5))
+        tried = producer.try_send("t", b"x")
+        await tried
+        assert values(cluster) == [b"v!v!", b"w!w!", b"x!x!"]
+
+    first, second, third = keeps.ends
+    assert first == (
+        metadata,
+        ProducerRecord("t", b"v!", None, None, None, [("h", b"1")], "context of b'v'"),
+    )
+    assert [end[1].context for end in (second, third)] == ["context of b'w'", "context of b'x'"]
+
+
+async def test_a_record_that_was_not_accepted_comes_with_its_error():
+    keeps = Keeps()
+    async with producing(interceptors=[keeps]) as (_, producer):
+        with pytest.raises(InvalidRecordError):
+            await producer.send("t", 5)
+        with pytest.raises(InvalidRecordError):
+            producer.try_send("t", 6)
+        receipt = await producer.send_many("t", [7, b"v"])
+        with pytest.raises(SendManyError):
+            await receipt
+    assert [(type(result).__name__, record.context) for result, record in keeps.ends] == [
+        ("InvalidRecordError", "context of 5"),
+        ("InvalidRecordError", "context of 6"),
+        ("InvalidRecordError", "context of 7"),
+        ("RecordMetadata", "context of b'v'"),
+    ]
+
+
+def takes(method):
+    interceptors = Interceptors([type("One", (), {"on_acknowledgement": staticmethod(method)})()], LOG)
+    [(_, takes_record)] = interceptors._on_acknowledgement
+    return takes_record
+
+
+def test_the_record_is_passed_to_a_second_parameter_that_needs_it():
+    assert takes(lambda result, record: None)
+    assert takes(lambda result, other: None)
+    assert takes(lambda result, record=None: None)
+    assert not takes(lambda result: None)
+    assert not takes(lambda result, log=print: None)
+    assert not takes(lambda result, *, record=None: None)
+    assert not takes([].append)
+
+
+async def test_interceptors_see_each_record_of_a_batch_that_was_built_by_hand():
+    recorder, keeps = Recorder(), Keeps()
+    async with producing(
+        interceptors=[recorder, keeps, Suffix(b"!")], value_serializer=lambda value: value + b"?"
+    ) as (cluster, producer):
+        batch = producer.create_batch()
+        for number in range(3):
+            batch.append(key=b"k", value=b"%d" % number, timestamp=number + 1, headers=[("h", b"x")])
+        delivery = await producer.send_batch(batch, "t", partition=0)
+        await delivery
+        await until(lambda: len(keeps.ends) == 3)
+        records = cluster.records("t")
+
+    assert [(record.value, record.key, record.timestamp) for record in records] == [
+        (b"0!?", b"k", 1),
+        (b"1!?", b"k", 2),
+        (b"2!?", b"k", 3),
+    ]
+    assert recorder.records[2] == ProducerRecord("t", b"2", b"k", 0, 3, [("h", b"x")])
+    assert [(result.offset, record.context) for result, record in keeps.ends] == [
+        (0, "context of b'0'"),
+        (1, "context of b'1'"),
+        (2, "context of b'2'"),
+    ]
+
+
+class Moves:
+    def __init__(self, **changes):
+        self.changes = changes
+
+    def on_send(self, record):
+        return record._replace(**self.changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"topic": "other"}, InvalidRecordError),
+        ({"partition": 7}, InvalidRecordError),
+        ({"value": 5}, InvalidRecordError),
+        ({"value": b"v" * 2_000_000}, RecordTooLargeError),
+    ],
+)
+async def test_what_an_interceptor_can_not_do_with_a_batch_fails_it_with_nothing_sent(changes, error):
+    keeps = Keeps()
+    async with producing(interceptors=[keeps, Moves(**changes)]) as (cluster, producer):
         batch = producer.create_batch()
         batch.append(key=None, value=b"v")
-        await within(1, await producer.send_batch(batch, "t", partition=0))
+        with pytest.raises(error):
+            await producer.send_batch(batch, "t", partition=0)
+        assert values(cluster) == []
+    assert [type(result) for result, _ in keeps.ends] == [error]
 
-        assert values(cluster, "t") == [b"v"]
-        assert seen == []
+
+async def test_a_batch_with_interceptors_can_be_sent_once_too():
+    recorder = Recorder()
+    async with producing(interceptors=[recorder]) as (cluster, producer):
+        batch = producer.create_batch()
+        batch.append(key=None, value=b"v")
+        await (await producer.send_batch(batch, "t", partition=0))
+        with pytest.raises(IllegalStateError, match="sent before"):
+            await producer.send_batch(batch, "t", partition=0)
+        with pytest.raises(IllegalStateError, match="empty"):
+            await producer.send_batch(producer.create_batch(), "t", partition=0)
+        assert values(cluster) == [b"v"]
