@@ -6,9 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +17,6 @@ from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.instrumentation.aiokafka import AIOKafkaInstrumentor
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader, PeriodicExportingMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -35,6 +31,7 @@ from aioproducer.otel import AioproducerInstrumentor
 from aioproducer.producer import Producer
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.testing import EmbeddedCluster, RecordingProducer
+from tests.support.otlp_collector import Collector
 from tests.support.producing import PRODUCE, error_of, producing, quick_producer, until
 
 
@@ -338,40 +335,10 @@ async def test_a_consumers_instrumentation_continues_the_trace(instrumented):
     assert received[0].parent.span_id == sent.get_span_context().span_id
 
 
-class Collector(ThreadingHTTPServer):
-    """A local collector that keeps what it receives by OTLP over HTTP."""
-
-    def __init__(self) -> None:
-        self.bodies: dict[str, list[bytes]] = {}
-        super().__init__(("127.0.0.1", 0), _Handler)
-
-    @property
-    def address(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: Collector
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["content-length"]))
-        self.server.bodies.setdefault(self.path, []).append(body)
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        """Write nothing."""
-
-
 @pytest.fixture
 def collector() -> Iterator[Collector]:
-    collector = Collector()
-    thread = threading.Thread(target=collector.serve_forever)
-    thread.start()
-    yield collector
-    collector.shutdown()
-    thread.join()
-    collector.server_close()
+    with Collector() as collector:
+        yield collector
 
 
 def test_spans_and_metrics_arrive_at_a_collector_by_otlp(collector):
@@ -393,22 +360,8 @@ def test_spans_and_metrics_arrive_at_a_collector_by_otlp(collector):
         tracers.shutdown()
         meters.shutdown()
 
-    spans = [
-        span
-        for body in collector.bodies["/v1/traces"]
-        for resource in ExportTraceServiceRequest.FromString(body).resource_spans
-        for scope in resource.scope_spans
-        for span in scope.spans
-    ]
-    assert [span.name for span in spans] == ["send t"]
-    names = {
-        metric.name
-        for body in collector.bodies["/v1/metrics"]
-        for resource in ExportMetricsServiceRequest.FromString(body).resource_metrics
-        for scope in resource.scope_metrics
-        for metric in scope.metrics
-    }
-    assert {"messaging.client.sent.messages", "aioproducer.records_acked"} <= names
+    assert [span.name for span in collector.spans] == ["send t"]
+    assert {"messaging.client.sent.messages", "aioproducer.records_acked"} <= collector.metric_names
 
 
 PROGRAM = """
@@ -425,22 +378,16 @@ asyncio.run(main())
 
 
 def test_opentelemetry_instrument_needs_no_change_of_the_program(collector):
-    environment = {
-        **os.environ,
-        "OTEL_EXPORTER_OTLP_ENDPOINT": collector.address,
-        "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
-        "OTEL_TRACES_EXPORTER": "otlp",
-        "OTEL_METRICS_EXPORTER": "none",
-        "OTEL_LOGS_EXPORTER": "none",
-        "OTEL_PYTHON_DISABLED_INSTRUMENTATIONS": "aiokafka",
-    }
     command = [str(Path(sys.executable).parent / "opentelemetry-instrument"), sys.executable]
     ended = subprocess.run(
-        [*command, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=60
+        [*command, "-c", PROGRAM],
+        env={**os.environ, **collector.environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert ended.returncode == 0, ended.stderr
-    [body] = collector.bodies["/v1/traces"]
-    assert b"send orders" in body
+    assert [span.name for span in collector.spans] == ["send orders"]
 
 
 def test_without_the_extra_the_error_names_it():

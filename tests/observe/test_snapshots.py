@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import fields
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -102,3 +105,16 @@ def test_a_snapshot_is_plain_data_for_json():
     assert told["time_to_ack"]["count"] == 1
     assert told["nodes"][0]["latency"]["p99"] == 0.5
     assert told["time_to_ack"]["buckets"] == [[pytest.approx(1.189, abs=0.01), 1]]
+
+
+@pytest.mark.promise("Observability", "the docs describe each field of metrics() and name Java's counterpart")
+@pytest.mark.parametrize("heading", ["## What to watch", "### What Java calls them"])
+def test_the_guide_has_each_field(heading):
+    page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
+    table = page.split(heading)[1].split("\n#")[0]
+    named = [
+        name
+        for row in re.findall(r"^\| ([^|]+) \|", table, re.MULTILINE)
+        for name in re.findall(r"`(\w+)`", row)
+    ]
+    assert sorted(named) == sorted(field.name for field in fields(MetricsSnapshot))

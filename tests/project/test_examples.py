@@ -17,6 +17,7 @@ import pytest
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.testing import EmbeddedCluster
 from tests.conftest import MS
+from tests.support.otlp_collector import Collector
 from tests.support.producing import PRODUCE, within
 from tests.support.scripted_broker import dead_port
 
@@ -295,7 +296,7 @@ async def test_the_web_application_stores_orders_and_takes_clicks():
         clicks = [client.post("/clicks", json={"page": f"/{number}"}) for number in range(40)]
         answers = await asyncio.gather(*orders, *clicks)
         ready = await client.get("/ready")
-        metrics = await client.get("/metrics")
+        metrics = await client.get("/metrics/")
         bad = await client.post("/orders", json={"customer": "ann"})
         status, _, err = await example.finish(signal.SIGTERM)
 
@@ -304,8 +305,8 @@ async def test_the_web_application_stores_orders_and_takes_clicks():
         assert places == {(p, record.offset) for p in range(4) for record in cluster.records("orders", p)}
         assert len(cluster.records("clicks")) == 40
         assert (ready.status_code, ready.json()["ok"]) == (200, True)
-        assert metrics.json()["failed"] == metrics.json()["unknown"] == 0
-        assert metrics.json()["delivered"] >= 60
+        assert 'aioproducer_records_acked_total{client_id="shop",topic="orders"} 60.0' in metrics.text
+        assert 'outcome="unknown",topic="orders"} 0.0' in metrics.text
         assert bad.status_code == 422
         assert "100 delivered, 0 not" in err
         assert status in (0, -signal.SIGTERM)  # uvicorn raises the signal again once it has ended
@@ -387,6 +388,51 @@ async def test_the_web_application_comes_up_without_kafka_and_is_ready_when_kafk
     assert "127.0.0.1" in early.json()["reason"]
     assert lost.status_code == 503
     assert stored.status_code == 201
+
+
+@pytest.mark.promise(
+    "Observability", "a FastAPI application runs under uvicorn with Prometheus and OpenTelemetry, unchanged"
+)
+@one_loop
+async def test_an_order_is_one_trace_from_the_request_to_the_acknowledgement():
+    with Collector() as collector:
+        async with EmbeddedCluster(topics={"orders": 1}) as cluster:
+            process = await asyncio.create_subprocess_exec(
+                *(
+                    str(Path(sys.executable).parent / "opentelemetry-instrument"),
+                    sys.executable,
+                    "-m",
+                    "uvicorn",
+                ),
+                *("--app-dir", str(EXAMPLES), "--port", "0", "fastapi_app:app"),
+                stderr=asyncio.subprocess.PIPE,
+                env={
+                    **os.environ,
+                    **collector.environment,
+                    "AIOPRODUCER_BOOTSTRAP_SERVERS": cluster.bootstrap_servers,
+                },
+            )
+            example = Example(process)
+            try:
+                address = (await example.line("Uvicorn running on ", "stderr")).split()[0]
+                async with httpx.AsyncClient(base_url=address, timeout=DEADLINE) as client:
+                    stored = await client.post("/orders", json={"customer": "ann", "item": 7})
+                    page = await client.get("/metrics/")
+                process.send_signal(signal.SIGINT)
+                await within(DEADLINE, process.wait())
+            finally:
+                if process.returncode is None:
+                    process.kill()
+                await process.communicate()
+            [record] = cluster.records("orders")
+
+    assert stored.status_code == 201
+    assert 'aioproducer_records_acked_total{client_id="shop",topic="orders"} 1.0' in page.text
+    by_name = {span.name: span for span in collector.spans}
+    request, sent = by_name["POST /orders"], by_name["send orders"]
+    assert sent.parent_span_id == request.span_id
+    assert sent.trace_id == request.trace_id
+    assert dict(record.headers)["traceparent"].split(b"-")[2].decode() == sent.span_id.hex()
 
 
 @one_loop
