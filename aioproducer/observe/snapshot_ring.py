@@ -1,10 +1,17 @@
-"""Keeps a snapshot of the metrics every 10 s, so that `metrics(window=60)` can show what the last minute brought."""
+"""Keeps a snapshot of the metrics every 10 s, so that `metrics(window=60)` can show what the last minute brought.
+
+A process may have hundreds of producers, so the snapshots are kept compressed: about 2 KB each instead of 40."""
 
 from __future__ import annotations
 
+import io
+import pickle
+import zlib
 from asyncio import AbstractEventLoop, TimerHandle
 from collections import deque
 from collections.abc import Callable
+from types import MappingProxyType
+from typing import Any
 
 from aioproducer.observe.snapshots import MetricsSnapshot
 
@@ -25,7 +32,7 @@ class SnapshotRing:
         """
         self._loop = loop
         self._take = take
-        self._kept: deque[tuple[float, MetricsSnapshot]] = deque(maxlen=int(LONGEST_WINDOW / PERIOD) + 1)
+        self._kept: deque[tuple[float, bytes]] = deque(maxlen=int(LONGEST_WINDOW / PERIOD) + 1)
         self._timer: TimerHandle | None = None
         self._keep()
 
@@ -37,10 +44,10 @@ class SnapshotRing:
             if taken_at > latest:
                 break
             found = snapshot
-        return found
+        return _unpacked(found)
 
     def _keep(self) -> None:
-        self._kept.append((self._loop.time(), self._take()))
+        self._kept.append((self._loop.time(), _packed(self._take())))
         self._timer = self._loop.call_later(PERIOD, self._keep)
 
     def close(self) -> None:
@@ -48,3 +55,25 @@ class SnapshotRing:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, MappingProxyType):
+            return _frozen, (dict(value),)
+        return NotImplemented
+
+
+def _frozen(values: dict[str, int]) -> MappingProxyType[str, int]:
+    return MappingProxyType(values)
+
+
+def _packed(snapshot: MetricsSnapshot) -> bytes:
+    buffer = io.BytesIO()
+    _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(snapshot)
+    return zlib.compress(buffer.getbuffer(), 1)
+
+
+def _unpacked(packed: bytes) -> MetricsSnapshot:
+    snapshot: MetricsSnapshot = pickle.loads(zlib.decompress(packed))
+    return snapshot

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from types import MappingProxyType
 
-from aioproducer.observe.snapshot_ring import LONGEST_WINDOW, PERIOD, SnapshotRing
-from aioproducer.observe.snapshots import MetricsSnapshot
+from aioproducer.metrics import Histogram
+from aioproducer.observe.snapshot_ring import LONGEST_WINDOW, PERIOD, SnapshotRing, _packed, _unpacked
+from aioproducer.observe.snapshots import (
+    MetricsSnapshot,
+    NodeSnapshot,
+    TopicSnapshot,
+    TransactionCallSnapshot,
+)
 from tests.conftest import in_virtual_time
 
 
@@ -53,3 +60,23 @@ async def test_a_closed_ring_has_no_timer():
     counting.ring.close()
     await asyncio.sleep(3 * PERIOD)
     assert len(counting.ring._kept) == 1
+
+
+def test_a_snapshot_is_kept_as_it_was_in_a_few_kilobytes():
+    histogram = Histogram()
+    for power in range(60):
+        histogram.add(2.0 ** (power / 4 - 10), power + 1)
+    values = histogram.snapshot()
+    snapshot = MetricsSnapshot(
+        client_id="shop",
+        errors=MappingProxyType({"NOT_ENOUGH_REPLICAS": 3}),
+        topics=tuple(TopicSnapshot(name=f"topic-{number}", records_acked=number) for number in range(10)),
+        nodes=tuple(NodeSnapshot(node_id=number, latency=values) for number in range(6)),
+        transactions=(TransactionCallSnapshot("commit", 1, 0, values),),
+        time_to_ack=values,
+        queue_time=values,
+    )
+    packed = _packed(snapshot)
+    assert _unpacked(packed) == snapshot
+    assert (snapshot - _unpacked(packed)).errors == {}
+    assert len(packed) < 4096
