@@ -65,6 +65,7 @@ class ProducerConfig:
     value_serializer: Any
     interceptors: tuple[Any, ...]
     hooks: tuple[Any, ...]
+    enable_metrics_push: bool
     metadata_max_age: float
     metadata_max_idle: float
     metadata_recovery_strategy: str

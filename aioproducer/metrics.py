@@ -60,8 +60,8 @@ class NodeMetrics:
     connects: int = 0
     connect_failures: int = 0
     disconnects: int = 0
-    throttle_time: float = 0.0
-    """Seconds that the broker asked us to wait, summed."""
+    throttles: Histogram = field(default_factory=Histogram)
+    """Seconds that the broker asked us to wait, each time."""
     latency: Histogram = field(default_factory=Histogram)
     """Seconds from the write of a request to its answer."""
 
@@ -237,7 +237,8 @@ def _node(node: NodeMetrics, gauges: dict[str, Any]) -> NodeSnapshot:
         connects=node.connects,
         connect_failures=node.connect_failures,
         disconnects=node.disconnects,
-        throttle_time=node.throttle_time,
+        throttle_time=node.throttles.total,
+        throttles=node.throttles.snapshot(),
         latency=node.latency.snapshot(),
     )
 

@@ -89,6 +89,7 @@ class Producer(Lifecycle, Bulk):
             on_acknowledgement(metadata or error, record), called in order.
         hooks: objects with some of the methods of `aioproducer.hooks`, such as on_batch(event), which hear of batches,
             requests and connections.
+        enable_metrics_push: push metrics to brokers that ask for them (KIP-714).
         connector: async f(host, port) -> a connected socket, for example through a proxy.
         address_filter: f(host, port, node id) for each broker of the cluster -> the address to connect to instead, or
             None to reject the broker.
@@ -147,6 +148,7 @@ class Producer(Lifecycle, Bulk):
         transaction_timeout_ms: float = 60000,
         interceptors: Sequence[Any] = (),
         hooks: Sequence[Any] = (),
+        enable_metrics_push: bool = True,
         connector: Connector | None = None,
         address_filter: AddressFilter | None = None,
         resolved_address_filter: ResolvedAddressFilter | None = None,

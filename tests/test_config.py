@@ -54,6 +54,7 @@ def test_defaults():
         value_serializer=None,
         interceptors=(),
         hooks=(),
+        enable_metrics_push=True,
         metadata_max_age=300.0,
         metadata_max_idle=300.0,
         metadata_recovery_strategy="rebootstrap",

@@ -43,6 +43,8 @@ from aioproducer.blocking.send_queue import Delivery, SendQueue
 from aioproducer.errors import IllegalStateError, ProducerNotStartedError
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
     from aioproducer.cluster import PartitionInfo
     from aioproducer.observe.description import Description
     from aioproducer.observe.snapshots import MetricsSnapshot
@@ -526,6 +528,20 @@ class Producer:
     def ping(self, timeout: float = 2.0) -> Ping:
         """Ask a broker, and return which one answered and after how long; see `aioproducer.Producer.ping`."""
         return self._call(partial(self._inner.ping, timeout))
+
+    def client_instance_id(self, timeout: float = 10.0) -> UUID:
+        """Return the id that brokers have given this client; see `aioproducer.Producer.client_instance_id`."""
+        return self._call(partial(self._inner.client_instance_id, timeout))
+
+    def register_metric(self, name: str, read: Callable[[], float]) -> None:
+        """Push a metric of your own to brokers that want it; see `aioproducer.Producer.register_metric`."""
+        self._check_usable()
+        self._look(partial(self._inner.register_metric, name, read))
+
+    def unregister_metric(self, name: str) -> None:
+        """Undo `register_metric`."""
+        self._check_usable()
+        self._look(partial(self._inner.unregister_metric, name))
 
     def _look(self, function: Callable[[], T]) -> T:
         """Call a function that works in every state, in the loop thread if there is one."""

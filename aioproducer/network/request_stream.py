@@ -79,7 +79,6 @@ class _InFlight:
         sent_at: float,
         timeout: float,
         start: int,
-        size: int,
     ) -> None:
         self.request = request
         self.version = version
@@ -90,7 +89,7 @@ class _InFlight:
         self.timeout = timeout
         self.deadline = sent_at + timeout
         self.start = start
-        self.size = size
+        self.size = 0
 
 
 class RequestStream:
@@ -258,11 +257,10 @@ class RequestStream:
             segments = encode_request(message, version, correlation_id, self._config.client_id)
         future: asyncio.Future[Any] = self._loop.create_future()
         self.last_used = now = self._loop.time()
-        start = wire.written
-        size = wire.write(segments)
-        entry = _InFlight(message, version, correlation_id, future, answered, now, timeout, start, size)
+        entry = _InFlight(message, version, correlation_id, future, answered, now, timeout, wire.written)
+        entry.size = wire.write(segments)
         self._metrics.requests += 1
-        self._metrics.bytes_sent += size
+        self._metrics.bytes_sent += entry.size
         unsent = wire.unsent
         if unsent >= HIGH_WATER:
             self._congested = True
@@ -420,7 +418,7 @@ class RequestStream:
         if seconds > MAX_THROTTLE:
             self._log.warning("%s: throttle time of %g s reduced to %g s", self, seconds, MAX_THROTTLE)
             seconds = MAX_THROTTLE
-        self._metrics.throttle_time += seconds
+        self._metrics.throttles.add(seconds)
         if self._hooks.on_throttle:
             self._hooks.tell("on_throttle", ThrottleEvent(self._hooks.client_id, self.node, seconds))
         now = self._loop.time()
@@ -430,7 +428,7 @@ class RequestStream:
                 "%s throttles this client for %.3g s, because of a quota (%.3g s in all)",
                 self,
                 seconds,
-                self._metrics.throttle_time,
+                self._metrics.throttles.total,
             )
         self.throttled_until = max(self.throttled_until, now + seconds)
 

@@ -140,6 +140,8 @@ class NodeSnapshot(_Numbers):
     disconnects: int = 0
     throttle_time: float = 0.0
     """Seconds for which the broker's quotas made the producer wait."""
+    throttles: Distribution = field(default_factory=Distribution)
+    """The same, for each answer that asked for it."""
     latency: Distribution = field(default_factory=Distribution)
     """Seconds from the write of a request to its answer."""
 

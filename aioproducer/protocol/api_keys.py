@@ -28,6 +28,8 @@ class ApiKey(IntEnum):
     END_TXN = 26
     TXN_OFFSET_COMMIT = 28
     SASL_AUTHENTICATE = 36
+    GET_TELEMETRY_SUBSCRIPTIONS = 71
+    PUSH_TELEMETRY = 72
 
 
 class VersionRange(NamedTuple):
@@ -57,5 +59,7 @@ CLIENT_VERSIONS: dict[ApiKey, VersionRange] = {
     ApiKey.END_TXN: VersionRange(0, 5),
     ApiKey.TXN_OFFSET_COMMIT: VersionRange(2, 5),
     ApiKey.SASL_AUTHENTICATE: VersionRange(0, 2),
+    ApiKey.GET_TELEMETRY_SUBSCRIPTIONS: VersionRange(0, 0),
+    ApiKey.PUSH_TELEMETRY: VersionRange(0, 0),
 }
 """The version ranges of the producer. Kafka 2.1 is the oldest supported broker: its versions are the lower limits."""

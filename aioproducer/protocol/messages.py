@@ -26,6 +26,12 @@ from aioproducer.protocol.messages_records import (
     ProduceRequest,
     ProduceResponse,
 )
+from aioproducer.protocol.messages_telemetry import (
+    GetTelemetrySubscriptionsRequest,
+    GetTelemetrySubscriptionsResponse,
+    PushTelemetryRequest,
+    PushTelemetryResponse,
+)
 from aioproducer.protocol.messages_transaction import (
     AddOffsetsToTxnRequest,
     AddOffsetsToTxnResponse,
@@ -56,6 +62,8 @@ __all__ = [
     "FetchResponse",
     "FindCoordinatorRequest",
     "FindCoordinatorResponse",
+    "GetTelemetrySubscriptionsRequest",
+    "GetTelemetrySubscriptionsResponse",
     "InitProducerIdRequest",
     "InitProducerIdResponse",
     "ListOffsetsRequest",
@@ -66,6 +74,8 @@ __all__ = [
     "OffsetFetchResponse",
     "ProduceRequest",
     "ProduceResponse",
+    "PushTelemetryRequest",
+    "PushTelemetryResponse",
     "SaslAuthenticateRequest",
     "SaslAuthenticateResponse",
     "SaslHandshakeRequest",

@@ -60,6 +60,9 @@ class Action(Enum):
     CLOSE = "close the connection and try again after the back-off"
     OTHER_MECHANISM = "fail; the broker accepts only other SASL mechanisms"
     NO_SASL = "fail; this listener does not use SASL"
+    # metrics (KIP-714)
+    SUBSCRIBE = "ask at once which metrics are wanted"
+    SUBSCRIBE_LATER = "ask after the push interval which metrics are wanted"
 
 
 class Condition(Enum):
@@ -284,6 +287,18 @@ def _metadata_and_connections() -> dict[Key, tuple[Rule, ...]]:
     }
 
 
+def _telemetry() -> dict[Key, tuple[Rule, ...]]:
+    """GetTelemetrySubscriptions and PushTelemetry (KIP-714; ClientTelemetryReporter)."""
+    ours = (Code.INVALID_REQUEST, Code.INVALID_RECORD, Code.UNSUPPORTED_VERSION)
+    push = ApiKey.PUSH_TELEMETRY
+    return {
+        **_coded(ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, _A.FAIL, *ours),
+        **_coded(push, _A.FAIL, *ours),
+        **_coded(push, _A.SUBSCRIBE, Code.UNKNOWN_SUBSCRIPTION_ID, Code.UNSUPPORTED_COMPRESSION_TYPE),
+        **_coded(push, _A.SUBSCRIBE_LATER, Code.TELEMETRY_TOO_LARGE, Code.THROTTLING_QUOTA_EXCEEDED),
+    }
+
+
 def _coordinators() -> dict[Key, tuple[Rule, ...]]:
     """FindCoordinator, InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn."""
     find, init = ApiKey.FIND_COORDINATOR, ApiKey.INIT_PRODUCER_ID
@@ -429,6 +444,8 @@ UNKNOWN_CODES: Mapping[ApiKey, tuple[Rule, ...]] = MappingProxyType(
         ApiKey.OFFSET_FETCH: (_rule(_A.FAIL, _NO),),
         ApiKey.TXN_OFFSET_COMMIT: (_rule(_A.ABORT, _NO),),
         ApiKey.END_TXN: (_rule(_A.REINIT, _MAYBE, _C.COMMIT), _rule(_A.REINIT, _NO)),
+        ApiKey.GET_TELEMETRY_SUBSCRIPTIONS: (_rule(_A.RETRY, _NO),),
+        ApiKey.PUSH_TELEMETRY: (_rule(_A.RETRY, _NO),),
     }
 )
 """The rules for codes that are not in the table, most of which no current broker sends."""
@@ -438,6 +455,7 @@ TABLE: Mapping[Key, tuple[Rule, ...]] = MappingProxyType(
         **{(api, int(Code.NONE)): (_rule(_A.SUCCEED, _NO),) for api in UNKNOWN_CODES},
         **_produce(),
         **_metadata_and_connections(),
+        **_telemetry(),
         **_coordinators(),
         **_ends_of_transactions(),
         **_failures(),

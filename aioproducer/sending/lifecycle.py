@@ -42,6 +42,7 @@ from aioproducer.records.compressor import BatchCompressor
 from aioproducer.records.idempotence import Idempotence
 from aioproducer.records.interceptors import Interceptors
 from aioproducer.records.partition_choice import PartitionChoice
+from aioproducer.sending.metrics_push import MetricsPush
 from aioproducer.sending.own_timeouts import OwnTimeouts
 from aioproducer.sending.rejections import Rejections
 from aioproducer.sending.sender import Sender
@@ -189,6 +190,7 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
         transaction = self._transaction
         self._own_timeouts = OwnTimeouts(core, accumulator, transaction)
         self._idempotence = idempotence = Idempotence(core.config.enable_idempotence)
+        self._push = MetricsPush(core, brokers, weakly_measuring(self))
         self._coordinator = Coordinator(core, transaction, idempotence, accumulator, brokers)
         self._sender = Sender(
             core, accumulator, brokers, metadata, idempotence, transaction, self._coordinator
@@ -206,6 +208,8 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
         else:
             self._metadata.expect_first_update()
         self._spawn(self._sender.run(), "aioproducer-sender")
+        if config.enable_metrics_push:
+            self._spawn(self._push.run(), "aioproducer-metrics-push")
         self._takes_columns = (
             config.key_serializer is None
             and config.value_serializer is None
@@ -296,6 +300,8 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if timeout > 0:
+            await self._push.close()
         self._ring.close()
         await self._brokers.close()
         await self._compressor.close()

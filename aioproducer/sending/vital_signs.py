@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from typing import Any
+from uuid import UUID
 
 from aioproducer.cluster import TopicInfo
 from aioproducer.config import ProducerConfig
@@ -26,6 +27,7 @@ from aioproducer.records.accumulator import Accumulator
 from aioproducer.records.arguments import check_timeout
 from aioproducer.records.batch import ProducerBatch
 from aioproducer.records.idempotence import Idempotence
+from aioproducer.sending.metrics_push import MetricsPush
 from aioproducer.transactions.state import Transaction
 
 MOST_BATCHES = 10
@@ -56,6 +58,7 @@ class VitalSigns(RecordPath):
     _loop: asyncio.AbstractEventLoop
     _metadata: Metadata
     _metrics: Metrics
+    _push: MetricsPush
     _ring: SnapshotRing
     _started_at: float
     _state: Any
@@ -113,6 +116,38 @@ class VitalSigns(RecordPath):
             measured.oldest_unacked_seconds,
             measured.metadata_age,
         )
+
+    async def client_instance_id(self, timeout: float = 10.0) -> UUID:
+        """Return the id that brokers have given this client for its metrics (KIP-714), for the brokers' logs.
+
+        Args:
+            timeout: seconds.
+
+        Raises:
+            KafkaTimeoutError: no broker has given one. Brokers do so only if they collect metrics of clients (Kafka 3.7
+                with a plugin).
+            IllegalStateError: enable_metrics_push is off.
+
+        Cancelling it has no effect on the producer.
+        """
+        check_timeout(timeout)
+        self._check_usable()
+        return await self._push.client_instance_id(timeout)
+
+    def register_metric(self, name: str, read: Callable[[], float]) -> None:
+        """Push a metric of your own to brokers that want it (KIP-1076).
+
+        Args:
+            name: its full name; brokers subscribe to prefixes of names.
+            read: returns the value. It runs in the event loop at each push; if it raises, it is logged and removed.
+        """
+        self._check_usable()
+        self._push.register(name, read)
+
+    def unregister_metric(self, name: str) -> None:
+        """Undo `register_metric`."""
+        self._check_usable()
+        self._push.unregister(name)
 
     def describe(self) -> Description:
         """Return the producer's settings, connections, topics and oldest batches, as a block for a bug report.

@@ -136,7 +136,6 @@ _FIXED: dict[str, tuple[str, Fate, str]] = {
         Fate.REFUSED,
         "no released broker takes part in it (KIP-939); leave it out",
     ),
-    "enable.metrics.push": ("false", Fate.NOTED, f"nothing is pushed to brokers (KIP-714); {_METRICS}"),
     "metric.reporters": ("", Fate.REFUSED, f"Java classes can't be loaded; {_METRICS}"),
     "metrics.recording.level": ("info", Fate.NOTED, f"everything is counted; {_METRICS}"),
     "statistics.interval.ms": ("0", Fate.NOTED, f"nothing is emitted; {_METRICS} at any time"),

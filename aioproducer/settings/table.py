@@ -219,6 +219,7 @@ SETTINGS: dict[str, Setting] = {
         _setting("value_serializer", Serializing(), None, "=", "", "="),
         _setting("interceptors", INTERCEPTORS, (), "interceptor.classes"),
         _setting("hooks", HOOKS, ()),
+        _setting("enable_metrics_push", Switch(), True, "=", "="),
         # The cluster and its connections
         _setting(
             "metadata_max_age_ms",

@@ -85,7 +85,9 @@ class SinkOptions:
 
     def producer(self, **settings: object) -> Producer:
         """Return a producer with these options, not yet started."""
-        return Producer.from_config(self.kafka, **settings)
+        # A task is over before a broker would ask for its metrics.
+        quiet = {} if "enable.metrics.push" in self.kafka else {"enable_metrics_push": False}
+        return Producer.from_config(self.kafka, **quiet, **settings)
 
 
 def read_options(given: Mapping[str, str], *, is_stream: bool) -> SinkOptions:

@@ -67,7 +67,7 @@ STEPS: dict[str, int] = {
             "calls",
         ],
         "sending": [
-            "data_loss own_timeouts producer_id refusals rejections",
+            "data_loss metrics_push own_timeouts producer_id refusals rejections",
             "bulk produce_results",
             "numbering",
             "giving_up",
@@ -110,6 +110,7 @@ MAY_IMPORT_ASYNCIO = {
     "security.token_providers",
     "sending.bulk",
     "sending.lifecycle",
+    "sending.metrics_push",
     "sending.own_timeouts",
     "sending.produce_results",
     "sending.producer_id",

@@ -22,6 +22,7 @@ WITHOUT_TESTS_OF_THEIR_OWN = {
     "protocol.messages_connection": "declarations; test_messages.py and test_golden.py encode each",
     "protocol.messages_metadata": "declarations; test_messages.py and test_golden.py encode each",
     "protocol.messages_records": "declarations; test_messages.py and test_golden.py encode each",
+    "protocol.messages_telemetry": "declarations; test_messages.py and test_golden.py encode each",
     "protocol.messages_transaction": "declarations; test_messages.py and test_golden.py encode each",
     "hooks": "a re-export; test_exports.py imports it",
     "sasl": "a re-export; test_exports.py imports it",

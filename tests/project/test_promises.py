@@ -472,6 +472,8 @@ OURS = {
     "OFFSET_FETCH": (5, 8),  # require_stable from 7 on
     "SASL_HANDSHAKE": (1, 1),
     "SASL_AUTHENTICATE": (0, 2),
+    "GET_TELEMETRY_SUBSCRIPTIONS": (0, 0),
+    "PUSH_TELEMETRY": (0, 0),
 }
 """The requests of a producer. Others are for the embedded cluster and for reading back."""
 

@@ -70,10 +70,10 @@ def test_api_versions_response_never_has_tags_in_its_header():
 
 
 def test_the_header_of_an_undeclared_request_can_be_read():
-    frame = bytes.fromhex("0047 0003 00000009 0001 61 ffff")
+    frame = bytes.fromhex("0049 0003 00000009 0001 61 ffff")
 
-    assert decode_request_header(frame) == RequestHeader(71, 3, 9, "a")
-    with pytest.raises(UnsupportedVersionError, match="API key 71"):
+    assert decode_request_header(frame) == RequestHeader(73, 3, 9, "a")
+    with pytest.raises(UnsupportedVersionError, match="API key 73"):
         decode_request(frame)
 
 

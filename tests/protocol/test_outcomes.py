@@ -301,6 +301,14 @@ ROWS = {
         Row(Action.RETRY, MAYBE): {E.REQUEST_TIMED_OUT},
         Row(Action.COORDINATOR, MAYBE): {E.NOT_COORDINATOR, E.COORDINATOR_NOT_AVAILABLE},
     },
+    ApiKey.GET_TELEMETRY_SUBSCRIPTIONS: {
+        Row(Action.FAIL, NO): {E.INVALID_REQUEST, E.INVALID_RECORD, E.UNSUPPORTED_VERSION},
+    },
+    ApiKey.PUSH_TELEMETRY: {
+        Row(Action.FAIL, NO): {E.INVALID_REQUEST, E.INVALID_RECORD, E.UNSUPPORTED_VERSION},
+        Row(Action.SUBSCRIBE, NO): {E.UNKNOWN_SUBSCRIPTION_ID, E.UNSUPPORTED_COMPRESSION_TYPE},
+        Row(Action.SUBSCRIBE_LATER, NO): {E.TELEMETRY_TOO_LARGE, E.THROTTLING_QUOTA_EXCEEDED},
+    },
 }
 ELSE = {
     ApiKey.PRODUCE: Row(Action.FAIL, MAYBE),
@@ -315,6 +323,8 @@ ELSE = {
     ApiKey.OFFSET_FETCH: Row(Action.FAIL, NO),
     ApiKey.TXN_OFFSET_COMMIT: Row(Action.ABORT, NO),
     ApiKey.END_TXN: Row(Action.REINIT, NO),
+    ApiKey.GET_TELEMETRY_SUBSCRIPTIONS: Row(Action.RETRY, NO),
+    ApiKey.PUSH_TELEMETRY: Row(Action.RETRY, NO),
 }
 
 
@@ -603,7 +613,7 @@ def test_a_moved_coordinator_is_found_again_and_concurrent_transactions_are_retr
 def test_transactional_apis_use_only_actions_that_the_coordinator_implements():
     known = {Action.SUCCEED, Action.RETRY, Action.COORDINATOR, Action.ABORT, Action.REINIT, Action.FAIL}
     for api in UNKNOWN_CODES:
-        if api not in (PRODUCE, ApiKey.METADATA, ApiKey.API_VERSIONS):
+        if api not in (PRODUCE, ApiKey.METADATA, ApiKey.API_VERSIONS, ApiKey.PUSH_TELEMETRY):
             sasl = {Action.CLOSE, Action.OTHER_MECHANISM, Action.NO_SASL}
             assert {row.action for row in rows_of(api)} <= known | sasl, api
 
@@ -659,6 +669,8 @@ def test_records_are_sent_again_after_these_actions_and_no_others():
         Action.DOWNGRADE,
         Action.OTHER_MECHANISM,
         Action.NO_SASL,
+        Action.SUBSCRIBE,
+        Action.SUBSCRIBE_LATER,
     }
 
 

@@ -36,7 +36,7 @@ config.providers | refused
 connections.max.idle.ms | translated connections_max_idle_ms
 delivery.timeout.ms | used delivery_timeout_ms
 enable.idempotence | used enable_idempotence
-enable.metrics.push | fixed false, else noted
+enable.metrics.push | used enable_metrics_push
 interceptor.classes | used interceptors
 key.serializer | used key_serializer
 linger.ms | used linger_ms

