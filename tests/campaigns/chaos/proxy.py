@@ -25,6 +25,8 @@ class Link:
     to_client: asyncio.StreamWriter
     broker: asyncio.StreamReader
     to_broker: asyncio.StreamWriter
+    task: asyncio.Task[None]
+    """Carries its bytes."""
     loses_requests: bool = False
     loses_answers: bool = False
     is_cut: bool = False
@@ -132,7 +134,7 @@ class Proxy:
     def hang_up(self) -> None:
         """End all connections of this moment."""
         for link in self.links:
-            link.to_client.transport.abort()
+            link.task.cancel()
 
     async def close(self) -> None:
         """Stop listening and break all connections."""
@@ -154,7 +156,9 @@ class Proxy:
         except OSError:
             to_client.transport.abort()
             return
-        link = Link(client, to_client, broker, to_broker)
+        task = asyncio.current_task()
+        assert task is not None  # _accept() has made it
+        link = Link(client, to_client, broker, to_broker, task)
         self.links.add(link)
         try:
             await self._carry(link)

@@ -48,7 +48,7 @@ def _bug(name: str, frames: int, what: str) -> Callable[[Callable[[], Iterator[N
     return register
 
 
-@_bug("the end of the frame is not looked for", 1000, "IndexError")
+@_bug("the end of the frame is not looked for", 4000, "IndexError")
 def unbounded() -> Iterator[None]:
     def decode(message_type: Any, version: int, buf: Any, pos: int) -> Any:
         try:
