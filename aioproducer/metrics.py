@@ -196,6 +196,7 @@ class Metrics:
         return MetricsSnapshot(
             **gauges,
             records_accepted=ended + gauges.get("records_buffered", 0),
+            records_sent=self.records_sent,
             records_acked=self.records_acked,
             records_failed=self.records_failed,
             records_unknown=self.records_unknown,

@@ -145,3 +145,11 @@ def test_errors_are_counted_by_name():
 def test_producers_share_no_counter():
     assert Metrics().errors is not Metrics().errors
     assert Metrics().time_to_ack is not Metrics().time_to_ack
+
+
+def test_a_snapshot_has_the_records_that_were_sent():
+    metrics = Metrics(records_sent=5, records_acked=2)
+
+    snapshot = metrics.snapshot(describe_node=lambda _: None, wall_time=lambda time: time, records_buffered=4)
+
+    assert (snapshot.records_accepted, snapshot.records_sent, snapshot.records_acked) == (6, 5, 2)

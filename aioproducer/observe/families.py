@@ -126,6 +126,9 @@ _histogram = functools.partial(Family, "histogram")
 FAMILIES = (
     _gauge("producers", "Producers by state.", ("state",), _states),
     # Records
+    _counter(
+        "records_sent", "Records that were sent to a broker, however often.", (), _of_producer("records_sent")
+    ),
     _counter("records_acked", "Records that are in the log.", ("topic",), _by_topic("records_acked")),
     _counter(
         "records_failed",

@@ -199,6 +199,8 @@ class MetricsSnapshot(_Numbers):
     metadata_age: float | None = _gauge(default=None)
     """Seconds since the last metadata response; None before the first one."""
     records_accepted: int = 0
+    records_sent: int = 0
+    """Records in batches that were sent, however often."""
     records_acked: int = 0
     records_failed: int = 0
     """Certainly not in the log."""

@@ -105,6 +105,7 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
         self._initializes_later = False
         self._shares_the_loop = True
         """False if no user code runs in the loop, so that compression need not give way to it."""
+        self._wall_clock: Callable[[], float] = time.time
         # start() creates the rest, once the loop is known.
         self._loop: asyncio.AbstractEventLoop
         self._process: int
@@ -158,7 +159,7 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
             )
         self._loop = _running_loop()
         self._started_at = self._loop.time()
-        self._clock_offset = time.time() - self._started_at
+        self._clock_offset = self._wall_clock() - self._started_at
         self._move(ProducerState.RUNNING)
         self._process = os.getpid()
         _started.add(self)
@@ -175,7 +176,7 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
         if self._hooks.on_start:
             cluster_id = self._metadata.cluster.cluster_id
             seconds = self._loop.time() - self._started_at
-            self._hooks.tell("on_start", StartEvent(self._config.client_id, cluster_id, seconds))
+            self._hooks.tell(self._hooks.on_start, StartEvent(self._config.client_id, cluster_id, seconds))
 
     def _make_parts(self) -> None:
         """Create the parts behind the buffer. None of them is active yet."""
@@ -316,7 +317,7 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
         )
         if self._hooks.on_close:
             self._hooks.tell(
-                "on_close", CloseEvent(self._config.client_id, report, self._loop.time() - began)
+                self._hooks.on_close, CloseEvent(self._config.client_id, report, self._loop.time() - began)
             )
         return report
 

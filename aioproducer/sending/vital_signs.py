@@ -35,6 +35,7 @@ MOST_TOPICS = 100
 """The most that describe() shows."""
 COUNTERS = (
     "records_accepted",
+    "records_sent",
     "records_acked",
     "records_failed",
     "records_unknown",
@@ -63,6 +64,8 @@ class VitalSigns(RecordPath):
     _started_at: float
     _state: Any
     _transaction: Transaction
+    _wall_clock: Callable[[], float]
+    """Seconds since 1970; simulations have a clock of their own."""
 
     def metrics(self, *, window: float | None = None) -> MetricsSnapshot:
         """Return all counters and gauges. Works in every state, also before start() and after close().
@@ -226,7 +229,7 @@ class VitalSigns(RecordPath):
         gauges: dict[str, Any] = {
             "client_id": self._config.client_id,
             "state": self._state.value,
-            "time": time.time(),
+            "time": self._wall_clock(),
         }
         if not hasattr(self, "_accumulator"):
             return MetricsSnapshot(

@@ -205,6 +205,12 @@ class RecordingProducer(Producer):
         self._check_usable()
         return Ping(Node(_NODE, "nowhere", 0), 0.0)
 
+    async def client_instance_id(self, timeout: float = 10.0) -> UUID:
+        """Raise KafkaTimeoutError at once: no broker gives an id."""
+        check_timeout(timeout)
+        self._check_usable()
+        return await self._push.client_instance_id(0)
+
     def _why_unhealthy(self, measured: MetricsSnapshot, connected: int, max_unacked_seconds: float) -> str:
         return super()._why_unhealthy(measured, 1, max_unacked_seconds)
 

@@ -15,6 +15,9 @@ import pytest
 
 from aioproducer import TopicPartition
 from aioproducer.errors import BrokerError, DeliveryError, DeliveryTimeoutError
+from aioproducer.observe.java_metrics import points
+from aioproducer.observe.snapshots import MetricsSnapshot
+from aioproducer.sending import metrics_push
 from tests.campaigns.simulation import faults
 from tests.campaigns.simulation.history import Ended, History, Sent, SimulatedTransaction, Told
 from tests.campaigns.simulation.oracle import RULES, Logs, no_gap_is_in_the_log, verdict
@@ -297,3 +300,24 @@ def test_a_soak_reports_when_it_is_interrupted():
     assert "schedules a minute" in out
     assert "findings:" in out
     assert "Traceback" not in error
+
+
+@pytest.mark.promise(
+    "Observability", "metrics that brokers collect count each acknowledged record once (KIP-714)"
+)
+def test_records_that_are_pushed_twice_are_noticed(monkeypatch):
+    def since_the_start(now, before, wants, **more):
+        return points(now, MetricsSnapshot(), wants, **more)
+
+    monkeypatch.setattr(metrics_push, "points", since_the_start)
+
+    found = [sentence for seed in range(1, 31) for sentence in run(plan(IDEMPOTENT, seed)).broken]
+
+    assert found
+    assert all("pushed" in sentence for sentence in found)
+
+
+def test_metrics_are_collected_in_some_runs():
+    collecting = [kind for kind in KINDS for seed in range(1, 101) if plan(kind, seed).collects_metrics]
+
+    assert 0.2 < len(collecting) / (100 * len(KINDS)) < 0.4

@@ -24,6 +24,7 @@ from aioproducer.errors import (
     BufferTimeoutError,
     IllegalStateError,
     InvalidTopicError,
+    KafkaTimeoutError,
     MetadataTimeoutError,
     ProducerNotStartedError,
     TransactionAbortableError,
@@ -535,3 +536,9 @@ async def test_each_producer_has_its_own_records():
 
     assert len(one.sent) == 1
     assert other.sent == []
+
+
+async def test_no_broker_gives_an_id_and_nobody_waits_for_one():
+    async with RecordingProducer() as producer:
+        with pytest.raises(KafkaTimeoutError, match="no broker gave this client an id"):
+            await asyncio.wait_for(producer.client_instance_id(timeout=60), 1)

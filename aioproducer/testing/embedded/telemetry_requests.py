@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from uuid import uuid4
 
 from aioproducer.protocol.compression import Codec
 from aioproducer.protocol.error_codes import ErrorCode
@@ -27,7 +26,9 @@ async def get_telemetry_subscriptions(
     if error is not None:
         return GetTelemetrySubscriptionsResponse(error_code=error)
     telemetry = context.cluster.telemetry
-    instance_id = request.client_instance_id if request.client_instance_id != NIL_UUID else uuid4()
+    instance_id = (
+        request.client_instance_id if request.client_instance_id != NIL_UUID else context.cluster._uuid()
+    )
     telemetry.instances.setdefault(instance_id, Instance())
     return GetTelemetrySubscriptionsResponse(
         client_instance_id=instance_id,

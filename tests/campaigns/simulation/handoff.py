@@ -59,10 +59,9 @@ def _participant(
         handle,
         partitions=[TopicPartition(TOPIC, index) for index in exported],
         log_append_time=world.plan.log_append_time,
-        **world.settings(transactional_id=None),
+        **world.settings(transactional_id=None, client_id=label.replace(" ", "-")),
     )
-    producer._random.seed(label)
-    return type(owner)(world, producer, label)
+    return type(owner)(world, world.adopt(producer, label), label)
 
 
 def _may_be_committed(participant: Workload, transaction: SimulatedTransaction) -> bool:
@@ -83,8 +82,9 @@ async def end_by_heir(owner: Workload, transaction: SimulatedTransaction, random
     """The owner releases the transaction, and another producer sends offsets and commits it, or aborts it."""
     transaction.ended = Ended.ABORTED  # unless it is committed below
     handle = await owner.producer.release_transaction()
-    heir = Producer.resume(handle, **owner.world.settings(transactional_id=None))
-    heir._random.seed(f"heir {transaction.number} of {owner.label}")
+    label = f"heir {transaction.number} of {owner.label}"
+    settings = owner.world.settings(transactional_id=None, client_id=label.replace(" ", "-"))
+    heir = owner.world.adopt(Producer.resume(handle, **settings), label)
     try:
         await heir.start()
         if random.random() < 0.5:

@@ -31,6 +31,8 @@ UNDISTURBED = 0.15
 """The share of plans without any fault and without impatient users: what fails there fails for no reason."""
 STRICT = 0.25
 """The share of plans with gapless order, and of those with endless retries, where the producer may have them."""
+COLLECTING = 0.3
+"""The share of plans whose cluster collects the metrics of producers (KIP-714)."""
 SLOWEST_TRANSACTION = 30_000
 """Milliseconds that the users of an undisturbed run take for a transaction at most."""
 
@@ -68,6 +70,8 @@ class Plan:
     """Seconds after the start at which a second producer begins to use the same transactional id."""
     log_append_time: bool = False
     """The brokers give records their time."""
+    collects_metrics: bool = False
+    """The brokers ask for metrics."""
     group: str = "the-group"
     """Its coordinator is seldom the broker that coordinates the transactions."""
     transactional_id: str = "the-id"
@@ -158,6 +162,7 @@ def plan(kind: str, seed: int, among: Sequence[str] = ()) -> Plan:
         transactions=random.randint(1, 6) if is_transactional else 0,
         rival_at=rival_at,
         log_append_time=is_transactional and Random(f"{kind}/{seed}/time").random() < 0.3,
+        collects_metrics=Random(f"{kind}/{seed}/metrics").random() < COLLECTING,
         group=f"group-{seed % 8}",
         transaction_timeout_ms=settings.get("transaction_timeout_ms", 60_000),
     )

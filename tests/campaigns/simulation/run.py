@@ -20,6 +20,7 @@ from aioproducer import Producer
 from aioproducer.errors import KafkaError
 from aioproducer.testing.embedded.broker import BrokerState
 from aioproducer.testing.simulation.loop import BEGIN, SimulatedLoop, SimulationStalled, simulate
+from tests.campaigns.simulation import collected
 from tests.campaigns.simulation.history import History
 from tests.campaigns.simulation.observer import observing
 from tests.campaigns.simulation.oracle import verdict
@@ -140,6 +141,7 @@ async def _main(
             await _nothing_is_left(world, producer)
         if which.is_transactional and cluster.groups._states.exists:
             history.group_offsets = cluster.groups.offsets(which.group)
+        history.problems += collected.mistakes(world)
         history.problems += [f"bug of the embedded cluster: {error!r}" for error in cluster.failures]
         cluster.failures.clear()
     history.digest = loop.network.digest

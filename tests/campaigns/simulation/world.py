@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from aioproducer import Producer, Receipt
+from aioproducer.metrics import Metrics
 from aioproducer.testing import EmbeddedCluster, Operation
 from aioproducer.testing.embedded.broker import BrokerState
 from aioproducer.testing.embedded.faults import Fault
@@ -15,7 +16,7 @@ from aioproducer.testing.embedded.topics import EmbeddedTopic, Partition
 from aioproducer.testing.embedded.transaction_metadata import TransactionStatus
 from aioproducer.testing.simulation.loop import SimulatedLoop
 from aioproducer.testing.simulation.network import Latency
-from tests.campaigns.simulation import faults
+from tests.campaigns.simulation import collected, faults
 from tests.campaigns.simulation.faults import READ_FROM, TOPIC
 from tests.campaigns.simulation.history import History
 from tests.campaigns.simulation.oracle import number_of
@@ -44,6 +45,8 @@ class World:
         self.scripted: list[tuple[str, Fault]] = []
         self.receipts: list[Receipt] = []
         """Of each send_many; its errors are looked at when all is over."""
+        self.counters: dict[str, list[Metrics]] = {}
+        """Of all producers, by client id."""
         self._wall_skew = 0.0
         self._timers: list[asyncio.TimerHandle] = []
         self._watching: list[asyncio.Task[None]] = []
@@ -60,7 +63,10 @@ class World:
             clock=self.wall_time,
             random=plan.random("cluster"),
             auto_create=False,
+            collects_metrics=plan.collects_metrics,
         )
+        if plan.collects_metrics:
+            collected.ask(self.cluster.telemetry, plan.random("telemetry"))
 
     def wall_time(self) -> float:
         return self.loop.wall_time() + self._wall_skew
@@ -70,9 +76,15 @@ class World:
         self._wall_skew += seconds
 
     def producer(self, label: str = "producer", **settings: Any) -> Producer:
-        """A producer that is not started; all its chances come from the plan."""
-        producer = Producer(**self.settings(**settings))
+        """A producer that is not started."""
+        producer = Producer(**self.settings(client_id=label, **settings))
+        return self.adopt(producer, label)
+
+    def adopt(self, producer: Producer, label: str) -> Producer:
+        """Let all chances of a producer come from the plan, and its time from the simulation."""
         producer._random.seed(f"{self.plan.kind}/{self.plan.seed}/{label}")
+        producer._wall_clock = self.loop.wall_time
+        self.counters.setdefault(producer._config.client_id, []).append(producer._metrics)
         return producer
 
     def settings(self, **settings: Any) -> dict[str, Any]:
