@@ -49,6 +49,7 @@ LATE_TIMER = 0.1
 """Seconds. If a deadline timer fires later than this, the event loop was blocked: responses may be waiting unread in
 the socket, so they are given some more time to be read."""
 
+_API_NAMES = {int(api): api.name for api in ApiKey}
 Answered: TypeAlias = Callable[[Any, KafkaError | None], None]
 """Called with the response, or with None and the error."""
 
@@ -366,11 +367,9 @@ class RequestStream:
     def _tell_request(
         self, entry: _InFlight, bytes_received: int, seconds: float, error: KafkaError | None
     ) -> None:
-        api = ApiKey(entry.request.api_key).name
-        event = RequestEvent(
-            self._hooks.client_id, self.node, api, entry.size, bytes_received, seconds, error
-        )
-        self._hooks.tell("on_request", event)
+        hooks, api = self._hooks, _API_NAMES[entry.request.api_key]
+        event = RequestEvent(hooks.client_id, self.node, api, entry.size, bytes_received, seconds, error)
+        hooks.tell(hooks.on_request, event)
 
     def _decoded(self, request: Message, entry: _InFlight, frame: bytes) -> Message | LargeAnswer:
         if entry.correlation_id in self._sliced:
@@ -420,7 +419,9 @@ class RequestStream:
             seconds = MAX_THROTTLE
         self._metrics.throttles.add(seconds)
         if self._hooks.on_throttle:
-            self._hooks.tell("on_throttle", ThrottleEvent(self._hooks.client_id, self.node, seconds))
+            self._hooks.tell(
+                self._hooks.on_throttle, ThrottleEvent(self._hooks.client_id, self.node, seconds)
+            )
         now = self._loop.time()
         if now >= self._throttle_logged_at + THROTTLE_PERIOD:
             self._throttle_logged_at = now

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aioproducer.observe.client_log import ClientLog
+from aioproducer.protocol.compression import Codec
 from aioproducer.types import Node, Outcome, qualified_name
 
 __all__ = [
@@ -34,54 +34,46 @@ if TYPE_CHECKING:
     from aioproducer.sending.lifecycle import CloseReport
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
-    """What all events have."""
-
-    client_id: str
-    """The producer's."""
-
-
-@dataclass(frozen=True, slots=True)
-class StartEvent(Event):
+class StartEvent(NamedTuple):
     """`on_start`: start() has succeeded."""
 
+    client_id: str
     cluster_id: str | None
     """None after `start(wait=False)`, and for brokers without one."""
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class CloseEvent(Event):
+class CloseEvent(NamedTuple):
     """`on_close`: the producer is closed."""
 
+    client_id: str
     report: CloseReport
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectEvent(Event):
+class ConnectEvent(NamedTuple):
     """`on_connect`: an attempt to connect has ended, authentication included."""
 
+    client_id: str
     node: Node
     seconds: float
     error: BaseException | None
     """Why it failed; None if the connection is ready."""
 
 
-@dataclass(frozen=True, slots=True)
-class DisconnectEvent(Event):
+class DisconnectEvent(NamedTuple):
     """`on_disconnect`: a connection that was ready is closed."""
 
+    client_id: str
     node: Node
     error: BaseException | None
     """None for an orderly close: idle, or the broker has left the cluster."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestEvent(Event):
+class RequestEvent(NamedTuple):
     """`on_request`: a request was answered, or its connection was closed."""
 
+    client_id: str
     node: Node
     api: str
     """The name of the request, such as PRODUCE."""
@@ -93,18 +85,18 @@ class RequestEvent(Event):
     """Why there is no answer. Error codes in an answer are not errors here."""
 
 
-@dataclass(frozen=True, slots=True)
-class ThrottleEvent(Event):
+class ThrottleEvent(NamedTuple):
     """`on_throttle`: a broker accepts no requests for a while, because of a quota."""
 
+    client_id: str
     node: Node
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class BatchEvent(Event):
+class BatchEvent(NamedTuple):
     """`on_batch`: all records of a batch have their result."""
 
+    client_id: str
     topic: str
     partition: int
     records: int
@@ -122,10 +114,10 @@ class BatchEvent(Event):
     error: BaseException | None
 
 
-@dataclass(frozen=True, slots=True)
-class RetryEvent(Event):
+class RetryEvent(NamedTuple):
     """`on_retry`: a batch will be sent again."""
 
+    client_id: str
     topic: str
     partition: int
     records: int
@@ -137,26 +129,40 @@ class RetryEvent(Event):
     """The reason."""
 
 
-@dataclass(frozen=True, slots=True)
-class RejectedEvent(Event):
+class RejectedEvent(NamedTuple):
     """`on_rejected`: records were not accepted: `send` raised, or a row of `send_many` has an error."""
 
+    client_id: str
     topic: object
     """As it was given, so it may be no str."""
     records: int
     error: BaseException
 
 
-@dataclass(frozen=True, slots=True)
-class TransactionEvent(Event):
+class TransactionEvent(NamedTuple):
     """`on_transaction`: a transactional call has ended."""
 
+    client_id: str
     transactional_id: str
     call: str
     """begin, initialize, send_offsets, commit, abort or fence."""
     seconds: float
     error: BaseException | None
 
+
+Event = (
+    StartEvent
+    | CloseEvent
+    | ConnectEvent
+    | DisconnectEvent
+    | RequestEvent
+    | ThrottleEvent
+    | BatchEvent
+    | RetryEvent
+    | RejectedEvent
+    | TransactionEvent
+)
+"""Each has `client_id`, that of the producer. They are tuples, because a tuple is made fastest."""
 
 EVENTS = (
     "on_start",
@@ -172,6 +178,7 @@ EVENTS = (
 )
 """The methods that a hook may have."""
 
+_CODECS = {codec: codec.name.lower() for codec in Codec}
 _defaults: list[object] = []
 
 
@@ -213,9 +220,9 @@ class Hooks:
             found = ((hook, getattr(hook, event, None)) for hook in (*_defaults, *hooks))
             setattr(self, event, [(hook, method) for hook, method in found if method is not None])
 
-    def tell(self, name: str, event: Event) -> None:
-        """Call all hooks that have the method `name`."""
-        for hook, method in tuple(getattr(self, name)):
+    def tell(self, heard_by: list[Any], event: Event) -> None:
+        """Call the methods of one event, such as `on_batch`."""
+        for hook, method in heard_by:  # a hook that is switched off leaves a new list
             try:
                 returned = method(event)
             except Exception:
@@ -224,7 +231,7 @@ class Hooks:
                 )
                 self._switch_off(hook)
                 continue
-            if inspect.iscoroutine(returned):
+            if returned is not None and inspect.iscoroutine(returned):
                 returned.close()
                 self._log.warning(
                     "the hook %s is async and is switched off; hooks can't be awaited", qualified_name(method)
@@ -234,12 +241,12 @@ class Hooks:
     def connected(self, node: Node, seconds: float, error: BaseException | None) -> None:
         """Tell of an attempt to connect."""
         if self.on_connect:
-            self.tell("on_connect", ConnectEvent(self.client_id, node, seconds, error))
+            self.tell(self.on_connect, ConnectEvent(self.client_id, node, seconds, error))
 
     def disconnected(self, node: Node, error: BaseException | None) -> None:
         """Tell of a connection that is closed."""
         if self.on_disconnect:
-            self.tell("on_disconnect", DisconnectEvent(self.client_id, node, error))
+            self.tell(self.on_disconnect, DisconnectEvent(self.client_id, node, error))
 
     def batch_ended(
         self,
@@ -250,20 +257,21 @@ class Hooks:
         error: BaseException | None = None,
     ) -> None:
         """Tell of a batch whose records have their result. `base_offset` is -1 if it is not known."""
+        queue = batch.queue
         event = BatchEvent(
             self.client_id,
-            batch.queue.topic,
-            batch.queue.partition,
+            queue.topic,
+            queue.partition,
             records,
             batch.wire_size,
-            batch.codec.name.lower(),
+            _CODECS[batch.codec],
             batch.attempts,
             now - batch.created,
             base_offset if base_offset >= 0 else None,
-            getattr(error, "outcome", None),
+            None if error is None else getattr(error, "outcome", None),
             error,
         )
-        self.tell("on_batch", event)
+        self.tell(self.on_batch, event)
 
     def _switch_off(self, hook: object) -> None:
         for event in EVENTS:

@@ -5,7 +5,7 @@ The names follow OpenTelemetry's semantic conventions for messaging and for Kafk
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry import propagate, trace
@@ -19,6 +19,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 from aioproducer.observe import hooks, live, tracing
 from aioproducer.observe.families import FAMILIES, Family
 from aioproducer.observe.hooks import BatchEvent
+from aioproducer.observe.snapshots import Distribution, MetricsSnapshot
 from aioproducer.types import Headers
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ __all__ = ["AioproducerInstrumentor"]
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 30, 60, 120)
 """Buckets of messaging.client.operation.duration: those that the conventions name, and longer ones."""
+QUANTILES = (0.5, 0.99)
 MOST_TOPICS = 1_000
 """Topics whose span attributes are kept."""
 _OPERATION = {
@@ -55,7 +57,9 @@ class AioproducerInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # it has
     headers. A call that is not recorded, because of the sampler or without an SDK, has no span and no headers.
 
     Args of `instrument()`:
-        tracer_provider, meter_provider: the global ones by default.
+        tracer_provider, meter_provider: the global ones by default. With `trace.NoOpTracerProvider()`, only metrics.
+        durations: whether to record messaging.client.operation.duration, a histogram with one value for each batch.
+            False by default, since OpenTelemetry needs some 20 µs for each value. Quantiles are exported anyway.
         capture_key: whether to add the record's key as messaging.kafka.message.key. False by default, since keys may be
             personal data.
     """
@@ -69,20 +73,24 @@ class AioproducerInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # it has
         *,
         tracer_provider: TracerProvider | None = None,
         meter_provider: MeterProvider | None = None,
+        durations: bool = False,
         capture_key: bool = False,
         **_: Any,
     ) -> None:
         version = importlib.metadata.version("aioproducer")
         tracer = trace.get_tracer("aioproducer", version, tracer_provider)
         meter = get_meter("aioproducer", version, meter_provider)
-        self._durations = _Durations(meter)
-        tracing.set_tracer(lambda config: _SendTracer(config, tracer, capture_key=capture_key))
-        hooks.add_default(self._durations)
+        if not isinstance(tracer, trace.NoOpTracer):  # it would cost time for each record, in vain
+            tracing.set_tracer(lambda config: _SendTracer(config, tracer, capture_key=capture_key))
+        self._durations = _Durations(meter) if durations else None
+        if self._durations is not None:
+            hooks.add_default(self._durations)
         _observe(meter)
 
     def _uninstrument(self, **_: Any) -> None:
         tracing.set_tracer(None)
-        hooks.remove_default(self._durations)
+        if self._durations is not None:
+            hooks.remove_default(self._durations)
 
 
 class _SendTracer:
@@ -213,40 +221,92 @@ class _Durations:
 
 def _observe(meter: Meter) -> None:
     """Create an instrument for each counter and gauge of the exporters. They are read when metrics are collected."""
+    collection = _Collection()
     meter.create_observable_counter(
         "messaging.client.sent.messages",
-        [_sent_messages],
+        [_SentMessages(collection)],
         unit="{message}",
         description="Records that have their result.",
     )
     for family in FAMILIES:
         name = f"aioproducer.{family.name}"
         if family.kind == "counter":
-            meter.create_observable_counter(name, [_reader(family)], description=family.text)
+            meter.create_observable_counter(name, [_Reader(collection, family)], description=family.text)
         elif family.kind == "gauge":
-            meter.create_observable_gauge(name, [_reader(family)], description=family.text)
+            meter.create_observable_gauge(name, [_Reader(collection, family)], description=family.text)
+        else:
+            meter.create_observable_gauge(name, [_Quantiles(collection, family)], description=family.text)
 
 
-def _sent_messages(_: CallbackOptions) -> Iterable[Observation]:
-    for snapshot in live.snapshots():
-        for topic in snapshot.topics:
-            attributes = {
-                **_OPERATION,
-                "messaging.client.id": snapshot.client_id,
-                "messaging.destination.name": topic.name,
-            }
-            yield Observation(topic.records_acked, attributes)
-            for count, outcome in (
-                (topic.records_failed, "not_persisted"),
-                (topic.records_unknown, "unknown"),
-            ):
-                if count:
-                    yield Observation(count, {**attributes, "error.type": outcome})
+class _Collection:
+    """The snapshots that all instruments read during one collection."""
+
+    def __init__(self) -> None:
+        self._snapshots: list[MetricsSnapshot] = []
+        self._readers: set[object] = set()
+        """Those that have read these snapshots. The first that comes a second time begins the next collection."""
+
+    def snapshots(self, reader: object) -> list[MetricsSnapshot]:
+        if not self._readers or reader in self._readers:
+            self._snapshots = live.snapshots()
+            self._readers.clear()
+        self._readers.add(reader)
+        return self._snapshots
 
 
-def _reader(family: Family) -> Callable[[CallbackOptions], Iterable[Observation]]:
-    def read(_: CallbackOptions) -> Iterable[Observation]:
-        for labels, value in family.values(live.snapshots()).items():
-            yield Observation(value, dict(zip(family.labels, labels, strict=True)))
+class _SentMessages:
+    """Reads messaging.client.sent.messages."""
 
-    return read
+    def __init__(self, collection: _Collection) -> None:
+        self._collection = collection
+
+    def __call__(self, _: CallbackOptions) -> Iterable[Observation]:
+        for snapshot in self._collection.snapshots(self):
+            for topic in snapshot.topics:
+                attributes = {
+                    **_OPERATION,
+                    "messaging.client.id": snapshot.client_id,
+                    "messaging.destination.name": topic.name,
+                }
+                yield Observation(topic.records_acked, attributes)
+                for count, outcome in (
+                    (topic.records_failed, "not_persisted"),
+                    (topic.records_unknown, "unknown"),
+                ):
+                    if count:
+                        yield Observation(count, {**attributes, "error.type": outcome})
+
+
+class _Reader:
+    """Reads one counter or gauge."""
+
+    def __init__(self, collection: _Collection, family: Family) -> None:
+        self._collection = collection
+        self._family = family
+
+    def __call__(self, _: CallbackOptions) -> Iterable[Observation]:
+        for labels, value in self._values().items():
+            yield Observation(value, self._attributes(labels))
+
+    def _values(self) -> dict[tuple[str, ...], Any]:
+        return self._family.values(self._collection.snapshots(self))
+
+    def _attributes(self, labels: tuple[str, ...]) -> dict[str, str]:
+        return dict(zip(self._family.labels, labels, strict=True))
+
+
+class _Quantiles(_Reader):
+    """Reads the quantiles of a distribution, of what happened since the last collection."""
+
+    def __init__(self, collection: _Collection, family: Family) -> None:
+        super().__init__(collection, family)
+        self._before: dict[tuple[str, ...], Distribution] = {}
+
+    def __call__(self, _: CallbackOptions) -> Iterable[Observation]:
+        before, self._before = self._before, self._values()
+        for labels, value in self._before.items():
+            since = value - before.get(labels, Distribution())
+            if since.count > 0:
+                for quantile in QUANTILES:
+                    attributes = {**self._attributes(labels), "quantile": str(quantile)}
+                    yield Observation(since.quantile(quantile), attributes)

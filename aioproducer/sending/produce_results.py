@@ -464,7 +464,7 @@ class ProduceResults:
                 pause,
                 error,
             )
-            self._hooks.tell("on_retry", event)
+            self._hooks.tell(self._hooks.on_retry, event)
 
     def _backoff(self, batch: ProducerBatch) -> float:
         config = self._config

@@ -23,7 +23,9 @@ class Rejections:
             return
         self._metrics.count_rejected(error, records)
         if self._hooks.on_rejected:
-            self._hooks.tell("on_rejected", RejectedEvent(self._hooks.client_id, topic, records, error))
+            self._hooks.tell(
+                self._hooks.on_rejected, RejectedEvent(self._hooks.client_id, topic, records, error)
+            )
 
     def note_rows(self, topic: object, errors: Iterable[BaseException]) -> None:
         """Count the rows of one call. The hooks hear of each class of error once, with its first error."""

@@ -30,4 +30,4 @@ class CallWatch:
             event = TransactionEvent(
                 self._hooks.client_id, self._transaction.transactional_id, call, seconds, error
             )
-            self._hooks.tell("on_transaction", event)
+            self._hooks.tell(self._hooks.on_transaction, event)

@@ -273,7 +273,7 @@ def test_a_hook_with_one_method_leaves_the_other_lists_empty():
     assert [name for name in EVENTS if getattr(hooks, name)] == ["on_throttle"]
     hooks.connected(NODE, 0.1, None)
     hooks.disconnected(NODE, None)
-    hooks.tell("on_throttle", ThrottleEvent("shop", NODE, 0.1))
+    hooks.tell(hooks.on_throttle, ThrottleEvent("shop", NODE, 0.1))
     assert len(hooks.on_throttle) == 1
 
 

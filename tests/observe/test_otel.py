@@ -17,16 +17,21 @@ from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.instrumentation.aiokafka import AIOKafkaInstrumentor
+from opentelemetry.metrics import CallbackOptions
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader, PeriodicExportingMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, Sampler
-from opentelemetry.trace import SpanKind, StatusCode
+from opentelemetry.trace import NoOpTracerProvider, SpanKind, StatusCode
 
 import aioproducer.blocking
 from aioproducer.errors import DeliveryError, InvalidRecordError, SendManyError
+from aioproducer.metrics import Histogram, MetricsSnapshot
+from aioproducer.observe import live
+from aioproducer.observe.families import FAMILIES
+from aioproducer.observe.otel import _Collection, _Quantiles
 from aioproducer.otel import AioproducerInstrumentor
 from aioproducer.producer import Producer
 from aioproducer.protocol.error_codes import ErrorCode
@@ -267,6 +272,7 @@ def test_the_blocking_producer_is_traced_with_the_callers_span_as_parent(instrum
 @pytest.mark.promise(
     "Observability", "OpenTelemetry: metrics by observable instruments, with the conventions' names"
 )
+@pytest.mark.parametrize("instrumented", [{"durations": True}], indirect=True)
 async def test_metrics_are_read_when_they_are_collected(instrumented):
     async with producing(topics={"orders": 1}, client_id="otel-shop") as (cluster, producer):
         for _ in range(3):
@@ -297,6 +303,54 @@ async def test_metrics_are_read_when_they_are_collected(instrumented):
     assert (attributes, point.value) == ({"client_id": "otel-shop", "topic": "orders"}, 3)
     [(_, point)] = of("aioproducer.buffer_bytes")
     assert point.value == producer.metrics().buffer_total
+    times = {
+        attributes["quantile"]: point.value for attributes, point in of("aioproducer.time_to_result_seconds")
+    }
+    assert times == {
+        "0.5": producer.metrics().time_to_result.p50,
+        "0.99": producer.metrics().time_to_result.p99,
+    }
+
+
+def test_quantiles_are_those_of_the_time_since_the_last_collection(monkeypatch):
+    times = Histogram()
+    monkeypatch.setattr(
+        live, "snapshots", lambda: [MetricsSnapshot(client_id="shop", time_to_result=times.snapshot())]
+    )
+    [family] = [family for family in FAMILIES if family.name == "time_to_result_seconds"]
+    read = _Quantiles(_Collection(), family)
+
+    def quantiles() -> dict[str, float]:
+        return {one.attributes["quantile"]: one.value for one in read(CallbackOptions())}
+
+    times.add(0.001, 1000)
+    assert quantiles()["0.99"] == pytest.approx(0.001, rel=0.2)
+    times.add(100.0)
+    assert quantiles() == {"0.5": pytest.approx(100), "0.99": pytest.approx(100)}
+    assert quantiles() == {}, "nothing happened"
+
+
+def test_each_collection_takes_one_snapshot_for_all_instruments(monkeypatch):
+    taken = []
+    monkeypatch.setattr(live, "snapshots", lambda: taken.append(1) or [])
+    collection = _Collection()
+
+    for _ in range(3):
+        for reader in "abc":
+            collection.snapshots(reader)
+
+    assert len(taken) == 3
+
+
+async def test_without_a_tracer_that_records_there_is_no_tracer():
+    instrumentor = AioproducerInstrumentor()
+    instrumentor.instrument(tracer_provider=NoOpTracerProvider(), meter_provider=MeterProvider())
+    try:
+        async with producing() as (_, producer):
+            assert producer._tracer is None
+            assert not producer._hooks.on_batch, "durations are opt-in"
+    finally:
+        instrumentor.uninstrument()
 
 
 def test_without_instrumentation_there_is_no_tracer():

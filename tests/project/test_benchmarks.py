@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import bench
+import observability
 import plan
 import programs
 import real_kafka
@@ -452,3 +453,22 @@ def test_the_table_of_the_comparison_over_tls_has_medians_and_what_they_are_to_t
         "| aioproducer, TLS | **3.00** [2.50–5.00] | 1.50 |",
         "| aioproducer, without TLS | **1.00** [1.00–1.00] | 0.50 |",
     ]
+
+
+# ------------------------------------------------------------------------------------------------ observability
+
+
+@pytest.mark.promise("Observability", "a benchmark measures what hooks, exporters and logs cost")
+def test_observability_is_measured_with_everything_switched_on():
+    job = Job("pipelined", OURS, records=20_000, warm_up=1_000)
+
+    plain = observability.measured(job, is_observed=False)
+    observed = observability.measured(job, is_observed=True)
+
+    assert plain["sent"] == observed["sent"] == 21_000
+    assert plain["heard"] == {}
+    assert observed["heard"].keys() >= {"StartEvent", "ConnectEvent", "RequestEvent", "BatchEvent"}
+
+
+def test_the_interval_of_a_median_is_that_of_its_ranks():
+    assert observability.interval([float(value) for value in range(1, 31)]) == (10.0, 21.0)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import aioproducer
+import aioproducer.observe.hooks
 from aioproducer import errors, testing
 
 PUBLIC_MODULES = [
@@ -116,7 +117,7 @@ def test_every_public_name_is_described(name):
             # What a class gets from its base, like NamedTuple's and dataclass's generated text, says nothing.
             assert not value.__doc__.startswith(f"{exported}("), exported
         else:
-            assert exported in attribute_docs(aioproducer.types), exported
+            assert exported in attribute_docs(aioproducer.types) | attribute_docs(aioproducer.observe.hooks)
 
 
 @pytest.mark.promise("Docs", "every public name is described")
@@ -153,6 +154,7 @@ def test_importing_the_package_starts_nothing_and_imports_no_test_tools():
     script = """
 import sys, threading
 import aioproducer
+import aioproducer.observe.hooks
 assert threading.active_count() == 1
 others = ("pytest", "aiokafka", "confluent_kafka", "uvloop", "pyspark")
 found = [name for name in sys.modules if name.split(".")[0] in others]
