@@ -97,12 +97,16 @@ class ChildProcesses:
         process.wait(_KILL_WAIT)
         self._forget(process)
 
-    def end(self) -> None:
-        """Kill the processes that are still running and end the watchdog. Awaits nothing, so it can't be cancelled."""
+    def kill_all(self) -> None:
+        """Kill the processes that are still running. Awaits nothing, so it can't be cancelled."""
         for process in self._running.values():
             process.kill()
         for process in list(self._running.values()):
             self.kill(process)
+
+    def end(self) -> None:
+        """Kill the processes that are still running and end the watchdog, which then leaves the scratch directory."""
+        self.kill_all()
         _say(self._watchdog, "done")
         self._watchdog.wait(_KILL_WAIT)
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import shutil
 import tempfile
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from aioproducer.testing.apache.broker_setup import ApacheBroker, PortReservation
@@ -43,31 +44,40 @@ class Resources:
 
     def release(self) -> None:
         """Release everything."""
-        if self._end():
-            self._discard_directory()
+        with self._ending() as is_ours:
+            if is_ours:
+                self._discard_directory()
 
     def release_but_logs(self, brokers: Sequence[ApacheBroker]) -> str | None:
         """Release everything except configuration and logs; return a sentence that names their directory, if any."""
-        if self._end():
-            for broker in brokers if self._is_temporary else ():
-                broker.discard_data()
-            if not self._has_logs():
-                self._discard_directory()
+        with self._ending() as is_ours:
+            if is_ours:
+                for broker in brokers if self._is_temporary else ():
+                    broker.discard_data()
+                if not self._has_logs():
+                    self._discard_directory()
         return f"Kafka's logs are kept in {self.directory}" if self._has_logs() else None
 
     def _has_logs(self) -> bool:
         return next(self.directory.glob("**/*.log"), None) is not None
 
-    def _end(self) -> bool:
-        """End the processes; False if that has been done, or if another process has to do it."""
+    @contextlib.contextmanager
+    def _ending(self) -> Iterator[bool]:
+        """End the processes before the block, and the watchdog after it.
+
+        False if that has been done, or if another process has to do it. Ctrl-C may end the block too early: then the
+        watchdog lives on and removes the directory when this process ends.
+        """
         if self._is_released or not self.children.are_ours:
-            return False
+            yield False
+            return
         self._is_released = True
         try:
+            self.children.kill_all()
+            yield True
             self.children.end()
         finally:
             self.ports.release()
-        return True
 
     def _discard_directory(self) -> None:
         if self._is_temporary:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from aioproducer.testing.apache import resources
 from aioproducer.testing.apache.broker_setup import ApacheBroker
 from aioproducer.testing.apache.resources import Resources
-from tests.support.apache_processes import descriptors, is_alive
+from tests.support.apache_processes import descriptors, is_alive, until
+
+ROOT = Path(resources.__file__).parents[3]
 
 
 @pytest.fixture
@@ -38,6 +45,38 @@ def test_releasing_ends_processes_frees_ports_and_removes_the_directory(temporar
     assert not temporary.directory.exists()
     assert len(descriptors()) < len(before), "neither a socket nor a pipe to a process is left"
     temporary.release()  # once more changes nothing
+
+
+INTERRUPTED = """
+    from aioproducer.testing.apache import resources
+
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    held = resources.Resources(None)
+    (held.directory / "data").write_text("left behind")
+    resources.shutil.rmtree = interrupted
+    try:
+        held.release()
+    finally:
+        print(held.directory)
+"""
+
+
+async def test_a_second_ctrl_c_during_the_release_leaves_no_directory(tmp_path):
+    owner = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        textwrap.dedent(INTERRUPTED),
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    printed, errors = await owner.communicate()
+    assert b"KeyboardInterrupt" in errors
+    assert printed.decode().startswith(str(tmp_path))
+
+    await until(lambda: not list(tmp_path.iterdir()))
 
 
 def test_a_directory_that_was_chosen_is_made_and_stays(tmp_path):
