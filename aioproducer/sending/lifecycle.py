@@ -10,7 +10,7 @@ import time
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -42,7 +42,7 @@ from aioproducer.records.compressor import BatchCompressor
 from aioproducer.records.idempotence import Idempotence
 from aioproducer.records.interceptors import Interceptors
 from aioproducer.records.partition_choice import PartitionChoice
-from aioproducer.sending.metrics_push import MetricsPush
+from aioproducer.sending.metrics_push import LAST_PUSH, MetricsPush
 from aioproducer.sending.own_timeouts import OwnTimeouts
 from aioproducer.sending.rejections import Rejections
 from aioproducer.sending.sender import Sender
@@ -286,14 +286,7 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
         )
         began = self._loop.time()
         if timeout > 0 and (self._accumulator.incomplete or self._transaction.is_used):
-            finish = asyncio.ensure_future(self._finish())
-            given_up = asyncio.ensure_future(self._give_up_flush.wait())
-            await asyncio.wait({finish, given_up}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-            finish.cancel()
-            given_up.cancel()
-            await asyncio.wait({finish, given_up})
-            if not finish.cancelled() and (error := finish.exception()) is not None:
-                self._log.error("close() failed; the remaining records are failed as well", exc_info=error)
+            await self._while_wanted(self._finish(), timeout)
             if self._logs_given_up:
                 self._report_given_up(self._loop.time() - began)
         self._sender.abort(f"{reason} before the records were acknowledged")
@@ -301,8 +294,9 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if timeout > 0:
-            await self._push.close()
+        left = began + timeout - self._loop.time()
+        if left > 0:
+            await self._while_wanted(self._push.push_last(), min(left, LAST_PUSH))
         self._ring.close()
         await self._brokers.close()
         await self._compressor.close()
@@ -320,6 +314,17 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
                 self._hooks.on_close, CloseEvent(self._config.client_id, report, self._loop.time() - began)
             )
         return report
+
+    async def _while_wanted(self, step: Coroutine[Any, Any, None], timeout: float) -> None:
+        """Run a part of close() until it ends, its time is over, or close() is cancelled."""
+        running = asyncio.ensure_future(step)
+        given_up = asyncio.ensure_future(self._give_up_flush.wait())
+        await asyncio.wait({running, given_up}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        running.cancel()
+        given_up.cancel()
+        await asyncio.wait({running, given_up})
+        if not running.cancelled() and (error := running.exception()) is not None:
+            self._log.error("close() failed; the remaining records are failed as well", exc_info=error)
 
     def _report_given_up(self, waited: float) -> None:
         """Log the records that the end of a block did not wait for, since the report of close() is dropped there."""

@@ -32,7 +32,7 @@ DEFAULT_INTERVAL = 300.0
 SHORTEST_INTERVAL = 0.1
 """Seconds; a broker cannot ask for pushes more often."""
 LAST_PUSH = 1.0
-"""Seconds that close() waits for the last push."""
+"""Seconds that close() waits at most for the last push, within its own timeout."""
 ALL = "*"
 
 
@@ -127,15 +127,10 @@ class MetricsPush:
         assert self._instance_id is not None  # the event says so
         return self._instance_id
 
-    async def close(self) -> None:
-        """Push the last metrics, if the brokers want any; wait at most LAST_PUSH seconds."""
-        if self._subscription is None or not self._subscription.prefixes:
-            return
-        try:
-            async with asyncio.timeout(LAST_PUSH):
-                await self._push(self._subscription, is_last=True)
-        except TimeoutError:
-            self._log.debug("the last metrics were not pushed within %g s", LAST_PUSH)
+    async def push_last(self) -> None:
+        """Push the metrics at the end of the producer, if the brokers want any."""
+        if self._subscription is not None and self._subscription.prefixes:
+            await self._push(self._subscription, is_last=True)
 
     async def _subscribe(self) -> float | None:
         """Ask which metrics are wanted. Return the seconds until the next step; None for no further step."""

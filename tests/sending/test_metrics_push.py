@@ -56,6 +56,20 @@ async def collecting(
         await assert_nothing_left(producer, cluster)
 
 
+@asynccontextmanager
+async def pushing_to_a_frozen_broker() -> AsyncIterator[Producer]:
+    """A producer whose broker wants metrics, and no longer answers."""
+    async with EmbeddedCluster(1, topics={"orders": 1}, collects_metrics=True) as cluster:
+        cluster.telemetry.subscribe([""], interval_ms=60_000)
+        producer = quick_producer(cluster, **PATIENT)
+        await producer.start()
+        await producer.send_and_wait("orders", b"v")
+        await later(lambda: cluster.telemetry.pushes, 120)
+        cluster.freeze_broker(0)
+        yield producer
+        cluster.thaw_broker(0)
+
+
 async def later(condition: Callable[[], object], seconds: float) -> None:
     """Wait until the condition holds, in steps that suit minutes."""
     async with asyncio.timeout(seconds):
@@ -222,20 +236,25 @@ async def test_close_pushes_the_last_metrics():
     assert short(last)["record.send.total"] == {"": 1.0}
 
 
+@pytest.mark.parametrize(("timeout", "most"), [(None, 1), (30, 1), (0.3, 0.3)])
 @in_virtual_time
-async def test_close_waits_a_second_at_most_for_the_last_push():
-    async with EmbeddedCluster(1, topics={"orders": 1}, collects_metrics=True) as cluster:
-        cluster.telemetry.subscribe([""], interval_ms=60_000)
-        producer = quick_producer(cluster, **PATIENT)
-        await producer.start()
-        await producer.send_and_wait("orders", b"v")
-        await later(lambda: cluster.telemetry.pushes, 120)
-        cluster.freeze_broker(0)
+async def test_close_waits_for_the_last_push_for_a_second_at_most_within_its_timeout(timeout, most):
+    async with pushing_to_a_frozen_broker() as producer:
         loop = asyncio.get_running_loop()
         began = loop.time()
-        await producer.close()
-        assert loop.time() - began == pytest.approx(1, abs=0.2)
-        cluster.thaw_broker(0)
+        await producer.close(timeout=timeout)
+        assert loop.time() - began == pytest.approx(most, abs=0.01)
+
+
+@in_virtual_time
+async def test_a_cancelled_close_does_not_wait_for_the_last_push():
+    async with pushing_to_a_frozen_broker() as producer:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await producer.close()
+        assert loop.time() - began == pytest.approx(0.5, abs=0.01)
 
 
 @in_virtual_time
