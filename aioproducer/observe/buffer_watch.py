@@ -5,6 +5,7 @@ from __future__ import annotations
 from asyncio import AbstractEventLoop, TimerHandle
 from typing import Protocol
 
+from aioproducer.concurrency.wakeup import CLOCK_SLACK
 from aioproducer.observe.client_log import ClientLog
 
 LONG = 1.0
@@ -47,7 +48,7 @@ class BufferWatch:
         self._timer = None
         now = self._loop.time()
         oldest = next(iter(self._began.values()), now)
-        if now - oldest < LONG:
+        if oldest + LONG > now + CLOCK_SLACK:
             if self._logged_since is not None:
                 self._log.info(
                     "the buffer has room again: callers of send waited for up to %.1f s",

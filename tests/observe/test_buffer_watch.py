@@ -56,6 +56,22 @@ def test_a_short_wait_has_no_line(caplog):
     assert caplog.messages == []
 
 
+def test_a_timer_on_time_is_not_set_again(caplog):
+    began, looks = 1023.0845, []
+    now = began + LONG
+    assert now - began < LONG, "the sum was rounded down"
+    loop = SimpleNamespace(time=lambda: began, call_later=lambda delay, look: looks.append(delay))
+    loop.call_at = lambda when, look: looks.append(when - now)
+    watch = BufferWatch(loop, ClientLog("aioproducer.x", "orders"), SimpleNamespace(total=4096, waiters=1))
+    watch.began("first")
+
+    loop.time = lambda: now
+    watch._look()
+
+    assert looks == [LONG, LONG]
+    assert "send has been waiting for 1.0 s" in caplog.text
+
+
 @in_virtual_time
 async def play_steady_pressure() -> None:
     watch = new_watch()
