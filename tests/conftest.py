@@ -12,6 +12,7 @@ import functools
 import itertools
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -96,6 +97,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell lets background jobs ignore Ctrl-C, and processes that tests start would inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if interval := os.environ.get("AIOPRODUCER_TEST_SWITCH_INTERVAL"):
+        sys.setswitchinterval(float(interval))
     # Neither counts the time of one example: the machine may stand still in it.
     hypothesis.settings.register_profile(
         "no deadline", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
