@@ -50,7 +50,7 @@ from aioproducer.sending.vital_signs import VitalSigns, weakly_measuring
 from aioproducer.transactions.calls import Transactional
 from aioproducer.transactions.coordinator import Coordinator
 from aioproducer.transactions.state import Transaction
-from aioproducer.types import TransactionHandle
+from aioproducer.types import Outcome, TransactionHandle
 
 TASKS_CANCELLED = "its tasks were cancelled, as when an event loop ends,"
 MOST_TOPICS_NAMED = 10
@@ -406,7 +406,7 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
         unknown = sum(
             batch.live_count
             for batch in batches
-            if batch.maybe_persisted or batch.state is BatchState.IN_FLIGHT
+            if batch.outcome is Outcome.UNKNOWN or batch.state is BatchState.IN_FLIGHT
         )
         self._log.error(
             "Unclosed producer %r: %s before %d accepted records had a result: %d were not sent and are lost, %d may "

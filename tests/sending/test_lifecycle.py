@@ -32,6 +32,7 @@ from tests.support.producing import (
     quick_producer,
     results,
     send_numbers,
+    send_to_a_re_created_topic,
     until,
     values,
     within,
@@ -579,6 +580,21 @@ async def test_a_sender_that_dies_from_a_bug_fails_everybody_at_once(caplog):
         assert (await within(1, producer.close())).failed == 1
         assert "ended unexpectedly" in caplog.text
         await assert_nothing_left(producer, cluster)
+
+
+@in_virtual_time
+async def test_the_log_of_an_unclosed_producer_counts_a_record_that_a_deleted_topic_may_contain_as_unknown(
+    caplog,
+):
+    async with producing(cluster={"versions": "4.1"}) as (cluster, producer):
+        await send_to_a_re_created_topic(cluster, producer, 1)
+
+        producer._report_unclosed("it was garbage-collected")
+
+        assert (
+            "before 1 accepted records had a result: 0 were not sent and are lost, 1 may be in the log"
+            in caplog.text
+        )
 
 
 # ------------------------------------------------------------------------------------- the end of `async with`

@@ -12,6 +12,7 @@ from aioproducer import Delivery, Producer, RecordMetadata
 from aioproducer.errors import KafkaError
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
+from aioproducer.records._record_path import BatchState
 from aioproducer.testing import EmbeddedCluster
 from aioproducer.testing.embedded.broker import BrokerState
 from aioproducer.testing.embedded.request_context import SeenRequest
@@ -221,6 +222,25 @@ async def send_numbers(
 ) -> list[Delivery]:
     """Send each number as a value of its own."""
     return [await producer.send(topic, b"%d" % number, **record) for number in numbers]
+
+
+async def send_to_a_re_created_topic(
+    cluster: EmbeddedCluster, producer: Producer, count: int
+) -> list[Delivery]:
+    """Send `count` records in one batch that the log of a deleted topic may contain, and that of the new topic not.
+
+    The broker answers each further attempt with NOT_ENOUGH_REPLICAS. The cluster must know topic ids in Produce (4.1).
+    """
+    cluster.faults.add(PRODUCE, error=ErrorCode.REQUEST_TIMED_OUT, after_append=True)
+    cluster.faults.add(PRODUCE, error=ErrorCode.NOT_ENOUGH_REPLICAS, count=10_000)
+    deliveries = await send_numbers(producer, range(count))
+    await until(lambda: "NOT_ENOUGH_REPLICAS" in producer.metrics().errors)
+    cluster.delete_topic("t")
+    cluster.create_topic("t", 1)
+    producer._metadata.request_update()
+    (batch,) = producer._accumulator.incomplete
+    await until(lambda: not batch.maybe_persisted and batch.state is BatchState.CLOSED)
+    return deliveries
 
 
 def produce_count(cluster: EmbeddedCluster, node: int | None = None) -> int:
