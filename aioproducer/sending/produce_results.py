@@ -327,8 +327,7 @@ class ProduceResults:
         self._log.warning(
             "%s: %d of %d; the others are sent again", said.refusal, len(culprits), batch.record_count
         )
-        self._metrics.records_failed += len(culprits)
-        self._metrics.topic(batch.queue.topic).records_failed += len(culprits)
+        self._count_not_delivered(batch, len(culprits))
         self._lose_numbers(batch)
         rest = batch.part(self._loop, 0, batch.record_count + len(batch.withdrawn), dict(culprits))
         self._accumulator.replace(batch, [(0, rest)], said.now)
@@ -506,13 +505,7 @@ class ProduceResults:
             self._transaction.epoch_is_spent = True
         error = self._error(batch, reason, kind, requires_reinit=requires_reinit)
         count = batch.live_count
-        topic = self._metrics.topic(batch.queue.topic)
-        if error.outcome is Outcome.UNKNOWN:
-            self._metrics.records_unknown += count
-            topic.records_unknown += count
-        else:
-            self._metrics.records_failed += count
-            topic.records_failed += count
+        self._count_not_delivered(batch, count)
         if count:
             self._metrics.time_to_failure.add(self._loop.time() - batch.created, count)
         if self._transaction.is_used and batch.identity in (None, self._idempotence.identity):
@@ -525,6 +518,16 @@ class ProduceResults:
         if self._hooks.on_batch:
             self._hooks.batch_ended(batch, count, self._loop.time(), -1, error)
         self._end_behind(batch)
+
+    def _count_not_delivered(self, batch: ProducerBatch, count: int) -> None:
+        """Count records of a batch that end with an error, by the outcome that the error has."""
+        topic = self._metrics.topic(batch.queue.topic)
+        if batch.outcome is Outcome.UNKNOWN:
+            self._metrics.records_unknown += count
+            topic.records_unknown += count
+        else:
+            self._metrics.records_failed += count
+            topic.records_failed += count
 
     def _error(
         self,

@@ -33,6 +33,7 @@ from tests.support.producing import (
     producing,
     results,
     send_numbers,
+    send_to_a_re_created_topic,
     until,
     values,
     within,
@@ -509,6 +510,29 @@ async def test_named_records_of_a_batch_in_doubt_are_not_sent_again(rewrite):
 
         assert {error.outcome for error in found} == {Outcome.UNKNOWN}
         assert numbers(cluster) == [0, 1, 2]
+
+
+@in_virtual_time
+async def test_named_records_that_may_be_in_a_deleted_topic_are_counted_as_unknown(rewrite):
+    """They are certainly not in the log of the new topic, but consumers may have read them in the old one."""
+    async with producing(cluster={"versions": "4.1"}, linger_ms=20) as (cluster, producer):
+        deliveries = await send_to_a_re_created_topic(cluster, producer, 3)
+
+        def name_a_record(response) -> None:
+            response.responses[0].partition_responses[0].record_errors = [
+                ProduceResponse.BatchIndexAndErrorMessage(batch_index=1, batch_index_error_message="no key")
+            ]
+
+        rewrite(name_a_record)
+        cluster.faults.clear()
+        cluster.faults.add(PRODUCE, error=ErrorCode.INVALID_RECORD)
+        found = await results(deliveries)
+
+        assert [getattr(end, "outcome", None) for end in found] == [None, Outcome.UNKNOWN, None]
+        measured = producer.metrics()
+        assert (measured.records_acked, measured.records_failed, measured.records_unknown) == (2, 0, 1)
+        (topic,) = measured.topics
+        assert (topic.records_failed, topic.records_unknown) == (0, 1)
 
 
 async def test_without_idempotence_the_others_are_also_sent_again(rewrite):
