@@ -41,7 +41,7 @@ class Action(Enum):
     RETRY = "try again after the back-off"
     FAIL = "fail"
     # Produce
-    REFRESH = "refresh the metadata and try again"
+    REFRESH = "refresh the metadata and try again; after an answer, at once if another leader is known"
     RETRY_SOON = "try again after a few milliseconds, with jitter"
     HOLD = "send the same bytes again once the earlier batches have ended"
     RENUMBER = "send again under a new epoch"

@@ -225,8 +225,11 @@ class ProduceResults:
             return False
         return sequence.confirmed_on is None or sequence.confirmed_on[0] != batch.identity
 
-    def _has_moved(self, said: PartitionAnswer) -> bool:
-        """Return whether the partition is known to have another leader now; the answer may name it (KIP-951)."""
+    def _learn_leader(self, said: PartitionAnswer) -> bool:
+        """Apply the leader that the answer names, if any (KIP-951). Return whether the leader is another broker now.
+
+        If it is not, or if there is none, request new metadata.
+        """
         batch, answer, response = said.batch, said.answer, said.response
         queue = batch.queue
         leader = answer.current_leader
@@ -235,10 +238,10 @@ class ProduceResults:
                 queue.topic, queue.partition, leader.leader_id, leader.leader_epoch, response.node_endpoints
             )
         known = self._metadata.cluster.partition(queue.topic, queue.partition)
-        has_moved = known is not None and known.leader not in (NO_NODE, batch.broker)
-        if not has_moved:
+        is_another = known is not None and known.leader not in (NO_NODE, batch.broker)
+        if not is_another:
             self._metadata.doubt_leader(queue.topic, queue.partition)
-        return has_moved
+        return is_another
 
     # ------------------------------------------------------------------------------ one method for each action
 
@@ -262,7 +265,7 @@ class ProduceResults:
         self._send_later(said.batch, said.now)
 
     def _refresh(self, said: PartitionAnswer) -> None:
-        if self._has_moved(said):
+        if self._learn_leader(said):
             said.batch.mark_returned()
             self._accumulator.requeue(said.batch, said.now)
         else:
@@ -368,6 +371,7 @@ class ProduceResults:
             self._transaction.epoch_is_spent = True  # with v1 a late copy could affect the next transaction
         if row.action is Action.FAIL:
             # With acks=0 the outcome can never be learned, and sending the batch again could create a duplicate.
+            # Without a version in common, nothing was written, and another attempt would fail in the same way.
             self.give_up(batch, f"{failure.value}: {error}")
             return
         self._metadata.request_update()
