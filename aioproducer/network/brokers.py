@@ -212,7 +212,7 @@ class Brokers:
         version_ceiling: int | None = None,
         expects_response: bool = True,
     ) -> asyncio.Future[Any]:
-        """Write a request to a broker; see `Connection.request`. Without a connection the future fails immediately.
+        """Write a request to a broker; see `RequestStream.request`. Without a connection the future fails immediately.
 
         The in-flight limit and throttling do not delay the request: check `ready` first.
         """

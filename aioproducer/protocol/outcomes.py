@@ -1,4 +1,7 @@
-"""The error table: for each error, the action to take and the outcome for the records. No other code decides this.
+"""The error table: for each error, or the lack of an answer, the action to take and the outcome of that attempt.
+
+Only this table interprets error codes. Three modules also end records without it, by the attempts so far:
+own_timeouts.py (their own timeout), giving_up.py (e.g. close()), and numbering.py (a batch that can't be sent again).
 
 The key is (API, error code) or a local failure; its value is a list of rules. The first rule whose conditions are all
 met applies. The outcome is NOT_PERSISTED only for errors that a broker raises before its append. "Retriable" does not

@@ -213,7 +213,7 @@ def murmur2(key):
 
 @cython.final
 cdef class BufferMemory:
-    """The memory for batches, counted like Kafka's BufferPool. accumulator.py lets callers wait for it."""
+    """The memory for batches, counted like Kafka's BufferPool. append_lock.py lets callers wait for it."""
 
     cdef readonly int64_t total
     cdef readonly int64_t available
@@ -303,7 +303,8 @@ def spare_memory():
 
 @cython.final
 cdef class RecordsBuffer:
-    """The encoded records of one batch. It grows while the batch is open and never changes afterwards.
+    """The encoded records of one batch. It grows while the batch is open. After that only a large value is copied into
+    its place (complete_records), before the batch is sent.
 
     Each view keeps it alive, so another batch cannot overwrite bytes that a transport is still writing.
     """
@@ -406,7 +407,8 @@ cdef class Batch:
     cdef readonly int unretrieved
     """The number of deliveries that were dropped before their result was retrieved."""
     cdef public bint is_due
-    """The batch has lingered, or a caller waits for it: it is sent even while it is open."""
+    """The batch is sent even while it is open: it has lingered (or linger_ms is 0), it was opened for a large record,
+    a caller waits for it, or its node is hurried (Accumulator.hurry_node)."""
     cdef readonly list parts
     """The parts of a batch that was split: (first index, Batch), ascending. Each delivery moves to one of them."""
 
@@ -431,7 +433,7 @@ cdef class Batch:
 
     @property
     def records(self):
-        """A view of the encoded records. The batch must be closed; the records no longer change."""
+        """A view of the encoded records. The batch must be closed; only a large value may still be missing (is_whole)."""
         assert self.state is not _OPEN
         return memoryview(self.buffer)
 
@@ -528,7 +530,8 @@ cdef class Batch:
         return [error for index, error in sorted((self.record_errors or {}).items()) if index not in (self.retrieved or ())]
 
     def complete(self, int64_t base_offset, int64_t log_append_time, int64_t log_start_offset):
-        """End the batch with success: the records are in the log from `base_offset` on (-1: unknown offset)."""
+        """End the batch without an error of its own. `base_offset` is that of its first record in the log; -1 if it is
+        unknown, or if no record was sent."""
         assert self.state is not _DONE
         self.base_offset = base_offset
         self.log_append_time = log_append_time

@@ -161,7 +161,7 @@ class Accumulator:
         return batch
 
     def hurry(self, batch: ProducerBatch) -> None:
-        """Make a batch due at the sender's next pass, because a caller waits for it."""
+        """Let the sender's next pass send an open batch that a caller waits for. The caller has set its `is_due`."""
         if batch.state is BatchState.OPEN:
             self._make_ready(batch.queue)
             self._wake.set()
@@ -479,6 +479,12 @@ class Accumulator:
         return bool(self.memory.waiters or self._flushing or self._closed)
 
     def _is_due(self, queue: PartitionQueue) -> bool:
+        """Return whether the first batch need not wait for more records.
+
+        It is closed (full, built by the user, or sent before), or marked as due (`is_due`), or all batches are due
+        because a caller waits for memory, flush() or close(). An event that makes a batch due also calls
+        _make_ready(), or wakes the sender, which calls it in ready().
+        """
         first = queue.batches[0]
         return first.state is BatchState.CLOSED or first.is_due or self._everything_is_due()
 

@@ -205,6 +205,10 @@ class ProducerBatch(Batch):
 
     @property
     def outcome(self) -> Outcome:
+        """The outcome if the batch failed now: UNKNOWN once an attempt may have reached a log, else NOT_PERSISTED.
+
+        The batch's errors take it from here. An attempt in flight counts only after it is noted in `maybe_persisted`.
+        """
         return Outcome.UNKNOWN if self.maybe_persisted or self.doubted_in else Outcome.NOT_PERSISTED
 
     def doubt(self, topic_id: int) -> None:
@@ -285,7 +289,10 @@ class ProducerBatch(Batch):
         self.state = BatchState.CLOSED
 
     def succeed(self, base_offset: int, log_append_time: int, log_start_offset: int) -> None:
-        """Resolve all deliveries: the records are in the log."""
+        """End the batch without an error of its own: the records are in the log or, with acks=0, were written.
+
+        Records with errors of their own end with these, and may be all records of the batch.
+        """
         self._drop_bytes()
         self.complete(base_offset, log_append_time, log_start_offset)
 
