@@ -16,6 +16,12 @@ from aioproducer.records.idempotence import Idempotence, PartitionSequence
 from aioproducer.sending.produce_results import ProduceResults
 from aioproducer.transactions.state import Transaction, abortable
 
+NEW_EPOCH = (
+    "a new producer epoch began before the records were acknowledged, because records before them failed or the broker "
+    "lost this producer's state"
+)
+"""Why a batch is given up that may be in the log under the numbers of the old epoch."""
+
 
 class Numbering:
     """Decides which partitions may send a batch now, and numbers it. Used only by the sender task."""
@@ -163,9 +169,7 @@ class Numbering:
             if batch.state is BatchState.DONE or not batch.is_numbered:
                 continue
             if batch.maybe_persisted:
-                self._give_up_in_doubt(
-                    batch, "the broker lost track of this producer before it acknowledged the records"
-                )
+                self._give_up_in_doubt(batch, NEW_EPOCH)
             else:
                 batch.number(None, -1)
 

@@ -325,7 +325,7 @@ async def test_a_new_epoch_renumbers_what_is_not_in_the_log_and_fails_what_may_b
     assert stage.numbering.prepare(stage.queue)
 
     assert deliveries[0].exception().outcome is Outcome.UNKNOWN
-    assert "lost track of this producer" in str(deliveries[0].exception())
+    assert "a new producer epoch began" in str(deliveries[0].exception())
     assert list(stage.queue.batches) == [refused]
     assert not deliveries[1].done()
     assert stage.bench.wake.is_set(), "the batches behind it can now be sent"

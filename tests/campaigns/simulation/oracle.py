@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 from aioproducer.errors import BrokerError, BufferFullError, DeliveryError, DeliveryTimeoutError
 from aioproducer.protocol.outcomes import Moment
+from aioproducer.sending.numbering import NEW_EPOCH
 from tests.campaigns.simulation.history import Ended, History, Sent, SimulatedTransaction, Told
 
 SLACK = 0.002
@@ -145,7 +146,7 @@ def _may_be_late(sent: Sent, history: History) -> bool:
 
 def nothing_in_doubt_is_given_up(history: History, logs: Logs) -> Iterator[str]:
     """With endless retries a record ends as unknown because of a broker's answer, close(), or a timeout of its own;
-    also if its topic was re-created, or with gapless order if a record before it has failed."""
+    also if its topic was re-created, or if a record before it in its partition has failed."""
     if not history.is_endless:
         return
     for sent in history.sent:
@@ -162,9 +163,21 @@ def nothing_in_doubt_is_given_up(history: History, logs: Logs) -> Iterator[str]:
             isinstance(error.last_error, BrokerError)
             or len(history.incarnations) > 1
             or (history.is_gapless and Moment.BEHIND.value in str(error))
+            or (NEW_EPOCH in str(error) and _follows_a_failed_record(sent, history))
         )
         if isinstance(error, DeliveryTimeoutError) or not has_reason:
             yield f"{_name(sent)} was given up as unknown before close(): {error!r}"
+
+
+def _follows_a_failed_record(sent: Sent, history: History) -> bool:
+    return any(
+        other.told is Told.NOT_PERSISTED
+        and (other.topic, other.partition, other.producer) == (sent.topic, sent.partition, sent.producer)
+        and other.ended_at is not None
+        and sent.ended_at is not None
+        and other.ended_at <= sent.ended_at
+        for other in history.sent
+    )
 
 
 def no_gap_is_in_the_log(history: History, logs: Logs) -> Iterator[str]:
