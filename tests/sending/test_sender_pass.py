@@ -195,6 +195,13 @@ async def test_the_next_pass_is_at_the_earliest_time_that_any_part_named():
     assert stage.run(now) == pytest.approx(now + 60, abs=1)
 
 
+async def test_the_watch_of_a_transaction_without_records_decides_when_the_next_pass_is():
+    stage = Stage(transactional_id="tx")
+    stage.in_transaction()
+    stage.watch = 107.0
+    assert stage.run(100.0) == 107.0
+
+
 async def test_without_records_and_times_there_is_no_next_pass():
     assert Stage().run() is None
 
@@ -271,6 +278,9 @@ async def test_the_watch_of_the_loop_runs_while_records_wait():
     stage.bench.send()
     stage.run()
     assert stage.sender._loop_watch.is_running
+    timer = stage.sender._loop_watch._timer
+    stage.run()
+    assert stage.sender._loop_watch._timer is timer, "one timer, however many passes there are"
     stage.sender._loop_watch.close()
 
 
@@ -309,6 +319,27 @@ async def test_a_pass_sends_so_many_batches_and_the_next_one_goes_on(monkeypatch
     stage.run()
     assert stage.sent()[1:] == [[("orders", 1, 1)]]
     assert not stage.bench.wake.is_set()
+
+
+async def test_a_pass_sends_a_thousand_batches_so_that_other_tasks_can_run():
+    stage = Stage((0,) * 1001)
+    for partition in range(1001):
+        stage.bench.send(partition)
+    stage.run()
+    assert stage.sent() == [[("orders", 1, 1000)]]
+    stage.run()
+    assert stage.sent()[1:] == [[("orders", 1, 1)]]
+
+
+@pytest.mark.parametrize(("missing", "requests"), [(0, 1), (1, 2)])
+async def test_a_request_is_filled_to_its_last_byte_and_no_further(missing, requests):
+    value = b"v" * 1000
+    size = Bench((0,)).send(value=value).batch.size
+    stage = Stage((0, 0), max_request_size=2 * size - missing)
+    for partition in range(2):
+        assert stage.bench.send(partition, value).batch.size == size
+    stage.run()
+    assert len(stage.sent()) == requests
 
 
 async def test_a_node_for_which_nothing_is_left_begins_the_next_pass(monkeypatch):
@@ -437,18 +468,23 @@ async def test_batches_are_counted_at_their_first_attempt_and_as_retries_later()
     metrics = stage.bench.core.metrics
     stage.bench.send(0)
     stage.bench.send(1)
-    stage.run()
+    stage.run(stage.bench.loop.time() + 3)
     batches = stage.lines[0].requests[0].answered.args[1]
+    topic = metrics.topics["orders"]
     assert (metrics.produce_requests, metrics.batches, metrics.records_sent, metrics.retries) == (1, 2, 2, 0)
     assert metrics.batch_bytes == sum(batch.wire_size for batch in batches)
     assert metrics.record_bytes == sum(batch.size for batch in batches)
     assert (metrics.batch_size.count, metrics.records_per_request.maximum) == (2, 2)
+    assert metrics.queue_time.count == 2
+    assert metrics.queue_time.maximum == pytest.approx(3, abs=1)
+    assert (topic.batch_bytes, topic.retries) == (metrics.batch_bytes, 0)
 
     batches[0].queue.in_flight.remove(batches[0])
     batches[0].mark_returned()
     stage.bench.accumulator.requeue(batches[0], 0.0)
     stage.run()
     assert (metrics.produce_requests, metrics.batches, metrics.records_sent, metrics.retries) == (2, 2, 2, 1)
+    assert (topic.batch_bytes, topic.retries) == (metrics.batch_bytes, 1)
 
 
 async def test_a_request_that_the_broker_does_not_know_fails_in_the_next_turn():
