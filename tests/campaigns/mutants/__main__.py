@@ -125,8 +125,8 @@ class Trial:
     def fate(self, module: str, mutant: Mutant, group: Group) -> Fate:
         """Run the group's suite on a mutant, the module's own tests first, until one fails or the time is over."""
         path = self._copy / module
-        own = Path("tests", *Path(module).parts[1:-1], f"test_{path.stem}.py").as_posix()
-        first = [own] if own in group.suite else []
+        own = Path("tests", *Path(module).parts[1:-1], f"test_{path.stem}").as_posix()
+        first = [file for file in group.suite if file.startswith((f"{own}.", f"{own}_"))]
         before = self.source(module)
         path.write_text(mutant.source, encoding="utf-8")
         left = group.most_seconds
