@@ -6,7 +6,11 @@ import pytest
 
 from aioproducer.errors import KafkaError, MissingPartitionError
 from aioproducer.protocol.error_codes import ErrorCode
-from aioproducer.protocol.messages import OffsetFetchResponse
+from aioproducer.protocol.messages import (
+    AddPartitionsToTxnResponse,
+    OffsetFetchResponse,
+    TxnOffsetCommitResponse,
+)
 from aioproducer.records.idempotence import ProducerIdentity
 from aioproducer.transactions.coordinator_messages import (
     check_is_not_overtaken,
@@ -14,6 +18,8 @@ from aioproducer.transactions.coordinator_messages import (
     offset_commit,
     offset_fetch,
     worst_of_fetched,
+    worst_of_offsets,
+    worst_of_partitions,
 )
 from aioproducer.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 
@@ -35,6 +41,38 @@ def fetched(codes: dict[TopicPartition, int], error_code: int = 0) -> OffsetFetc
             )
         )
     return OffsetFetchResponse(topics=list(topics.values()), error_code=error_code)
+
+
+def joined(codes: dict[TopicPartition, int]) -> AddPartitionsToTxnResponse:
+    return AddPartitionsToTxnResponse(
+        results_by_topic_v3_and_below=[
+            AddPartitionsToTxnResponse.AddPartitionsToTxnTopicResult(
+                name=topic,
+                results_by_partition=[
+                    AddPartitionsToTxnResponse.AddPartitionsToTxnPartitionResult(
+                        partition_index=partition, partition_error_code=code
+                    )
+                ],
+            )
+            for (topic, partition), code in codes.items()
+        ]
+    )
+
+
+def committed(codes: dict[TopicPartition, int]) -> TxnOffsetCommitResponse:
+    return TxnOffsetCommitResponse(
+        topics=[
+            TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic(
+                name=topic,
+                partitions=[
+                    TxnOffsetCommitResponse.TxnOffsetCommitResponsePartition(
+                        partition_index=partition, error_code=code
+                    )
+                ],
+            )
+            for (topic, partition), code in codes.items()
+        ]
+    )
 
 
 def test_offset_commit_groups_partitions_by_topic():
@@ -67,6 +105,12 @@ def test_offset_fetch_names_each_partition_and_wants_stable_offsets():
     assert {topic.name: topic.partition_indexes for topic in request.topics} == {"a": [0, 1], "b": [0]}
 
 
+def test_offset_0_is_an_offset():
+    answer = fetched({A0: 0})
+    answer.topics[0].partitions[0].committed_offset = 0
+    assert committed_offsets(answer) == {A0: OffsetAndMetadata(0, "", 3)}
+
+
 def test_partition_without_an_offset_has_none():
     assert committed_offsets(fetched({A0: 0, A1: 0})) == {A0: OffsetAndMetadata(7, "", 3), A1: None}
 
@@ -78,6 +122,39 @@ def test_most_severe_code_decides():
     assert worst_of_fetched([A0, B0], fetched({A0: retried, B0: 0})) == retried
     assert worst_of_fetched([A0, B0], fetched({A0: final, B0: retried})) == final
     assert worst_of_fetched([A0], fetched({}, error_code=final)) == final, "of the whole answer"
+
+
+@pytest.mark.parametrize(
+    ("worst", "answer", "milder", "graver"),
+    [
+        # Where one partition is rejected, the others are only not attempted.
+        (
+            worst_of_partitions,
+            joined,
+            ErrorCode.OPERATION_NOT_ATTEMPTED,
+            ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+        ),
+        (worst_of_partitions, joined, ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        (worst_of_partitions, joined, ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.NOT_COORDINATOR),
+        (worst_of_partitions, joined, ErrorCode.NOT_COORDINATOR, ErrorCode.INVALID_TXN_STATE),
+        (worst_of_partitions, joined, ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.PRODUCER_FENCED),
+        (worst_of_offsets, committed, ErrorCode.NONE, ErrorCode.UNSTABLE_OFFSET_COMMIT),
+        (worst_of_offsets, committed, ErrorCode.UNSTABLE_OFFSET_COMMIT, ErrorCode.NOT_COORDINATOR),
+        (worst_of_offsets, committed, ErrorCode.NOT_COORDINATOR, ErrorCode.ILLEGAL_GENERATION),
+        (worst_of_offsets, committed, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.PRODUCER_FENCED),
+        (worst_of_fetched, fetched, ErrorCode.UNSTABLE_OFFSET_COMMIT, ErrorCode.NOT_COORDINATOR),
+        (worst_of_fetched, fetched, ErrorCode.NOT_COORDINATOR, ErrorCode.TOPIC_AUTHORIZATION_FAILED),
+    ],
+)
+def test_the_graver_of_two_codes_decides_in_whatever_order_they_come(worst, answer, milder, graver):
+    assert worst([A0, B0], answer({A0: milder, B0: graver})) == graver
+    assert worst([A0, B0], answer({A0: graver, B0: milder})) == graver
+
+
+def test_the_metadata_of_an_offset_is_what_was_committed():
+    answer = fetched({A0: 0})
+    answer.topics[0].partitions[0].metadata = "note"
+    assert committed_offsets(answer) == {A0: OffsetAndMetadata(7, "note", 3)}
 
 
 def test_answer_without_a_partition_of_the_request_is_an_error():

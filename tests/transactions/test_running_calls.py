@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from random import Random
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ from aioproducer.errors import CommitOutcomeUnknownError, ProducerClosed
 from aioproducer.metrics import Metrics
 from aioproducer.transactions.running_calls import RunningCalls
 from tests.support.accumulator_bench import turns
+from tests.support.producing import error_of
 from tests.support.scripted_broker import make_config
 
 CONFIG = make_config()
@@ -29,15 +31,28 @@ class Stage:
         self.calls = RunningCalls(core, self.transaction)
         self.began = 0
         self.end = asyncio.Event()
+        self.error: Exception | None = None
+        self.complaints: list[dict] = []
+        """What the event loop reported."""
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: self.complaints.append(context))
 
     async def work(self) -> None:
         self.began += 1
         await self.end.wait()
+        if self.error is not None:
+            raise self.error
 
     async def caller(self, name: str = "commit") -> asyncio.Task[None]:
         task = asyncio.create_task(self.calls.run(name, self.work))
         await turns()
         return task
+
+    async def unseen(self, name: str = "commit") -> None:
+        """Let a call succeed after its caller was cancelled."""
+        self.end.clear()
+        await self.cancel(await self.caller(name))
+        self.end.set()
+        await turns()
 
     async def cancel(self, caller: asyncio.Task[None]) -> None:
         caller.cancel()
@@ -77,10 +92,7 @@ async def test_success_that_no_caller_saw_is_reported_once_and_for_its_transacti
     stage = Stage()
     for number in (1, 2):
         stage.transaction.number = number
-        stage.end.clear()
-        await stage.cancel(await stage.caller())
-        stage.end.set()
-        await turns()
+        await stage.unseen()
 
     assert not stage.calls.has_succeeded_unseen("abort")
     stage.transaction.number = 3
@@ -88,6 +100,95 @@ async def test_success_that_no_caller_saw_is_reported_once_and_for_its_transacti
     stage.transaction.number = 2
     assert stage.calls.has_succeeded_unseen("commit")
     assert not stage.calls.has_succeeded_unseen("commit"), "only once"
+
+
+ENDINGS = ("commit", "abort", "fence", "initialize")
+
+
+@pytest.mark.parametrize("name", ENDINGS)
+async def test_success_of_each_call_that_ends_a_transaction_is_kept(name):
+    stage = Stage()
+    await stage.unseen(name)
+    assert stage.calls.has_succeeded_unseen(name)
+
+
+@pytest.mark.parametrize("later", ENDINGS)
+async def test_a_later_call_that_ends_a_transaction_discards_the_success_of_the_one_before(later):
+    stage = Stage()
+    await stage.unseen("commit")
+    await stage.caller(later)
+    assert not stage.calls.has_succeeded_unseen("commit")
+
+
+async def test_a_later_call_that_ends_nothing_leaves_the_success_of_the_one_before():
+    stage = Stage()
+    await stage.unseen("commit")
+    await stage.caller("offsets 1")
+    assert stage.calls.has_succeeded_unseen("commit")
+
+
+async def test_a_failure_that_no_caller_saw_is_no_success():
+    stage = Stage()
+    stage.error = ProducerClosed("no")
+    await stage.unseen()
+
+    assert not stage.calls.has_succeeded_unseen("commit")
+    assert stage.calls.by_name == {}
+    del stage.calls
+    gc.collect()
+    assert stage.complaints == []
+
+
+async def test_a_call_without_a_caller_that_close_cancels_is_no_success():
+    stage = Stage()
+    await stage.cancel(await stage.caller())
+
+    await stage.calls.close()
+    await turns()
+
+    assert not stage.calls.has_succeeded_unseen("commit")
+    assert stage.calls.by_name == {}
+    assert stage.complaints == []
+
+
+async def test_a_call_that_has_just_ended_is_not_joined():
+    stage = Stage()
+    first = await stage.caller()
+    call = stage.calls.by_name["commit"]
+    stage.end.set()
+    while not call.done():  # noqa: ASYNC110  # an event would be too late: the callback of the task has run by then
+        await asyncio.sleep(0)
+    assert stage.calls.by_name["commit"] is call
+    assert stage.calls.running("commit") is None
+    assert stage.calls.others("commit") == []
+
+    stage.end.clear()
+    second = await stage.caller()
+
+    assert stage.began == 2
+    await first
+    assert stage.calls.running("commit"), "the end of the first call is not that of the second"
+    stage.end.set()
+    await second
+    await turns()
+    assert stage.calls.by_name == {}
+    assert stage.complaints == []
+
+
+async def test_a_call_is_counted_with_its_duration_and_result():
+    stage = Stage()
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    stage.end.set()
+    await stage.caller()
+    stage.error = ProducerClosed("no")
+    with pytest.raises(ProducerClosed):
+        await stage.calls.run("commit", stage.work)
+    await turns()
+
+    counted = stage.metrics.transaction_calls["commit"]
+    assert (counted.count, counted.failures) == (2, 1)
+    assert 0 <= counted.time.maximum <= loop.time() - began
 
 
 async def test_success_of_a_call_that_ends_nothing_is_not_kept():
@@ -116,14 +217,36 @@ async def test_others_are_the_running_calls_of_these_kinds_without_the_current_o
     assert stage.calls.others("offsets") == []
 
 
+async def test_whoever_waits_for_the_end_of_the_calls_does_not_get_their_errors():
+    stage = Stage()
+    stage.error = ProducerClosed("no")
+    caller = await stage.caller()
+    stage.end.set()
+
+    await stage.calls.ended()
+
+    assert isinstance(await error_of(caller), ProducerClosed)
+
+
+async def test_a_caller_that_is_cancelled_while_close_cancels_its_call_is_cancelled():
+    stage = Stage()
+    caller = await stage.caller()
+    closing = asyncio.create_task(stage.calls.close())
+    await asyncio.sleep(0)
+    await stage.cancel(caller)
+    await closing
+
+
 @pytest.mark.parametrize("error", [None, CommitOutcomeUnknownError("perhaps")])
 async def test_close_cancels_the_calls_and_their_callers_get_an_error(error):
     stage = Stage()
     caller = await stage.caller()
     stage.transaction.error = error
 
+    call = stage.calls.by_name["commit"]
     await stage.calls.close()
 
+    assert call.cancelled(), "close() waits for that"
     with pytest.raises(ProducerClosed if error is None else CommitOutcomeUnknownError):
         await caller
     with pytest.raises(ProducerClosed):
