@@ -250,7 +250,7 @@ async def test_the_end_of_a_disturbance_is_logged(caplog):
     [began, ended] = log_lines(caplog)
     assert "orders-0: broker" not in began
     assert "NOT_ENOUGH_REPLICAS" in began
-    assert "batches are accepted again" in ended
+    assert "batches are accepted again; NOT_ENOUGH_REPLICAS lasted" in ended
 
 
 @pytest.mark.parametrize("way", ["short", "full"])
@@ -842,11 +842,14 @@ async def test_a_failed_batch_of_an_earlier_epoch_leaves_the_transaction_alone()
 
 async def test_a_batch_without_numbers_that_fails_ends_the_transaction_and_spends_no_epoch():
     stage = Stage(version=2)
+    sent, _ = stage.sent()
+    stage.answer(sent, base_offset=0)
     batch, _ = stage.waiting()
     stage.accumulator.forget(batch)
     stage.results.give_up(batch, "no")
     assert stage.transaction.state is TransactionState.ABORT_REQUIRED
     assert not stage.transaction.epoch_is_spent
+    assert not batch.queue.sequence.has_gap
 
 
 # ------------------------------------------------------------------------------------------------- no answer
@@ -988,6 +991,22 @@ async def test_a_batch_that_expired_in_flight_and_lost_its_connection_is_kept_by
     stage.fail(batch, error)
     assert not delivery.done(), "it may be in the log"
     assert stage.retry_at(batch) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("moments", [(Moment.BEHIND, Moment.EXPIRED), (Moment.EXPIRED, Moment.BEHIND)])
+async def test_a_batch_behind_a_failed_one_ends_although_endless_retries_would_keep_it(moments):
+    stage = Stage(enable_endless_retries=True, enable_gapless_order=True)
+    batch, delivery = stage.sent()
+    for moment in moments:
+        assert not stage.results.end_at(batch, moment, in_flight=True)
+    error = BrokerConnectionError("lost")
+    error.written = True
+
+    stage.fail(batch, error)
+
+    assert delivery.exception().outcome is Outcome.UNKNOWN
+    assert Moment.BEHIND.value in str(delivery.exception())
+    assert not batch.queue.batches
 
 
 async def test_a_batch_that_expired_in_flight_and_was_not_written_ends():
