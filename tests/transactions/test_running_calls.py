@@ -217,7 +217,7 @@ async def test_others_are_the_running_calls_of_these_kinds_without_the_current_o
     assert stage.calls.others("offsets") == []
 
 
-async def test_whoever_waits_for_the_end_of_the_calls_does_not_get_their_errors():
+async def test_a_wait_for_the_end_of_the_calls_does_not_raise_their_errors():
     stage = Stage()
     stage.error = ProducerClosed("no")
     caller = await stage.caller()
