@@ -129,8 +129,12 @@ class MetricsPush:
 
     async def push_last(self) -> None:
         """Push the metrics at the end of the producer, if the brokers want any."""
-        if self._subscription is not None and self._subscription.prefixes:
+        if self._subscription is None or not self._subscription.prefixes:
+            return
+        try:
             await self._push(self._subscription, is_last=True)
+        except Exception:
+            self._log.error("the last metrics could not be pushed", exc_info=True)
 
     async def _subscribe(self) -> float | None:
         """Ask which metrics are wanted. Return the seconds until the next step; None for no further step."""

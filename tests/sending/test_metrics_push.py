@@ -257,6 +257,20 @@ async def test_a_cancelled_close_does_not_wait_for_the_last_push():
         assert loop.time() - began == pytest.approx(0.5, abs=0.01)
 
 
+def test_a_last_push_that_fails_is_not_blamed_on_the_records(caplog, monkeypatch):
+    def broken(*_: object, **__: object) -> bytes:
+        raise RuntimeError("no bytes")
+
+    @in_virtual_time
+    async def play() -> None:
+        async with collecting("") as (cluster, _):
+            await later(lambda: cluster.telemetry.pushes, 120)
+            monkeypatch.setattr("aioproducer.sending.metrics_push.metrics_data", broken)
+
+    play()
+    assert log_lines(caplog, logging.ERROR) == ["the last metrics could not be pushed"]
+
+
 @in_virtual_time
 async def test_a_close_without_time_pushes_nothing():
     async with EmbeddedCluster(1, collects_metrics=True) as cluster:
