@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import tarfile
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -70,6 +72,8 @@ async def play(plan: Plan, tell: Tell = lambda _: None) -> Result:
                 async with _lag(result.history):
                     await _work(world, tell)
                 result.broken = verdict(result.history, await _read(world))
+            if result.broken:
+                _keep_evidence(world)
         except asyncio.CancelledError:
             result.broken = []
             raise
@@ -181,6 +185,22 @@ def _ends(history: ChaosHistory, topic: str) -> dict[int, int]:
             assert sent.partition is not None  # it was acknowledged
             ends[sent.partition] = max(ends.get(sent.partition, 0), sent.offset + 1)
     return ends
+
+
+def _keep_evidence(world: World) -> None:
+    """Put what was said of each record and transaction, and the brokers' segments, beside the brokers' logs."""
+    history, directory = world.history, world.kafka.directory
+    lines = [f"{transaction} by {history.owners.get(transaction.number)}" for transaction in history.transactions]
+    lines += [
+        f"{sent.number} {sent.producer} {sent.topic}-{sent.partition} at {sent.offset}: {sent.told.value}, "
+        f"transaction {sent.transaction and sent.transaction.number}, "
+        f"from {sent.asked_at:.3f} to {sent.ended_at or math.nan:.3f}, {sent.error!r}"
+        for sent in history.sent
+    ]
+    (directory / "history.txt").write_text("\n".join(lines) + "\n")
+    with tarfile.open(directory / "segments.tar", "w") as archive:
+        for segment in sorted(directory.glob("node-*/data/*/*.log")):  # not the indexes: they are mostly holes
+            archive.add(segment, segment.relative_to(directory))
 
 
 @asynccontextmanager
