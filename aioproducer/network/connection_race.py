@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeAlias
 
-from aioproducer.concurrency.tasks import new_task
+from aioproducer.concurrency.tasks import ended, new_task
 from aioproducer.concurrency.wakeup import CLOCK_SLACK
 from aioproducer.network.connection import Connection
 from aioproducer.network.request_stream import LATE_TIMER
@@ -80,8 +80,18 @@ async def first_to_answer(first: Connection, make: Make, pause: float) -> Connec
 
 
 async def _stop(attempts: list[_Attempt]) -> None:
-    for attempt in attempts:
-        await attempt.stop()
+    """Stop these attempts, even if the caller is cancelled meanwhile, once or several times."""
+
+    async def stop_all() -> None:
+        for attempt in attempts:
+            await attempt.stop()
+
+    if not attempts:
+        return
+    stopping = new_task(asyncio.get_running_loop(), stop_all(), f"aioproducer stop of {attempts[0].task.get_name()}")
+    if (cancelled := await ended(stopping)) is not None:
+        raise cancelled
+    stopping.result()
 
 
 async def _stay_silent(attempts: list[_Attempt], seconds: float) -> bool:

@@ -290,6 +290,23 @@ async def test_closing_while_two_connections_are_tried_leaves_nothing(monkeypatc
     assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("aioproducer")]
 
 
+@in_virtual_time
+async def test_an_attempt_that_is_cancelled_again_while_it_stops_leaves_nothing(monkeypatch):
+    """The node disappears from the metadata, returns, and disappears again."""
+    serve = Broker(silent)
+    async with ScriptedBroker(serve) as broker, net_of(broker, monkeypatch) as net:
+        net.brokers.ready(0)
+        await until(lambda: broker.connections == 2)
+        node, task = net.brokers._entries[0].node, net.brokers._entries[0].task
+        while not task.done():
+            net.brokers._replace({})
+            net.brokers._replace({0: node})
+            await asyncio.sleep(0)
+
+        assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("aioproducer")]
+        await until(lambda: serve.open == 0)
+
+
 async def test_a_second_connection_begins_with_the_next_address(monkeypatch):
     passed_over: list[int] = []
     dial = connection_race.Connection._dial
