@@ -228,7 +228,7 @@ class Coordinator:
 
     def _has_begun(self) -> None:
         """Note that the coordinator is about to learn of the transaction, and watch its time-out from now on."""
-        self._transaction.may_have_started = True
+        self._transaction.coordinator_hears()
         self._wake.set()
 
     def _handle(self) -> TransactionHandle:
@@ -457,6 +457,7 @@ class Coordinator:
         if not transaction.role.stays_after_end:
             transaction.move(TransactionState.UNINITIALIZED)
             return
+        self._look_for_v2()
         if transaction.needs_epoch:
             transaction.move(TransactionState.INITIALIZING)
             try:
@@ -468,6 +469,12 @@ class Coordinator:
                 self._not_reinitialized(KafkaError("the producer was closed before it had a new epoch"))
         if not transaction.refuses_records:
             transaction.move(TransactionState.READY)
+
+    def _look_for_v2(self) -> None:
+        """At the end of a transaction: if the cluster has been upgraded to v2, let the next one have its own epoch."""
+        transaction = self._transaction
+        if transaction.epoch_began_v1 and self._brokers.finalized_feature(FEATURE) >= 2:
+            transaction.epoch_is_spent = True
 
     async def _next_epoch(self) -> None:
         """Take the epoch after this one while no transaction is open.
@@ -489,6 +496,7 @@ class Coordinator:
     async def _abort(self) -> None:
         transaction = self._transaction
         await self._end_what_is_buffered()
+        self._look_for_v2()
         try:
             if transaction.may_have_started or transaction.needs_epoch:
                 await self._end(commit=False)

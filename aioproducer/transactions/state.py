@@ -138,6 +138,10 @@ class Transaction:
         self.numbered: dict[TopicPartition, None] = {}
         """Partitions that this producer wrote to in earlier transactions of its current epoch. The broker remembers
         their sequence numbers until the epoch changes."""
+        self.epoch_began_v1 = False
+        """The coordinator may know a transaction v1 of the current epoch. Its markers may still be due when the next
+        one begins, and brokers accept a batch of v2 in a partition where a transaction of the same epoch is open. They
+        would end the next transaction, too, so v2 waits for the next epoch (as in Java's TransactionManager)."""
         self.changes_epoch = False
         """A new epoch is being taken at the start of the transaction; until it arrives nothing may be sent."""
         self.exported: dict[TopicPartition, None] = {}
@@ -217,11 +221,12 @@ class Transaction:
         )
 
     def begin(self, *, is_v2: bool) -> None:
-        """Begin a transaction, which uses the same protocol version until its end."""
+        """Begin a transaction, which uses the same protocol version until its end: v2 if the cluster has finalized it
+        (`is_v2`) and the current epoch is not one of v1."""
         self.role = OWNER
         self.move(_S.IN_TRANSACTION)
         self.number += 1
-        self.is_v2 = is_v2
+        self.is_v2 = is_v2 and not self.epoch_began_v1
         self.error = None
         self.may_have_started = self.epoch_is_spent = self.commit_is_in_doubt = self.has_expired = False
         self.began = None
@@ -233,9 +238,14 @@ class Transaction:
         self.groups.clear()
         self.doubtful_offsets.clear()
 
+    def coordinator_hears(self) -> None:
+        """Note that the coordinator is about to learn of the transaction."""
+        self.may_have_started = True
+        self.epoch_began_v1 = not self.is_v2
+
     def epoch_changed(self) -> None:
         """Note a new epoch: the next batch of each partition starts at sequence 0."""
-        self.epoch_is_spent = False
+        self.epoch_is_spent = self.epoch_began_v1 = False
         self.written.clear()
         self.numbered.clear()
 

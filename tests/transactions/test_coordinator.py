@@ -72,6 +72,9 @@ class Cluster:
         """For each entry, the connection is lost during one request of that API."""
         self.has_coordinator = True
 
+    def finalized_feature(self, name):
+        return 1
+
     async def request_any(self, request, timeout, **_):
         if not self.has_coordinator:
             await asyncio.Event().wait()
@@ -660,8 +663,9 @@ async def test_a_commit_made_again_at_the_moment_of_its_success_sends_nothing(ve
     committing.cancel()
     await asyncio.wait([committing])
     begun.cluster.may_answer.set()
-    while begun.transaction.state is not TransactionState.READY:  # noqa: ASYNC110  # an event would be too late
-        await asyncio.sleep(0)
+    async with asyncio.timeout(2):
+        while begun.transaction.state is not TransactionState.READY:  # noqa: ASYNC110  # an event would be too late
+            await asyncio.sleep(0)
     assert "commit" in begun.coordinator._calls.by_name, (
         "the task has ended, and its callback has not run yet"
     )

@@ -235,21 +235,6 @@ async def test_a_partition_of_an_earlier_transaction_is_not_exported_once_the_tr
         assert committed(cluster) == [b"1", b"2"]
 
 
-async def test_a_v2_transaction_does_not_export_a_partition_that_the_same_epoch_wrote_with_v1():
-    """The cluster was upgraded in between, and an end with v1 keeps the epoch."""
-    async with transactional(1, topics={"t": 1}) as (cluster, owner):
-        async with owner.transaction():
-            await owner.send("t", b"1", partition=0)
-        await owner.begin_transaction()
-        owner._transaction.is_v2 = True
-        handle = await owner.export_transaction(PLACES[:1])
-        async with participant(cluster, handle, 0) as producer:
-            await producer.send("t", b"2", partition=0)
-        await owner.commit_transaction()
-
-        assert committed(cluster) == [b"1", b"2"]
-
-
 @pytest.mark.parametrize("end", ["commit", "abort"])
 async def test_records_sent_while_an_export_takes_a_new_epoch_wait_for_it(end):
     async with transactional(1) as (cluster, owner):

@@ -74,13 +74,14 @@ def _add_features(context: RequestContext, response: ApiVersionsResponse) -> Non
             name=TRANSACTION_VERSION, min_version=0, max_version=context.release.transaction_version
         )
         response.supported_features.append(supported)
-    level = context.cluster.transactions.version
+    transactions = context.cluster.transactions
+    level = transactions.version
     if level:
         finalized = ApiVersionsResponse.FinalizedFeatureKey(
             name=TRANSACTION_VERSION, min_version_level=level, max_version_level=level
         )
         response.finalized_features.append(finalized)
-    response.finalized_features_epoch = 0
+    response.finalized_features_epoch = transactions.features_epoch
 
 
 def refused_api_versions(error: ErrorCode, served: Mapping[ApiKey, VersionRange]) -> ApiVersionsResponse:

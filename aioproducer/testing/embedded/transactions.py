@@ -73,6 +73,7 @@ class TransactionCoordinator:
             version: The finalized level of transaction.version.
         """
         self.version = version
+        self.features_epoch = 0
         self.sweep_interval = SWEEP_INTERVAL
         """Seconds between two checks for transactions that have timed out."""
         self.marker_delay = 0.0
@@ -130,6 +131,11 @@ class TransactionCoordinator:
                     return metadata
             self._settled.clear()
             await self._settled.wait()
+
+    def finalize(self, version: int) -> None:
+        """Finalize another level of transaction.version, as in an upgrade; clients learn of it when they connect."""
+        self.version = version
+        self.features_epoch += 1
 
     def hold_markers(self, topic: str | None = None, partition: int | None = None) -> None:
         """Write no markers from now on: to any partition, or to those of one topic, or to one.
