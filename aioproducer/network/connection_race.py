@@ -88,7 +88,9 @@ async def _stop(attempts: list[_Attempt]) -> None:
 
     if not attempts:
         return
-    stopping = new_task(asyncio.get_running_loop(), stop_all(), f"aioproducer stop of {attempts[0].task.get_name()}")
+    stopping = new_task(
+        asyncio.get_running_loop(), stop_all(), f"aioproducer stop of {attempts[0].task.get_name()}"
+    )
     if (cancelled := await ended(stopping)) is not None:
         raise cancelled
     stopping.result()

@@ -110,6 +110,13 @@ def test_the_stricter_settings_are_drawn_where_the_producer_may_have_them():
         assert (endless > 80) is (endless > 0) is (kind == IDEMPOTENT), (kind, endless)
 
 
+def test_one_cluster_in_four_is_upgraded_to_transactions_v2():
+    drawn = [plan(kind, seed).upgraded_at is not None for kind in KINDS for seed in range(1, 501)]
+
+    assert 75 < sum(drawn) < 150
+    assert not any(drawn[:-500])  # V2 is the last of KINDS
+
+
 @pytest.mark.promise(
     "Simulation and fuzzing",
     "random schedules find each planted bug, or it is listed with the reason and the test that finds it",

@@ -34,7 +34,9 @@ async def test_markers_of_the_last_v1_transaction_do_not_end_the_next_one(first,
         await finalize(2, cluster, producer)
         await producer.begin_transaction()
         delivery = await producer.send("t", b"2", partition=0)
-        await asyncio.wait([delivery], timeout=0.2)  # nothing to wait for if it is right: the markers are held
+        await asyncio.wait(
+            [delivery], timeout=0.2
+        )  # nothing to wait for if it is right: the markers are held
         cluster.transactions.release_markers()
         await within(2, delivery)
         await getattr(producer, f"{second}_transaction")()

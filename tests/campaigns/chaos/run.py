@@ -190,7 +190,9 @@ def _ends(history: ChaosHistory, topic: str) -> dict[int, int]:
 def _keep_evidence(world: World) -> None:
     """Put what was said of each record and transaction, and the brokers' segments, beside the brokers' logs."""
     history, directory = world.history, world.kafka.directory
-    lines = [f"{transaction} by {history.owners.get(transaction.number)}" for transaction in history.transactions]
+    lines = [
+        f"{transaction} by {history.owners.get(transaction.number)}" for transaction in history.transactions
+    ]
     lines += [
         f"{sent.number} {sent.producer} {sent.topic}-{sent.partition} at {sent.offset}: {sent.told.value}, "
         f"transaction {sent.transaction and sent.transaction.number}, "
@@ -199,7 +201,9 @@ def _keep_evidence(world: World) -> None:
     ]
     (directory / "history.txt").write_text("\n".join(lines) + "\n")
     with tarfile.open(directory / "segments.tar", "w") as archive:
-        for segment in sorted(directory.glob("node-*/data/*/*.log")):  # not the indexes: they are mostly holes
+        for segment in sorted(
+            directory.glob("node-*/data/*/*.log")
+        ):  # not the indexes: they are mostly holes
             archive.add(segment, segment.relative_to(directory))
 
 

@@ -66,6 +66,8 @@ class Plan:
     idle: float = 0.0
     """Seconds that users now and then wait between two records, or between two transactions: so long that every
     connection is closed meanwhile."""
+    upgraded_at: float | None = None
+    """When a cluster with transactions v1 finalizes v2; None if it has from the beginning."""
     rival_at: float | None = None
     """Seconds after the start at which a second producer begins to use the same transactional id."""
     log_append_time: bool = False
@@ -90,6 +92,7 @@ class Plan:
             or self.close != "drain"
             or self.close_at is not None
             or self.rival_at is not None
+            or self.upgraded_at is not None
             or self.transaction_timeout_ms < SLOWEST_TRANSACTION
         )
 
@@ -115,6 +118,7 @@ class Plan:
             f"{self.partitions} partitions, "
             f"{self.tasks} tasks of {self.records} records {self.placement}, {self.sizes} bytes, "
             f"{self.transactions} transactions, idle for {self.idle:g} s, rival at {self.rival_at}, "
+            f"upgraded at {self.upgraded_at}, "
             f"close {self.close} at {self.close_at}\n"
             f"settings: {self.settings}\nfaults:{faults}"
         )
@@ -166,7 +170,7 @@ def plan(kind: str, seed: int, among: Sequence[str] = ()) -> Plan:
         group=f"group-{seed % 8}",
         transaction_timeout_ms=settings.get("transaction_timeout_ms", 60_000),
     )
-    chosen = _with_strict_settings(_with_idle_times(chosen))
+    chosen = _with_upgrade(_with_strict_settings(_with_idle_times(chosen)), horizon)
     return _undisturbed(chosen) if not among and chosen.random("calm").random() < UNDISTURBED else chosen
 
 
@@ -178,6 +182,14 @@ def _with_idle_times(plan: Plan) -> Plan:
     limit = random.choice([300, 20_000])
     settings = {**plan.settings, "connections_max_idle_ms": limit, "metadata_max_age_ms": 300_000}
     return replace(plan, settings=settings, idle=1.5 * limit / 1000)
+
+
+def _with_upgrade(plan: Plan, horizon: float) -> Plan:
+    """One cluster in four that ends with transactions v2 begins with v1."""
+    random = plan.random("upgrade")
+    if plan.kind != V2 or random.random() > 0.25:
+        return plan
+    return replace(plan, upgraded_at=random.uniform(0, horizon))
 
 
 def _with_strict_settings(plan: Plan) -> Plan:
@@ -203,6 +215,7 @@ def _undisturbed(plan: Plan) -> Plan:
         close="drain",
         close_at=None,
         rival_at=None,
+        upgraded_at=None,
         settings=settings,
         transaction_timeout_ms=60_000,
     )

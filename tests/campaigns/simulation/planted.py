@@ -332,6 +332,15 @@ def export_keeps_epoch() -> Iterator[None]:
         yield
 
 
+@_bug("v2 begins in an epoch of v1", V2, 400, "transactions_are_visible_as_told")
+def upgraded_in_mid_epoch() -> Iterator[None]:
+    """The markers of the last transaction v1 end the first one v2, too."""
+    with mock.patch.object(
+        Transaction, "coordinator_hears", lambda self: setattr(self, "may_have_started", True)
+    ):
+        yield
+
+
 @_bug("a release does not wait for what is in flight", V2, 60, "transactions_are_visible_as_told")
 def hasty_release() -> Iterator[None]:
     """The heir commits a transaction without the records that fail afterwards."""

@@ -357,9 +357,9 @@ class Workload:
         return self.producer._transaction.state
 
     def _check_version(self) -> None:
-        """The cluster has finalized one level from the beginning, so each transaction runs by it."""
+        """Each transaction runs by the level that the cluster has finalized, if it has the same one all the time."""
         is_v2 = self.producer._transaction.is_v2
-        if is_v2 is not (self._plan.kind == V2):
+        if self._plan.upgraded_at is None and is_v2 is not (self._plan.kind == V2):
             self.problem(f"a transaction runs as {V2 if is_v2 else V1}, the cluster offers {self._plan.kind}")
 
     async def _begin(self) -> bool:

@@ -59,12 +59,13 @@ class World:
             plan.brokers,
             min_insync_replicas=plan.min_insync_replicas,
             versions=plan.versions,
-            transaction_version=1 if plan.kind == V1 else 2,
+            transaction_version=1 if plan.kind == V1 or plan.upgraded_at is not None else 2,
             clock=self.wall_time,
             random=plan.random("cluster"),
             auto_create=False,
             collects_metrics=plan.collects_metrics,
         )
+        self.cluster.transactions.marker_delay = plan.random("markers").choice([0.0, 0.0, 0.005, 0.1])
         if plan.collects_metrics:
             collected.ask(self.cluster.telemetry, plan.random("telemetry"))
 
@@ -133,6 +134,15 @@ class World:
         random = self.plan.random("faults")
         for at, name in self.plan.faults:
             self.later(at, lambda name=name: faults.strike(name, self, random))
+        if self.plan.upgraded_at is not None:
+            self.later(self.plan.upgraded_at, self._upgrade)
+
+    def _upgrade(self) -> None:
+        """The brokers restart one by one with the new level, so every client connects again."""
+        self.cluster.transactions.finalize(2)
+        for node in range(self.plan.brokers):
+            self.loop.network.cut(self.cluster.broker(node).node.port)
+        self.fired("upgraded")
 
     def later(self, seconds: float, strike: Callable[[], object]) -> None:
         """Unless everything is healed before."""
