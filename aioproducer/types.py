@@ -7,6 +7,10 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Any, NamedTuple, TypeAlias
 
+ENDS_OF_THE_PROGRAM = (KeyboardInterrupt, SystemExit, GeneratorExit)
+"""Exceptions of the user's code that are raised on. All others are its own failure, also a CancelledError: a call that
+is not awaited cannot receive the cancellation of our task."""
+
 
 def qualified_name(code: object) -> str:
     """Return the name of a user's function, or of the class of a user's object, for errors and logs."""

@@ -1,6 +1,6 @@
 """Pushes metrics to the brokers that ask for them (KIP-714).
 
-It never disturbs the records: it sends one small request every few minutes, and logs failures at DEBUG."""
+It never disturbs the records: it sends one small request every few minutes, and logs failed requests at DEBUG."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from aioproducer.core import Core
-from aioproducer.errors import IllegalStateError, KafkaError, KafkaTimeoutError, UnsupportedVersionError
+from aioproducer.errors import (
+    IllegalStateError,
+    InvalidArgumentError,
+    KafkaError,
+    KafkaTimeoutError,
+    UnsupportedVersionError,
+)
 from aioproducer.network.brokers import Brokers
 from aioproducer.observe.java_metrics import points
 from aioproducer.observe.otlp import Point, metrics_data
@@ -26,6 +32,7 @@ from aioproducer.protocol.messages import (
 )
 from aioproducer.protocol.outcomes import Action, decide
 from aioproducer.protocol.primitives import NIL_UUID
+from aioproducer.types import ENDS_OF_THE_PROGRAM
 
 DEFAULT_INTERVAL = 300.0
 """Seconds between two attempts while no broker has named an interval (ClientTelemetryReporter)."""
@@ -105,13 +112,23 @@ class MetricsPush:
         pause: float | None = 0.0
         while pause is not None:
             await asyncio.sleep(pause)
-            if self._subscription is None:
-                pause = await self._subscribe()
-            elif self._is_first:
-                self._is_first = False
-                pause = self._interval * self._random.uniform(0.5, 1.5)
-            else:
-                pause = await self._push(self._subscription)
+            try:
+                pause = await self._step()
+            except Exception:
+                # A task that ends unexpectedly closes the producer; metrics are not worth that.
+                pause = max(self._interval, DEFAULT_INTERVAL)
+                self._log.error(
+                    "the metrics could not be pushed; the next attempt follows in %g s", pause, exc_info=True
+                )
+
+    async def _step(self) -> float | None:
+        """Ask, or push what was asked for. Return the seconds until the next step; None for no further step."""
+        if self._subscription is None:
+            return await self._subscribe()
+        if self._is_first:
+            self._is_first = False
+            return self._interval * self._random.uniform(0.5, 1.5)
+        return await self._push(self._subscription)
 
     async def client_instance_id(self, timeout: float) -> UUID:
         """Return the id that a broker has given this client; wait for it."""
@@ -204,14 +221,25 @@ class MetricsPush:
                 continue
             try:
                 value = float(read())
-            except Exception:
+            except ENDS_OF_THE_PROGRAM:
+                raise
+            except BaseException:
                 self._log.warning("the metric %s raised and is removed", name, exc_info=True)
-                del self._own[name]
+                self.unregister(name)
             else:
                 yield Point(name, value, False, {})
 
     def register(self, name: str, read: Callable[[], float]) -> None:
         """Push a metric of the user as well."""
+        if not _is_metric_name(name):
+            raise InvalidArgumentError(
+                f"the name of a metric must be a str with at least one character, and valid in UTF-8, not {name!r}",
+                argument="name",
+            )
+        if not callable(read):
+            raise InvalidArgumentError(
+                f"read must be a function that returns the value, not {read!r}", argument="read"
+            )
         self._own[name] = read
 
     def unregister(self, name: str) -> None:
@@ -238,3 +266,11 @@ class MetricsPush:
         except KafkaError as error:
             self._log.debug("no answer about metrics: %s", error)
             return None
+
+
+def _is_metric_name(name: object) -> bool:
+    """Return whether OTLP can carry the name."""
+    try:
+        return isinstance(name, str) and bool(name.encode())
+    except UnicodeEncodeError:
+        return False  # a lone surrogate

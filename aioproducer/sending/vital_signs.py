@@ -138,11 +138,14 @@ class VitalSigns(RecordPath):
         return await self._push.client_instance_id(timeout)
 
     def register_metric(self, name: str, read: Callable[[], float]) -> None:
-        """Push a metric of your own to brokers that want it (KIP-1076).
+        """Push a metric of your own to brokers that want it (KIP-1076). With enable_metrics_push off, none is pushed.
 
         Args:
             name: its full name; brokers subscribe to prefixes of names.
             read: returns the value. It runs in the event loop at each push; if it raises, it is logged and removed.
+
+        Raises:
+            InvalidArgumentError: the name is not a str, empty or not valid in UTF-8, or `read` is not a function.
         """
         self._check_usable()
         self._push.register(name, read)

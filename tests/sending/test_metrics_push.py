@@ -13,13 +13,14 @@ import pytest
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality, MetricsData
 
 from aioproducer import Producer
-from aioproducer.errors import IllegalStateError, KafkaTimeoutError
+from aioproducer.errors import IllegalStateError, InvalidArgumentError, KafkaTimeoutError
+from aioproducer.observe.otlp import metrics_data
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.compression import Codec
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.messages import GetTelemetrySubscriptionsResponse
 from aioproducer.sending.metrics_push import DEFAULT_INTERVAL, Subscription
-from aioproducer.testing import EmbeddedCluster
+from aioproducer.testing import EmbeddedCluster, RecordingProducer
 from aioproducer.testing.embedded.telemetry import Push
 from tests.conftest import in_virtual_time
 from tests.support.log_lines import log_lines
@@ -403,3 +404,84 @@ def test_a_subscription_takes_a_known_codec_and_a_sensible_interval():
     assert subscription.interval > 0
     assert subscription.wants("anything")
     assert not subscription._replace(prefixes=("a.b",)).wants("a.c")
+
+
+# ------------------------------------------------------------------------------------- it never disturbs the records
+
+
+@pytest.mark.parametrize("name", [5, None, "", "a\ud800", b"bytes"])
+async def test_a_metric_needs_a_name_that_can_be_sent(name):
+    async with RecordingProducer() as producer:
+        with pytest.raises(InvalidArgumentError, match="name") as raised:
+            producer.register_metric(name, lambda: 1.0)
+    assert raised.value.argument == "name"
+
+
+async def test_a_metric_needs_a_function_that_reads_it():
+    async with RecordingProducer() as producer:
+        with pytest.raises(InvalidArgumentError, match="read must be a function") as raised:
+            producer.register_metric("com.example.open", 5)
+    assert raised.value.argument == "read"
+
+
+@in_virtual_time
+async def test_a_metric_that_unregisters_itself_and_raises_only_ends_itself(caplog):
+    async with collecting("com.example.", subscription={"interval_ms": 1000}) as (cluster, producer):
+
+        def read() -> float:
+            producer.unregister_metric("com.example.once")
+            raise ValueError("once")
+
+        producer.register_metric("com.example.once", read)
+        producer.register_metric("com.example.open", lambda: 17)
+        await later(lambda: len(cluster.telemetry.pushes) == 2, 120)
+        assert producer.health().ok
+        assert set(values(cluster.telemetry.pushes[1])) == {"com.example.open"}
+    assert len([line for line in log_lines(caplog, logging.WARNING) if "once raised" in line]) == 1
+
+
+@in_virtual_time
+async def test_a_metric_that_raises_a_cancellation_of_its_own_is_removed(caplog):
+    def read() -> float:
+        raise asyncio.CancelledError
+
+    async with collecting("com.example.", subscription={"interval_ms": 1000}) as (cluster, producer):
+        producer.register_metric("com.example.cancelled", read)
+        producer.register_metric("com.example.open", lambda: 17)
+        await later(lambda: len(cluster.telemetry.pushes) == 2, 120)
+        assert set(values(cluster.telemetry.pushes[0])) == {"com.example.open"}
+    assert len([line for line in log_lines(caplog, logging.WARNING) if "cancelled raised" in line]) == 1
+
+
+@in_virtual_time
+async def test_a_push_that_fails_unexpectedly_is_logged_and_repeated_and_leaves_the_records_alone(
+    caplog, monkeypatch
+):
+    fails = True
+
+    def broken(*given: Any, **options: Any) -> bytes:
+        if fails:
+            raise RuntimeError("broken")
+        return metrics_data(*given, **options)
+
+    monkeypatch.setattr("aioproducer.sending.metrics_push.metrics_data", broken)
+    async with collecting("") as (cluster, producer):
+        await asyncio.sleep(120)
+        assert cluster.telemetry.pushes == []
+        assert (await producer.send_and_wait("orders", b"v")).offset == 0
+        fails = False
+        await later(lambda: cluster.telemetry.pushes, 2 * DEFAULT_INTERVAL)
+        fails = True
+    lines = log_lines(caplog, logging.ERROR)
+    assert len(lines) == 2, "one in the interval, one at the end"
+    assert all("metrics could not be pushed" in line for line in lines)
+    assert "next attempt follows in 300 s" in lines[0]
+
+
+@in_virtual_time
+async def test_a_metric_is_registered_in_vain_while_pushing_is_off():
+    async with collecting("", enable_metrics_push=False) as (cluster, producer):
+        producer.register_metric("com.example.open", lambda: 17)
+        await asyncio.sleep(200)
+        producer.unregister_metric("com.example.open")
+    assert cluster.telemetry.pushes == []
