@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aioproducer.observe.client_log import ClientLog
 from aioproducer.protocol.compression import Codec
-from aioproducer.types import Node, Outcome, qualified_name
+from aioproducer.types import ENDS_OF_THE_PROGRAM, Node, Outcome, qualified_name
 
 __all__ = [
     "BatchEvent",
@@ -225,7 +225,9 @@ class Hooks:
         for hook, method in heard_by:  # a hook that is switched off leaves a new list
             try:
                 returned = method(event)
-            except Exception:
+            except ENDS_OF_THE_PROGRAM:
+                raise
+            except BaseException:
                 self._log.warning(
                     "the hook %s raised and is switched off", qualified_name(method), exc_info=True
                 )

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from aioproducer.observe.client_log import ClientLog
 from aioproducer.records._record_path import Delivery, RecordMetadata
-from aioproducer.types import ProducerRecord, qualified_name
+from aioproducer.types import ENDS_OF_THE_PROGRAM, ProducerRecord, qualified_name
 
 
 class Interceptor(Protocol):
@@ -49,7 +49,9 @@ class Interceptors:
         for call in self._on_send:
             try:
                 result = call(record)
-            except Exception:
+            except ENDS_OF_THE_PROGRAM:
+                raise
+            except BaseException:
                 self._log.warning(
                     "the interceptor %s raised and is skipped", qualified_name(call), exc_info=True
                 )
@@ -75,7 +77,9 @@ class Interceptors:
         for call, takes_record in self._on_acknowledgement:
             try:
                 returned = call(result, record) if takes_record else call(result)
-            except Exception:
+            except ENDS_OF_THE_PROGRAM:
+                raise
+            except BaseException:
                 self._log.warning(
                     "the interceptor %s raised and is skipped", qualified_name(call), exc_info=True
                 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ from aioproducer.testing import EmbeddedCluster, RecordingProducer
 from aioproducer.types import Node
 from tests.conftest import MS
 from tests.support.log_lines import log_lines
-from tests.support.producing import PRODUCE, error_of, producing, quick_producer, until
+from tests.support.producing import PRODUCE, error_of, producing, quick_producer, until, values
 
 NODE = Node(1, "host", 9092)
 
@@ -250,6 +251,39 @@ async def test_a_hook_that_raises_is_logged_and_switched_off(hears, caplog):
     [line] = [line for line in log_lines(caplog, logging.WARNING) if "switched off" in line]
     assert "Raises.on_batch raised" in line
     assert "boom" in caplog.text
+
+
+@pytest.mark.parametrize("name", EVENTS)
+async def test_a_cancellation_that_a_hook_raises_itself_only_switches_it_off(name, caplog):
+    """`future.result()` of a cancelled future raises CancelledError, which is not our task's cancellation."""
+
+    def cancelled(event: Event) -> None:
+        raise asyncio.CancelledError
+
+    async with producing(hooks=[SimpleNamespace(**{name: cancelled})], transactional_id="tx") as (
+        cluster,
+        producer,
+    ):
+        async with producer.transaction():
+            await producer.send_and_wait("t", b"v")
+            cluster.faults.add(PRODUCE, error=ErrorCode.NOT_ENOUGH_REPLICAS, throttle_ms=1)
+            assert (await producer.send_and_wait("t", b"w")).offset == 1
+            with pytest.raises(InvalidRecordError):
+                await producer.send("t", 5)
+        await cluster.close_connections(0)
+    assert values(cluster) == [b"v", b"w"]
+    assert len([line for line in log_lines(caplog, logging.WARNING) if "switched off" in line]) == 1
+
+
+@pytest.mark.parametrize("ending", [KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_what_ends_the_program_passes_a_hook(ending):
+    def ends(event: Event) -> None:
+        raise ending
+
+    hooks = Hooks([SimpleNamespace(on_throttle=ends)], "shop")
+    with pytest.raises(ending):
+        hooks.tell(hooks.on_throttle, ThrottleEvent("shop", NODE, 0.1))
+    assert len(hooks.on_throttle) == 1
 
 
 async def test_a_hook_that_is_async_is_switched_off(caplog):

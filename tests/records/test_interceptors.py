@@ -104,6 +104,41 @@ def test_a_result_reaches_each_interceptor_that_wants_it_whatever_the_others_do(
     assert "Broken.on_acknowledgement raised and is skipped" in caplog.text
 
 
+class Cancelled:
+    """Raises what `result()` of a cancelled future raises."""
+
+    def on_send(self, record):
+        raise asyncio.CancelledError
+
+    def on_acknowledgement(self, result):
+        raise asyncio.CancelledError
+
+
+async def test_a_cancellation_that_an_interceptor_raises_itself_only_skips_it(caplog):
+    async with producing(interceptors=[Cancelled()]) as (cluster, producer):
+        assert (await producer.send_and_wait("t", b"v")).offset == 0
+        await until(lambda: "on_acknowledgement raised" in caplog.text)
+
+    assert values(cluster) == [b"v"]
+    assert "Cancelled.on_send raised and is skipped" in caplog.text
+
+
+@pytest.mark.parametrize("ending", [KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_what_ends_the_program_passes_an_interceptor(ending):
+    class Ends:
+        def on_send(self, record):
+            raise ending
+
+        def on_acknowledgement(self, result):
+            raise ending
+
+    interceptors = Interceptors([Ends()], LOG)
+    with pytest.raises(ending):
+        interceptors.on_send(RECORD)
+    with pytest.raises(ending):
+        interceptors.on_acknowledgement(RuntimeError(), RECORD)
+
+
 async def test_interceptors_see_the_record_as_send_was_given_it_and_its_metadata():
     recorder = Recorder()
 
