@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 from aioproducer.observe.snapshots import (
+    Counts,
     Distribution,
     MetricsSnapshot,
     NodeSnapshot,
@@ -208,8 +208,8 @@ class Metrics:
             retries=self.retries,
             splits=self.splits,
             data_losses=self.data_losses,
-            errors=MappingProxyType(dict(self.errors)),
-            rejected=MappingProxyType(dict(self.rejected)),
+            errors=Counts(self.errors),
+            rejected=Counts(self.rejected),
             batch_size=self.batch_size.snapshot(),
             records_per_request=self.records_per_request.snapshot(),
             queue_time=self.queue_time.snapshot(),

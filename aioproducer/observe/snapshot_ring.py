@@ -4,14 +4,11 @@ A process may have hundreds of producers, so the snapshots are kept compressed: 
 
 from __future__ import annotations
 
-import io
 import pickle
 import zlib
 from asyncio import AbstractEventLoop, TimerHandle
 from collections import deque
 from collections.abc import Callable
-from types import MappingProxyType
-from typing import Any
 
 from aioproducer.observe.snapshots import MetricsSnapshot
 
@@ -57,21 +54,8 @@ class SnapshotRing:
             self._timer = None
 
 
-class _Pickler(pickle.Pickler):
-    def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, MappingProxyType):
-            return _frozen, (dict(value),)
-        return NotImplemented
-
-
-def _frozen(values: dict[str, int]) -> MappingProxyType[str, int]:
-    return MappingProxyType(values)
-
-
 def _packed(snapshot: MetricsSnapshot) -> bytes:
-    buffer = io.BytesIO()
-    _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(snapshot)
-    return zlib.compress(buffer.getbuffer(), 1)
+    return zlib.compress(pickle.dumps(snapshot, pickle.HIGHEST_PROTOCOL), 1)
 
 
 def _unpacked(packed: bytes) -> MetricsSnapshot:

@@ -7,12 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from types import MappingProxyType
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 S = TypeVar("S", bound="_Numbers")
 
-NOTHING: Mapping[str, int] = MappingProxyType({})
+
+class Counts(dict[str, int]):
+    """Counts by name that cannot be changed. A dict, since a MappingProxyType can be neither pickled nor copied."""
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError("the counts of a snapshot cannot be changed; make a dict of them")
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
+
+    def __reduce__(self) -> tuple[type[Counts], tuple[dict[str, int]]]:
+        return Counts, (dict(self),)
+
+
+NOTHING: Mapping[str, int] = Counts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +112,7 @@ def _difference(entry: Any, now: Any, before: Any) -> Any:
         return now
     if isinstance(now, Mapping):
         changed = {name: count - before.get(name, 0) for name, count in now.items()}
-        return MappingProxyType({name: count for name, count in changed.items() if count})
+        return Counts({name: count for name, count in changed.items() if count})
     if isinstance(now, tuple):
         known = {getattr(one, one.KEY): one for one in before}
         return tuple(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from types import MappingProxyType
 
 from aioproducer.metrics import Histogram
 from aioproducer.observe.snapshot_ring import LONGEST_WINDOW, PERIOD, SnapshotRing, _packed, _unpacked
 from aioproducer.observe.snapshots import (
+    Counts,
     MetricsSnapshot,
     NodeSnapshot,
     TopicSnapshot,
@@ -69,7 +69,7 @@ def test_a_snapshot_is_kept_as_it_was_in_a_few_kilobytes():
     values = histogram.snapshot()
     snapshot = MetricsSnapshot(
         client_id="shop",
-        errors=MappingProxyType({"NOT_ENOUGH_REPLICAS": 3}),
+        errors=Counts({"NOT_ENOUGH_REPLICAS": 3}),
         topics=tuple(TopicSnapshot(name=f"topic-{number}", records_acked=number) for number in range(10)),
         nodes=tuple(NodeSnapshot(node_id=number, latency=values) for number in range(6)),
         transactions=(TransactionCallSnapshot("commit", 1, 0, values),),

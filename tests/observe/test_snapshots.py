@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import re
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from random import Random
 
 import pytest
 
-from aioproducer.metrics import Histogram
+from aioproducer.metrics import Histogram, Metrics
 from aioproducer.observe.snapshots import Distribution, MetricsSnapshot, NodeSnapshot, TopicSnapshot
 
 
@@ -105,6 +107,52 @@ def test_a_snapshot_is_plain_data_for_json():
     assert told["time_to_ack"]["count"] == 1
     assert told["nodes"][0]["latency"]["p99"] == 0.5
     assert told["time_to_ack"]["buckets"] == [[pytest.approx(1.189, abs=0.01), 1]]
+
+
+def full_snapshot() -> MetricsSnapshot:
+    metrics = Metrics(records_acked=3, rejected={"A": 1})
+    metrics.count_error("B")
+    metrics.node(1).latency.add(0.5)
+    metrics.topic("orders").records_acked = 3
+    metrics.transaction_call("commit").add(0.1, is_failure=True)
+    return metrics.snapshot(
+        describe_node=lambda _: {"host": "a"}, wall_time=lambda time: time, client_id="orders"
+    )
+
+
+@pytest.mark.parametrize("copied", [lambda one: pickle.loads(pickle.dumps(one)), copy.deepcopy, copy.copy])
+@pytest.mark.parametrize("snapshot", [MetricsSnapshot(), full_snapshot()], ids=["empty", "full"])
+def test_a_snapshot_can_be_pickled_and_copied(snapshot, copied):
+    assert copied(snapshot) == snapshot
+    assert copied(snapshot) - snapshot == snapshot - snapshot
+
+
+def test_a_snapshot_can_be_made_a_dict_by_dataclasses():
+    found = json.loads(json.dumps(asdict(full_snapshot())))
+
+    assert (found["rejected"], found["errors"]) == ({"A": 1}, {"B": 1})
+    assert found["topics"][0]["name"] == "orders"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda counts: counts.__setitem__("A", 2),
+        lambda counts: counts.__delitem__("A"),
+        lambda counts: counts.clear(),
+        lambda counts: counts.pop("A"),
+        lambda counts: counts.popitem(),
+        lambda counts: counts.setdefault("C", 2),
+        lambda counts: counts.update(A=2),
+        lambda counts: counts.__ior__({"A": 2}),
+    ],
+)
+def test_the_counts_of_a_snapshot_cannot_be_changed(change):
+    counts = full_snapshot().rejected
+
+    with pytest.raises(TypeError, match="cannot be changed"):
+        change(counts)
+    assert counts == {"A": 1}
 
 
 @pytest.mark.promise("Observability", "the docs describe each field of metrics() and name Java's counterpart")
