@@ -48,10 +48,11 @@ class SnapshotRing:
         self._timer = self._loop.call_later(PERIOD, self._keep)
 
     def close(self) -> None:
-        """Stop the timer; the snapshots stay."""
+        """Stop the timer and keep a last snapshot, so that a window that begins later shows nothing."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+            self._kept.append((self._loop.time(), _packed(self._take())))
 
 
 def _packed(snapshot: MetricsSnapshot) -> bytes:

@@ -297,8 +297,8 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
         left = began + timeout - self._loop.time()
         if left > 0:
             await self._while_wanted(self._push.push_last(), min(left, LAST_PUSH))
-        self._ring.close()
         await self._brokers.close()
+        self._ring.close()
         await self._compressor.close()
         self._accumulator.unretrieved.close()
         self._move(ProducerState.CLOSED)

@@ -59,7 +59,17 @@ async def test_a_closed_ring_has_no_timer():
     counting = Counting()
     counting.ring.close()
     await asyncio.sleep(3 * PERIOD)
-    assert len(counting.ring._kept) == 1
+    assert len(counting.ring._kept) == 2
+
+
+@in_virtual_time
+async def test_the_last_snapshot_is_that_of_the_end():
+    counting = Counting()
+    await asyncio.sleep(65)
+    counting.ring.close()
+    await asyncio.sleep(1800)
+    assert counting.ring.before(60).batches == 65
+    assert counting.ring.before(600).batches == 65
 
 
 def test_a_snapshot_is_kept_as_it_was_in_a_few_kilobytes():

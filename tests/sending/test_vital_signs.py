@@ -39,6 +39,24 @@ from tests.support.producing import (
 PATIENT = {"request_timeout_ms": 30_000, "max_block_ms": 60_000, "delivery_timeout_ms": 120_000}
 
 
+# ---------------------------------------------------------------------------------------------------- metrics
+
+
+@in_virtual_time
+async def test_a_window_that_begins_after_close_shows_nothing():
+    async with producing(**PATIENT) as (_, producer):
+        await asyncio.sleep(100)
+        for _ in range(5):
+            await producer.send_and_wait("t", b"v")
+    assert producer.metrics(window=60).records_acked == 5
+    await asyncio.sleep(1800)
+
+    minute = producer.metrics(window=60)
+    assert (minute.records_acked, minute.requests, minute.time_to_ack.count) == (0, 0, 0)
+    assert producer.metrics().records_acked == 5
+    assert sum(node.disconnects for node in minute.nodes) == 0
+
+
 # ------------------------------------------------------------------------------------------------------- ping
 
 
