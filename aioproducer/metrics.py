@@ -4,11 +4,14 @@ Nothing is recorded for each record: at most once for each batch or request."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from aioproducer.observe.snapshots import (
+    MOST_TOPICS,
+    OTHER_TOPICS,
+    PAST,
     Counts,
     Distribution,
     MetricsSnapshot,
@@ -33,9 +36,6 @@ __all__ = [
 
 MOST_NODES = 1_000
 """Brokers that have counters of their own; the oldest makes room for a new one."""
-MOST_TOPICS = 1_000
-"""Topics that have counters of their own; the others share those of OTHER_TOPICS."""
-OTHER_TOPICS = "_other"
 
 
 class Histogram(Buckets):
@@ -214,7 +214,7 @@ class Metrics:
             records_per_request=self.records_per_request.snapshot(),
             queue_time=self.queue_time.snapshot(),
             time_to_ack=self.time_to_ack.snapshot(),
-            time_to_result=_together(self.time_to_ack.snapshot(), self.time_to_failure.snapshot()),
+            time_to_result=self.time_to_ack.snapshot() + self.time_to_failure.snapshot(),
             buffer_wait=self.buffer_wait.snapshot(),
             in_flight=sum(node.in_flight for node in nodes),
             metadata_updates=self.metadata_updates,
@@ -225,6 +225,15 @@ class Metrics:
                 TransactionCallSnapshot(call.call, call.count, call.failures, call.time.snapshot())
                 for call in list(self.transaction_calls.values())
             ),
+        )
+
+    def past(self, client_id: str) -> MetricsSnapshot:
+        """Return the counters after the end of the producer, without bootstrap addresses. All gauges are empty."""
+        return self.snapshot(
+            describe_node=lambda node_id: {} if node_id >= 0 else None,
+            wall_time=float,
+            client_id=client_id,
+            state=PAST,
         )
 
 
@@ -254,21 +263,3 @@ def _topic(topic: TopicMetrics, wall_time: Callable[[float], float]) -> TopicSna
         retries=topic.retries,
         batch_bytes=topic.batch_bytes,
     )
-
-
-def _together(*parts: Distribution) -> Distribution:
-    """Return the distribution of all values."""
-    counts: dict[float, int] = {}
-    for end, count in _all_buckets(parts):
-        counts[end] = counts.get(end, 0) + count
-    return Distribution(
-        sum(part.count for part in parts),
-        sum(part.sum for part in parts),
-        max(part.max for part in parts),
-        tuple(sorted(counts.items())),
-    )
-
-
-def _all_buckets(parts: Iterable[Distribution]) -> Iterable[tuple[float, int]]:
-    for part in parts:
-        yield from part.buckets

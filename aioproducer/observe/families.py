@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from aioproducer.observe.snapshots import Distribution, MetricsSnapshot
+from aioproducer.observe.snapshots import PAST, MetricsSnapshot
 
 Labels = tuple[str, ...]
 Values = Iterable[tuple[Labels, Any]]
@@ -28,8 +29,8 @@ class Family:
     """Besides client_id."""
     read: Callable[[MetricsSnapshot], Values]
     bounds: tuple[float, ...] = SECONDS
-    merge: Callable[[Any, Any], Any] | None = None
-    """How two values become one; by default they are added up."""
+    merge: Callable[[Any, Any], Any] = operator.add
+    """How two values become one."""
 
     @property
     def labels(self) -> Labels:
@@ -37,31 +38,19 @@ class Family:
 
     def values(self, snapshots: list[MetricsSnapshot], *, topics: bool = True) -> dict[Labels, Any]:
         """Return the values of all producers by their labels. Without `topics`, those of all topics are added up."""
-        merge = self.merge or (_together if self.kind == "histogram" else _sum)
         hidden = None if topics or "topic" not in self.labels else self.labels.index("topic")
         values: dict[Labels, Any] = {}
         for snapshot in snapshots:
+            if snapshot.state == PAST and self.kind == "gauge":
+                continue
             for labels, value in self.read(snapshot):
                 if value is None:
                     continue
                 key = (snapshot.client_id, *labels)
                 if hidden is not None:
                     key = (*key[:hidden], "", *key[hidden + 1 :])
-                values[key] = merge(values[key], value) if key in values else value
+                values[key] = self.merge(values[key], value) if key in values else value
         return values
-
-
-def _sum(one: float, other: float) -> float:
-    return one + other
-
-
-def _together(one: Distribution, other: Distribution) -> Distribution:
-    counts = dict(one.buckets)
-    for end, count in other.buckets:
-        counts[end] = counts.get(end, 0) + count
-    return Distribution(
-        one.count + other.count, one.sum + other.sum, max(one.max, other.max), tuple(sorted(counts.items()))
-    )
 
 
 def _of_producer(field: str) -> Callable[[MetricsSnapshot], Values]:

@@ -1,11 +1,25 @@
-"""The producers of this process that were started and not yet collected, for exporters."""
+"""The producers of this process, for exporters: those that exist, and the counters of those that do not any more.
+
+An exported counter may not fall, or Prometheus takes that for a restart, and what a short-lived producer counted would
+be gone before the next scrape. So the counters of a producer that is garbage-collected are added to those of its client
+id."""
 
 from __future__ import annotations
 
+import functools
+import operator
+import threading
 import weakref
-from typing import Protocol
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+from typing import NamedTuple, Protocol
 
-from aioproducer.observe.snapshots import MetricsSnapshot
+from aioproducer.observe.snapshots import MOST_TOPICS, OTHER_TOPICS, MetricsSnapshot
+
+MOST_CLIENTS = 1_000
+"""Client ids whose past counters are kept; those that ended longest ago make room."""
 
 
 class Measured(Protocol):
@@ -14,17 +28,84 @@ class Measured(Protocol):
     def metrics(self, *, window: float | None = None) -> MetricsSnapshot: ...
 
 
-_live: dict[int, weakref.ref[Measured]] = {}
-"""By the producer's id(). Not a WeakSet: exporters read it in other threads, while producers come and go."""
+class _Entry(NamedTuple):
+    producer: weakref.ref[Measured]
+    past: Callable[[], MetricsSnapshot]
+    """Returns its counters when it no longer exists."""
 
 
-def add(producer: Measured) -> None:
-    """Include a producer from now on, until it is garbage-collected."""
-    key = id(producer)
-    _live[key] = weakref.ref(producer, lambda _: _live.pop(key, None))
+class Producers:
+    """All producers of a process.
+
+    The garbage collector may call _collected() in any thread, also in one that holds the lock. It therefore never waits
+    for the lock: the holder does the rest.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._numbers = count()
+        self._entries: dict[int, _Entry] = {}
+        self._collected_ones: deque[int] = deque()
+        """The numbers of producers that no longer exist and still have an entry."""
+        self._past: dict[str, MetricsSnapshot] = {}
+        """The sums of the counters of those that have no entry any more, by client id."""
+
+    def add(self, producer: Measured, past: Callable[[], MetricsSnapshot]) -> None:
+        """Include a producer from now on. `past` returns its counters, and must not keep it alive."""
+        number = next(self._numbers)
+        self._entries[number] = _Entry(weakref.ref(producer, lambda _: self._collected(number)), past)
+
+    def snapshots(self) -> list[MetricsSnapshot]:
+        """Return the metrics of all producers, and past ones. May be called in any thread."""
+        with self._lock:
+            self._move_collected()
+            found = []
+            for entry in list(self._entries.values()):
+                producer = entry.producer()
+                found.append(entry.past() if producer is None else producer.metrics())
+            found += self._past.values()
+        self._move_collected_if_free()
+        return found
+
+    def _collected(self, number: int) -> None:
+        self._collected_ones.append(number)
+        self._move_collected_if_free()
+
+    def _move_collected_if_free(self) -> None:
+        while self._collected_ones and self._lock.acquire(blocking=False):
+            try:
+                self._move_collected()
+            finally:
+                self._lock.release()
+
+    def _move_collected(self) -> None:
+        """Add the counters of producers that no longer exist to those of their client ids. The caller has the lock."""
+        while self._collected_ones:
+            ended = self._entries.pop(self._collected_ones.popleft()).past()
+            before = self._past.pop(ended.client_id, None)
+            if len(self._past) >= MOST_CLIENTS:
+                del self._past[next(iter(self._past))]
+            self._past[ended.client_id] = ended if before is None else _with_few_topics(before + ended)
+
+
+def _with_few_topics(snapshot: MetricsSnapshot) -> MetricsSnapshot:
+    """Count the topics beyond MOST_TOPICS together, as one producer does."""
+    named = [topic for topic in snapshot.topics if topic.name != OTHER_TOPICS]
+    if len(named) <= MOST_TOPICS:
+        return snapshot
+    others = [*(topic for topic in snapshot.topics if topic.name == OTHER_TOPICS), *named[MOST_TOPICS:]]
+    other = replace(functools.reduce(operator.add, others), name=OTHER_TOPICS)
+    return replace(snapshot, topics=(*named[:MOST_TOPICS], other))
+
+
+_producers = Producers()
+
+
+def add(producer: Measured, past: Callable[[], MetricsSnapshot]) -> None:
+    """Include a producer from now on. `past` returns its counters, and must not keep it alive."""
+    _producers.add(producer, past)
 
 
 def snapshots() -> list[MetricsSnapshot]:
-    """Return the metrics of all producers. May be called in any thread."""
-    alive = (reference() for reference in list(_live.values()))
-    return [producer.metrics() for producer in alive if producer is not None]
+    """Return the metrics of all producers, and the past ones. May be called in any thread."""
+    return _producers.snapshots()

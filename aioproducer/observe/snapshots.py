@@ -26,6 +26,11 @@ class Counts(dict[str, int]):
 
 
 NOTHING: Mapping[str, int] = Counts()
+PAST = "past"
+"""The state in the snapshots of producers that no longer exist. Their gauges mean nothing."""
+MOST_TOPICS = 1_000
+"""Topics that have counters of their own; the others share those of OTHER_TOPICS."""
+OTHER_TOPICS = "_other"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +75,17 @@ class Distribution:
             largest = min(buckets[-1][0], self.max)
         return Distribution(self.count - earlier.count, self.sum - earlier.sum, largest, buckets)
 
+    def __add__(self, other: Distribution) -> Distribution:
+        counts = dict(self.buckets)
+        for end, count in other.buckets:
+            counts[end] = counts.get(end, 0) + count
+        return Distribution(
+            self.count + other.count,
+            self.sum + other.sum,
+            max(self.max, other.max),
+            tuple(sorted(counts.items())),
+        )
+
     def as_dict(self) -> dict[str, Any]:
         """Return the values for JSON: count, sum, mean, p50, p99, max and the buckets."""
         return {
@@ -98,6 +114,15 @@ class _Numbers:
         }
         return replace(self, **changes)  # type: ignore[type-var]
 
+    def __add__(self: S, other: S) -> S:
+        """Return the counters of both, with the gauges of the first."""
+        sums = {
+            entry.name: _sum(getattr(self, entry.name), getattr(other, entry.name))
+            for entry in fields(self)  # type: ignore[arg-type]  # each subclass is a dataclass
+            if not entry.metadata.get("gauge")
+        }
+        return replace(self, **sums)  # type: ignore[type-var]
+
     def as_dict(self) -> dict[str, Any]:
         """Return all values as dicts, lists, numbers and strings, for JSON."""
         return {entry.name: _plain(getattr(self, entry.name)) for entry in fields(self)}  # type: ignore[arg-type]
@@ -119,6 +144,18 @@ def _difference(entry: Any, now: Any, before: Any) -> Any:
             one - known[getattr(one, one.KEY)] if getattr(one, one.KEY) in known else one for one in now
         )
     return now if before is None else now - before
+
+
+def _sum(one: Any, other: Any) -> Any:
+    if isinstance(one, Mapping):
+        return Counts({name: one.get(name, 0) + other.get(name, 0) for name in {**one, **other}})
+    if isinstance(one, tuple):
+        by_key = {getattr(item, item.KEY): item for item in one}
+        for item in other:
+            key = getattr(item, item.KEY)
+            by_key[key] = by_key[key] + item if key in by_key else item
+        return tuple(by_key.values())
+    return one + other
 
 
 def _plain(value: Any) -> Any:

@@ -163,7 +163,7 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
         self._move(ProducerState.RUNNING)
         self._process = os.getpid()
         _started.add(self)
-        live.add(self)
+        live.add(self, partial(self._metrics.past, self._config.client_id))
         self._make_parts()
         self._ring = SnapshotRing(self._loop, weakly_measuring(self))
         try:

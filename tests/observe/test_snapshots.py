@@ -93,6 +93,32 @@ def test_brokers_and_topics_are_compared_by_their_names_and_new_ones_count_in_fu
     assert [(topic.name, topic.retries, topic.last_ack_time) for topic in minute.topics] == [("t", 3, 9.0)]
 
 
+def test_a_sum_has_the_counts_of_both_and_the_gauges_of_the_first():
+    one = MetricsSnapshot(
+        client_id="shop",
+        buffer_available=7,
+        records_acked=5,
+        errors={"A": 1},
+        time_to_ack=filled(1.0, 3.0).snapshot(),
+        topics=(TopicSnapshot(name="t", retries=1),),
+    )
+    other = MetricsSnapshot(
+        client_id="other",
+        buffer_available=9,
+        records_acked=2,
+        errors={"A": 2, "B": 1},
+        time_to_ack=filled(1.0, 4.0).snapshot(),
+        topics=(TopicSnapshot(name="u", retries=4), TopicSnapshot(name="t", retries=2)),
+    )
+
+    both = one + other
+
+    assert (both.client_id, both.buffer_available, both.records_acked) == ("shop", 7, 7)
+    assert both.errors == {"A": 3, "B": 1}
+    assert both.time_to_ack == filled(1.0, 3.0, 1.0, 4.0).snapshot()
+    assert [(topic.name, topic.retries) for topic in both.topics] == [("t", 3), ("u", 4)]
+
+
 def test_a_snapshot_is_plain_data_for_json():
     snapshot = MetricsSnapshot(
         client_id="orders",
