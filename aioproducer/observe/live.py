@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import os
 import threading
 import weakref
 from collections import deque
@@ -109,3 +110,13 @@ def add(producer: Measured, past: Callable[[], MetricsSnapshot]) -> None:
 def snapshots() -> list[MetricsSnapshot]:
     """Return the metrics of all producers, and the past ones. May be called in any thread."""
     return _producers.snapshots()
+
+
+def _forked() -> None:
+    """Forget the producers of the parent process, which exports them itself."""
+    global _producers
+    _producers = Producers()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_forked)

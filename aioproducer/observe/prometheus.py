@@ -31,7 +31,8 @@ class ProducerCollector(Collector):
         start_http_server(9100)
 
     Nothing is measured between scrapes. Producers with the same client id are added up: give each its own `client_id`
-    to tell them apart. What a producer counted stays in these sums after it is garbage-collected.
+    to tell them apart. What a producer counted stays in these sums after it is garbage-collected. A forked process
+    starts without producers.
 
     With gunicorn, each worker process needs a port of its own, or a push gateway: prometheus_client's multiprocess mode
     supports no collectors.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
 import sys
 import threading
 from functools import partial
@@ -166,3 +168,29 @@ def test_no_count_is_lost_or_doubled_while_threads_scrape(producers):
     assert seen == sorted(seen)
     assert total("records_acked") == 300
     assert producers._entries == {}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows cannot fork")
+def test_a_forked_process_starts_without_producers():
+    script = """
+import asyncio, gc, os
+from aioproducer.observe import live
+from aioproducer.testing import RecordingProducer
+
+async def main():
+    async with RecordingProducer(client_id="gone") as producer:
+        await producer.send("t", b"v")
+    del producer
+    gc.collect()
+    async with RecordingProducer(client_id="parent") as producer:
+        await producer.send("t", b"v")
+        child = os.fork()
+        if child == 0:
+            os._exit(len(live.snapshots()))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        print([snapshot.client_id for snapshot in live.snapshots()])
+
+asyncio.run(main())
+"""
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert ran.stdout.strip() == "['parent', 'gone']", ran.stderr
