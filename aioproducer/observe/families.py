@@ -31,6 +31,8 @@ class Family:
     bounds: tuple[float, ...] = SECONDS
     merge: Callable[[Any, Any], Any] = operator.add
     """How two values become one."""
+    rank: Callable[[MetricsSnapshot], float] | None = None
+    """With it, they are not merged: that of the producer with the lowest rank is shown."""
 
     @property
     def labels(self) -> Labels:
@@ -40,7 +42,7 @@ class Family:
         """Return the values of all producers by their labels. Without `topics`, those of all topics are added up."""
         hidden = None if topics or "topic" not in self.labels else self.labels.index("topic")
         values: dict[Labels, Any] = {}
-        for snapshot in snapshots:
+        for snapshot in snapshots if self.rank is None else _lowest(snapshots, self.rank):
             if snapshot.state == PAST and self.kind == "gauge":
                 continue
             for labels, value in self.read(snapshot):
@@ -51,6 +53,24 @@ class Family:
                     key = (*key[:hidden], "", *key[hidden + 1 :])
                 values[key] = self.merge(values[key], value) if key in values else value
         return values
+
+
+def _lowest(
+    snapshots: list[MetricsSnapshot], rank: Callable[[MetricsSnapshot], float]
+) -> Iterable[MetricsSnapshot]:
+    """Return the snapshot with the lowest rank for each client id, of those of producers that exist."""
+    found: dict[str, MetricsSnapshot] = {}
+    for snapshot in snapshots:
+        if snapshot.state == PAST:
+            continue
+        other = found.setdefault(snapshot.client_id, snapshot)
+        if rank(snapshot) < rank(other):
+            found[snapshot.client_id] = snapshot
+    return found.values()
+
+
+def _free_share(snapshot: MetricsSnapshot) -> float:
+    return snapshot.buffer_available / max(snapshot.buffer_total, 1)
 
 
 def _of_producer(field: str) -> Callable[[MetricsSnapshot], Values]:
@@ -169,9 +189,19 @@ FAMILIES = (
         _of_producer("queue_time"),
     ),
     # The buffer
-    _gauge("buffer_bytes", "Size of the buffer (buffer_memory).", (), _of_producer("buffer_total")),
     _gauge(
-        "buffer_available_bytes", "Free part of the buffer.", (), _of_producer("buffer_available"), merge=min
+        "buffer_bytes",
+        "Size of the buffer (buffer_memory), that of the producer with the fullest one.",
+        (),
+        _of_producer("buffer_total"),
+        rank=_free_share,
+    ),
+    _gauge(
+        "buffer_available_bytes",
+        "Free part of the buffer, that of the producer with the fullest one.",
+        (),
+        _of_producer("buffer_available"),
+        rank=_free_share,
     ),
     _gauge("buffer_waiters", "Calls of send that wait for room.", (), _of_producer("buffer_waiters")),
     _histogram(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aioproducer.observe.families import FAMILIES, Family
-from aioproducer.observe.snapshots import Distribution, MetricsSnapshot, TopicSnapshot
+from aioproducer.observe.snapshots import PAST, Distribution, MetricsSnapshot, TopicSnapshot
 
 BY_NAME = {family.name: family for family in FAMILIES}
 
@@ -40,7 +40,22 @@ def test_counters_of_one_client_id_are_added_up():
 
 def test_gauges_show_the_worst_where_a_sum_means_nothing():
     assert values("oldest_unacked_seconds") == {("a",): 3.0, ("b",): 0.0}
-    assert values("buffer_available_bytes")["a",] == 4
+
+
+def test_the_buffer_is_that_of_the_fullest_producer():
+    def buffer(available: int, total: int, state: str = "running") -> MetricsSnapshot:
+        return MetricsSnapshot(client_id="a", state=state, buffer_available=available, buffer_total=total)
+
+    idle = [buffer(64, 64)] * 11
+    for snapshots, shown in (
+        (idle, (64, 64)),
+        ([*idle, buffer(6, 64), buffer(7, 64)], (6, 64)),
+        ([buffer(4, 4), buffer(6, 64), buffer(4, 4)], (6, 64)),
+        ([buffer(6, 64), buffer(0, 64, PAST)], (6, 64)),
+        ([buffer(0, 0)], (0, 0)),
+    ):
+        found = [BY_NAME[name].values(snapshots)["a",] for name in ("buffer_available_bytes", "buffer_bytes")]
+        assert tuple(found) == shown
 
 
 def test_distributions_are_merged_bucket_by_bucket():
