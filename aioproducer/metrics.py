@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from aioproducer.observe.snapshots import (
     MOST_TOPICS,
@@ -96,6 +96,14 @@ class TransactionCallMetrics:
         self.time.add(seconds)
 
 
+class Ended(NamedTuple):
+    """Records that have their result, by outcome."""
+
+    acked: int
+    failed: int
+    unknown: int
+
+
 @dataclass(slots=True)
 class Metrics:
     """All counters of one producer; each has one writer."""
@@ -140,6 +148,9 @@ class Metrics:
     nodes: dict[int, NodeMetrics] = field(default_factory=dict)
     requests_of_forgotten: int = 0
     """Requests to brokers that have no counters of their own any more."""
+    # written by snapshot
+    most_accepted: int = 0
+    """The most accepted records that a snapshot has shown."""
 
     def node(self, node_id: int) -> NodeMetrics:
         """The counters of one broker, made at first use."""
@@ -176,8 +187,13 @@ class Metrics:
     def count_error(self, name: str) -> None:
         self.errors[name] = self.errors.get(name, 0) + 1
 
+    @property
+    def ended(self) -> Ended:
+        return Ended(self.records_acked, self.records_failed, self.records_unknown)
+
     def snapshot(
         self,
+        ended: Ended | None = None,
         *,
         describe_node: Callable[[int], dict[str, Any] | None],
         wall_time: Callable[[float], float],
@@ -186,20 +202,25 @@ class Metrics:
         """Return all numbers.
 
         Args:
+            ended: the records that have their result, if they were read before `records_buffered`. In another thread,
+                records may end in between: they are then in neither, so that accepted records are at most too few, and
+                the count of an earlier snapshot is better.
             describe_node: returns the gauges of a broker; None for a bootstrap address that is no longer used.
             wall_time: converts the loop's time.
             gauges: the values of the moment, which other objects hold.
         """
         described = ((node, describe_node(node.node_id)) for node in list(self.nodes.values()))
         nodes = tuple(_node(node, state) for node, state in described if state is not None)
-        ended = self.records_acked + self.records_failed + self.records_unknown
+        ended = ended or self.ended
+        accepted = max(sum(ended) + gauges.get("records_buffered", 0), self.most_accepted)
+        self.most_accepted = accepted
         return MetricsSnapshot(
             **gauges,
-            records_accepted=ended + gauges.get("records_buffered", 0),
+            records_accepted=accepted,
             records_sent=self.records_sent,
-            records_acked=self.records_acked,
-            records_failed=self.records_failed,
-            records_unknown=self.records_unknown,
+            records_acked=ended.acked,
+            records_failed=ended.failed,
+            records_unknown=ended.unknown,
             record_bytes=self.record_bytes,
             batches=self.batches,
             batch_bytes=self.batch_bytes,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioproducer.metrics import Distribution, Histogram, Metrics, MetricsSnapshot, NodeSnapshot
+from aioproducer.metrics import Distribution, Ended, Histogram, Metrics, MetricsSnapshot, NodeSnapshot
 
 WORST = 2 ** (1 / 4)
 """A bucket's upper end over its lower one."""
@@ -153,3 +153,21 @@ def test_a_snapshot_has_the_records_that_were_sent():
     snapshot = metrics.snapshot(describe_node=lambda _: None, wall_time=lambda time: time, records_buffered=4)
 
     assert (snapshot.records_accepted, snapshot.records_sent, snapshot.records_acked) == (6, 5, 2)
+
+
+def test_accepted_records_never_become_fewer():
+    """Another thread may read them while records move from the buffer to a result, and are in neither."""
+    metrics = Metrics(records_acked=2)
+
+    def accepted(buffered: int, ended: Ended | None = None) -> int:
+        return metrics.snapshot(
+            ended, describe_node=lambda _: None, wall_time=float, records_buffered=buffered
+        ).records_accepted
+
+    assert accepted(4) == 6
+    assert accepted(1) == 6
+    metrics.records_failed += 3
+    before = metrics.ended
+    metrics.records_unknown += 5
+    assert accepted(1, before) == 6
+    assert accepted(1, metrics.ended) == 11

@@ -51,6 +51,7 @@ class ProducerBatch(Batch):
         "flushes",
         "identity",
         "is_being_compressed",
+        "is_counted",
         "keeps_records",
         "last_error",
         "maybe_persisted",
@@ -111,6 +112,9 @@ class ProducerBatch(Batch):
         self.last_error: BaseException | None = None
         self.broker: int | None = None
         self.flushes: tuple[FlushWait, ...] = ()
+        self.is_counted = False
+        """Set just before its records are counted by their outcome, so that metrics() in another thread does not also
+        count them as buffered."""
         self.note_unretrieved = note_unretrieved
 
     def enter(

@@ -48,8 +48,8 @@ class OwnTimeouts:
         batch = delivery.batch
         error = self._error(batch, timeout)
         if batch.may_withdraw:
-            self._count_failed(batch, 1)  # the others of its batch are counted with the batch
             self._accumulator.withdraw(delivery, error)
+            self._count_failed(batch, 1)  # the others of its batch are counted with the batch
         else:
             self._accumulator.end_record(delivery, error)
 

@@ -330,10 +330,10 @@ class ProduceResults:
         self._log.warning(
             "%s: %d of %d; the others are sent again", said.refusal, len(culprits), batch.record_count
         )
-        self._count_not_delivered(batch, len(culprits))
         self._lose_numbers(batch)
         rest = batch.part(self._loop, 0, batch.record_count + len(batch.withdrawn), dict(culprits))
         self._accumulator.replace(batch, [(0, rest)], said.now)
+        self._count_not_delivered(batch, len(culprits))
 
     DO: ClassVar[Mapping[Action, Callable[[ProduceResults, PartitionAnswer], None]]] = MappingProxyType(
         {
@@ -439,6 +439,7 @@ class ProduceResults:
         if batch.state is BatchState.DONE:
             return  # the batch expired while in flight, with an unknown outcome
         metrics = self._metrics
+        batch.is_counted = True
         metrics.records_acked += batch.record_count
         metrics.time_to_ack.add(now - batch.created, batch.record_count)
         topic = metrics.topics.get(batch.queue.topic) or metrics.topic(batch.queue.topic)
@@ -509,6 +510,7 @@ class ProduceResults:
             self._transaction.epoch_is_spent = True
         error = self._error(batch, reason, kind, requires_reinit=requires_reinit)
         count = batch.live_count
+        batch.is_counted = True
         self._count_not_delivered(batch, count)
         if count:
             self._metrics.time_to_failure.add(self._loop.time() - batch.created, count)

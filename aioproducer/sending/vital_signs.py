@@ -241,15 +241,17 @@ class VitalSigns(RecordPath):
         now = self._loop.time()
         accumulator, memory = self._accumulator, self._accumulator.memory
         # Exporters call this in their own threads, while the loop's thread changes what is read here: hence the copies.
+        ended = self._metrics.ended  # before the buffered records: see Metrics.snapshot()
         incomplete = list(accumulator.incomplete)
         oldest = incomplete[0] if incomplete else None
         snapshot = self._metrics.snapshot(
+            ended,
             **gauges,
             describe_node=partial(self._brokers.gauges, now),
             wall_time=self._wall_time,
             cluster_id=self._metadata.cluster.cluster_id,
             started=self._wall_time(self._started_at),
-            records_buffered=sum(batch.live_count for batch in incomplete),
+            records_buffered=sum(batch.live_count for batch in incomplete if not batch.is_counted),
             records_unretrieved=sum(accumulator.unretrieved.counts.copy().values()),
             oldest_unacked_seconds=0.0 if oldest is None else max(now - oldest.created, 0.0),
             buffer_total=memory.total,

@@ -6,6 +6,8 @@ import asyncio
 import gc
 import json
 import logging
+import sys
+import threading
 from importlib.metadata import version
 
 import pytest
@@ -21,7 +23,9 @@ from aioproducer.errors import (
     RequestTimedOutError,
     TransactionTimeoutError,
 )
+from aioproducer.metrics import TopicMetrics
 from aioproducer.protocol.api import ApiKey
+from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.sending.vital_signs import weakly_measuring
 from aioproducer.testing import EmbeddedCluster, RecordingProducer
 from tests.conftest import in_virtual_time
@@ -29,6 +33,7 @@ from tests.support.log_lines import log_lines
 from tests.support.producing import (
     PRODUCE,
     assert_nothing_left,
+    error_of,
     producing,
     quick_producer,
     until,
@@ -55,6 +60,67 @@ async def test_a_window_that_begins_after_close_shows_nothing():
     assert (minute.records_acked, minute.requests, minute.time_to_ack.count) == (0, 0, 0)
     assert producer.metrics().records_acked == 5
     assert sum(node.disconnects for node in minute.nodes) == 0
+
+
+class Peeking(dict[str, TopicMetrics]):
+    """Topics that look at the producer's metrics whenever the sender counts, as another thread may."""
+
+    def __init__(self, producer: Producer) -> None:
+        super().__init__()
+        self.producer = producer
+        self.seen: list[MetricsSnapshot] = []
+
+    def get(self, name: str, default: TopicMetrics | None = None) -> TopicMetrics | None:  # type: ignore[override]
+        self.seen.append(self.producer.metrics())
+        return super().get(name, default)
+
+
+async def test_no_record_is_counted_twice_while_it_gets_its_result():
+    async with producing() as (cluster, producer):
+        producer._metrics.topics = topics = Peeking(producer)
+        for number in range(3):
+            await producer.send_and_wait("t", b"%d" % number)
+        cluster.faults.add(PRODUCE, error=ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+        await error_of(await producer.send("t", b"v"))
+
+        assert {one.records_acked + one.records_failed + one.records_buffered for one in topics.seen} == {
+            1,
+            2,
+            3,
+            4,
+        }
+        assert {one.records_accepted for one in topics.seen} == {1, 2, 3, 4}
+        assert producer.metrics().records_accepted == 4
+
+
+async def test_another_thread_sees_no_counter_fall():
+    interval, is_over = sys.getswitchinterval(), threading.Event()
+    seen: list[MetricsSnapshot] = []
+
+    def look(producer: Producer) -> None:
+        while not is_over.is_set():
+            seen.append(producer.metrics())
+
+    async with producing(linger_ms=1, topics={f"t{number}": 2 for number in range(20)}) as (_, producer):
+        looking = threading.Thread(target=look, args=(producer,))
+        sys.setswitchinterval(1e-5)
+        looking.start()
+        try:
+            for number in range(3000):
+                await producer.send(f"t{number % 20}", b"v")
+                if number % 200 == 0:
+                    await producer.flush()
+            await producer.flush()
+        finally:
+            is_over.set()
+            looking.join()
+            sys.setswitchinterval(interval)
+        assert producer.metrics().records_accepted == 3000
+
+    for name in ("records_accepted", "records_acked", "batches", "produce_requests"):
+        values = [getattr(one, name) for one in seen]
+        assert values == sorted(values), name
+    assert all(one.records_acked <= one.records_accepted <= 3000 for one in seen)
 
 
 # ------------------------------------------------------------------------------------------------------- ping
