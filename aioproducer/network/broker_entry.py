@@ -65,7 +65,8 @@ class BrokerEntry:
 
     @property
     def is_ready(self) -> bool:
-        return self.connection is not None and self.connection.state is ConnectionState.READY
+        connection = self.connection  # read once, since metrics() may run in another thread; so below
+        return connection is not None and connection.state is ConnectionState.READY
 
     @property
     def is_connecting(self) -> bool:
@@ -84,7 +85,8 @@ class BrokerEntry:
 
     @property
     def throttled_until(self) -> float:
-        return self.connection.throttled_until if self.connection is not None else 0.0
+        connection = self.connection
+        return connection.throttled_until if connection is not None else 0.0
 
     @property
     def first_asked(self) -> int:
@@ -93,22 +95,24 @@ class BrokerEntry:
 
     def gauges(self, now: float) -> dict[str, Any]:
         """Return the state for metrics(). `now` is a loop time."""
+        connection, error = self.connection, self.error
         return {
             "host": self.node.host,
             "port": self.node.port,
             "rack": self.node.rack,
             "is_connected": self.is_ready,
-            "in_flight": 0 if self.connection is None else self.connection.in_flight,
+            "in_flight": 0 if connection is None else connection.in_flight,
             "throttled_for": max(self.throttled_until - now, 0.0),
-            "last_error": None if self.error is None else str(self.error),
+            "last_error": None if error is None else str(error),
         }
 
     def describe(self, now: float) -> dict[str, Any]:
         """Return the state for describe(). `now` is a loop time."""
         described = {"node_id": self.node.node_id, **self.gauges(now), "failures": self.failures}
-        if self.connection is not None:
+        connection = self.connection
+        if connection is not None:
             described["connected_for"] = max(now - self.ready_since, 0.0)
-            described["security"] = self.connection.security
+            described["security"] = connection.security
         return described
 
     def connected(self, connection: Connection, now: float) -> None:
@@ -146,18 +150,20 @@ class BrokerEntry:
     @property
     def error(self) -> KafkaError | None:
         """The reason why there is no connection; None if there is one, or no attempt yet."""
-        if self.last_error is None and self.is_connecting:
+        error = self.last_error
+        if error is None and self.is_connecting:
             return BrokerConnectionError(f"{self.node}: {self.progress}", written=False)
-        return self.last_error
+        return error
 
     @property
     def reason(self) -> str:
         """The reason why there is no connection, as a text that names the broker."""
-        if self.last_error is None:
+        error = self.last_error
+        if error is None:
             return f"{self.node}: {'connected' if self.is_ready else self.progress}"
-        if str(self.node.port) in self.last_error.message:
-            return self.last_error.message  # most errors already begin with the address
-        return f"{self.node}: {self.last_error.message}"
+        if str(self.node.port) in error.message:
+            return error.message  # most errors already begin with the address
+        return f"{self.node}: {error.message}"
 
 
 def address_of(node: Node, address_filter: AddressFilter | None) -> tuple[str, int]:

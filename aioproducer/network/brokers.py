@@ -81,8 +81,8 @@ class Brokers:
 
     @property
     def nodes(self) -> list[Node]:
-        """The nodes to connect to."""
-        return [entry.node for entry in self._entries.values()]
+        """The nodes to connect to. Like describe() and reasons(), it may be read in any thread: hence the copies."""
+        return [entry.node for entry in list(self._entries.values())]
 
     @property
     def is_bootstrapping(self) -> bool:
@@ -196,7 +196,7 @@ class Brokers:
 
     def describe(self, now: float) -> list[dict[str, Any]]:
         """Return the state of each broker for describe(). `now` is a loop time."""
-        return [entry.describe(now) for entry in self._entries.values()]
+        return [entry.describe(now) for entry in list(self._entries.values())]
 
     def in_flight(self, node_id: int) -> int:
         """Return the number of requests to this broker that are not answered yet."""
@@ -436,7 +436,7 @@ class Brokers:
 
     def reasons(self) -> str:
         """Return the reason why there is no connection, for each broker."""
-        return "; ".join(entry.reason for entry in self._entries.values())
+        return "; ".join(entry.reason for entry in list(self._entries.values()))
 
     def errors(self) -> dict[str, KafkaError]:
         """The last connection error of each unreachable broker, keyed by "host:port"."""

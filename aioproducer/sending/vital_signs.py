@@ -158,8 +158,8 @@ class VitalSigns(RecordPath):
     def describe(self) -> Description:
         """Return the producer's settings, connections, topics and oldest batches, as a block for a bug report.
 
-        It sends nothing and works in every state. `str()` is the block, and `as_dict()` is for JSON. Neither contains
-        data of records or secrets; both contain the names of topics, hosts and users.
+        It sends nothing, and works in every state and thread. `str()` is the block, `as_dict()` is for JSON. Neither
+        has data of records or secrets; both contain the names of topics, hosts and users.
         """
         given = {name: text for name, text in self._config.shown().items() if not text.endswith("(default)")}
         state = self._state.value
@@ -187,7 +187,7 @@ class VitalSigns(RecordPath):
                 "in_flight_requests": measured.in_flight,
             },
             tuple(
-                _described_batch(batch, now) for batch in islice(self._accumulator.incomplete, MOST_BATCHES)
+                _described_batch(batch, now) for batch in list(self._accumulator.incomplete)[:MOST_BATCHES]
             ),
             {name: getattr(measured, name) for name in COUNTERS} | {"errors": dict(measured.errors)},
         )

@@ -46,6 +46,39 @@ def test_failed_setups_count_until_a_connection_is_established():
     assert entry.throttled_until == 7.5
 
 
+class Vanishing(BrokerEntry):
+    """An entry whose connection or error is gone when it is read again, as another thread may see it."""
+
+    __slots__ = ("first",)
+    shown: str
+
+    def __getattribute__(self, name: str) -> object:
+        if name != type(self).shown:
+            return super().__getattribute__(name)
+        first, self.first = self.first, None
+        return first
+
+
+@pytest.mark.parametrize("read", ["is_ready", "throttled_until", "error", "reason", "gauges", "describe"])
+@pytest.mark.parametrize("shown", ["connection", "last_error"])
+def test_the_state_of_a_broker_may_be_read_in_another_thread(read, shown, monkeypatch):
+    monkeypatch.setattr(Vanishing, "shown", shown, raising=False)
+    connection = a_connection()
+    connection.in_flight, connection.security = 2, "plain text"
+    entry = Vanishing(NODE)
+    entry.first = connection if shown == "connection" else ERROR
+
+    found = getattr(entry, read)
+    if callable(found):
+        found = found(5.0)
+
+    if isinstance(found, dict):
+        assert found["node_id" if read == "describe" else "host"] in (3, "b")
+        assert found["last_error"] in (None, "it hung up")
+    else:
+        assert found in (True, 0.0, 7.5, None, ERROR, "broker 3 (b:9093): it hung up", f"{NODE}: connected")
+
+
 @pytest.mark.parametrize(("now", "failures"), [(11.9, 1), (12.0, 0)])
 def test_failures_are_forgotten_once_a_connection_has_lasted(now, failures):
     entry = BrokerEntry(NODE)

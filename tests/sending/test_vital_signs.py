@@ -9,6 +9,7 @@ import logging
 import sys
 import threading
 from importlib.metadata import version
+from typing import Any
 
 import pytest
 
@@ -24,8 +25,11 @@ from aioproducer.errors import (
     TransactionTimeoutError,
 )
 from aioproducer.metrics import TopicMetrics
+from aioproducer.network.broker_entry import BrokerEntry
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
+from aioproducer.records.batch import ProducerBatch
+from aioproducer.sending import vital_signs
 from aioproducer.sending.vital_signs import weakly_measuring
 from aioproducer.testing import EmbeddedCluster, RecordingProducer
 from tests.conftest import in_virtual_time
@@ -269,6 +273,35 @@ async def test_describe_shows_what_a_bug_report_needs():
         assert "secret" not in text
         assert json.loads(json.dumps(described.as_dict()))["topics"]["orders"]["partitions"] == 3
         assert "  orders:\n    partitions: 3\n" in text
+        hold.set()
+        await delivery
+
+
+async def test_describe_may_be_called_in_another_thread(monkeypatch):
+    """There, batches and brokers come and go between two steps."""
+    async with producing() as (cluster, producer):
+        hold = asyncio.Event()
+        cluster.faults.add(PRODUCE, hold_before=hold)
+        delivery = await producer.send("t", b"v")
+        incomplete = producer._accumulator.incomplete
+        described_batch, described = vital_signs._described_batch, BrokerEntry.describe
+
+        def changes_batches(batch: ProducerBatch, now: float) -> dict[str, Any]:
+            incomplete.move_to_end(batch)
+            incomplete["another"] = None
+            return described_batch(batch, now)
+
+        def changes_brokers(entry: BrokerEntry, now: float) -> dict[str, Any]:
+            entries = producer._brokers._entries
+            entries.update(reversed(list(entries.items())), another=entry)
+            return described(entry, now)
+
+        monkeypatch.setattr(vital_signs, "_described_batch", changes_batches)
+        monkeypatch.setattr(BrokerEntry, "describe", changes_brokers)
+        found = producer.describe()
+        del incomplete["another"], producer._brokers._entries["another"]
+        assert [batch["topic"] for batch in found.oldest_batches] == ["t"]
+        assert [broker["node_id"] for broker in found.brokers] == [0]
         hold.set()
         await delivery
 
