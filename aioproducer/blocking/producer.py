@@ -40,7 +40,7 @@ from aioproducer.blocking.loop_thread import (
 )
 from aioproducer.blocking.receipt import Receipt
 from aioproducer.blocking.send_queue import Delivery, SendQueue
-from aioproducer.errors import IllegalStateError, ProducerNotStartedError
+from aioproducer.errors import IllegalStateError, ProducerNotStartedError, WrongLoopError
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -544,8 +544,15 @@ class Producer:
         self._look(partial(self._inner.unregister_metric, name))
 
     def _look(self, function: Callable[[], T]) -> T:
-        """Call a function that works in every state, in the loop thread if there is one."""
+        """Call a function that works in every state, in the loop thread if there is one.
+
+        Where waiting for that thread would stop another event loop, the function reads from this thread.
+        """
         if self._report is not None or self._sends.thread is None:
+            return function()
+        try:
+            check_may_block()
+        except WrongLoopError:
             return function()
 
         async def look() -> T:

@@ -730,6 +730,11 @@ async def test_a_call_in_a_thread_with_a_running_loop_is_refused(module_cluster,
             with pytest.raises(WrongLoopError):
                 call()
         assert (await asyncio.to_thread(delivery.result, TIMEOUT)).offset == 0
+        # These wait for nothing, so an async route can call them.
+        await asyncio.to_thread(producer.flush)
+        assert producer.health().ok
+        assert producer.metrics().records_acked == producer.metrics(window=60).records_acked == 1
+        assert producer.describe().state == "running"
     finally:
         await asyncio.to_thread(producer.close)
     assert not left_behind()
