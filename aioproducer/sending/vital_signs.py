@@ -54,6 +54,7 @@ class VitalSigns(RecordPath):
     _accumulator: Accumulator
     _brokers: Brokers
     _clock_offset: float
+    _closing: asyncio.Future[Any] | None
     _config: ProducerConfig
     _idempotence: Idempotence
     _loop: asyncio.AbstractEventLoop
@@ -215,6 +216,10 @@ class VitalSigns(RecordPath):
     def _why_unhealthy(self, measured: MetricsSnapshot, connected: int, max_unacked_seconds: float) -> str:
         if measured.state != "running":
             return f"the producer is {measured.state}"
+        if self._closing is not None:
+            return "the producer is closing"
+        if (why := self._transaction.why_stuck) is not None:
+            return why
         if measured.metadata_age is None:
             return f"no broker has answered yet: {self._brokers.reasons()}"
         if measured.oldest_unacked_seconds > max_unacked_seconds:

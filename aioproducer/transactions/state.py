@@ -100,6 +100,9 @@ WAYS_OUT = {
     _S.FAILED_PARTICIPANT: "abort the transaction with the producer that began it, and close this one",
 }
 
+_STUCK = frozenset({_S.OUTCOME_UNKNOWN, _S.REINIT_REQUIRED, _S.FAILED_PARTICIPANT})
+"""The states in which no transaction can begin, and an abort does not change that."""
+
 
 class Transaction:
     """The current transaction of a producer, if there is one."""
@@ -214,11 +217,16 @@ class Transaction:
             raise copy(self.error)
         raise self._wrong_state(call)
 
+    @property
+    def why_stuck(self) -> str | None:
+        """The reason why no transaction can begin, if an abort does not change that; otherwise None."""
+        return self._described() if self.state in _STUCK else None
+
     def _wrong_state(self, call: str) -> IllegalStateError:
-        return IllegalStateError(
-            f"{call} cannot be called now: the producer {self.transactional_id!r} is {self.state.value}; "
-            f"{WAYS_OUT[self.state]}"
-        )
+        return IllegalStateError(f"{call} cannot be called now: {self._described()}")
+
+    def _described(self) -> str:
+        return f"the producer {self.transactional_id!r} is {self.state.value}; {WAYS_OUT[self.state]}"
 
     def begin(self, *, is_v2: bool) -> None:
         """Begin a transaction, which uses the same protocol version until its end: v2 if the cluster has finalized it

@@ -22,6 +22,7 @@ from aioproducer.errors import (
     ProducerClosed,
     ProducerNotStartedError,
     RequestTimedOutError,
+    TransactionError,
     TransactionTimeoutError,
 )
 from aioproducer.metrics import TopicMetrics
@@ -32,6 +33,7 @@ from aioproducer.records.batch import ProducerBatch
 from aioproducer.sending import vital_signs
 from aioproducer.sending.vital_signs import weakly_measuring
 from aioproducer.testing import EmbeddedCluster, RecordingProducer
+from aioproducer.transactions.state import TransactionState
 from tests.conftest import in_virtual_time
 from tests.support.log_lines import log_lines
 from tests.support.producing import (
@@ -234,6 +236,46 @@ async def test_a_producer_that_does_not_run_is_not_healthy():
         await producer.start()
         await producer.close()
         assert producer.health().reason == "the producer is closed"
+
+
+async def test_a_producer_is_not_healthy_from_the_call_of_close_on():
+    async with producing() as (_, producer):
+        assert producer.health().ok
+        closing = asyncio.ensure_future(producer.close())
+        while producer._closing is None:  # noqa: ASYNC110  # close() sets no event
+            await asyncio.sleep(0)
+        assert producer.health().reason == "the producer is closing"
+        await closing
+
+
+async def test_a_fenced_producer_is_not_healthy_until_it_has_taken_its_id_back():
+    async with producing(transactional_id="tx") as (cluster, producer):
+        await producer.begin_transaction()
+        await producer.send_and_wait("t", b"v")
+        assert producer.health().ok
+        async with quick_producer(cluster, transactional_id="tx"):
+            with pytest.raises(TransactionError):
+                await producer.commit_transaction()
+            health = producer.health()
+            assert not health.ok
+            assert "'tx' is in need of init_transactions()" in health.reason
+        await producer.init_transactions()
+        assert producer.health().ok
+
+
+@pytest.mark.parametrize("state", TransactionState)
+async def test_health_says_whether_a_transaction_state_lets_records_through(state):
+    async with RecordingProducer(transactional_id="tx") as producer:
+        before, producer._transaction.state = producer._transaction.state, state
+        health = producer.health()
+        producer._transaction.state = before
+    lost = (
+        TransactionState.OUTCOME_UNKNOWN,
+        TransactionState.REINIT_REQUIRED,
+        TransactionState.FAILED_PARTICIPANT,
+    )
+    assert health.ok is (state not in lost)
+    assert state.value in health.reason or health.ok
 
 
 # ----------------------------------------------------------------------------------------------------- describe
