@@ -36,6 +36,8 @@ from aioproducer.types import ENDS_OF_THE_PROGRAM
 
 DEFAULT_INTERVAL = 300.0
 """Seconds between two attempts while no broker has named an interval (ClientTelemetryReporter)."""
+UNTIL_A_BROKER_ANSWERS = 1.0
+"""Seconds between two looks whether the cluster is known, so that it can be asked."""
 SHORTEST_INTERVAL = 0.1
 """Seconds; a broker cannot ask for pushes more often."""
 LAST_PUSH = 1.0
@@ -124,7 +126,8 @@ class MetricsPush:
     async def _step(self) -> float | None:
         """Ask, or push what was asked for. Return the seconds until the next step; None for no further step."""
         if self._subscription is None:
-            return await self._subscribe()
+            # After start(wait=False), no broker may answer for long.
+            return UNTIL_A_BROKER_ANSWERS if self._brokers.is_bootstrapping else await self._subscribe()
         if self._is_first:
             self._is_first = False
             return self._interval * self._random.uniform(0.5, 1.5)

@@ -298,6 +298,21 @@ async def test_a_changed_subscription_is_learned_from_the_answer_to_a_push():
 
 
 @in_virtual_time
+async def test_a_producer_that_came_up_before_its_cluster_asks_as_soon_as_a_broker_answers():
+    async with EmbeddedCluster(1, topics={"orders": 1}, collects_metrics=True) as cluster:
+        cluster.telemetry.subscribe([""], interval_ms=60_000)
+        cluster.crash_broker(0, down_for=25)
+        producer = quick_producer(cluster, **PATIENT)
+        await producer.start(wait=False)
+        with pytest.raises(KafkaTimeoutError):
+            await producer.client_instance_id(timeout=20)
+        assert isinstance(await producer.client_instance_id(timeout=10), UUID)
+        await later(lambda: cluster.telemetry.pushes, 120)
+        await producer.close()
+        await assert_nothing_left(producer, cluster)
+
+
+@in_virtual_time
 async def test_while_nothing_is_wanted_nothing_is_pushed_and_the_question_is_repeated():
     async with collecting() as (cluster, producer):
         assert isinstance(await producer.client_instance_id(), UUID)
