@@ -251,13 +251,27 @@ class RecordingProducer(Producer):
         if batch.state is BatchState.OPEN:
             accumulator.memory.give(batch.close())
             batch.complete_records()
-        self._metrics.records_sent += batch.record_count
+        self._count(batch)
         mishap = self._script.failure(batch.queue.topic)
         if mishap is None:
             self._record(batch)
         else:
             self._fail(batch, mishap)
         accumulator.release(batch)
+
+    def _count(self, batch: ProducerBatch) -> None:
+        """Count a request with this batch, as the sender does."""
+        metrics = self._metrics
+        metrics.produce_requests += 1
+        metrics.batches += 1
+        metrics.records_sent += batch.record_count
+        metrics.record_bytes += batch.size
+        metrics.batch_bytes += batch.wire_size
+        metrics.batch_size.add(batch.wire_size)
+        metrics.records_per_request.add(batch.record_count)
+        metrics.queue_time.add(self._loop.time() - batch.created)
+        metrics.topic(batch.queue.topic).batch_bytes += batch.wire_size
+        batch.is_counted = True  # by its outcome, next
 
     def _record(self, batch: ProducerBatch) -> None:
         topic, partition = batch.queue.topic, batch.queue.partition
@@ -272,8 +286,11 @@ class RecordingProducer(Producer):
                     topic, partition, offset, record.key, record.value, record.headers, record.timestamp
                 )
             )
-        self._metrics.records_acked += batch.record_count
-        self._metrics.topic(topic).records_acked += batch.record_count
+        metrics, now = self._metrics, self._loop.time()
+        metrics.records_acked += batch.record_count
+        metrics.time_to_ack.add(now - batch.created, batch.record_count)
+        metrics.topic(topic).records_acked += batch.record_count
+        metrics.topic(topic).last_ack = now
         batch.succeed(-1 if self._config.acks == 0 else base, -1, 0)
         self._tell(batch, batch.base_offset, None)
 
@@ -284,6 +301,7 @@ class RecordingProducer(Producer):
     def _fail(self, batch: ProducerBatch, mishap: _Mishap) -> None:
         error = mishap.error or _delivery_error(batch, mishap.outcome)
         topic = self._metrics.topic(batch.queue.topic)
+        self._metrics.time_to_failure.add(self._loop.time() - batch.created, batch.record_count)
         if getattr(error, "outcome", Outcome.UNKNOWN) is Outcome.UNKNOWN:
             self._metrics.records_unknown += batch.record_count
             topic.records_unknown += batch.record_count

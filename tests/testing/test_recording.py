@@ -7,6 +7,9 @@ import inspect
 import itertools
 import pickle
 import threading
+import time
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -30,9 +33,11 @@ from aioproducer.errors import (
     TransactionAbortableError,
     UnknownPartitionError,
 )
+from aioproducer.metrics import MetricsSnapshot
 from aioproducer.partitioner import murmur2_partition
 from aioproducer.testing import EmbeddedCluster, RecordingProducer, SentRecord
 from tests.conftest import MS
+from tests.support.producing import error_of, producing
 
 
 def public_calls(cls):
@@ -542,3 +547,57 @@ async def test_no_broker_gives_an_id_and_nobody_waits_for_one():
     async with RecordingProducer() as producer:
         with pytest.raises(KafkaTimeoutError, match="no broker gave this client an id"):
             await asyncio.wait_for(producer.client_instance_id(timeout=60), 1)
+
+
+async def test_its_metrics_count_what_those_of_the_producer_count():
+    """All but what a broker or time adds: requests, compression, retries, waits."""
+
+    async def sent_with(producer: Producer) -> MetricsSnapshot:
+        await producer.send_and_wait("orders", b"v" * 100)
+        await producer.send_and_wait("orders", b"v" * 50, key=b"k")
+        built = producer.create_batch()
+        for number in range(3):
+            built.append(key=None, value=b"%d" % number)
+        await (await producer.send_batch(built, "orders", partition=0))
+        return producer.metrics()
+
+    async with producing(topics={"orders": 1}) as (_, real):
+        expected = await sent_with(real)
+    async with RecordingProducer() as producer:
+        found = await sent_with(producer)
+        before = time.time()
+        producer.fail_next()
+        await error_of(await producer.send("bills", b"v"))
+        failed = producer.metrics()
+
+    for name in (
+        "records_accepted",
+        "records_sent",
+        "records_acked",
+        "record_bytes",
+        "batches",
+        "batch_bytes",
+        "produce_requests",
+        "batch_size",
+        "records_per_request",
+    ):
+        assert getattr(found, name) == getattr(expected, name), name
+    for name in ("queue_time", "time_to_ack", "time_to_result"):
+        assert getattr(found, name).count == getattr(expected, name).count, name
+    assert (found.records_buffered, found.buffer_available) == (0, found.buffer_total)
+    [topic], [expected_topic] = found.topics, expected.topics
+    assert replace(topic, last_ack_time=None) == replace(expected_topic, last_ack_time=None)
+    assert topic.last_ack_time == pytest.approx(before, abs=5)
+    assert (failed.records_failed, failed.batches) == (1, found.batches + 1)
+    assert failed.time_to_ack == found.time_to_ack
+    assert failed.time_to_result.count == found.time_to_result.count + 1
+
+
+@pytest.mark.parametrize("field", ["requests", "in_flight", "nodes", "retries", "metadata_updates"])
+async def test_the_guide_lists_what_its_metrics_do_not_count(field):
+    async with RecordingProducer() as producer:
+        await producer.send("orders", b"v")
+        metrics = producer.metrics()
+    page = (Path(__file__).parents[2] / "docs" / "testing.md").read_text(encoding="utf-8")
+    assert not getattr(metrics, field)
+    assert f"`{field}`" in page.split("It does not simulate time")[1].split("\n\n")[0]
