@@ -305,15 +305,11 @@ class Metadata:
 
     def _still_waits(self, began: float, deadline: float) -> None:
         self._start_timer = None
-        if self.version:
-            return
         loop = asyncio.get_running_loop()
         now = loop.time()
-        end = (
-            f"giving up in {max(deadline - now, 0):.0f} s (max_block_ms)"
-            if deadline < math.inf
-            else "trying on"
-        )
+        if self.version or deadline - now < 1:
+            return  # start() succeeds, or raises an error with the same reasons
+        end = f"giving up in {deadline - now:.0f} s (max_block_ms)" if deadline < math.inf else "trying on"
         self._log.warning("no broker has answered for %.0f s, %s: %s", now - began, end, self._reasons())
         self._start_timer = loop.call_later(START_PERIOD, self._still_waits, began, deadline)
 

@@ -16,6 +16,7 @@ import pytest
 import aioproducer
 from aioproducer import MetricsSnapshot, Producer
 from aioproducer.errors import (
+    BootstrapError,
     BrokerConnectionError,
     InvalidArgumentError,
     MetadataTimeoutError,
@@ -407,6 +408,24 @@ async def test_a_producer_that_does_not_wait_comes_up_before_its_cluster(caplog)
     waits = [line for line in log_lines(caplog, logging.WARNING) if "no broker has answered for" in line]
     assert len(waits) == 2
     assert "trying on" in waits[0]
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(20, [10]), (20.4, [10]), (25, [15, 5])])
+def test_a_start_that_is_about_to_fail_does_not_announce_it(seconds, shown, caplog):
+    @in_virtual_time
+    async def play() -> None:
+        async with EmbeddedCluster(1) as cluster:
+            cluster.crash_broker(0)
+            producer = quick_producer(cluster, **{**PATIENT, "max_block_ms": round(seconds * 1000)})
+            with pytest.raises(BootstrapError):
+                await producer.start()
+
+    play()
+
+    lines = [line for line in log_lines(caplog, logging.WARNING) if "no broker has answered for" in line]
+    assert len(lines) == len(shown)
+    for line, left in zip(lines, shown, strict=True):
+        assert f"giving up in {left} s" in line
 
 
 @in_virtual_time
