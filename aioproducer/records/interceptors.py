@@ -28,7 +28,8 @@ class Interceptor(Protocol):
     def on_acknowledgement(self, result: RecordMetadata | BaseException, record: ProducerRecord, /) -> None:
         """Receive the result of a record: its metadata, or its error with an `outcome`. Called once for each record.
 
-        `record` is the record as the last on_send returned it. A method with one parameter receives only the result.
+        `record` is the record as the last on_send returned it, passed by position. A method with one parameter receives
+        only the result.
         """
         ...
 
@@ -105,11 +106,13 @@ def _methods(interceptors: Sequence[Interceptor], name: str) -> list[Callable[..
 
 
 def _takes_record(method: Callable[..., object]) -> bool:
-    """Return whether the method has a second parameter that must be given, or is named `record`."""
+    """Return whether the method has a second parameter that must be given, is named `record`, or is `*args`."""
     try:
         parameters = list(inspect.signature(method).parameters.values())
     except (TypeError, ValueError):
         return False  # a method without a signature, such as list.append
+    if any(one.kind is one.VAR_POSITIONAL for one in parameters):
+        return True
     positional = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
     return len(positional) > 1 and (
         positional[1].default is inspect.Parameter.empty or positional[1].name == "record"
