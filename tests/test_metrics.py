@@ -11,7 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioproducer.metrics import Distribution, Ended, Histogram, Metrics, MetricsSnapshot, NodeSnapshot
+from aioproducer.metrics import (
+    MOST_NODES,
+    Distribution,
+    Ended,
+    Histogram,
+    Metrics,
+    MetricsSnapshot,
+    NodeSnapshot,
+)
 
 WORST = 2 ** (1 / 4)
 """A bucket's upper end over its lower one."""
@@ -171,3 +179,21 @@ def test_accepted_records_never_become_fewer():
     metrics.records_unknown += 5
     assert accepted(1, before) == 6
     assert accepted(1, metrics.ended) == 11
+
+
+def test_a_thousand_topics_have_counters_of_their_own_and_the_others_share_one():
+    metrics = Metrics()
+    for number in range(1_200):
+        metrics.topic(f"topic-{number}").records_acked += 1
+        metrics.topic(f"topic-{number}").retries += 2
+
+    topics = metrics.snapshot(describe_node=lambda _: None, wall_time=float).topics
+
+    assert len(topics) == 1_001
+    assert (topics[999].name, topics[999].records_acked) == ("topic-999", 1)
+    assert (topics[-1].name, topics[-1].records_acked, topics[-1].retries) == ("_other", 200, 400)
+    assert metrics.topic("topic-5").name == "topic-5", "it keeps its own"
+
+
+def test_a_thousand_brokers_have_counters_of_their_own():
+    assert MOST_NODES == 1_000  # test_hostile_metadata.py tests what happens beyond
