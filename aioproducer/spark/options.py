@@ -86,7 +86,8 @@ class SinkOptions:
     def producer(self, **settings: object) -> Producer:
         """Return a producer with these options, not yet started."""
         # A task is over before a broker would ask for its metrics.
-        quiet = {} if "enable.metrics.push" in self.kafka else {"enable_metrics_push": False}
+        is_set = not self.kafka.keys().isdisjoint(("enable.metrics.push", "enable_metrics_push"))
+        quiet = {} if is_set else {"enable_metrics_push": False}
         return Producer.from_config(self.kafka, **quiet, **settings)
 
 

@@ -72,3 +72,18 @@ def test_reports_need_a_directory(tmp_path):
 
     with pytest.raises(ConfigError, match="reports"):
         SinkOptions({}, reports=str(tmp_path / "no" / "reports.jsonl")).check_reports()
+
+
+@pytest.mark.parametrize(
+    ("given", "is_pushed"),
+    [
+        ({}, False),
+        ({"kafka.enable.metrics.push": "true"}, True),
+        ({"kafka.enable_metrics_push": "true"}, True),
+        ({"kafka.enable.metrics.push": "false"}, False),
+    ],
+)
+def test_a_task_pushes_no_metrics_unless_it_is_told_to(given, is_pushed):
+    producer = read_options({**SERVERS, "topic": "t", **given}, is_stream=False).producer()
+
+    assert producer.config.enable_metrics_push is is_pushed
