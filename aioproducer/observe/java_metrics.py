@@ -20,6 +20,8 @@ _CALLS = {
     "abort": "abort",
 }
 """Java's names of the transactional calls that it measures."""
+_NO_ROOM = ("BufferTimeoutError", "BufferFullError")
+_NOT_AUTHENTICATED = ("AuthenticationError", "UnsupportedSaslMechanismError", "TlsError")
 
 
 class _Interval(NamedTuple):
@@ -66,8 +68,18 @@ def _all(interval: _Interval) -> Iterator[Point]:
     yield from _counter("request", lambda snapshot: snapshot.requests, interval)
     yield from _counter("outgoing.byte", _nodes("bytes_sent"), interval)
     yield from _counter("incoming.byte", _nodes("bytes_received"), interval)
+    yield from _counter("response", lambda snapshot: _latency(snapshot).count, interval)
+    yield from _counter("buffer.exhausted", lambda snapshot: _named(snapshot.rejected, _NO_ROOM), interval)
+    yield from _counter(
+        "failed.authentication", lambda snapshot: _named(snapshot.errors, _NOT_AUTHENTICATED), interval
+    )
+    waited = (since if interval.is_delta else now).buffer_wait.sum
+    yield Point(f"{PREFIX}bufferpool.wait.time.ns.total", waited * 1e9, True, NOTHING)
+    yield _gauge("bufferpool.wait.ratio", since.buffer_wait.sum / interval.seconds)
     yield from _times("record.queue.time", since.queue_time)
-    yield from _times("request.latency", _merged(node.latency for node in since.nodes))
+    yield from _times("request.latency", _latency(since))
+    yield _gauge("request.size.avg", _nodes("bytes_sent")(since) / max(_nodes("requests")(since), 1))
+    yield _gauge("compression.rate.avg", since.batch_bytes / max(since.record_bytes, 1))
     yield from _throttle(since)
     yield from _average_and_largest("batch.size", since.batch_size)
     yield _gauge("records.per.request.avg", since.records_per_request.mean)
@@ -75,6 +87,7 @@ def _all(interval: _Interval) -> Iterator[Point]:
     yield _gauge("buffer.available.bytes", now.buffer_available)
     yield _gauge("waiting.threads", now.buffer_waiters)
     yield _gauge("requests.in.flight", now.in_flight)
+    yield _gauge("connection.count", _nodes("is_connected")(now))
     if now.metadata_age is not None:
         yield _gauge("metadata.age", now.metadata_age)
     yield from _of_each(_node_points, now.nodes, since.nodes, interval)
@@ -101,6 +114,14 @@ def _total_and_rate(
 
 def _nodes(field: str) -> Callable[[MetricsSnapshot], float]:
     return lambda snapshot: sum(getattr(node, field) for node in snapshot.nodes)
+
+
+def _named(counts: Mapping[str, int], names: tuple[str, ...]) -> int:
+    return sum(counts.get(name, 0) for name in names)
+
+
+def _latency(snapshot: MetricsSnapshot) -> Distribution:
+    return _merged(node.latency for node in snapshot.nodes)
 
 
 def _failed(snapshot: MetricsSnapshot) -> int:
@@ -158,6 +179,10 @@ def _node_points(node: NodeSnapshot, change: NodeSnapshot, interval: _Interval) 
         return  # a bootstrap address
     attributes = {"node_id": f"node-{node.node_id}"}  # as Java writes it
     yield from _times("node.request.latency", change.latency, attributes)
+    yield _gauge("node.request.size.avg", change.bytes_sent / max(change.requests, 1), attributes)
+    yield from _total_and_rate(
+        "node.response", node.latency.count, change.latency.count, interval, attributes
+    )
     for name, field in (
         ("node.request", "requests"),
         ("node.outgoing.byte", "bytes_sent"),

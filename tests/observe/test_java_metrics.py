@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+from fnmatch import fnmatch
+from pathlib import Path
+
 from aioproducer.observe.java_metrics import PREFIX, points
 from aioproducer.observe.otlp import Point
 from aioproducer.observe.snapshots import (
@@ -11,6 +16,26 @@ from aioproducer.observe.snapshots import (
     TopicSnapshot,
     TransactionCallSnapshot,
 )
+
+ROOT = Path(__file__).parents[2]
+JAVAS = {
+    "waiting.threads buffer.total.bytes buffer.available.bytes metadata.age requests.in.flight "
+    "records.per.request.avg compression.rate.avg connection.count": ("",),
+    "batch.size record.queue.time record.size request.latency request.size produce.throttle.time "
+    "node.request.latency node.request.size": (".avg", ".max"),
+    "buffer.exhausted batch.split record.error record.retry record.send connection.close connection.creation "
+    "network.io incoming.byte outgoing.byte request response select successful.authentication "
+    "failed.authentication successful.reauthentication failed.reauthentication topic.record.send topic.byte "
+    "topic.record.retry topic.record.error node.request node.response node.outgoing.byte "
+    "node.incoming.byte": (".rate", ".total"),
+    "bufferpool.wait.time.ns flush.time.ns metadata.wait.time.ns txn.init.time.ns txn.begin.time.ns "
+    "txn.send.offsets.time.ns txn.commit.time.ns txn.abort.time.ns io.time.ns io.wait.time.ns": (".total",),
+    "bufferpool.wait.ratio io.ratio io.wait.ratio io.time.ns.avg io.wait.time.ns.avg topic.compression.rate "
+    "reauthentication.latency.avg reauthentication.latency.max "
+    "successful.authentication.no.reauth.total": ("",),
+}
+"""The metrics of Java's producer (SenderMetricsRegistry, KafkaProducerMetrics, BufferPool, Selector), as KIP-714 writes
+their names."""
 
 BEFORE = MetricsSnapshot(
     time=100.0,
@@ -89,3 +114,65 @@ def test_what_is_not_wanted_is_left_out():
     assert [point.name for point in points(NOW, BEFORE, wanted.__eq__, seconds=10.0, is_delta=True)] == [
         wanted
     ]
+
+
+def test_figures_of_metrics_are_pushed_under_each_name_that_java_has_for_them():
+    before = MetricsSnapshot(
+        rejected={"BufferFullError": 1},
+        record_bytes=100,
+        batch_bytes=90,
+        buffer_wait=Distribution(1, 2.0, 2.0, ((2.0, 1),)),
+    )
+    now = MetricsSnapshot(
+        rejected={"BufferFullError": 2, "BufferTimeoutError": 5, "InvalidRecordError": 7},
+        errors={"AuthenticationError": 1, "TlsError": 2, "NOT_ENOUGH_REPLICAS": 4},
+        record_bytes=300,
+        batch_bytes=140,
+        buffer_wait=Distribution(3, 7.0, 4.0, ((2.0, 1), (4.0, 2))),
+        nodes=(
+            NodeSnapshot(node_id=1, is_connected=True, requests=4, bytes_sent=400, latency=Distribution(3)),
+            NodeSnapshot(node_id=2, is_connected=True, requests=1, bytes_sent=600, latency=Distribution(1)),
+            NodeSnapshot(node_id=3),
+        ),
+    )
+    for is_delta, expected in (
+        (True, {"buffer.exhausted.total": 6, "bufferpool.wait.time.ns.total": 5e9}),
+        (False, {"buffer.exhausted.total": 7, "bufferpool.wait.time.ns.total": 7e9}),
+    ):
+        values = {
+            (point.name.removeprefix(PREFIX), *point.attributes.values()): point.value
+            for point in points(now, before, lambda name: True, seconds=10.0, is_delta=is_delta)
+        }
+        expected |= {
+            "buffer.exhausted.rate": 0.6,
+            "bufferpool.wait.ratio": 0.5,
+            "compression.rate.avg": 0.25,
+            "connection.count": 2,
+            "failed.authentication.total": 3,
+            "request.size.avg": 200,
+            "response.total": 4,
+        }
+        assert {name: values[name,] for name in expected} == expected
+        assert values["node.request.size.avg", "node-1"] == 100
+        assert values["node.request.size.avg", "node-3"] == 0
+        assert values["node.response.total", "node-1"] == 3
+
+
+def test_each_metric_of_java_is_pushed_or_named_in_the_guide_as_not_pushed():
+    javas = {name + end for names, ends in JAVAS.items() for name in names.split() for end in ends}
+    calls = ("initialize", "begin", "send_offsets", "commit", "abort")
+    now = replace(
+        NOW, metadata_age=1.0, transactions=tuple(TransactionCallSnapshot(call, 1) for call in calls)
+    )
+    pushed = {
+        point.name.removeprefix(PREFIX)
+        for point in points(now, BEFORE, lambda name: True, seconds=10.0, is_delta=True)
+    }
+    page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    sentence = page.split("they are not pushed: ")[1].split(". ")[0]
+    named = [name.replace("-", ".") for name in re.findall(r"`([\w*-]+)`", sentence)]
+    missing = {name for name in javas if any(fnmatch(name, pattern) for pattern in named)}
+
+    assert pushed - javas == set(), "no name is our own invention"
+    assert javas - pushed == missing
+    assert all(any(fnmatch(name, pattern) for name in javas) for pattern in named)
