@@ -5,7 +5,8 @@ The names follow OpenTelemetry's semantic conventions for messaging and for Kafk
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Collection, Iterable
+import logging
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry import propagate, trace
@@ -20,7 +21,7 @@ from aioproducer.observe import hooks, live, tracing
 from aioproducer.observe.families import FAMILIES, Family
 from aioproducer.observe.hooks import BatchEvent
 from aioproducer.observe.snapshots import Distribution, MetricsSnapshot
-from aioproducer.types import Headers
+from aioproducer.types import Headers, is_buffer
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import Meter, MeterProvider
@@ -33,6 +34,9 @@ __all__ = ["AioproducerInstrumentor"]
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 30, 60, 120)
 """Buckets of messaging.client.operation.duration: those that the conventions name, and longer ones."""
 QUANTILES = (0.5, 0.99)
+ENDS_OF_THE_PROGRAM = (KeyboardInterrupt, SystemExit)
+"""Exceptions that go on. All others of a sampler, a propagator or a processor stay away from the records, also a
+CancelledError: our task is not cancelled by one that a call without an await raises."""
 MOST_TOPICS = 1_000
 """Topics whose span attributes are kept."""
 _OPERATION = {
@@ -99,6 +103,8 @@ class _SendTracer:
     def __init__(self, config: ProducerConfig, tracer: Tracer, *, capture_key: bool) -> None:
         self._tracer = tracer
         self._capture_key = capture_key
+        self._log = config.log(__name__)
+        self._has_failed = False
         host, port = config.bootstrap_servers[0]
         self._common: dict[str, Any] = {
             **_OPERATION,
@@ -110,21 +116,40 @@ class _SendTracer:
         """The name and the attributes of the spans of each topic, so that a call that is not recorded makes nothing."""
 
     def begin(self, topic: object, value: Any, key: Any, headers: Any, count: int) -> _SendSpan | None:
+        span = None
         try:
-            name, attributes = self._of_topic[topic]
-        except (KeyError, TypeError):
-            name, attributes = self._describe(topic)
-        span = self._tracer.start_span(name, kind=SpanKind.PRODUCER, attributes=attributes)
-        if not span.is_recording():
-            return None
-        if count != 1:
-            span.set_attribute("messaging.batch.message_count", count)
-            return _SendSpan(span, headers)
-        if value is None:
-            span.set_attribute("messaging.kafka.message.tombstone", True)
-        if self._capture_key and key is not None:
-            span.set_attribute("messaging.kafka.message.key", _text(key))
-        return _SendSpan(span, _with_context(headers, span))
+            try:
+                name, attributes = self._of_topic[topic]
+            except (KeyError, TypeError):
+                name, attributes = self._describe(topic)
+            span = self._tracer.start_span(name, kind=SpanKind.PRODUCER, attributes=attributes)
+            if not span.is_recording():
+                return None
+            if count != 1:
+                span.set_attribute("messaging.batch.message_count", count)
+                return _SendSpan(span, headers, self.note_failure)
+            if value is None:
+                span.set_attribute("messaging.kafka.message.tombstone", True)
+            headers = _with_context(headers, span)
+            if self._capture_key and key is not None:
+                span.set_attribute("messaging.kafka.message.key", _text(key))
+            return _SendSpan(span, headers, self.note_failure)
+        except ENDS_OF_THE_PROGRAM:
+            raise
+        except BaseException:
+            self.note_failure()
+            return None if span is None else _SendSpan(span, headers, self.note_failure)
+
+    def note_failure(self) -> None:
+        """Log the exception that is being handled. Tracing goes on: the next record may be traced without one."""
+        level = logging.DEBUG if self._has_failed else logging.WARNING
+        self._has_failed = True
+        self._log.log(
+            level,
+            "the instrumentation by OpenTelemetry raised an exception: records are sent all the same, and their spans "
+            "may be incomplete or missing. Further ones are logged at DEBUG",
+            exc_info=True,
+        )
 
     def _describe(self, topic: object) -> tuple[str, dict[str, Any]]:
         described = f"send {topic}", {**self._common, "messaging.destination.name": str(topic)}
@@ -134,7 +159,7 @@ class _SendTracer:
 
 
 def _text(key: Any) -> str:
-    return key.decode("utf-8", "replace") if isinstance(key, bytes) else str(key)
+    return bytes(key).decode("utf-8", "replace") if is_buffer(key) else str(key)
 
 
 class _HeaderSetter(Setter[list[tuple[str, bytes | None]]]):
@@ -147,21 +172,21 @@ _SETTER = _HeaderSetter()
 
 def _with_context(headers: Any, span: Span) -> Any:
     """Return the user's headers and those that carry the span. Wrong headers are left for `send` to reject."""
-    try:
-        carrier = [*(headers or ())]
-    except TypeError:
+    if headers is not None and type(headers) not in (list, tuple):
         return headers
+    carrier = [*(headers or ())]
     propagate.inject(carrier, trace.set_span_in_context(span), _SETTER)
     return carrier
 
 
 class _SendSpan:
-    """One call."""
+    """One call. No method raises: the record's way goes on after it."""
 
-    __slots__ = ("_span", "headers")
+    __slots__ = ("_note_failure", "_span", "headers")
 
-    def __init__(self, span: Span, headers: Headers | None) -> None:
+    def __init__(self, span: Span, headers: Headers | None, note_failure: Callable[[], None]) -> None:
         self._span = span
+        self._note_failure = note_failure
         self.headers = headers
 
     def watch(self, delivery: Any) -> None:
@@ -172,28 +197,33 @@ class _SendSpan:
         receipt.call_when_done(self._rows_ended)
 
     def fail(self, error: BaseException) -> None:
-        span = self._span
-        span.set_attribute("error.type", type(error).__qualname__)
-        span.record_exception(error)
-        span.set_status(Status(StatusCode.ERROR, str(error)))
-        span.end()
+        self._end(error)
 
     def _ended(self, watched: Any) -> None:
         error = watched.exception()
-        if error is not None:
-            self.fail(error)
-            return
-        metadata = watched.result()
-        self._span.set_attribute("messaging.destination.partition.id", str(metadata.partition))
-        if metadata.offset is not None:
-            self._span.set_attribute("messaging.kafka.offset", metadata.offset)
-        self._span.end()
+        self._end(error, None if error is not None else watched.result())
 
     def _rows_ended(self, errors: dict[int, BaseException]) -> None:
-        if errors:
-            self.fail(next(iter(errors.values())))
-        else:
-            self._span.end()
+        self._end(next(iter(errors.values()), None))
+
+    def _end(self, error: BaseException | None, metadata: Any = None) -> None:
+        span = self._span
+        try:
+            try:
+                if error is not None:
+                    span.set_attribute("error.type", type(error).__qualname__)
+                    span.record_exception(error)
+                    span.set_status(Status(StatusCode.ERROR, str(error)))
+                if metadata is not None:
+                    span.set_attribute("messaging.destination.partition.id", str(metadata.partition))
+                    if metadata.offset is not None:
+                        span.set_attribute("messaging.kafka.offset", metadata.offset)
+            finally:
+                span.end()
+        except ENDS_OF_THE_PROGRAM:
+            raise
+        except BaseException:
+            self._note_failure()
 
 
 class _Durations:

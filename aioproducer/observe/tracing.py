@@ -34,7 +34,7 @@ class SendSpan(Protocol):
 
 
 class SendTracer(Protocol):
-    """Decides which calls have a span. It runs in the caller's thread and must be quick."""
+    """Decides which calls have a span. It runs in the caller's thread, must be quick, and must not raise."""
 
     def begin(self, topic: object, value: Any, key: Any, headers: Any, count: int) -> SendSpan | None:
         """Return the span of a call that sends `count` records, or None if it is not recorded.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import subprocess
 import sys
@@ -13,14 +14,14 @@ from typing import Any
 import pytest
 from aiokafka import AIOKafkaConsumer
 from aiokafka.structs import TopicPartition as AiokafkaPartition
-from opentelemetry import trace
+from opentelemetry import propagate, trace
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.instrumentation.aiokafka import AIOKafkaInstrumentor
 from opentelemetry.metrics import CallbackOptions
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader, PeriodicExportingMetricReader
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, Sampler
@@ -36,6 +37,7 @@ from aioproducer.otel import AioproducerInstrumentor
 from aioproducer.producer import Producer
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.testing import EmbeddedCluster, RecordingProducer
+from tests.support.log_lines import log_lines
 from tests.support.otlp_collector import Collector
 from tests.support.producing import PRODUCE, error_of, producing, quick_producer, until
 
@@ -174,6 +176,110 @@ async def test_a_record_that_is_rejected_ends_its_span_with_the_error(instrument
             await producer.send([], b"v")
     errors = [span.attributes["error.type"] for span in instrumented.spans]
     assert errors == ["InvalidRecordError"] * 4 + ["InvalidTopicError"]
+
+
+class Raising(Sampler):
+    """A sampler with a bug."""
+
+    def should_sample(self, *_: Any, **__: Any) -> Any:
+        raise RuntimeError("a bug of the sampler")
+
+    def get_description(self) -> str:
+        return "raising"
+
+
+class Cancelling(Raising):
+    """A sampler that asks a cancelled future for its result."""
+
+    def should_sample(self, *_: Any, **__: Any) -> Any:
+        future = asyncio.get_running_loop().create_future()
+        future.cancel()
+        return future.result()
+
+
+class NoText:
+    """A key for a serializer, which can't be shown."""
+
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+@pytest.mark.promise("Observability", "OpenTelemetry: tracing that fails stops no record")
+@pytest.mark.parametrize("instrumented", [{"sampler": Raising()}, {"sampler": Cancelling()}], indirect=True)
+async def test_a_sampler_that_raises_stops_no_record_and_is_logged_once(instrumented, caplog):
+    async with RecordingProducer() as producer:
+        await producer.send("t", b"1")
+        await producer.send_and_wait("t", b"2")
+        producer.try_send("t", b"3")
+        await (await producer.send_many("t", [b"4"]))
+        batch = producer.create_batch()
+        batch.append(key=None, value=b"5")
+        await (await producer.send_batch(batch, "t", partition=0))
+        assert [record.value for record in producer.sent] == [b"1", b"2", b"3", b"4", b"5"]
+        assert {record.headers for record in producer.sent} == {()}
+    assert [line.split(": ")[0] for line in log_lines(caplog, logging.WARNING)] == [
+        "the instrumentation by OpenTelemetry raised an exception"
+    ]
+
+
+@pytest.mark.parametrize("instrumented", [{"capture_key": True}], indirect=True)
+async def test_a_key_without_a_text_is_sent_and_its_span_ends(instrumented, caplog):
+    async with RecordingProducer(key_serializer=lambda _: b"k") as producer:
+        await producer.send_and_wait("t", b"v", NoText())
+        [record] = producer.sent
+        assert (record.key, [name for name, _ in record.headers]) == (b"k", ["traceparent"])
+        await until(lambda: instrumented.spans)
+    [span] = instrumented.spans
+    assert "messaging.kafka.message.key" not in span.attributes
+    assert span.attributes["messaging.kafka.offset"] == 0
+    assert len(log_lines(caplog, logging.WARNING)) == 1
+
+
+@pytest.mark.parametrize("instrumented", [{"capture_key": True}], indirect=True)
+@pytest.mark.parametrize(
+    "key", [b"k\xff", bytearray(b"k\xff"), memoryview(b"k\xff"), memoryview(b"k_\xff_")[::2]]
+)
+async def test_a_key_in_any_buffer_is_captured_as_its_text(instrumented, key):
+    async with RecordingProducer(key_serializer=bytes) as producer:
+        await producer.send_and_wait("t", b"v", key)
+    [span] = instrumented.spans
+    assert span.attributes["messaging.kafka.message.key"] == "k\ufffd"
+
+
+async def test_a_propagator_that_raises_leaves_the_users_headers_and_the_span(instrumented, monkeypatch):
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("a bug of the propagator")
+
+    monkeypatch.setattr(propagate, "inject", fail)
+    async with RecordingProducer() as producer:
+        await producer.send_and_wait("t", b"v", headers=[("mine", b"1")])
+        assert [record.headers for record in producer.sent] == [(("mine", b"1"),)]
+        await until(lambda: instrumented.spans)
+    assert instrumented.spans[0].attributes["messaging.kafka.offset"] == 0
+
+
+async def test_a_span_that_cannot_be_written_changes_no_result(instrumented, monkeypatch, caplog):
+    class Broken(SpanProcessor):
+        def on_end(self, _: ReadableSpan) -> None:
+            raise RuntimeError("a bug of the processor")
+
+    instrumented.tracers.add_span_processor(Broken())
+    async with RecordingProducer() as producer:
+        metadata = await producer.send_and_wait("t", b"v")
+        assert metadata.offset == 0
+        with pytest.raises(InvalidRecordError):
+            await producer.send("t", 5)
+        await (await producer.send_many("t", [b"1"]))
+    assert len(log_lines(caplog, logging.WARNING)) == 1
+    assert log_lines(caplog, logging.ERROR) == []
+
+
+@pytest.mark.parametrize("headers", [{"a": b"1"}, iter([("a", b"1")]), "ab", [["a", b"1"]], [5], [()]])
+async def test_headers_that_are_rejected_without_tracing_are_rejected_with_it(instrumented, headers):
+    async with RecordingProducer() as producer:
+        with pytest.raises(InvalidRecordError):
+            await producer.send("t", b"v", headers=headers)
+    assert [span.attributes["error.type"] for span in instrumented.spans] == ["InvalidRecordError"]
 
 
 async def test_a_delivery_that_is_cancelled_does_not_end_the_span(instrumented):
