@@ -163,8 +163,17 @@ def _text(key: Any) -> str:
 
 
 class _HeaderSetter(Setter[list[tuple[str, bytes | None]]]):
+    """Replaces headers: those of a record that was consumed and is sent on name the span of its own producer."""
+
     def set(self, carrier: list[tuple[str, bytes | None]], key: str, value: str) -> None:
+        if carrier:
+            stale = ("traceparent", "tracestate") if key == "traceparent" else (key,)
+            carrier[:] = [header for header in carrier if not _is_named(header, stale)]
         carrier.append((key, value.encode()))
+
+
+def _is_named(header: Any, names: tuple[str, ...]) -> bool:
+    return type(header) is tuple and len(header) == 2 and header[0] in names
 
 
 _SETTER = _HeaderSetter()

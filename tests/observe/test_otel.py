@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from aiokafka import AIOKafkaConsumer
 from aiokafka.structs import TopicPartition as AiokafkaPartition
-from opentelemetry import propagate, trace
+from opentelemetry import baggage, propagate, trace
+from opentelemetry.context import attach, detach
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.instrumentation.aiokafka import AIOKafkaInstrumentor
@@ -493,6 +494,37 @@ async def test_a_consumers_instrumentation_continues_the_trace(instrumented):
     assert received
     assert {span.get_span_context().trace_id for span in received} == {request.get_span_context().trace_id}
     assert received[0].parent.span_id == sent.get_span_context().span_id
+
+
+async def test_headers_of_a_consumed_record_that_are_sent_on_continue_in_the_new_span(instrumented):
+    stale = [
+        ("traceparent", b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),
+        ("mine", b"1"),
+        ("tracestate", b"vendor=old"),
+        ("traceparent", b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203332-01"),
+        ("mine", b"2"),
+    ]
+    async with RecordingProducer() as producer:
+        await producer.send_and_wait("out", b"v", headers=stale)
+        [record] = producer.sent
+    context = instrumented.spans[0].get_span_context()
+    assert record.headers == (
+        ("mine", b"1"),
+        ("mine", b"2"),
+        ("traceparent", b"00-%032x-%016x-%02x" % (context.trace_id, context.span_id, context.trace_flags)),
+    )
+    assert len(stale) == 5, "the user's list is not changed"
+
+
+async def test_baggage_replaces_that_of_a_consumed_record(instrumented):
+    token = attach(baggage.set_baggage("user", "7"))
+    try:
+        async with RecordingProducer() as producer:
+            await producer.send_and_wait("t", b"v", headers=[("baggage", b"user=5"), ("mine", b"1")])
+            [record] = producer.sent
+    finally:
+        detach(token)
+    assert [value for name, value in record.headers if name == "baggage"] == [b"user=7"]
 
 
 @pytest.fixture
