@@ -125,9 +125,6 @@ class _SendTracer:
             span = self._tracer.start_span(name, kind=SpanKind.PRODUCER, attributes=attributes)
             if not span.is_recording():
                 return None
-            if count != 1:
-                span.set_attribute("messaging.batch.message_count", count)
-                return _SendSpan(span, headers, self.note_failure)
             if value is None:
                 span.set_attribute("messaging.kafka.message.tombstone", True)
             headers = _with_context(headers, span)
@@ -139,6 +136,18 @@ class _SendTracer:
         except BaseException:
             self.note_failure()
             return None if span is None else _SendSpan(span, headers, self.note_failure)
+
+    def begin_many(self, topic: object, count: int) -> _SendSpan | None:
+        try:
+            name, attributes = self._describe(topic)
+            attributes = {**attributes, "messaging.batch.message_count": count}
+            span = self._tracer.start_span(name, kind=SpanKind.PRODUCER, attributes=attributes)
+            return _SendSpan(span, None, self.note_failure) if span.is_recording() else None
+        except ENDS_OF_THE_PROGRAM:
+            raise
+        except BaseException:
+            self.note_failure()
+            return None
 
     def note_failure(self) -> None:
         """Log the exception that is being handled. Tracing goes on: the next record may be traced without one."""

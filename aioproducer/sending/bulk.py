@@ -114,7 +114,7 @@ class Bulk(RecordPath):
             if self._tracer is None:
                 return await self._send_batch(batch, topic, partition, timeout)
             count = batch.record_count() if isinstance(batch, BatchBuilder) else 0
-            span = self._tracer.begin(topic, None, None, None, count)
+            span = self._tracer.begin_many(topic, count)
             try:
                 delivery = await self._send_batch(batch, topic, partition, timeout)
             except BaseException as error:
@@ -275,18 +275,20 @@ class Bulk(RecordPath):
         deadline = end_of(timeout, began)
         rows = Rows(values, keys, headers, timestamps, partitions)
         receipt = Receipt(topic, rows, self._loop, self._accumulator.note_unsent)
-        span = None if self._tracer is None else self._tracer.begin(topic, None, None, None, rows.count)
+        span = None if self._tracer is None else self._tracer.begin_many(topic, rows.count)
         try:
             await self._append_all(topic, rows, transaction, timeout, deadline)
-        except KafkaError as error:
-            if rows.next == 0:
+        except BaseException as error:
+            if rows.next == 0 or not isinstance(error, KafkaError):
+                if span is not None:
+                    span.fail(error)
                 raise
             rows.refuse_rest(without_tracebacks(error))
         finally:
-            if span is not None:
-                span.watch_rows(receipt)
             if timeout is not None:
                 self._own_timeouts.end_rows_after(rows.spans, timeout, began, receipt.waits)
+        if span is not None:
+            span.watch_rows(receipt)
         if rows.errors:
             self._rejections.note_rows(topic, rows.errors.values())
             self._note_rejected(transaction, next(iter(rows.errors.values())))

@@ -29,7 +29,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, Sampler
 from opentelemetry.trace import NoOpTracerProvider, SpanKind, StatusCode
 
 import aioproducer.blocking
-from aioproducer.errors import DeliveryError, InvalidRecordError, SendManyError
+from aioproducer.errors import DeliveryError, InvalidRecordError, MetadataTimeoutError, SendManyError
 from aioproducer.metrics import Histogram, MetricsSnapshot
 from aioproducer.observe import live
 from aioproducer.observe.families import FAMILIES
@@ -40,7 +40,15 @@ from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.testing import EmbeddedCluster, RecordingProducer
 from tests.support.log_lines import log_lines
 from tests.support.otlp_collector import Collector
-from tests.support.producing import PRODUCE, error_of, producing, quick_producer, until
+from tests.support.producing import (
+    FOUR_RECORDS_FILL_IT,
+    LARGE,
+    PRODUCE,
+    error_of,
+    producing,
+    quick_producer,
+    until,
+)
 
 
 class Sdk:
@@ -319,6 +327,49 @@ async def test_many_records_have_one_span_with_their_count(instrumented):
         2,
         StatusCode.ERROR,
     )
+
+
+async def test_a_call_for_many_records_has_their_count_also_if_it_is_one(instrumented):
+    async with RecordingProducer() as producer:
+        await (await producer.send_many("t", [b"1"]))
+        await (await producer.send_many("t", []))
+        batch = producer.create_batch()
+        batch.append(key=None, value=None)
+        await (await producer.send_batch(batch, "t", partition=0))
+        await until(lambda: len(instrumented.spans) == 3)
+    assert [span.attributes["messaging.batch.message_count"] for span in instrumented.spans] == [1, 0, 1]
+    assert not [span for span in instrumented.spans if "messaging.kafka.message.tombstone" in span.attributes]
+
+
+async def test_a_call_for_many_records_that_raises_ends_its_span_with_the_error(instrumented):
+    async with producing(max_block_ms=50, allow_auto_create_topics=False) as (_, producer):
+        with pytest.raises(MetadataTimeoutError):
+            await producer.send_many("nope", [b"1", b"2"])
+        waiting = asyncio.create_task(producer.send_many("neither", [b"1", b"2"]))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+    assert [(span.status.status_code, span.attributes["error.type"]) for span in instrumented.spans] == [
+        (StatusCode.ERROR, "MetadataTimeoutError"),
+        (StatusCode.ERROR, "CancelledError"),
+    ]
+
+
+async def test_a_call_for_many_records_that_is_cancelled_half_way_ends_its_span_with_that(instrumented):
+    async with producing(**FOUR_RECORDS_FILL_IT) as (cluster, producer):
+        hold = asyncio.Event()
+        cluster.faults.add(PRODUCE, hold_before=hold)
+        waiting = asyncio.create_task(producer.send_many("t", [b"v" * LARGE] * 6))
+        await until(lambda: producer.metrics().buffer_waiters)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        [span] = instrumented.spans
+        hold.set()
+        await producer.flush()
+    assert span.attributes["error.type"] == "CancelledError"
+    assert len(instrumented.spans) == 1
 
 
 @pytest.mark.promise(

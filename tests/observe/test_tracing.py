@@ -23,6 +23,9 @@ class Asked:
     def begin(self, *call: Any) -> None:
         self.calls.append(call)
 
+    def begin_many(self, *call: Any) -> None:
+        self.calls.append(call)
+
 
 @pytest.fixture
 def tracers() -> Iterator[list[Asked]]:
@@ -48,7 +51,7 @@ async def test_each_producer_that_starts_has_a_tracer_of_its_own(tracers):
         ("t", b"v", b"k", [("h", b"1")], 1),
         ("t", b"w", None, None, 1),
         ("t", None, None, None, 1),
-        ("t", None, None, None, 2),
+        ("t", 2),
     ]
 
 
