@@ -7,6 +7,7 @@ from __future__ import annotations
 import importlib.metadata
 import logging
 from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry import propagate, trace
@@ -64,6 +65,7 @@ class AioproducerInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # it has
         tracer_provider, meter_provider: the global ones by default. With `trace.NoOpTracerProvider()`, only metrics.
         durations: whether to record messaging.client.operation.duration, a histogram with one value for each batch.
             False by default, since OpenTelemetry needs some 20 µs for each value. Quantiles are exported anyway.
+            With opentelemetry-api before 1.30, which takes no buckets from an instrument, set them by a View.
         capture_key: whether to add the record's key as messaging.kafka.message.key. False by default, since keys may be
             personal data.
     """
@@ -248,12 +250,16 @@ class _Durations:
     """A hook: how long batches took, as the conventions define it."""
 
     def __init__(self, meter: Meter) -> None:
-        self._histogram = meter.create_histogram(
+        create = partial(
+            meter.create_histogram,
             "messaging.client.operation.duration",
             unit="s",
             description="From the opening of a batch to its result.",
-            explicit_bucket_boundaries_advisory=SECONDS,
         )
+        try:
+            self._histogram = create(explicit_bucket_boundaries_advisory=SECONDS)
+        except TypeError:  # opentelemetry-api before 1.30
+            self._histogram = create()
 
     def on_batch(self, event: BatchEvent) -> None:
         attributes = {

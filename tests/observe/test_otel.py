@@ -19,7 +19,7 @@ from opentelemetry.context import attach, detach
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.instrumentation.aiokafka import AIOKafkaInstrumentor
-from opentelemetry.metrics import CallbackOptions
+from opentelemetry.metrics import CallbackOptions, NoOpMeter
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader, PeriodicExportingMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
@@ -33,7 +33,8 @@ from aioproducer.errors import DeliveryError, InvalidRecordError, MetadataTimeou
 from aioproducer.metrics import Histogram, MetricsSnapshot
 from aioproducer.observe import live
 from aioproducer.observe.families import FAMILIES
-from aioproducer.observe.otel import _Collection, _Quantiles
+from aioproducer.observe.hooks import BatchEvent
+from aioproducer.observe.otel import _Collection, _Durations, _Quantiles
 from aioproducer.otel import AioproducerInstrumentor
 from aioproducer.producer import Producer
 from aioproducer.protocol.error_codes import ErrorCode
@@ -468,6 +469,39 @@ async def test_metrics_are_read_when_they_are_collected(instrumented):
         "0.5": producer.metrics().time_to_result.p50,
         "0.99": producer.metrics().time_to_result.p99,
     }
+
+
+def test_durations_are_recorded_with_an_api_that_takes_no_buckets():
+    recorded: list[float] = []
+
+    class Old(NoOpMeter):
+        """The meter of opentelemetry-api before 1.30."""
+
+        def create_histogram(self, name: str, unit: str = "", description: str = "") -> Any:
+            return self
+
+        def record(self, value: float, attributes: dict[str, Any]) -> None:
+            recorded.append(value)
+
+    durations = _Durations(Old("old"))
+    durations.on_batch(BatchEvent("shop", "t", 0, 1, 100, "none", 1, 0.25, 0, None, None))
+
+    assert recorded == [0.25]
+
+
+def test_the_choice_of_old_conventions_has_no_effect(instrumented, monkeypatch):
+    monkeypatch.setenv("OTEL_SEMCONV_STABILITY_OPT_IN", "messaging/dup")
+
+    async def send() -> None:
+        async with RecordingProducer() as producer:
+            await producer.send_and_wait("t", b"v")
+
+    asyncio.run(send())
+    monkeypatch.delenv("OTEL_SEMCONV_STABILITY_OPT_IN")
+    asyncio.run(send())
+
+    chosen, usual = instrumented.spans
+    assert (chosen.name, dict(chosen.attributes)) == (usual.name, dict(usual.attributes))
 
 
 def test_quantiles_are_those_of_the_time_since_the_last_collection(monkeypatch):
