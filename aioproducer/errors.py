@@ -51,6 +51,17 @@ from aioproducer.types import Outcome
 E = TypeVar("E", bound=BaseException)
 
 
+def counted(count: int, one: str, several: str = "") -> str:
+    """Return a number with its noun: `counted(1, "record")` is "1 record", `counted(2, "record")` is "2 records".
+
+    Args:
+        count: the number.
+        one: what follows it if it is 1.
+        several: what follows any other number; `one` with an s by default.
+    """
+    return f"{count} {one if count == 1 else several or one + 's'}"
+
+
 def escaped(text: str | None, limit: int = 1024) -> str:
     """Return a peer's text in a form that is safe for logs and terminals, with at most `limit` characters.
 

@@ -27,6 +27,7 @@ from aioproducer.errors import (
     RecordTooLargeError,
     RequestTimedOutError,
     UnknownPartitionError,
+    counted,
     escaped,
     without_tracebacks,
 )
@@ -189,6 +190,23 @@ def test_builtin_exceptions_catch_what_they_should():
     assert RequestTimedOutError.retriable
     assert KafkaTimeoutError.retriable
     assert not DeliveryError.retriable
+
+
+# ----------------------------------------------------------------------------------------------------- counted()
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ((1, "record"), "1 record"),
+        ((0, "record"), "0 records"),
+        ((2, "record"), "2 records"),
+        ((1, "batch", "batches"), "1 batch"),
+        ((3, "batch", "batches"), "3 batches"),
+    ],
+)
+def test_a_number_has_a_noun_that_fits(words, text):
+    assert counted(*words) == text
 
 
 # ----------------------------------------------------------------------------------------------------- escaped()

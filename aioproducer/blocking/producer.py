@@ -40,7 +40,7 @@ from aioproducer.blocking.loop_thread import (
 )
 from aioproducer.blocking.receipt import Receipt
 from aioproducer.blocking.send_queue import Delivery, SendQueue
-from aioproducer.errors import IllegalStateError, ProducerNotStartedError, WrongLoopError
+from aioproducer.errors import IllegalStateError, ProducerNotStartedError, WrongLoopError, counted
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -272,10 +272,10 @@ class Producer:
                 return
             if report.failed or report.unknown:
                 self._log.error(
-                    "%r: %d records were delivered, %d were not, the outcome of %d is unknown",
+                    "%r: %s delivered, %s not, the outcome of %d is unknown",
                     self,
-                    report.delivered,
-                    report.failed,
+                    counted(report.delivered, "record was", "records were"),
+                    counted(report.failed, "was", "were"),
                     report.unknown,
                 )
 

@@ -23,6 +23,7 @@ from aioproducer.errors import (
     KafkaError,
     ProducerClosed,
     RequestTimedOutError,
+    counted,
 )
 from aioproducer.network.backoff import JITTER, backoff
 from aioproducer.network.broker_entry import BrokerEntry, address_of
@@ -506,7 +507,7 @@ class Brokers:
             return
         now = loop.time()
         took = now - entry.dialing_since
-        failed = f", after {entry.failures} failed attempts" if entry.failures else ""
+        failed = f", after {counted(entry.failures, 'failed attempt')}" if entry.failures else ""
         self._log.info("connected to %s in %.3g s%s", entry.node, took, failed)
         entry.connected(connection, now)
         self._hooks.connected(entry.node, took, None)

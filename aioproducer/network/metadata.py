@@ -22,6 +22,7 @@ from aioproducer.errors import (
     TopicAuthorizationError,
     UnknownPartitionError,
     UnsupportedVersionError,
+    counted,
     escaped,
 )
 from aioproducer.network.backoff import backoff
@@ -232,7 +233,7 @@ class Metadata:
         info = self.cluster.topics.get(name)
         if info is not None and info.error == 0 and partition is not None:
             return UnknownPartitionError(
-                f"topic {name} has {len(info.partitions)} partitions; partition {partition} "
+                f"topic {name} has {counted(len(info.partitions), 'partition')}; partition {partition} "
                 f"did not appear within {waited:.3g} s",
                 topic=name,
                 partition=partition,

@@ -6,6 +6,7 @@ from asyncio import AbstractEventLoop, TimerHandle
 from typing import Protocol
 
 from aioproducer.concurrency.wakeup import CLOCK_SLACK
+from aioproducer.errors import counted
 from aioproducer.observe.client_log import ClientLog
 
 LONG = 1.0
@@ -64,13 +65,12 @@ class BufferWatch:
         elif now - self._logged_at < PERIOD:
             return
         self._logged_at = now
-        callers = self._memory.waiters
         self._log.warning(
             "the buffer is full (%d bytes, buffer_memory): send has been waiting for %.1f s, %s. The brokers accept "
             "records more slowly than they are sent, or cannot be reached",
             self._memory.total,
             now - oldest,
-            "1 caller waits" if callers == 1 else f"{callers} callers wait",
+            counted(self._memory.waiters, "caller waits", "callers wait"),
         )
 
     def close(self) -> None:

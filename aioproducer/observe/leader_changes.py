@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from aioproducer.errors import counted
 from aioproducer.observe.client_log import ClientLog
 
 
@@ -43,4 +44,4 @@ class LeaderChanges:
 
 def _others(places: list[str]) -> str:
     more = len(places) - 1
-    return "" if not more else f" and {more} other partition{'s' if more > 1 else ''}"
+    return "" if not more else f" and {counted(more, 'other partition')}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from aioproducer.errors import counted
 from aioproducer.observe.client_log import ClientLog
 
 PERIOD = 10.0
@@ -68,7 +69,7 @@ class Retries:
                 name,
                 now - kind.began,
                 _times(kind.since_line),
-                _count(len(kind.affected), "partition is", "partitions are"),
+                counted(len(kind.affected), "partition is", "partitions are"),
             )
             kind.logged_at, kind.since_line, kind.is_announced = now, 0, True
 
@@ -93,7 +94,7 @@ class Retries:
                     topic,
                     key[1],
                     now - kind.began,
-                    _count(kind.retries, "retry", "retries"),
+                    counted(kind.retries, "retry", "retries"),
                 )
                 kind.is_announced = False
             if not kind.affected and now - kind.logged_at >= PERIOD:
@@ -106,7 +107,3 @@ class Retries:
 
 def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
-
-
-def _count(count: int, one: str, several: str) -> str:
-    return f"{count} {one if count == 1 else several}"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from copy import copy
 from typing import Any
 
-from aioproducer.errors import SendManyError
+from aioproducer.errors import SendManyError, counted
 from aioproducer.records._record_path import Batch, BatchState, Delivery, Rows, Span
 from aioproducer.records.batch import FlushWait, ProducerBatch
 from aioproducer.types import Outcome
@@ -50,7 +50,7 @@ class Receipt:
 
     def __repr__(self) -> str:
         what = "done" if self.done() else "pending"
-        return f"<Receipt {self.topic}: {len(self)} rows, {what}>"
+        return f"<Receipt {self.topic}: {counted(len(self), 'row')}, {what}>"
 
     def done(self) -> bool:
         """Whether every row has its result."""
@@ -86,7 +86,8 @@ class Receipt:
         row, error = next(iter(errors.items()))
         outcomes = {getattr(error, "outcome", Outcome.UNKNOWN) for error in errors.values()}
         raise SendManyError(
-            f"{len(errors)} of {len(self)} rows for topic {self.topic} failed, the first of them row {row}: {error}",
+            f"{len(errors)} of {counted(len(self), 'row')} for topic {self.topic} failed, the first of them row {row}: "
+            f"{error}",
             errors=errors,
             outcome=Outcome.UNKNOWN if Outcome.UNKNOWN in outcomes else Outcome.NOT_PERSISTED,
             **{flag: any(getattr(error, flag, False) for error in errors.values()) for flag in _FLAGS},

@@ -7,6 +7,7 @@ from __future__ import annotations
 import threading
 from asyncio import AbstractEventLoop, TimerHandle
 
+from aioproducer.errors import counted
 from aioproducer.observe.client_log import ClientLog
 
 GATHERING = 1.0
@@ -66,9 +67,7 @@ class Unretrieved:
             self._will_log = False
             self._timer = None
         for (topic, _), (count, error) in unlogged.items():
-            what = (
-                f"1 record for topic {topic} was" if count == 1 else f"{count} records for topic {topic} were"
-            )
+            what = counted(count, f"record for topic {topic} was", f"records for topic {topic} were")
             self._log.error("%s not delivered, and no caller has looked at the result: %s", what, error)
 
     def close(self) -> None:

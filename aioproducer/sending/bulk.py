@@ -18,6 +18,7 @@ from aioproducer.errors import (
     KafkaError,
     RecordTooLargeError,
     UnknownPartitionError,
+    counted,
     without_tracebacks,
 )
 from aioproducer.network.metadata import Metadata
@@ -306,8 +307,8 @@ class Bulk(RecordPath):
             self._transaction.check_is_still(transaction)
             if self._loop.time() >= deadline:
                 raise BufferTimeoutError(
-                    f"{rows.count - rows.next} of {rows.count} rows for topic {topic} were not in the buffer "
-                    f"within the timeout of {timeout:g} s"
+                    f"{rows.count - rows.next} of {counted(rows.count, 'row')} for topic {topic} did not get into "
+                    f"the buffer within the timeout of {timeout:g} s"
                 )
             await append_some(topic, rows, deadline)
 
@@ -376,7 +377,7 @@ class Bulk(RecordPath):
         info = self._metadata.topic(topic)
         if info is not None and isinstance(partition, int) and partition >= len(info.partitions):
             raise UnknownPartitionError(
-                f"topic {topic} has {len(info.partitions)} partitions; partition {partition} does not exist",
+                f"topic {topic} has {counted(len(info.partitions), 'partition')}; partition {partition} does not exist",
                 topic=topic,
                 partition=partition,
                 partitions=len(info.partitions),

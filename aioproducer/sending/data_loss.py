@@ -12,6 +12,7 @@ from uuid import UUID
 
 from aioproducer.cluster import Cluster, TopicInfo
 from aioproducer.config import ProducerConfig
+from aioproducer.errors import counted
 from aioproducer.metrics import Metrics
 from aioproducer.records._record_path import PartitionQueue
 from aioproducer.records.batch import ProducerBatch
@@ -134,7 +135,8 @@ class LossWatch:
         where = ", ".join(
             f"{loss.topic}-{partition} up to offset {last}" for partition, last in named[:MOST_NAMED]
         )
-        more = f", and {len(named) - MOST_NAMED} other partitions" if len(named) > MOST_NAMED else ""
+        others = len(named) - MOST_NAMED
+        more = f", and {counted(others, 'other partition')}" if others > 0 else ""
         level = logging.ERROR if loss.is_certain else logging.WARNING
         may = "were lost" if loss.is_certain else "may have been lost"
         self._log.log(level, "acknowledged records %s (%s%s): %s", may, where, more, loss.reason)

@@ -26,6 +26,7 @@ from aioproducer.errors import (
     IllegalStateError,
     ProducerClosed,
     WrongLoopError,
+    counted,
 )
 from aioproducer.from_config import FromConfig
 from aioproducer.metrics import Metrics
@@ -335,12 +336,12 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
             return
         topics = [f"{count} for topic {topic}" for topic, count in counts.most_common(MOST_TOPICS_NAMED)]
         if len(counts) > MOST_TOPICS_NAMED:
-            topics.append(f"the others for {len(counts) - MOST_TOPICS_NAMED} more topics")
+            topics.append(f"the others for {counted(len(counts) - MOST_TOPICS_NAMED, 'more topic')}")
         self._log.error(
             "%r is closed before %s acknowledged, after %.3g s: %s. Each delivery says whether its record may "
             "be in the log. To wait longer, raise close_timeout_ms (%g) or call close(timeout=seconds)",
             self,
-            "1 record was" if counts.total() == 1 else f"{counts.total()} records were",
+            counted(counts.total(), "record was", "records were"),
             waited,
             ", ".join(topics),
             self._config.close_timeout * 1000,
@@ -409,12 +410,12 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
             if batch.outcome is Outcome.UNKNOWN or batch.state is BatchState.IN_FLIGHT
         )
         self._log.error(
-            "Unclosed producer %r: %s before %d accepted records had a result: %d were not sent and are lost, %d may "
-            "be in the log. Use `async with Producer(...)`, or await producer.close() before the event loop ends",
+            "Unclosed producer %r: %s before %s had a result: %s lost, %d may be in the log. "
+            " Use `async with Producer(...)`, or await producer.close() before the event loop ends",
             self,
             why,
-            count,
-            count - unknown,
+            counted(count, "accepted record"),
+            counted(count - unknown, "was not sent and is", "were not sent and are"),
             unknown,
         )
 

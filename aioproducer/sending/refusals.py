@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from aioproducer.errors import DeliveryError, escaped
+from aioproducer.errors import DeliveryError, counted, escaped
 from aioproducer.protocol.error_codes import error_name
 from aioproducer.protocol.messages import ProduceResponse
 from aioproducer.protocol.outcomes import Action, Moment, advice
@@ -81,12 +81,11 @@ def error_of(
     """Return the error of `count` records of a batch that was created `elapsed` seconds ago."""
     queue = batch.queue
     where = f"{queue.topic}-{queue.partition}"
-    what = f"1 record for {where}" if count == 1 else f"{count} records for {where}"
-    tries = "1 attempt" if batch.attempts == 1 else f"{batch.attempts} attempts"
     subject, is_ = ("it", "is") if count == 1 else ("they", "are")
     known = f"{is_} not" if batch.outcome is Outcome.NOT_PERSISTED else "may be"
     return kind(
-        f"{what} failed after {elapsed:.3f} s and {tries}: {reason} ({subject} {known} in the log)",
+        f"{counted(count, 'record')} for {where} failed after {elapsed:.3f} s and "
+        f"{counted(batch.attempts, 'attempt')}: {reason} ({subject} {known} in the log)",
         outcome=batch.outcome,
         topic=queue.topic,
         partition=queue.partition,

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from pyspark.sql.datasource import WriterCommitMessage
 
 from aioproducer import TopicPartition, TransactionHandle
+from aioproducer.errors import counted
 
 
 class Version(NamedTuple):
@@ -97,9 +98,10 @@ def summary(reports: Sequence[TaskReport]) -> str:
     """Return one line for the log."""
     found = totals(reports)
     return (
-        f"{found.rows:,} rows, {found.bytes / 1e6:.1f} MB to {found.partitions} partitions of "
-        f"{', '.join(found.topics) or 'no topic'} by {found.tasks} tasks; slowest {found.seconds:.2f} s, "
-        f"{found.retries} retries, p99 {found.p99_ms:.1f} ms"
+        f"{found.rows:,} row{'' if found.rows == 1 else 's'}, {found.bytes / 1e6:.1f} MB to "
+        f"{counted(found.partitions, 'partition')} of {', '.join(found.topics) or 'no topic'} by "
+        f"{counted(found.tasks, 'task')}; slowest {found.seconds:.2f} s, "
+        f"{counted(found.retries, 'retry', 'retries')}, p99 {found.p99_ms:.1f} ms"
     )
 
 

@@ -14,7 +14,7 @@ from pyspark import TaskContext
 from pyspark.sql import datasource as spark
 from pyspark.sql.types import StructType
 
-from aioproducer.errors import ConfigError, KafkaError
+from aioproducer.errors import ConfigError, KafkaError, counted
 from aioproducer.spark import exactly_once, worker
 from aioproducer.spark.columns import check_columns
 from aioproducer.spark.options import SinkError, SinkOptions, read_options
@@ -84,7 +84,7 @@ class _Writer:
         reports = [message for message in messages if isinstance(message, TaskReport)]
         if len(reports) < len(messages):
             raise SinkError(
-                f"{what}: {len(messages) - len(reports)} of {len(messages)} tasks have not written their rows; "
+                f"{what}: {len(messages) - len(reports)} of {counted(len(messages), 'task')} did not write the rows; "
                 "trigger(continuous=...) does not call Python sinks, use processingTime or availableNow"
             )
         if self._options.exactly_once and not exactly_once.commit(

@@ -14,7 +14,7 @@ from uuid import UUID
 from aioproducer.cluster import PartitionInfo, TopicInfo, check_topic_name
 from aioproducer.concurrency.wakeup import WakeUp
 from aioproducer.core import Core
-from aioproducer.errors import DeliveryError, MetadataTimeoutError
+from aioproducer.errors import DeliveryError, MetadataTimeoutError, counted
 from aioproducer.network.brokers import Brokers
 from aioproducer.network.metadata import Metadata
 from aioproducer.observe.snapshots import MetricsSnapshot
@@ -137,7 +137,7 @@ class RecordingProducer(Producer):
         known = self._topics.topic(topic) if self._state is ProducerState.RUNNING else None
         least = self._script.partitions.get(topic, 1 if known is None else len(known.partitions))
         if count < least:
-            raise ValueError(f"topic {topic} can't have {count} partitions; {least} is the least")
+            raise ValueError(f"topic {topic} can't have {counted(count, 'partition')}; {least} is the least")
         self._script.partitions[topic] = count
         if self._state is ProducerState.RUNNING:
             self._topics.learn(topic)
@@ -317,7 +317,8 @@ class RecordingProducer(Producer):
 def _delivery_error(batch: ProducerBatch, outcome: Outcome) -> DeliveryError:
     topic, partition = batch.queue.topic, batch.queue.partition
     return DeliveryError(
-        f"{batch.record_count} records for {topic}-{partition} failed because the test said so ({outcome.value})",
+        f"{counted(batch.record_count, 'record')} for {topic}-{partition} failed because the test said so "
+        f"({outcome.value})",
         outcome=outcome,
         topic=topic,
         partition=partition,

@@ -271,7 +271,7 @@ def test_the_end_of_the_interpreter_is_bounded_and_reports_lost_records(run, clu
 
     assert time.monotonic() - began < 5000 * MS
     assert "was not closed" in script.err
-    assert "1 records were delivered" in script.err
+    assert "1 record was delivered" in script.err
     assert "the outcome of 7 is unknown" in script.err
 
 

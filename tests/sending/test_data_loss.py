@@ -250,14 +250,17 @@ def test_a_re_created_topic_without_acknowledged_records_is_not_a_loss(reports):
     assert (reports(), metrics.data_losses) == ([], 0)
 
 
-def test_a_log_line_names_at_most_ten_partitions(reports):
+@pytest.mark.parametrize(
+    ("partitions", "others"), [(10, ")"), (11, ", and 1 other partition)"), (12, ", and 2 other partitions)")]
+)
+def test_a_log_line_names_at_most_ten_partitions(reports, partitions, others):
     watch, metrics = watched()
     watch.look_at(cluster_of(1), now=0.0)
-    for number in range(12):
+    for number in range(partitions):
         watch.note_acknowledged(batch(PartitionQueue("t", number), number), number, now=0.0)
 
     watch.look_at(cluster_of(2), now=0.0)
 
     [(_, text)] = reports()
-    assert "t-9 up to offset 9, and 2 other partitions" in text
+    assert f"t-9 up to offset 9{others}" in text
     assert metrics.data_losses == 1

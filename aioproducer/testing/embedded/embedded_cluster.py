@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from uuid import UUID
 
+from aioproducer.errors import counted
 from aioproducer.testing.embedded.authorizer import Authorizer
 from aioproducer.testing.embedded.broker import BrokerState, EmbeddedBroker
 from aioproducer.testing.embedded.broker_security import Security
@@ -91,9 +92,13 @@ class EmbeddedCluster(Inspection):
         if brokers < 1 or default_partitions < 1:
             raise ValueError("a cluster needs at least one broker, a topic at least one partition")
         if replication_factor is not None and not 1 <= replication_factor <= brokers:
-            raise ValueError(f"replication_factor={replication_factor} does not fit {brokers} brokers")
+            raise ValueError(
+                f"replication_factor={replication_factor} does not fit {counted(brokers, 'broker')}"
+            )
         if not 0 <= port <= 65536 - brokers:
-            raise ValueError(f"port={port} can't be the first port of {brokers} brokers; 0 takes free ones")
+            raise ValueError(
+                f"port={port} can't be the first port of {counted(brokers, 'broker')}; 0 takes free ones"
+            )
         if transaction_version not in (0, 1, 2):
             raise ValueError(f"transaction_version={transaction_version} is not known: 0, 1 or 2")
         super().__init__()
@@ -346,7 +351,9 @@ class EmbeddedCluster(Inspection):
         if (other := self.colliding_topic(name)) is not None:
             raise ValueError(f"topic {name!r} can't be made: it collides with topic {other!r}")
         if count < 1 or not 1 <= replicas <= len(self._brokers):
-            raise ValueError(f"topic {name!r} with {count} partitions and {replicas} replicas can't be made")
+            raise ValueError(
+                f"topic {name!r} can't be made with {counted(count, 'partition')} and {counted(replicas, 'replica')}"
+            )
         settings = self.check_config(config or {})
         alive = {node.node_id for node in self.alive()}
         topic = EmbeddedTopic(
@@ -374,7 +381,7 @@ class EmbeddedCluster(Inspection):
         topic = self.topics[name]
         have = len(topic.partitions)
         if count <= have:
-            raise ValueError(f"topic {name} has {have} partitions; it can't have {count}")
+            raise ValueError(f"topic {name} has {counted(have, 'partition')}; it can't have {count}")
         alive = {node.node_id for node in self.alive()}
         replicas = len(topic.partitions[0].replicas)
         topic.partitions += tuple(

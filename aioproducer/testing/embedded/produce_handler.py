@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
-from aioproducer.errors import ProtocolError
+from aioproducer.errors import ProtocolError, counted
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.messages import ProduceRequest, ProduceResponse
 from aioproducer.protocol.recordbatch import NO_PRODUCER_ID, read_header
@@ -170,7 +170,7 @@ def _check_partition(context: RequestContext, request: ProduceRequest, wanted: _
     if request.acks == -1 and len(partition.isr) < partition.effective_min_isr:
         raise AppendError(
             ErrorCode.NOT_ENOUGH_REPLICAS,
-            f"{len(partition.isr)} replicas are in sync, "
+            f"{counted(len(partition.isr), 'replica is', 'replicas are')} in sync, "
             f"min.insync.replicas is {partition.config.min_insync_replicas}",
         )
 
