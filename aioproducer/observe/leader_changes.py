@@ -1,6 +1,8 @@
-"""Log lines about partitions that lost their leader or have another one."""
+"""Log lines about partitions that have another leader, or none while records wait."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from aioproducer.errors import counted
 from aioproducer.observe.client_log import ClientLog
@@ -13,35 +15,40 @@ class LeaderChanges:
         self._log = log
         self._former: dict[tuple[str, int], int] = {}
         """The last leader of each partition that has none now."""
-        self._lost: list[str] = []
+        self._announced: set[tuple[str, int]] = set()
+        """Those of them that have had their line."""
         self._moved: list[str] = []
 
     def note(self, topic: str, partition: int, before: int, now: int) -> None:
         """Note that a partition has another leader. Negative ids stand for none."""
-        place = f"{topic}-{partition}"
         if now < 0:
             self._former[topic, partition] = before
-            self._lost.append(place)
             return
+        self._announced.discard((topic, partition))
         former = self._former.pop((topic, partition), -1) if before < 0 else before
         if former >= 0 and former != now:
-            self._moved.append(f"{place} from broker {former} to broker {now}")
+            self._moved.append(f"{topic}-{partition} from broker {former} to broker {now}")
 
     def forget(self, topic: str) -> None:
         """Forget a topic that is no longer written to."""
         for place in [place for place in self._former if place[0] == topic]:
             del self._former[place]
+            self._announced.discard(place)
 
     def log_changes(self) -> None:
-        """Write the lines about the changes since the last call."""
-        lost, self._lost = self._lost, []
+        """Write the line about the moves since the last call."""
         moved, self._moved = self._moved, []
         if moved:
             self._log.info("the leader moved: %s%s", moved[0], _others(moved))
+
+    def note_waiting(self, places: Iterable[tuple[str, int]]) -> None:
+        """Note the partitions without a leader for which records wait. Each is logged once until it has a leader."""
+        lost = [place for place in places if place in self._former and place not in self._announced]
         if lost:
-            self._log.warning("no leader, so that records wait: %s%s", lost[0], _others(lost))
+            self._announced.update(lost)
+            self._log.warning("no leader, so that records wait: %s-%d%s", *lost[0], _others(lost))
 
 
-def _others(places: list[str]) -> str:
+def _others(places: list[str] | list[tuple[str, int]]) -> str:
     more = len(places) - 1
     return "" if not more else f" and {counted(more, 'other partition')}"

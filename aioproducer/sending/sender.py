@@ -122,6 +122,10 @@ class Sender:
                 for topic in sorted(self._accumulator.topics_without_leader()):
                     self._metadata.touch(topic)
                 self._metadata.request_update()
+                if (
+                    self._metadata.cluster.nodes
+                ):  # otherwise no broker is known, and the log has lines about that
+                    self._accumulator.log_missing_leaders()
             elif not self._idempotence.needs_identity:
                 again_at = self._send_to(node_id, now)
                 if again_at is not None:

@@ -213,6 +213,33 @@ async def play_unseen() -> None:
         await asyncio.sleep(3)
 
 
+def test_a_leader_is_not_missing_while_no_broker_is_known_or_no_record_waits(caplog):
+    @in_virtual_time
+    async def unreachable() -> None:
+        async with producing(topics={"orders": 1}, **SLOW) as (cluster, producer):
+            await producer.send_and_wait("orders", b"v")
+            cluster.crash_broker(0, down_for=60)
+            await asyncio.sleep(30)
+            delivery = await producer.send("orders", b"v")
+            await delivery
+
+    @in_virtual_time
+    async def idle() -> None:
+        async with producing(brokers=2, topics={"orders": 1}, **SLOW) as (cluster, producer):
+            await producer.send_and_wait("orders", b"v")
+            cluster.set_isr("orders", 0, [cluster.leader("orders", 0)])
+            cluster.crash_broker(cluster.leader("orders", 0), down_for=20)
+            await asyncio.sleep(30)
+
+    caplog.set_level(logging.INFO)
+    unreachable()
+    idle()
+
+    lines = log_lines(caplog, logging.INFO)
+    assert [line for line in lines if "returning to the bootstrap servers" in line]
+    assert [line for line in lines if line.startswith("no leader")] == []
+
+
 def test_records_of_a_transaction_that_the_user_aborts_are_no_error(caplog):
     @in_virtual_time
     async def play() -> None:

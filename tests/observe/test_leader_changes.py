@@ -39,6 +39,8 @@ def test_a_move_names_both_brokers_and_the_number_of_others(changes, caplog):
 def test_a_lost_leader_is_a_warning_and_another_one_later_is_a_move(changes, caplog):
     changes.note("t", 0, 1, -1)
     changes.log_changes()
+    changes.note_waiting([("t", 0)])
+    changes.note_waiting([("t", 0)])
     changes.note("t", 0, -1, 2)
     changes.log_changes()
 
@@ -47,6 +49,35 @@ def test_a_lost_leader_is_a_warning_and_another_one_later_is_a_move(changes, cap
         "[producer orders] no leader, so that records wait: t-0",
         "[producer orders] the leader moved: t-0 from broker 1 to broker 2",
     ]
+
+
+def test_a_lost_leader_is_no_warning_before_records_wait_for_it(changes, caplog):
+    for partition in range(3):
+        changes.note("t", partition, 1, -1)
+    changes.log_changes()
+    changes.note_waiting([])
+    assert caplog.messages == []
+
+    changes.note_waiting([("t", 1)])
+    changes.note_waiting([("t", 1), ("t", 0), ("t", 2)])
+    assert caplog.messages == [
+        "[producer orders] no leader, so that records wait: t-1",
+        "[producer orders] no leader, so that records wait: t-0 and 1 other partition",
+    ]
+
+
+def test_a_leader_that_is_lost_again_is_a_warning_again(changes, caplog):
+    for _ in range(2):
+        changes.note("t", 0, 1, -1)
+        changes.note_waiting([("t", 0)])
+        changes.note("t", 0, -1, 1)
+        changes.log_changes()
+    assert caplog.messages == ["[producer orders] no leader, so that records wait: t-0"] * 2
+
+
+def test_a_new_partition_without_a_leader_is_no_warning(changes, caplog):
+    changes.note_waiting([("t", 0)])
+    assert caplog.messages == []
 
 
 def test_a_leader_that_returns_has_not_moved(changes, caplog):
