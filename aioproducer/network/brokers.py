@@ -6,7 +6,6 @@ there are no callbacks."""
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from collections.abc import Callable, Container
 from functools import partial
@@ -42,6 +41,9 @@ REFUSED_BACKOFF_MAX = 10.0
 """Seconds; the longest pause between attempts while a broker rejects our credentials. More attempts could lock the
 account."""
 
+WARNING_PERIOD = 10.0
+"""Seconds between two log lines about brokers that stay unreachable."""
+
 TRY_ANOTHER_AFTER = 0.5
 """Seconds after which another broker is tried in parallel to a connection attempt, for requests to any broker."""
 
@@ -72,6 +74,8 @@ class Brokers:
         """The versions reported with the highest features epoch so far; before the first report, the epoch is -1."""
         self._is_closed = False
         self._has_known_cluster = False
+        self._warned_at = -math.inf
+        """Loop time of the last log line about a broker that is unreachable."""
         self.lost = 0
         """The number of connections that were lost or could not be established."""
         self.update_wanted = False
@@ -573,9 +577,22 @@ class Brokers:
         self.lost += 1
         self._metrics.count_error(type(error).__name__)
         if self._entries.get(entry.node.node_id) is entry:
-            level = logging.WARNING if entry.failures == 1 else logging.DEBUG
-            self._log.log(level, "%s; next attempt in %.3g s at the earliest", error, pause)
+            self._log_loss(entry, error, pause, now)
             self._want_update()
+
+    def _log_loss(self, entry: BrokerEntry, error: KafkaError, pause: float, now: float) -> None:
+        """Log the first failure of each broker, and then one failure every 10 s while any broker stays unreachable."""
+        since = ""
+        if entry.failures > 1:
+            # Before the first metadata, another line says every 10 s why no broker has answered.
+            if not self._has_known_cluster or now - self._warned_at < WARNING_PERIOD:
+                self._log.debug("%s; next attempt in %.3g s at the earliest", error, pause)
+                return
+            others = sum(one.failures > 0 and one.connection is None for one in self._entries.values()) - 1
+            since = f", {counted(entry.failures, 'attempt has', 'attempts have')} failed"
+            since += f"; {counted(others, 'other broker')} cannot be reached" if others else ""
+        self._warned_at = now
+        self._log.warning("%s; next attempt in %.3g s at the earliest%s", error, pause, since)
 
     def _want_update(self) -> None:
         self.update_wanted = True

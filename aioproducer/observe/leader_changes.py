@@ -7,6 +7,9 @@ from collections.abc import Iterable
 from aioproducer.errors import counted
 from aioproducer.observe.client_log import ClientLog
 
+PERIOD = 10.0
+"""Seconds between two lines about leaders that stay missing."""
+
 
 class LeaderChanges:
     """Gathers the changes of one metadata snapshot, for one line of each kind."""
@@ -15,8 +18,9 @@ class LeaderChanges:
         self._log = log
         self._former: dict[tuple[str, int], int] = {}
         """The last leader of each partition that has none now."""
-        self._announced: set[tuple[str, int]] = set()
-        """Those of them that have had their line."""
+        self._missing: dict[tuple[str, int], float] = {}
+        """Those of them for which records wait, with the loop time at which that was logged first."""
+        self._logged_at = 0.0
         self._moved: list[str] = []
 
     def note(self, topic: str, partition: int, before: int, now: int) -> None:
@@ -24,7 +28,7 @@ class LeaderChanges:
         if now < 0:
             self._former[topic, partition] = before
             return
-        self._announced.discard((topic, partition))
+        self._missing.pop((topic, partition), None)
         former = self._former.pop((topic, partition), -1) if before < 0 else before
         if former >= 0 and former != now:
             self._moved.append(f"{topic}-{partition} from broker {former} to broker {now}")
@@ -33,7 +37,7 @@ class LeaderChanges:
         """Forget a topic that is no longer written to."""
         for place in [place for place in self._former if place[0] == topic]:
             del self._former[place]
-            self._announced.discard(place)
+            self._missing.pop(place, None)
 
     def log_changes(self) -> None:
         """Write the line about the moves since the last call."""
@@ -41,12 +45,24 @@ class LeaderChanges:
         if moved:
             self._log.info("the leader moved: %s%s", moved[0], _others(moved))
 
-    def note_waiting(self, places: Iterable[tuple[str, int]]) -> None:
-        """Note the partitions without a leader for which records wait. Each is logged once until it has a leader."""
-        lost = [place for place in places if place in self._former and place not in self._announced]
-        if lost:
-            self._announced.update(lost)
-            self._log.warning("no leader, so that records wait: %s-%d%s", *lost[0], _others(lost))
+    def note_waiting(self, places: Iterable[tuple[str, int]], now: float) -> None:
+        """Note the partitions without a leader for which records wait: a line for new ones, and one every 10 s.
+
+        `now` is the loop's time.
+        """
+        lost = [place for place in places if place in self._former]
+        new = [place for place in lost if place not in self._missing]
+        self._missing.update(dict.fromkeys(new, now))
+        if new:
+            self._log.warning("no leader, so that records wait: %s-%d%s", *new[0], _others(new))
+        elif lost and now - self._logged_at >= PERIOD:
+            waited = now - min(self._missing[place] for place in lost)
+            self._log.warning(
+                "no leader for %.0f s, so that records wait: %s-%d%s", waited, *lost[0], _others(lost)
+            )
+        else:
+            return
+        self._logged_at = now
 
 
 def _others(places: list[str] | list[tuple[str, int]]) -> str:

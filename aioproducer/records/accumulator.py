@@ -253,9 +253,10 @@ class Accumulator:
         """Return the topics that have data for partitions without a known leader."""
         return {queue.topic for queue in self._ready.get(NO_NODE, ())}
 
-    def log_missing_leaders(self) -> None:
-        """Log the partitions that have lost their leader and have data, each of them once."""
-        self._leaders.note_waiting((queue.topic, queue.partition) for queue in self._ready.get(NO_NODE, ()))
+    def log_missing_leaders(self, now: float) -> None:
+        """Log the partitions that have lost their leader and have data: once, and then every 10 s."""
+        waiting = self._ready.get(NO_NODE, ())
+        self._leaders.note_waiting([(queue.topic, queue.partition) for queue in waiting], now)
 
     def due(self, node_id: int, now: float) -> list[PartitionQueue]:
         """Return the partitions whose first batch is due for this node, those that have waited longest first."""

@@ -125,7 +125,7 @@ class Sender:
                 if (
                     self._metadata.cluster.nodes
                 ):  # otherwise no broker is known, and the log has lines about that
-                    self._accumulator.log_missing_leaders()
+                    self._accumulator.log_missing_leaders(now)
             elif not self._idempotence.needs_identity:
                 again_at = self._send_to(node_id, now)
                 if again_at is not None:

@@ -128,6 +128,14 @@ async def play_lost() -> None:
         await asyncio.sleep(8)
 
 
+@scenario("it stays unreachable", 5)
+async def play_unreachable() -> None:
+    async with producing(brokers=1, topics={"orders": 1}, **SLOW) as (cluster, producer):
+        await producer.send_and_wait("orders", b"v")
+        cluster.crash_broker(0, down_for=60)
+        await (await producer.send("orders", b"v"))
+
+
 @scenario("connected again")
 async def play_again() -> None:
     await play_lost()
@@ -165,6 +173,15 @@ async def play_no_leader() -> None:
         await producer.send_and_wait("orders", b"v")
         cluster.set_isr("orders", 0, [cluster.leader("orders", 0)])
         cluster.crash_broker(cluster.leader("orders", 0), down_for=20)
+        await (await producer.send("orders", b"v"))
+
+
+@scenario("that lasts too", 2)
+async def play_no_leader_for_long() -> None:
+    async with producing(brokers=2, topics={"orders": 1}, **SLOW) as (cluster, producer):
+        await producer.send_and_wait("orders", b"v")
+        cluster.set_isr("orders", 0, [cluster.leader("orders", 0)])
+        cluster.crash_broker(cluster.leader("orders", 0), down_for=28)
         await (await producer.send("orders", b"v"))
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import re
 from contextlib import asynccontextmanager
 from random import Random
 
@@ -25,6 +27,7 @@ from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.messages import ApiVersionsResponse, MetadataRequest, MetadataResponse
 from aioproducer.types import Node
 from tests.conftest import MS, in_virtual_time
+from tests.support.log_lines import log_lines
 from tests.support.scripted_broker import (
     HOST,
     LONG,
@@ -245,6 +248,38 @@ async def test_a_broker_that_refuses_is_tried_with_growing_pauses(monkeypatch):
                 await asyncio.sleep(0)
 
     assert pauses == [(failures, 0.004) for failures in range(5)]
+
+
+@in_virtual_time
+async def test_brokers_that_stay_unreachable_share_a_line_every_ten_seconds(caplog):
+    async with Net("127.0.0.1:1", reconnect_backoff_ms=100, reconnect_backoff_max_ms=1000) as net:
+        net.brokers.update(cluster_of(dead_port(), dead_port(), dead_port()))
+        loop = asyncio.get_running_loop()
+        end = loop.time() + 35
+        while loop.time() < end:
+            for node_id in range(3):
+                net.brokers.ready(node_id)
+            await asyncio.sleep(0.05)
+
+    lines = log_lines(caplog, logging.WARNING)
+    first, repeated = lines[:3], lines[3:]
+    assert all(line.endswith(" s at the earliest") for line in first)
+    assert len(repeated) == 3
+    for line in repeated:
+        assert re.search(
+            r" at the earliest, \d+ attempts have failed; 2 other brokers cannot be reached$", line
+        )
+
+
+@in_virtual_time
+async def test_a_bootstrap_server_that_stays_unreachable_has_one_line_here(caplog):
+    async with Net(f"{HOST}:{dead_port()}") as net:
+        end = asyncio.get_running_loop().time() + 35
+        while asyncio.get_running_loop().time() < end:
+            net.brokers.ready(-1)
+            await asyncio.sleep(0.05)
+
+    assert len(log_lines(caplog, logging.WARNING)) == 1
 
 
 @pytest.mark.promise("Accumulator, sender, connections", "reconnects back off with growing pauses")

@@ -39,8 +39,8 @@ def test_a_move_names_both_brokers_and_the_number_of_others(changes, caplog):
 def test_a_lost_leader_is_a_warning_and_another_one_later_is_a_move(changes, caplog):
     changes.note("t", 0, 1, -1)
     changes.log_changes()
-    changes.note_waiting([("t", 0)])
-    changes.note_waiting([("t", 0)])
+    changes.note_waiting([("t", 0)], 0.0)
+    changes.note_waiting([("t", 0)], 0.0)
     changes.note("t", 0, -1, 2)
     changes.log_changes()
 
@@ -55,28 +55,42 @@ def test_a_lost_leader_is_no_warning_before_records_wait_for_it(changes, caplog)
     for partition in range(3):
         changes.note("t", partition, 1, -1)
     changes.log_changes()
-    changes.note_waiting([])
+    changes.note_waiting([], 0.0)
     assert caplog.messages == []
 
-    changes.note_waiting([("t", 1)])
-    changes.note_waiting([("t", 1), ("t", 0), ("t", 2)])
+    changes.note_waiting([("t", 1)], 0.0)
+    changes.note_waiting([("t", 1), ("t", 0), ("t", 2)], 0.0)
     assert caplog.messages == [
         "[producer orders] no leader, so that records wait: t-1",
         "[producer orders] no leader, so that records wait: t-0 and 1 other partition",
     ]
 
 
+def test_while_a_leader_is_missing_there_is_a_line_every_ten_seconds(changes, caplog):
+    changes.note("t", 0, 1, -1)
+    changes.note("t", 1, 1, -1)
+    for now in range(25):
+        changes.note_waiting([("t", 0)], 100.0 + now)
+    changes.note_waiting([("t", 1)], 125.0)
+    assert caplog.messages == [
+        "[producer orders] no leader, so that records wait: t-0",
+        "[producer orders] no leader for 10 s, so that records wait: t-0",
+        "[producer orders] no leader for 20 s, so that records wait: t-0",
+        "[producer orders] no leader, so that records wait: t-1",
+    ]
+
+
 def test_a_leader_that_is_lost_again_is_a_warning_again(changes, caplog):
     for _ in range(2):
         changes.note("t", 0, 1, -1)
-        changes.note_waiting([("t", 0)])
+        changes.note_waiting([("t", 0)], 0.0)
         changes.note("t", 0, -1, 1)
         changes.log_changes()
     assert caplog.messages == ["[producer orders] no leader, so that records wait: t-0"] * 2
 
 
 def test_a_new_partition_without_a_leader_is_no_warning(changes, caplog):
-    changes.note_waiting([("t", 0)])
+    changes.note_waiting([("t", 0)], 0.0)
     assert caplog.messages == []
 
 
