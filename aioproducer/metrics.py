@@ -75,6 +75,7 @@ class TopicMetrics:
     records_failed: int = 0
     records_unknown: int = 0
     retries: int = 0
+    records_retried: int = 0
     batch_bytes: int = 0
     last_ack: float | None = None
     """The loop's time."""
@@ -118,6 +119,8 @@ class Metrics:
     batch_bytes: int = 0
     produce_requests: int = 0
     retries: int = 0
+    records_retried: int = 0
+    """Records in batches that were sent again, each time."""
     splits: int = 0
     """Batches that were too large for a broker and went on in two halves."""
     data_losses: int = 0
@@ -146,8 +149,8 @@ class Metrics:
     metadata_failures: int = 0
     # written by connections
     nodes: dict[int, NodeMetrics] = field(default_factory=dict)
-    requests_of_forgotten: int = 0
-    """Requests to brokers that have no counters of their own any more."""
+    forgotten: NodeMetrics = field(default_factory=lambda: NodeMetrics(-1))
+    """What the brokers that have no counters of their own any more have counted."""
     # written by snapshot
     most_accepted: int = 0
     """The most accepted records that a snapshot has shown."""
@@ -182,7 +185,8 @@ class Metrics:
         """Make room: a broker that was never connected to, else the oldest. An answer may invent ids without end."""
         oldest = next(iter(self.nodes))
         gone = self.nodes.pop(next((id for id, node in self.nodes.items() if not node.connects), oldest))
-        self.requests_of_forgotten += gone.requests
+        for name in ("requests", "connects", "disconnects", "bytes_sent", "bytes_received"):
+            setattr(self.forgotten, name, getattr(self.forgotten, name) + getattr(gone, name))
 
     def count_error(self, name: str) -> None:
         self.errors[name] = self.errors.get(name, 0) + 1
@@ -214,6 +218,7 @@ class Metrics:
         ended = ended or self.ended
         accepted = max(sum(ended) + gauges.get("records_buffered", 0), self.most_accepted)
         self.most_accepted = accepted
+        all_nodes = [self.forgotten, *list(self.nodes.values())]
         return MetricsSnapshot(
             **gauges,
             records_accepted=accepted,
@@ -225,8 +230,13 @@ class Metrics:
             batches=self.batches,
             batch_bytes=self.batch_bytes,
             produce_requests=self.produce_requests,
-            requests=self.requests_of_forgotten + sum(node.requests for node in list(self.nodes.values())),
+            requests=sum(node.requests for node in all_nodes),
+            connects=sum(node.connects for node in all_nodes),
+            disconnects=sum(node.disconnects for node in all_nodes),
+            bytes_sent=sum(node.bytes_sent for node in all_nodes),
+            bytes_received=sum(node.bytes_received for node in all_nodes),
             retries=self.retries,
+            records_retried=self.records_retried,
             splits=self.splits,
             data_losses=self.data_losses,
             errors=Counts(self.errors),
@@ -282,5 +292,6 @@ def _topic(topic: TopicMetrics, wall_time: Callable[[float], float]) -> TopicSna
         records_failed=topic.records_failed,
         records_unknown=topic.records_unknown,
         retries=topic.retries,
+        records_retried=topic.records_retried,
         batch_bytes=topic.batch_bytes,
     )

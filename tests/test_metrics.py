@@ -118,6 +118,26 @@ def test_snapshot_does_not_change_with_its_histogram():
     assert [count for _, count in snapshot.buckets] == [1]
 
 
+def test_totals_of_all_brokers_include_those_that_are_gone(monkeypatch):
+    monkeypatch.setattr("aioproducer.metrics.MOST_NODES", 2)
+    metrics = Metrics()
+    for number, node_id in enumerate((-1, 0, 1, 2), 1):
+        node = metrics.node(node_id)
+        node.connects += number
+        node.disconnects += 1
+        node.bytes_sent += 10 * number
+        node.bytes_received += 100 * number
+        node.requests += 1
+
+    snapshot = metrics.snapshot(
+        describe_node=lambda node_id: {} if node_id >= 0 else None, wall_time=float, client_id="a"
+    )
+
+    assert [node.node_id for node in snapshot.nodes] == [1, 2]
+    assert (snapshot.connects, snapshot.disconnects, snapshot.requests) == (10, 4, 4)
+    assert (snapshot.bytes_sent, snapshot.bytes_received) == (100, 1000)
+
+
 @pytest.mark.promise("Public API", "`metrics()` returns frozen snapshots")
 @pytest.mark.parametrize("snapshot", [Distribution, NodeSnapshot, MetricsSnapshot])
 def test_snapshots_are_frozen(snapshot):

@@ -59,15 +59,15 @@ def points(
 
 def _all(interval: _Interval) -> Iterator[Point]:
     now, since = interval.now, interval.since
-    yield from _counter("connection.creation", _nodes("connects"), interval)
-    yield from _counter("connection.close", _nodes("disconnects"), interval)
+    yield from _counter("connection.creation", lambda snapshot: snapshot.connects, interval)
+    yield from _counter("connection.close", lambda snapshot: snapshot.disconnects, interval)
     yield from _counter("record.send", lambda snapshot: snapshot.records_acked, interval)
     yield from _counter("record.error", _failed, interval)
-    yield from _counter("record.retry", lambda snapshot: snapshot.retries, interval)
+    yield from _counter("record.retry", lambda snapshot: snapshot.records_retried, interval)
     yield from _counter("batch.split", lambda snapshot: snapshot.splits, interval)
     yield from _counter("request", lambda snapshot: snapshot.requests, interval)
-    yield from _counter("outgoing.byte", _nodes("bytes_sent"), interval)
-    yield from _counter("incoming.byte", _nodes("bytes_received"), interval)
+    yield from _counter("outgoing.byte", lambda snapshot: snapshot.bytes_sent, interval)
+    yield from _counter("incoming.byte", lambda snapshot: snapshot.bytes_received, interval)
     yield from _counter("response", lambda snapshot: _latency(snapshot).count, interval)
     yield from _counter("buffer.exhausted", lambda snapshot: _named(snapshot.rejected, _NO_ROOM), interval)
     yield from _counter(
@@ -78,7 +78,7 @@ def _all(interval: _Interval) -> Iterator[Point]:
     yield _gauge("bufferpool.wait.ratio", since.buffer_wait.sum / interval.seconds)
     yield from _times("record.queue.time", since.queue_time)
     yield from _times("request.latency", _latency(since))
-    yield _gauge("request.size.avg", _nodes("bytes_sent")(since) / max(_nodes("requests")(since), 1))
+    yield _gauge("request.size.avg", since.bytes_sent / max(since.requests, 1))
     yield _gauge("compression.rate.avg", since.batch_bytes / max(since.record_bytes, 1))
     yield from _throttle(since)
     yield from _average_and_largest("batch.size", since.batch_size)
@@ -87,7 +87,7 @@ def _all(interval: _Interval) -> Iterator[Point]:
     yield _gauge("buffer.available.bytes", now.buffer_available)
     yield _gauge("waiting.threads", now.buffer_waiters)
     yield _gauge("requests.in.flight", now.in_flight)
-    yield _gauge("connection.count", _nodes("is_connected")(now))
+    yield _gauge("connection.count", sum(node.is_connected for node in now.nodes))
     if now.metadata_age is not None:
         yield _gauge("metadata.age", now.metadata_age)
     yield from _of_each(_node_points, now.nodes, since.nodes, interval)
@@ -110,10 +110,6 @@ def _total_and_rate(
 ) -> Iterator[Point]:
     yield Point(f"{PREFIX}{name}.total", float(change if interval.is_delta else total), True, attributes)
     yield Point(f"{PREFIX}{name}.rate", change / interval.seconds, False, attributes)
-
-
-def _nodes(field: str) -> Callable[[MetricsSnapshot], float]:
-    return lambda snapshot: sum(getattr(node, field) for node in snapshot.nodes)
 
 
 def _named(counts: Mapping[str, int], names: tuple[str, ...]) -> int:
@@ -195,7 +191,7 @@ def _topic_points(topic: TopicSnapshot, change: TopicSnapshot, interval: _Interv
     attributes = {"topic": topic.name}
     for name, field in (
         ("topic.record.send", "records_acked"),
-        ("topic.record.retry", "retries"),
+        ("topic.record.retry", "records_retried"),
         ("topic.byte", "batch_bytes"),
     ):
         yield from _total_and_rate(name, getattr(topic, field), getattr(change, field), interval, attributes)

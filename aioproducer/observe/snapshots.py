@@ -209,6 +209,7 @@ class TopicSnapshot(_Numbers):
     records_failed: int = 0
     records_unknown: int = 0
     retries: int = 0
+    records_retried: int = 0
     batch_bytes: int = 0
 
 
@@ -265,7 +266,15 @@ class MetricsSnapshot(_Numbers):
     batch_bytes: int = 0
     produce_requests: int = 0
     requests: int = 0
+    connects: int = 0
+    """To all brokers; `nodes` lacks bootstrap addresses that are no longer used."""
+    disconnects: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
     retries: int = 0
+    """Batches that were sent again."""
+    records_retried: int = 0
+    """Records in them."""
     splits: int = 0
     data_losses: int = 0
     errors: Mapping[str, int] = field(default_factory=lambda: NOTHING)

@@ -254,8 +254,11 @@ class Sender:
                 topic = metrics.topics.get(batch.queue.topic) or metrics.topic(batch.queue.topic)
                 topic.batch_bytes += batch.wire_size
             else:
+                topic = metrics.topic(batch.queue.topic)
                 metrics.retries += 1
-                metrics.topic(batch.queue.topic).retries += 1
+                topic.retries += 1
+                metrics.records_retried += batch.record_count
+                topic.records_retried += batch.record_count
         metrics.records_per_request.add(records)
 
     def _answered(

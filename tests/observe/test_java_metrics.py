@@ -41,6 +41,7 @@ BEFORE = MetricsSnapshot(
     time=100.0,
     started=50.0,
     records_acked=10,
+    connects=3,
     topics=(TopicSnapshot(name="a", records_acked=10, records_failed=1),),
     nodes=(NodeSnapshot(node_id=1, connects=2, latency=Distribution(2, 1.0, 0.9, ((0.5, 2),))),),
 )
@@ -49,8 +50,12 @@ NOW = MetricsSnapshot(
     started=50.0,
     records_acked=40,
     produce_requests=4,
+    retries=2,
+    records_retried=7,
+    connects=7,
+    bytes_sent=500,
     topics=(
-        TopicSnapshot(name="a", records_acked=30, records_failed=3),
+        TopicSnapshot(name="a", records_acked=30, records_failed=3, retries=2, records_retried=7),
         TopicSnapshot(name="b", records_acked=10),
     ),
     nodes=(
@@ -81,6 +86,18 @@ def test_counters_are_totals_or_differences_and_rates_are_per_second():
     assert cumulative["record.send.total"][0].is_sum
     assert not cumulative["record.send.rate"][0].is_sum
     assert delta["connection.creation.total"][0].value == 4
+
+
+def test_connections_and_bytes_are_those_of_all_brokers_bootstrap_addresses_included():
+    cumulative = found(is_delta=False)
+    assert cumulative["connection.creation.total"][0].value == 7
+    assert cumulative["outgoing.byte.total"][0].value == 500
+
+
+def test_retries_count_records_as_java_does():
+    cumulative = found(is_delta=False)
+    assert cumulative["record.retry.total"][0].value == 7
+    assert [point.value for point in cumulative["topic.record.retry.total"]] == [7, 0]
 
 
 def test_topics_and_brokers_are_attributes_and_bootstrap_addresses_are_left_out():

@@ -485,6 +485,7 @@ async def test_batches_are_counted_at_their_first_attempt_and_as_retries_later()
     stage.run()
     assert (metrics.produce_requests, metrics.batches, metrics.records_sent, metrics.retries) == (2, 2, 2, 1)
     assert (topic.batch_bytes, topic.retries) == (metrics.batch_bytes, 1)
+    assert (metrics.records_retried, topic.records_retried) == (1, 1)
 
 
 async def test_a_request_that_the_broker_does_not_know_fails_in_the_next_turn():
