@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -340,3 +342,16 @@ async def test_an_error_of_a_broker_is_the_reason_of_a_retry(hears):
     [retry] = hears.of("on_retry")
     assert isinstance(retry.error, BrokerError)
     assert retry.error.name == "NOT_ENOUGH_REPLICAS"
+
+
+@pytest.mark.promise("Observability", "the docs describe each event of hooks with its fields")
+def test_the_table_of_hooks_has_each_event_with_its_fields():
+    guide = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(on_\w+)` \| [^|]+ \| ([^|]+) \|", guide, re.MULTILINE)
+    events = {(event.__doc__ or "").split("`")[1]: event for event in get_args(Event)}
+
+    described = {name: re.findall(r"`(\w+)`", fields) for name, fields in rows}
+
+    assert list(described) == list(EVENTS) == list(events)
+    for name, event in events.items():
+        assert ["client_id", *described[name]] == list(event._fields), name
