@@ -13,7 +13,13 @@ from random import Random
 import pytest
 
 from aioproducer.metrics import Histogram, Metrics
-from aioproducer.observe.snapshots import Distribution, MetricsSnapshot, NodeSnapshot, TopicSnapshot
+from aioproducer.observe.snapshots import (
+    Distribution,
+    MetricsSnapshot,
+    NodeSnapshot,
+    TopicSnapshot,
+    TransactionCallSnapshot,
+)
 
 
 def filled(*values: float) -> Histogram:
@@ -192,3 +198,18 @@ def test_the_guide_has_each_field(heading):
         for name in re.findall(r"`(\w+)`", row)
     ]
     assert sorted(named) == sorted(field.name for field in fields(MetricsSnapshot))
+
+
+@pytest.mark.parametrize(
+    ("prefix", "kind"),
+    [("topic", TopicSnapshot), ("node", NodeSnapshot), ("transaction", TransactionCallSnapshot)],
+)
+def test_the_guide_has_javas_name_of_each_field_of_topics_nodes_and_transactions(prefix, kind):
+    page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
+    table = page.split("#### Of each topic")[1].split("\n#")[0]
+    named = [
+        name
+        for row in re.findall(r"^\| ([^|]+) \|", table, re.MULTILINE)
+        for name in re.findall(rf"`{prefix}\.(\w+)`", row)
+    ]
+    assert sorted(named) == sorted(field.name for field in fields(kind))
