@@ -9,7 +9,6 @@ import asyncio
 import atexit
 import contextvars
 import importlib
-import logging
 import os
 import sys
 import threading
@@ -17,8 +16,6 @@ from collections.abc import Awaitable, Callable
 from typing import Generic, Protocol, TypeVar
 
 from aioproducer.errors import IllegalStateError, ProducerClosed, WrongLoopError
-
-logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -36,7 +33,7 @@ class Closing(Protocol):
     """The part of a producer that the thread uses."""
 
     def _close_at_exit(self, thread: LoopThread, seconds: float) -> Callable[[], None]:
-        """Begin to close, and return a function that waits for the end."""
+        """Log that it was not closed, begin to close, and return a function that waits for the end."""
 
 
 class Flag:
@@ -212,9 +209,6 @@ def close_all() -> None:
         return
     closing = []
     for producer in list(thread.producers):
-        logger.warning(
-            "%r was not closed; use `with` or close(). Closing it now, within %g s", producer, EXIT_SECONDS
-        )
         closing.append((producer, producer._close_at_exit(thread, EXIT_SECONDS)))
     for producer, closed in closing:
         closed()

@@ -262,6 +262,9 @@ class Producer:
 
     def _close_at_exit(self, thread: LoopThread, seconds: float) -> Callable[[], None]:
         """Begin to close at interpreter exit; the returned function waits, and logs errors instead of raising them."""
+        self._log.warning(
+            "%r was not closed; use `with` or close(). Closing it now, within %g s", self, seconds
+        )
         call = self._sends.call(partial(self._close, seconds))
 
         def closed() -> None:

@@ -6,7 +6,6 @@ a record, it waits in the lane of its topic, and the following records of that t
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import CancelledError
@@ -28,8 +27,6 @@ from aioproducer.blocking.loop_thread import (
 )
 from aioproducer.errors import ForkedError, without_tracebacks
 
-logger = logging.getLogger(__name__)
-
 T = TypeVar("T")
 
 Record = tuple[str, bytes | None, bytes | None, int | None, int | None, Headers | None]
@@ -43,6 +40,7 @@ class SendQueue:
 
     def __init__(self, inner: AsyncProducer) -> None:
         self._inner = inner
+        self.log = inner._config.log(__name__)
         self.thread: LoopThread | None = None
         """Set once, by start()."""
         self.places: set[tuple[str, int | None]] = set()
@@ -294,7 +292,7 @@ class Delivery:
         try:
             callback(self)
         except Exception:
-            logger.exception("a callback of %r failed", self)
+            self._sends.log.exception("a callback of %r failed", self)
 
     def done(self) -> bool:
         """Return True if there is a result or an error, or the delivery was cancelled."""

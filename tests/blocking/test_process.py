@@ -203,14 +203,15 @@ def test_the_end_of_the_interpreter_closes_with_a_warning_and_loses_nothing(run,
         """
         from aioproducer.blocking import Producer
 
-        producer = Producer("{servers}", linger_ms=20_000, compression_type="gzip")
+        producer = Producer("{servers}", linger_ms=20_000, compression_type="gzip", client_id="job")
         producer.start()
         for number in range(2000):
             producer.send("{topic}", b"%d" % number + bytes(1000))
         """
     ).end()
 
-    assert "was not closed; use `with` or close()" in script.err
+    [line] = [line for line in script.err.splitlines() if "was not closed; use `with` or close()" in line]
+    assert line.startswith("[producer job] <")
     assert "Traceback" not in script.err
     assert "Unclosed" not in script.err
     assert [int(record.value.rstrip(b"\0")) for record in cluster.records(topic)] == list(range(2000))

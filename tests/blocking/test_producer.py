@@ -46,6 +46,7 @@ from aioproducer.errors import (
 from aioproducer.transactions.state import TransactionState
 from tests.conftest import MS
 from tests.support.docs_runner import Docs
+from tests.support.log_lines import log_lines
 from tests.support.producing import FOUR_RECORDS_FILL_IT, LARGE, QUICK, metadata_count
 
 try:
@@ -705,6 +706,8 @@ def test_callbacks_are_called_once_and_a_failing_one_is_logged(producer, topic, 
 
     assert called == [delivery, delivery]
     assert caplog.text.count("ZeroDivisionError") == 2
+    lines = [line for line in log_lines(caplog) if line.startswith("a callback of <Delivery")]
+    assert len(lines) == 2, "each names the client id"
 
 
 # -------------------------------------------------------------------------------------------------- where it may run
