@@ -86,8 +86,8 @@ class GivingUp:
             f"broker {node_id} could not accept it ({error or 'busy, throttled, or still connecting'})",
         )
 
-    def abort_all(self, reason: str) -> None:
-        """Fail all remaining batches."""
+    def abort_all(self, reason: str, *, is_wanted: bool = False) -> None:
+        """Fail all remaining batches. If that is wanted, their failure is neither logged nor counted as unretrieved."""
         for batch in list(self._accumulator.incomplete):
             if batch.state is BatchState.DONE:
                 continue  # it failed together with a batch before it
@@ -95,6 +95,8 @@ class GivingUp:
                 batch.maybe_persisted = True
             else:
                 self._accumulator.forget(batch)
+            if is_wanted:
+                batch.note_unretrieved = nobody
             self._results.give_up(batch, reason)
 
     def abort_unsent(self, why: KafkaError | None) -> None:

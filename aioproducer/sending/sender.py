@@ -80,7 +80,8 @@ class Sender:
 
     def abort(self, reason: str) -> None:
         """Fail all remaining batches. close() calls this when its time has run out."""
-        self._giving_up.abort_all(reason)
+        # The user has closed the producer without a commit, and so asked for the abort of these records.
+        self._giving_up.abort_all(reason, is_wanted=self._transaction.is_uncommitted)
 
     # ---------------------------------------------------------------------------------------------- the loop
 

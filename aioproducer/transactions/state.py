@@ -162,6 +162,11 @@ class Transaction:
         """True if records that were not sent yet will never be sent."""
         return self.state in _LOST
 
+    @property
+    def is_uncommitted(self) -> bool:
+        """True if the transaction is open or being aborted, and no error is the reason."""
+        return self.error is None and self.state in (_S.IN_TRANSACTION, _S.ABORTING)
+
     def move(self, to: TransactionState) -> None:
         """Change the state. Only the changes in TRANSITIONS are allowed."""
         assert to in TRANSITIONS[self.state], f"a transaction can't go from {self.state.value} to {to.value}"

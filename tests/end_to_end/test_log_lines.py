@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from aioproducer.errors import BootstrapError
+from aioproducer.errors import BootstrapError, KafkaError
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.testing import EmbeddedCluster
 from tests.conftest import in_virtual_time
@@ -271,6 +271,48 @@ def test_records_of_a_transaction_that_the_user_aborts_are_no_error(caplog):
     play()
 
     assert log_lines(caplog, logging.WARNING) == []
+
+
+@pytest.mark.parametrize("timeout", [None, 0])
+@pytest.mark.parametrize("linger_ms", [0, 1000])
+def test_records_of_an_open_transaction_that_close_aborts_are_no_error(caplog, timeout, linger_ms):
+    @in_virtual_time
+    async def play() -> None:
+        async with producing(topics={"orders": 1}, transactional_id="tx", linger_ms=linger_ms) as (
+            _,
+            producer,
+        ):
+            await producer.begin_transaction()
+            for _ in range(7):
+                await producer.send("orders", b"v")
+            report = await producer.close(timeout)
+            assert (report.delivered + report.failed + report.unknown, report.unretrieved) == (7, {})
+
+    play()
+
+    assert log_lines(caplog, logging.WARNING) == []
+
+
+def test_records_of_a_commit_that_close_gives_up_are_an_error(caplog):
+    @in_virtual_time
+    async def play() -> None:
+        async with producing(topics={"orders": 1}, transactional_id="tx", **SLOW) as (cluster, producer):
+            await producer.begin_transaction()
+            hold = asyncio.Event()
+            cluster.faults.add(PRODUCE, hold_before=hold)
+            await producer.send("orders", b"v")
+            committing = asyncio.create_task(producer.commit_transaction())
+            await asyncio.sleep(1)
+            await producer.close(timeout=0)
+            with pytest.raises(KafkaError):
+                await committing
+            hold.set()
+
+    play()
+
+    assert [line.split(",")[0] for line in log_lines(caplog, logging.ERROR)] == [
+        "1 record for topic orders was not delivered"
+    ]
 
 
 def test_thousands_of_topics_that_are_refused_write_a_few_lines_only(caplog):
