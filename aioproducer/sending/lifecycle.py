@@ -411,7 +411,7 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
         )
         self._log.error(
             "Unclosed producer %r: %s before %s had a result: %s lost, %d may be in the log. "
-            " Use `async with Producer(...)`, or await producer.close() before the event loop ends",
+            "Use `async with Producer(...)`, or await producer.close() before the event loop ends",
             self,
             why,
             counted(count, "accepted record"),
