@@ -125,7 +125,7 @@ def log_calls(source: str) -> list[str]:
             isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in LEVELS
         ):
             continue
-        logger = ast.unparse(node.func.value).rpartition(".")[2]
+        logger = ast.unparse(node.func.value).partition("(")[0].rpartition(".")[2]
         if logger.lstrip("_") not in ("log", "logger"):
             continue
         text = node.args[node.func.attr == "log"]
@@ -146,9 +146,10 @@ log.info("a %s", 1)
 self._log.log(level, "b %.3g s" "c", 1)
 logger.exception(f"{d}")
 self._log.debug("e")
+config.log(__name__).error("g")
 self.info("f")
 """
-    assert log_calls(source) == ["a %s", "b %.3g sc", "?"]
+    assert log_calls(source) == ["a %s", "b %.3g sc", "?", "g"]
     assert is_line_of("b %.3g s, 50%% (%r)", "b 0.1 s, 50% (x)")
     assert not is_line_of("b %.3g s", "b 0.1 m")
 
@@ -555,6 +556,11 @@ class Async:
 async def send_one(**settings: Any) -> None:
     async with producing(topics={"orders": 1}, **settings) as (_, producer):
         await producer.send_and_wait("orders", b"v")
+
+
+@scenario("settings yield to each other")
+async def play_settings() -> None:
+    await send_one(acks=0)
 
 
 @scenario("an interceptor raises")
