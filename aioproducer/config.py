@@ -11,7 +11,7 @@ from socket import socket
 from types import MappingProxyType
 from typing import Any
 
-from aioproducer.observe.client_log import ClientLog
+from aioproducer.observe.client_log import ClientLog, RecentWarnings
 from aioproducer.protocol.compression import Codec
 from aioproducer.security.addresses import ResolvedAddressFilter
 from aioproducer.security.tls import check_settings
@@ -124,6 +124,7 @@ class ProducerConfig:
     sasl_login_retry_backoff: float
     sasl_login_retry_backoff_max: float
     _origins: Mapping[str, str] = field(default_factory=dict, compare=False)
+    _warnings: RecentWarnings = field(default_factory=RecentWarnings, compare=False, init=False)
 
     @property
     def max_in_flight(self) -> int:
@@ -161,7 +162,12 @@ class ProducerConfig:
 
     def log(self, name: str) -> ClientLog:
         """Return the log of a module of this producer. `name` is the module's `__name__`."""
-        return ClientLog(name, self.client_id)
+        return ClientLog(name, self.client_id, self._warnings)
+
+    @property
+    def recent_warnings(self) -> tuple[dict[str, str], ...]:
+        """The last lines of these logs at WARNING and above."""
+        return self._warnings.described()
 
     def origin(self, setting: str) -> str:
         """Return the origin of a setting.

@@ -113,6 +113,7 @@ class BrokerEntry:
         if connection is not None:
             described["connected_for"] = max(now - self.ready_since, 0.0)
             described["security"] = connection.security
+            described["api_versions"] = connection.versions.described
         return described
 
     def connected(self, connection: Connection, now: float) -> None:

@@ -33,6 +33,12 @@ class BrokerVersions:
 
         Raises UnsupportedVersionError if client and broker have no version in common."""
 
+    @property
+    def described(self) -> str:
+        """The ranges of the APIs that this client uses, as a text."""
+        used = ((api, self.ranges.get(api)) for api in CLIENT_VERSIONS)
+        return "; ".join(f"{api.name} {known.min}-{known.max}" for api, known in used if known is not None)
+
 
 FIRST_WITH_FEATURES = 3
 """The first version of ApiVersions whose response contains the cluster's finalized features (KIP-584)."""

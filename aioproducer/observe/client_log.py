@@ -1,20 +1,53 @@
-"""The log lines of one producer, which begin with its client id."""
+"""The log lines of one producer, which begin with its client id, and the last warnings among them."""
 
 from __future__ import annotations
 
 import logging
+from collections import deque
+from datetime import UTC, datetime
 from typing import Any
+
+MOST_WARNINGS = 50
+
+
+class RecentWarnings:
+    """The last lines at WARNING and above, for describe(), whatever the program's logging does with them."""
+
+    def __init__(self) -> None:
+        self._lines: deque[tuple[datetime, int, str]] = deque(maxlen=MOST_WARNINGS)
+
+    def add(self, level: int, msg: object, args: tuple[object, ...]) -> None:
+        """Keep a line. It is put together now: a producer or an error in it may change."""
+        try:
+            line = str(msg) % args if args else str(msg)
+        except Exception:  # as logging does, which reports it
+            line = str(msg)
+        self._lines.append((datetime.now(UTC), level, line))
+
+    def described(self) -> tuple[dict[str, str], ...]:
+        """Return time, level and text of each line, the oldest first. Any thread may call it."""
+        return tuple(
+            {
+                "time": time.isoformat(timespec="milliseconds"),
+                "level": logging.getLevelName(level),
+                "line": line,
+            }
+            for time, level, line in self._lines.copy()
+        )
 
 
 class ClientLog(logging.LoggerAdapter[logging.Logger]):
     """Puts `[producer client_id]` before each message, as Java does. `of` is the name of the module that logs."""
 
-    def __init__(self, of: str, client_id: str) -> None:
+    def __init__(self, of: str, client_id: str, recent: RecentWarnings | None = None) -> None:
         super().__init__(logging.getLogger(of))
         self._client_id = client_id
+        self._recent = recent
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
         """Log a message. The other methods (`info`, `warning`, ...) end here."""
+        if level >= logging.WARNING and self._recent is not None:
+            self._recent.add(level, msg, args)
         if self.isEnabledFor(level):
             # Without arguments logging fills in nothing, but here the client id is one.
             text = str(msg) if args else str(msg).replace("%", "%%")

@@ -41,6 +41,8 @@ class Description:
     """The ten batches that have waited longest for their result."""
     counters: Mapping[str, Any] = field(default_factory=dict)
     """Records by their outcome, requests, retries and errors, since the start."""
+    warnings: tuple[Mapping[str, str], ...] = ()
+    """The last 50 lines of the log at WARNING and above, with their time and level, the oldest first."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return all values as dicts, lists, numbers and strings, for JSON."""

@@ -97,7 +97,9 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
         self._random = Random()
         self._choice = PartitionChoice(self._config, self._random)
         self._interceptors = Interceptors(self._config.interceptors, self._log)
-        self._hooks = Hooks(self._config.hooks, self._config.client_id)
+        self._hooks = Hooks(
+            self._config.hooks, self._config.client_id, self._config.log("aioproducer.observe.hooks")
+        )
         self._rejections = Rejections(self._metrics, self._hooks)
         self._transaction = Transaction(self._config.transactional_id, self._gate)
         self._handle: TransactionHandle | None = None

@@ -165,7 +165,7 @@ class VitalSigns(RecordPath):
         given = {name: text for name, text in self._config.shown().items() if not text.endswith("(default)")}
         state = self._state.value
         if not hasattr(self, "_accumulator"):
-            return Description(versions(None), given, state)
+            return Description(versions(None), given, state, warnings=self._config.recent_warnings)
         now = self._loop.time()
         measured = self._measure()
         return Description(
@@ -191,6 +191,7 @@ class VitalSigns(RecordPath):
                 _described_batch(batch, now) for batch in list(self._accumulator.incomplete)[:MOST_BATCHES]
             ),
             {name: getattr(measured, name) for name in COUNTERS} | {"errors": dict(measured.errors)},
+            self._config.recent_warnings,
         )
 
     def _describe_topics(self) -> dict[str, dict[str, Any]]:

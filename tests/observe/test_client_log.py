@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+from datetime import datetime
 
 import pytest
 
-from aioproducer.observe.client_log import ClientLog
+from aioproducer.observe.client_log import ClientLog, RecentWarnings
 
 
 @pytest.mark.parametrize("client_id", ["orders", "50%s of %d"])
@@ -41,3 +42,38 @@ def test_a_level_that_is_off_costs_no_line(caplog):
         ClientLog("aioproducer.x", "orders").info("connected")
 
     assert caplog.messages == []
+
+
+def test_the_last_fifty_warnings_are_kept_also_if_no_handler_wants_them(caplog):
+    recent = RecentWarnings()
+    log = ClientLog("aioproducer.x", "orders", recent)
+
+    with caplog.at_level(logging.CRITICAL):
+        for number in range(60):
+            log.info("connected %d", number)
+            log.warning("lost %d of %s", number, "100%")
+        log.error("100% lost")
+
+    assert caplog.messages == []
+    kept = recent.described()
+    assert [entry["line"] for entry in kept] == [
+        *(f"lost {number} of 100%" for number in range(11, 60)),
+        "100% lost",
+    ]
+    assert [entry["level"] for entry in kept[-2:]] == ["WARNING", "ERROR"]
+    assert kept[0]["time"] == datetime.fromisoformat(kept[0]["time"]).isoformat(timespec="milliseconds")
+
+
+def test_a_warning_about_an_object_without_a_text_is_kept_without_it(caplog):
+    class NoText:
+        def __str__(self) -> str:
+            raise ValueError("no text")
+
+    logging.raiseExceptions = False
+    recent = RecentWarnings()
+    try:
+        ClientLog("aioproducer.x", "orders", recent).warning("it failed: %s", NoText())
+    finally:
+        logging.raiseExceptions = True
+
+    assert [entry["line"] for entry in recent.described()] == ["it failed: %s"]

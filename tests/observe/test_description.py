@@ -18,6 +18,7 @@ def test_the_block_has_a_line_for_each_value():
         cluster={"id": "abc", "metadata_age": 1.23456},
         brokers=({"node_id": 0, "host": "a"}, {"node_id": 1, "host": "b"}),
         topics={"orders": {"partitions": 3}},
+        warnings=({"time": "2026-11-25T07:00:00", "level": "ERROR", "line": "it failed"},),
     )
     assert str(described).splitlines() == [
         "versions:",
@@ -38,6 +39,8 @@ def test_the_block_has_a_line_for_each_value():
         "buffer: none",
         "oldest_batches: none",
         "counters: none",
+        "warnings:",
+        "  - time 2026-11-25T07:00:00, level ERROR, line it failed",
     ]
     assert json.loads(json.dumps(described.as_dict()))["brokers"][1]["host"] == "b"
 

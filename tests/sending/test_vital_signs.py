@@ -304,6 +304,9 @@ async def test_describe_shows_what_a_bug_report_needs():
         assert {broker["security"] for broker in described.brokers if broker["is_connected"]} == {
             "plain text"
         }
+        versions = [broker["api_versions"] for broker in described.brokers if broker["is_connected"]]
+        assert versions
+        assert all("PRODUCE 0-13; " in shown and "METADATA 0-13" in shown for shown in versions)
         assert described.identity["producer_id"] >= 0
         (batch,) = described.oldest_batches
         assert (batch["topic"], batch["records"], batch["state"], batch["attempts"]) == (
@@ -347,6 +350,27 @@ async def test_describe_may_be_called_in_another_thread(monkeypatch):
         assert [broker["node_id"] for broker in found.brokers] == [0]
         hold.set()
         await delivery
+
+
+async def test_describe_shows_the_last_warnings_of_this_producer():
+    class Broken:
+        def on_batch(self, _: object) -> None:
+            raise ValueError("secret")
+
+    async with EmbeddedCluster(1, topics={"t": 1}) as cluster:
+        producer = quick_producer(cluster, acks=0, hooks=[Broken()])
+        [settings] = producer.describe().warnings
+        assert "acks=0 turns enable_idempotence off" in settings["line"]
+        async with producer, quick_producer(cluster) as other:
+            await producer.send_and_wait("t", b"v")
+            cluster.crash_broker(0)
+            await until(lambda: len(producer.describe().warnings) == 3)
+
+            lines = [warning["line"] for warning in producer.describe().warnings]
+            assert "Broken.on_batch raised and is switched off" in lines[1]
+            assert "next attempt in" in lines[2]
+            assert "secret" not in str(producer.describe())
+            assert not [one for one in other.describe().warnings if "acks=0" in one["line"]]
 
 
 async def test_describe_works_in_every_state():

@@ -47,6 +47,7 @@ def test_every_field_of_the_config_is_a_setting_or_follows_from_some():
     assert fields == {setting.field for setting in SETTINGS.values() if setting.field} | {
         "max_in_flight_per_partition",
         "_origins",
+        "_warnings",
     }
 
 
