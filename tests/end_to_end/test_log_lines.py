@@ -106,6 +106,8 @@ UNLISTED = {
     "%s: re-authentication failed": A_BUG,
     "a metadata response could not be handled": A_BUG,
     "%s: connecting failed": A_BUG,
+    "the metrics could not be pushed": A_BUG,
+    "the last metrics could not be pushed": A_BUG,
     "%r did not end within %g s": TOO_LATE,
     "%r could not be closed": TOO_LATE,
 }
