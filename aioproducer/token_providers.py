@@ -1,5 +1,10 @@
-"""Providers of tokens for `sasl_oauth_token_provider`: an OpenID provider's, and AWS's for MSK."""
+"""Providers of tokens for `sasl_oauth_token_provider`: an OpenID provider's, AWS's, Google's and Azure's."""
 
-from aioproducer.security.token_providers import MskIamTokenProvider, OidcTokenProvider
+from aioproducer.security.token_providers import (
+    AzureTokenProvider,
+    GcpTokenProvider,
+    MskIamTokenProvider,
+    OidcTokenProvider,
+)
 
-__all__ = ["MskIamTokenProvider", "OidcTokenProvider"]
+__all__ = ["AzureTokenProvider", "GcpTokenProvider", "MskIamTokenProvider", "OidcTokenProvider"]

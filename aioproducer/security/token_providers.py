@@ -1,4 +1,4 @@
-"""Token providers for OAUTHBEARER: an OIDC provider's token endpoint, and Amazon's MSK signer.
+"""Token providers for OAUTHBEARER: a token endpoint (OIDC), Amazon MSK, Google Cloud, Azure, and given tokens.
 
 Each is an object to pass as `sasl_oauth_token_provider`. The libraries that it needs come with an extra of the
 package, and are imported when the first token is requested."""
@@ -6,10 +6,12 @@ package, and are imported when the first token is requested."""
 from __future__ import annotations
 
 import asyncio
+import datetime
 import json
 import re
 import ssl
 import time
+from base64 import urlsafe_b64encode
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote_plus, urlsplit
@@ -19,7 +21,7 @@ from aioproducer.errors import AuthenticationError, ConfigError
 from aioproducer.security.sasl import OAuthToken
 from aioproducer.types import Secret
 
-__all__ = ["MskIamTokenProvider", "OidcTokenProvider"]
+__all__ = ["AzureTokenProvider", "GcpTokenProvider", "MskIamTokenProvider", "OidcTokenProvider"]
 
 MAX_ANSWER = 256 * 1024
 """The maximum size of an answer, in bytes."""
@@ -39,7 +41,9 @@ class OidcTokenProvider:
         client_secret: str | Secret,
         *,
         scope: str | None = None,
+        audience: str | None = None,
         url_encode: bool = False,
+        authorities: str | None = None,
         ssl_context: ssl.SSLContext | None = None,
         connect_timeout: float = 10.0,
         read_timeout: float = 10.0,
@@ -55,9 +59,11 @@ class OidcTokenProvider:
             client_id: the client's name.
             client_secret: its password.
             scope: the scope of the token; None leaves it to the endpoint.
+            audience: the audience of the token, for endpoints that ask for one.
             url_encode: encode the id and the secret before they are joined, which RFC 6749 requires and many servers
                 do not.
-            ssl_context: the trusted certificates; by default the system's store.
+            authorities: the trusted certificates: PEM text, or the path of such a file. By default the system's store.
+            ssl_context: the trusted certificates, as a context.
             connect_timeout: seconds.
             read_timeout: seconds.
             retry_backoff: seconds before the second attempt, doubled for each further one.
@@ -86,7 +92,9 @@ class OidcTokenProvider:
         self._where = f"{parts.scheme}://{parts.hostname}"
         self._client_id = client_id
         self._scope = scope
+        self._audience = audience
         self._url_encode = url_encode
+        self._authorities = authorities
         self._ssl_context = ssl_context
         self._timeouts = connect_timeout, read_timeout
         self._backoff = retry_backoff, retry_backoff_max
@@ -118,9 +126,11 @@ class OidcTokenProvider:
         httpx = _httpx()
         context = self._ssl_context
         if context is None:
-            context = self._ssl_context = await self._reading.call(ssl.create_default_context)
+            context = self._ssl_context = await self._reading.call(_trusting, self._authorities)
         connect, read = self._timeouts
-        form = {"grant_type": "client_credentials", **({"scope": self._scope} if self._scope else {})}
+        form = {"grant_type": "client_credentials"}
+        form |= {"scope": self._scope} if self._scope else {}
+        form |= {"audience": self._audience} if self._audience else {}
         try:
             async with (
                 httpx.AsyncClient(
@@ -150,6 +160,23 @@ class OidcTokenProvider:
         if not self._url_encode:
             return httpx.BasicAuth(self._client_id, self._client_secret.reveal())
         return httpx.BasicAuth(quote_plus(self._client_id), quote_plus(self._client_secret.reveal()))
+
+
+def _trusting(authorities: str | None) -> ssl.SSLContext:
+    if authorities is None:
+        return ssl.create_default_context()
+    try:
+        if "-----BEGIN " in authorities:
+            return ssl.create_default_context(cadata=authorities)
+        return ssl.create_default_context(cafile=authorities)
+    except OSError as error:
+        reason = type(error).__name__ if isinstance(error, ssl.SSLError) else error.strerror
+    raise ConfigError(
+        f"the certificates to trust at the token endpoint can't be read ({reason}); they must be PEM text, or the "
+        "path of a file with PEM certificates",
+        setting="sasl_oauth_token_provider",
+        value=None,
+    )
 
 
 def _token_of(body: bytes) -> OAuthToken | None:
@@ -184,28 +211,48 @@ class MskIamTokenProvider:
     """
 
     def __init__(
-        self, region: str, *, credentials_provider: Any = None, clock: Callable[[], float] = time.time
+        self,
+        region: str,
+        *,
+        profile: str | None = None,
+        role_arn: str | None = None,
+        role_session_name: str | None = None,
+        role_external_id: str | None = None,
+        sts_region: str | None = None,
+        credentials_provider: Any = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         """Does not sign anything yet.
 
         Args:
             region: the region of the cluster, e.g. "eu-west-1".
-            credentials_provider: a botocore CredentialProvider; by default botocore's usual sources.
+            profile: a profile of AWS's configuration files; by default botocore's usual sources of credentials.
+            role_arn: a role to assume with these credentials.
+            role_session_name: the name of the session in which the role is assumed.
+            role_external_id: the external id that the role may require.
+            sts_region: the region of the security token service that gives the role; by default the cluster's.
+            credentials_provider: a botocore CredentialProvider, instead of all these.
             clock: seconds since 1970.
 
         Raises:
-            ConfigError: the region is not valid.
+            ConfigError: a region is not valid.
         """
-        if not re.fullmatch(r"[a-z]{2,}(-[a-z]+)+-[0-9]+", region):
-            raise ConfigError(
-                f"{region!r} is not an AWS region such as eu-west-1", setting="region", value=region
-            )
+        for name in (region, sts_region or region):
+            if not re.fullmatch(r"[a-z]{2,}(-[a-z]+)+-[0-9]+", name):
+                raise ConfigError(
+                    f"{name!r} is not an AWS region such as eu-west-1", setting="region", value=name
+                )
         self._region = region
+        self._profile = profile
+        self._role = role_arn, role_session_name or "aioproducer", role_external_id
+        self._sts_region = sts_region or region
         self._credentials_provider = credentials_provider
         self._clock = clock
 
     def __repr__(self) -> str:
-        return f"<MskIamTokenProvider {self._region}>"
+        role, *_ = self._role
+        facts = [self._region, self._profile and f"profile {self._profile}", role and f"role {role}"]
+        return f"<MskIamTokenProvider {', '.join(filter(None, facts))}>"
 
     def __call__(self) -> OAuthToken:
         """Return a token for the next 15 minutes. Blocks, and may raise whatever botocore raises.
@@ -221,11 +268,173 @@ class MskIamTokenProvider:
                 setting="sasl_oauth_token_provider",
                 value=None,
             ) from None
-        if self._credentials_provider is None:
-            return self._token(*signer.generate_auth_token(self._region))
-        return self._token(
-            *signer.generate_auth_token_from_credentials_provider(self._region, self._credentials_provider)
-        )
+        provider = self._credentials_provider
+        if provider is None and self._role[0] is not None:
+            provider = self._assumed_role()
+        if provider is not None:
+            return self._token(*signer.generate_auth_token_from_credentials_provider(self._region, provider))
+        if self._profile is not None:
+            return self._token(*signer.generate_auth_token_from_profile(self._region, self._profile))
+        return self._token(*signer.generate_auth_token(self._region))
+
+    def _assumed_role(self) -> Any:
+        """Return the credentials of the role. The signer assumes roles in one region only, without an external id."""
+        from botocore.credentials import CredentialProvider, Credentials
+        from botocore.session import Session
+
+        arn, session_name, external_id = self._role
+        client = Session(profile=self._profile).create_client("sts", region_name=self._sts_region)
+        external = {} if external_id is None else {"ExternalId": external_id}
+        found = client.assume_role(RoleArn=arn, RoleSessionName=session_name, **external)["Credentials"]
+
+        class Assumed(CredentialProvider):  # type: ignore[misc]  # botocore has no types
+            def load(self) -> Any:
+                return Credentials(found["AccessKeyId"], found["SecretAccessKey"], found["SessionToken"])
+
+        return Assumed()
 
     def _token(self, text: str, expires_ms: int) -> OAuthToken:
         return OAuthToken(Secret(text), max(expires_ms / 1000 - self._clock(), 0.0))
+
+
+class GcpTokenProvider:
+    """Google Cloud Managed Service for Apache Kafka. Extra: aioproducer[gcp].
+
+    The token is an access token of the application default credentials, with the name of its account, in the form of a
+    JSON web token. google-auth gets it, in a thread.
+    """
+
+    SCOPE = "https://www.googleapis.com/auth/cloud-platform"
+
+    def __init__(self, *, account: str | None = None, credentials: Any = None) -> None:
+        """Does not look for credentials yet.
+
+        Args:
+            account: the e-mail address of the service account; by default that of the credentials.
+            credentials: google-auth's Credentials; by default `google.auth.default()`.
+        """
+        self._account = account
+        self._credentials = credentials
+
+    def __repr__(self) -> str:
+        return f"<GcpTokenProvider {self._account or 'default credentials'}>"
+
+    def __call__(self) -> OAuthToken:
+        """Return a new token. Blocks, and may raise whatever google-auth raises.
+
+        Raises:
+            AuthenticationError: the credentials have no account.
+            ConfigError: the library is missing.
+        """
+        try:
+            import google.auth
+            from google.auth.transport.requests import Request
+        except ImportError:
+            raise ConfigError(
+                "Google Cloud needs the library google-auth: pip install 'aioproducer[gcp]'",
+                setting="sasl_oauth_token_provider",
+                value=None,
+            ) from None
+        credentials = self._credentials
+        if credentials is None:
+            credentials, _ = google.auth.default(scopes=[self.SCOPE])
+            self._credentials = credentials
+        credentials.refresh(Request())
+        # google-auth returns a time without a zone, in UTC.
+        expires = credentials.expiry.replace(tzinfo=datetime.UTC).timestamp()
+        now = time.time()
+        claims = {
+            "exp": int(expires),
+            "iat": int(now),
+            "scope": "kafka",
+            "sub": self._account_of(credentials),
+        }
+        parts = (
+            json.dumps({"typ": "JWT", "alg": "GOOG_OAUTH2_TOKEN"}),
+            json.dumps(claims),
+            credentials.token,
+        )
+        text = ".".join(urlsafe_b64encode(part.encode()).decode().rstrip("=") for part in parts)
+        return OAuthToken(Secret(text), max(expires - now, 0.0))
+
+    def _account_of(self, credentials: Any) -> str:
+        found = (
+            getattr(credentials, name, None) for name in ("service_account_email", "signer_email", "account")
+        )
+        # The credentials of a virtual machine are named "default" until its metadata server has named the account.
+        account = self._account or next((name for name in found if name and name != "default"), None)
+        if account is None:
+            raise AuthenticationError(
+                f"OAUTHBEARER: {type(credentials).__name__} of google-auth has no account; pass "
+                "sasl_oauth_token_provider=GcpTokenProvider(account='name@project.iam.gserviceaccount.com')"
+            )
+        return str(account)
+
+
+class AzureTokenProvider:
+    """Azure Event Hubs, and other brokers that accept tokens of Microsoft Entra ID. Extra: aioproducer[azure].
+
+    azure-identity gets the token, in a thread.
+    """
+
+    def __init__(self, scope: str, *, credential: Any = None) -> None:
+        """Does not look for credentials yet.
+
+        Args:
+            scope: the scope of the token; for Event Hubs "https://NAMESPACE.servicebus.windows.net/.default".
+            credential: an object with azure-identity's `get_token(scope)`; by default `DefaultAzureCredential()`, which
+                reads AZURE_CLIENT_ID and other variables, or asks the managed identity.
+        """
+        self._scope = scope
+        self._credential = credential
+
+    def __repr__(self) -> str:
+        return f"<AzureTokenProvider {self._scope}>"
+
+    def __call__(self) -> OAuthToken:
+        """Return a token. Blocks, and may raise whatever azure-identity raises.
+
+        Raises:
+            ConfigError: the library is missing.
+        """
+        if self._credential is None:
+            try:
+                from azure.identity import DefaultAzureCredential
+            except ImportError:
+                raise ConfigError(
+                    "Azure needs the library azure-identity: pip install 'aioproducer[azure]'",
+                    setting="sasl_oauth_token_provider",
+                    value=None,
+                ) from None
+            self._credential = DefaultAzureCredential()
+        token = self._credential.get_token(self._scope)
+        return OAuthToken(Secret(token.token), max(token.expires_on - time.time(), 0.0))
+
+
+class FixedTokenProvider:
+    """A token that was given as a setting. Its lifetime is read from it, if it is a JSON web token."""
+
+    def __init__(self, token: Secret) -> None:
+        self._token = token
+
+    def __repr__(self) -> str:
+        return "<FixedTokenProvider>"
+
+    def __call__(self) -> str:
+        """Return the token."""
+        return self._token.reveal()
+
+
+class FileTokenProvider:
+    """A token in a file, which another program replaces, such as Kubernetes for a service account."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __repr__(self) -> str:
+        return f"<FileTokenProvider {self._path}>"
+
+    def __call__(self) -> str:
+        """Return the token in the file. Blocks."""
+        with open(self._path, encoding="utf-8") as file:
+            return file.read(MAX_ANSWER).strip()

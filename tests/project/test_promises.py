@@ -144,9 +144,14 @@ def required(texts: list[str]) -> set[str]:
 installed = functools.cache(importlib.metadata.packages_distributions)  # reads them all each time
 
 
+SHARED_NAMES = {"azure": "azure-identity", "google": "google-auth"}
+"""Packages to which many distributions add; the one of which we import a module."""
+
+
 def distributions(modules: set[str]) -> set[str]:
     """The names under which modules that are neither ours nor Python's are installed."""
-    return {installed().get(name, [name])[0] for name in modules - sys.stdlib_module_names - {"aioproducer"}}
+    others = modules - sys.stdlib_module_names - {"aioproducer"}
+    return {SHARED_NAMES.get(name) or installed().get(name, [name])[0] for name in others}
 
 
 def imports_of(nodes: Iterable[ast.AST]) -> set[str]:

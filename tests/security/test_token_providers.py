@@ -1,4 +1,4 @@
-"""Tokens from an OIDC endpoint that the test runs, and from Amazon's signer with a clock that stands still."""
+"""Tokens from endpoints that the test runs: of OIDC, Google and Azure; and from Amazon's signer."""
 
 from __future__ import annotations
 
@@ -10,18 +10,34 @@ import hashlib
 import hmac
 import json
 import math
+import os
 import ssl
+import subprocess
 import sys
+import time
 import tracemalloc
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
 from urllib.parse import parse_qs, quote, urlsplit
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from aioproducer import Producer
 from aioproducer.errors import AuthenticationError, ConfigError
-from aioproducer.security.token_providers import MAX_ANSWER, MskIamTokenProvider, OidcTokenProvider
+from aioproducer.security.token_providers import (
+    MAX_ANSWER,
+    AzureTokenProvider,
+    FileTokenProvider,
+    FixedTokenProvider,
+    GcpTokenProvider,
+    MskIamTokenProvider,
+    OidcTokenProvider,
+)
 from aioproducer.testing import EmbeddedCluster, Security
 from aioproducer.types import Secret
 from tests.conftest import MS
@@ -98,6 +114,32 @@ async def test_client_credentials_become_a_token():
     assert first == "POST /token HTTP/1.1"
     assert form == {"grant_type": ["client_credentials"], "scope": ["kafka orders"]}
     assert base64.b64decode(headers["authorization"].removeprefix("Basic ")) == b"client:cl:ent secret"
+
+
+async def test_an_audience_is_asked_for():
+    async with Endpoint().running() as endpoint:
+        await provider_of(endpoint, audience="kafka")()
+
+    assert endpoint.requests[0][2] == {"grant_type": ["client_credentials"], "audience": ["kafka"]}
+
+
+async def test_the_certificates_to_trust_are_a_file_or_text(tmp_path):
+    file = tmp_path / "ca.pem"
+    file.write_text(authority_pem())
+    async with Endpoint().running(server_context()) as endpoint:
+        for authorities in (str(file), authority_pem()):
+            token = await provider_of(endpoint, authorities=authorities)()
+            assert token.value.reveal() == "opaque-token"
+
+
+@pytest.mark.parametrize("content", [None, "no certificates"])
+async def test_certificates_to_trust_that_can_not_be_read_are_an_error(content, tmp_path):
+    file = tmp_path / "ca.pem"
+    if content is not None:
+        file.write_text(content)
+
+    with pytest.raises(ConfigError, match="the certificates to trust at the token endpoint can't be read"):
+        await OidcTokenProvider("https://id.example", "client", "secret", authorities=str(file))()
 
 
 async def test_id_and_secret_are_url_encoded_if_that_is_wanted():
@@ -366,3 +408,317 @@ def test_without_amazons_signer_the_extra_is_named(monkeypatch):
 
     with pytest.raises(ConfigError, match=r"pip install 'aioproducer\[msk\]'"):
         MskIamTokenProvider("eu-west-1")()
+
+
+class HttpStub(ThreadingHTTPServer):
+    """A server in a thread, for libraries that block. `answer` is given to each request."""
+
+    def __init__(
+        self, answer: bytes, content_type: str = "application/json", context: ssl.SSLContext | None = None
+    ):
+        super().__init__((HOST, 0), _StubHandler)
+        self.answer, self.content_type = answer, content_type
+        self.requests: list[tuple[str, str, dict[str, str], dict[str, list[str]]]] = []
+        """Method, path, headers and form of each request."""
+        if context is not None:
+            self.socket = context.wrap_socket(self.socket, server_side=True)
+        self.url = f"{'https' if context else 'http'}://{HOST}:{self.server_port}"
+
+    @contextmanager
+    def running(self) -> Iterator[HttpStub]:
+        thread = Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield self
+        finally:
+            self.shutdown()
+            thread.join()
+            self.server_close()
+
+
+class _StubHandler(BaseHTTPRequestHandler):
+    server: HttpStub
+
+    def do_GET(self) -> None:
+        body = self.rfile.read(int(self.headers.get("content-length", 0))).decode()
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        self.server.requests.append((self.command, self.path, headers, parse_qs(body)))
+        self.send_response(200)
+        self.send_header("Content-Type", self.server.content_type)
+        self.send_header("Metadata-Flavor", "Google")
+        self.send_header("Content-Length", str(len(self.server.answer)))
+        self.end_headers()
+        self.wfile.write(self.server.answer)
+
+    do_POST = do_GET
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Print nothing."""
+
+
+ROLE = "arn:aws:iam::123456789012:role/orders"
+ASSUMED = f"""<AssumeRoleResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><AssumeRoleResult><Credentials>
+<AccessKeyId>{KEY_ID}</AccessKeyId><SecretAccessKey>{SECRET_KEY}</SecretAccessKey>
+<SessionToken>{SESSION_TOKEN}</SessionToken><Expiration>2036-11-01T12:30:00Z</Expiration>
+</Credentials></AssumeRoleResult></AssumeRoleResponse>""".encode()
+
+
+@pytest.fixture
+def aws_credentials(monkeypatch, tmp_path):
+    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "own-id")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "own-key")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+
+
+def query_of(token: str) -> dict[str, str]:
+    url = urlsplit(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)).decode())
+    return {name: value for name, [value] in parse_qs(url.query).items()}
+
+
+@pytest.mark.usefixtures("aws_credentials")
+@pytest.mark.parametrize("external_id", [None, "external"])
+def test_a_role_is_assumed_in_its_region_before_the_token_is_signed(external_id, monkeypatch):
+    with HttpStub(ASSUMED, "text/xml").running() as stub:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_STS", stub.url)
+        provider = MskIamTokenProvider(
+            "us-east-1",
+            role_arn=ROLE,
+            role_session_name="one",
+            role_external_id=external_id,
+            sts_region="eu-west-1",
+        )
+        query = query_of(provider().value.reveal())
+
+    [(method, _, headers, form)] = stub.requests
+    asked = {"RoleArn": [ROLE], "RoleSessionName": ["one"]} | (
+        {"ExternalId": [external_id]} if external_id else {}
+    )
+    assert method == "POST"
+    assert {
+        name: form.get(name) for name in ("RoleArn", "RoleSessionName", "ExternalId") if name in form
+    } == asked
+    assert "/eu-west-1/sts/aws4_request" in headers["authorization"]
+    assert query["X-Amz-Credential"].startswith(f"{KEY_ID}/")
+    assert "/us-east-1/kafka-cluster/" in query["X-Amz-Credential"]
+    assert query["X-Amz-Security-Token"] == SESSION_TOKEN
+
+
+@pytest.mark.usefixtures("aws_credentials")
+def test_a_profile_of_awss_files_signs_the_token(tmp_path, monkeypatch):
+    (tmp_path / "credentials").write_text(
+        f"[orders]\naws_access_key_id={KEY_ID}\naws_secret_access_key={SECRET_KEY}\n"
+    )
+
+    query = query_of(MskIamTokenProvider("us-east-1", profile="orders")().value.reveal())
+
+    assert query["X-Amz-Credential"].startswith(f"{KEY_ID}/")
+
+
+def test_a_provider_for_msk_shows_its_region_profile_and_role():
+    provider = MskIamTokenProvider("us-east-1", profile="orders", role_arn=ROLE)
+
+    assert repr(provider) == f"<MskIamTokenProvider us-east-1, profile orders, role {ROLE}>"
+    with pytest.raises(ConfigError, match="'somewhere' is not an AWS region"):
+        MskIamTokenProvider("us-east-1", sts_region="somewhere")
+
+
+# ----------------------------------------------------------------------------------------------------------- Google
+
+ACCOUNT = "orders@example.iam.gserviceaccount.com"
+
+
+def parts_of(token: str) -> tuple[dict[str, object], dict[str, object], str]:
+    """Header, claims and signature of Google's form of a token."""
+    header, claims, signature = (base64.urlsafe_b64decode(part + "==").decode() for part in token.split("."))
+    return json.loads(header), json.loads(claims), signature
+
+
+def service_account(directory: Path, token_url: str) -> Path:
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
+    file = directory / "account.json"
+    file.write_text(
+        json.dumps(
+            {
+                "type": "service_account",
+                "project_id": "example",
+                "private_key_id": "1",
+                "private_key": pem,
+                "client_email": ACCOUNT,
+                "token_uri": token_url,
+            }
+        )
+    )
+    return file
+
+
+def test_googles_access_token_comes_with_the_accounts_name(tmp_path, monkeypatch):
+    answer = json.dumps({"access_token": "ya29.google", "expires_in": 3600}).encode()
+    with HttpStub(answer).running() as stub:
+        file = service_account(tmp_path, f"{stub.url}/token")
+        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
+        provider = GcpTokenProvider()
+        before = time.time()
+        token = provider()
+        provider()
+
+    header, claims, signature = parts_of(token.value.reveal())
+    [(method, path, _, form), _] = stub.requests
+    assert (method, path) == ("POST", "/token")
+    assert form["grant_type"] == ["urn:ietf:params:oauth:grant-type:jwt-bearer"]
+    assert header == {"typ": "JWT", "alg": "GOOG_OAUTH2_TOKEN"}
+    assert (claims["sub"], claims["scope"], signature) == (ACCOUNT, "kafka", "ya29.google")
+    assert before - 1 <= claims["iat"] <= before + 60
+    assert token.lifetime == pytest.approx(3600, abs=60)
+    assert "=" not in token.value.reveal()
+
+
+def test_a_virtual_machine_of_google_asks_its_metadata_server():
+    """In a process of its own, because google-auth reads the address when it is imported."""
+    program = (
+        "from google.auth.compute_engine import Credentials\n"
+        "from aioproducer.token_providers import GcpTokenProvider\n"
+        "print(GcpTokenProvider(credentials=Credentials())().value.reveal())"
+    )
+    answer = {"access_token": "ya29.machine", "expires_in": 3600, "token_type": "Bearer", "email": ACCOUNT}
+    answer |= {"aliases": ["default"], "scopes": [GcpTokenProvider.SCOPE]}
+    with HttpStub(json.dumps(answer).encode()).running() as stub:
+        address = stub.url.removeprefix("http://")
+        found = subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "GCE_METADATA_HOST": address, "GCE_METADATA_IP": address},
+            capture_output=True,
+            text=True,
+            timeout=60_000 * MS,
+            check=False,
+        )
+
+    assert found.returncode == 0, found.stderr
+    _, claims, signature = parts_of(found.stdout.strip())
+    assert (claims["sub"], signature) == (ACCOUNT, "ya29.machine")
+    assert {headers.get("metadata-flavor") for _, _, headers, _ in stub.requests} == {"Google"}
+    assert all("/service-accounts/default" in path for _, path, _, _ in stub.requests)
+
+
+class GoogleUser:
+    """Credentials of a person, which have no account."""
+
+    token = "ya29.user"
+    expiry: datetime.datetime
+
+    def refresh(self, request: object) -> None:
+        assert callable(request)
+        self.expiry = datetime.datetime.now(datetime.UTC).replace(tzinfo=None) + datetime.timedelta(hours=1)
+
+
+def test_credentials_without_an_account_need_its_name():
+    with pytest.raises(AuthenticationError, match="GoogleUser of google-auth has no account; pass"):
+        GcpTokenProvider(credentials=GoogleUser())()
+
+    token = GcpTokenProvider(credentials=GoogleUser(), account=ACCOUNT)()
+    assert parts_of(token.value.reveal())[1]["sub"] == ACCOUNT
+    assert token.lifetime == pytest.approx(3600, abs=60)
+
+
+async def test_a_token_of_google_is_what_the_machine_takes():
+    from tests.security.test_login import login_of
+
+    login = login_of(GcpTokenProvider(credentials=GoogleUser(), account=ACCOUNT))
+    machine = await login.mechanism("broker")
+
+    assert machine.step(None).startswith(b"n,,\x01auth=Bearer ")
+
+
+def test_without_googles_library_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "google.auth", None)
+
+    with pytest.raises(ConfigError, match=r"pip install 'aioproducer\[gcp\]'"):
+        GcpTokenProvider()()
+
+
+# ------------------------------------------------------------------------------------------------------------ Azure
+
+SCOPE = "https://orders.servicebus.windows.net/.default"
+
+
+def test_azures_token_endpoint_gives_a_token_to_an_application(tmp_path):
+    from azure.identity import ClientSecretCredential
+
+    ca = tmp_path / "ca.pem"
+    ca.write_text(authority_pem())
+    answer = json.dumps({"access_token": "entra", "expires_in": 3600, "token_type": "Bearer"}).encode()
+    with HttpStub(answer, context=server_context()).running() as stub:
+        credential = ClientSecretCredential(
+            "tenant",
+            "application",
+            "app-secret",
+            authority=stub.url,
+            disable_instance_discovery=True,
+            connection_verify=str(ca),
+        )
+        # azure-identity asks the authority for its endpoints first.
+        endpoints = {"token_endpoint": f"{stub.url}/token", "authorization_endpoint": f"{stub.url}/authorize"}
+        stub.answer = json.dumps({**json.loads(answer), **endpoints, "issuer": f"{stub.url}/tenant"}).encode()
+        token = AzureTokenProvider(SCOPE, credential=credential)()
+
+    method, path, _, form = stub.requests[-1]
+    assert (method, path, form["scope"], form["client_id"]) == ("POST", "/token", [SCOPE], ["application"])
+    assert token.value.reveal() == "entra"
+    assert token.lifetime == pytest.approx(3600, abs=60)
+
+
+def test_the_managed_identity_of_azure_asks_its_metadata_endpoint(monkeypatch):
+    answer = {"access_token": "managed", "expires_on": str(int(time.time()) + 3600), "token_type": "Bearer"}
+    for name in ("AZURE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET"):
+        monkeypatch.delenv(name, raising=False)
+    with HttpStub(json.dumps(answer | {"resource": SCOPE}).encode()).running() as stub:
+        monkeypatch.setenv("IDENTITY_ENDPOINT", f"{stub.url}/msi/token")
+        monkeypatch.setenv("IDENTITY_HEADER", "header")
+        token = AzureTokenProvider(SCOPE)()
+
+    [(method, path, headers, _)] = stub.requests
+    assert (method, urlsplit(path).path, headers["x-identity-header"]) == ("GET", "/msi/token", "header")
+    assert parse_qs(urlsplit(path).query)["resource"] == ["https://orders.servicebus.windows.net"]
+    assert token.value.reveal() == "managed"
+    assert token.lifetime == pytest.approx(3600, abs=60)
+
+
+def test_without_azures_library_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "azure.identity", None)
+
+    with pytest.raises(ConfigError, match=r"pip install 'aioproducer\[azure\]'"):
+        AzureTokenProvider(SCOPE)()
+
+
+def test_providers_show_no_token(tmp_path):
+    shown = [
+        repr(GcpTokenProvider()),
+        repr(GcpTokenProvider(account=ACCOUNT)),
+        repr(AzureTokenProvider(SCOPE)),
+        repr(FixedTokenProvider(Secret("hunter2"))),
+        repr(FileTokenProvider("/run/token")),
+    ]
+
+    assert shown == [
+        "<GcpTokenProvider default credentials>",
+        f"<GcpTokenProvider {ACCOUNT}>",
+        f"<AzureTokenProvider {SCOPE}>",
+        "<FixedTokenProvider>",
+        "<FileTokenProvider /run/token>",
+    ]
+
+
+# ---------------------------------------------------------------------------------------------------- given tokens
+
+
+async def test_a_given_token_and_a_token_in_a_file_are_what_the_machine_takes(tmp_path):
+    from tests.security.test_login import login_of
+
+    file = tmp_path / "token"
+    file.write_text(f"{jws('svc')}\n")
+    for provider in (FixedTokenProvider(Secret(jws("svc"))), FileTokenProvider(str(file))):
+        machine = await login_of(provider).mechanism("broker")
+        assert machine.step(None) == f"n,,\x01auth=Bearer {provider()}\x01\x01".encode()
