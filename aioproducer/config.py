@@ -14,11 +14,10 @@ from typing import Any
 from aioproducer.observe.client_log import ClientLog, RecentWarnings
 from aioproducer.protocol.compression import Codec
 from aioproducer.security.addresses import ResolvedAddressFilter
-from aioproducer.security.tls import check_settings
 from aioproducer.settings.contradictions import settle
 from aioproducer.settings.names import unknown_keyword
 from aioproducer.settings.table import SETTINGS, Setting
-from aioproducer.settings.unsettled import UnsettledSettings
+from aioproducer.settings.unsettled import NO_MISTAKES, Mistakes, UnsettledSettings
 from aioproducer.types import Secret
 
 Connector = Callable[[str, int], Awaitable[socket]]
@@ -133,7 +132,12 @@ class ProducerConfig:
 
     @classmethod
     def of(
-        cls, origins: Mapping[str, str] = MappingProxyType({}), notes: Sequence[str] = (), /, **given: Any
+        cls,
+        origins: Mapping[str, str] = MappingProxyType({}),
+        notes: Sequence[str] = (),
+        mistakes: Mistakes = NO_MISTAKES,
+        /,
+        **given: Any,
     ) -> ProducerConfig:
         """Check the keyword arguments of `Producer` that were given and turn them into a config.
 
@@ -142,22 +146,22 @@ class ProducerConfig:
         Args:
             origins: where settings come from that were not given as keywords, by keyword.
             notes: what else the log should say.
+            mistakes: what is wrong in the source of the settings.
             given: the settings, in milliseconds and bytes.
 
         Raises:
-            ConfigError: a setting is unknown, malformed, out of range, or contradicts another one.
+            ConfigError: a setting is unknown, malformed, out of range, or contradicts another one. It names all
+                mistakes.
         """
         for name in given:
             if name not in SETTINGS:
                 raise unknown_keyword(name)
-        unsettled = UnsettledSettings(given, origins)
+        unsettled = UnsettledSettings(given, origins, mistakes)
         per_partition = settle(unsettled)
         values = {setting.field: unsettled[name] for name, setting in SETTINGS.items() if setting.field}
         config = cls(**values, max_in_flight_per_partition=per_partition, _origins=unsettled.origins)
         if warnings := (*notes, *unsettled.notes):
             config.log(__name__).warning("the producer's settings: %s", "; ".join(warnings))
-        if "SSL" in config.security_protocol:
-            check_settings(config)
         return config
 
     def log(self, name: str) -> ClientLog:

@@ -1,7 +1,7 @@
 """Every error that aioproducer raises, as one tree.
 
     KafkaError                          retriable, requires_abort, requires_reinit, fatal
-    ├─ ConfigError (ValueError)         setting, value
+    ├─ ConfigError (ValueError)         setting, value, errors
     ├─ IllegalStateError (RuntimeError)
     │  ├─ ProducerNotStartedError, ProducerClosed
     │  └─ WrongLoopError, ForkedError
@@ -125,10 +125,14 @@ def _rebuild(error_type: type[KafkaError], message: str, facts: dict[str, Any]) 
 
 
 class ConfigError(KafkaError, ValueError):
-    """A setting is unknown, malformed or contradicts another one."""
+    """A setting is unknown, malformed or contradicts another one.
+
+    If there are several mistakes, the text has a line for each, and `errors` has their errors.
+    """
 
     setting: str
     value: object
+    errors: tuple[ConfigError, ...] = ()
 
 
 class IllegalStateError(KafkaError, RuntimeError):

@@ -18,6 +18,7 @@ from aioproducer.settings.entries import (
     entries_of_mapping,
     resolve,
 )
+from aioproducer.settings.unsettled import UnsettledSettings
 
 P = ParamSpec("P")
 
@@ -48,9 +49,11 @@ class FromConfig:
 
         Raises:
             ConfigError: a key is unknown (the text names the one that was meant) or can't be used (it says why and
-                what to do instead), a value is malformed, or settings contradict each other.
+                what to do instead), a value is malformed, or settings contradict each other. All mistakes are in one
+                error.
 
-        Keys that can change nothing here, such as the sizes of socket buffers, end in one warning in the log.
+        Keys that can change nothing here, such as the sizes of socket buffers or a consumer's group.id, end in one
+        warning in the log.
         """
         try:
             check_keywords(overrides)
@@ -100,12 +103,17 @@ class FromConfig:
         producer = cls.__new__(cls)
         producer._sourced = sourced
         # A subclass may have an __init__ of its own; it passes on what it doesn't know.
-        cls.__init__(producer, **sourced.settings)
+        try:
+            cls.__init__(producer, **sourced.settings)
+        except TypeError:
+            # It may need a setting that has a mistake.
+            UnsettledSettings({}, {}, sourced.mistakes).raise_mistakes()
+            raise
         return producer
 
     def _configure(self) -> ProducerConfig:
-        origins, notes = self._sourced.origins, self._sourced.notes
-        return ProducerConfig.of(origins, notes, **self._given)
+        sourced = self._sourced
+        return ProducerConfig.of(sourced.origins, sourced.notes, sourced.mistakes, **self._given)
 
 
 def remembers_arguments(init: Callable[P, None]) -> Callable[P, None]:

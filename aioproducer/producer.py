@@ -128,7 +128,7 @@ class Producer(Lifecycle, Bulk):
         compression_gzip_level: int | None = None,
         compression_lz4_level: int | None = None,
         compression_zstd_level: int | None = None,
-        partitioner: str | Callable[..., int] = "murmur2",
+        partitioner: str | Callable[..., int] | None = "murmur2",
         partitioner_ignore_keys: bool = False,
         partitioner_adaptive_partitioning_enable: bool = True,
         partitioner_availability_timeout_ms: float = 0,

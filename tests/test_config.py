@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioproducer import ConfigError, KafkaError, Producer, ProducerConfig
+from aioproducer import ConfigError, KafkaError, Producer, ProducerConfig, blocking
 from aioproducer.protocol.compression import Codec
+from aioproducer.testing import RecordingProducer
 
 
 def config(**settings: object) -> ProducerConfig:
@@ -169,7 +170,7 @@ def test_max_batch_size_is_another_name_of_batch_size():
 # ------------------------------------------------------------------------------------------------ refused values
 
 NO_COUNTS = [-1, 1.5, "5", None, True, 2**63]
-NO_DURATIONS = [-1, -0.001, "5", None, True, float("nan"), float("inf"), 2**60]
+NO_DURATIONS = [-1, -0.001, "5", None, True, float("nan"), float("inf"), 2**63]
 COUNTS = ["max_in_flight_requests_per_connection", "batch_size", "buffer_memory", "max_request_size"]
 SWITCHES = ["enable_idempotence", "allow_auto_create_topics", "partitioner_adaptive_partitioning_enable"]
 NOT_ZERO = [
@@ -227,10 +228,10 @@ BAD_VALUES = [
     *((name, None) for name in SWITCHES[1:]),
     *(("client_id", value) for value in (5, "naïve", "two\nlines", "a/b")),
     *(("compression_type", value) for value in ("", "gzip2", "GZIP ", 1, b"gzip")),
-    *(("partitioner", value) for value in ("", "murmur", None, 5)),
+    *(("partitioner", value) for value in ("", "murmur", 5)),
     *(("metadata_recovery_strategy", value) for value in ("", "always", None, 5, [])),
     ("metadata_max_idle_ms", 4999),
-    ("delivery_timeout_ms", 30_000),
+    ("delivery_timeout_ms", 0),
     *((name, value) for name in ("key_serializer", "value_serializer") for value in ("utf-8", 5)),
 ]
 
@@ -263,13 +264,16 @@ def test_bad_value_is_refused_with_the_setting_and_the_value(name, value):
         ({"bootstrap_servers": "::1"}, "write host:port"),
         ({"acks": 2}, "0, 1, 'all'"),
         ({"acks": 1, "enable_idempotence": True}, "set enable_idempotence=False"),
-        ({"max_in_flight_requests_per_connection": 6}, "use 5 or less"),
+        ({"max_in_flight_requests_per_connection": 6, "enable_idempotence": True}, "use 5 or less"),
+        ({"max_in_flight_requests_per_connection": 6, "transactional_id": "orders"}, "use 5 or less"),
         ({"linger_ms": -1}, "0 or more"),
         ({"request_timeout_ms": 0}, "more than 0"),
         ({"max_block_ms": 0, "transactional_id": "orders"}, "no time; raise it"),
         ({"request_timeout_ms": 2**31}, "at most 2147483647"),
         ({"batch_size": 0.5}, "whole number from 0"),
-        ({"delivery_timeout_ms": 1000}, "raise it or lower request_timeout_ms"),
+        ({"delivery_timeout_ms": 1000, "request_timeout_ms": 1000}, "raise it or lower request_timeout_ms"),
+        ({"delivery_timeout_ms": 1000, "linger_ms": 1000}, "raise it or lower linger_ms"),
+        ({"delivery_timeout_ms": 0}, "leaves no time to send a record; raise it"),
         ({"compression_type": "gzpi"}, "did you mean 'gzip'"),
         ({"compression_type": "gzip", "compression_level": 10}, "levels 1 to 9"),
         ({"compression_type": "zstd", "compression_level": "3"}, "levels -131072 to 22"),
@@ -365,14 +369,28 @@ def test_idempotence_can_be_turned_off_and_then_more_than_five_may_be_in_flight(
 def test_more_than_five_in_flight_contradict_idempotence():
     assert config(max_in_flight_requests_per_connection=5).max_in_flight == 5
     with pytest.raises(ConfigError, match="max_in_flight_requests_per_connection=6 contradicts"):
-        config(max_in_flight_requests_per_connection=6)
+        config(max_in_flight_requests_per_connection=6, enable_idempotence=True)
+
+
+def test_more_than_five_in_flight_turn_an_unmentioned_idempotence_off_with_one_warning(caplog):
+    effective, [warning] = warnings_of(caplog, max_in_flight_requests_per_connection=6)
+
+    assert not effective.enable_idempotence
+    assert effective.max_in_flight_per_partition == 6
+    assert "max_in_flight_requests_per_connection=6 turns enable_idempotence off" in warning
+    assert "retries may duplicate and reorder records" in warning
+    assert effective.origin("enable_idempotence") == (
+        "derived because max_in_flight_requests_per_connection=6"
+    )
+    with pytest.raises(ConfigError, match="contradicts transactional_id=orders, which needs idempotence"):
+        config(max_in_flight_requests_per_connection=6, transactional_id="orders")
 
 
 @pytest.mark.promise("KIPs", "KIP-91: one delivery timeout")
 def test_delivery_timeout_has_to_leave_time_for_a_request():
     assert config(delivery_timeout_ms=30_005).delivery_timeout == 30.005
     with pytest.raises(ConfigError, match="delivery_timeout_ms=30000 is shorter than"):
-        config(delivery_timeout_ms=30_000)
+        config(delivery_timeout_ms=30_000, request_timeout_ms=30_000)
     with pytest.raises(ConfigError):
         config(delivery_timeout_ms=1000, request_timeout_ms=1000, linger_ms=1)
 
@@ -429,9 +447,32 @@ def test_values_that_mean_at_once_or_never_are_allowed():
 
 
 def test_what_aiokafka_means_by_none_is_understood():
-    effective = config(client_id=None, connections_max_idle_ms=None, compression_type=None)
+    effective = config(client_id=None, connections_max_idle_ms=None, compression_type=None, partitioner=None)
 
     assert (effective.client_id, effective.connections_max_idle) == ("aioproducer", 0)
+    assert (effective.partitioner, effective.origin("partitioner")) == ("murmur2", "default")
+    assert config(partitioner=None, partitioner_ignore_keys=True).partitioner == "random"
+
+
+@pytest.mark.parametrize("version", ["auto", None])
+def test_aiokafkas_own_defaults_are_taken(version, caplog):
+    passed_on = {"loop": None, "api_version": version, "sasl_kerberos_service_name": "kafka"}
+
+    for kind in (Producer, blocking.Producer, RecordingProducer):
+        assert kind(**passed_on, partitioner=None).config == config()
+    assert (
+        config(
+            **passed_on,
+            security_protocol="SASL_SSL",
+            sasl_mechanism="PLAIN",
+            sasl_plain_username="svc",
+            sasl_plain_password="pw",
+            sasl_kerberos_domain_name=None,
+        ).origin("sasl_kerberos_service_name")
+        == "explicit"
+    )
+    assert Producer.from_config({**passed_on, "partitioner": None}).config == config()
+    assert caplog.records == []
 
 
 # ----------------------------------------------------------------------------------- what yields, and what is said
@@ -519,6 +560,33 @@ def test_a_delivery_timeout_beyond_the_transaction_timeout_is_warned_of_only_if_
     assert warnings_of(caplog, transactional_id="tx", **equal)[1] == []
     assert warnings_of(caplog, transactional_id="tx", delivery_timeout_ms=90_001)[1] == []
     assert warnings_of(caplog, **both)[1] == [], "there are no transactions"
+
+
+@pytest.mark.parametrize(
+    ("settings", "lowered", "words"),
+    [
+        ({"delivery_timeout_ms": 5000}, {"request_timeout": 4.995}, "lowers request_timeout_ms to 4995"),
+        ({"delivery_timeout_ms": 30_000}, {"request_timeout": 29.995}, "lowers request_timeout_ms to 29995"),
+        (
+            {"delivery_timeout_ms": 5000, "linger_ms": 1000},
+            {"request_timeout": 4.0, "linger": 1.0},
+            "lowers request_timeout_ms to 4000",
+        ),
+        (
+            {"delivery_timeout_ms": 5},
+            {"request_timeout": 0.005, "linger": 0.0},
+            "lowers request_timeout_ms to 5 and linger_ms to 0",
+        ),
+    ],
+)
+def test_an_explicit_delivery_timeout_lowers_an_unmentioned_request_timeout_with_one_warning(
+    settings, lowered, words, caplog
+):
+    effective, [warning] = warnings_of(caplog, **settings)
+
+    assert {name: getattr(effective, name) for name in lowered} == pytest.approx(lowered)
+    assert f"delivery_timeout_ms={settings['delivery_timeout_ms']} {words}" in warning
+    assert effective.origin("request_timeout_ms").startswith("derived because delivery_timeout_ms=")
 
 
 @pytest.mark.promise("Settings from anywhere", "a default yields with one warning")
@@ -685,7 +753,7 @@ def test_ignoring_keys_is_the_random_partitioner():
         ("compresion_type", "did you mean compression_type?"),
         ("sasl_password", "use sasl_plain_password"),
         ("message_timeout_ms", "it is message.timeout.ms of another client, use delivery_timeout_ms"),
-        ("group_id", "it belongs to consumers; leave it out"),
+        ("group_id", "meant for consumers; leave it out"),
         ("loop", "a producer belongs to the loop in which it is started"),
         ("api_version", "versions are negotiated"),
         ("ssl_cafile", "use ssl_truststore_location"),

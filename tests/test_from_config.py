@@ -30,6 +30,19 @@ def test_keywords_win_over_each_source(tmp_path):
     assert Producer.from_config({"linger_ms": 7}, linger_ms=9).config.linger == 0.009
 
 
+def test_a_subclass_that_needs_a_setting_with_a_mistake_gets_the_mistake():
+    class Needs(Producer):
+        def __init__(self, bootstrap_servers: str, **settings: object) -> None:
+            super().__init__(bootstrap_servers, **settings)
+
+    with pytest.raises(
+        ConfigError, match=r"there is no setting bootstrap\.server; did you mean bootstrap\.servers"
+    ):
+        Needs.from_config({"bootstrap.server": "a:1"})
+    with pytest.raises(TypeError, match="bootstrap_servers"):
+        Needs.from_config({"linger.ms": "7"})
+
+
 def test_an_unknown_keyword_is_a_config_error_with_advice():
     with pytest.raises(ConfigError, match="did you mean linger_ms"):
         Producer(linger_mss=5)

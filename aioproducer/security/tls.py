@@ -66,15 +66,21 @@ _HINTS = {
 """Keyed by the last part of OpenSSL's name of the alert."""
 
 
-def check_settings(config: ProducerConfig) -> None:
+def check_settings(
+    context: ssl.SSLContext | None, suites: tuple[str, ...], protocols: tuple[str, ...]
+) -> None:
     """Reject settings that only OpenSSL can check, without opening a file. Called once, when the settings are checked.
+
+    Args:
+        context: ssl_context.
+        suites: ssl_cipher_suites.
+        protocols: ssl_enabled_protocols.
 
     Raises:
         ConfigError: the context can't be used, or a cipher suite is unknown or belongs to no enabled protocol.
     """
-    if config.ssl_context is not None:
-        _check_context(config.ssl_context)
-    suites, protocols = config.ssl_cipher_suites, config.ssl_enabled_protocols
+    if context is not None:
+        _check_context(context)
     older = _openssl_ciphers(suites)
     usable = {"TLSv1.2"} if older else set()
     usable |= {"TLSv1.3"} if len(older) < len(suites) else set()

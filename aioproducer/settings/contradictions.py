@@ -1,10 +1,12 @@
 """Contradictions between settings. Two explicit settings that contradict each other are an error; a default yields,
-with a note.
+with a note; a setting of a file gives way to a keyword.
 
-Each function settles one group; `settle` calls them in order. The origin of a default that yields names the setting it
-yields to."""
+Each function settles one group; `settle` calls them in order, and collects their errors. The origin of a default that
+yields names the setting it yields to."""
 
 from __future__ import annotations
+
+from functools import partial
 
 from aioproducer.errors import ConfigError
 from aioproducer.protocol.compression import Codec, check_level
@@ -16,106 +18,205 @@ MOST_IN_FLIGHT_WITH_IDEMPOTENCE = 5
 _ROUNDING = 1e-9
 """Seconds; sums of durations that are equal in milliseconds are not always equal in seconds."""
 _DELIVERY_TIMEOUT = 120.0
+_SHORTEST_REQUEST = 0.001
+"""Seconds."""
+_IN_FLIGHT = "max_in_flight_requests_per_connection"
+_REMEMBERED = (
+    f"the broker remembers {MOST_IN_FLIGHT_WITH_IDEMPOTENCE} batches per producer; "
+    f"use {MOST_IN_FLIGHT_WITH_IDEMPOTENCE} or less"
+)
 
 
 def settle(unsettled: UnsettledSettings) -> int:
     """Settle all groups, and return how many requests of one partition may be in flight.
 
     Raises:
-        ConfigError: settings contradict each other.
+        ConfigError: there are mistakes in the settings; it names all of them.
     """
-    unsettled.take_over("max_batch_size", "batch_size")
+    unsettled.attempt(lambda settings: settings.take_over("max_batch_size", "batch_size"))
     _settle_idempotence(unsettled)
-    _settle_timeouts(unsettled)
+    unsettled.attempt(_look_at_blocking)
+    unsettled.attempt(_settle_timeouts)
     _settle_backoffs(unsettled)
-    _settle_compression(unsettled)
-    _settle_partitioner(unsettled)
-    _look_at_sizes(unsettled)
+    unsettled.attempt(_settle_compression)
+    unsettled.attempt(_settle_partitioner)
+    unsettled.attempt(_look_at_sizes)
     settle_security(unsettled)
+    unsettled.raise_mistakes()
     return _in_flight_per_partition(unsettled)
 
 
 def _settle_idempotence(unsettled: UnsettledSettings) -> None:
-    acks = unsettled["acks"]
-    if unsettled["transactional_id"] is not None and (acks != -1 or unsettled["enable_idempotence"] is False):
-        culprit = "acks" if acks != -1 else "enable_idempotence"
-        raise ConfigError(
-            f"{unsettled.said('transactional_id')} needs acks='all' and enable_idempotence=True, but "
-            f"{unsettled.said(culprit)}; leave {culprit} out, or transactional_id",
-            setting="transactional_id",
-            value=unsettled["transactional_id"],
-        )
-    if unsettled["enable_idempotence"] is None:
-        if acks == -1:
-            unsettled.default("enable_idempotence", True)
-        else:
-            unsettled.derive("enable_idempotence", False, unsettled.said("acks"))
-            unsettled.notes.append(
-                f"{unsettled.said('acks')} turns enable_idempotence off: retries may duplicate records "
-                "(enable_idempotence=False says so without this warning)"
+    checks = (
+        _look_at_transactional_acks,
+        _look_at_transactional_requests,
+        _look_at_acks,
+        _look_at_in_flight,
+        _look_at_gapless_order,
+        _look_at_endless_retries,
+    )
+    if all([unsettled.attempt(check) for check in checks]):
+        unsettled.attempt(_derive_idempotence)
+
+
+def _look_at_transactional_acks(unsettled: UnsettledSettings) -> None:
+    if unsettled["transactional_id"] is None:
+        return
+    for culprit, is_wrong in (
+        ("acks", unsettled["acks"] != -1),
+        ("enable_idempotence", unsettled["enable_idempotence"] is False),
+    ):
+        if is_wrong:
+            raise unsettled.refused(
+                "transactional_id",
+                f"needs acks='all' and enable_idempotence=True, but {unsettled.said(culprit)}; leave {culprit} out, or "
+                "transactional_id",
+                against=(culprit,),
             )
-    elif unsettled["enable_idempotence"] and acks != -1:
+
+
+def _look_at_transactional_requests(unsettled: UnsettledSettings) -> None:
+    if unsettled["transactional_id"] is not None and unsettled[_IN_FLIGHT] > MOST_IN_FLIGHT_WITH_IDEMPOTENCE:
+        raise unsettled.refused(
+            _IN_FLIGHT,
+            f"contradicts {unsettled.said('transactional_id')}, which needs idempotence: {_REMEMBERED}",
+            against=("transactional_id",),
+        )
+
+
+def _look_at_acks(unsettled: UnsettledSettings) -> None:
+    if unsettled["enable_idempotence"] and unsettled["acks"] != -1:
         raise unsettled.refused(
             "acks",
             f"contradicts {unsettled.said('enable_idempotence')}, which needs acks='all'; "
             "set enable_idempotence=False to give up protection against duplicates",
-        )
-    _look_at_what_needs_idempotence(unsettled)
-    in_flight = "max_in_flight_requests_per_connection"
-    if unsettled["enable_idempotence"] and unsettled[in_flight] > MOST_IN_FLIGHT_WITH_IDEMPOTENCE:
-        raise unsettled.refused(
-            in_flight,
-            f"contradicts {unsettled.said('enable_idempotence')}: the broker remembers "
-            f"{MOST_IN_FLIGHT_WITH_IDEMPOTENCE} batches per producer; use {MOST_IN_FLIGHT_WITH_IDEMPOTENCE} or less",
+            against=("enable_idempotence",),
         )
 
 
-def _look_at_what_needs_idempotence(unsettled: UnsettledSettings) -> None:
-    """Reject settings that need sequence numbers if there are none."""
-    for name in ("enable_gapless_order", "enable_endless_retries"):
-        if unsettled[name] and not unsettled["enable_idempotence"]:
-            culprit = "enable_idempotence" if unsettled.is_given("enable_idempotence") else "acks"
-            raise unsettled.refused(
-                name, f"needs enable_idempotence=True, but {unsettled.said(culprit)}; keep one"
-            )
-    if unsettled["enable_endless_retries"] and unsettled["transactional_id"] is not None:
+def _look_at_in_flight(unsettled: UnsettledSettings) -> None:
+    if unsettled["enable_idempotence"] and unsettled[_IN_FLIGHT] > MOST_IN_FLIGHT_WITH_IDEMPOTENCE:
         raise unsettled.refused(
-            "enable_endless_retries",
+            _IN_FLIGHT,
+            f"contradicts {unsettled.said('enable_idempotence')}: {_REMEMBERED}",
+            against=("enable_idempotence",),
+        )
+
+
+def _derive_idempotence(unsettled: UnsettledSettings) -> None:
+    """Decide about idempotence if it was left out."""
+    if unsettled["enable_idempotence"] is not None:
+        return
+    if unsettled["acks"] != -1:
+        cause, effect = "acks", "retries may duplicate records"
+    elif unsettled[_IN_FLIGHT] > MOST_IN_FLIGHT_WITH_IDEMPOTENCE:
+        cause, effect = _IN_FLIGHT, "retries may duplicate and reorder records"
+    else:
+        unsettled.default("enable_idempotence", True)
+        return
+    unsettled.derive("enable_idempotence", False, unsettled.said(cause))
+    unsettled.notes.append(
+        f"{unsettled.said(cause)} turns enable_idempotence off: {effect} "
+        "(enable_idempotence=False says so without this warning)"
+    )
+
+
+def _look_at_gapless_order(unsettled: UnsettledSettings) -> None:
+    _look_at_need_of_idempotence(unsettled, "enable_gapless_order")
+
+
+def _look_at_endless_retries(unsettled: UnsettledSettings) -> None:
+    name = "enable_endless_retries"
+    _look_at_need_of_idempotence(unsettled, name)
+    if unsettled[name] and unsettled["transactional_id"] is not None:
+        raise unsettled.refused(
+            name,
             f"contradicts {unsettled.said('transactional_id')}: the broker ends a transaction after "
             "transaction_timeout_ms; leave it out",
+            against=("transactional_id",),
         )
+
+
+def _look_at_need_of_idempotence(unsettled: UnsettledSettings, name: str) -> None:
+    """Reject a setting that needs sequence numbers if there will be none."""
+    if not unsettled[name] or unsettled["enable_idempotence"]:
+        return
+    if unsettled["enable_idempotence"] is False:
+        culprit = "enable_idempotence"
+    elif unsettled["acks"] != -1:
+        culprit = "acks"
+    elif unsettled[_IN_FLIGHT] > MOST_IN_FLIGHT_WITH_IDEMPOTENCE:
+        culprit = _IN_FLIGHT
+    else:
+        return
+    raise unsettled.refused(
+        name, f"needs enable_idempotence=True, but {unsettled.said(culprit)}; keep one", against=(culprit,)
+    )
 
 
 def _in_flight_per_partition(unsettled: UnsettledSettings) -> int:
-    name = "max_in_flight_requests_per_connection"
     if unsettled["enable_idempotence"]:
-        return int(unsettled[name])
-    if not unsettled.is_given(name):
+        return int(unsettled[_IN_FLIGHT])
+    if not unsettled.is_given(_IN_FLIGHT):
         # Without sequence numbers a second batch could overtake a first one that has to be sent again.
         return 1
-    if unsettled[name] > 1:
+    is_the_cause = not unsettled.is_given("enable_idempotence") and unsettled["acks"] == -1
+    if unsettled[_IN_FLIGHT] > 1 and not is_the_cause:
         unsettled.notes.append(
-            f"{unsettled.said(name)} without idempotence: retries may reorder records (1 keeps their order)"
+            f"{unsettled.said(_IN_FLIGHT)} without idempotence: retries may reorder records (1 keeps their order)"
         )
-    return int(unsettled[name])
+    return int(unsettled[_IN_FLIGHT])
+
+
+def _look_at_blocking(unsettled: UnsettledSettings) -> None:
+    if unsettled["transactional_id"] is not None and unsettled["max_block_ms"] == 0:
+        raise unsettled.refused(
+            "max_block_ms",
+            f"leaves the calls of {unsettled.said('transactional_id')} no time; raise it",
+            against=("transactional_id",),
+        )
 
 
 def _settle_timeouts(unsettled: UnsettledSettings) -> None:
-    if unsettled["transactional_id"] is not None and unsettled["max_block_ms"] == 0:
-        raise unsettled.refused(
-            "max_block_ms", f"leaves the calls of {unsettled.said('transactional_id')} no time; raise it"
-        )
     needed = unsettled["linger_ms"] + unsettled["request_timeout_ms"]
-    if unsettled["delivery_timeout_ms"] is None:
+    delivery = unsettled["delivery_timeout_ms"]
+    if delivery is None:
         _derive_delivery_timeout(unsettled, needed)
-    elif unsettled["delivery_timeout_ms"] < needed - _ROUNDING:
-        raise unsettled.refused(
-            "delivery_timeout_ms",
-            f"is shorter than {unsettled.said('linger_ms')} + {unsettled.said('request_timeout_ms')}; "
-            "raise it or lower request_timeout_ms",
-        )
-    else:
-        _compare_with_the_transaction(unsettled)
+        return
+    if delivery < needed - _ROUNDING:
+        if unsettled.is_given("request_timeout_ms"):
+            is_long = unsettled["request_timeout_ms"] > delivery
+            raise unsettled.refused(
+                "delivery_timeout_ms",
+                f"is shorter than {unsettled.said('linger_ms')} + {unsettled.said('request_timeout_ms')}; "
+                "raise it or lower request_timeout_ms",
+                against=("request_timeout_ms",) if is_long else ("request_timeout_ms", "linger_ms"),
+            )
+        _lower_request_timeout(unsettled, delivery)
+    _compare_with_the_transaction(unsettled)
+
+
+def _lower_request_timeout(unsettled: UnsettledSettings, delivery: float) -> None:
+    """Give a request that time of a record which its linger leaves; both are defaults that yield."""
+    room = delivery - unsettled["linger_ms"]
+    lowered = ["request_timeout_ms"]
+    if room < _SHORTEST_REQUEST:
+        if unsettled.is_given("linger_ms"):
+            raise unsettled.refused(
+                "delivery_timeout_ms",
+                f"leaves no time after {unsettled.said('linger_ms')}; raise it or lower linger_ms",
+                against=("linger_ms",),
+            )
+        if delivery < _SHORTEST_REQUEST:
+            raise unsettled.refused("delivery_timeout_ms", "leaves no time to send a record; raise it")
+        room = delivery
+        unsettled.derive("linger_ms", 0.0, unsettled.said("delivery_timeout_ms"))
+        lowered.append("linger_ms")
+    unsettled.derive("request_timeout_ms", room, unsettled.said("delivery_timeout_ms"))
+    unsettled.notes.append(
+        f"{unsettled.said('delivery_timeout_ms')} lowers "
+        + " and ".join(f"{name} to {unsettled.shown(name)}" for name in lowered)
+    )
 
 
 def _derive_delivery_timeout(unsettled: UnsettledSettings, needed: float) -> None:
@@ -154,17 +255,23 @@ def _settle_backoffs(unsettled: UnsettledSettings) -> None:
         ("socket_connection_setup_timeout_ms", "socket_connection_setup_timeout_max_ms"),
         ("sasl_login_retry_backoff_ms", "sasl_login_retry_backoff_max_ms"),
     ):
-        if unsettled[first] <= unsettled[last]:
-            continue
-        if unsettled.is_given(first) and unsettled.is_given(last):
-            raise unsettled.refused(first, f"is more than {unsettled.said(last)}; lower it or raise {last}")
-        cause, yields = (first, last) if unsettled.is_given(first) else (last, first)
-        unsettled.derive(yields, unsettled[cause], unsettled.said(cause))
-        unsettled.notes.append(f"{unsettled.said(cause)} makes {yields} the same")
+        unsettled.attempt(partial(_settle_backoff, first=first, last=last))
+
+
+def _settle_backoff(unsettled: UnsettledSettings, first: str, last: str) -> None:
+    if unsettled[first] <= unsettled[last]:
+        return
+    if unsettled.is_given(first) and unsettled.is_given(last):
+        problem = f"is more than {unsettled.said(last)}; lower it or raise {last}"
+        raise unsettled.refused(first, problem, against=(last,))
+    cause, yields = (first, last) if unsettled.is_given(first) else (last, first)
+    unsettled.derive(yields, unsettled[cause], unsettled.said(cause))
+    unsettled.notes.append(f"{unsettled.said(cause)} makes {yields} the same")
 
 
 def _settle_compression(unsettled: UnsettledSettings) -> None:
     codec: Codec = unsettled["compression_type"]
+    notes = []
     for other in (Codec.GZIP, Codec.LZ4, Codec.ZSTD):
         name = f"compression_{other.name.lower()}_level"
         if not unsettled.is_given(name):
@@ -173,10 +280,9 @@ def _settle_compression(unsettled: UnsettledSettings) -> None:
             unsettled.take_over(name, "compression_level")
         else:
             _check_level(unsettled, name, other)
-            unsettled.notes.append(
-                f"{unsettled.said(name)} has no use with {unsettled.said('compression_type')}"
-            )
+            notes.append(f"{unsettled.said(name)} has no use with {unsettled.said('compression_type')}")
     _check_level(unsettled, "compression_level", codec)
+    unsettled.notes += notes
 
 
 def _check_level(unsettled: UnsettledSettings, name: str, codec: Codec) -> None:
@@ -184,7 +290,12 @@ def _check_level(unsettled: UnsettledSettings, name: str, codec: Codec) -> None:
         check_level(codec, unsettled[name])
     except ConfigError as error:
         message = error.message.replace("compression_level=", f"{name}=", 1)
-        raise ConfigError(message, setting=name, value=error.value) from None
+        refusal = unsettled.contradiction(
+            message + unsettled.place(name), name, error.value, (name, "compression_type")
+        )
+    else:
+        return
+    raise refusal
 
 
 def _settle_partitioner(unsettled: UnsettledSettings) -> None:
@@ -192,7 +303,9 @@ def _settle_partitioner(unsettled: UnsettledSettings) -> None:
         return
     if unsettled.is_given("partitioner") and unsettled["partitioner"] != "random":
         raise unsettled.refused(
-            "partitioner_ignore_keys", f"contradicts {unsettled.said('partitioner')}; keep one"
+            "partitioner_ignore_keys",
+            f"contradicts {unsettled.said('partitioner')}; keep one",
+            against=("partitioner",),
         )
     unsettled.derive("partitioner", "random", unsettled.said("partitioner_ignore_keys"))
 

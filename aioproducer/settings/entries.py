@@ -4,21 +4,48 @@ Text is converted to the type of each setting. `ProducerConfig.of` checks the va
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from aioproducer.errors import ConfigError
+from aioproducer.errors import ConfigError, without_tracebacks
 from aioproducer.settings.keys import Fate, Key
-from aioproducer.settings.names import key_named, unknown_key, unknown_keyword
+from aioproducer.settings.names import (
+    is_default_elsewhere,
+    key_named,
+    name_meant,
+    purpose_elsewhere,
+    unknown_key,
+    unknown_keyword,
+)
 from aioproducer.settings.properties import read_properties
 from aioproducer.settings.table import SETTINGS
-from aioproducer.settings.unsettled import EXPLICIT
+from aioproducer.settings.unsettled import EXPLICIT, NO_MISTAKES, Mistake, Mistakes
 from aioproducer.settings.user_code import UserCode
-from aioproducer.settings.value_types import ValueType
+from aioproducer.settings.value_types import NoEffect, ValueType
 from aioproducer.types import Secret
 
-_NOT_SETTINGS = ("AIOPRODUCER_CACHE_DIR", "AIOPRODUCER_TEST_SLOWNESS")
-"""Variables of `aioproducer.testing` and of the tests."""
+_NOT_SETTINGS = (
+    # of aioproducer.testing and of the tests
+    "AIOPRODUCER_CACHE_DIR",
+    "AIOPRODUCER_TEST_SLOWNESS",
+    # of Kafka's own scripts
+    "KAFKA_DEBUG",
+    "KAFKA_GC_LOG_OPTS",
+    "KAFKA_HEAP_OPTS",
+    "KAFKA_HOME",
+    "KAFKA_JMX_OPTS",
+    "KAFKA_JVM_PERFORMANCE_OPTS",
+    "KAFKA_LOG4J_OPTS",
+    "KAFKA_OPTS",
+)
+"""Variables that other programs read."""
+
+_OF_A_SERVICE = re.compile(
+    r"(\w*_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
+)
+_URL_OF_A_SERVICE = re.compile(r"(\w*_)?PORT=(tcp|udp|sctp)://.*", re.DOTALL)
+"""The ends of the variables that Kubernetes sets for a Service, if the prefix is a part of the Service's name."""
 
 _OTHER_NAME = {"batch_size": "max_batch_size", "max_batch_size": "batch_size"}
 """Two keywords for one setting: overriding one of them also overrides the other."""
@@ -48,6 +75,7 @@ class Sourced(NamedTuple):
     origins: dict[str, str]
     notes: tuple[str, ...] = ()
     """Messages for the log about settings that have no effect."""
+    mistakes: Mistakes = NO_MISTAKES
 
 
 def entries_of_mapping(mapping: Any) -> list[Entry]:
@@ -64,7 +92,9 @@ def entries_of_mapping(mapping: Any) -> list[Entry]:
     if strange:
         del mapping
         raise _no_source(f"a setting's name must be a str, not {sorted(strange)[0]}")
-    return [_entry(key, value, EXPLICIT) for key, value in mapping.items()]
+    return [
+        _entry(key, value, EXPLICIT) for key, value in mapping.items() if not is_default_elsewhere(key, value)
+    ]
 
 
 def entries_of_environment(prefix: Any, environ: Mapping[str, str]) -> list[Entry]:
@@ -79,8 +109,15 @@ def entries_of_environment(prefix: Any, environ: Mapping[str, str]) -> list[Entr
     return [
         _entry(name.removeprefix(prefix).lower(), value, f"environment {name}")
         for name, value in sorted(environ.items())
-        if name.startswith(prefix) and name not in _NOT_SETTINGS
+        if name.startswith(prefix)
+        and name not in _NOT_SETTINGS
+        and not _is_of_a_service(name.removeprefix(prefix), value)
     ]
+
+
+def _is_of_a_service(name: str, value: str) -> bool:
+    """Return whether it is a variable that Kubernetes sets in each container for a Service with such a name."""
+    return bool(_OF_A_SERVICE.fullmatch(name) or _URL_OF_A_SERVICE.fullmatch(f"{name}={value}"))
 
 
 def entries_of_file(path: Any) -> list[Entry]:
@@ -98,8 +135,8 @@ def entries_of_file(path: Any) -> list[Entry]:
 
 def _entry(key: str, value: Any, origin: str, may_be_no_name: bool = False) -> Entry:
     known = key_named(key)
-    if known is None or known.fate is Fate.REFUSED:
-        value = None  # it is no longer needed, and it may be a password
+    if known is None or known.fate in (Fate.REFUSED, Fate.NOTED):
+        value = None  # it is not needed, and it may be a password
     elif known.setting:
         value = kept_hidden(known.setting, value)
     return Entry(key, value, origin, may_be_no_name)
@@ -139,7 +176,7 @@ def _without_content(value: object) -> object:
 
 
 def check_keywords(keywords: dict[str, Any]) -> None:
-    """Wrap the secrets among keywords of `Producer`, in place.
+    """Wrap the secrets among keywords of `Producer`, and remove those that aiokafka's wrappers pass on, in place.
 
     To be called with a user's keywords before anything that may raise.
 
@@ -147,6 +184,8 @@ def check_keywords(keywords: dict[str, Any]) -> None:
         ConfigError: there is no such keyword. All values are dropped, because the misspelt keyword may be that of a
             password.
     """
+    for name in [name for name, value in keywords.items() if is_default_elsewhere(name, value)]:
+        del keywords[name]
     for name in keywords:
         if name not in SETTINGS:
             keywords.clear()
@@ -165,50 +204,129 @@ def _no_source(problem: str) -> ConfigError:
 def resolve(entries: Iterable[Entry], overrides: Mapping[str, Any]) -> Sourced:
     """Return the keywords that the entries stand for. Overrides, which are keywords themselves, take precedence.
 
-    Raises:
-        ConfigError: a key is unknown or rejected, a value is malformed, or a setting has two values.
+    Keys that are unknown or rejected, malformed values, and settings with two values become `mistakes` of the result.
     """
-    settings: dict[str, Any] = {}
-    origins: dict[str, str] = {}
-    given_as: dict[str, Entry] = {}
-    notes = []
+    found = _Found(overrides)
     for entry in entries:
         key = key_named(entry.key)
-        if key is None:
-            raise _unknown(entry)
-        if winner := _replaced_by(key, overrides):
-            if not key.setting:
-                notes.append(f"{_named(entry)} changes nothing: the keyword {winner} takes its place")
-            continue
-        _refuse_what_can_not_be(key, entry)
-        if note := _note(key, entry):
-            notes.append(note)
-        if not key.setting or (value := _keyword_value(key, entry)) is _LEFT_OUT:
-            continue
-        if key.setting in settings and not _same(key.setting, settings[key.setting], value):
-            raise _contradiction(key.setting, given_as[key.setting], entry)
-        settings[key.setting] = value
-        given_as[key.setting] = entry
-        origins[key.setting] = _origin(key, entry)
+        if key is not None:
+            found.add(key, entry)
+        elif not entry.may_be_no_name and (purpose := purpose_elsewhere(entry.key)):
+            found.note(purpose, entry)
+        else:
+            found.refuse(_unknown(entry), unclear=_settings_meant(entry.key))
     for name, value in overrides.items():
         other = _OTHER_NAME.get(name)
         if other is not None and other not in overrides and value is not None:
-            settings.pop(other, None)
-            origins.pop(other, None)
-        settings[name] = value
-        origins.pop(name, None)
-    return Sourced(settings, origins, tuple(notes))
+            found.forget(other)
+        found.settings[name] = value
+        found.origins.pop(name, None)
+    return found.result()
 
 
-def _replaced_by(key: Key, overrides: Mapping[str, Any]) -> str:
-    """Return the keyword whose Python value makes this key superfluous, or "".
+class _Found:
+    """The settings of a source, as far as its entries were read."""
 
-    A key that only such a keyword can replace is rejected with that advice; a user who follows it need not change the
-    file.
-    """
-    if key.setting and not SETTINGS[key.setting].is_for_keywords:
-        return ""
-    return next((name for name in (key.setting, *key.instead) if name in overrides), "")
+    def __init__(self, overrides: Mapping[str, Any]) -> None:
+        self.settings: dict[str, Any] = {}
+        self.origins: dict[str, str] = {}
+        self._overrides = overrides
+        self._given_as: dict[str, Entry] = {}
+        self._notes: list[str] = []
+        self._without_effect: dict[str, list[str]] = {}
+        """The keys that change nothing, by reason."""
+        self._mistakes: list[Mistake] = []
+        self._unclear: set[str] = set()
+
+    def add(self, key: Key, entry: Entry) -> None:
+        """Read an entry with a known key."""
+        if key.setting in self._overrides:
+            return
+        try:
+            _refuse_what_can_not_be(key, entry)
+            if note := _reason_to_note(key, entry):
+                self.note(note, entry)
+            elif key.setting:
+                self._set(key, entry, _keyword_value(key, entry))
+        except NoEffect as reason:
+            self.note(str(reason), entry)
+        except ConfigError as error:
+            if winner := next((name for name in key.instead if name in self._overrides), ""):
+                self._notes.append(f"{_named(entry)} changes nothing: the keyword {winner} takes its place")
+                return
+            self.refuse(error, key.setting, key.instead)
+            if key.setting:
+                self.settings.pop(key.setting, None)
+                self.origins[key.setting] = _origin(key, entry)
+
+    def _set(self, key: Key, entry: Entry, value: Any) -> None:
+        name = key.setting
+        if value is _LEFT_OUT:
+            return
+        if name in self.settings and not _same(name, self.settings[name], value):
+            first = self._given_as[name]
+            if _yields(entry, first):
+                self._note_yield(entry, first)
+                return
+            if not _yields(first, entry):
+                raise _contradiction(name, first, entry)
+            self._note_yield(first, entry)
+        self.settings[name] = value
+        self._given_as[name] = entry
+        self.origins[name] = _origin(key, entry)
+
+    def _note_yield(self, loser: Entry, winner: Entry) -> None:
+        self._notes.append(f"{_named(loser)} changes nothing: {_named(winner)} is the same setting here")
+
+    def note(self, reason: str, entry: Entry) -> None:
+        """Note that an entry changes nothing."""
+        self._without_effect.setdefault(reason, []).append(_named(entry))
+
+    def refuse(self, error: ConfigError, setting: str = "", unclear: Iterable[str] = ()) -> None:
+        """Keep a mistake, without the frames that it leads to."""
+        self._mistakes.append(Mistake(setting, without_tracebacks(error)))
+        self._unclear.update(unclear)
+
+    def forget(self, name: str) -> None:
+        """Drop a setting that a keyword of another name replaces."""
+        self.settings.pop(name, None)
+        self.origins.pop(name, None)
+        self._mistakes = [mistake for mistake in self._mistakes if mistake.setting != name]
+
+    def result(self) -> Sourced:
+        """Return everything that was found."""
+        notes = [
+            f"{_and(names)} {'change' if len(names) > 1 else 'changes'} nothing: {reason}"
+            for reason, names in self._without_effect.items()
+        ]
+        unclear = frozenset(self._unclear.difference(self._overrides))
+        mistakes = Mistakes(tuple(self._mistakes), unclear)
+        return Sourced(self.settings, self.origins, (*notes, *self._notes), mistakes)
+
+
+def _and(names: list[str]) -> str:
+    *most, last = names
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def _settings_meant(name: str) -> tuple[str, ...]:
+    """Return the setting that an unknown key was probably meant to set."""
+    key = key_named(name_meant(name))
+    return (key.setting,) if key is not None and key.setting else ()
+
+
+_BROADER_NAMES = ("socket.timeout.ms",)
+"""Names of librdkafka for settings that it divides, and that are one here. They give way to the other name."""
+
+
+def _yields(loser: Entry, winner: Entry) -> bool:
+    key, other = key_named(loser.key), key_named(winner.key)
+    return (
+        key is not None
+        and other is not None
+        and key.name in _BROADER_NAMES
+        and other.name not in _BROADER_NAMES
+    )
 
 
 def _named(entry: Entry) -> str:
@@ -262,18 +380,19 @@ def _refuse_what_can_not_be(key: Key, entry: Entry) -> None:
     if key.fate is Fate.FIXED:
         said = _said(entry)
         if said not in key.fixed and (key.otherwise is Fate.REFUSED or said in key.never):
-            shown = said if len(said) <= 60 and "@" not in said else "..."
+            text = str(entry.value).strip() if isinstance(entry.value, str) else said
+            shown = text if len(text) <= 60 and "@" not in text else "..."
             advice = f"; {key.instead_of_never}" if said in key.never else ""
             raise ConfigError(
                 f"{_place(entry)}{entry.key}={shown} can't be used: {key.reason}{advice}",
                 setting=entry.key,
-                value=entry.value if shown == said else None,
+                value=entry.value if shown == text else None,
             )
 
 
-def _note(key: Key, entry: Entry) -> str | None:
+def _reason_to_note(key: Key, entry: Entry) -> str | None:
     if key.fate is Fate.NOTED or (key.fate is Fate.FIXED and _said(entry) not in key.fixed):
-        return f"{_named(entry)} changes nothing: {key.reason}"
+        return key.reason
     return None
 
 

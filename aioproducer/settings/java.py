@@ -1,10 +1,11 @@
-"""Java classes that configuration files name and that have a counterpart here: serializers and partitioners."""
+"""Java classes that configuration files name and that have a counterpart here, or can be left out."""
 
 from __future__ import annotations
 
 import struct
 import uuid
 from collections.abc import Callable
+from enum import Enum
 from typing import Any
 
 Serialize = Callable[[Any], bytes | None]
@@ -49,3 +50,66 @@ PARTITIONERS = {
 }
 """The classes that `partitioner.class` may name. Kafka 4.0 removed the first and the last, but files still contain
 them."""
+
+_REGISTRY_PACKAGES = (
+    "io.confluent.kafka.serializers.",
+    "io.apicurio.registry.",
+    "com.amazonaws.services.schemaregistry.",
+    "com.microsoft.azure.schemaregistry.kafka.",
+)
+_TRACING_PACKAGES = (
+    "io.confluent.monitoring.clients.interceptor.",
+    "io.opentelemetry.instrumentation.kafkaclients.",
+    "io.opentracing.contrib.kafka.",
+    "brave.kafka.",
+)
+
+
+def is_registry_serializer(name: str) -> bool:
+    """Return whether the class is a serializer of a schema registry, which only encodes objects of Java programs."""
+    return name.startswith(_REGISTRY_PACKAGES)
+
+
+def only_observes(names: str) -> bool:
+    """Return whether all of these interceptors only observe records, for monitoring or tracing."""
+    return all(name.strip().startswith(_TRACING_PACKAGES) for name in names.split(","))
+
+
+class Tokens(Enum):
+    """The sources from which callback handlers get their tokens."""
+
+    ENDPOINT = "endpoint"
+    """From the token endpoint of the settings, as Kafka's own handler does."""
+    AWS = "Amazon MSK"
+    GOOGLE = "Google Cloud"
+    STRIMZI = "Strimzi"
+    """From the token endpoint of the JAAS line."""
+    AZURE = "Azure Event Hubs"
+    AZURE_SAMPLE = "Azure Event Hubs, if the brokers are there"
+    """The class is that of Microsoft's sample, which has a name that others may use as well."""
+
+
+_OAUTH = "org.apache.kafka.common.security.oauthbearer."
+_SAMPLE = "CustomAuthenticateCallbackHandler"
+_HANDLERS = {
+    f"{_OAUTH}OAuthBearerLoginCallbackHandler": Tokens.ENDPOINT,
+    f"{_OAUTH}secured.OAuthBearerLoginCallbackHandler": Tokens.ENDPOINT,
+    f"{_OAUTH}internals.OAuthBearerSaslClientCallbackHandler": Tokens.ENDPOINT,
+    "software.amazon.msk.auth.iam.IAMClientCallbackHandler": Tokens.AWS,
+    "software.amazon.msk.auth.iam.IAMOAuthBearerLoginCallbackHandler": Tokens.AWS,
+    "com.google.cloud.hosted.kafka.auth.GcpLoginCallbackHandler": Tokens.GOOGLE,
+    "io.strimzi.kafka.oauth.client.JaasClientOauthLoginCallbackHandler": Tokens.STRIMZI,
+    "de.microsoft.examples.AzureAuthenticateCallbackHandler": Tokens.AZURE,
+    "com.azure.spring.cloud.service.implementation.kafka.KafkaOAuth2AuthenticateCallbackHandler": Tokens.AZURE,
+    _SAMPLE: Tokens.AZURE_SAMPLE,
+}
+_HANDLERS_LOWER = {name.lower(): tokens for name, tokens in _HANDLERS.items()}
+
+
+def tokens_of(handler: str) -> Tokens | None:
+    """Return where a callback handler gets its tokens; None if it is not known."""
+    # Microsoft's documentation ends the class name with a semicolon.
+    name = handler.strip().rstrip(";").lower()
+    if name.endswith(f".{_SAMPLE.lower()}"):
+        return Tokens.AZURE_SAMPLE
+    return _HANDLERS_LOWER.get(name)

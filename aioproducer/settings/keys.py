@@ -51,9 +51,9 @@ class Key(NamedTuple):
 
     @property
     def instead(self) -> tuple[str, ...]:
-        """Keywords named in the reason that can replace the key: those whose values no file can contain."""
-        words = re.findall(r"[a-z_]+", self.reason)
-        return tuple(word for word in words if word in SETTINGS and SETTINGS[word].is_for_keywords)
+        """Keywords named in the reason or the advice, which can replace the key."""
+        words = re.findall(r"[a-z_]+", f"{self.reason} {self.instead_of_never}")
+        return tuple(word for word in words if word in SETTINGS)
 
 
 # ------------------------------------------------------------------------------------------------- translated
@@ -92,6 +92,11 @@ def _ca_location(value: Any) -> Any:
     return None if value == "probe" else value
 
 
+def _message_timeout(value: Any) -> Any:
+    """In librdkafka 0 stands for no limit."""
+    return 2**31 - 1 if isinstance(value, int | str) and str(value).strip() == "0" else value
+
+
 def _ssl_protocol(value: Any) -> Any:
     if value in ("TLS", "TLSv1.3"):
         return None
@@ -107,6 +112,7 @@ _TRANSLATED: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "connections.max.idle.ms": ("connections_max_idle_ms", _idle),
     "ssl.ca.location": ("ssl_truststore_location", _ca_location),
     "ssl.protocol": ("ssl_enabled_protocols", _ssl_protocol),
+    "message.timeout.ms": ("delivery_timeout_ms", _message_timeout),
 }
 
 # ------------------------------------------------------------------------------------------------------ fixed
@@ -136,7 +142,7 @@ _FIXED: dict[str, tuple[str, Fate, str]] = {
         Fate.REFUSED,
         "no released broker takes part in it (KIP-939); leave it out",
     ),
-    "metric.reporters": ("", Fate.REFUSED, f"Java classes can't be loaded; {_METRICS}"),
+    "metric.reporters": ("", Fate.NOTED, f"Java classes can't be loaded; {_METRICS}"),
     "metrics.recording.level": ("info", Fate.NOTED, f"everything is counted; {_METRICS}"),
     "statistics.interval.ms": ("0", Fate.NOTED, f"nothing is emitted; {_METRICS} at any time"),
     "ssl.endpoint.identification.algorithm": ("https", Fate.REFUSED, _CHECKED),
@@ -147,12 +153,6 @@ _FIXED: dict[str, tuple[str, Fate, str]] = {
     "sasl.oauthbearer.grant.type": ("client_credentials", Fate.REFUSED, _TOKENS),
     "sasl.oauthbearer.metadata.authentication.type": ("none", Fate.REFUSED, _TOKENS),
     "enable.sasl.oauthbearer.unsecure.jwt": ("false", Fate.REFUSED, _TOKENS),
-    "sasl.login.callback.handler.class": (
-        "org.apache.kafka.common.security.oauthbearer.oauthbearerlogincallbackhandler"
-        " org.apache.kafka.common.security.oauthbearer.secured.oauthbearerlogincallbackhandler",
-        Fate.REFUSED,
-        f"Java classes can't be loaded; {_TOKENS}",
-    ),
     "sasl.oauthbearer.jwt.retriever.class": (
         "org.apache.kafka.common.security.oauthbearer.defaultjwtretriever"
         " org.apache.kafka.common.security.oauthbearer.clientcredentialsjwtretriever",
@@ -179,8 +179,8 @@ _FIXED: dict[str, tuple[str, Fate, str]] = {
     ),
     "broker.address.family": (
         "any",
-        Fate.REFUSED,
-        "both families are tried and the faster one wins (RFC 8305); leave it out",
+        Fate.NOTED,
+        "both families are tried and the faster one wins (RFC 8305)",
     ),
     "api.version.request": (
         "true",
@@ -197,7 +197,22 @@ _FIXED: dict[str, tuple[str, Fate, str]] = {
 
 # ------------------------------------------------------------------------------------------ noted and refused
 
+_FOR_CONSUMERS = "meant for consumers"
+
 _NOTED: dict[str, str] = {
+    _FOR_CONSUMERS: """
+        group.id group.instance.id partition.assignment.strategy session.timeout.ms heartbeat.interval.ms
+        group.protocol.type group.protocol group.remote.assignor coordinator.query.interval.ms max.poll.interval.ms
+        enable.auto.commit auto.commit.enable auto.commit.interval.ms enable.auto.offset.store queued.min.messages
+        queued.max.messages.kbytes fetch.wait.max.ms fetch.queue.backoff.ms fetch.message.max.bytes
+        max.partition.fetch.bytes fetch.max.bytes fetch.min.bytes fetch.error.backoff.ms offset.store.method
+        offset.store.path offset.store.sync.interval.ms isolation.level consume_cb rebalance_cb offset_commit_cb
+        enable.partition.eof check.crcs auto.offset.reset consume.callback.max.messages max.poll.records
+        share.acknowledgement.mode share.acquire.mode on_commit
+        key.deserializer value.deserializer exclude.internal.topics default.api.timeout.ms fetch.max.wait.ms""",
+    "meant for admin clients": "bootstrap.controllers",
+    "there is no JMX; call producer.metrics()": """
+        auto.include.jmx.reporter metrics.jmx.include metrics.jmx.exclude""",
     "the operating system sizes the buffers of sockets": """
         send.buffer.bytes receive.buffer.bytes socket.send.buffer.bytes socket.receive.buffer.bytes""",
     "there are no sample windows; compare two results of producer.metrics()": """
@@ -232,23 +247,12 @@ _NOTED: dict[str, str] = {
         sasl.oauthbearer.jwt.validator.class""",
 }
 _REFUSED: dict[str, str] = {
-    "it belongs to consumers; leave it out": """
-        group.id group.instance.id partition.assignment.strategy session.timeout.ms heartbeat.interval.ms
-        group.protocol.type group.protocol group.remote.assignor coordinator.query.interval.ms max.poll.interval.ms
-        enable.auto.commit auto.commit.enable auto.commit.interval.ms enable.auto.offset.store queued.min.messages
-        queued.max.messages.kbytes fetch.wait.max.ms fetch.queue.backoff.ms fetch.message.max.bytes
-        max.partition.fetch.bytes fetch.max.bytes fetch.min.bytes fetch.error.backoff.ms offset.store.method
-        offset.store.path offset.store.sync.interval.ms isolation.level consume_cb rebalance_cb offset_commit_cb
-        enable.partition.eof check.crcs auto.offset.reset consume.callback.max.messages max.poll.records
-        share.acknowledgement.mode on_commit""",
     "it is a callback: send() returns a delivery; await it, or use its add_done_callback()": """
         dr_cb dr_msg_cb on_delivery""",
     f"it is a callback: errors are raised where you await, and logged; {_LOGGING}": """
         error_cb background_event_cb log_cb logger""",
     f"it is a callback: {_METRICS} at any time": "stats_cb throttle_cb",
     f"it is a callback: {_TOKENS}": "oauth_cb oauthbearer_token_refresh_cb",
-    "it is a Java class: set sasl_oauth_token_provider to a function that returns a token (for AWS MSK "
-    "MskIamTokenProvider)": "sasl.client.callback.handler.class",
     "it is a C function: pass a function (key, all, available) -> partition as partitioner": "partitioner_cb",
     "it is a C function or pointer": """
         enabled_events opaque open_cb closesocket_cb socket_cb msg_order_cmp""",

@@ -1,4 +1,4 @@
-"""Finds a setting by any of its names, and suggests one if there is no such name."""
+"""Finds a setting by any of its names, suggests one if there is no such name, and knows the names of other tools."""
 
 from __future__ import annotations
 
@@ -33,9 +33,65 @@ _OTHER_CLIENTS = {
 }
 
 
+_NAMESPACES = {
+    "meant for a schema registry": """
+        schema.registry. basic.auth. bearer.auth. auto.register. use.latest. use.schema. normalize.schemas
+        latest.compatibility. latest.cache. avro. json. protobuf. specific. derive.type. context.name.
+        key.subject.name.strategy value.subject.name.strategy reference.subject.name.strategy
+        schema.reflection apicurio.""",
+    "meant for Confluent's own tools": "confluent.",
+    "meant for consumers": "consumer.",
+    "meant for admin clients": "admin.",
+    "meant for Kafka Streams": "streams. application.id application.server num.stream.threads state.dir",
+    "meant for Kafka Connect": """
+        key.converter value.converter header.converter offset.storage. offset.flush. config.storage.
+        status.storage. internal.key.converter internal.value.converter""",
+    "meant for Spring": "spring.",
+}
+"""Keys of other programs, by the beginning of the name."""
+_BEGINNINGS = {
+    beginning: reason for reason, beginnings in _NAMESPACES.items() for beginning in beginnings.split()
+}
+
+_FIRST_WORDS = {name.partition(".")[0] for name in KEYS} | {name.partition("_")[0] for name in SETTINGS}
+_OWN_PREFIXES = ("producer.", "kafka.")
+"""Prefixes under which other programs pass settings on to a producer."""
+_NEAR, _VERY_NEAR = 0.7, 0.8
+"""How similar two names are (difflib) if one may be a misspelling of the other. An application's own names resemble
+Kafka's by chance."""
+
+
 def key_named(name: str) -> Key | None:
     """Return the key for a dotted name, a keyword, or a dotted name written with underscores."""
     return KEYS.get(name) or _KEYWORDS.get(name) or _SNAKE_CASE.get(name)
+
+
+def purpose_elsewhere(name: str) -> str | None:
+    """Return what an unknown key is meant for, if that is certainly not a Kafka producer; else None.
+
+    An application's own key has a dot, its first word begins no setting of Kafka's clients, and it does not resemble
+    one of them.
+    """
+    for beginning, reason in _BEGINNINGS.items():
+        if name.startswith((beginning, beginning.replace(".", "_"))):
+            return reason
+    if (
+        not re.fullmatch(r"[A-Za-z][\w\-]*(\.[\w\-]+)+", name)
+        or name.partition(".")[0].lower() in _FIRST_WORDS
+    ):
+        return None
+    return None if name_meant(name) else "not a setting of Kafka's clients"
+
+
+def name_meant(name: str) -> str:
+    """Return the known name that an unknown one was probably meant to be, or ""."""
+    for prefix in _OWN_PREFIXES:
+        if name.startswith(prefix) and (key := key_named(name.removeprefix(prefix))) is not None:
+            return key.name
+    candidates = list(KEYS) if "." in name else [*_KEYWORDS, *_SNAKE_CASE]
+    is_strange = "." in name and name.partition(".")[0].lower() not in _FIRST_WORDS
+    near = difflib.get_close_matches(name.lower(), candidates, 1, _VERY_NEAR if is_strange else _NEAR)
+    return near[0] if near else ""
 
 
 def unknown_keyword(name: str) -> ConfigError:
@@ -44,26 +100,38 @@ def unknown_keyword(name: str) -> ConfigError:
     if key is not None and key.setting:
         advice = f"; it is {key.name} of another client, use {key.setting}"
     elif key is not None:
-        advice = f": {key.reason}"
+        advice = f": {key.reason}" + ("; leave it out" if key.fate is Fate.NOTED else "")
     else:
-        advice = _advice(name, list(_KEYWORDS))
+        near = difflib.get_close_matches(name.lower(), list(_KEYWORDS), 1, _NEAR)
+        advice = _advice(name, near[0] if near else "")
     return ConfigError(f"Producer has no setting {_shown(name)}{advice}", setting=name, value=None)
 
 
 def unknown_key(name: str, where: str) -> ConfigError:
     """Return the error for a key that no client knows. `where` is its place."""
-    candidates = list(KEYS) if "." in name else [*_KEYWORDS, *_SNAKE_CASE]
-    advice = _advice(name, candidates)
+    advice = _advice(name, name_meant(name))
     return ConfigError(f"{where}there is no setting {_shown(name)}{advice}", setting=name, value=None)
 
 
-def _advice(name: str, candidates: list[str]) -> str:
+def _advice(name: str, meant: str) -> str:
     if advice := _OTHER_CLIENTS.get(name):
         return f"; {advice}"
-    near = difflib.get_close_matches(name.lower(), candidates, 1, 0.7)
-    return f"; did you mean {near[0]}?" if near else "; docs/configuration.md lists all"
+    return f"; did you mean {meant}?" if meant else "; docs/configuration.md lists all"
 
 
 def _shown(name: str) -> str:
     # A broken line of a file may have part of a password where the name should be.
     return name if re.fullmatch(r"[A-Za-z][\w.\-]{0,79}", name) else "(a text that is not a name)"
+
+
+# ------------------------------------------------------------------------------------------ other clients' defaults
+
+_DEFAULTS_ELSEWHERE: dict[str, tuple[object, ...]] = {
+    "loop": (None,),
+    "api_version": (None, "auto"),
+}
+
+
+def is_default_elsewhere(name: str, value: object) -> bool:
+    """Return whether it is a keyword of aiokafka with its default, which asks for nothing. Wrappers pass them on."""
+    return (value is None or isinstance(value, str)) and value in _DEFAULTS_ELSEWHERE.get(name, ())

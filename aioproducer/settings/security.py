@@ -1,75 +1,70 @@
-"""Checks TLS and SASL settings against each other and against `security_protocol`, and parses the JAAS line.
+"""Checks TLS and SASL settings against each other and against `security_protocol`.
 
 A setting that would not be used is rejected: a user who has set a password and forgotten the protocol must be told."""
 
 from __future__ import annotations
 
-import re
+from collections.abc import Sequence
+from functools import partial
 
 from aioproducer.errors import ConfigError
-from aioproducer.settings.jaas import JaasEntry, parse_jaas
+from aioproducer.security.tls import check_settings
+from aioproducer.settings.java_login import check_token_url, take_java_login
 from aioproducer.settings.table import SETTINGS
 from aioproducer.settings.unsettled import UnsettledSettings
-from aioproducer.types import Secret
-
-_LOGIN_MODULES = {
-    "PlainLoginModule": ("PLAIN",),
-    "ScramLoginModule": ("SCRAM-SHA-256", "SCRAM-SHA-512"),
-    "OAuthBearerLoginModule": ("OAUTHBEARER",),
-}
-_OPTIONS = {
-    "PlainLoginModule": {"username": "sasl_plain_username", "password": "sasl_plain_password"},
-    "ScramLoginModule": {"username": "sasl_plain_username", "password": "sasl_plain_password"},
-    "OAuthBearerLoginModule": {
-        "clientId": "sasl_oauthbearer_client_credentials_client_id",
-        "clientSecret": "sasl_oauthbearer_client_credentials_client_secret",
-        "scope": "sasl_oauthbearer_scope",
-    },
-}
-_KNOWN_OPTIONS = {
-    "PlainLoginModule": "username and password",
-    "ScramLoginModule": "username, password and tokenauth",
-    "OAuthBearerLoginModule": "clientId, clientSecret, scope and extension_NAME",
-}
-_INSTEAD = {
-    "Krb5LoginModule": "set sasl_mechanism='GSSAPI', sasl_kerberos_principal and sasl_kerberos_keytab",
-    "IAMLoginModule": (
-        "set sasl_mechanism='OAUTHBEARER' and sasl_oauth_token_provider=MskIamTokenProvider(region)"
-    ),
-}
 
 
 def settle_security(unsettled: UnsettledSettings) -> None:
-    """Settle `security_protocol`, `ssl_*` and `sasl_*` together.
-
-    Raises:
-        ConfigError: they contradict each other, or a required one is missing.
-    """
-    _take_jaas_apart(unsettled)
-    protocol = unsettled["security_protocol"]
-    for prefix, used, fix in (
-        ("ssl_", "SSL" in protocol, "SSL or SASL_SSL"),
-        ("sasl_", "SASL" in protocol, "SASL_SSL"),
-    ):
-        names = [] if used else unsettled.given(prefix)
-        if names == ["sasl_mechanism"]:
-            # aiokafka has a default for it, which programs pass on for every protocol.
-            unsettled.notes.append(
-                f"{unsettled.said(names[0])} has no use with {unsettled.said('security_protocol')}"
-            )
-            unsettled.default("sasl_mechanism", None)
-        elif names:
-            raise ConfigError(
-                f"{names[0]} has no use with {unsettled.said('security_protocol')}; set security_protocol={fix}, "
-                f"or leave {', '.join(names)} out",
-                setting=names[0],
-                value=None,
-            )
-    if "SSL" in protocol:
+    """Settle `security_protocol`, `ssl_*` and `sasl_*` together."""
+    is_clear = unsettled.attempt(take_java_login)
+    is_clear = unsettled.attempt(partial(_look_at_protocol, prefix="sasl_", fix="SASL_SSL")) and is_clear
+    if unsettled.attempt(partial(_look_at_protocol, prefix="ssl_", fix="SSL or SASL_SSL")):
         _settle_tls(unsettled)
-    if "SASL" in protocol:
-        _settle_mechanism(unsettled)
-        _look_at_credentials(unsettled)
+    if is_clear:
+        unsettled.attempt(_settle_sasl)
+
+
+_ONLY_TRUST = (
+    "ssl_truststore_certificates",
+    "ssl_truststore_location",
+    "ssl_truststore_type",
+    "ssl_truststore_password",
+    "ssl_crl_location",
+    "ssl_enabled_protocols",
+    "ssl_cipher_suites",
+)
+"""Settings that no broker accepts a client for. Programs set them for every cluster, whatever its protocol."""
+
+
+def _look_at_protocol(unsettled: UnsettledSettings, prefix: str, fix: str) -> None:
+    """Reject the settings of TLS or of SASL if the protocol does not use them."""
+    names = unsettled.given(prefix)
+    if not names or prefix.strip("_").upper() in unsettled["security_protocol"]:
+        return
+    if names == ["sasl_mechanism"]:
+        # aiokafka has a default for it, which programs pass on for every protocol.
+        unsettled.notes.append(
+            f"{unsettled.said(names[0])} has no use with {unsettled.said('security_protocol')}"
+        )
+        unsettled.default("sasl_mechanism", None)
+    elif all(name in _ONLY_TRUST and not unsettled.is_keyword(name) for name in names):
+        for name in names:
+            unsettled.drop(name)
+        unsettled.notes.append(
+            f"{_list(unsettled, names)} has no use with {unsettled.said('security_protocol')}"
+        )
+    else:
+        raise unsettled.contradiction(
+            f"{unsettled.named(names[0])} has no use with {unsettled.said('security_protocol')}; set "
+            f"security_protocol={fix}, or leave {_list(unsettled, names)} out",
+            names[0],
+            None,
+            ("security_protocol", *names),
+        )
+
+
+def _list(unsettled: UnsettledSettings, names: Sequence[str]) -> str:
+    return ", ".join(unsettled.named(name) for name in names)
 
 
 # -------------------------------------------------------------------------------------------------- TLS
@@ -95,83 +90,70 @@ _NEEDS = (
 
 
 def _settle_tls(unsettled: UnsettledSettings) -> None:
-    if unsettled.is_given("ssl_context"):
-        others = [name for name in unsettled.given("ssl_") if name != "ssl_context"]
-        if others:
-            raise unsettled.refused(
-                "ssl_context",
-                f"contains all settings of TLS; set {others[0]} there and leave {', '.join(others)} out",
-            )
+    unsettled.attempt(_look_at_context)
+    for store in ("ssl_truststore", "ssl_keystore"):
+        # The type of a file describes that file alone, and is otherwise detected.
+        if unsettled.is_keyword(f"{store}_location") and not unsettled.is_keyword(f"{store}_type"):
+            unsettled.drop(f"{store}_type")
     for names in _INSTEAD_OF_EACH_OTHER:
-        given = [name for name in names if unsettled.is_given(name)]
-        if len(given) > 1:
-            raise ConfigError(
-                f"{given[0]} and {given[1]} set the same thing; keep one", setting=given[0], value=None
-            )
+        unsettled.attempt(partial(_look_at_alternatives, names=names))
     for name, needed in _NEEDS:
-        if unsettled.is_given(name) and not any(unsettled.is_given(other) for other in needed):
-            raise ConfigError(f"{name} needs {' or '.join(needed)}", setting=name, value=None)
+        unsettled.attempt(partial(_look_at_need, name=name, needed=needed))
+    unsettled.attempt(_look_at_what_openssl_takes)
+
+
+def _look_at_context(unsettled: UnsettledSettings) -> None:
+    if not unsettled.is_given("ssl_context"):
+        return
+    others = [name for name in unsettled.given("ssl_") if name != "ssl_context"]
+    if others:
+        raise unsettled.refused(
+            "ssl_context",
+            f"contains all settings of TLS; set {others[0]} there and leave {_list(unsettled, others)} out",
+            against=others,
+        )
+
+
+def _look_at_alternatives(unsettled: UnsettledSettings, names: Sequence[str]) -> None:
+    given = [name for name in names if unsettled.is_given(name)]
+    if len(given) > 1:
+        raise unsettled.contradiction(
+            f"{unsettled.named(given[0])} and {unsettled.named(given[1])} set the same thing; keep one",
+            given[0],
+            None,
+            given,
+        )
+
+
+def _look_at_need(unsettled: UnsettledSettings, name: str, needed: Sequence[str]) -> None:
+    if unsettled.is_given(name) and not any([unsettled.is_given(other) for other in needed]):
+        if not unsettled.drop_orphan(name, needed):
+            raise ConfigError(
+                f"{unsettled.named(name)} needs {' or '.join(needed)}", setting=name, value=None
+            )
+
+
+def _look_at_what_openssl_takes(unsettled: UnsettledSettings) -> None:
+    if "SSL" not in unsettled["security_protocol"]:
+        return
+    names = ("ssl_context", "ssl_cipher_suites", "ssl_enabled_protocols")
+    try:
+        check_settings(*[unsettled[name] for name in names])
+    except ConfigError as error:
+        message, name, value = error.message, error.setting, error.value
+    else:
+        return
+    between = names[1:] if name == "ssl_cipher_suites" else (name,)
+    raise unsettled.contradiction(f"{message}{unsettled.place(name)}", name, value, between)
 
 
 # -------------------------------------------------------------------------------------------------- SASL
 
 
-def _take_jaas_apart(unsettled: UnsettledSettings) -> None:
-    if not unsettled.is_given("sasl_jaas_config"):
-        return
-    module, values, problem = _read_jaas(unsettled["sasl_jaas_config"])
-    if problem:  # the error's context must not lead to the parser's local variables
-        raise unsettled.refused("sasl_jaas_config", problem)
-    for name, value in values.items():
-        if unsettled.is_given(name):
-            raise unsettled.refused("sasl_jaas_config", f"sets {name} as well; keep one")
-        unsettled.take_from("sasl_jaas_config", name, SETTINGS[name].check(value))
-    mechanisms = _LOGIN_MODULES[module]
-    if unsettled.is_given("sasl_mechanism"):
-        if unsettled["sasl_mechanism"] not in mechanisms:
-            raise unsettled.refused(
-                "sasl_mechanism", f"contradicts {module} in sasl_jaas_config; use {' or '.join(mechanisms)}"
-            )
-    elif len(mechanisms) == 1:
-        unsettled.derive("sasl_mechanism", mechanisms[0], f"sasl_jaas_config names {module}")
-
-
-def _read_jaas(line: Secret) -> tuple[str, dict[str, object], str]:
-    """Return the login module and the settings in the line, or the reason why there are none."""
-    try:
-        entry = parse_jaas(line.reveal())
-        return entry.module, _values_of(entry), ""
-    except ValueError as error:
-        return "", {}, str(error)
-
-
-def _values_of(entry: JaasEntry) -> dict[str, object]:
-    """Return the settings that the options of a login module stand for."""
-    if entry.module not in _LOGIN_MODULES:
-        known = ", ".join(_LOGIN_MODULES)
-        raise ValueError(_INSTEAD.get(entry.module, f"names a login module other than {known}"))
-    values: dict[str, object] = {}
-    extensions = {}
-    for number, (option, secret) in enumerate(entry.options.items(), 1):
-        if name := _OPTIONS[entry.module].get(option):
-            values[name] = secret if SETTINGS[name].is_secret else secret.reveal()
-        elif option == "tokenauth" and entry.module == "ScramLoginModule":
-            values["sasl_scram_token_auth"] = secret.reveal().lower() == "true"
-        elif option.startswith("extension_") and entry.module == "OAuthBearerLoginModule":
-            extensions[option.removeprefix("extension_")] = secret.reveal()
-        elif option.startswith("unsecured"):
-            raise ValueError(
-                "asks for an unsecured token; give sasl_oauth_token_provider a function that makes one"
-            )
-        else:
-            # Its name is not shown: after a quotation mark without a backslash it is part of a password.
-            raise ValueError(
-                f"has an unknown option, number {number}; {entry.module} takes {_KNOWN_OPTIONS[entry.module]}; "
-                "a quotation mark within a value needs a backslash before it"
-            )
-    if extensions:
-        values["sasl_oauthbearer_extensions"] = extensions
-    return values
+def _settle_sasl(unsettled: UnsettledSettings) -> None:
+    if "SASL" in unsettled["security_protocol"]:
+        _settle_mechanism(unsettled)
+        _look_at_credentials(unsettled)
 
 
 def _settle_mechanism(unsettled: UnsettledSettings) -> None:
@@ -203,26 +185,27 @@ def _look_at_credentials(unsettled: UnsettledSettings) -> None:
         others += unsettled.given("sasl_credentials")
     else:
         others += unsettled.given("sasl_kerberos_")
-    if others:
-        raise unsettled.refused("sasl_mechanism", f"has no use for {', '.join(others)}; leave them out")
+    _refuse_unused(unsettled, others)
     if mechanism == "GSSAPI":
         return
-    has_name, has_password = (
-        unsettled[name] is not None for name in ("sasl_plain_username", "sasl_plain_password")
-    )
+    passwords = [name for name in ("sasl_plain_username", "sasl_plain_password") if unsettled.is_given(name)]
     if unsettled.is_given("sasl_credentials"):
-        if has_name or has_password:
+        if passwords:
             raise unsettled.refused(
-                "sasl_credentials", "gives the user name and the password; leave sasl_plain_... out"
+                "sasl_credentials",
+                "gives the user name and the password; leave sasl_plain_... out",
+                against=passwords,
             )
-    elif not has_name or not has_password:
-        missing = "sasl_plain_password" if has_name else "sasl_plain_username"
+    elif len(passwords) < 2:
+        missing = "sasl_plain_password" if "sasl_plain_username" in passwords else "sasl_plain_username"
         raise unsettled.refused(
             "sasl_mechanism",
             f"needs sasl_plain_username and sasl_plain_password, or sasl_credentials; {missing} is missing",
         )
     if unsettled["sasl_scram_token_auth"] and not mechanism.startswith("SCRAM"):
-        raise unsettled.refused("sasl_scram_token_auth", "belongs to SCRAM-SHA-256 and SCRAM-SHA-512")
+        raise unsettled.refused(
+            "sasl_scram_token_auth", "belongs to SCRAM-SHA-256 and SCRAM-SHA-512", against=("sasl_mechanism",)
+        )
     if mechanism == "PLAIN" and unsettled["security_protocol"] == "SASL_PLAINTEXT":
         if not unsettled["sasl_plain_without_tls"]:
             raise unsettled.refused(
@@ -232,18 +215,26 @@ def _look_at_credentials(unsettled: UnsettledSettings) -> None:
             )
 
 
-def _look_at_tokens(unsettled: UnsettledSettings) -> None:
-    if unsettled["security_protocol"] == "SASL_PLAINTEXT":
-        unsettled.notes.append(
-            f"sasl_mechanism=OAUTHBEARER with {unsettled.said('security_protocol')} sends the token in clear text, and "
-            "anyone who reads it can use it; set security_protocol=SASL_SSL"
+def _refuse_unused(unsettled: UnsettledSettings, others: Sequence[str]) -> None:
+    """Reject settings that belong to other mechanisms."""
+    if others:
+        raise unsettled.refused(
+            "sasl_mechanism",
+            f"has no use for {_list(unsettled, others)}; leave them out",
+            against=(*others, *_TOKEN_SOURCES),
         )
+
+
+_TOKEN_SOURCES = ("sasl_oauth_token_provider", "sasl_oauthbearer_token_endpoint_url")
+
+
+def _look_at_tokens(unsettled: UnsettledSettings) -> None:
     url = unsettled["sasl_oauthbearer_token_endpoint_url"]
     has_provider = unsettled.is_given("sasl_oauth_token_provider")
     passwords = [name for name in unsettled.given("sasl_plain_") if name != "sasl_plain_without_tls"]
-    passwords += unsettled.given("sasl_credentials") + unsettled.given("sasl_kerberos_")
-    if passwords:
-        raise unsettled.refused("sasl_mechanism", f"has no use for {', '.join(passwords)}; leave them out")
+    _refuse_unused(
+        unsettled, passwords + unsettled.given("sasl_credentials") + unsettled.given("sasl_kerberos_")
+    )
     if has_provider:
         if others := [
             name
@@ -251,29 +242,32 @@ def _look_at_tokens(unsettled: UnsettledSettings) -> None:
             if name not in ("sasl_oauthbearer_extensions", "sasl_oauthbearer_scope")
         ]:
             raise unsettled.refused(
-                "sasl_oauth_token_provider", f"makes the tokens; leave {', '.join(others)} out"
+                "sasl_oauth_token_provider",
+                f"makes the tokens; leave {_list(unsettled, others)} out",
+                against=others,
             )
-        return
+    else:
+        _look_at_endpoint(unsettled, url)
+    if unsettled["security_protocol"] == "SASL_PLAINTEXT":
+        unsettled.notes.append(
+            f"sasl_mechanism=OAUTHBEARER with {unsettled.said('security_protocol')} sends the token in clear text, and "
+            "anyone who reads it can use it; set security_protocol=SASL_SSL"
+        )
+
+
+def _look_at_endpoint(unsettled: UnsettledSettings, url: str | None) -> None:
     if url is None:
         raise unsettled.refused(
             "sasl_mechanism", "needs sasl_oauth_token_provider, or sasl_oauthbearer_token_endpoint_url"
         )
-    _check_url(unsettled, url)
+    check_token_url(unsettled)
     for name in (
         "sasl_oauthbearer_client_credentials_client_id",
         "sasl_oauthbearer_client_credentials_client_secret",
     ):
         if unsettled[name] is None:
-            raise ConfigError(f"sasl_oauthbearer_token_endpoint_url needs {name}", setting=name, value=None)
-
-
-def _check_url(unsettled: UnsettledSettings, url: str) -> None:
-    match = re.fullmatch(r"(?i)(https?)://(\[[0-9a-f:.]+\]|[^\s/:@?#\[\]]+)(:\d{1,5})?(/\S*|\?\S*)?", url)
-    local = match is not None and match[2].lower() in ("localhost", "127.0.0.1", "[::1]")
-    if match is None or (match[1].lower() == "http" and not local):
-        raise ConfigError(
-            "sasl_oauthbearer_token_endpoint_url must be https://host/path, without a user name or password in it "
-            "(http:// for localhost only)",
-            setting="sasl_oauthbearer_token_endpoint_url",
-            value=None,
-        )
+            raise ConfigError(
+                f"{unsettled.named('sasl_oauthbearer_token_endpoint_url')} needs {name}",
+                setting=name,
+                value=None,
+            )

@@ -12,7 +12,14 @@ from os import PathLike
 from typing import Any, TypedDict
 
 from aioproducer.errors import ConfigError
-from aioproducer.settings.user_code import HOOKS, INTERCEPTORS, PartitionerChoice, Serializing, UserCode
+from aioproducer.settings.user_code import (
+    HOOKS,
+    INTERCEPTORS,
+    CallbackHandler,
+    PartitionerChoice,
+    Serializing,
+    UserCode,
+)
 from aioproducer.settings.value_types import (
     Acks,
     Choice,
@@ -39,17 +46,15 @@ Path = str | PathLike[str]
 INT32 = 2**31 - 1
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "GSSAPI")
-_MECHANISM = Choice(
-    MECHANISMS,
+_STORE = Choice(
+    ("PEM", "PKCS12"),
     (
         (
-            "AWS_MSK_IAM",
-            "set OAUTHBEARER and sasl_oauth_token_provider=MskIamTokenProvider(region)",
+            "JKS",
+            "convert the file: keytool -importkeystore -srckeystore client.jks -destkeystore client.p12 "
+            "-deststoretype PKCS12",
         ),
     ),
-)
-_STORE = Choice(
-    ("PEM", "PKCS12"), (("JKS", "convert it: keytool -importkeystore ... -deststoretype PKCS12"),)
 )
 
 
@@ -178,7 +183,7 @@ SETTINGS: dict[str, Setting] = {
             "bootstrap.servers metadata.broker.list",
             "=",
         ),
-        _setting("client_id", ClientId("aioproducer"), "aioproducer", "=", "=", "="),
+        _setting("client_id", ClientId(), "aioproducer", "=", "=", "="),
         # Guarantees
         _setting("acks", Acks(), "all", "=", "= request.required.acks", "="),
         _setting("enable_idempotence", Switch(), None, "=", "=", "="),
@@ -260,8 +265,10 @@ SETTINGS: dict[str, Setting] = {
         _setting("ssl_enabled_protocols", Words(("TLSv1.2", "TLSv1.3")), ("TLSv1.2", "TLSv1.3"), "="),
         _setting("ssl_cipher_suites", Words(separators=",:;"), (), "=", "="),
         # SASL
-        _setting("sasl_mechanism", _MECHANISM, None, "=", "= sasl.mechanisms", "="),
+        _setting("sasl_mechanism", Choice((*MECHANISMS, "AWS_MSK_IAM")), None, "=", "= sasl.mechanisms", "="),
         _setting("sasl_jaas_config", Hidden(), None, "=", field=""),
+        _setting("sasl_login_callback_handler_class", CallbackHandler(), None, "=", field=""),
+        _setting("sasl_client_callback_handler_class", CallbackHandler(), None, "=", field=""),
         _setting("sasl_plain_username", ValueType(), None, "", "sasl.username", "="),
         _setting("sasl_plain_password", Hidden(), None, "", "sasl.password", "="),
         _setting("sasl_credentials", UserCode("f() -> (user name, password)"), None),
@@ -333,6 +340,8 @@ class SecuritySettings(TypedDict, total=False):
     ssl_cipher_suites: str | Sequence[str]
     sasl_mechanism: str | None
     sasl_jaas_config: str | Secret | None
+    sasl_login_callback_handler_class: str | None
+    sasl_client_callback_handler_class: str | None
     sasl_plain_username: str | None
     sasl_plain_password: str | Secret | None
     sasl_credentials: Callable[[], tuple[str, str] | Awaitable[tuple[str, str]]] | None

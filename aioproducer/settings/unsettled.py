@@ -1,48 +1,100 @@
 """Settings before they become a ProducerConfig: each is checked by itself and has its origin.
 
-contradictions.py then compares them and derives the rest."""
+contradictions.py then compares them and derives the rest. All mistakes are collected and raised together."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from aioproducer.errors import ConfigError
+from aioproducer.errors import ConfigError, without_tracebacks
 from aioproducer.settings.table import SETTINGS
 
 DEFAULT = "default"
 EXPLICIT = "explicit"
 
 
+class Mistake(NamedTuple):
+    """An error, and the setting whose value it concerns; empty if the key is not a setting."""
+
+    setting: str
+    error: ConfigError
+
+
+class Mistakes(NamedTuple):
+    """The mistakes of a source, such as a file, before its settings are compared."""
+
+    found: tuple[Mistake, ...] = ()
+    unclear: frozenset[str] = frozenset()
+    """Settings that a misspelt or rejected key was probably meant to set."""
+
+
+NO_MISTAKES = Mistakes()
+
+
+class UnclearError(Exception):
+    """A check needs a setting whose value is unknown, because its own mistake is reported. The check is skipped."""
+
+
+class Contradiction(ConfigError):
+    """Settings contradict each other. `between` names them; those of a source give way to those that are keywords."""
+
+    between: tuple[str, ...]
+
+
 class UnsettledSettings:
     """Values by keyword, as they are stored in ProducerConfig, and their origins."""
 
-    def __init__(self, given: Mapping[str, Any], origins: Mapping[str, str]) -> None:
-        """Check the given settings; the others have their defaults.
+    def __init__(
+        self, given: Mapping[str, Any], origins: Mapping[str, str], mistakes: Mistakes = NO_MISTAKES
+    ) -> None:
+        """Check each of the given settings; the others have their defaults.
 
         Args:
             given: keywords of `Producer`. None means "left out" if None is the default.
-            origins: the origins of those that were not given as keywords.
-
-        Raises:
-            ConfigError: a value is malformed or out of range.
+            origins: the origins of those that were read from a source, and not given as keywords.
+            mistakes: the mistakes of that source.
         """
         self.notes: list[str] = []
         """Notes for the operator: defaults that had to yield, and settings that do less than they seem to."""
         self._values: dict[str, Any] = {}
         self._origins: dict[str, str] = {}
         self._given: set[str] = set()
-        for name, setting in SETTINGS.items():
-            value = given.get(name, setting.default)
-            is_given = name in given and not (value is None and setting.default is None)
-            self._origins[name] = origins.get(name, EXPLICIT) if is_given else DEFAULT
-            if is_given:
-                self._given.add(name)
-            self._values[name] = (
-                None if value is None and setting.default is None else setting.check(value, self._where(name))
-            )
+        self._sourced = set(origins)
+        """Settings that were read from a source."""
+        self._parts: dict[str, str] = {}
+        """Settings that were set by a part of another setting, by the name of the part."""
+        self._dropped: set[str] = set()
+        """Settings of the source that gave way to a keyword."""
+        self._mistakes = list(mistakes.found)
+        self._unclear = mistakes.unclear.difference(given)
+        for name in SETTINGS:
+            self._take(name, given, origins)
+        for name in {mistake.setting for mistake in mistakes.found} - {""}:
+            self._given.add(name)
+            self._origins[name] = origins.get(name, EXPLICIT)
+
+    def _take(self, name: str, given: Mapping[str, Any], origins: Mapping[str, str]) -> None:
+        setting = SETTINGS[name]
+        value = given.get(name, setting.default)
+        is_none = value is None and (setting.default is None or setting.value_type.none_is_default)
+        is_given = name in given and not is_none
+        self._origins[name] = origins.get(name, EXPLICIT) if is_given else DEFAULT
+        self._values[name] = None
+        if not is_given:
+            self._values[name] = _default(name)
+            return
+        self._given.add(name)
+        try:
+            self._values[name] = setting.check(value, self.place(name))
+        except ConfigError as error:
+            self._mistakes.append(Mistake(name, without_tracebacks(error)))
+
+    # Reading
 
     def __getitem__(self, name: str) -> Any:
+        if name in self._unclear or name in self._wrong:
+            raise UnclearError(name)
         return self._values[name]
 
     @property
@@ -52,20 +104,46 @@ class UnsettledSettings:
 
     def is_given(self, name: str) -> bool:
         """Return whether the user has set it, in any way."""
+        if name in self._unclear:
+            raise UnclearError(name)
         return name in self._given
 
+    def is_keyword(self, name: str) -> bool:
+        """Return whether the user has set it by a keyword, and not in a file, a mapping or the environment."""
+        return name in self._given and name not in self._sourced
+
+    def is_part(self, name: str, source: str) -> bool:
+        """Return whether it was set by a part of the setting `source`."""
+        return self._parts.get(name) == source
+
     def given(self, prefix: str) -> list[str]:
-        """Return the names of the settings with this prefix that the user has set."""
-        return [name for name in SETTINGS if name.startswith(prefix) and self.is_given(name)]
+        """Return the names of the settings with this prefix that the user has set to another value than the default."""
+        wrong = self._wrong
+        return [
+            name
+            for name in SETTINGS
+            if name.startswith(prefix) and name in self._given and (name in wrong or self._differs(name))
+        ]
+
+    def _differs(self, name: str) -> bool:
+        value, default = self._values[name], _default(name)
+        # The user's own objects are not compared.
+        return value is not None if default is None else bool(value != default)
 
     def said(self, name: str) -> str:
         """Return the setting for use in a sentence: `acks=1`, `acks=1 (client.properties:3)`."""
-        return f"{name}={self.shown(name)}{self._where(name)}"
+        return f"{name}={self.shown(name)}{self.place(name)}"
+
+    def named(self, name: str) -> str:
+        """Return the name of the setting with its place, for use in a sentence: `acks (client.properties:3)`."""
+        return f"{name}{self.place(name)}"
 
     def shown(self, name: str) -> str:
         """Return its value as a user would write it."""
         value = self._values[name]
         return "None" if value is None else SETTINGS[name].value_type.shown(value)
+
+    # Deriving
 
     def default(self, name: str, value: Any) -> None:
         """Set the default of a setting that was left out, if the default depends on others."""
@@ -77,10 +155,19 @@ class UnsettledSettings:
         self._given.discard(name)
         self._origins[name] = f"derived because {because}"
 
+    def translate(self, name: str, value: Any) -> None:
+        """Replace the value of a setting by the one that it stands for."""
+        former = self.shown(name)
+        self._values[name] = value
+        self._origins[name] += f" as {former}"
+
     def take_from(self, source: str, name: str, value: Any) -> None:
         """Set a setting to a value that is part of another setting's value."""
         self._values[name] = value
         self._given.add(name)
+        self._parts[name] = source
+        if source in self._sourced:
+            self._sourced.add(name)
         where = self._origins[source]
         self._origins[name] = f"{where} as {source}" if where == EXPLICIT else where
 
@@ -92,23 +179,126 @@ class UnsettledSettings:
         """
         if not self.is_given(alias):
             return
-        if self.is_given(name) and self._values[name] != self._values[alias]:
-            raise self.refused(
-                alias, f"is another value than {self.said(name)}; both name one thing, keep one"
-            )
-        self.take_from(alias, name, self._values[alias])
+        if self.is_given(name) and self[name] != self[alias]:
+            problem = f"is another value than {self.said(name)}; both name one thing, keep one"
+            raise self.refused(alias, problem, against=(name,))
+        self.take_from(alias, name, self[alias])
 
-    def refused(self, name: str, problem: str) -> ConfigError:
-        """Return the error that says what is wrong with a setting in combination with others."""
+    def drop(self, name: str) -> None:
+        """Give a setting its default, because a keyword takes its place."""
+        for part in [name, *(part for part, source in self._parts.items() if source == name)]:
+            self._values[part] = _default(part)
+            self._origins[part] = DEFAULT
+            self._given.discard(part)
+            self._sourced.discard(part)
+            self._dropped.add(part)
+        self._mistakes = [mistake for mistake in self._mistakes if mistake.setting != name]
+
+    def drop_orphan(self, name: str, needed: Sequence[str]) -> bool:
+        """Drop a setting of the source if one that it belonged to has given way to a keyword."""
+        is_orphan = name in self._sourced and bool(self._dropped.intersection(needed))
+        if is_orphan:
+            self.drop(name)
+        return is_orphan
+
+    # Mistakes
+
+    def attempt(self, check: Callable[[UnsettledSettings], None]) -> bool:
+        """Run a check, and collect its error.
+
+        If settings of a file contradict keywords, they give way, with a note, and the check runs again. A check that
+        needs a setting with a mistake of its own ends without a result.
+
+        Returns:
+            Whether the check ended without an error.
+        """
+        while True:
+            try:
+                check(self)
+            except UnclearError:
+                return False
+            except Contradiction as found:
+                if self._give_way(found.between):
+                    continue
+                concerned = found.between
+                error = ConfigError(found.message, setting=found.setting, value=found.value)
+            except ConfigError as found:
+                concerned = (found.setting,)
+                error = without_tracebacks(found)
+            else:
+                return True
+            if not self._wrong.intersection(concerned):  # one mistake for each setting is enough
+                self._mistakes.append(Mistake("", error))
+            return False
+
+    @property
+    def _wrong(self) -> set[str]:
+        return {mistake.setting for mistake in self._mistakes if mistake.setting}
+
+    def _give_way(self, between: Sequence[str]) -> bool:
+        winners = [name for name in between if self.is_keyword(name)]
+        losers = [name for name in between if name in self._given and name in self._sourced]
+        if not winners or not losers:
+            return False
+        self.note_winner(winners[0], losers)
+        for name in losers:
+            self.drop(name)
+        return True
+
+    def note_winner(self, winner: str, losers: Sequence[str]) -> None:
+        """Note that settings of the source give way to a keyword."""
+        whole = [name for name in losers if self._parts.get(name) not in losers]
+        self.notes.append(
+            f"the keyword {winner} takes the place of {', '.join(self.named(name) for name in whole)}"
+        )
+
+    def raise_mistakes(self) -> None:
+        """Raise one error for all mistakes, if there are any.
+
+        Raises:
+            ConfigError: the only mistake, or a list of all of them, each of which is also in its `errors`.
+        """
+        errors = tuple(mistake.error for mistake in self._mistakes)
+        if not errors:
+            return
+        if len(errors) == 1:
+            raise errors[0]
+        lines = "".join(f"\n  {error.message}" for error in errors)
+        first = errors[0]
+        raise ConfigError(
+            f"there are {len(errors)} mistakes in the settings:{lines}",
+            setting=first.setting,
+            value=first.value,
+            errors=errors,
+        )
+
+    def refused(self, name: str, problem: str, *, against: Sequence[str] = ()) -> ConfigError:
+        """Return the error that says what is wrong with a setting in combination with others.
+
+        Args:
+            name: the setting to name.
+            problem: the rest of the sentence.
+            against: the settings that it contradicts.
+        """
         setting = SETTINGS[name]
         value: Any = self._values[name]
         if setting.hides_value:
             value = None
         elif isinstance(value, float) and name.endswith("_ms"):
             value = value * 1000
-        return ConfigError(f"{self.said(name)} {problem}", setting=name, value=value)
+        return self.contradiction(f"{self.said(name)} {problem}", name, value, (name, *against))
 
-    def _where(self, name: str) -> str:
+    def contradiction(self, text: str, name: str, value: Any, between: Sequence[str]) -> ConfigError:
+        """Return the error for settings of which a file's give way to keywords."""
+        return Contradiction(text, setting=name, value=value, between=tuple(between))
+
+    def place(self, name: str) -> str:
+        """Return the place where the setting was set, for use after its name; "" for a keyword."""
         origin = self._origins[name]
         is_keyword = origin == EXPLICIT or origin.startswith(f"{EXPLICIT} as ")
         return "" if is_keyword or name not in self._given else f" ({origin})"
+
+
+def _default(name: str) -> Any:
+    setting = SETTINGS[name]
+    return None if setting.default is None else setting.check(setting.default)

@@ -7,12 +7,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 from aioproducer.observe.hooks import EVENTS
 from aioproducer.partitioner import make_partitioner
-from aioproducer.settings.java import PARTITIONERS, SERIALIZERS
-from aioproducer.settings.value_types import ValueType
+from aioproducer.settings.java import (
+    PARTITIONERS,
+    SERIALIZERS,
+    is_registry_serializer,
+    only_observes,
+    tokens_of,
+)
+from aioproducer.settings.value_types import NoEffect, ValueType
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +58,10 @@ class Serializing(UserCode):
     def parse(self, text: str) -> Callable[[Any], Any] | None:
         if text.strip() in SERIALIZERS:
             return SERIALIZERS[text.strip()]
+        if is_registry_serializer(text.strip()):
+            raise NoEffect(
+                "a schema registry's serializer for Java; send bytes, or pass a function that serializes as a keyword"
+            )
         raise ValueError("is a Java class without a counterpart in Python")
 
     @property
@@ -66,6 +76,10 @@ class ObjectList(UserCode):
     must_be_callable: bool = False
 
     def parse(self, text: str) -> tuple[()]:
+        if text.strip() and only_observes(text):
+            raise NoEffect(
+                "monitoring and tracing for Java; call producer.metrics(), or use aioproducer.otel"
+            )
         if text.strip():
             raise ValueError("names Java classes, which can't be loaded")
         return ()
@@ -95,6 +109,7 @@ class PartitionerChoice(UserCode):
     """A partitioner: its name, a function, or a Java class that has a counterpart."""
 
     what: str = "a name or f(key, all, available)"
+    none_is_default: ClassVar[bool] = True
 
     def parse(self, text: str) -> str:
         return PARTITIONERS.get(text.strip(), text.strip())
@@ -105,3 +120,20 @@ class PartitionerChoice(UserCode):
 
     def shown(self, value: Any) -> str:
         return value if isinstance(value, str) else UserCode.shown(self, value)
+
+
+@dataclass(frozen=True, slots=True)
+class CallbackHandler(ValueType):
+    """The Java class that gets tokens, if it has a counterpart."""
+
+    def check(self, value: Any) -> str:
+        if not isinstance(value, str) or tokens_of(value) is None:
+            raise ValueError(
+                "is not a Java class with a counterpart here; give the keyword sasl_oauth_token_provider, or "
+                "sasl_credentials, beside this, it wins"
+            )
+        return value.strip().rstrip(";")
+
+    @property
+    def described(self) -> str:
+        return "str, a Java class"

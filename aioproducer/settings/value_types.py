@@ -2,7 +2,8 @@
 
 `parse` converts text (from a file, the environment or another client's configuration) to what a keyword argument would
 be. `check` converts that to what ProducerConfig stores, in seconds and bytes. Both raise a ValueError whose text is
-the end of a sentence; the caller prepends the name and the value of the setting."""
+the end of a sentence; the caller prepends the name and the value of the setting. `parse` raises NoEffect for a text
+that changes nothing."""
 
 from __future__ import annotations
 
@@ -10,12 +11,14 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from aioproducer.protocol.compression import Codec, codec_named
 from aioproducer.types import Secret
 
 DEFAULT_PORT = 9092
+LONGEST = 2**53 - 1
+"""The longest duration in milliseconds; longer ones are taken for it."""
 _INTEGER = re.compile(r"[+-]?\d{1,19}")
 _NUMBER = re.compile(r"[+-]?(\d{1,19}(\.\d*)?|\.\d+)")
 _NO_PEM = (
@@ -25,9 +28,16 @@ _TRUE = ("true", "t", "1")
 _FALSE = ("false", "f", "0")
 
 
+class NoEffect(Exception):
+    """A value that changes nothing here; the text is the end of a sentence that says why."""
+
+
 @dataclass(frozen=True, slots=True)
 class ValueType:
     """Any text. The base class of the others."""
+
+    none_is_default: ClassVar[bool] = False
+    """None as a keyword is the same as no keyword, although the default is not None."""
 
     def parse(self, text: str) -> Any:
         """Return the keyword argument that `text` stands for."""
@@ -58,7 +68,7 @@ class Milliseconds(ValueType):
     above: float | None = None
     minimum: float = 0
     per_second: int = 1000
-    maximum: float = 2**53 - 1
+    maximum: float = 2**63 - 1
     """The largest value of the field, for settings that are sent in requests."""
 
     def parse(self, text: str) -> float:
@@ -67,7 +77,7 @@ class Milliseconds(ValueType):
         return float(text) if "." in text else int(text)
 
     def check(self, value: Any) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 2**53:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 2**63:
             raise ValueError(f"must be a number of {self._unit}, 0 or more")
         if self.above is not None and value <= self.above:
             raise ValueError(f"must be more than {self.above:g}")
@@ -75,7 +85,8 @@ class Milliseconds(ValueType):
             raise ValueError(f"must be at least {self.minimum:g}")
         if value > self.maximum:
             raise ValueError(f"must be at most {self.maximum}")
-        return value / self.per_second
+        # In Java, 2**63 - 1 stands for "no limit". This is 285,000 years, and a float holds it exactly.
+        return min(value, LONGEST) / self.per_second
 
     def shown(self, value: Any) -> str:
         return f"{value * self.per_second:.10g}"
@@ -236,13 +247,11 @@ class Words(ValueType):
 class ClientId(ValueType):
     """A client id that brokers accept in quotas. None selects the client's default name, as in aiokafka."""
 
-    default: str
+    none_is_default: ClassVar[bool] = True
 
     def check(self, value: Any) -> str:
-        if value is None:
-            return self.default
-        if not isinstance(value, str) or not re.fullmatch(r"[a-zA-Z0-9._\- ]*", value):
-            raise ValueError("must contain only letters, digits, '.', '_', '-' and blanks (A to Z, a to z)")
+        if not isinstance(value, str) or not re.fullmatch(r"[a-zA-Z0-9._\-:@ ]*", value):
+            raise ValueError("must contain only letters (A to Z, a to z), digits, blanks and . _ - : @")
         return value
 
 

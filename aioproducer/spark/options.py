@@ -88,7 +88,8 @@ class SinkOptions:
         # A task is over before a broker would ask for its metrics.
         is_set = not self.kafka.keys().isdisjoint(("enable.metrics.push", "enable_metrics_push"))
         quiet = {} if is_set else {"enable_metrics_push": False}
-        return Producer.from_config(self.kafka, **quiet, **settings)
+        # Not as keywords, to which options would give way: these are options of the same write.
+        return Producer.from_config({**self.kafka, **settings}, **quiet)
 
 
 def read_options(given: Mapping[str, str], *, is_stream: bool) -> SinkOptions:

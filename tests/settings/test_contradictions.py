@@ -40,7 +40,20 @@ def test_fewer_acks_turn_idempotence_off_with_a_note():
     ("given", "setting"),
     [
         ({"acks": 1, "enable_idempotence": True}, "acks"),
-        ({"max_in_flight_requests_per_connection": 6}, "max_in_flight_requests_per_connection"),
+        (
+            {"max_in_flight_requests_per_connection": 6, "enable_idempotence": True},
+            "max_in_flight_requests_per_connection",
+        ),
+        (
+            {"max_in_flight_requests_per_connection": 6, "transactional_id": "t"},
+            "max_in_flight_requests_per_connection",
+        ),
+        (
+            {"max_in_flight_requests_per_connection": 6, "enable_gapless_order": True},
+            "enable_gapless_order",
+        ),
+        ({"delivery_timeout_ms": 0}, "delivery_timeout_ms"),
+        ({"delivery_timeout_ms": 5, "linger_ms": 5}, "delivery_timeout_ms"),
         ({"transactional_id": "t", "acks": 1}, "transactional_id"),
         ({"transactional_id": "t", "max_block_ms": 0}, "max_block_ms"),
         ({"delivery_timeout_ms": 100, "request_timeout_ms": 200}, "delivery_timeout_ms"),

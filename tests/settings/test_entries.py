@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
+import pickle
 import ssl
 import struct
 import uuid
@@ -11,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from aioproducer import ConfigError, Producer
+from aioproducer import ConfigError, Producer, blocking
 from aioproducer.protocol.compression import Codec
 from aioproducer.settings.entries import entries_of_environment, entries_of_mapping, resolve
 from aioproducer.settings.java import SERIALIZERS
@@ -134,7 +136,7 @@ def test_text_under_any_name_becomes_the_settings_own_type(name, key):
 @pytest.mark.parametrize("value", ["user:secret@host", "s" * 61])
 def test_a_value_that_the_text_does_not_show_is_not_in_the_error_either(value):
     with pytest.raises(ConfigError) as caught:
-        Producer.from_config({"metric.reporters": value})
+        Producer.from_config({"queuing.strategy": value})
 
     assert value not in str(caught.value)
     assert caught.value.value is None
@@ -178,11 +180,20 @@ def test_switches_that_are_off(text):
         ),
         ("partitioner.class", "com.example.ByRegion", "is not one of murmur2"),
         ("ssl.truststore.type", "JKS", "keytool -importkeystore"),
+        (
+            "sasl.login.callback.handler.class",
+            "com.example.Tokens",
+            "='com.example.Tokens' is not a Java class with",
+        ),
     ],
 )
 def test_a_malformed_value_is_refused_under_the_name_that_the_user_gave(key, value, problem):
+    protocol = (
+        {"security.protocol": "SSL", "ssl.truststore.location": "ca.jks"} if key.startswith("ssl") else {}
+    )
+
     with pytest.raises(ConfigError) as raised:
-        Producer.from_config({key: value})
+        Producer.from_config({key: value, **protocol})
 
     assert problem in str(raised.value)
 
@@ -197,7 +208,15 @@ def test_a_malformed_value_is_refused_under_the_name_that_the_user_gave(key, val
         ("LINGER_MS", "did you mean linger_ms?"),
         ("sasl.pasword", "did you mean sasl.password?"),
         ("ssl_cafile", "use ssl_truststore_location"),
-        ("nothing.like.it.at.all.anywhere", "docs/configuration.md lists all"),
+        ("log.like.it.at.all.anywhere", "docs/configuration.md lists all"),
+        ("lingr.ms", "did you mean linger.ms?"),
+        ("sals.mechanism", "did you mean sasl.mechanism?"),
+        ("session.timeout.m", "did you mean session.timeout.ms?"),
+        ("producer.linger.ms", "did you mean linger.ms?"),
+        ("kafka.acks", "did you mean acks?"),
+        ("environment", "docs/configuration.md lists all"),
+        ("my_app_setting", "docs/configuration.md lists all"),
+        (".hidden.name", "there is no setting (a text that is not a name)"),
         ("two words", "there is no setting (a text that is not a name)"),
         ("", "there is no setting (a text that is not a name)"),
     ],
@@ -209,6 +228,122 @@ def test_an_unknown_key_is_refused_with_the_one_that_was_meant(key, meant):
     assert meant in str(raised.value)
     assert raised.value.setting == key
     assert "hunter2" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "purpose"),
+    [
+        ("group.id", "meant for consumers"),
+        ("auto.offset.reset", "meant for consumers"),
+        ("value.deserializer", "meant for consumers"),
+        ("consumer.max.poll.records", "meant for consumers"),
+        ("bootstrap.controllers", "meant for admin clients"),
+        ("admin.request.timeout.ms", "meant for admin clients"),
+        ("schema.registry.url", "meant for a schema registry"),
+        ("schema.registry.ssl.truststore.location", "meant for a schema registry"),
+        ("basic.auth.user.info", "meant for a schema registry"),
+        ("auto.register.schemas", "meant for a schema registry"),
+        ("value.subject.name.strategy", "meant for a schema registry"),
+        ("confluent.monitoring.interceptor.topic", "meant for Confluent's own tools"),
+        ("application.id", "meant for Kafka Streams"),
+        ("value.converter.schemas.enable", "meant for Kafka Connect"),
+        ("spring.json.add.type.headers", "meant for Spring"),
+        ("schema_registry_url", "meant for a schema registry"),
+        ("my.own.app.setting", "not a setting of Kafka's clients"),
+        ("orders.topic", "not a setting of Kafka's clients"),
+        ("orders.client.id", "not a setting of Kafka's clients"),
+        ("nothing.like.it.at.all.anywhere", "not a setting of Kafka's clients"),
+    ],
+)
+def test_a_key_that_is_meant_for_others_changes_nothing_and_is_warned_of_once(key, purpose, caplog):
+    config = Producer.from_config({key: "hunter2"}).config
+
+    assert config == Producer().config
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert warning.endswith(f"the producer's settings: {key} changes nothing: {purpose}")
+    assert "hunter2" not in caplog.text
+
+
+def test_an_option_of_aiokafkas_wrappers_with_another_value_is_refused():
+    for name, value in (("loop", object()), ("api_version", "2.8.0")):
+        with pytest.raises(ConfigError, match="leave it out"):
+            Producer.from_config({name: value})
+        with pytest.raises(ConfigError, match="leave it out"):
+            Producer(**{name: value})
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_librdkafkas_time_limit_of_sockets_gives_way_to_that_of_requests(order, caplog):
+    both = {"socket.timeout.ms": 60000, "request.timeout.ms": 20000}
+
+    config = Producer.from_config(dict([*both.items()][::order])).config
+
+    assert config.request_timeout == 20.0
+    assert "socket.timeout.ms changes nothing: request.timeout.ms is the same setting here" in caplog.text
+    assert Producer.from_config({"socket.timeout.ms": 60000}).config.request_timeout == 60.0
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "max.block.ms",
+        "linger.ms",
+        "metadata.max.age.ms",
+        "connections.max.idle.ms",
+        "reconnect.backoff.max.ms",
+        "retry.backoff.max.ms",
+        "delivery.timeout.ms",
+        "partitioner.availability.timeout.ms",
+    ],
+)
+def test_javas_longest_duration_is_accepted(name):
+    config = Producer.from_config({name: "9223372036854775807"}).config
+
+    assert getattr(config, KEYS[name].setting.removesuffix("_ms")) == (2**53 - 1) / 1000
+
+
+async def test_a_producer_with_the_longest_durations_starts_sends_and_closes():
+    longest = dict.fromkeys(
+        ("max.block.ms", "delivery.timeout.ms", "metadata.max.age.ms"), "9223372036854775807"
+    )
+    async with EmbeddedCluster(topics={"t": 1}) as cluster:
+        for kind in (Producer, blocking.Producer):
+            producer = kind.from_config(
+                {"bootstrap.servers": cluster.bootstrap_servers, **longest, "linger.ms": "0"}
+            )
+            if isinstance(producer, Producer):
+                async with producer:
+                    await producer.send_and_wait("t", b"x")
+            else:
+                await asyncio.to_thread(send_one, producer)
+
+        assert len(cluster.records("t")) == 2
+
+
+def send_one(producer: blocking.Producer) -> None:
+    with producer:
+        producer.send_and_wait("t", b"x")
+
+
+@pytest.mark.parametrize("family", ["v4", "v6", "any"])
+def test_a_family_of_addresses_is_accepted(family, caplog):
+    assert Producer.from_config({"broker.address.family": family}).config == Producer().config
+    assert ("both families are tried" in caplog.text) == (family != "any")
+
+
+def test_certificates_to_trust_without_tls_are_warned_of_in_a_file_and_refused_as_keywords(caplog):
+    config = Producer.from_config(
+        {"ssl.ca.location": "/etc/ca.pem", "ssl.truststore.password": "hunter2"}
+    ).config
+
+    assert config.ssl_truststore_location is None
+    assert "ssl_truststore_location, ssl_truststore_password has no use with security_protocol=PLAINTEXT" in (
+        caplog.text
+    )
+    with pytest.raises(ConfigError, match="set security_protocol=SSL or SASL_SSL"):
+        Producer(ssl_truststore_location="/etc/ca.pem")
+    with pytest.raises(ConfigError, match="set security_protocol=SSL or SASL_SSL"):
+        Producer.from_config({"ssl.ca.location": "/etc/ca.pem", "ssl.key.password": "hunter2"})
 
 
 def test_two_names_of_one_setting_agree_or_are_refused():
@@ -252,7 +387,7 @@ async def connect(host: str, port: int) -> Any:
 FOLLOWED = [
     (
         "value.serializer",
-        "io.confluent.kafka.serializers.KafkaAvroSerializer",
+        "com.example.KafkaAvroSerializer",
         "value_serializer",
         str.encode,
     ),
@@ -391,6 +526,54 @@ def test_variables_of_the_test_tools_are_no_settings():
     assert Producer.from_env(environ=environ).config == Producer().config
 
 
+KUBERNETES = {
+    "{}_SERVICE_HOST": "10.96.0.7",
+    "{}_SERVICE_PORT": "9092",
+    "{}_SERVICE_PORT_CLIENTS": "9092",
+    "{}_PORT": "tcp://10.96.0.7:9092",
+    "{}_PORT_9092_TCP": "tcp://10.96.0.7:9092",
+    "{}_PORT_9092_TCP_PROTO": "tcp",
+    "{}_PORT_9092_TCP_PORT": "9092",
+    "{}_PORT_9092_TCP_ADDR": "10.96.0.7",
+    "{}_PORT_9093_UDP": "udp://10.96.0.7:9093",
+}
+"""What a container gets for each Service of its namespace."""
+
+
+@pytest.mark.parametrize("service", ["KAFKA", "KAFKA_BROKER", "KAFKA_0_EXTERNAL"])
+def test_variables_that_kubernetes_sets_for_a_service_are_not_settings(service, caplog):
+    environ = {name.format(service): value for name, value in KUBERNETES.items()}
+
+    config = Producer.from_env("KAFKA_", environ | {"KAFKA_LINGER_MS": "7"}).config
+
+    assert config.linger == 0.007
+    assert caplog.records == []
+
+
+def test_variables_of_a_service_of_another_name_are_not_settings_either():
+    environ = {name.format("ORDERS"): value for name, value in KUBERNETES.items()}
+
+    for prefix in ("ORDERS_", "ORDERS"):
+        assert Producer.from_env(prefix, environ).config == Producer().config
+
+
+def test_variables_of_kafkas_scripts_are_not_settings(caplog):
+    environ = {
+        "KAFKA_HOME": "/opt/kafka",
+        "KAFKA_OPTS": "-Djava.security.auth.login.config=/etc/jaas.conf",
+        "KAFKA_HEAP_OPTS": "-Xmx1g",
+        "KAFKA_LOG4J_OPTS": "-Dlog4j2.configurationFile=x",
+    }
+
+    assert Producer.from_env("KAFKA_", environ).config == Producer().config
+    assert caplog.records == []
+
+
+def test_a_port_that_kubernetes_has_not_set_is_refused():
+    with pytest.raises(ConfigError, match="environment KAFKA_PORT: there is no setting port"):
+        Producer.from_env("KAFKA_", {"KAFKA_PORT": "9092"})
+
+
 @pytest.mark.parametrize(
     ("variable", "value", "problem"),
     [
@@ -407,14 +590,15 @@ def test_variables_of_the_test_tools_are_no_settings():
             "environment AIOPRODUCER_LINGERMS: there is no setting lingerms; did you mean linger_ms",
         ),
         (
-            "AIOPRODUCER_GROUP_ID",
-            "x",
-            "environment AIOPRODUCER_GROUP_ID: group_id can't be used: it belongs to consumers",
+            "AIOPRODUCER_QUEUING_STRATEGY",
+            "lifo",
+            "environment AIOPRODUCER_QUEUING_STRATEGY: queuing_strategy=lifo can't be used: records of a partition are",
         ),
         (
             "AIOPRODUCER_SASL_PASSWORD",
             "hunter2",
-            "sasl_plain_password has no use with security_protocol=PLAINTEXT",
+            "sasl_plain_password (environment AIOPRODUCER_SASL_PASSWORD as sasl_password) has no use with "
+            "security_protocol=PLAINTEXT",
         ),
     ],
 )
@@ -483,7 +667,15 @@ def test_javas_own_file_is_taken_as_it_is(tmp_path, caplog):
         ("lingerms=5\n", "{path}:1: there is no setting lingerms; did you mean linger_ms?"),
         ("a\n", "{path}:1: this line has no '=' and is not a setting"),
         ("=5\n", "{path}:1: there is no setting (a text that is not a name)"),
-        ("group.id=orders\n", "{path}:1: group.id can't be used: it belongs to consumers; leave it out"),
+        (
+            "queuing.strategy=lifo\n",
+            "{path}:1: queuing.strategy=lifo can't be used: records of a partition are",
+        ),
+        ("sasl.password=x\n", "sasl_plain_password ({path}:1 as sasl.password) has no use with"),
+        (
+            "security.protocol=SSL\nssl.key.location=key.pem\n",
+            "ssl_key_location ({path}:2) needs ssl_keystore_certificate_chain or",
+        ),
         (
             "acks=1\nacks=all\n",
             "acks ({path}:1) and acks ({path}:2) both set acks, to different values; keep one",
@@ -510,6 +702,75 @@ def test_an_error_names_file_and_line(text, problem, tmp_path):
         Producer.from_properties(path)
 
     assert problem.format(path=path) in str(raised.value)
+
+
+@pytest.mark.promise(
+    "Settings from anywhere", "all mistakes of a file are reported at once, each with its line"
+)
+def test_all_mistakes_of_a_file_are_reported_at_once_each_with_its_line(tmp_path):
+    text = """\
+acks=5
+linger.ms=soon
+lingerms=5
+queuing.strategy=lifo
+retry.backoff.ms=200
+retry.backoff.max.ms=100
+security.protocol=SASL_SSL
+sasl.mechanism=PLAIN
+sasl.username=svc
+ssl.key.location=key.pem
+batch.size=-1
+max.request.size=1
+max.request.size=2000
+group.id=orders
+"""
+    path = properties(tmp_path, text)
+
+    with pytest.raises(ConfigError) as raised:
+        Producer.from_properties(path)
+
+    first, *lines = str(raised.value).split("\n")
+    assert first == "there are 9 mistakes in the settings:"
+    assert lines == [
+        f"  {path}:2: linger.ms='soon' must be a number of milliseconds, 0 or more",
+        f"  {path}:3: there is no setting lingerms; did you mean linger_ms?",
+        f"  {path}:4: queuing.strategy=lifo can't be used: records of a partition are sent in the order of send(); "
+        "leave it out",
+        f"  max.request.size ({path}:12) and max.request.size ({path}:13) both set max_request_size, to different "
+        "values; keep one",
+        f"  acks='5' ({path}:1) is not one of 0, 1, 'all'",
+        f"  batch_size=-1 ({path}:11) must be a whole number from 0 to 2147483647",
+        f"  retry_backoff_ms=200 ({path}:5) is more than retry_backoff_max_ms=100 ({path}:6); lower it or raise "
+        "retry_backoff_max_ms",
+        f"  ssl_key_location ({path}:10) needs ssl_keystore_certificate_chain or ssl_certificate_location",
+        f"  sasl_mechanism=PLAIN ({path}:8) needs sasl_plain_username and sasl_plain_password, or sasl_credentials; "
+        "sasl_plain_password is missing",
+    ]
+    assert [error.message for error in raised.value.errors] == [line.strip() for line in lines]
+    assert raised.value.setting == raised.value.errors[0].setting == "linger_ms"
+    assert pickle.loads(pickle.dumps(raised.value)).errors[3].setting == "max_request_size"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "sasl.mechanism=PLAIN\nsasl.username=svc\nsasl.pasword=hunter2\nsecurity.protocol=SASL_SSL\n",
+        "sasl.mechanisn=PLAIN\nsasl.username=svc\nsasl.password=hunter2\nsecurity.protocol=SASL_SSL\n",
+        "security.protocl=SASL_SSL\nsasl.mechanism=PLAIN\nsasl.username=svc\nsasl.password=hunter2\n",
+        "security.protocol=SASL_TLS\nsasl.mechanism=PLAIN\nsasl.username=svc\nsasl.password=hunter2\n",
+        "sasl.mechanism=OAUTHBEARER\nsecurity.protocol=SASL_SSL\nsasl.login.callback.handler.class=com.example.Own\n",
+        "sasl.mechanism=OAUTHBEARER\nsecurity.protocol=SASL_SSL\nsasl.oauthbearer.grant.type=other\n",
+        "delivery.timeout.ms=soon\nrequest.timeout.ms=300000\n",
+        "transactional.id=\nacks=1\n",
+    ],
+)
+def test_a_mistake_causes_no_further_ones(text, tmp_path):
+    with pytest.raises(ConfigError) as raised:
+        Producer.from_properties(properties(tmp_path, text))
+
+    assert raised.value.errors == ()
+    assert "\n" not in str(raised.value)
+    assert "hunter2" not in str(raised.value)
 
 
 def test_half_a_password_in_the_place_of_a_key_is_not_shown(tmp_path):
@@ -544,6 +805,131 @@ def test_overrides_win_over_the_file(tmp_path):
     config = Producer.from_properties(str(path), acks="all", value_serializer=None).config
 
     assert (config.acks, config.value_serializer) == (-1, None)
+
+
+PEM = "-----BEGIN CERTIFICATE-----\\nMAo=\\n-----END CERTIFICATE-----"
+STORES = {
+    "security.protocol": "SSL",
+    "ssl.truststore.location": "old.jks",
+    "ssl.truststore.type": "JKS",
+    "ssl.truststore.password": "hunter2",
+    "ssl.keystore.location": "old.p12",
+    "ssl.keystore.type": "PKCS12",
+    "ssl.keystore.password": "hunter2",
+    "ssl.key.password": "hunter2",
+}
+
+
+@pytest.mark.promise("Settings from anywhere", "keywords win over a file in every case")
+@pytest.mark.parametrize(
+    ("settings", "keywords", "expected"),
+    [
+        # a value that can't be used
+        ({"linger.ms": "soon"}, {"linger_ms": 5}, {"linger": 0.005}),
+        ({"linger.ms": "5", "queue.buffering.max.ms": "7"}, {"linger_ms": 9}, {"linger": 0.009}),
+        ({"max.block.ms": "-5"}, {"max_block_ms": 5}, {"max_block": 0.005}),
+        (
+            {"enable.gapless.guarantee": "true"},
+            {"enable_gapless_order": True},
+            {"enable_gapless_order": True},
+        ),
+        ({"retries": "0"}, {"delivery_timeout_ms": 60_000}, {"delivery_timeout": 60.0}),
+        (
+            {"sasl.login.class": "com.example.Login"},
+            {"sasl_plain_password": None},
+            {"sasl_plain_password": None},
+        ),
+        # a store
+        (STORES, {"ssl_truststore_location": "new.pem"}, {"ssl_truststore_location": "new.pem"}),
+        (
+            STORES,
+            {"ssl_truststore_certificates": PEM.replace("\\n", "\n")},
+            {"ssl_truststore_location": None, "ssl_truststore_password": None, "ssl_truststore_type": None},
+        ),
+        (
+            {**STORES, "ssl.truststore.type": "PKCS12"},
+            {"ssl_certificate_location": "new.pem", "ssl_key_location": "new.key"},
+            {"ssl_certificate_location": "new.pem", "ssl_keystore_location": None, "ssl_keystore_type": None},
+        ),
+        (
+            {"security.protocol": "SSL", "ssl.truststore.certificates": PEM},
+            {"ssl_truststore_location": "new.pem"},
+            {"ssl_truststore_certificates": None},
+        ),
+        (STORES, {"ssl_context": ssl.create_default_context()}, {"ssl_truststore_location": None}),
+        # a protocol
+        (
+            STORES,
+            {"security_protocol": "PLAINTEXT"},
+            {"ssl_keystore_location": None, "ssl_key_password": None},
+        ),
+        (
+            {"security.protocol": "SSL"},
+            {"security_protocol": "PLAINTEXT"},
+            {"security_protocol": "PLAINTEXT"},
+        ),
+        # a contradiction
+        ({"enable.idempotence": "true"}, {"acks": 1}, {"acks": 1, "enable_idempotence": False}),
+        ({"acks": "1"}, {"enable_idempotence": True}, {"acks": -1, "enable_idempotence": True}),
+        ({"acks": "1", "enable.idempotence": "false"}, {"transactional_id": "t"}, {"acks": -1}),
+        (
+            {"enable.idempotence": "true"},
+            {"max_in_flight_requests_per_connection": 6},
+            {"enable_idempotence": False, "max_in_flight_requests_per_connection": 6},
+        ),
+        (
+            {"acks": "1", "enable.idempotence": "false", "max.in.flight": "9"},
+            {"enable_gapless_order": True, "enable_endless_retries": True},
+            {"acks": -1, "enable_idempotence": True, "max_in_flight_requests_per_connection": 5},
+        ),
+        ({"request.timeout.ms": "60000"}, {"delivery_timeout_ms": 5000}, {"request_timeout": 4.995}),
+        ({"linger.ms": "60000"}, {"delivery_timeout_ms": 5000}, {"linger": 0.005, "request_timeout": 4.995}),
+        ({"delivery.timeout.ms": "60000"}, {"request_timeout_ms": 90_000}, {"delivery_timeout": 120.0}),
+        ({"retry.backoff.ms": "200"}, {"retry_backoff_max_ms": 100}, {"retry_backoff": 0.1}),
+        (
+            {"partitioner.class": "RoundRobinPartitioner"},
+            {"partitioner": "random"},
+            {"partitioner": "random"},
+        ),
+        ({"partitioner": "round_robin"}, {"partitioner_ignore_keys": True}, {"partitioner": "random"}),
+        (
+            {"compression.type": "gzip", "compression.level": "9"},
+            {"compression_type": "none"},
+            {"compression_level": None},
+        ),
+        ({"batch.size": "-1"}, {"max_batch_size": 2000}, {"batch_size": 2000}),
+    ],
+)
+def test_keywords_win_over_a_file_in_every_case(settings, keywords, expected, tmp_path):
+    path = properties(tmp_path, "".join(f"{name}={value}\n" for name, value in settings.items()))
+
+    config = Producer.from_properties(path, **keywords).config
+
+    assert {name: getattr(config, name) for name in expected} == pytest.approx(expected)
+
+
+def test_a_setting_of_a_file_that_gives_way_is_noted_with_its_place(tmp_path, caplog):
+    path = properties(tmp_path, "acks=1\nlinger.ms=7\n")
+
+    Producer.from_properties(path, enable_idempotence=True, linger_ms=9)
+
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert warning.endswith(f"settings: the keyword enable_idempotence takes the place of acks ({path}:1)")
+
+
+def test_a_key_that_asks_for_what_is_done_anyway_has_no_keyword_in_its_place(tmp_path, caplog):
+    path = properties(tmp_path, "client.dns.lookup=use_all_dns_ips\nretries=2147483647\n")
+
+    Producer.from_properties(path, bootstrap_servers="a:1", delivery_timeout_ms=60_000)
+
+    assert caplog.records == []
+
+
+def test_keywords_that_contradict_each_other_are_refused_beside_a_file(tmp_path):
+    path = properties(tmp_path, "linger.ms=7\n")
+
+    with pytest.raises(ConfigError, match="acks=1 contradicts enable_idempotence=True"):
+        Producer.from_properties(path, acks=1, enable_idempotence=True)
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ metadata.max.age.ms | used metadata_max_age_ms
 metadata.max.idle.ms | used metadata_max_idle_ms
 metadata.recovery.rebootstrap.trigger.ms | used metadata_recovery_rebootstrap_trigger_ms
 metadata.recovery.strategy | used metadata_recovery_strategy
-metric.reporters | fixed (empty), else refused
+metric.reporters | fixed (empty), else noted
 metrics.num.samples | noted
 metrics.recording.level | fixed info, else noted
 metrics.sample.window.ms | noted
@@ -62,14 +62,14 @@ request.timeout.ms | used request_timeout_ms
 retries | fixed 2147483647, else noted
 retry.backoff.max.ms | used retry_backoff_max_ms
 retry.backoff.ms | used retry_backoff_ms
-sasl.client.callback.handler.class | refused
+sasl.client.callback.handler.class | used sasl_client_callback_handler_class
 sasl.jaas.config | used sasl_jaas_config
 sasl.kerberos.kinit.cmd | refused
 sasl.kerberos.min.time.before.relogin | refused
 sasl.kerberos.service.name | used sasl_kerberos_service_name
 sasl.kerberos.ticket.renew.jitter | refused
 sasl.kerberos.ticket.renew.window.factor | refused
-sasl.login.callback.handler.class | fixed oauthbearerlogincallbackhandler|oauthbearerlogincallbackhandler, else refused
+sasl.login.callback.handler.class | used sasl_login_callback_handler_class
 sasl.login.class | refused
 sasl.login.connect.timeout.ms | used sasl_login_connect_timeout_ms
 sasl.login.read.timeout.ms | used sasl_login_read_timeout_ms
@@ -142,78 +142,78 @@ allow.auto.create.topics | used allow_auto_create_topics
 api.version.fallback.ms | noted
 api.version.request | fixed true, else refused
 api.version.request.timeout.ms | noted
-auto.commit.enable | refused
-auto.commit.interval.ms | refused
-auto.offset.reset | refused
+auto.commit.enable | noted
+auto.commit.interval.ms | noted
+auto.offset.reset | noted
 background_event_cb | refused
 batch.num.messages | noted
-broker.address.family | fixed any, else refused
+broker.address.family | fixed any, else noted
 broker.address.ttl | noted
 broker.version.fallback | noted
 builtin.features | refused
-check.crcs | refused
+check.crcs | noted
 client.rack | noted
 closesocket_cb | refused
 compression.codec | used compression_type
 compression.level | translated compression_level
 connect_cb | refused
-consume.callback.max.messages | refused
-consume_cb | refused
-coordinator.query.interval.ms | refused
+consume.callback.max.messages | noted
+consume_cb | noted
+coordinator.query.interval.ms | noted
 debug | noted
 default_topic_conf | refused
 delivery.report.only.error | fixed false, else noted
 dr_cb | refused
 dr_msg_cb | refused
-enable.auto.commit | refused
-enable.auto.offset.store | refused
+enable.auto.commit | noted
+enable.auto.offset.store | noted
 enable.gapless.guarantee | fixed false, else refused
-enable.partition.eof | refused
+enable.partition.eof | noted
 enable.random.seed | noted
 enable.sasl.oauthbearer.unsecure.jwt | fixed false, else refused
 enable.ssl.certificate.verification | fixed true, else refused
 enabled_events | refused
 error_cb | refused
-fetch.error.backoff.ms | refused
-fetch.max.bytes | refused
-fetch.message.max.bytes | refused
-fetch.min.bytes | refused
-fetch.queue.backoff.ms | refused
-fetch.wait.max.ms | refused
-group.id | refused
-group.instance.id | refused
-group.protocol | refused
-group.protocol.type | refused
-group.remote.assignor | refused
-heartbeat.interval.ms | refused
+fetch.error.backoff.ms | noted
+fetch.max.bytes | noted
+fetch.message.max.bytes | noted
+fetch.min.bytes | noted
+fetch.queue.backoff.ms | noted
+fetch.wait.max.ms | noted
+group.id | noted
+group.instance.id | noted
+group.protocol | noted
+group.protocol.type | noted
+group.remote.assignor | noted
+heartbeat.interval.ms | noted
 https.ca.location | refused
 https.ca.pem | refused
 interceptors | used interceptors
 internal.termination.signal | noted
-isolation.level | refused
+isolation.level | noted
 log.connection.close | fixed true, else noted
 log.queue | noted
 log.thread.name | noted
 log_cb | refused
 log_level | noted
 max.in.flight | used max_in_flight_requests_per_connection
-max.partition.fetch.bytes | refused
-max.poll.interval.ms | refused
-max.poll.records | refused
+max.partition.fetch.bytes | noted
+max.poll.interval.ms | noted
+max.poll.records | noted
 message.copy.max.bytes | noted
 message.max.bytes | used max_request_size
 message.send.max.retries | fixed 2147483647, else noted
-message.timeout.ms | used delivery_timeout_ms
+message.timeout.ms | translated delivery_timeout_ms
 metadata.broker.list | used bootstrap_servers
 msg_order_cmp | refused
 oauthbearer_token_refresh_cb | refused
-offset.store.method | refused
-offset.store.path | refused
-offset.store.sync.interval.ms | refused
-offset_commit_cb | refused
+offset.store.method | noted
+offset.store.path | noted
+offset.store.sync.interval.ms | noted
+offset_commit_cb | noted
 opaque | refused
 open_cb | refused
-partition.assignment.strategy | refused
+partition.assignment.strategy | noted
 partitioner | used partitioner
 partitioner_cb | refused
 plugin.library.paths | refused
@@ -222,10 +222,10 @@ queue.buffering.backpressure.threshold | noted
 queue.buffering.max.kbytes | translated buffer_memory
 queue.buffering.max.messages | noted
 queue.buffering.max.ms | used linger_ms
-queued.max.messages.kbytes | refused
-queued.min.messages | refused
+queued.max.messages.kbytes | noted
+queued.min.messages | noted
 queuing.strategy | fixed fifo, else refused
-rebalance_cb | refused
+rebalance_cb | noted
 receive.message.max.bytes | noted
 reconnect.backoff.jitter.ms | noted
 request.required.acks | used acks
@@ -244,8 +244,8 @@ sasl.oauthbearer.metadata.authentication.type | fixed none, else refused
 sasl.oauthbearer.method | fixed default|oidc, else refused
 sasl.password | used sasl_plain_password
 sasl.username | used sasl_plain_username
-session.timeout.ms | refused
-share.acknowledgement.mode | refused
+session.timeout.ms | noted
+share.acknowledgement.mode | noted
 socket.blocking.max.ms | noted
 socket.keepalive.enable | fixed true, else noted
 socket.max.fails | fixed 1, else refused
@@ -283,24 +283,35 @@ topic.metadata.refresh.fast.interval.ms | noted
 topic.metadata.refresh.interval.ms | translated metadata_max_age_ms
 topic.metadata.refresh.sparse | fixed true, else noted
 """
-# Keys that confluent-kafka and librdkafka take without listing them, and those that Kafka 4.4 adds.
+# Keys that confluent-kafka and librdkafka take without listing them, those that Kafka 4.4 adds, those of earlier
+# releases, and Java's keys for consumers and admin clients.
 MORE = """
+auto.include.jmx.reporter | noted
+bootstrap.controllers | noted
 bootstrap.resolve.timeout.ms | noted
 buffer.memory.allocation.strategy | noted
 client.software.name | refused
 client.software.version | refused
+default.api.timeout.ms | noted
 default.topic.config | refused
 enable.sparse.connections | fixed true, else noted
 enable_sasl_queue | noted
+exclude.internal.topics | noted
+fetch.max.wait.ms | noted
+key.deserializer | noted
 logger | refused
 metadata.cluster.check.enable | fixed false, else noted
 metadata.request.timeout.ms | noted
+metrics.jmx.exclude | noted
+metrics.jmx.include | noted
 oauth_cb | refused
-on_commit | refused
+on_commit | noted
 on_delivery | refused
 partitioner.rack.aware | fixed false, else noted
+share.acquire.mode | noted
 test.mock.broker.rtt | refused
 test.mock.num.brokers | fixed 0, else refused
+value.deserializer | noted
 """
 
 
@@ -540,6 +551,9 @@ def test_who_wants_no_retries_is_refused_rather_than_warned(name, value):
         ("ssl.protocol", "TLSv1.3", "ssl_enabled_protocols", ("TLSv1.2", "TLSv1.3")),
         ("ssl.protocol", "TLS", "ssl_enabled_protocols", ("TLSv1.2", "TLSv1.3")),
         ("ssl.protocol", "TLSv1.2", "ssl_enabled_protocols", ("TLSv1.2",)),
+        ("message.timeout.ms", "0", "delivery_timeout", 2_147_483.647),
+        ("message.timeout.ms", 0, "delivery_timeout", 2_147_483.647),
+        ("message.timeout.ms", "60000", "delivery_timeout", 60.0),
     ],
 )
 def test_a_translated_key(name, value, field, expected):
@@ -562,8 +576,10 @@ def test_a_translated_key(name, value, field, expected):
     ],
 )
 def test_a_translated_key_with_a_wrong_value_is_refused(name, value, problem):
+    protocol = {"security.protocol": "SSL"} if name.startswith("ssl") else {}
+
     with pytest.raises(ConfigError) as raised:
-        Producer.from_config({name: value})
+        Producer.from_config({name: value, **protocol})
 
     assert problem in str(raised.value)
     assert raised.value.setting == KEYS[name].setting

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from aioproducer.settings.names import key_named, unknown_key, unknown_keyword
+from aioproducer.settings.keys import KEYS
+from aioproducer.settings.names import (
+    is_default_elsewhere,
+    key_named,
+    name_meant,
+    purpose_elsewhere,
+    unknown_key,
+    unknown_keyword,
+)
 
 
 @pytest.mark.parametrize(
@@ -35,6 +43,61 @@ def test_the_error_for_an_unknown_keyword_says_what_to_write(name, advice):
 
     assert error.setting == name
     assert advice in str(error)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("linger.mss", "linger.ms"),
+        ("lingr.ms", "linger.ms"),
+        ("lingerms", "linger_ms"),
+        ("kafka.linger.ms", "linger.ms"),
+        ("producer.acks", "acks"),
+        ("orders.client.id", ""),
+        ("two words", ""),
+        ("", ""),
+    ],
+)
+def test_the_name_that_was_meant_is_a_similar_one(name, meant):
+    assert name_meant(name) == meant
+
+
+@pytest.mark.parametrize(
+    ("name", "purpose"),
+    [
+        ("schema.registry.url", "meant for a schema registry"),
+        ("basic_auth_user_info", "meant for a schema registry"),
+        ("orders.client.id", "not a setting of Kafka's clients"),
+        ("Orders.Retry.max-attempts", "not a setting of Kafka's clients"),
+        ("lingr.ms", None),
+        ("security.other", None),
+        ("orders", None),
+        ("pass word.txt", None),
+        ("kafka.acks", None),
+        ("a..b", None),
+    ],
+)
+def test_the_purpose_of_another_programs_key_is_known_or_follows_from_its_first_word(name, purpose):
+    assert purpose_elsewhere(name) == purpose
+
+
+def test_no_known_key_is_taken_for_that_of_another_program():
+    assert {name: purpose for name in KEYS if (purpose := purpose_elsewhere(name))} == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "is_one"),
+    [
+        ("loop", None, True),
+        ("api_version", "auto", True),
+        ("api_version", None, True),
+        ("api_version", "2.8", False),
+        ("loop", object(), False),
+        ("linger_ms", None, False),
+    ],
+)
+def test_aiokafkas_defaults_ask_for_nothing(name, value, is_one):
+    assert is_default_elsewhere(name, value) is is_one
 
 
 def test_the_error_for_an_unknown_key_names_its_place():

@@ -166,7 +166,7 @@ def test_a_jaas_line_with_client_credentials():
     [
         ({"sasl_jaas_config": "hunter2"}, "must be 'LoginModule required"),
         ({"sasl_jaas_config": jaas("Krb5LoginModule", keyTab="x")}, "sasl_kerberos_keytab"),
-        ({"sasl_jaas_config": jaas("IAMLoginModule")}, "MskIamTokenProvider"),
+        ({"sasl_jaas_config": jaas("IAMLoginModule")}, "MskIamTokenProvider(region)"),
         ({"sasl_jaas_config": jaas("OtherLoginModule")}, "other than PlainLoginModule, ScramLoginModule"),
         (
             {"sasl_jaas_config": jaas("PlainLoginModule", user="x")},
@@ -321,9 +321,9 @@ ENDPOINT = {
             "no use for sasl_kerberos_keytab",
         ),
         (
-            {"sasl_mechanism": "AWS_MSK_IAM"},
+            {**SASL, "sasl_mechanism": "AWS_MSK_IAM"},
             "sasl_mechanism",
-            "set OAUTHBEARER and sasl_oauth_token_provider=",
+            "needs the region of the cluster, which is not in the host names of bootstrap_servers",
         ),
     ],
 )
@@ -467,8 +467,10 @@ def test_lists_are_written_as_each_client_writes_them():
 def test_settings_with_sasl_settings_and_no_sasl_is_refused_as_a_whole():
     unsettled = UnsettledSettings({"sasl_mechanism": "PLAIN", "sasl_plain_username": "alice"}, {})
 
+    settle_security(unsettled)
+
     with pytest.raises(ConfigError, match="sasl_mechanism has no use with security_protocol=PLAINTEXT"):
-        settle_security(unsettled)
+        unsettled.raise_mistakes()
 
 
 def test_a_mechanism_alone_is_left_out_with_a_note():

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from aioproducer.settings.java import SERIALIZERS
-from aioproducer.settings.user_code import HOOKS, INTERCEPTORS, PartitionerChoice, Serializing, UserCode
+from aioproducer.settings.user_code import (
+    HOOKS,
+    INTERCEPTORS,
+    CallbackHandler,
+    PartitionerChoice,
+    Serializing,
+    UserCode,
+)
+from aioproducer.settings.value_types import NoEffect
 
 STRING = "org.apache.kafka.common.serialization.StringSerializer"
 
@@ -35,7 +43,34 @@ def test_anything_else_is_no_serializer(value):
 def test_a_file_may_name_a_java_class_that_has_a_counterpart():
     assert Serializing().parse(f" {STRING} ") is SERIALIZERS[STRING]
     with pytest.raises(ValueError, match="without a counterpart"):
+        Serializing().parse("com.example.Avro")
+
+
+def test_a_serializer_of_a_schema_registry_changes_nothing():
+    with pytest.raises(NoEffect, match="send bytes, or pass a function that serializes"):
         Serializing().parse("io.confluent.kafka.serializers.KafkaAvroSerializer")
+
+
+def test_interceptors_that_only_observe_change_nothing():
+    name = "io.confluent.monitoring.clients.interceptor.MonitoringProducerInterceptor"
+
+    with pytest.raises(NoEffect, match=r"call producer\.metrics"):
+        INTERCEPTORS.parse(name)
+    with pytest.raises(ValueError, match="can't be loaded"):
+        INTERCEPTORS.parse(f"{name}, com.example.Masking")
+
+
+def test_a_callback_handler_is_a_class_with_a_counterpart():
+    google = "com.google.cloud.hosted.kafka.auth.GcpLoginCallbackHandler"
+
+    assert CallbackHandler().check(f" {google}; ") == google
+    for wrong in ("com.example.Tokens", "", 5):
+        with pytest.raises(ValueError, match="give the keyword sasl_oauth_token_provider"):
+            CallbackHandler().check(wrong)
+
+
+def test_a_partitioner_of_none_is_the_default():
+    assert PartitionerChoice().none_is_default
 
 
 def test_other_code_can_not_be_given_as_text():

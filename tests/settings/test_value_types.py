@@ -7,6 +7,7 @@ import pytest
 from aioproducer.protocol.compression import Codec
 from aioproducer.settings.value_types import (
     Acks,
+    ClientId,
     Compression,
     Fraction,
     IdleTime,
@@ -26,7 +27,7 @@ def test_milliseconds_are_kept_in_seconds_and_shown_as_they_were_written(text, s
     assert float(kind.shown(value)) == float(text)
 
 
-@pytest.mark.parametrize("value", [-1, True, "5", float("nan"), 2**53])
+@pytest.mark.parametrize("value", [-1, True, "5", float("nan"), 2**63])
 def test_no_other_value_is_a_duration(value):
     with pytest.raises(ValueError, match="must be a number of milliseconds"):
         Milliseconds().check(value)
@@ -36,6 +37,23 @@ def test_no_other_value_is_a_duration(value):
 def test_no_other_text_is_a_duration(text):
     with pytest.raises(ValueError, match="must be a number of milliseconds"):
         Milliseconds().parse(text)
+
+
+@pytest.mark.parametrize("value", [2**53 - 1, 2**53, 2**63 - 1])
+def test_javas_longest_duration_is_taken_for_the_longest_one(value):
+    kind = Milliseconds()
+
+    assert kind.check(kind.parse(str(value))) == (2**53 - 1) / 1000
+
+
+@pytest.mark.parametrize("name", ["orders:eu", "svc@eu", "team a", ""])
+def test_a_client_id_may_name_a_user_or_a_part(name):
+    assert ClientId().check(name) == name
+
+
+def test_a_client_id_is_not_a_url():
+    with pytest.raises(ValueError, match="must contain only letters"):
+        ClientId().check("https://svc:secret@host")
 
 
 def test_an_idle_time_of_none_is_never():

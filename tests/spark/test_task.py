@@ -503,7 +503,7 @@ def test_secrets_are_not_shown():
     [
         {"kafka.acks": "nine"},
         {"kafka.bootstrap.servers": ""},
-        {"kafka.no.such.setting": "1"},
+        {"kafka.lingr.ms": "1"},
         {"no such option": "1"},
         {"delivery": "twice"},
         {"delivery": "exactly_once"},
