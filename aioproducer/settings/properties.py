@@ -60,7 +60,8 @@ def read_properties(path: Any) -> list[Property]:
         properties, broken = _parsed(text, name)
         if not broken:
             return properties
-        problem = f"\\u in line {broken} must be followed by four hexadecimal digits"
+        lines = f"line {broken[0]}" if len(broken) == 1 else f"the lines {', '.join(map(str, broken))}"
+        problem = f"\\u in {lines} must be followed by four hexadecimal digits"
         del properties
     # No local variable and no error context may keep any of the file, which may contain passwords.
     del text
@@ -96,9 +97,10 @@ def _text_of(name: str) -> tuple[str, str]:
     return text, ""
 
 
-def _parsed(text: str, file: str) -> tuple[list[Property], int]:
-    """Return the properties, and the number of the first line with a malformed escape, or 0."""
-    properties = []
+def _parsed(text: str, file: str) -> tuple[list[Property], list[int]]:
+    """Return the properties, and the numbers of the lines with a malformed escape."""
+    properties: list[Property] = []
+    broken: list[int] = []
     for line, logical in _logical_lines(text):
         key = _KEY.match(logical)
         assert key is not None, "it also matches the empty string"
@@ -106,9 +108,10 @@ def _parsed(text: str, file: str) -> tuple[list[Property], int]:
         assert separator is not None, "likewise"
         value = logical[separator.end() :]
         if _MALFORMED.search(logical):
-            return [], line
+            broken.append(line)
+            continue
         properties.append(Property(_unescaped(key[0]), _unescaped(value), file, line, bool(separator[1])))
-    return properties, 0
+    return properties, broken
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:

@@ -125,6 +125,15 @@ def test_a_file_is_read_as_java_reads_it(text, expected, tmp_path):
         assert pairs(path) == expected
 
 
+def test_all_lines_with_a_malformed_escape_are_named(tmp_path):
+    path = written(tmp_path, "a=\\u12\nb=1\nc=\\\n  \\uXXXX\nd=\\u00e9\n")
+
+    with pytest.raises(
+        ConfigError, match=r"\\u in the lines 1, 3 must be followed by four hexadecimal digits"
+    ):
+        pairs(path)
+
+
 def stored(key: str, value: str) -> str:
     """A line as java.util.Properties.store writes it: everything that means something is escaped."""
 
