@@ -31,9 +31,10 @@ def producer_class(client: str) -> Any:
     """Return the producer class of a client. Its import is the only line that changes.
 
     from aiokafka import AIOKafkaProducer
-    from aioproducer import Producer as AIOKafkaProducer
+    from aioproducer.compat.aiokafka import AIOKafkaProducer
     """
-    return Producer if client == "aioproducer" else importlib.import_module("aiokafka").AIOKafkaProducer
+    module = "aioproducer.compat.aiokafka" if client == "aioproducer" else "aiokafka"
+    return importlib.import_module(module).AIOKafkaProducer
 
 
 async def orders(AIOKafkaProducer: Any, servers: str, topic: str) -> list[str]:
@@ -136,13 +137,13 @@ def main() -> int:
         where = options.bootstrap_servers
         print(f"no answer within {options.patience:g} s; is Kafka running at {where}?", file=sys.stderr)
         return 2
+    except KafkaError as error:
+        print(f"aioproducer failed: {error}", file=sys.stderr)
+        return 2
     except RuntimeError as error:
         if "aiokafka" not in type(error).__module__:
             raise
         print(f"aiokafka failed: {error}", file=sys.stderr)
-        return 2
-    except KafkaError as error:
-        print(f"aioproducer failed: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

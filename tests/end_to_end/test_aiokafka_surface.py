@@ -15,7 +15,9 @@ import aiokafka.errors
 import pytest
 
 import aioproducer
+import aioproducer.compat.aiokafka.batch
 import aioproducer.errors
+from aioproducer.compat import aiokafka as compat
 from aioproducer.settings.table import SecuritySettings
 from aioproducer.testing import EmbeddedCluster
 from tests.support.aiokafka_usages import NOON, USAGES, Usage
@@ -39,6 +41,15 @@ OURS = SimpleNamespace(
     IllegalOperation=aioproducer.errors.IllegalStateError,
 )
 """from aioproducer import Producer as AIOKafkaProducer, TopicPartition; from aioproducer.errors import ..."""
+
+COMPAT = SimpleNamespace(
+    AIOKafkaProducer=compat.AIOKafkaProducer,
+    TopicPartition=compat.TopicPartition,
+    KafkaError=compat.errors.KafkaError,
+    ProducerClosed=compat.errors.ProducerClosed,
+    IllegalOperation=compat.errors.IllegalOperation,
+)
+"""from aioproducer.compat.aiokafka import ..."""
 
 
 class Logged(NamedTuple):
@@ -83,8 +94,10 @@ async def run(usage: Usage, imported: SimpleNamespace) -> tuple[Any, list[Logged
 async def test_aiokafkas_usage_does_the_same_with_the_import_changed(usage):
     theirs = await run(usage, AIOKAFKA)
     ours = await run(usage, OURS)
+    by_compat = await run(usage, COMPAT)
 
     assert ours == theirs
+    assert by_compat == theirs
 
 
 def test_every_usage_that_sends_leaves_something_in_the_log_to_compare():
@@ -136,6 +149,24 @@ def test_every_public_method_of_aiokafkas_producer_is_there():
     assert missing == set()
 
 
+@pytest.mark.parametrize("method", [*METHODS, "flush", "stop", "__aenter__", "__aexit__"])
+def test_methods_of_the_compat_producer_have_aiokafkas_signatures(method):
+    theirs = parameters(getattr(aiokafka.AIOKafkaProducer, method)).values()
+    ours = parameters(getattr(compat.AIOKafkaProducer, method)).values()
+
+    assert len(ours) == len(theirs)
+    for our, their in zip(ours, theirs, strict=True):
+        assert our.default == their.default
+        assert our.kind == their.kind
+        assert our.name == their.name or method == "__aexit__"
+
+
+def test_every_public_method_of_aiokafkas_producer_is_there_in_compat():
+    public = {name for name in dir(aiokafka.AIOKafkaProducer) if not name.startswith("_")}
+
+    assert {name for name in public if not hasattr(compat.AIOKafkaProducer, name)} == set()
+
+
 def test_every_setting_of_aiokafkas_producer_is_there_or_its_absence_has_a_reason():
     theirs = set(parameters(aiokafka.AIOKafkaProducer))
     ours = {*parameters(aioproducer.Producer), *SecuritySettings.__annotations__}
@@ -153,4 +184,5 @@ def test_the_batch_builder_has_aiokafkas_methods():
     theirs = aiokafka.producer.message_accumulator.BatchBuilder
     public = {name for name in dir(theirs) if not name.startswith("_")}
 
-    assert {name for name in public if not hasattr(aioproducer.BatchBuilder, name)} == set()
+    for ours in (aioproducer.BatchBuilder, compat.batch.BatchBuilder):
+        assert {name for name in public if not hasattr(ours, name)} == set()

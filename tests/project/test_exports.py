@@ -20,6 +20,8 @@ from aioproducer import errors, testing
 PUBLIC_MODULES = [
     "aioproducer",
     "aioproducer.blocking",
+    "aioproducer.compat.aiokafka",
+    "aioproducer.compat.aiokafka.errors",
     "aioproducer.hooks",
     "aioproducer.otel",
     "aioproducer.prometheus",

@@ -82,7 +82,7 @@ STEPS: dict[str, int] = {
 
 ROOMS_WITH_STEPS = {name.partition(".")[0] for name in STEPS}
 
-ONLY_THE_PUBLIC_NAMES = {"blocking", "spark", "cli"}
+ONLY_THE_PUBLIC_NAMES = {"blocking", "spark", "cli", "compat"}
 """Built on the package as users see it."""
 
 TESTING_MAY_IMPORT = {"errors", "types", "protocol", "cluster", "testing"}
@@ -91,6 +91,7 @@ DOUBLES = {"testing.recording"}
 
 MAY_IMPORT_ASYNCIO = {
     "blocking",
+    "compat.aiokafka.future",
     "concurrency",
     "core",
     "network",

@@ -40,8 +40,8 @@ PHRASES: dict[str, re.Pattern[str]] = {
 
 PARTS = [
     *(f"aioproducer/{room}" for room in (
-        "blocking", "concurrency", "network", "protocol", "records", "security", "sending", "settings", "spark",
-        "testing", "transactions",
+        "blocking", "compat", "concurrency", "network", "protocol", "records", "security", "sending", "settings",
+        "spark", "testing", "transactions",
     )),
     "aioproducer",
     "docs",

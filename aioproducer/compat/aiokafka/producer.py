@@ -1,0 +1,260 @@
+"""AIOKafkaProducer: the calls, results and errors of aiokafka's producer, on an aioproducer.Producer."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from aioproducer import BatchBuilder as Batch
+from aioproducer import CloseReport, ConsumerGroupMetadata, Headers, Producer, ProducerConfig
+from aioproducer.compat.aiokafka.batch import BatchBuilder, Serializer
+from aioproducer.compat.aiokafka.client import Client
+from aioproducer.compat.aiokafka.future import Future
+from aioproducer.compat.aiokafka.settings import translated_settings
+from aioproducer.compat.aiokafka.structs import RecordMetadata
+from aioproducer.compat.aiokafka.translation import aiokafka_errors
+
+
+class AIOKafkaProducer:
+    """aiokafka's producer, for code in which only the imports change.
+
+        from aioproducer.compat.aiokafka import AIOKafkaProducer
+        from aioproducer.compat.aiokafka.errors import KafkaConnectionError, KafkaTimeoutError
+
+    It takes aiokafka's settings, and those of `aioproducer.Producer`. A setting that is left out has aioproducer's
+    default. Its errors are errors of aioproducer, and also instances of the classes that aiokafka would have raised.
+    docs/from-aiokafka.md lists the differences.
+
+    `producer` is the `aioproducer.Producer` behind it, with `health()`, `metrics()`, `send_many()` and the rest.
+    """
+
+    _make_producer = Producer
+    """Tests may replace it by a double, such as RecordingProducer."""
+
+    def __init__(self, **settings: Any) -> None:
+        try:
+            with aiokafka_errors:
+                ours = translated_settings(settings)
+                # The core does not call serializers for None, and calls objects with a `serialize` method differently.
+                self._key_serializer = _taken_function(ours, "key_serializer")
+                self._value_serializer = _taken_function(ours, "value_serializer")
+                self.producer = self._make_producer(**ours)
+        finally:
+            settings.clear()  # a traceback that shows locals must not show passwords
+            ours = {}
+        self._is_acknowledged = self.producer.config.acks != 0
+        self.client = Client(self.producer)
+
+    @property
+    def config(self) -> ProducerConfig:
+        """The effective settings. `print(producer.config)` shows each with its origin, secrets hidden."""
+        return self.producer.config
+
+    @property
+    def _closed(self) -> bool:
+        return self.producer.metrics().state in ("closing", "closed")
+
+    def __repr__(self) -> str:
+        return f"<AIOKafkaProducer of {getattr(self, 'producer', 'rejected settings')!r}>"
+
+    # ---------------------------------------------------------------------------------------- start and stop
+
+    async def start(self) -> None:
+        """Connect to the cluster.
+
+        Raises:
+            KafkaConnectionError: no broker answered within max_block_ms, or each rejected the client.
+        """
+        with aiokafka_errors:
+            await self.producer.start()
+
+    async def stop(self) -> CloseReport:
+        """Send what is buffered, and close all connections. A second call does nothing."""
+        with aiokafka_errors:
+            return await self.producer.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # As in aiokafka, records are also delivered if an exception leaves the block.
+        with aiokafka_errors:
+            await self.producer.__aexit__(None, None, None)
+
+    async def flush(self) -> None:
+        """Wait until all records have their results."""
+        with aiokafka_errors:
+            await self.producer.flush()
+
+    # ----------------------------------------------------------------------------------------------- records
+
+    async def send(
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        headers: Headers | None = None,
+    ) -> Future:
+        """Put a record into the buffer, and return the future of its RecordMetadata.
+
+        Raises:
+            KafkaTimeoutError: the buffer stayed full for max_block_ms. The record was not sent.
+            UnknownTopicOrPartitionError: the topic or the partition did not appear within max_block_ms.
+            MessageSizeTooLargeError, TypeError: the record is not valid.
+            ProducerClosed, IllegalOperation: the producer is stopped, or not in a transaction.
+            Others: what the serializers raise.
+        """
+        key, value = await self._serialized(key, value)
+        with aiokafka_errors:
+            delivery = await self.producer.send(topic, value, key, partition, timestamp_ms, headers)
+        return Future(delivery, self._is_acknowledged)
+
+    async def send_and_wait(
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        headers: Headers | None = None,
+    ) -> RecordMetadata:
+        """Send a record, and return its metadata when it is acknowledged; None with acks=0. It does not linger.
+
+        Raises:
+            The errors of `send`, and those of a failed record, such as NotEnoughReplicasError. Each of the latter is
+            also an `aioproducer.DeliveryError`, whose `outcome` says whether the record may be in the log.
+        """
+        key, value = await self._serialized(key, value)
+        with aiokafka_errors:
+            record = await self.producer.send_and_wait(topic, value, key, partition, timestamp_ms, headers)
+        return RecordMetadata.of(record) if self._is_acknowledged else None  # type: ignore[return-value]  # as aiokafka
+
+    async def _serialized(self, key: Any, value: Any) -> tuple[Any, Any]:
+        """Call the serializers, which also receive None, as in aiokafka. They may be async here."""
+        if self._key_serializer is not None:
+            key = self._key_serializer(key)
+            if inspect.isawaitable(key):
+                key = await key
+        if self._value_serializer is not None:
+            value = self._value_serializer(value)
+            if inspect.isawaitable(value):
+                value = await value
+        return key, value
+
+    def create_batch(self) -> BatchBuilder:
+        """Return an empty batch, to be filled by hand and passed to `send_batch`."""
+        with aiokafka_errors:
+            return BatchBuilder(self.producer.create_batch(), self._key_serializer, self._value_serializer)
+
+    async def send_batch(self, batch: BatchBuilder, topic: str, *, partition: int) -> Future:
+        """Send a batch from `create_batch`. The future has the metadata of its first record.
+
+        Raises:
+            The errors of `send`.
+        """
+        inner: Batch = batch._batch if isinstance(batch, BatchBuilder) else batch
+        with aiokafka_errors:
+            delivery = await self.producer.send_batch(inner, topic, partition=partition)
+        return Future(delivery, self._is_acknowledged)
+
+    async def partitions_for(self, topic: str) -> set[int]:
+        """Return the numbers of the topic's partitions.
+
+        Raises:
+            UnknownTopicOrPartitionError: the topic did not appear within max_block_ms.
+        """
+        with aiokafka_errors:
+            return await self.producer.partitions_for(topic)
+
+    # ------------------------------------------------------------------------------------------ transactions
+
+    def transaction(self) -> TransactionContext:
+        """Return a transaction for `async with`: committed at the end, aborted if an exception leaves the block."""
+        return TransactionContext(self.producer)
+
+    async def begin_transaction(self) -> None:
+        """Begin a transaction.
+
+        Raises:
+            IllegalOperation: there is no transactional_id, or a transaction is open.
+        """
+        with aiokafka_errors:
+            await self.producer.begin_transaction()
+
+    async def commit_transaction(self) -> None:
+        """Send what is buffered, and commit.
+
+        Raises:
+            ProducerFenced: another producer uses the transactional id.
+            IllegalOperation: no transaction is open.
+            KafkaError: a record failed; its class is that of the record's error, too. Call abort_transaction().
+        """
+        with aiokafka_errors:
+            await self.producer.commit_transaction()
+
+    async def abort_transaction(self) -> None:
+        """Drop what is buffered, and abort.
+
+        Raises:
+            ProducerFenced: another producer uses the transactional id.
+            IllegalOperation: no transaction is open.
+        """
+        with aiokafka_errors:
+            await self.producer.abort_transaction()
+
+    async def send_offsets_to_transaction(
+        self, offsets: Mapping[Any, Any], group_id: ConsumerGroupMetadata | str
+    ) -> None:
+        """Commit a consumer's offsets with the transaction.
+
+        Args:
+            offsets: {TopicPartition: offset}, also of aiokafka's classes.
+            group_id: the group's id, or its ConsumerGroupMetadata.
+
+        Raises:
+            IllegalOperation: no transaction is open.
+            ValueError: the offsets or the group are malformed.
+        """
+        with aiokafka_errors:
+            await self.producer.send_offsets_to_transaction(offsets, group_id)
+
+
+class TransactionContext:
+    """One transaction, from `AIOKafkaProducer.transaction`."""
+
+    def __init__(self, producer: Producer) -> None:
+        self._scope = producer.transaction()
+
+    async def __aenter__(self) -> Self:
+        with aiokafka_errors:
+            await self._scope.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with aiokafka_errors:
+            await self._scope.__aexit__(error_type, error, traceback)
+
+
+def _taken_function(settings: dict[str, Any], name: str) -> Serializer | None:
+    """Take a serializer that is a function out of the settings. An object with `serialize` stays there."""
+    serializer = settings.get(name)
+    if not callable(serializer) or hasattr(serializer, "serialize"):
+        return None
+    del settings[name]
+    function: Serializer = serializer
+    return function

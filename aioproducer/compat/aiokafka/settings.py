@@ -1,0 +1,74 @@
+"""aiokafka's settings -> aioproducer's. Both have the same names; these are the rules for the values that differ."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+_WITHOUT_EFFECT = {
+    "loop": "the producer belongs to the event loop in which it is started",
+    "api_version": "versions are negotiated with each broker",
+}
+_DEFAULT_MECHANISM, _DEFAULT_SERVICE = "PLAIN", "kafka"
+"""aiokafka's."""
+_DEFAULT_LINGER_MS = 5
+"""aioproducer's."""
+
+
+def translated_settings(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the keywords of aioproducer.Producer for keywords of aiokafka's producer.
+
+    Settings of aioproducer that aiokafka does not have are passed on unchanged. Where a setting was left out,
+    aioproducer's default applies: acks="all" with idempotence, a linger of 5 ms, larger batches.
+    """
+    settings = {name: value for name, value in given.items() if not _is_left_out(name, value)}
+    _drop_what_has_no_effect(settings)
+    _settle_idempotence(settings)
+    _settle_sasl(settings)
+    _settle_timeouts(settings)
+    return settings
+
+
+def _is_left_out(name: str, value: object) -> bool:
+    """Return whether the value means that the setting was not given, as wrappers pass it on."""
+    if type(value) is object:
+        return True  # the marker that aiokafka has as its default of acks
+    return value is None and name != "connections_max_idle_ms"  # there, None means never
+
+
+def _drop_what_has_no_effect(settings: dict[str, Any]) -> None:
+    for name, why in _WITHOUT_EFFECT.items():
+        value = settings.pop(name, None)
+        if value is not None and value != "auto":
+            # Its category is aiokafka's own for these settings. The level is the call of AIOKafkaProducer().
+            warnings.warn(f"{name} is ignored: {why}; leave it out", DeprecationWarning, stacklevel=4)
+
+
+def _settle_idempotence(settings: dict[str, Any]) -> None:
+    """Let False, aiokafka's default, yield to a transactional id, and acks=0 or 1 turn idempotence off."""
+    if "transactional_id" in settings:
+        if not settings.get("enable_idempotence", True):
+            del settings["enable_idempotence"]
+    elif settings.get("acks") in (0, 1):
+        settings.setdefault("enable_idempotence", False)
+
+
+def _settle_sasl(settings: dict[str, Any]) -> None:
+    """Apply or drop aiokafka's defaults, which aioproducer rejects where they are not used."""
+    mechanism = settings.get("sasl_mechanism", _DEFAULT_MECHANISM)
+    if str(settings.get("security_protocol", "")).startswith("SASL_"):
+        settings["sasl_mechanism"] = mechanism
+    elif mechanism == _DEFAULT_MECHANISM:
+        settings.pop("sasl_mechanism", None)
+    if mechanism != "GSSAPI" and settings.get("sasl_kerberos_service_name") == _DEFAULT_SERVICE:
+        del settings["sasl_kerberos_service_name"]
+
+
+def _settle_timeouts(settings: dict[str, Any]) -> None:
+    """Let request_timeout_ms also limit what it limits in aiokafka: `send`, and a record without idempotence."""
+    timeout, linger = settings.get("request_timeout_ms"), settings.get("linger_ms", _DEFAULT_LINGER_MS)
+    if not isinstance(timeout, int | float) or not isinstance(linger, int | float):
+        return  # left out, or rejected by aioproducer
+    settings.setdefault("max_block_ms", timeout)
+    if not settings.get("enable_idempotence") and "transactional_id" not in settings:
+        settings.setdefault("delivery_timeout_ms", timeout + linger)

@@ -1,0 +1,37 @@
+"""The named tuples of aiokafka.structs that concern a producer."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from aioproducer import OffsetAndMetadata, TopicPartition
+from aioproducer import RecordMetadata as AcknowledgedRecord
+
+__all__ = ["OffsetAndMetadata", "RecordMetadata", "TopicPartition"]
+
+
+class RecordMetadata(NamedTuple):
+    """The place of a stored record, as a tuple."""
+
+    topic: str
+    partition: int
+    topic_partition: TopicPartition
+    offset: int | None
+    """None if the broker no longer knew the offset of a repeated record."""
+    timestamp: int
+    timestamp_type: int
+    """0: the time of the producer, 1: that of the broker."""
+    log_start_offset: int
+
+    @classmethod
+    def of(cls, record: AcknowledgedRecord) -> RecordMetadata:
+        """Return the tuple for aioproducer's RecordMetadata."""
+        return cls(
+            record.topic,
+            record.partition,
+            record.topic_partition,
+            record.offset,
+            record.timestamp,
+            record.timestamp_type,
+            record.log_start_offset,
+        )

@@ -1,0 +1,143 @@
+"""aiokafka's settings become aioproducer's: its defaults silently, what has no effect with a warning."""
+
+from __future__ import annotations
+
+import inspect
+import ssl
+import warnings
+
+import aiokafka
+import pytest
+
+from aioproducer.compat.aiokafka import AIOKafkaProducer
+from aioproducer.compat.aiokafka.errors import KafkaConfigurationError
+from aioproducer.compat.aiokafka.settings import translated_settings
+
+DEFAULTS = {
+    name: parameter.default
+    for name, parameter in inspect.signature(aiokafka.AIOKafkaProducer).parameters.items()
+}
+
+
+@pytest.mark.promise("Coming from other clients", "aiokafka's own defaults are accepted without a warning")
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_each_default_of_aiokafka_is_accepted(name, caplog):
+    assert AIOKafkaProducer(**{name: DEFAULTS[name]}).config is not None
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"transactional_id": "id"}, {"api_version": "auto", "partitioner": None}]
+)
+def test_all_defaults_of_aiokafka_together_are_accepted(more, caplog):
+    config = AIOKafkaProducer(**{**DEFAULTS, **more}).config
+
+    assert caplog.messages == []
+    assert config.acks == -1
+    assert config.enable_idempotence is ("transactional_id" in more)
+    assert config.connections_max_idle == 540
+
+
+@pytest.mark.parametrize(("name", "value"), [("loop", "a loop"), ("api_version", "2.0.0"), ("loop", 1)])
+def test_a_setting_without_effect_warns_where_the_producer_is_built(name, value):
+    with pytest.warns(DeprecationWarning, match=f"^{name} is ignored: .*leave it out$") as caught:
+        AIOKafkaProducer(**{name: value})
+
+    assert [warning.filename for warning in caught] == [__file__]
+
+
+def test_a_setting_without_effect_warns_once_for_each_place():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for _ in range(3):
+            AIOKafkaProducer(api_version="2.0.0")
+
+    assert len(caught) == 1
+
+
+def test_what_was_left_out_has_aioproducers_default():
+    config = AIOKafkaProducer().config
+
+    assert (config.acks, config.enable_idempotence, config.linger, config.batch_size) == (
+        -1,
+        True,
+        0.005,
+        262144,
+    )
+
+
+@pytest.mark.parametrize("acks", [0, 1])
+def test_weak_acks_turn_idempotence_off_without_a_warning(acks, caplog):
+    config = AIOKafkaProducer(acks=acks).config
+
+    assert (config.acks, config.enable_idempotence) == (acks, False)
+    assert caplog.messages == []
+
+
+def test_a_transactional_id_turns_idempotence_on_as_in_aiokafka():
+    assert AIOKafkaProducer(transactional_id="id", enable_idempotence=False).config.enable_idempotence
+
+
+@pytest.mark.parametrize(
+    ("settings", "block", "delivery"),
+    [
+        ({}, 60, 120),
+        ({"request_timeout_ms": 2000}, 2, 2.005),
+        ({"request_timeout_ms": 2000, "linger_ms": 0}, 2, 2),
+        ({"request_timeout_ms": 2000, "enable_idempotence": True}, 2, 120),
+        ({"request_timeout_ms": 2000, "transactional_id": "id"}, 2, 60),
+        ({"request_timeout_ms": 2000, "max_block_ms": 7000, "delivery_timeout_ms": 9000}, 7, 9),
+    ],
+)
+def test_the_time_limit_of_a_request_also_limits_what_it_limits_in_aiokafka(settings, block, delivery):
+    config = AIOKafkaProducer(**settings).config
+
+    assert (config.max_block, config.delivery_timeout) == (block, pytest.approx(delivery))
+
+
+def test_the_default_sasl_mechanism_is_plain():
+    sasl = {
+        "sasl_plain_username": "me",
+        "sasl_plain_password": "secret",
+        "ssl_context": ssl.create_default_context(),
+    }
+
+    config = AIOKafkaProducer(security_protocol="SASL_SSL", sasl_kerberos_service_name="kafka", **sasl).config
+
+    assert config.sasl_mechanism == "PLAIN"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"acks": 122},
+        {"acks": 1, "enable_idempotence": True},
+        {"compression_type": "my_custom"},
+        {"security_protocol": "SOME"},
+        {"request_timeout_ms": "soon"},
+        {"no_such_setting": 1},
+    ],
+)
+def test_settings_that_make_no_sense_are_value_errors(settings):
+    with pytest.raises(ValueError, match=next(iter(settings))) as caught:
+        AIOKafkaProducer(**settings)
+
+    assert isinstance(caught.value, KafkaConfigurationError)
+
+
+def test_aioproducers_own_settings_are_passed_on():
+    assert translated_settings({"buffer_memory": 1, "close_timeout_ms": 2}) == {
+        "buffer_memory": 1,
+        "close_timeout_ms": 2,
+    }
+
+
+def test_a_rejected_setting_leaves_no_password_in_the_traceback():
+    with pytest.raises(ValueError, match="acks") as caught:
+        AIOKafkaProducer(acks=7, sasl_plain_password="hunter2")
+
+    frame = caught.tb
+    while frame is not None:
+        if frame.tb_frame.f_code.co_filename.endswith("compat/aiokafka/producer.py"):
+            assert "hunter2" not in repr(frame.tb_frame.f_locals)
+        frame = frame.tb_next
