@@ -120,6 +120,8 @@ class Producer:
         self._sends = SendQueue(inner)
         self._log = inner._config.log(__name__)
         self._report: CloseReport | None = None
+        self._closes_at_exit = False
+        """The exit of the interpreter is its ordinary end, which needs no warning."""
 
     @classmethod
     def _around(cls, inner: AsyncProducer, *, is_attached: bool = False) -> Self:
@@ -262,9 +264,10 @@ class Producer:
 
     def _close_at_exit(self, thread: LoopThread, seconds: float) -> Callable[[], None]:
         """Begin to close at interpreter exit; the returned function waits, and logs errors instead of raising them."""
-        self._log.warning(
-            "%r was not closed; use `with` or close(). Closing it now, within %g s", self, seconds
-        )
+        if not self._closes_at_exit:
+            self._log.warning(
+                "%r was not closed; use `with` or close(). Closing it now, within %g s", self, seconds
+            )
         call = self._sends.call(partial(self._close, seconds))
 
         def closed() -> None:

@@ -24,8 +24,8 @@ from tests.support.scripted_broker import dead_port
 pytestmark = pytest.mark.slow
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
-SCRIPTS = ["service", "fastapi_app", "fan_in", "graceful_shutdown", "from_aiokafka"]
-NEED_KAFKA = [script for script in SCRIPTS if script != "fastapi_app"]
+SCRIPTS = ["service", "fastapi_app", "fan_in", "graceful_shutdown", "from_aiokafka", "wsgi_workers"]
+NEED_KAFKA = [script for script in SCRIPTS if script not in ("fastapi_app", "wsgi_workers")]
 one_loop = pytest.mark.asyncio(loop_factories=["asyncio"])
 """The examples run on loops of their own; the tests only look on."""
 DEADLINE = 30
@@ -642,3 +642,42 @@ async def test_moving_from_aiokafka_needs_no_aiokafka_in_the_end(tmp_path):
             status, _, err = await example.finish()
         assert status == 2
         assert "pip install aiokafka" in err
+
+
+# --------------------------------------------------------------------------------------------- wsgi_workers.py
+
+
+@one_loop
+async def test_each_forked_worker_sends_with_its_own_producer_and_the_end_loses_nothing():
+    async with EmbeddedCluster(topics={"orders": 1}) as cluster:
+        options = ["--bootstrap-servers", cluster.bootstrap_servers, "--port", 0, "--workers", 3]
+        async with (
+            running("wsgi_workers", *options) as example,
+            httpx.AsyncClient(timeout=DEADLINE) as client,
+        ):
+            url = f"http://127.0.0.1:{await example.line('listening on port ')}"
+            answers = []
+            while len({answer["worker"] for answer in answers}) < 2:
+                found = await asyncio.gather(
+                    *(client.post(f"{url}/orders", content=b"%d" % number) for number in range(10))
+                )
+                assert {answer.status_code for answer in found} == {201}
+                answers += [answer.json() for answer in found]
+            assert (await client.get(url)).status_code == 404
+            status, out, err = await example.finish(signal.SIGTERM)
+
+        assert (status, out, err) == (0, "", "")
+        assert sorted(answer["offset"] for answer in answers) == list(range(len(answers)))
+        assert len(cluster.records("orders", 0)) == len(answers)
+
+
+@one_loop
+async def test_workers_come_up_without_kafka_and_say_that_nothing_was_sent():
+    options = ["--bootstrap-servers", f"127.0.0.1:{dead_port()}", "--port", 0, "--patience", 0.2]
+    async with running("wsgi_workers", *options) as example, httpx.AsyncClient(timeout=DEADLINE) as client:
+        url = f"http://127.0.0.1:{await example.line('listening on port ')}"
+        answer = await client.post(f"{url}/orders", content=b"7")
+        status, _, _ = await example.finish(signal.SIGTERM)
+
+    assert (answer.status_code, answer.json()["outcome"]) == (503, "not persisted")
+    assert status == 0

@@ -1,0 +1,114 @@
+"""Producers that all code of a process shares, for frameworks that give no place to start and close one.
+
+A forked child has none of its parent's: the first call there builds its own."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+from aioproducer import CloseReport, ConfigError
+from aioproducer.blocking.loop_thread import check_may_block
+from aioproducer.blocking.producer import Producer
+from aioproducer.errors import IllegalStateError
+
+Shared = tuple[dict[str, Any], Producer]
+"""The settings that a producer was asked for with, and the producer."""
+
+_shared: tuple[Shared, ...] = ()
+"""Replaced as a whole, so it is read without the lock."""
+_inherited: list[tuple[Shared, ...]] = []
+"""Those of the parent process. They are kept, since a producer that is collected would warn that it was not closed."""
+_lock = threading.RLock()
+_is_building = False
+
+
+def shared_producer(**settings: Any) -> Producer:
+    """Return the started producer of this process with these settings. The first call builds it.
+
+        def order_placed(order_id: int) -> None:
+            producer = shared_producer(bootstrap_servers="localhost:9092")
+            producer.send("orders", str(order_id).encode()).result()
+
+    Equal settings give the same producer in all threads. It does not wait for brokers: it connects in the background,
+    and `send` waits for its topic (max_block_ms). It is closed when the interpreter exits, within 10 seconds, or by
+    `close_shared_producers`. Do not use it in a `with` statement. After a close, the next call builds a new one.
+
+    Args:
+        settings: as `Producer`, without transactional_id.
+
+    Raises:
+        ConfigError: a setting is unknown, malformed or contradicts another one; or a transactional_id was given.
+        WrongLoopError: an event loop runs in this thread.
+        IllegalStateError: the call was made while the same thread builds a shared producer, e.g. by a log handler.
+    """
+    try:
+        found = _open(settings)
+        if found is not None:
+            return found
+        check_may_block()
+        with _lock:
+            return _open(settings) or _build(settings)
+    finally:
+        del settings  # a traceback that shows locals must not show passwords
+
+
+def close_shared_producers(timeout: float | None = None) -> list[CloseReport]:
+    """Close the shared producers of this process, for a process that exits without atexit, such as Celery's workers.
+
+    Args:
+        timeout: as for `Producer.close`, for each.
+
+    Returns:
+        The report of each producer.
+    """
+    global _shared
+    check_may_block()
+    with _lock:
+        closing, _shared = _shared, ()
+    return [producer.close(timeout) for _, producer in closing]
+
+
+def _open(settings: dict[str, Any]) -> Producer | None:
+    """Return the producer with these settings, unless it does not exist or is closed."""
+    for given, producer in _shared:
+        if given == settings and producer._report is None:
+            return producer
+    return None
+
+
+def _build(settings: dict[str, Any]) -> Producer:
+    global _is_building, _shared
+    if settings.get("transactional_id") is not None:
+        raise ConfigError(
+            "a shared producer can't have a transactional_id: its records of all threads would be in one transaction, "
+            "and the processes would fence each other; build a Producer for each transactional_id",
+            setting="transactional_id",
+            value=settings["transactional_id"],
+        )
+    if _is_building:
+        raise IllegalStateError(
+            "shared_producer() was called while this thread builds a shared producer; keep the log handler that "
+            "calls it away from the loggers under 'aioproducer'"
+        )
+    _is_building = True
+    try:
+        producer = Producer(**settings)
+        producer._closes_at_exit = True
+        producer.start(wait=False)
+    finally:
+        _is_building = False
+    _shared = (*(one for one in _shared if one[1]._report is None), (dict(settings), producer))
+    return producer
+
+
+def _forked() -> None:
+    global _is_building, _lock, _shared
+    _inherited.append(_shared)
+    _shared = ()
+    _is_building = False
+    _lock = threading.RLock()  # another thread of the parent may have held the old one
+
+
+os.register_at_fork(after_in_child=_forked)
