@@ -12,7 +12,7 @@ import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, NoReturn, ParamSpec, Self, TypeVar
 
 from aioproducer import (
     BatchBuilder,
@@ -91,10 +91,13 @@ class Producer:
         ForkedError: the process was forked after start(); build a producer in the child.
     """
 
+    _asyncio_class: ClassVar[type[AsyncProducer]] = AsyncProducer
+    """The class of the producer behind it."""
+
     @_settings_of(AsyncProducer.__init__)
     def __init__(self, *args: Any, **settings: Any) -> None:
         try:
-            inner = AsyncProducer(*args, **settings)
+            inner = self._asyncio_class(*args, **settings)
         finally:
             del args, settings  # a traceback that shows locals must not show passwords
         self._wrap(inner)
@@ -138,7 +141,7 @@ class Producer:
     def from_config(cls, mapping: Mapping[str, Any], **overrides: Any) -> Self:
         """Build a producer from the configuration of this or another client; see `aioproducer.Producer.from_config`."""
         try:
-            return cls._around(AsyncProducer.from_config(mapping, **overrides))
+            return cls._around(cls._asyncio_class.from_config(mapping, **overrides))
         finally:
             del mapping, overrides  # as in __init__
 
@@ -148,7 +151,7 @@ class Producer:
     ) -> Self:
         """Build a producer from environment variables; see `aioproducer.Producer.from_env`."""
         try:
-            return cls._around(AsyncProducer.from_env(prefix, environ, **overrides))
+            return cls._around(cls._asyncio_class.from_env(prefix, environ, **overrides))
         finally:
             del environ, overrides
 
@@ -156,7 +159,7 @@ class Producer:
     def from_properties(cls, file: str | os.PathLike[str], **overrides: Any) -> Self:
         """Build a producer from a properties file; see `aioproducer.Producer.from_properties`."""
         try:
-            return cls._around(AsyncProducer.from_properties(file, **overrides))
+            return cls._around(cls._asyncio_class.from_properties(file, **overrides))
         finally:
             del overrides
 
@@ -172,7 +175,7 @@ class Producer:
     ) -> Self:
         """Take part in a transaction that another producer has begun; see `aioproducer.Producer.attach`."""
         try:
-            inner = AsyncProducer.attach(
+            inner = cls._asyncio_class.attach(
                 handle, partitions=partitions, log_append_time=log_append_time, config=config, **settings
             )
         finally:
@@ -185,7 +188,7 @@ class Producer:
     ) -> Self:
         """Take over a transaction that another producer has released; see `aioproducer.Producer.resume`."""
         try:
-            return cls._around(AsyncProducer.resume(handle, config=config, **settings))
+            return cls._around(cls._asyncio_class.resume(handle, config=config, **settings))
         finally:
             del config, settings
 

@@ -22,6 +22,7 @@ PUBLIC_MODULES = [
     "aioproducer.blocking",
     "aioproducer.compat.aiokafka",
     "aioproducer.compat.aiokafka.errors",
+    "aioproducer.compat.confluent",
     "aioproducer.hooks",
     "aioproducer.otel",
     "aioproducer.prometheus",

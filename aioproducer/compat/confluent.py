@@ -1,0 +1,217 @@
+"""Producers that take what confluent-kafka's producer takes: a dict of settings, text, dict headers, list offsets.
+
+Callbacks (`produce(on_delivery=)`) and `poll` are not here: `send` returns a future. docs/from-confluent-kafka.md shows
+how code changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol, cast
+
+from aioproducer import (
+    ConsumerGroupMetadata,
+    Delivery,
+    OffsetAndMetadata,
+    RecordMetadata,
+    TopicPartition,
+    blocking,
+)
+from aioproducer import Producer as AsyncProducer
+from aioproducer.errors import InvalidRecordError
+from aioproducer.settings.entries import entries_of_mapping, resolve
+
+__all__ = ["BlockingProducer", "Offset", "Producer"]
+
+AnyHeaders = Mapping[str, str | bytes | None] | Iterable[tuple[str, str | bytes | None]]
+"""Headers as a dict or as a list, with bytes or text."""
+
+PARTITION_UA = -1
+"""librdkafka's "any partition"."""
+
+
+class Offset(Protocol):
+    """An offset of a partition, such as confluent_kafka.TopicPartition."""
+
+    @property
+    def topic(self) -> str:
+        """The name of the topic."""
+
+    @property
+    def partition(self) -> int:
+        """The number of the partition."""
+
+    @property
+    def offset(self) -> int:
+        """The offset of the next record to read. A negative one stands for no offset."""
+
+
+Offsets = Iterable[Offset] | Mapping[Any, Any]
+
+
+class Producer(AsyncProducer):
+    """`aioproducer.Producer` with confluent-kafka's arguments.
+
+        async with Producer({"bootstrap.servers": "localhost:9092", "linger.ms": 5}) as producer:
+            await producer.send("orders", "text", key="42", headers={"source": "web"})
+
+    Args:
+        config: settings by the names of librdkafka, Java or aioproducer.
+        settings: as `aioproducer.Producer`; they win over `config`.
+
+    A record's value, key and header values may be str, which is encoded as UTF-8; a str for a serializer is passed on.
+    Headers may be a dict. partition=-1 leaves the choice to the partitioner. The default partitioner is librdkafka's,
+    "consistent_random", so that keys stay in their partitions.
+
+    Raises:
+        ConfigError: as `aioproducer.Producer.from_config`.
+    """
+
+    def __init__(self, config: Mapping[str, Any] | None = None, /, **settings: Any) -> None:
+        try:
+            if config is not None:
+                self._sourced = resolve(entries_of_mapping(config), settings)
+                settings = dict(self._sourced.settings)
+            if not any(name.startswith("partitioner") for name in settings):
+                settings["partitioner"] = "consistent_random"
+            super().__init__(**settings)
+        finally:
+            del config, settings  # a traceback that shows locals must not show passwords
+
+    async def send(
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        headers: AnyHeaders | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> Delivery:
+        """Put a record into the buffer and return its delivery; see `aioproducer.Producer.send`."""
+        record = _record(self, topic, value, key, partition, timestamp_ms, headers)
+        return await super().send(*record, timeout=timeout)
+
+    async def send_and_wait(
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        headers: AnyHeaders | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> RecordMetadata:
+        """Send a record and wait for its acknowledgement; see `aioproducer.Producer.send_and_wait`."""
+        record = _record(self, topic, value, key, partition, timestamp_ms, headers)
+        return await super().send_and_wait(*record, timeout=timeout)
+
+    def try_send(
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        headers: AnyHeaders | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> Delivery:
+        """Put a record into the buffer without waiting; see `aioproducer.Producer.try_send`."""
+        record = _record(self, topic, value, key, partition, timestamp_ms, headers)
+        return super().try_send(*record, timeout=timeout)
+
+    async def send_offsets_to_transaction(
+        self, offsets: Offsets, group_id: ConsumerGroupMetadata | str | bytes
+    ) -> None:
+        """Commit a consumer's position as a part of the transaction.
+
+        Args:
+            offsets: a list of confluent_kafka.TopicPartition, such as `consumer.position(consumer.assignment())`, or a
+                mapping as for `aioproducer.Producer`. Negative offsets, such as OFFSET_INVALID, are left out, as in
+                librdkafka.
+            group_id: what `consumer.consumer_group_metadata()` returns, a ConsumerGroupMetadata, or the group's id.
+
+        Raises:
+            Others as `aioproducer.Producer.send_offsets_to_transaction`.
+        """
+        await super().send_offsets_to_transaction(_offsets(offsets), group_id)
+
+
+class BlockingProducer(blocking.Producer):
+    """`aioproducer.blocking.Producer` with confluent-kafka's arguments, as `Producer` has them.
+
+    with BlockingProducer({"bootstrap.servers": "localhost:9092"}) as producer:
+        producer.send("orders", "text", key="42").result()
+    """
+
+    _asyncio_class = Producer
+
+    def __init__(self, config: Mapping[str, Any] | None = None, /, **settings: Any) -> None:
+        try:
+            super().__init__(cast(Any, config), **settings)
+        finally:
+            del config, settings
+
+    def send(
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        headers: AnyHeaders | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> blocking.Delivery:
+        """Put a record into the buffer and return its delivery; see `aioproducer.blocking.Producer.send`."""
+        # Converted before it is queued: only a record of bytes is queued without a wait.
+        record = _record(self, topic, value, key, partition, timestamp_ms, headers)
+        return super().send(*record, timeout=timeout)
+
+
+Record = tuple[str, Any, Any, int | None, int | None, Any]
+
+
+def _record(
+    producer: Producer | BlockingProducer,
+    topic: str,
+    value: Any,
+    key: Any,
+    partition: int | None,
+    timestamp_ms: int | None,
+    headers: Any,
+) -> Record:
+    """Return the arguments of `aioproducer.Producer.send`. Its checks reject what is not converted here."""
+    config = producer.config
+    if type(value) is str and config.value_serializer is None:
+        value = value.encode()
+    if type(key) is str and config.key_serializer is None:
+        key = key.encode()
+    if isinstance(headers, Mapping):
+        headers = list(headers.items())
+    if isinstance(headers, list | tuple) and any(_has_text(header) for header in headers):
+        headers = [(header[0], header[1].encode()) if _has_text(header) else header for header in headers]
+    return topic, value, key, None if partition == PARTITION_UA else partition, timestamp_ms, headers
+
+
+def _has_text(header: Any) -> bool:
+    return isinstance(header, tuple) and len(header) == 2 and type(header[1]) is str
+
+
+def _offsets(offsets: Any) -> Mapping[TopicPartition, OffsetAndMetadata]:
+    """Convert a list of offsets. A mapping is returned unchanged."""
+    if isinstance(offsets, Mapping) or isinstance(offsets, str | bytes) or not isinstance(offsets, Iterable):
+        return cast(Mapping[TopicPartition, OffsetAndMetadata], offsets)
+    found = {}
+    for one in offsets:
+        if not hasattr(one, "offset") or not hasattr(one, "partition"):
+            raise InvalidRecordError(f"offsets: {one!r} has no topic, partition and offset")
+        if isinstance(one.offset, int) and one.offset < 0:
+            continue  # a logical offset
+        epoch, metadata = getattr(one, "leader_epoch", None), getattr(one, "metadata", None)
+        found[TopicPartition(one.topic, one.partition)] = OffsetAndMetadata(
+            one.offset, metadata or "", -1 if epoch is None else epoch
+        )
+    return found
