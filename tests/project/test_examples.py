@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from aioproducer import Producer
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.testing import EmbeddedCluster
 from tests.conftest import MS
@@ -24,8 +25,16 @@ from tests.support.scripted_broker import dead_port
 pytestmark = pytest.mark.slow
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
-SCRIPTS = ["service", "fastapi_app", "fan_in", "graceful_shutdown", "from_aiokafka", "wsgi_workers"]
-NEED_KAFKA = [script for script in SCRIPTS if script not in ("fastapi_app", "wsgi_workers")]
+SCRIPTS = [
+    "service",
+    "fastapi_app",
+    "fan_in",
+    "graceful_shutdown",
+    "from_aiokafka",
+    "wsgi_workers",
+    "faststream_app",
+]
+NEED_KAFKA = [script for script in SCRIPTS if script not in ("fastapi_app", "wsgi_workers", "faststream_app")]
 one_loop = pytest.mark.asyncio(loop_factories=["asyncio"])
 """The examples run on loops of their own; the tests only look on."""
 DEADLINE = 30
@@ -681,3 +690,48 @@ async def test_workers_come_up_without_kafka_and_say_that_nothing_was_sent():
 
     assert (answer.status_code, answer.json()["outcome"]) == (503, "not persisted")
     assert status == 0
+
+
+# ------------------------------------------------------------------------------------------- faststream_app.py
+
+
+@one_loop
+async def test_a_faststream_app_publishes_with_aioproducer():
+    async with EmbeddedCluster(topics={"orders": 1, "receipts": 1}) as cluster:
+        options = ["--bootstrap-servers", cluster.bootstrap_servers, "--count", 3]
+        async with (
+            running("faststream_app", *options) as example,
+            Producer(cluster.bootstrap_servers) as producer,
+        ):
+            for number in range(3):
+                await producer.send_and_wait("orders", b'{"customer": "ann", "item": %d}' % number)
+            status, out, err = await example.finish()
+
+        assert (status, "no receipt" in err) == (0, False)
+        assert [line for line in out.splitlines() if line.startswith("receipt")] == [
+            f"receipt at partition 0, offset {number}" for number in range(3)
+        ]
+        assert [(record.key, json.loads(record.value)) for record in cluster.records("receipts", 0)] == [
+            (b"ann", {"customer": "ann", "text": f"item {number} for ann"}) for number in range(3)
+        ]
+        # aiokafka's producer is not idempotent by default.
+        assert all(batch.header.producer_id >= 0 for batch in cluster.batches("receipts", 0))
+
+
+@one_loop
+async def test_a_faststream_app_goes_on_after_a_record_that_fails():
+    async with EmbeddedCluster(topics={"orders": 1, "receipts": 1}) as cluster:
+        cluster.faults.add(PRODUCE, error=ErrorCode.POLICY_VIOLATION, topic="receipts")
+        options = ["--bootstrap-servers", cluster.bootstrap_servers, "--count", 1]
+        async with (
+            running("faststream_app", *options) as example,
+            Producer(cluster.bootstrap_servers) as producer,
+        ):
+            for name in ("ann", "bob"):
+                await producer.send_and_wait("orders", b'{"customer": "%s", "item": 1}' % name.encode())
+            status, _, err = await example.finish()
+
+        assert status == 0
+        assert "no receipt for ann: " in err
+        assert "POLICY_VIOLATION" in err
+        assert [record.key for record in cluster.records("receipts", 0)] == [b"bob"]
