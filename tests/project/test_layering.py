@@ -82,7 +82,7 @@ STEPS: dict[str, int] = {
 
 ROOMS_WITH_STEPS = {name.partition(".")[0] for name in STEPS}
 
-ONLY_THE_PUBLIC_NAMES = {"blocking", "spark", "cli", "compat"}
+ONLY_THE_PUBLIC_NAMES = {"__main__", "blocking", "cli", "compat", "spark"}
 """Built on the package as users see it."""
 
 TESTING_MAY_IMPORT = {"errors", "types", "protocol", "cluster", "testing"}
@@ -91,6 +91,7 @@ DOUBLES = {"testing.recording"}
 
 MAY_IMPORT_ASYNCIO = {
     "blocking",
+    "cli",
     "compat.aiokafka.future",
     "concurrency",
     "core",

@@ -15,6 +15,7 @@ from tests.project.test_layering import PACKAGE, modules
 TESTS = Path(__file__).parent.parent
 
 WITHOUT_TESTS_OF_THEIR_OWN = {
+    "cli.options": "declarations; test_app.py shows the help of each command",
     "otel": "a re-export; test_exports.py imports it",
     "prometheus": "a re-export; test_exports.py imports it",
     "protocol.api_keys": "a table; test_api.py and test_golden.py use each row",

@@ -95,7 +95,7 @@ def test_requirements_have_a_lower_and_an_upper_bound():
 @pytest.mark.promise("Packaging", "all four codecs work after a plain install")
 @pytest.mark.promise("Packaging", "uvloop is optional and never imported by the package")
 def test_a_plain_install_brings_all_that_the_package_imports_and_no_loop():
-    built_on_it = {"blocking", "spark", "testing"}
+    built_on_it = {"blocking", "cli", "spark", "testing"}
     needs_its_extra = {"observe/otel.py", "observe/prometheus.py"}
     sources = [
         path

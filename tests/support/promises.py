@@ -34,6 +34,7 @@ SECTIONS = (
     "Simulation and fuzzing",
     "Blocking producer",
     "Observability",
+    "Command line",
     "Spark",
     "Docs",
     "Speed",

@@ -40,7 +40,7 @@ PHRASES: dict[str, re.Pattern[str]] = {
 
 PARTS = [
     *(f"aioproducer/{room}" for room in (
-        "blocking", "compat", "concurrency", "network", "protocol", "records", "security", "sending", "settings",
+        "blocking", "cli", "compat", "concurrency", "network", "protocol", "records", "security", "sending", "settings",
         "spark", "testing", "transactions",
     )),
     "aioproducer",

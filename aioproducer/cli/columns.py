@@ -1,0 +1,127 @@
+"""Columns: the fields of an input row that become the key, the headers and other parts of its record."""
+
+from __future__ import annotations
+
+import base64
+import difflib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+from aioproducer.cli.rows import Record
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The names of the columns that are parts of a record. The others are its value, as a JSON object."""
+
+    key: str | None = None
+    value: str | None = None
+    """The column that is the value. The columns that are not named are dropped then."""
+    headers: tuple[str, ...] = ()
+    """Each is a header of its own name."""
+    timestamp: str | None = None
+    partition: str | None = None
+    keep: bool = False
+    """The value contains all columns, also those that are other parts of the record."""
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """All columns that are parts of a record."""
+        one_each = (self.key, self.value, self.timestamp, self.partition)
+        return (*(name for name in one_each if name is not None), *self.headers)
+
+    def check(self, names: Iterable[str]) -> None:
+        """Raise ValueError if a column does not exist."""
+        names = list(names)
+        for name in self.named:
+            if name not in names:
+                near = difflib.get_close_matches(name, names, 1)
+                advice = f"did you mean {near[0]}?" if near else f"the columns are {', '.join(names)}"
+                raise ValueError(f"there is no column {name}; {advice}")
+
+    def rest(self, names: Iterable[str]) -> list[str]:
+        """Return the columns that the value consists of, if no column is the value by itself."""
+        taken = () if self.keep else self.named
+        return [name for name in names if name not in taken]
+
+    def record(self, row: Mapping[str, Any]) -> Record:
+        """Return the record of an input row. A field that is absent counts as null.
+
+        Raises:
+            ValueError: a field cannot be the part of a record that it was named for.
+        """
+        if self.value is not None:
+            value = to_bytes(row.get(self.value))
+        else:
+            value = to_json({name: row[name] for name in self.rest(row)})
+        return Record(
+            value,
+            None if self.key is None else to_bytes(row.get(self.key)),
+            [(name, to_bytes(row.get(name))) for name in self.headers] or None,
+            None if self.timestamp is None else to_timestamp(row.get(self.timestamp), self.timestamp),
+            None if self.partition is None else to_partition(row.get(self.partition), self.partition),
+        )
+
+
+def to_bytes(value: Any) -> bytes | None:
+    """Return text and bytes as they are, other values as JSON, and null as None."""
+    if value is None or isinstance(value, bytes):
+        return value
+    return value.encode() if isinstance(value, str) else to_json(value)
+
+
+def to_json(value: Any) -> bytes:
+    """Return JSON. Binary data becomes base64; times become ISO 8601; decimals become strings."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_for_json).encode()
+
+
+def _for_json(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, datetime | date | time):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, Decimal | UUID):
+        return str(value)
+    raise ValueError(f"a {type(value).__name__} cannot become JSON")
+
+
+def to_timestamp(value: Any, name: str) -> int | None:
+    """Return milliseconds since 1970. Text is a number of them, or a time in ISO 8601, in UTC if it names no zone.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
+        return value
+    when = value
+    if isinstance(value, str):
+        if value.strip().isascii() and value.strip().isdigit():
+            return int(value)
+        try:
+            when = datetime.fromisoformat(value)
+        except ValueError:
+            pass
+    if not isinstance(when, datetime):
+        raise ValueError(f"{name}={value!r} is neither milliseconds since 1970 nor a time in ISO 8601")
+    when = when if when.tzinfo is not None else when.replace(tzinfo=UTC)
+    return (when - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)
+
+
+def to_partition(value: Any, name: str) -> int | None:
+    """Return the number of a partition.
+
+    Raises:
+        ValueError: it is not a whole number.
+    """
+    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
+        return value
+    if isinstance(value, str) and value.strip().isascii() and value.strip().isdigit():
+        return int(value)
+    raise ValueError(f"{name}={value!r} is not the number of a partition")

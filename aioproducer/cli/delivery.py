@@ -1,0 +1,156 @@
+"""Sends the rows of a feed and enters their results into the ledger; without a transaction.
+
+transactions.py has the same for `--transaction`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from aioproducer import CloseReport, KafkaError, Producer, Receipt
+from aioproducer.cli.exits import ExitCode, code_of
+from aioproducer.cli.failed_file import FailedFile
+from aioproducer.cli.feed import Feed
+from aioproducer.cli.ledger import Ledger
+from aioproducer.cli.rows import Rows
+
+STEPS_PER_SECOND = 20
+"""With --rate, records are sent in so many steps a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The parts of the records that are the same in all."""
+
+    topic: str
+    partition: int | None = None
+    headers: tuple[tuple[str, bytes], ...] = ()
+    rate: float | None = None
+    """The most records a second."""
+
+    def complete(self, rows: Rows) -> Rows:
+        """Return rows with these parts."""
+        headers: Any = rows.headers
+        if self.headers:
+            own = [rows.record(index).headers or [] for index in range(len(rows))]
+            headers = [[*some, *self.headers] for some in own]
+        return replace(
+            rows, headers=headers, partitions=rows.partitions if self.partition is None else self.partition
+        )
+
+    async def send(self, producer: Producer, rows: Rows) -> Receipt:
+        """Send rows, which are not empty."""
+        return await producer.send_many(
+            self.topic,
+            rows.values,
+            keys=rows.keys,
+            headers=rows.headers,
+            timestamps=rows.timestamps,
+            partitions=rows.partitions,
+        )
+
+
+class Delivery:
+    """One run of `produce`. `run()` returns when every record that was sent has its result."""
+
+    def __init__(
+        self, producer: Producer, feed: Feed, target: Target, ledger: Ledger, failed: FailedFile | None
+    ) -> None:
+        self.producer = producer
+        self.feed = feed
+        self.target = target
+        self.ledger = ledger
+        self.problem = ""
+        """Why the run stopped before the end of the input, apart from records that failed."""
+        self.code = ExitCode.OK
+        """The exit code of the problem."""
+        self._failed = failed
+        self._next_at = 0.0
+        """Loop time before which nothing is sent, with --rate."""
+        self._sent: asyncio.Queue[tuple[Rows, Receipt | None] | None] = asyncio.Queue()
+        self._end: asyncio.Task[CloseReport] | None = None
+
+    async def run(self) -> None:
+        """Send all rows and wait for their results."""
+        settling = asyncio.create_task(self._settle_all(), name="aioproducer results")
+        try:
+            while (rows := await self.feed.next()) is not None:
+                async for part in self.parts(rows):
+                    if not await self._send(part):
+                        break
+        finally:
+            self._sent.put_nowait(None)
+            await settling
+
+    def give_up(self) -> None:
+        """Fail the records that have no result yet, so that `run()` ends."""
+        if self._end is None:
+            self._end = asyncio.create_task(self.producer.close(timeout=0), name="aioproducer close")
+
+    async def close(self) -> None:
+        """Stop the producer."""
+        if self._end is not None:
+            await self._end
+        await self.producer.close()
+
+    async def parts(self, rows: Rows) -> AsyncIterator[Rows]:
+        """Yield the rows in the parts and at the times that --rate asks for, until the feed is stopped."""
+        rate = self.target.rate
+        rows = self.target.complete(rows)
+        size = len(rows) if rate is None else max(1, int(rate / STEPS_PER_SECOND))
+        loop = asyncio.get_running_loop()
+        for start in range(0, max(len(rows), 1), max(size, 1)):
+            part = rows.part(start, start + size)
+            if rate is not None:
+                await self.feed.pause(self._next_at - loop.time())
+                self._next_at = max(self._next_at, loop.time()) + len(part) / rate
+            if self.feed.is_stopped:
+                return
+            yield part
+
+    async def _send(self, rows: Rows) -> bool:
+        """Send rows. Return False if no row was sent, which ends the run."""
+        if not len(rows):
+            self._sent.put_nowait((rows, None))
+            return True
+        try:
+            receipt = await self.target.send(self.producer, rows)
+        except KafkaError as error:
+            self.stop_for(error)
+            return False
+        self._sent.put_nowait((rows, receipt))
+        return True
+
+    async def _settle_all(self) -> None:
+        while (sent := await self._sent.get()) is not None:
+            rows, receipt = sent
+            if receipt is not None:
+                await receipt.wait()
+            self.enter(rows, {} if receipt is None else receipt.errors)
+
+    def enter(self, rows: Rows, errors: Mapping[int, BaseException]) -> None:
+        """Enter the results of rows: first into the file of failed records, then into the ledger."""
+        saved = False
+        if errors and self._failed is not None:
+            try:
+                self._failed.write(rows, errors)
+                saved = True
+            except OSError as error:
+                self._failed_file_broke(error)
+        self.ledger.settle(rows, errors, saved=saved)
+        if self.ledger.has_gap:
+            self.feed.stop()
+
+    def _failed_file_broke(self, error: OSError) -> None:
+        assert self._failed is not None
+        self.problem = self.problem or f"--failed {self._failed.path} cannot be written: {error.strerror}"
+        self.code = ExitCode.FAILED
+        self._failed = None
+
+    def stop_for(self, error: KafkaError) -> None:
+        """End the run because of an error that concerns more than single records."""
+        self.feed.stop()
+        if not self.problem and self._end is None:
+            self.problem, self.code = str(error), code_of(error)

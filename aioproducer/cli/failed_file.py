@@ -1,0 +1,62 @@
+"""The file of records that were not delivered, as JSON lines that `produce --format records` reads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from aioproducer.cli.exits import UsageError
+from aioproducer.cli.json_lines import record_line
+from aioproducer.cli.ledger import outcome_of
+from aioproducer.cli.rows import Rows
+
+
+class FailedFile:
+    """Appends records to a file. It is created when the first record is written, so that no empty file remains."""
+
+    def __init__(self, path: Path) -> None:
+        """Check that the file can be written.
+
+        Raises:
+            UsageError: it cannot, or it has content: the records of two runs would be mixed.
+        """
+        self.path = path
+        self._descriptor = -1
+        if path.is_dir():
+            raise UsageError(f"--failed {path}: it is a directory")
+        if path.is_file() and path.stat().st_size:
+            raise UsageError(f"--failed {path}: the file has records of an earlier run; move it away first")
+        if not path.exists() and not os.access(path.parent, os.W_OK):
+            raise UsageError(f"--failed {path}: the directory does not exist or cannot be written")
+
+    def write(self, rows: Rows, errors: Mapping[int, BaseException]) -> None:
+        """Append the failed records with their row, error and outcome.
+
+        Raises:
+            OSError: they were not written, or only in part.
+        """
+        lines = [
+            record_line(
+                rows.record(index),
+                row=rows.numbers[index],
+                error=str(error),
+                outcome=outcome_of(error).value,
+            )
+            for index, error in sorted(errors.items())
+        ]
+        if self._descriptor < 0:
+            self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        data = memoryview(b"".join(lines))
+        while data:
+            data = data[os.write(self._descriptor, data) :]
+
+    def close(self) -> None:
+        """Close the file.
+
+        Raises:
+            OSError: its content may not be on the disk.
+        """
+        if self._descriptor >= 0:
+            descriptor, self._descriptor = self._descriptor, -1
+            os.close(descriptor)

@@ -1,0 +1,131 @@
+"""The feed: a thread reads the input and hands its rows to the event loop, a few pieces ahead."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from aioproducer.cli.rows import InputProblem, Rows
+from aioproducer.cli.source import Source
+
+PIECES_AHEAD = 4
+
+Reader = Callable[[Source, int], Iterator[Rows]]
+"""Yields the rows of a source. The number is that of the rows before it."""
+
+
+class Feed:
+    """The rows of all sources, one after the other. It belongs to one event loop."""
+
+    def __init__(self, sources: list[Source], reader_of: Callable[[Source], Reader], skip: int = 0) -> None:
+        """Prepare the feed.
+
+        Args:
+            sources: the files, in order.
+            reader_of: returns the reader for the format of a source.
+            skip: the number of rows at the beginning that are not sent.
+        """
+        self._sources = sources
+        self._reader_of = reader_of
+        self._skip = skip
+        self._loop = asyncio.get_running_loop()
+        self._pieces: deque[Rows] = deque()
+        self._news = asyncio.Event()
+        self._room = threading.Semaphore(PIECES_AHEAD)
+        self._is_complete = False
+        self.is_stopped = False
+        """No more rows are handed out, because of Ctrl-C or a failed record."""
+        self.problem: str = ""
+        """Why the input could not be read to its end."""
+        self.rows_read: int | None = None
+        """The number of rows of the whole input; None until it was read to its end."""
+        self.bytes_read = 0
+
+    @property
+    def size(self) -> int | None:
+        """The size of all sources in bytes; None if one of them has no size."""
+        sizes = [source.size for source in self._sources]
+        return None if None in sizes else sum(size or 0 for size in sizes)
+
+    def start(self) -> None:
+        """Begin to read, in a thread that does not keep the process alive."""
+        threading.Thread(target=self._read_all, name="aioproducer input", daemon=True).start()
+
+    def stop(self) -> None:
+        """Hand out no more rows."""
+        self.is_stopped = True
+        self._news.set()
+
+    async def next(self, timeout: float | None = None) -> Rows | None:
+        """Return the next rows; None at the end of the input and after `stop()`.
+
+        Raises:
+            TimeoutError: there were none for `timeout` seconds.
+        """
+        while not self.is_stopped:
+            if self._pieces:
+                rows = self._pieces.popleft()
+                self._room.release()
+                self.bytes_read = rows.bytes_read
+                return rows
+            if self._is_complete:
+                return None
+            self._news.clear()
+            async with asyncio.timeout(timeout):
+                await self._news.wait()
+        return None
+
+    async def pause(self, seconds: float) -> None:
+        """Wait, but not after `stop()`."""
+        end = self._loop.time() + seconds
+        while not self.is_stopped and (left := end - self._loop.time()) > 0:
+            self._news.clear()
+            try:
+                await asyncio.wait_for(self._news.wait(), left)
+            except TimeoutError:
+                return
+
+    # ------------------------------------------------------------------------------------------- in the thread
+
+    def _read_all(self) -> None:
+        problem = ""
+        number, bytes_before = 0, 0
+        for source in self._sources:
+            try:
+                for rows in self._reader_of(source)(source, number):
+                    number = rows.last
+                    self._hand_over(rows, bytes_before)
+            except (InputProblem, OSError) as error:
+                said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+                problem = f"{source.name}: {said}"
+                break
+            bytes_before += source.bytes_read
+        self._call(self._complete, problem, number)
+
+    def _hand_over(self, rows: Rows, bytes_before: int) -> None:
+        if rows.last <= self._skip:
+            return
+        if len(rows) and rows.numbers[0] <= self._skip:
+            rows = rows.without(self._skip)
+        self._room.acquire()
+        self._call(self._add, replace(rows, bytes_read=bytes_before + rows.bytes_read))
+
+    def _call(self, method: Callable[..., None], *arguments: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(method, *arguments)
+        except RuntimeError:
+            pass  # the loop is closed: the command has ended
+
+    # --------------------------------------------------------------------------------------------- in the loop
+
+    def _add(self, rows: Rows) -> None:
+        self._pieces.append(rows)
+        self._news.set()
+
+    def _complete(self, problem: str, rows: int) -> None:
+        self.problem, self.rows_read = problem, rows
+        self._is_complete = True
+        self._news.set()

@@ -1,0 +1,73 @@
+"""The ledger of a run: counts records by their result, and knows the row up to which everything is settled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from aioproducer import Outcome
+from aioproducer.cli.rows import Rows
+
+
+class Ledger:
+    """The results so far. Rows arrive in their order, each with all its results.
+
+    A record is delivered if a broker has acknowledged it and, in a transaction, the commit was acknowledged.
+    """
+
+    def __init__(self, skip: int = 0) -> None:
+        self.delivered = 0
+        self.failed = 0
+        """Certainly not in the log, or in an aborted transaction."""
+        self.unknown = 0
+        """May be in the log."""
+        self.saved = 0
+        """Records of `failed` and `unknown` that are in the file of failed records."""
+        self.through = skip
+        """Every record up to this row is delivered, or is in the file of failed records."""
+        self.delivered_later = 0
+        """Records behind `through` that are delivered."""
+        self.first_error = ""
+        self._is_gapless = True
+
+    @property
+    def has_gap(self) -> bool:
+        """Whether a record was neither delivered nor saved, so that the run must stop."""
+        return not self._is_gapless
+
+    def settle(self, rows: Rows, errors: Mapping[int, BaseException], *, saved: bool) -> None:
+        """Enter the results of rows.
+
+        Args:
+            rows: they follow those of the last call.
+            errors: the error of each record that was not delivered, by its index.
+            saved: the failed records are in the file of failed records.
+        """
+        unknown = sum(outcome_of(error) is Outcome.UNKNOWN for error in errors.values())
+        self.delivered += len(rows) - len(errors)
+        self.failed += len(errors) - unknown
+        self.unknown += unknown
+        if saved:
+            self.saved += len(errors)
+        first = min(errors, default=None)
+        if first is not None:
+            self.note(rows.numbers[first], errors[first])
+        if not self._is_gapless:
+            self.delivered_later += len(rows) - len(errors)
+            return
+        if first is None or saved:
+            self.through = rows.last
+        else:
+            self.through = rows.numbers[first] - 1
+            self._is_gapless = False
+            self.delivered_later = len(rows) - len(errors) - first
+
+    def note(self, row: int, error: BaseException) -> None:
+        """Keep the text of the first error, for the report."""
+        if not self.first_error:
+            self.first_error = f"row {row}: {error}"
+
+
+def outcome_of(error: BaseException) -> Outcome:
+    """Return whether the record may be in the log; UNKNOWN for errors that do not say it."""
+    outcome = getattr(error, "outcome", Outcome.UNKNOWN)
+    return outcome if isinstance(outcome, Outcome) else Outcome.UNKNOWN

@@ -1,0 +1,51 @@
+"""Options that several commands have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+CLUSTER = "Cluster"
+
+Servers = Annotated[
+    str | None,
+    typer.Option(
+        "-b",
+        "--bootstrap-servers",
+        metavar="HOST:PORT,...",
+        help="Addresses of the cluster. Default: those of -F or of AIOPRODUCER_BOOTSTRAP_SERVERS, or localhost:9092.",
+        show_default=False,
+        rich_help_panel=CLUSTER,
+    ),
+]
+SettingsFile = Annotated[
+    Path | None,
+    typer.Option(
+        "-F",
+        "--config",
+        metavar="FILE",
+        help="A properties file with settings by the names of Java's clients or of librdkafka. The place for secrets.",
+        show_default=False,
+        rich_help_panel=CLUSTER,
+    ),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "-X",
+        "--set",
+        metavar="KEY=VALUE",
+        help="One more setting, which wins over the file. Repeatable. Not for secrets: other users can see it.",
+        show_default=False,
+        rich_help_panel=CLUSTER,
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Write the result as one line of JSON.")]
+Verbose = Annotated[
+    int,
+    typer.Option(
+        "-v", "--verbose", count=True, help="Show what the library logs; -vv for more.", show_default=False
+    ),
+]

@@ -1,0 +1,91 @@
+"""Rows: a piece of the input as columns of records, with the number of the input row of each record."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+
+class InputProblem(Exception):
+    """The input cannot be read from some row on. The text names the file and the row."""
+
+
+class Record(NamedTuple):
+    """The parts of one record, as `send` takes them."""
+
+    value: Any = None
+    key: Any = None
+    headers: Any = None
+    timestamp: Any = None
+    partition: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Columns for `send_many`: lists, or Arrow data. All have the same length; a column that is None is absent."""
+
+    numbers: Sequence[int]
+    """The number of the input row of each record, from 1 over all files, ascending."""
+    last: int
+    """The number of the last input row that was read, which may have no record (a blank line)."""
+    values: Any
+    keys: Any = None
+    headers: Any = None
+    timestamps: Any = None
+    partitions: Any = None
+    bytes_read: int = 0
+    """Bytes of the input up to the end of these rows."""
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def part(self, start: int, stop: int) -> Rows:
+        """Return the records from index `start` up to `stop`."""
+        stop = min(stop, len(self))
+        if start == 0 and stop == len(self):
+            return self
+        return replace(
+            self,
+            numbers=self.numbers[start:stop],
+            last=self.last if stop == len(self) else self.numbers[stop] - 1,
+            **{name: _sliced(getattr(self, name), start, stop) for name in _COLUMNS},
+        )
+
+    def without(self, skip: int) -> Rows:
+        """Return the records behind input row number `skip`."""
+        start = next((index for index, number in enumerate(self.numbers) if number > skip), len(self))
+        return self.part(start, len(self)) if start < len(self) else _empty(self)
+
+    def record(self, index: int) -> Record:
+        """Return the parts of one record as Python objects."""
+        return Record(*(_item(getattr(self, name), index) for name in _COLUMNS))
+
+
+_COLUMNS = ("values", "keys", "headers", "timestamps", "partitions")
+
+
+def _sliced(column: Any, start: int, stop: int) -> Any:
+    if column is None or isinstance(column, int):
+        return column
+    return column[start:stop] if isinstance(column, list) else column.slice(start, stop - start)
+
+
+def _item(column: Any, index: int) -> Any:
+    if column is None or isinstance(column, int):
+        return column
+    item = column[index]
+    return item.as_py() if hasattr(item, "as_py") else item
+
+
+def _empty(rows: Rows) -> Rows:
+    return Rows((), rows.last, [], bytes_read=rows.bytes_read)
+
+
+def rows_of(records: Sequence[Record], numbers: Sequence[int], last: int, bytes_read: int) -> Rows:
+    """Return records as columns; a part that no record has becomes None."""
+    columns = [list(column) for column in zip(*records, strict=True)] or [[], [], [], [], []]
+    keys, headers, timestamps, partitions = (
+        None if all(item is None for item in column) else column for column in columns[1:]
+    )
+    return Rows(numbers, last, columns[0], keys, headers, timestamps, partitions, bytes_read)

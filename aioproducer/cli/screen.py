@@ -1,0 +1,98 @@
+"""The screen: what a command writes. Results go to standard output, all else to standard error.
+
+A stream that is closed early (`| head`) ends the output and not the command."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+
+class _Console(Console):
+    """A console that goes on without a word after its stream was closed."""
+
+    def on_broken_pipe(self) -> None:
+        """Write to nowhere from now on; the interpreter would complain at its end otherwise."""
+        self.quiet = True
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self.file.fileno())
+        os.close(nowhere)
+
+
+class Screen:
+    """Standard output and standard error of one command."""
+
+    def __init__(self, *, as_json: bool = False) -> None:
+        self.as_json = as_json
+        self.out = _Console(highlight=False, soft_wrap=True)
+        self.err = _Console(stderr=True, highlight=False, soft_wrap=True)
+        is_unicode = (self.err.encoding or "").lower().startswith("utf")
+        self.tick, self.cross = ("✓", "✗") if is_unicode else ("ok:", "FAILED:")
+
+    def result(self, what: RenderableType) -> None:
+        """Write a part of the result for people; nothing with --json."""
+        if not self.as_json:
+            self.out.print(Text(what) if isinstance(what, str) else what)
+
+    def json(self, value: Any) -> None:
+        """Write the result for programs: one line of JSON."""
+        self.out.print(Text(json.dumps(value, ensure_ascii=not self._is_utf8, default=str)))
+
+    @property
+    def _is_utf8(self) -> bool:
+        return (self.out.encoding or "").lower().startswith("utf")
+
+    def say(self, text: str, style: str = "") -> None:
+        """Write a message to standard error."""
+        self.err.print(Text(text, style=style))
+
+    def warn(self, text: str) -> None:
+        """Write a warning to standard error."""
+        self.err.print(Text.assemble(("warning: ", "yellow"), text))
+
+    def fail(self, text: str) -> None:
+        """Write the reason why the command failed to standard error."""
+        self.err.print(Text.assemble((f"{self.cross} ", "bold red"), text))
+
+    def show_log(self, verbosity: int) -> None:
+        """Show the library's log: warnings, with -v information, with -vv everything."""
+        log = logging.getLogger("aioproducer")
+        log.setLevel([logging.WARNING, logging.INFO, logging.DEBUG][min(verbosity, 2)])
+        log.addHandler(_ToScreen(self))
+        log.propagate = False
+
+    def flush(self) -> None:
+        """Write what is still in the buffers.
+
+        Raises:
+            OSError: a stream cannot be written, for example because the disk is full.
+        """
+        for console, stream in ((self.out, sys.stdout), (self.err, sys.stderr)):
+            try:
+                if stream is not None:
+                    stream.flush()
+            except BrokenPipeError:
+                console.on_broken_pipe()
+
+
+class _ToScreen(logging.Handler):
+    """Shows log records between the other messages, above the progress bar."""
+
+    def __init__(self, screen: Screen) -> None:
+        super().__init__()
+        self._screen = screen
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = self.format(record)
+        if record.levelno >= logging.ERROR:
+            self._screen.fail(text)
+        elif record.levelno >= logging.WARNING:
+            self._screen.warn(text)
+        else:
+            self._screen.say(f"{record.levelname.lower()}: {text}", "dim")

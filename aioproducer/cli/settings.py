@@ -1,0 +1,90 @@
+"""The settings of a command's producer: the environment, then -F, then -X and -b; each wins over those before it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aioproducer import Producer
+from aioproducer.cli.exits import UsageError
+from aioproducer.cli.screen import Screen
+from aioproducer.settings.entries import (
+    Entry,
+    entries_of_environment,
+    entries_of_file,
+    entries_of_mapping,
+    resolve,
+)
+from aioproducer.settings.names import key_named
+from aioproducer.settings.table import SETTINGS
+
+ENVIRONMENT = "AIOPRODUCER_"
+"""The names of environment variables that are settings begin with this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What -b, -F and -X were given."""
+
+    servers: str | None = None
+    file: Path | None = None
+    settings: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"Given({self.servers!r}, {self.file!r}, <{len(self.settings)} settings>)"
+
+
+def new_producer(given: Given, screen: Screen, **fixed: Any) -> Producer:
+    """Return a producer that is not started.
+
+    Args:
+        given: the user's options.
+        screen: a password in -X is warned of there.
+        fixed: keywords that the command itself sets; they win over all others.
+
+    Raises:
+        ConfigError: a setting is unknown, malformed or contradicts another one.
+        UsageError: -X is not KEY=VALUE.
+    """
+    overrides = resolve(entries_of_mapping(_pairs(given.settings)), {}).settings
+    warn_of_secrets(given.settings, screen)
+    if given.servers is not None:
+        overrides["bootstrap_servers"] = given.servers
+    return Producer._from(_entries(given), overrides | fixed)
+
+
+def _entries(given: Given) -> list[Entry]:
+    entries = [] if given.file is None else entries_of_file(given.file)
+    known = {_setting(entry) for entry in entries}
+    environment = entries_of_environment(ENVIRONMENT, os.environ)
+    return [entry for entry in environment if _setting(entry) not in known] + entries
+
+
+def _setting(entry: Entry) -> str:
+    key = key_named(entry.key)
+    return (key.setting or key.name) if key is not None else entry.key
+
+
+def _pairs(settings: Iterable[str]) -> dict[str, str]:
+    pairs = {}
+    for text in settings:
+        key, sign, value = text.partition("=")
+        if not sign or not key.strip():
+            raise UsageError("-X needs KEY=VALUE, such as -X compression.type=zstd")
+        pairs[key.strip()] = value
+    return pairs
+
+
+def warn_of_secrets(settings: Iterable[str], screen: Screen) -> None:
+    """Warn of each secret among `-X key=value`."""
+    for name in _pairs(settings):
+        key = key_named(name)
+        if key is not None and key.setting and SETTINGS[key.setting].hides_value:
+            variable = f"{ENVIRONMENT}{key.setting.upper()}"
+            screen.warn(
+                f"-X {name}: every user of this machine can see the arguments of a command; "
+                f"put it into a file for -F, or into the variable {variable}"
+            )

@@ -1,0 +1,85 @@
+"""One file of the input, or standard input, as bytes and as lines."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from aioproducer.cli.exits import UsageError
+from aioproducer.cli.rows import InputProblem
+
+READ_SIZE = 1024 * 1024
+LONGEST_LINE = 256 * 1024 * 1024
+"""In bytes. A longer one is not text, or has another end of line."""
+
+
+@dataclass(slots=True)
+class Source:
+    """An open file. Reading never waits for more than there is, so that rows of a slow pipe are sent at once."""
+
+    name: str
+    """As the user wrote it; "standard input" for -."""
+    descriptor: int
+    size: int | None
+    """In bytes; None for a pipe or a terminal."""
+    bytes_read: int = 0
+    rest: bytearray = field(default_factory=bytearray)
+    """The beginning of a line whose end has not been read yet."""
+
+    def read(self) -> bytes:
+        """Return the next bytes, b"" at the end. Blocks until there are some.
+
+        Raises:
+            OSError: the file cannot be read on.
+        """
+        data = os.read(self.descriptor, READ_SIZE)
+        self.bytes_read += len(data)
+        return data
+
+    def lines(self) -> Iterator[list[bytes]]:
+        """Yield the lines without their ends, as many at a time as one read returned.
+
+        Raises:
+            OSError: the file cannot be read on. The lines before have been yielded.
+            InputProblem: a line is longer than LONGEST_LINE.
+        """
+        while data := self.read():
+            end = data.rfind(b"\n")
+            if end >= 0:
+                self.rest += data[:end]
+                lines = bytes(self.rest).split(b"\n")
+                self.rest = bytearray(data[end + 1 :])
+                yield lines
+            else:
+                self.rest += data
+            if len(self.rest) > LONGEST_LINE:
+                raise InputProblem(f"a line is longer than {LONGEST_LINE // 1024 // 1024} MiB")
+        if self.rest:
+            lines, self.rest = [bytes(self.rest)], bytearray()
+            yield lines
+
+
+def open_sources(names: list[str]) -> list[Source]:
+    """Open all files, standard input for "-" or if there is none.
+
+    Raises:
+        UsageError: a file cannot be opened, or standard input is named twice.
+    """
+    if names.count("-") > 1:
+        raise UsageError("standard input (-) is named twice; it can be read only once")
+    return [_open(name) for name in names or ["-"]]
+
+
+def _open(name: str) -> Source:
+    shown = "standard input" if name == "-" else name
+    try:
+        descriptor = 0 if name == "-" else os.open(Path(name), os.O_RDONLY)
+        found = os.fstat(descriptor)
+    except OSError as error:
+        raise UsageError(f"{shown} cannot be read: {error.strerror}") from error
+    if stat.S_ISDIR(found.st_mode):
+        raise UsageError(f"{shown} cannot be read: it is a directory")
+    return Source(shown, descriptor, found.st_size if stat.S_ISREG(found.st_mode) else None)

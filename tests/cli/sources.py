@@ -1,0 +1,15 @@
+"""Sources of bytes for the tests of readers."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from aioproducer.cli.source import Source
+
+
+def source_of(data: bytes, tmp_path: Path, name: str = "input") -> Source:
+    """A file with this content, open."""
+    path = tmp_path / name
+    path.write_bytes(data)
+    return Source(str(path), os.open(path, os.O_RDONLY), len(data))

@@ -1,0 +1,50 @@
+"""The settings of a command: which source wins, and secrets in the arguments."""
+
+from __future__ import annotations
+
+import pytest
+
+from aioproducer import ConfigError
+from aioproducer.cli.exits import UsageError
+from aioproducer.cli.screen import Screen
+from aioproducer.cli.settings import Given, new_producer
+
+
+def test_arguments_win_over_the_file_and_the_file_over_the_environment(tmp_path, monkeypatch):
+    file = tmp_path / "client.properties"
+    file.write_text("bootstrap.servers=file:1\nqueue.buffering.max.ms=1\nclient.id=file\n")
+    monkeypatch.setenv("AIOPRODUCER_LINGER_MS", "7")
+    monkeypatch.setenv("AIOPRODUCER_ACKS", "1")
+
+    config = new_producer(Given("arguments:2", file, ("client.id=arguments",)), Screen()).config
+
+    assert config.bootstrap_servers == (("arguments", 2),)
+    assert (config.client_id, config.linger, config.acks) == ("arguments", 0.001, 1)
+    assert config.origin("linger_ms") == f"{file}:2 as queue.buffering.max.ms"
+    assert config.origin("acks") == "environment AIOPRODUCER_ACKS"
+
+
+def test_what_the_command_sets_wins_over_all(monkeypatch):
+    monkeypatch.setenv("AIOPRODUCER_TRANSACTIONAL_ID", "a")
+
+    assert new_producer(Given(), Screen(), transactional_id="b").config.transactional_id == "b"
+
+
+@pytest.mark.parametrize(
+    "key", ["sasl.password", "sasl_plain_password", "ssl.key.password", "sasl.jaas.config"]
+)
+def test_a_secret_in_the_arguments_is_warned_of_and_never_shown(capsys, key):
+    with pytest.raises(ConfigError) as raised:
+        new_producer(Given(settings=(f"{key}=hunter2", "acks=7")), Screen())
+
+    assert f"warning: -X {key}: every user of this machine can see" in " ".join(
+        capsys.readouterr().err.split()
+    )
+    assert "hunter2" not in str(raised.value) + repr(raised.value)
+
+
+def test_a_setting_without_a_value_is_not_shown_because_it_may_be_a_secret():
+    with pytest.raises(UsageError) as raised:
+        new_producer(Given(settings=("hunter2",)), Screen())
+
+    assert "hunter2" not in str(raised.value) + repr(Given(settings=("hunter2",)))
