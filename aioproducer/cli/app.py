@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from aioproducer import __version__
+from aioproducer.cli.check import check
 from aioproducer.cli.exits import ExitCode
 from aioproducer.cli.produce import produce
 
@@ -37,6 +38,7 @@ def _options(
 
 
 app.command()(produce)
+app.command()(check)
 
 
 def run() -> ExitCode:

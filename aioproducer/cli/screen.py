@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -33,7 +34,7 @@ class Screen:
         self.out = _Console(highlight=False, soft_wrap=True)
         self.err = _Console(stderr=True, highlight=False, soft_wrap=True)
         is_unicode = (self.err.encoding or "").lower().startswith("utf")
-        self.tick, self.cross = ("✓", "✗") if is_unicode else ("ok:", "FAILED:")
+        self.tick, self.cross, self.arrow = ("✓", "✗", "→") if is_unicode else ("ok:", "FAILED:", "->")
 
     def result(self, what: RenderableType) -> None:
         """Write a part of the result for people; nothing with --json."""
@@ -60,12 +61,19 @@ class Screen:
         """Write the reason why the command failed to standard error."""
         self.err.print(Text.assemble((f"{self.cross} ", "bold red"), text))
 
-    def show_log(self, verbosity: int) -> None:
-        """Show the library's log: warnings, with -v information, with -vv everything."""
+    def show_log(self, verbosity: int, *, without_v: int = logging.WARNING) -> None:
+        """Show the library's log: with -v information, with -vv everything, else from the level `without_v` on."""
         log = logging.getLogger("aioproducer")
-        log.setLevel([logging.WARNING, logging.INFO, logging.DEBUG][min(verbosity, 2)])
+        log.setLevel([without_v, logging.INFO, logging.DEBUG][min(verbosity, 2)])
         log.addHandler(_ToScreen(self))
         log.propagate = False
+
+    def waiting(self, text: str) -> AbstractContextManager[object]:
+        """Show, on a terminal, that something is being waited for, until the end of the block."""
+        console = self.out if self.out.is_terminal and not self.as_json else self.err
+        if not console.is_terminal or console.is_dumb_terminal:
+            return nullcontext()
+        return console.status(text)
 
     def flush(self) -> None:
         """Write what is still in the buffers.

@@ -27,7 +27,7 @@ ENVIRONMENT = "AIOPRODUCER_"
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What -b, -F and -X were given."""
+    """The values of -b, -F and -X."""
 
     servers: str | None = None
     file: Path | None = None

@@ -1,0 +1,101 @@
+"""The steps of a check: each passed, failed or worth a look, and with the next thing to do."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from rich.text import Text
+
+from aioproducer.cli.exits import ExitCode
+from aioproducer.cli.screen import Screen
+
+WIDTH = 14
+"""Characters of the longest name of a step."""
+
+
+class Status(StrEnum):
+    """How a step ended."""
+
+    PASSED = "passed"
+    LOOK = "look"
+    """It works, but something needs attention."""
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of a check."""
+
+    place: str
+    """The heading: an address, a broker or a topic; empty for the check as a whole."""
+    name: str
+    status: Status
+    text: str
+    advice: str = ""
+    """The next thing to do, unless the step has passed."""
+
+
+class Checklist:
+    """All steps so far. Each is shown when it is added."""
+
+    def __init__(self, screen: Screen) -> None:
+        self._screen = screen
+        self.steps: list[Step] = []
+        self.place = ""
+        """The heading of the steps that follow."""
+
+    def passed(self, name: str, text: str) -> None:
+        """Add a step that has passed."""
+        self._add(Step(self.place, name, Status.PASSED, text))
+
+    def look(self, name: str, text: str, advice: str) -> None:
+        """Add a step that has passed, with something that needs attention."""
+        self._add(Step(self.place, name, Status.LOOK, text, advice))
+
+    def failed(self, name: str, text: str, advice: str = "") -> None:
+        """Add a step that has failed."""
+        self._add(Step(self.place, name, Status.FAILED, text, advice))
+
+    def _add(self, step: Step) -> None:
+        if step.place and (not self.steps or self.steps[-1].place != step.place):
+            self._screen.result(Text(step.place, style="bold"))
+        self.steps.append(step)
+        indent = "  " if step.place else ""
+        mark, style = {
+            Status.PASSED: (self._screen.tick, "green"),
+            Status.LOOK: ("!", "yellow"),
+            Status.FAILED: (self._screen.cross, "bold red"),
+        }[step.status]
+        line = Text.assemble(indent, (mark, style), f" {step.name.ljust(WIDTH)} ", step.text)
+        self._screen.result(line)
+        if step.advice:
+            self._screen.result(
+                Text(f"{indent}  → {step.advice}" if mark != "ok:" else f"{indent}  {step.advice}")
+            )
+
+    @property
+    def failures(self) -> int:
+        """The number of steps that failed."""
+        return sum(step.status is Status.FAILED for step in self.steps)
+
+    @property
+    def code(self) -> ExitCode:
+        """The exit code of the check."""
+        return ExitCode.FAILED if self.failures else ExitCode.OK
+
+    def finish(self) -> ExitCode:
+        """Write the last line, or the JSON, and return the exit code."""
+        if self._screen.as_json:
+            facts: dict[str, Any] = {
+                "steps": [asdict(step) for step in self.steps],
+                "exit_code": int(self.code),
+            }
+            self._screen.json(facts)
+        elif self.failures:
+            steps = "1 step" if self.failures == 1 else f"{self.failures} steps"
+            self._screen.result(Text(f"{self._screen.cross} {steps} failed", style="bold red"))
+        else:
+            self._screen.result(Text(f"{self._screen.tick} all steps passed", style="green"))
+        return self.code

@@ -1,0 +1,155 @@
+"""The checks of a cluster: its brokers, a topic, the rights of the client, a producer id, one record."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from aioproducer import KafkaError, Producer, ProducerConfig
+from aioproducer.cli.checklist import Checklist
+from aioproducer.network.connection import Connection
+from aioproducer.protocol.error_codes import error_name
+from aioproducer.protocol.messages import InitProducerIdRequest, MetadataRequest, MetadataResponse
+from aioproducer.types import Node
+
+NOT_REPORTED = -2147483648
+"""The operations that a broker reports if it was not asked, or is older than Kafka 2.3 (KIP-430)."""
+OPERATIONS = {
+    3: "READ",
+    4: "WRITE",
+    5: "CREATE",
+    6: "DELETE",
+    7: "ALTER",
+    8: "DESCRIBE",
+    10: "DESCRIBE_CONFIGS",
+}
+"""Those of Kafka's AclOperation that a topic has, by their bits."""
+WRITE = 4
+
+
+async def ask_metadata(
+    connection: Connection, config: ProducerConfig, checklist: Checklist, topic: str | None
+) -> MetadataResponse | None:
+    """Ask for the brokers and the topic, which is not created. None if there is no answer."""
+    request = MetadataRequest(
+        topics=[] if topic is None else [MetadataRequest.MetadataRequestTopic(name=topic)],
+        allow_auto_topic_creation=False,
+        include_topic_authorized_operations=True,
+    )
+    try:
+        answer: MetadataResponse = await connection.request(request, timeout=config.request_timeout)
+    except KafkaError as error:
+        checklist.failed("metadata", str(error))
+        return None
+    brokers = "1 broker" if len(answer.brokers) == 1 else f"{len(answer.brokers)} brokers"
+    if answer.brokers:
+        checklist.passed("metadata", f"cluster {answer.cluster_id}, {brokers}")
+    else:
+        checklist.failed("metadata", "the cluster lists no brokers", "wait until it has started")
+    return answer
+
+
+def nodes_of(answer: MetadataResponse) -> list[Node]:
+    """Return the brokers with the addresses that they advertise."""
+    return [Node(broker.node_id, broker.host, broker.port) for broker in answer.brokers]
+
+
+def advice_on(node: Node, bootstrap: str) -> str:
+    """Return what to do if the advertised address of a broker cannot be reached."""
+    return (
+        f"the cluster advertises {node.host}:{node.port} to its clients: fix advertised.listeners of broker "
+        f"{node.node_id}, or make this name and port reachable from here (you connect by {bootstrap})"
+    )
+
+
+def check_topic(answer: MetadataResponse, checklist: Checklist) -> bool:
+    """Check leaders, in-sync replicas and rights. Return whether records can be sent."""
+    [topic] = answer.topics
+    if topic.error_code:
+        checklist.failed("topic", error_name(topic.error_code), _ADVICE.get(error_name(topic.error_code), ""))
+        return False
+    partitions = topic.partitions
+    leaderless = sorted(one.partition_index for one in partitions if one.leader_id < 0 or one.error_code == 5)
+    behind = sorted(one.partition_index for one in partitions if len(one.isr_nodes) < len(one.replica_nodes))
+    count = "1 partition" if len(partitions) == 1 else f"{len(partitions)} partitions"
+    if leaderless:
+        checklist.failed(
+            "leaders",
+            f"{count}, no leader for {_listed(leaderless)}",
+            "start the brokers that have its replicas",
+        )
+    else:
+        checklist.passed("leaders", f"{count}, each with a leader")
+    if behind:
+        checklist.look(
+            "in-sync",
+            f"replicas are missing in {_listed(behind)}",
+            "acks=all fails with NOT_ENOUGH_REPLICAS if fewer than min.insync.replicas are left",
+        )
+    else:
+        checklist.passed("in-sync", f"all replicas of {count}")
+    return _check_rights(topic.topic_authorized_operations, checklist) and not leaderless
+
+
+def _check_rights(operations: int, checklist: Checklist) -> bool:
+    if operations == NOT_REPORTED:
+        checklist.look("rights", "the brokers do not report them", "use --write to be sure")
+        return True
+    allowed = [name for bit, name in OPERATIONS.items() if operations >> bit & 1]
+    if operations >> WRITE & 1:
+        checklist.passed("rights", ", ".join(allowed))
+        return True
+    checklist.failed(
+        "rights", f"no WRITE, only {', '.join(allowed) or 'nothing'}", "grant WRITE on the topic to this user"
+    )
+    return False
+
+
+_ADVICE = {
+    "UNKNOWN_TOPIC_OR_PARTITION": "create it, or correct its name; check creates no topics",
+    "TOPIC_AUTHORIZATION_FAILED": "grant DESCRIBE and WRITE on the topic to this user",
+}
+
+
+def _listed(numbers: list[int]) -> str:
+    shown = ", ".join(map(str, numbers[:10]))
+    return f"partition {shown}" + (f" and {len(numbers) - 10} more" if len(numbers) > 10 else "")
+
+
+async def check_producer_id(connection: Connection, config: ProducerConfig, checklist: Checklist) -> None:
+    """Ask for a producer id, which idempotence needs. A transactional id is left alone: it may be in use."""
+    if not config.enable_idempotence:
+        return
+    request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=60_000)
+    try:
+        answer: Any = await connection.request(request, timeout=config.request_timeout)
+    except KafkaError as error:
+        checklist.failed("InitProducerId", str(error))
+        return
+    if answer.error_code:
+        name = error_name(answer.error_code)
+        checklist.failed(
+            "InitProducerId",
+            name,
+            "grant WRITE on a topic, or before Kafka 2.8 IDEMPOTENT_WRITE on the cluster, to this user"
+            if "AUTHORIZATION" in name
+            else "",
+        )
+        return
+    checklist.passed("InitProducerId", f"producer id {answer.producer_id}")
+
+
+async def write_one(producer: Producer, topic: str, checklist: Checklist) -> None:
+    """Send one record and wait until it is acknowledged."""
+    began = time.perf_counter()
+    try:
+        async with producer:
+            metadata = await producer.send_and_wait(topic, b"aioproducer check", key=b"aioproducer check")
+    except KafkaError as error:
+        checklist.failed("record", str(error))
+        return
+    milliseconds = (time.perf_counter() - began) * 1000
+    checklist.passed(
+        "record",
+        f"acknowledged in {milliseconds:.0f} ms: partition {metadata.partition}, offset {metadata.offset}",
+    )

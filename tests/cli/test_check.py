@@ -1,0 +1,206 @@
+"""`aioproducer check` as a process: a way that works, and each place where it can break off."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from aioproducer.cli.check import check
+from aioproducer.testing import EmbeddedCluster, Security
+from tests.support.certificates import authority_pem, server_context, write
+from tests.support.commands import Ended, on_terminal, run, running
+
+QUICK = ("-X", "socket.connection.setup.timeout.ms=500", "-X", "request.timeout.ms=500")
+
+
+async def checked(servers: str, *arguments: str, env: dict[str, str] | None = None) -> Ended:
+    return await run("check", "-b", servers, *arguments, env=env)
+
+
+def failed(ended: Ended) -> dict[str, Any]:
+    """The only step that has failed."""
+    assert ended.code == 1
+    [step] = [step for step in ended.json["steps"] if step["status"] == "failed"]
+    return step
+
+
+@pytest.mark.promise(
+    "Command line", "`check` walks from the settings to an acknowledged record, and dials each broker"
+)
+async def test_every_step_passes_up_to_an_acknowledged_record():
+    async with EmbeddedCluster(2, topics={"t": 3}) as cluster:
+        ended = await checked(cluster.bootstrap_servers, "--topic", "t", "--write")
+        written = cluster.records("t")
+
+    assert ended.code == 0
+    assert ended.err == ""
+    first, second = cluster.bootstrap_servers.split(",")
+    for line in (
+        f"{first}\n  ✓ DNS            127.0.0.1\n  ✓ TCP            connected in ",
+        f"{second}\n  ✓ DNS",
+        f"  ✓ metadata       cluster {cluster.cluster_id}, 2 brokers\n",
+        f"broker 0, advertised as {first}\n",
+        f"broker 1, advertised as {second}\n",
+        "topic t\n  ✓ leaders        3 partitions, each with a leader\n",
+        "  ✓ InitProducerId producer id ",
+        "  ✓ record         acknowledged in ",
+    ):
+        assert line in ended.out
+    assert ended.out.endswith("✓ all steps passed\n")
+    assert [record.value for record in written] == [b"aioproducer check"]
+    assert check.__doc__ is not None
+
+
+@pytest.mark.promise(
+    "Command line", "`check` names advertised.listeners if a broker cannot be reached where it says"
+)
+async def test_an_advertised_address_that_cannot_be_resolved_or_reached_is_named():
+    async with EmbeddedCluster(topics={"t": 1}) as cluster:
+        servers = cluster.bootstrap_servers
+        cluster.broker(0).host = "kafka.invalid"
+        step = failed(await checked(servers, "--json"))
+        cluster.broker(0).host = "127.0.0.2"  # Linux answers there, and nothing listens
+        refused = await checked(servers, "--json")
+        cluster.broker(0).host = "127.0.0.1"
+
+    port = servers.partition(":")[2]
+    assert step["place"] == f"broker 0, advertised as kafka.invalid:{port}"
+    assert step["name"] == "DNS"
+    assert step["text"].startswith("this machine cannot resolve kafka.invalid: ")
+    assert (
+        f"the cluster advertises kafka.invalid:{port} to its clients: fix advertised.listeners"
+        in step["advice"]
+    )
+    assert failed(refused)["name"] == "TCP"
+    assert "fix advertised.listeners of broker 0" in failed(refused)["advice"]
+
+
+@pytest.mark.parametrize(
+    ("server", "name", "text"),
+    [
+        ("kafka.invalid:9092", "DNS", "cannot resolve kafka.invalid"),
+        ("127.0.0.1:1", "TCP", "Connection refused"),
+    ],
+)
+async def test_a_bootstrap_address_that_cannot_be_reached_fails_at_its_step(server, name, text):
+    step = failed(await checked(server, "--json"))
+
+    assert (step["place"], step["name"]) == (server, name)
+    assert text in step["text"]
+    assert step["advice"]
+
+
+async def test_a_port_that_says_nothing_fails_at_apiversions():
+    async def stay_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(stay_silent, "127.0.0.1", 0) as silent:
+        port = silent.sockets[0].getsockname()[1]
+        step = failed(await checked(f"127.0.0.1:{port}", "--json", *QUICK))
+
+    assert step["name"] == "ApiVersions"
+    assert "is this a Kafka broker's port" in step["text"]
+
+
+async def test_a_topic_that_does_not_exist_is_not_created(cluster):
+    step = failed(await checked(cluster.bootstrap_servers, "--json", "--topic", "other", "--write"))
+
+    assert (step["place"], step["text"]) == ("topic other", "UNKNOWN_TOPIC_OR_PARTITION")
+    assert "other" not in cluster.topics
+
+
+async def test_a_partition_without_a_leader_fails_and_missing_replicas_need_a_look():
+    async with EmbeddedCluster(3, topics={"t": 1}) as cluster:
+        cluster.set_isr("t", 0, [cluster.leader("t", 0)])
+        ended = await checked(cluster.bootstrap_servers, "--json", "--topic", "t")
+
+    assert ended.code == 0
+    [step] = [step for step in ended.json["steps"] if step["name"] == "in-sync"]
+    assert (step["status"], step["text"]) == ("look", "replicas are missing in partition 0")
+
+
+@pytest.mark.parametrize(
+    ("kind", "trusts", "problem"),
+    [
+        ("right", True, ""),
+        ("right", False, "ssl_truststore_location"),
+        ("expired", True, "the broker needs a new one"),
+        ("wrong host", True, "the name that the client connects to must be in the certificate"),
+    ],
+)
+async def test_the_certificate_is_shown_or_the_reason_why_it_is_refused(tmp_path, kind, trusts, problem):
+    trust = write(tmp_path / "ca.pem", authority_pem())
+    async with EmbeddedCluster(security=Security(tls=server_context(kind))) as cluster:
+        settings = ["-X", "security.protocol=SSL", *(["-X", f"ssl.ca.location={trust}"] if trusts else [])]
+        ended = await checked(cluster.bootstrap_servers, "--json", *settings)
+
+    steps = {step["name"]: step for step in ended.json["steps"]}
+    assert steps["TLS"]["status"] == ("failed" if problem else "passed")
+    if problem:
+        assert problem in steps["TLS"]["text"]
+        assert ended.code == 1
+    else:
+        assert steps["TLS"]["text"].startswith("TLSv1.3, ")
+        assert "certificate for 127.0.0.1, localhost by tests" in steps["TLS"]["text"]
+        assert "days left" in steps["TLS"]["text"]
+        assert ended.code == 0
+
+
+@pytest.mark.parametrize(("password", "code"), [("right", 0), ("hunter2", 1)])
+async def test_sasl_is_a_step_and_the_password_is_not_shown(tmp_path, password, code):
+    file = tmp_path / "client.properties"
+    file.write_text(
+        "security.protocol=SASL_PLAINTEXT\nsasl.mechanism=SCRAM-SHA-256\nsasl.username=ann\n"
+        f"sasl.password={password}\n"
+    )
+    async with EmbeddedCluster(
+        security=Security(mechanisms=["SCRAM-SHA-256"], users={"ann": "right"})
+    ) as cluster:
+        ended = await checked(cluster.bootstrap_servers, "-F", str(file))
+
+    assert ended.code == code
+    assert ("✓ SASL           SCRAM-SHA-256 as ann" if code == 0 else "✗ SASL") in ended.out
+    assert f"sasl_plain_username = ann ({file}:3 as sasl.username)" in ended.out
+    assert password not in ended.out.replace("rights", "") + ended.err
+
+
+async def test_wrong_settings_end_with_2(cluster):
+    wrong = await checked(cluster.bootstrap_servers, "-X", "acks=7")
+    incomplete = await checked(cluster.bootstrap_servers, "--write")
+
+    assert (wrong.code, incomplete.code) == (2, 2)
+    assert "--write needs --topic" in incomplete.err
+
+
+async def test_ctrl_c_ends_with_130_and_the_steps_so_far():
+    asked = asyncio.Event()
+
+    async def stay_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if await reader.read(1):
+            asked.set()
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(stay_silent, "127.0.0.1", 0) as silent:
+        port = silent.sockets[0].getsockname()[1]
+        async with running("check", "-b", f"127.0.0.1:{port}") as command:
+            await asyncio.wait_for(asked.wait(), 30)
+            command.interrupt()
+            ended = await command.ended()
+
+    assert ended.code == 130
+    assert "  ✓ TCP" in ended.out
+
+
+async def test_a_terminal_shows_the_steps_in_their_order(cluster):
+    async with on_terminal("check", "-b", cluster.bootstrap_servers, "--topic", "t") as terminal:
+        code = await terminal.ended()
+
+    assert code == 0
+    assert (
+        terminal.shown.index("✓ DNS") < terminal.shown.index("✓ metadata") < terminal.shown.index("topic t")
+    )
+    assert "✓ all steps passed" in terminal.shown

@@ -1,0 +1,34 @@
+"""The probes of one address; test_check.py has them against brokers."""
+
+from __future__ import annotations
+
+from aioproducer import ProducerConfig
+from aioproducer.cli.checklist import Checklist, Status
+from aioproducer.cli.probes import Prober, described
+from aioproducer.cli.screen import Screen
+from aioproducer.types import Node
+
+
+def test_a_certificate_is_described_by_names_issuer_and_end():
+    certificate = {
+        "subjectAltName": (("DNS", "a"), ("IP Address", "::1")),
+        "issuer": ((("organizationName", "o"),), (("commonName", "ca"),)),
+        "notAfter": "Jan  1 00:00:00 2030 GMT",
+    }
+
+    assert described(certificate) == "for a, ::1 by o, ca, until Jan  1 00:00:00 2030 GMT"
+
+
+async def test_a_connection_comes_out_of_steps_that_pass(cluster):
+    checklist = Checklist(Screen(as_json=True))
+    host, _, port = cluster.bootstrap_servers.partition(":")
+
+    connection = await Prober(ProducerConfig.of(), checklist).connect(Node(-1, host, int(port)))
+
+    assert connection is not None
+    await connection.close()
+    assert [(step.name, step.status) for step in checklist.steps] == [
+        ("DNS", Status.PASSED),
+        ("TCP", Status.PASSED),
+        ("ApiVersions", Status.PASSED),
+    ]
