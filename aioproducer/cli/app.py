@@ -7,8 +7,12 @@ from typing import Annotated
 import typer
 
 from aioproducer import __version__
+from aioproducer.cli.bench import bench
 from aioproducer.cli.check import check
+from aioproducer.cli.cluster import cluster
+from aioproducer.cli.config import config
 from aioproducer.cli.exits import ExitCode
+from aioproducer.cli.info import info
 from aioproducer.cli.produce import produce
 
 app = typer.Typer(
@@ -37,8 +41,8 @@ def _options(
     pass
 
 
-app.command()(produce)
-app.command()(check)
+for command in (produce, check, config, bench, cluster, info):
+    app.command()(command)
 
 
 def run() -> ExitCode:

@@ -6,8 +6,6 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from rich.text import Text
-
 from aioproducer.cli.exits import ExitCode
 from aioproducer.cli.screen import Screen
 
@@ -60,20 +58,20 @@ class Checklist:
 
     def _add(self, step: Step) -> None:
         if step.place and (not self.steps or self.steps[-1].place != step.place):
-            self._screen.result(Text(step.place, style="bold"))
+            self._screen.result((step.place, "bold"))
         self.steps.append(step)
-        indent = "  " if step.place else ""
+        indent = 2 if step.place else 0
         mark, style = {
             Status.PASSED: (self._screen.tick, "green"),
             Status.LOOK: ("!", "yellow"),
             Status.FAILED: (self._screen.cross, "bold red"),
         }[step.status]
-        line = Text.assemble(indent, (mark, style), f" {step.name.ljust(WIDTH)} ", step.text)
-        self._screen.result(line)
+        first, *more = step.text.splitlines() or [""]
+        self._screen.result((mark, style), f" {step.name.ljust(WIDTH)} {first}", indent=indent)
+        for line in more:
+            self._screen.result(line, indent=indent + len(mark) + WIDTH + 2)
         if step.advice:
-            self._screen.result(
-                Text(f"{indent}  → {step.advice}" if mark != "ok:" else f"{indent}  {step.advice}")
-            )
+            self._screen.result(f"{self._screen.arrow} {step.advice}", indent=indent + 2)
 
     @property
     def failures(self) -> int:
@@ -95,7 +93,7 @@ class Checklist:
             self._screen.json(facts)
         elif self.failures:
             steps = "1 step" if self.failures == 1 else f"{self.failures} steps"
-            self._screen.result(Text(f"{self._screen.cross} {steps} failed", style="bold red"))
+            self._screen.result((f"{self._screen.cross} {steps} failed", "bold red"))
         else:
-            self._screen.result(Text(f"{self._screen.tick} all steps passed", style="green"))
+            self._screen.result((f"{self._screen.tick} all steps passed", "green"))
         return self.code

@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from aioproducer import CloseReport, KafkaError, Producer, Receipt
+from aioproducer import KafkaError, Producer, Receipt
+from aioproducer.cli.closing import Closing
 from aioproducer.cli.exits import ExitCode, code_of
 from aioproducer.cli.failed_file import FailedFile
 from aioproducer.cli.feed import Feed
@@ -70,7 +71,7 @@ class Delivery:
         self._next_at = 0.0
         """Loop time before which nothing is sent, with --rate."""
         self._sent: asyncio.Queue[tuple[Rows, Receipt | None] | None] = asyncio.Queue()
-        self._end: asyncio.Task[CloseReport] | None = None
+        self._closing = Closing(producer)
 
     async def run(self) -> None:
         """Send all rows and wait for their results."""
@@ -86,14 +87,11 @@ class Delivery:
 
     def give_up(self) -> None:
         """Fail the records that have no result yet, so that `run()` ends."""
-        if self._end is None:
-            self._end = asyncio.create_task(self.producer.close(timeout=0), name="aioproducer close")
+        self._closing.at_once()
 
     async def close(self) -> None:
         """Stop the producer."""
-        if self._end is not None:
-            await self._end
-        await self.producer.close()
+        await self._closing.wait()
 
     async def parts(self, rows: Rows) -> AsyncIterator[Rows]:
         """Yield the rows in the parts and at the times that --rate asks for, until the feed is stopped."""
@@ -152,5 +150,5 @@ class Delivery:
     def stop_for(self, error: KafkaError) -> None:
         """End the run because of an error that concerns more than single records."""
         self.feed.stop()
-        if not self.problem and self._end is None:
+        if not self.problem and not self._closing.has_begun:
             self.problem, self.code = str(error), code_of(error)

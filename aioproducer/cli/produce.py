@@ -242,7 +242,7 @@ async def _run(
 
     def finish_soon() -> None:
         feed.stop()
-        screen.say("Waiting for the results of the records that were sent; Ctrl-C again ends at once.")
+        screen.say_waiting()
 
     feed.start()
     with stop.calling(finish_soon, delivery.give_up):

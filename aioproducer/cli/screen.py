@@ -11,7 +11,8 @@ import sys
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import Console
+from rich.padding import Padding
 from rich.text import Text
 
 
@@ -31,19 +32,27 @@ class Screen:
 
     def __init__(self, *, as_json: bool = False) -> None:
         self.as_json = as_json
-        self.out = _Console(highlight=False, soft_wrap=True)
-        self.err = _Console(stderr=True, highlight=False, soft_wrap=True)
+        self.out = _Console(highlight=False)
+        self.err = _Console(stderr=True, highlight=False)
+        # Words are wrapped on a terminal only: in a pipe a message is one line, for grep.
+        self.out.soft_wrap = not self.out.is_terminal
+        self.err.soft_wrap = not self.err.is_terminal
         is_unicode = (self.err.encoding or "").lower().startswith("utf")
         self.tick, self.cross, self.arrow = ("✓", "✗", "→") if is_unicode else ("ok:", "FAILED:", "->")
 
-    def result(self, what: RenderableType) -> None:
-        """Write a part of the result for people; nothing with --json."""
-        if not self.as_json:
-            self.out.print(Text(what) if isinstance(what, str) else what)
+    def result(self, *parts: str | tuple[str, str], indent: int = 0) -> None:
+        """Write a line of the result for people, of texts with or without a style; nothing with --json."""
+        if self.as_json:
+            return
+        if indent and self.out.is_terminal:
+            # The lines of a text that is wrapped are indented, too.
+            self.out.print(Padding(Text.assemble(*parts), (0, 0, 0, indent), expand=False))
+        else:
+            self.out.print(Text.assemble(" " * indent, *parts))
 
     def json(self, value: Any) -> None:
         """Write the result for programs: one line of JSON."""
-        self.out.print(Text(json.dumps(value, ensure_ascii=not self._is_utf8, default=str)))
+        self.out.print(Text(json.dumps(value, ensure_ascii=not self._is_utf8, default=str)), soft_wrap=True)
 
     @property
     def _is_utf8(self) -> bool:
@@ -56,6 +65,10 @@ class Screen:
     def warn(self, text: str) -> None:
         """Write a warning to standard error."""
         self.err.print(Text.assemble(("warning: ", "yellow"), text))
+
+    def say_waiting(self) -> None:
+        """Say what the first Ctrl-C has done, and what the second one does."""
+        self.say("Waiting for the results of the records that were sent; Ctrl-C again ends at once.")
 
     def fail(self, text: str) -> None:
         """Write the reason why the command failed to standard error."""

@@ -53,7 +53,11 @@ def new_producer(given: Given, screen: Screen, **fixed: Any) -> Producer:
     warn_of_secrets(given.settings, screen)
     if given.servers is not None:
         overrides["bootstrap_servers"] = given.servers
-    return Producer._from(_entries(given), overrides | fixed)
+    entries = _entries(given)
+    # The values are bytes already. A file of a Java program often names serializers.
+    given_names = {_setting(entry) for entry in entries} | set(overrides)
+    plain = dict.fromkeys(given_names & {"key_serializer", "value_serializer"})
+    return Producer._from(entries, overrides | plain | fixed)
 
 
 def _entries(given: Given) -> list[Entry]:

@@ -55,8 +55,7 @@ class TransactionalDelivery(Delivery):
         """Leave the open transaction uncommitted, so that `run()` ends."""
         if self._work is not None:
             self._work.cancel()
-        if self._end is None:
-            self._end = asyncio.create_task(self.producer.close(timeout=PARTING), name="aioproducer close")
+        self._closing.at_once(PARTING)
 
     async def _send_all(self) -> None:
         loop = asyncio.get_running_loop()

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from typing import NoReturn
 
 from aioproducer.testing.embedded.embedded_cluster import EmbeddedCluster
@@ -99,7 +100,12 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _cluster(arguments: argparse.Namespace) -> EmbeddedCluster:
+def cluster_of(arguments: argparse.Namespace) -> EmbeddedCluster:
+    """Return the cluster that the arguments describe.
+
+    Raises:
+        ValueError: they contradict each other.
+    """
     topics: dict[str, int] = {}
     for name, partitions in arguments.topic:
         if name in topics:
@@ -134,15 +140,27 @@ def _stop_with_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> No
         pass  # the loop has already stopped and is closed
 
 
-async def serve(cluster: EmbeddedCluster, *, stop_with_stdin: bool = False) -> None:
-    """Run a cluster until a signal arrives or standard input ends."""
+def _announce(servers: str) -> None:
+    sys.stdout.write(f"listening on {servers}\n")
+    sys.stdout.flush()
+
+
+async def serve(
+    cluster: EmbeddedCluster, *, stop_with_stdin: bool = False, announce: Callable[[str], None] = _announce
+) -> None:
+    """Run a cluster until a signal arrives or standard input ends.
+
+    Args:
+        cluster: a cluster that is not started.
+        stop_with_stdin: whether the end of standard input ends it.
+        announce: called with the addresses when the cluster is ready.
+    """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     async with cluster:
-        sys.stdout.write(f"listening on {cluster.bootstrap_servers}\n")
-        sys.stdout.flush()
+        announce(cluster.bootstrap_servers)
         if stop_with_stdin:
             threading.Thread(target=_stop_with_stdin, args=(loop, stop), daemon=True).start()
         await stop.wait()
@@ -152,7 +170,7 @@ def main() -> int:
     """Return the exit status: 0 after a signal, 1 if a port is taken, 2 if an argument is invalid."""
     arguments = _arguments()
     try:
-        cluster = _cluster(arguments)
+        cluster = cluster_of(arguments)
         asyncio.run(serve(cluster, stop_with_stdin=arguments.stop_with_stdin))
     except ValueError as error:
         sys.stderr.write(f"{error}\n")

@@ -64,3 +64,9 @@ def test_after_a_broken_pipe_nothing_is_written_and_nothing_is_raised():
         screen.result("lost too")
 
         assert screen.out.quiet
+
+
+def test_in_a_pipe_no_line_is_wrapped_or_cut(capsys):
+    Screen().result("x" * 300, indent=2)
+
+    assert capsys.readouterr().out == "  " + "x" * 300 + "\n"

@@ -48,3 +48,10 @@ def test_a_setting_without_a_value_is_not_shown_because_it_may_be_a_secret():
         new_producer(Given(settings=("hunter2",)), Screen())
 
     assert "hunter2" not in str(raised.value) + repr(Given(settings=("hunter2",)))
+
+
+def test_serializers_of_a_java_program_are_left_out(tmp_path):
+    file = tmp_path / "producer.properties"
+    file.write_text("value.serializer=org.apache.kafka.common.serialization.StringSerializer\n")
+
+    assert new_producer(Given(file=file), Screen()).config.value_serializer is None

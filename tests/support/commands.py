@@ -59,6 +59,12 @@ class Running:
                     return line
         raise AssertionError(f"the command ended without {text!r}:\n{self._err}")
 
+    @property
+    def output(self) -> asyncio.StreamReader:
+        """Standard output."""
+        assert self._child.stdout is not None
+        return self._child.stdout
+
     def write(self, data: bytes) -> None:
         """Write to standard input."""
         assert self._child.stdin is not None

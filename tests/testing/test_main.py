@@ -208,7 +208,7 @@ async def test_the_command_tells_what_it_can_do():
 
 def cluster_of(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> EmbeddedCluster:
     monkeypatch.setattr(sys, "argv", ["testing", *arguments])
-    return command_line._cluster(command_line._arguments())
+    return command_line.cluster_of(command_line._arguments())
 
 
 def test_without_arguments_it_is_one_broker_at_kafkas_port_like_kafka_4_1(monkeypatch):

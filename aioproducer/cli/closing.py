@@ -1,0 +1,41 @@
+"""The end of a producer: patient, or at once after the second Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aioproducer import CloseReport, Producer
+
+
+class Closing:
+    """Closes one producer. Either call may come first."""
+
+    def __init__(self, producer: Producer) -> None:
+        self._producer = producer
+        self._task: asyncio.Task[CloseReport] | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the producer is being closed."""
+        return self._task is not None
+
+    def at_once(self, timeout: float = 0.0) -> None:
+        """Fail the records that have no result after `timeout` seconds, or now if a patient close is running."""
+        if self._task is None:
+            self._begin(timeout)
+        else:
+            self._task.cancel()
+
+    async def wait(self) -> CloseReport:
+        """Close the producer patiently, unless it is being closed, and return its report."""
+        task = self._task or self._begin(None)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if not task.cancelled():
+                raise  # the caller was cancelled
+            return await self._producer.close()  # which is over: only its report is left
+
+    def _begin(self, timeout: float | None) -> asyncio.Task[CloseReport]:
+        self._task = asyncio.create_task(self._producer.close(timeout), name="aioproducer close")
+        return self._task

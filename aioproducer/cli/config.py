@@ -1,0 +1,115 @@
+"""`aioproducer config`: how each line of a properties file is handled, and whether the whole is accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from aioproducer import ConfigError, ProducerConfig
+from aioproducer.cli import options
+from aioproducer.cli.exits import ExitCode
+from aioproducer.cli.running import finish
+from aioproducer.cli.screen import Screen
+from aioproducer.cli.settings import Given, new_producer
+from aioproducer.settings.entries import Entry, entries_of_file, resolve
+from aioproducer.settings.table import SETTINGS
+
+MARKS = {"used": "green", "ignored": "yellow", "rejected": "bold red"}
+"""How a line can be handled, with the colour."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One key of the file."""
+
+    number: int
+    key: str
+    handled: str
+    """One of MARKS."""
+    text: str
+    """The setting with its value, or the reason."""
+
+
+def config(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The properties file.", show_default=False)],
+    servers: options.Servers = None,
+    settings: options.Settings = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Show how each key of a properties file is handled, and the settings that the other commands get from it.
+
+    It needs no cluster. The exit code is 2 if the file is not accepted.
+    """
+    screen = Screen(as_json=as_json)
+
+    def command() -> ExitCode:
+        lines = list(lines_of(file))
+        width = max((len(line.key) for line in lines), default=0)
+        for line in lines:
+            mark = {"used": screen.tick, "ignored": "!", "rejected": screen.cross}[line.handled]
+            style = MARKS[line.handled]
+            screen.result(f"{line.number:4} {line.key.ljust(width)} ", (mark, style), f" {line.text}")
+        accepted, problem = _accepted(Given(servers, file, tuple(settings or ())), screen)
+        shown = [] if accepted is None else changed(accepted)
+        if accepted is None:
+            screen.result((f"{screen.cross} not accepted: ", "bold red"), problem)
+        else:
+            screen.result((f"{screen.tick} accepted; the settings that differ from the defaults:", "green"))
+            for text in shown:
+                screen.result(text, indent=2)
+        code = ExitCode.OK if accepted is not None else ExitCode.USAGE
+        if as_json:
+            screen.json(
+                {
+                    "lines": [asdict(line) for line in lines],
+                    "settings": shown,
+                    "error": problem or None,
+                    "exit_code": int(code),
+                }
+            )
+        return code
+
+    finish(screen, command)
+
+
+def lines_of(file: Path) -> Iterator[Line]:
+    """Yield how each key of a file is handled by itself.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    for entry in entries_of_file(file):
+        number = int(entry.origin.rpartition(":")[2])
+        handled, text = _handled(entry)
+        yield Line(number, "(not a key)" if entry.may_be_no_name else entry.key, handled, text)
+
+
+def _handled(entry: Entry) -> tuple[str, str]:
+    try:
+        found = resolve([entry], {})
+    except ConfigError as error:
+        return "rejected", error.message.removeprefix(f"{entry.origin}: ")
+    if found.notes:
+        return "ignored", found.notes[0].partition(" changes nothing: ")[2] or found.notes[0]
+    settings = [f"{name} = {_shown(name, value)}" for name, value in found.settings.items()]
+    return "used", ", ".join(settings) or "it is what happens anyway"
+
+
+def _shown(name: str, value: object) -> str:
+    return "a function, for programs only" if callable(value) else SETTINGS[name].shown(value)
+
+
+def _accepted(given: Given, screen: Screen) -> tuple[ProducerConfig | None, str]:
+    try:
+        return new_producer(given, screen).config, ""
+    except ConfigError as error:
+        return None, error.message
+
+
+def changed(config: ProducerConfig) -> list[str]:
+    """Return the settings that differ from their defaults, each with its origin and without secrets."""
+    return [f"{name} = {text}" for name, text in config.shown().items() if not text.endswith("(default)")]
