@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import socket
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from aioproducer.protocol.api import CLIENT_VERSIONS, ApiKey
 from aioproducer.protocol.frame import MAX_FRAME
 from aioproducer.protocol.messages import ApiVersionsRequest, ApiVersionsResponse
 from aioproducer.protocol.schema import Message
+from aioproducer.security.addresses import is_loopback
 from aioproducer.security.authentication import Authentication
 from aioproducer.security.login import Login
 from aioproducer.security.sasl import Mechanism
@@ -178,16 +180,36 @@ class Connection(RequestStream):
                 on_drained=self._drained,
             )
         host, port = self._address
-        return await dial(
-            host,
-            port,
-            self._setup_timeout,
-            make_wire=make_wire,
-            connector=self._config.connector,
-            address_filter=self._config.resolved_address_filter,
-            passed_over=self._attempt.passed_over,
-            on_open=self._opens,
-        )
+        try:
+            return await dial(
+                host,
+                port,
+                self._setup_timeout,
+                make_wire=make_wire,
+                connector=self._config.connector,
+                address_filter=self._config.resolved_address_filter,
+                passed_over=self._attempt.passed_over,
+                on_open=self._opens,
+            )
+        except BrokerConnectionError as error:
+            if not self._is_advertised_in_vain(error):
+                raise
+            raise BrokerConnectionError(
+                f"{error.message}; the cluster advertises this address to its clients: see advertised.listeners of "
+                f"broker {self.node.node_id}",
+                written=False,
+            ) from error
+
+    def _is_advertised_in_vain(self, error: BrokerConnectionError) -> bool:
+        """Return whether the broker advertises an address that cannot be meant for this machine: a name that is unknown
+        here, or the broker's own machine, although the bootstrap addresses are elsewhere."""
+        servers = self._config.bootstrap_servers
+        is_mapped = self._address != (self.node.host, self.node.port)  # by address_filter
+        if self.node.node_id < 0 or is_mapped or self._address in servers:
+            return False
+        if isinstance(error.__cause__, socket.gaierror):
+            return True
+        return is_loopback(self._address[0]) and not any(is_loopback(host) for host, _ in servers)
 
     def _opens(self) -> None:
         self._opened_at = self._loop.time()

@@ -66,3 +66,11 @@ def is_link_local(address: str) -> bool:
     if isinstance(found, IPv6Address) and found.ipv4_mapped is not None:
         return found.ipv4_mapped.is_link_local
     return found.is_link_local
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host stands for the machine itself: localhost, or a loopback address."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host.rstrip(".").lower() == "localhost"

@@ -167,6 +167,24 @@ async def test_a_closed_port_and_an_unknown_name_give_different_errors():
     await assert_nothing_left(producer)
 
 
+async def test_an_advertised_name_that_is_unknown_here_is_named_by_start_and_send():
+    async with EmbeddedCluster(topics={"t": 1}) as cluster:
+        servers = cluster.bootstrap_servers
+        cluster.broker(0).host = "kafka.invalid"
+        settings = QUICK | {"max_block_ms": 250 * MS * 1000}
+        transactional = Producer(servers, transactional_id="x", **settings)
+        in_start = await error_of(transactional.start(), seconds=5)
+        settings |= {"request_timeout_ms": 200 * MS * 1000, "delivery_timeout_ms": 300 * MS * 1000}
+        async with Producer(servers, **settings) as producer:
+            in_send = await error_of(producer.send_and_wait("t", b"x"), seconds=5)
+        cluster.broker(0).host = "127.0.0.1"
+
+    hint = "the cluster advertises this address to its clients: see advertised.listeners of broker 0"
+    assert hint in str(in_start)
+    assert hint in str(in_send)
+    await assert_nothing_left(transactional)
+
+
 async def test_one_good_address_among_bad_ones_is_enough():
     async with EmbeddedCluster(topics={"t": 1}) as cluster, ScriptedBroker(answers(b"SSH-2.0-x\r\n")) as ssh:
         addresses = [f"127.0.0.1:{dead_port()}", ssh.address, cluster.bootstrap_servers]

@@ -61,3 +61,27 @@ async def test_reading_certificates_is_limited_by_the_set_up_time():
 
         assert broker.connections == 0
         assert connection.is_gone
+
+
+@pytest.mark.parametrize(
+    ("node", "bootstrap", "is_named"),
+    [
+        (Node(7, "kafka.invalid", 29092), "127.0.0.1:1", True),
+        (Node(7, "kafka.invalid", 29092), "kafka.invalid:29092", False),
+        (Node(-1, "kafka.invalid", 29092), "127.0.0.1:1", False),
+        (Node(7, "127.0.0.1", 1), "192.0.2.1:1", True),
+        (Node(7, "localhost", 1), "192.0.2.1:1", True),
+        (Node(7, "127.0.0.1", 1), "localhost:2", False),
+    ],
+)
+async def test_an_advertised_address_that_cannot_work_here_is_named_as_such(node, bootstrap, is_named):
+    connection = Connection(
+        node, make_config(bootstrap), on_change=lambda connection: None, metrics=Metrics()
+    )
+
+    with pytest.raises(BrokerConnectionError) as raised:
+        await asyncio.wait_for(connection.connect(), LONG)
+
+    hint = f"the cluster advertises this address to its clients: see advertised.listeners of broker {node.node_id}"
+    assert (hint in str(raised.value)) == is_named
+    assert not raised.value.written

@@ -9,7 +9,7 @@ import pytest
 from aioproducer import Producer
 from aioproducer.errors import BrokerConnectionError
 from aioproducer.network.dialer import dial
-from aioproducer.security.addresses import as_address, is_link_local
+from aioproducer.security.addresses import as_address, is_link_local, is_loopback
 from aioproducer.testing import EmbeddedCluster
 from tests.network.test_brokers import cluster_of, echo
 from tests.network.test_dialer import resolve
@@ -198,3 +198,18 @@ async def test_the_setting_reaches_bootstrap_servers_and_brokers():
 
     assert asked
     assert set(asked) == {HOST}
+
+
+@pytest.mark.parametrize(
+    ("host", "is_own"),
+    [
+        ("localhost", True),
+        ("LOCALHOST.", True),
+        ("127.0.0.9", True),
+        ("::1", True),
+        ("10.0.0.1", False),
+        ("kafka", False),
+    ],
+)
+def test_the_machine_itself_is_recognised(host, is_own):
+    assert is_loopback(host) == is_own
