@@ -18,7 +18,6 @@ from aioproducer.settings.entries import (
     entries_of_mapping,
     resolve,
 )
-from aioproducer.settings.unsettled import UnsettledSettings
 
 P = ParamSpec("P")
 
@@ -107,7 +106,7 @@ class FromConfig:
             cls.__init__(producer, **sourced.settings)
         except TypeError:
             # It may need a setting that has a mistake.
-            UnsettledSettings({}, {}, sourced.mistakes).raise_mistakes()
+            sourced.mistakes.raise_if_any()
             raise
         return producer
 

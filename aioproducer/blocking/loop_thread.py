@@ -33,7 +33,7 @@ class Closing(Protocol):
     """The part of a producer that the thread uses."""
 
     def _close_at_exit(self, thread: LoopThread, seconds: float) -> Callable[[], None]:
-        """Log that it was not closed, unless its end is the exit; begin to close, and return a function that waits for the end."""
+        """Begin to close, log that nobody else did, and return a function that waits for the end."""
 
 
 class Flag:

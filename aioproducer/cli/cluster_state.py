@@ -7,6 +7,7 @@ from typing import Any
 
 from aioproducer import KafkaError, Producer, ProducerConfig
 from aioproducer.cli.checklist import Checklist
+from aioproducer.errors import counted
 from aioproducer.network.connection import Connection
 from aioproducer.protocol.error_codes import error_name
 from aioproducer.protocol.messages import InitProducerIdRequest, MetadataRequest, MetadataResponse
@@ -41,7 +42,7 @@ async def ask_metadata(
     except KafkaError as error:
         checklist.failed("metadata", str(error))
         return None
-    brokers = "1 broker" if len(answer.brokers) == 1 else f"{len(answer.brokers)} brokers"
+    brokers = counted(len(answer.brokers), "broker")
     if answer.brokers:
         checklist.passed("metadata", f"cluster {answer.cluster_id}, {brokers}")
     else:
@@ -71,7 +72,7 @@ def check_topic(answer: MetadataResponse, checklist: Checklist) -> bool:
     partitions = topic.partitions
     leaderless = sorted(one.partition_index for one in partitions if one.leader_id < 0 or one.error_code == 5)
     behind = sorted(one.partition_index for one in partitions if len(one.isr_nodes) < len(one.replica_nodes))
-    count = "1 partition" if len(partitions) == 1 else f"{len(partitions)} partitions"
+    count = counted(len(partitions), "partition")
     if leaderless:
         checklist.failed(
             "leaders",

@@ -89,8 +89,9 @@ def lines_of(file: Path) -> Iterator[Line]:
 
 
 def _handled(entry: Entry) -> tuple[str, str]:
+    found = resolve([entry], {})
     try:
-        found = resolve([entry], {})
+        found.mistakes.raise_if_any()
     except ConfigError as error:
         return "rejected", error.message.removeprefix(f"{entry.origin}: ")
     if found.notes:

@@ -10,6 +10,7 @@ from aioproducer.cli.delivery import Delivery
 from aioproducer.cli.exits import ExitCode
 from aioproducer.cli.failed_file import FailedFile
 from aioproducer.cli.screen import Screen
+from aioproducer.errors import counted
 
 
 class Report:
@@ -70,7 +71,9 @@ class Report:
     def _problem(self) -> str | None:
         delivery = self._delivery
         if self._skips_too_much():
-            return f"--skip {self._skipped}: the input has only {delivery.feed.rows_read} rows"
+            return (
+                f"--skip {self._skipped}: the input has only {counted(delivery.feed.rows_read or 0, 'row')}"
+            )
         return delivery.problem or delivery.feed.problem or delivery.ledger.first_error or None
 
     def _lines(self, code: ExitCode) -> Iterator[tuple[str, str]]:
@@ -116,4 +119,4 @@ class Report:
 
 
 def _records(count: int) -> str:
-    return "1 record" if count == 1 else f"{count:,} records"
+    return f"{count:,} " + ("record" if count == 1 else "records")

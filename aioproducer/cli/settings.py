@@ -49,7 +49,7 @@ def new_producer(given: Given, screen: Screen, **fixed: Any) -> Producer:
         ConfigError: a setting is unknown, malformed or contradicts another one.
         UsageError: -X is not KEY=VALUE.
     """
-    overrides = resolve(entries_of_mapping(_pairs(given.settings)), {}).settings
+    overrides = _overrides(given)
     warn_of_secrets(given.settings, screen)
     if given.servers is not None:
         overrides["bootstrap_servers"] = given.servers
@@ -58,6 +58,12 @@ def new_producer(given: Given, screen: Screen, **fixed: Any) -> Producer:
     given_names = {_setting(entry) for entry in entries} | set(overrides)
     plain = dict.fromkeys(given_names & {"key_serializer", "value_serializer"})
     return Producer._from(entries, overrides | plain | fixed)
+
+
+def _overrides(given: Given) -> dict[str, Any]:
+    found = resolve(entries_of_mapping(_pairs(given.settings)), {})
+    found.mistakes.raise_if_any()
+    return found.settings
 
 
 def _entries(given: Given) -> list[Entry]:

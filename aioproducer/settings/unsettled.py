@@ -28,6 +28,26 @@ class Mistakes(NamedTuple):
     unclear: frozenset[str] = frozenset()
     """Settings that a misspelt or rejected key was probably meant to set."""
 
+    def raise_if_any(self) -> None:
+        """Raise one error for all mistakes, if there are any.
+
+        Raises:
+            ConfigError: the only mistake, or a list of all of them, each of which is also in its `errors`.
+        """
+        errors = tuple(mistake.error for mistake in self.found)
+        if not errors:
+            return
+        if len(errors) == 1:
+            raise errors[0]
+        lines = "".join(f"\n  {error.message}" for error in errors)
+        first = errors[0]
+        raise ConfigError(
+            f"there are {len(errors)} mistakes in the settings:{lines}",
+            setting=first.setting,
+            value=first.value,
+            errors=errors,
+        )
+
 
 NO_MISTAKES = Mistakes()
 
@@ -253,24 +273,8 @@ class UnsettledSettings:
         )
 
     def raise_mistakes(self) -> None:
-        """Raise one error for all mistakes, if there are any.
-
-        Raises:
-            ConfigError: the only mistake, or a list of all of them, each of which is also in its `errors`.
-        """
-        errors = tuple(mistake.error for mistake in self._mistakes)
-        if not errors:
-            return
-        if len(errors) == 1:
-            raise errors[0]
-        lines = "".join(f"\n  {error.message}" for error in errors)
-        first = errors[0]
-        raise ConfigError(
-            f"there are {len(errors)} mistakes in the settings:{lines}",
-            setting=first.setting,
-            value=first.value,
-            errors=errors,
-        )
+        """Raise one error for all mistakes, if there are any (ConfigError)."""
+        Mistakes(tuple(self._mistakes)).raise_if_any()
 
     def refused(self, name: str, problem: str, *, against: Sequence[str] = ()) -> ConfigError:
         """Return the error that says what is wrong with a setting in combination with others.

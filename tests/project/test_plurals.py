@@ -19,6 +19,7 @@ PLURAL = re.compile(rf"( (more|other|failed|accepted|unsent))? ({'|'.join(NOUNS.
 NUMBER = "\x00"
 
 EXCEPTIONS = {
+    "cli/figures.py": "the lines of kafka-producer-perf-test",
     "protocol/recordbatch.py": "records that bytes claim to contain",
     "testing/embedded/record_scan.py": "records that bytes claim to contain",
     "testing/embedded/validation.py": "records that bytes claim to contain",
