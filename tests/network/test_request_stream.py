@@ -151,6 +151,7 @@ async def test_the_callback_receives_a_failure_once_and_after_the_request(when):
 
         assert called == []
         await connection.close()
+        await asyncio.sleep(0)
         assert [(answer, error) for answer, error in called] == [(None, lost.exception())]
         assert isinstance(lost.exception(), BrokerConnectionError)
 

@@ -146,6 +146,8 @@ def test_figures_of_metrics_are_pushed_under_each_name_that_java_has_for_them():
         record_bytes=300,
         batch_bytes=140,
         buffer_wait=Distribution(3, 7.0, 4.0, ((2.0, 1), (4.0, 2))),
+        requests=5,
+        bytes_sent=1000,
         nodes=(
             NodeSnapshot(node_id=1, is_connected=True, requests=4, bytes_sent=400, latency=Distribution(3)),
             NodeSnapshot(node_id=2, is_connected=True, requests=1, bytes_sent=600, latency=Distribution(1)),

@@ -111,7 +111,7 @@ class Stage:
         sender._seen_metadata = 0
 
     def _noting(self, name: str, most: int | None = None):
-        def note(*arguments: object) -> None:
+        def note(*arguments: object, **_: object) -> None:
             self.calls.append((name, *arguments[:most]))
 
         return note

@@ -516,7 +516,7 @@ async def test_without_idempotence_one_request_per_partition_is_in_flight():
 
 def test_settings_that_would_break_idempotence_are_rejected():
     for settings in (
-        {"max_in_flight_requests_per_connection": 6},
+        {"max_in_flight_requests_per_connection": 6, "enable_idempotence": True},
         {"acks": 1, "enable_idempotence": True},
         {"acks": 0, "enable_idempotence": True},
     ):

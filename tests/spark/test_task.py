@@ -79,7 +79,7 @@ def test_a_workers_producer_is_used_again_and_dropped_when_it_fails(cluster):
     assert list(task._kept.values()) == [kept]
 
     cluster.call(lambda: cluster.cluster.faults.add(ApiKey.PRODUCE, error=ErrorCode.INVALID_RECORD))
-    with pytest.raises(SinkError, match=r"1 of 1 rows for topic t failed.*INVALID_RECORD"):
+    with pytest.raises(SinkError, match=r"1 of 1 row for topic t failed.*INVALID_RECORD"):
         task.write_at_least_once([batch_of(2, 1)], options, 2)
     assert not task._kept
     task.write_at_least_once([batch_of(3, 1)], options, 3)
