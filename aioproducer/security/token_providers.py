@@ -335,7 +335,7 @@ class GcpTokenProvider:
                 setting="sasl_oauth_token_provider",
                 value=None,
             ) from None
-        credentials = self._credentials
+        credentials: Any = self._credentials
         if credentials is None:
             credentials, _ = google.auth.default(scopes=[self.SCOPE])
             self._credentials = credentials
