@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Executor, Future
 from typing import Any, ParamSpec, TypeVar
 
@@ -35,6 +35,15 @@ async def ended(task: asyncio.Future[Any]) -> asyncio.CancelledError | None:
         except asyncio.CancelledError as error:
             cancelled = error
     return cancelled
+
+
+async def all_ended(tasks: Iterable[asyncio.Future[Any]]) -> None:
+    """Wait for these tasks to end, no matter how often the caller is cancelled; then raise its cancellation."""
+    cancelled: asyncio.CancelledError | None = None
+    for task in tasks:
+        cancelled = await ended(task) or cancelled
+    if cancelled is not None:
+        raise cancelled
 
 
 class Threads:

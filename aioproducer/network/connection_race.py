@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeAlias
 
-from aioproducer.concurrency.tasks import ended, new_task
+from aioproducer.concurrency.tasks import all_ended, new_task
 from aioproducer.concurrency.wakeup import CLOCK_SLACK
 from aioproducer.network.connection import Connection
 from aioproducer.network.request_stream import LATE_TIMER
@@ -91,8 +91,7 @@ async def _stop(attempts: list[_Attempt]) -> None:
     stopping = new_task(
         asyncio.get_running_loop(), stop_all(), f"aioproducer stop of {attempts[0].task.get_name()}"
     )
-    if (cancelled := await ended(stopping)) is not None:
-        raise cancelled
+    await all_ended([stopping])
     stopping.result()
 
 

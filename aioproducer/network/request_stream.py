@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from aioproducer.concurrency.tasks import ended
+from aioproducer.concurrency.tasks import all_ended
 from aioproducer.concurrency.wakeup import CLOCK_SLACK
 from aioproducer.config import ProducerConfig
 from aioproducer.errors import (
@@ -490,12 +490,7 @@ class RequestStream:
 
     async def _ended(self) -> None:
         """Wait until all tasks have ended, even if the caller is cancelled meanwhile."""
-        cancelled: asyncio.CancelledError | None = None
-        for task in self._tasks():
-            if task is not asyncio.current_task():
-                cancelled = await ended(task) or cancelled
-        if cancelled is not None:
-            raise cancelled
+        await all_ended(task for task in self._tasks() if task is not asyncio.current_task())
         if self._reader_task is None and self._wire is not None:
             with contextlib.suppress(OSError):
                 await self._wire.writer.wait_closed()

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from aioproducer.concurrency.tasks import Threads
+from aioproducer.concurrency.tasks import Threads, all_ended
 from tests.conftest import MS
 from tests.support.scripted_broker import LONG, until
 
@@ -113,7 +113,7 @@ async def test_closing_the_loop_while_a_call_hangs_is_not_an_error(hanging, capf
 
 HANGS_FOR_EVER = """
 import asyncio, threading
-from aioproducer.concurrency.tasks import Threads
+from aioproducer.concurrency.tasks import Threads, all_ended
 
 async def main():
     try:
@@ -140,3 +140,20 @@ def test_a_hanging_call_does_not_delay_the_exit_of_the_interpreter():
     )
 
     assert (done.returncode, done.stdout, done.stderr) == (0, "timed out\n", "")
+
+
+async def test_who_waits_for_tasks_is_cancelled_when_all_have_ended():
+    release = asyncio.Event()
+    tasks = [asyncio.create_task(release.wait()) for _ in range(2)]
+    waiting = asyncio.create_task(all_ended(tasks))
+    for _ in range(3):
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    release.set()
+    await asyncio.wait([waiting])
+
+    assert waiting.cancelled()
+    assert all(task.done() for task in tasks)
+    await all_ended([])
