@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
-from aioproducer.concurrency.tasks import all_ended, new_task
+from aioproducer.concurrency.tasks import new_task
 from aioproducer.errors import BrokerConnectionError, RequestTimedOutError, escaped
 from aioproducer.network.wire import Wire
 from aioproducer.protocol.frame import PREFIX_SIZE, is_tls
@@ -158,7 +158,8 @@ async def _discard(attempts: dict[asyncio.Task[Wire], str], winner: asyncio.Task
     for attempt in losers:
         attempt.cancel()
         attempt.add_done_callback(_abandon)
-    await all_ended(losers)
+    if losers:
+        await asyncio.wait(losers)
 
 
 def _abandon(attempt: asyncio.Task[Wire]) -> None:

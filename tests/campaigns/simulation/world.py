@@ -224,6 +224,7 @@ class World:
         cluster = self.cluster
         cluster.faults.clear()
         cluster.authorizer.clear()
+        cluster.transactions.marker_delay = 0.0
         self.loop.network.release()
         self.restore_latency()
         for node in cluster.nodes:
