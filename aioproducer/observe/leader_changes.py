@@ -1,4 +1,4 @@
-"""Log lines about partitions that lost their leader or have another one."""
+"""Log lines about partitions that lost their leader or have a new one."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ class LeaderChanges:
     def __init__(self, log: ClientLog) -> None:
         self._log = log
         self._former: dict[tuple[str, int], int] = {}
-        """The last leader of each partition that has none now."""
+        """The last leader of each partition that now has none."""
         self._lost: list[str] = []
         self._moved: list[str] = []
 
     def note(self, topic: str, partition: int, before: int, now: int) -> None:
-        """Note that a partition has another leader. Negative ids stand for none."""
+        """Note that a partition has another leader. Negative ids mean no leader."""
         place = f"{topic}-{partition}"
         if now < 0:
             self._former[topic, partition] = before

@@ -9,13 +9,13 @@ from aioproducer.observe.snapshots import MetricsSnapshot
 
 
 class Measured(Protocol):
-    """A producer, as far as exporters need it."""
+    """The part of a producer that exporters need."""
 
     def metrics(self, *, window: float | None = None) -> MetricsSnapshot: ...
 
 
 _live: dict[int, weakref.ref[Measured]] = {}
-"""By the producer's id(). Not a WeakSet: exporters read it in other threads, while producers come and go."""
+"""By the producer's id(). Not a WeakSet: exporters read it in other threads, while producers start and end."""
 
 
 def add(producer: Measured) -> None:

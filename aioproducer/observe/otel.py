@@ -34,7 +34,7 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5
 """Buckets of messaging.client.operation.duration: those that the conventions name, and longer ones."""
 QUANTILES = (0.5, 0.99)
 MOST_TOPICS = 1_000
-"""Topics whose span attributes are kept."""
+"""The maximum number of topics whose span attributes are kept."""
 _OPERATION = {
     "messaging.system": "kafka",
     "messaging.operation.name": "send",
@@ -49,7 +49,7 @@ class AioproducerInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # it has
 
         AioproducerInstrumentor().instrument()
 
-    `opentelemetry-instrument python app.py` does this without a change of the program.
+    `opentelemetry-instrument python app.py` does this without changes to the program.
 
     Each call of `send`, `send_and_wait` and `try_send` has a span `send {topic}` of the kind PRODUCER. Its parent is
     the caller's span, and it ends with the acknowledgement. Its context is added to the headers of the record, as the
@@ -80,7 +80,7 @@ class AioproducerInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # it has
         version = importlib.metadata.version("aioproducer")
         tracer = trace.get_tracer("aioproducer", version, tracer_provider)
         meter = get_meter("aioproducer", version, meter_provider)
-        if not isinstance(tracer, trace.NoOpTracer):  # it would cost time for each record, in vain
+        if not isinstance(tracer, trace.NoOpTracer):  # it would cost time for each record without any use
             tracing.set_tracer(lambda config: _SendTracer(config, tracer, capture_key=capture_key))
         self._durations = _Durations(meter) if durations else None
         if self._durations is not None:
@@ -107,7 +107,8 @@ class _SendTracer:
             "server.port": port,
         }
         self._of_topic: dict[object, tuple[str, dict[str, Any]]] = {}
-        """The name and the attributes of the spans of each topic, so that a call that is not recorded makes nothing."""
+        """The name and the attributes of the spans of each topic, so that a call that is not recorded creates no
+        objects."""
 
     def begin(self, topic: object, value: Any, key: Any, headers: Any, count: int) -> _SendSpan | None:
         try:
@@ -244,7 +245,8 @@ class _Collection:
     def __init__(self) -> None:
         self._snapshots: list[MetricsSnapshot] = []
         self._readers: set[object] = set()
-        """Those that have read these snapshots. The first that comes a second time begins the next collection."""
+        """The instruments that have read these snapshots. The first one that reads again starts the next
+        collection."""
 
     def snapshots(self, reader: object) -> list[MetricsSnapshot]:
         if not self._readers or reader in self._readers:
@@ -296,7 +298,7 @@ class _Reader:
 
 
 class _Quantiles(_Reader):
-    """Reads the quantiles of a distribution, of what happened since the last collection."""
+    """Reads the quantiles of a distribution since the last collection."""
 
     def __init__(self, collection: _Collection, family: Family) -> None:
         super().__init__(collection, family)

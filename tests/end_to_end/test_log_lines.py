@@ -41,7 +41,7 @@ class Row(NamedTuple):
 def table() -> list[Row]:
     """The rows of the table in the docs: what happened, the level, and an example of the line."""
     page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
-    text = page.split("## What the log says")[1].split("\n## ")[0]
+    text = page.split("## Log lines")[1].split("\n## ")[0]
     rows = re.findall(r"^\| ([^|`]+) \| (INFO|WARNING|ERROR) \| `([^`]+)`", text, re.MULTILINE)
     return [Row(*found) for found in rows]
 
@@ -104,12 +104,12 @@ async def play_retry() -> None:
     await refused_for(5)
 
 
-@scenario("that lasts", 3)
+@scenario("the error persists", 3)
 async def play_retries() -> None:
     await refused_for(35)
 
 
-@scenario("it is over")
+@scenario("batches are accepted again")
 async def play_recovery() -> None:
     await refused_for(5)
 
@@ -205,7 +205,7 @@ async def play_blocked() -> None:
             await delivery
 
 
-@scenario("records failed, and nobody looked")
+@scenario("records failed, and no caller retrieved the result")
 async def play_unseen() -> None:
     async with producing(topics={"orders": 1}, **SLOW) as (cluster, producer):
         cluster.faults.add(PRODUCE, error=ErrorCode.TOPIC_AUTHORIZATION_FAILED)

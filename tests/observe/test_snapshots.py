@@ -108,7 +108,7 @@ def test_a_snapshot_is_plain_data_for_json():
 
 
 @pytest.mark.promise("Observability", "the docs describe each field of metrics() and name Java's counterpart")
-@pytest.mark.parametrize("heading", ["## What to watch", "### What Java calls them"])
+@pytest.mark.parametrize("heading", ["## What to watch", "### Java's names"])
 def test_the_guide_has_each_field(heading):
     page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
     table = page.split(heading)[1].split("\n#")[0]
