@@ -27,7 +27,7 @@ class Source(NamedTuple):
     name: str
     """The path of the file, or "the text"."""
     text: Secret | None
-    """None if it is still in the file."""
+    """None until the file is read."""
 
     def matches(self, pattern: re.Pattern[str]) -> bool:
         """Return whether the text contains the pattern."""

@@ -47,7 +47,7 @@ class OidcTokenProvider:
         retry_backoff_max: float = 10.0,
         attempts: int = 3,
     ) -> None:
-        """Does not request a token yet.
+        """Store the arguments; a token is requested later.
 
         Args:
             url: the token endpoint; https, except on this machine. Redirects are not followed, and no proxy
@@ -100,7 +100,8 @@ class OidcTokenProvider:
         """Return a new token.
 
         Raises:
-            AuthenticationError: the endpoint refuses, or can't be reached. No part of its answer is repeated.
+            AuthenticationError: the endpoint rejects the request, or can't be reached. No part of its answer is
+                repeated.
         """
         pause, longest = self._backoff
         for attempt in range(1, self._attempts + 1):
@@ -111,7 +112,7 @@ class OidcTokenProvider:
             if not may_pass or attempt == self._attempts:
                 break
             await asyncio.sleep(min(pause * 2.0 ** (attempt - 1), longest))
-        raise AuthenticationError(f"OAUTHBEARER: {self._where} gives no token: {why}")
+        raise AuthenticationError(f"OAUTHBEARER: {self._where} returned no token: {why}")
 
     async def _ask(self) -> OAuthToken | tuple[str, bool]:
         """Return a token, or the reason of a failure and whether a retry can help."""
@@ -186,7 +187,7 @@ class MskIamTokenProvider:
     def __init__(
         self, region: str, *, credentials_provider: Any = None, clock: Callable[[], float] = time.time
     ) -> None:
-        """Does not sign anything yet.
+        """Store the arguments; tokens are signed later.
 
         Args:
             region: the region of the cluster, e.g. "eu-west-1".

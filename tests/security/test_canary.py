@@ -215,7 +215,7 @@ def with_password(mechanism: str) -> Iterator[Scenario]:
         return Security(**{"tls": server_context(), "mechanisms": [mechanism], "users": USERS, **changed})
 
     refused, other = AuthenticationError, UnsupportedSaslMechanismError
-    forged = "a challenge" if mechanism == "PLAIN" else "makes no sense"
+    forged = "a challenge" if mechanism == "PLAIN" else "is malformed"
     yield Scenario(mechanism, security(), settings)
     yield Scenario(f"{mechanism} refused", security(users=None), settings, refused, "Authentication failed")
     yield Scenario(f"{mechanism} not taken", security(mechanisms=["OAUTHBEARER"]), settings, other)
@@ -223,11 +223,13 @@ def with_password(mechanism: str) -> Iterator[Scenario]:
     if mechanism != "PLAIN":
         signature = security(tamper=lambda number, answer: b"v=AAAA" if number else answer)
         yield Scenario(f"{mechanism} forged signature", signature, settings, refused, "signature is wrong")
-    yield Scenario(f"{mechanism} without SASL", security(mechanisms=()), settings, refused, "knows no SASL")
+    yield Scenario(
+        f"{mechanism} without SASL", security(mechanisms=()), settings, refused, "does not support SASL"
+    )
     brief = {**settings, "max_block_ms": 1_000_000 * MS}
     yield Scenario(f"{mechanism} without TLS", security(tls=None), brief, BootstrapError, "TLS")
     strange = security(tls=server_context("strange"))
-    yield Scenario(f"{mechanism} strange", strange, settings, TlsError, "certificate is refused")
+    yield Scenario(f"{mechanism} strange", strange, settings, TlsError, "certificate was rejected")
 
     def asked(function: object) -> dict[str, object]:
         return {**trusted, "sasl_credentials": function}
@@ -294,7 +296,7 @@ def with_token(derived: Derived, answering: str, refusing: str) -> Iterator[Scen
         "OIDC answered, token refused", late, oidc(answering), refused, "rejected the OAUTHBEARER credentials"
     )
     yield Scenario("OIDC refused", bearer(), oidc(refusing), refused, "HTTP status 401")
-    yield Scenario("OIDC unreachable", bearer(), given(nobody), refused, "gives no token")
+    yield Scenario("OIDC unreachable", bearer(), given(nobody), refused, "returned no token")
     yield Scenario("MSK IAM", Msk(mechanisms=["OAUTHBEARER"]), given(derived.msk_provider()))
     yield Scenario("MSK IAM refused", bearer(), given(derived.msk_provider()), refused, "rejected the")
 

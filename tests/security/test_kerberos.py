@@ -149,7 +149,7 @@ def test_no_security_layer_is_chosen_and_the_end_is_silent(keytabs):
 def test_a_demand_for_a_layer_or_nonsense_is_refused(keytabs, offer):
     machine, server = exchanged(keytabs)
 
-    with pytest.raises(AuthenticationError, match="demands a security layer"):
+    with pytest.raises(AuthenticationError, match="requires a security layer"):
         machine.step(server.wrap(offer, False).message)
 
 

@@ -441,7 +441,7 @@ async def test_threat_16_an_authentication_takes_16_tokens_and_no_more(monkeypat
 
     monkeypatch.setattr(Login, "mechanism", mechanism)
     async with ScriptedBroker(serve) as broker:
-        with pytest.raises(AuthenticationError, match="SCRAM-SHA-256 does not end after 16 tokens"):
+        with pytest.raises(AuthenticationError, match="SCRAM-SHA-256 did not end after 16 tokens"):
             await make_connection(broker.port, **SCRAM).connect()
 
     assert tokens == 16
