@@ -52,7 +52,7 @@ def _settle_idempotence(unsettled: UnsettledSettings) -> None:
             unsettled.derive("enable_idempotence", False, unsettled.said("acks"))
             unsettled.notes.append(
                 f"{unsettled.said('acks')} turns enable_idempotence off: retries may duplicate records "
-                "(enable_idempotence=False says so without this warning)"
+                "(set enable_idempotence=False to avoid this warning)"
             )
     elif unsettled["enable_idempotence"] and acks != -1:
         raise unsettled.refused(
@@ -160,7 +160,7 @@ def _settle_backoffs(unsettled: UnsettledSettings) -> None:
             raise unsettled.refused(first, f"is more than {unsettled.said(last)}; lower it or raise {last}")
         cause, yields = (first, last) if unsettled.is_given(first) else (last, first)
         unsettled.derive(yields, unsettled[cause], unsettled.said(cause))
-        unsettled.notes.append(f"{unsettled.said(cause)} makes {yields} the same")
+        unsettled.notes.append(f"{unsettled.said(cause)} sets {yields} to the same value")
 
 
 def _settle_compression(unsettled: UnsettledSettings) -> None:
@@ -174,7 +174,7 @@ def _settle_compression(unsettled: UnsettledSettings) -> None:
         else:
             _check_level(unsettled, name, other)
             unsettled.notes.append(
-                f"{unsettled.said(name)} has no use with {unsettled.said('compression_type')}"
+                f"{unsettled.said(name)} has no effect with {unsettled.said('compression_type')}"
             )
     _check_level(unsettled, "compression_level", codec)
 
@@ -200,5 +200,6 @@ def _settle_partitioner(unsettled: UnsettledSettings) -> None:
 def _look_at_sizes(unsettled: UnsettledSettings) -> None:
     if unsettled.is_given("batch_size") and unsettled["batch_size"] > unsettled["max_request_size"]:
         unsettled.notes.append(
-            f"{unsettled.said('batch_size')} is more than {unsettled.said('max_request_size')}, where batches end"
+            f"{unsettled.said('batch_size')} is more than {unsettled.said('max_request_size')}, "
+            "which also limits batches"
         )

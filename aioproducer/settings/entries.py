@@ -178,7 +178,7 @@ def resolve(entries: Iterable[Entry], overrides: Mapping[str, Any]) -> Sourced:
             raise _unknown(entry)
         if winner := _replaced_by(key, overrides):
             if not key.setting:
-                notes.append(f"{_named(entry)} changes nothing: the keyword {winner} takes its place")
+                notes.append(f"{_named(entry)} has no effect: the keyword {winner} takes precedence")
             continue
         _refuse_what_can_not_be(key, entry)
         if note := _note(key, entry):
@@ -248,7 +248,7 @@ def _keyword_value(key: Key, entry: Entry) -> Any:
     else:
         return value
     if setting.is_for_keywords:
-        problem += f"; give the keyword {key.setting} beside this, it wins"
+        problem += f"; pass the keyword {key.setting} as well; it takes precedence"
     shown = setting.shown(entry.value)
     fact = None if shown == "<hidden>" else entry.value
     raise ConfigError(f"{_place(entry)}{entry.key}={shown} {problem}", setting=key.setting, value=fact)
@@ -273,7 +273,7 @@ def _refuse_what_can_not_be(key: Key, entry: Entry) -> None:
 
 def _note(key: Key, entry: Entry) -> str | None:
     if key.fate is Fate.NOTED or (key.fate is Fate.FIXED and _said(entry) not in key.fixed):
-        return f"{_named(entry)} changes nothing: {key.reason}"
+        return f"{_named(entry)} has no effect: {key.reason}"
     return None
 
 

@@ -62,7 +62,7 @@ def read_properties(path: Any) -> list[Property]:
             return properties
         problem = f"\\u in line {broken} must be followed by four hexadecimal digits"
         del properties
-    # No local variable and no error context may keep any of the file, which may contain passwords.
+    # No local variable and no error context may keep any content of the file, which may include passwords.
     del text
     raise ConfigError(
         f"the properties file {name!r} can't be read: {problem}", setting="from_properties", value=name

@@ -1,6 +1,7 @@
 """Checks TLS and SASL settings against each other and against `security_protocol`, and parses the JAAS line.
 
-A setting that would not be used is rejected: a user who has set a password and forgotten the protocol must be told."""
+A setting that would not be used is rejected: a user who has set a password and forgotten the protocol must get an
+error."""
 
 from __future__ import annotations
 
@@ -55,12 +56,12 @@ def settle_security(unsettled: UnsettledSettings) -> None:
         if names == ["sasl_mechanism"]:
             # aiokafka has a default for it, which programs pass on for every protocol.
             unsettled.notes.append(
-                f"{unsettled.said(names[0])} has no use with {unsettled.said('security_protocol')}"
+                f"{unsettled.said(names[0])} has no effect with {unsettled.said('security_protocol')}"
             )
             unsettled.default("sasl_mechanism", None)
         elif names:
             raise ConfigError(
-                f"{names[0]} has no use with {unsettled.said('security_protocol')}; set security_protocol={fix}, "
+                f"{names[0]} has no effect with {unsettled.said('security_protocol')}; set security_protocol={fix}, "
                 f"or leave {', '.join(names)} out",
                 setting=names[0],
                 value=None,
@@ -204,7 +205,7 @@ def _look_at_credentials(unsettled: UnsettledSettings) -> None:
     else:
         others += unsettled.given("sasl_kerberos_")
     if others:
-        raise unsettled.refused("sasl_mechanism", f"has no use for {', '.join(others)}; leave them out")
+        raise unsettled.refused("sasl_mechanism", f"does not use {', '.join(others)}; leave them out")
     if mechanism == "GSSAPI":
         return
     has_name, has_password = (
@@ -213,7 +214,7 @@ def _look_at_credentials(unsettled: UnsettledSettings) -> None:
     if unsettled.is_given("sasl_credentials"):
         if has_name or has_password:
             raise unsettled.refused(
-                "sasl_credentials", "gives the user name and the password; leave sasl_plain_... out"
+                "sasl_credentials", "provides the user name and the password; leave sasl_plain_... out"
             )
     elif not has_name or not has_password:
         missing = "sasl_plain_password" if has_name else "sasl_plain_username"
@@ -243,7 +244,7 @@ def _look_at_tokens(unsettled: UnsettledSettings) -> None:
     passwords = [name for name in unsettled.given("sasl_plain_") if name != "sasl_plain_without_tls"]
     passwords += unsettled.given("sasl_credentials") + unsettled.given("sasl_kerberos_")
     if passwords:
-        raise unsettled.refused("sasl_mechanism", f"has no use for {', '.join(passwords)}; leave them out")
+        raise unsettled.refused("sasl_mechanism", f"does not use {', '.join(passwords)}; leave them out")
     if has_provider:
         if others := [
             name
@@ -251,7 +252,7 @@ def _look_at_tokens(unsettled: UnsettledSettings) -> None:
             if name not in ("sasl_oauthbearer_extensions", "sasl_oauthbearer_scope")
         ]:
             raise unsettled.refused(
-                "sasl_oauth_token_provider", f"makes the tokens; leave {', '.join(others)} out"
+                "sasl_oauth_token_provider", f"creates the tokens; leave {', '.join(others)} out"
             )
         return
     if url is None:

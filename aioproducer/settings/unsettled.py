@@ -93,9 +93,7 @@ class UnsettledSettings:
         if not self.is_given(alias):
             return
         if self.is_given(name) and self._values[name] != self._values[alias]:
-            raise self.refused(
-                alias, f"is another value than {self.said(name)}; both name one thing, keep one"
-            )
+            raise self.refused(alias, f"differs from {self.said(name)}; both set the same thing, so keep one")
         self.take_from(alias, name, self._values[alias])
 
     def refused(self, name: str, problem: str) -> ConfigError:

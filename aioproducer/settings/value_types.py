@@ -27,7 +27,7 @@ _FALSE = ("false", "f", "0")
 
 @dataclass(frozen=True, slots=True)
 class ValueType:
-    """Any text. The base class of the others."""
+    """Any text. The base class of all value types."""
 
     def parse(self, text: str) -> Any:
         """Return the keyword argument that `text` stands for."""
@@ -242,7 +242,7 @@ class ClientId(ValueType):
         if value is None:
             return self.default
         if not isinstance(value, str) or not re.fullmatch(r"[a-zA-Z0-9._\- ]*", value):
-            raise ValueError("must contain only letters, digits, '.', '_', '-' and blanks (A to Z, a to z)")
+            raise ValueError("must contain only letters, digits, '.', '_', '-' and spaces (A to Z, a to z)")
         return value
 
 

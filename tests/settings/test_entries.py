@@ -163,18 +163,18 @@ def test_switches_that_are_off(text):
         (
             "value.serializer",
             "com.example.Avro",
-            "is a Java class without a counterpart in Python; give the keyword value_serial",
+            "is a Java class without a counterpart in Python; pass the keyword value_serial",
         ),
         (
             "key.serializer",
             "com.example.Avro",
-            "give the keyword key_serializer beside this, it wins",
+            "pass the keyword key_serializer as well; it takes precedence",
         ),
-        ("interceptor.classes", "com.example.Trace", "give the keyword interceptors beside this"),
+        ("interceptor.classes", "com.example.Trace", "pass the keyword interceptors as well"),
         (
             "connector",
             "socks5://x",
-            "can't be given as text; it must be async f(host, port) -> connected socket; give the keyword connector",
+            "can't be given as text; it must be async f(host, port) -> connected socket; pass the keyword connector",
         ),
         ("partitioner.class", "com.example.ByRegion", "is not one of murmur2"),
         ("ssl.truststore.type", "JKS", "keytool -importkeystore"),
@@ -286,7 +286,7 @@ def test_the_advice_to_give_a_keyword_can_be_followed_with_the_same_file(
     assert getattr(config, keyword) == (tuple(given) if given == [] else given)
     assert config.origin(keyword) == ("default" if given is None else "explicit")
     assert config.linger == 0.007
-    note = f"{key} ({file}:2) changes nothing: the keyword {keyword} takes its place"
+    note = f"{key} ({file}:2) has no effect: the keyword {keyword} takes precedence"
     assert (note in caplog.text) == (key not in KEYS or not KEYS[key].setting)
 
 
@@ -414,7 +414,7 @@ def test_variables_of_the_test_tools_are_no_settings():
         (
             "AIOPRODUCER_SASL_PASSWORD",
             "hunter2",
-            "sasl_plain_password has no use with security_protocol=PLAINTEXT",
+            "sasl_plain_password has no effect with security_protocol=PLAINTEXT",
         ),
     ],
 )
@@ -466,7 +466,7 @@ def test_javas_own_file_is_taken_as_it_is(tmp_path, caplog):
     assert config.origin("sasl_mechanism") == f"{path}:5"
     assert config.origin("sasl_plain_password") == f"{path}:6"
     [warning] = [record.getMessage() for record in caplog.records]
-    assert f"send.buffer.bytes ({path}:12) changes nothing" in warning
+    assert f"send.buffer.bytes ({path}:12) has no effect" in warning
     assert f"bootstrap_servers = broker-1.example.com:9093,broker-2.example.com:9093 ({path}:2)" in str(
         config
     )
@@ -554,7 +554,7 @@ def test_overrides_win_also_under_the_other_name_of_a_setting(given, override):
 
     assert config.batch_size == 2000
     assert config.origin("batch_size").startswith("explicit")
-    with pytest.raises(ConfigError, match="both name one thing"):
+    with pytest.raises(ConfigError, match="both set the same thing"):
         Producer.from_config({}, batch_size=1000, max_batch_size=2000)
 
 

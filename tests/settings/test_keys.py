@@ -482,7 +482,7 @@ def test_a_noted_key_changes_nothing_and_is_warned_of(name, caplog):
     config, [warning] = built({name: "1"}, caplog)
 
     assert config == Producer().config
-    assert f"{name} changes nothing: {KEYS[name].reason}" in warning
+    assert f"{name} has no effect: {KEYS[name].reason}" in warning
 
 
 def test_all_noted_keys_end_in_one_warning_with_what_had_to_yield(caplog):
@@ -504,7 +504,7 @@ def test_a_fixed_key_is_taken_if_it_asks_for_what_is_done_anyway(key, caplog):
 
     if key.otherwise is Fate.NOTED:
         _, [warning] = built({key.name: "something else"}, caplog)
-        assert f"{key.name} changes nothing: {key.reason}" in warning
+        assert f"{key.name} has no effect: {key.reason}" in warning
     else:
         with pytest.raises(ConfigError) as raised:
             Producer.from_config({key.name: "something else"})
