@@ -206,7 +206,7 @@ class RecordingProducer(Producer):
         return Ping(Node(_NODE, "nowhere", 0), 0.0)
 
     async def client_instance_id(self, timeout: float = 10.0) -> UUID:
-        """Raise KafkaTimeoutError at once: no broker gives an id."""
+        """Raise KafkaTimeoutError at once: there is no broker to assign an id."""
         check_timeout(timeout)
         self._check_usable()
         return await self._push.client_instance_id(0)

@@ -166,22 +166,22 @@ async def test_the_command_names_a_port_that_is_taken_and_what_to_do():
 
     assert (status, out) == (1, "")
     assert str(port) in errors
-    assert "--port 0 takes free ones" in errors
+    assert "free ports with --port 0" in errors
     assert len(errors.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["--brokers", "0"], "argument --brokers: '0' is not a number from 1 on"),
-        (["--brokers", "three"], "argument --brokers: 'three' is not a number from 1 on"),
+        (["--brokers", "0"], "argument --brokers: '0' is not a number of 1 or more"),
+        (["--brokers", "three"], "argument --brokers: 'three' is not a number of 1 or more"),
         (["--port", "65536"], "argument --port: '65536' is not a port"),
-        (["--port", "65535", "--brokers", "2"], "--port 65535 --brokers 2 goes on to port 65536"),
+        (["--port", "65535", "--brokers", "2"], "--port 65535 --brokers 2 needs ports up to 65536"),
         (["--versions", "9.9"], "versions='9.9' is not one of 0.11"),
-        (["--topic", "a/b:1"], "topic 'a/b' can't be made: a name has"),
-        (["--topic", "a:0"], "argument --topic: '0' is not a number from 1 on"),
-        (["--topic", "a:1", "--topic", "a:2"], "--topic a is there twice"),
-        (["--partitions", "-1"], "argument --partitions: '-1' is not a number from 1 on"),
+        (["--topic", "a/b:1"], "topic 'a/b' can't be created: a name has"),
+        (["--topic", "a:0"], "argument --topic: '0' is not a number of 1 or more"),
+        (["--topic", "a:1", "--topic", "a:2"], "--topic a is given twice"),
+        (["--partitions", "-1"], "argument --partitions: '-1' is not a number of 1 or more"),
         (["--broker", "1", "--nonsense"], "unrecognized arguments: --nonsense"),
     ],
 )

@@ -65,8 +65,8 @@ class Resources:
     def _ending(self) -> Iterator[bool]:
         """End the processes before the block, and the watchdog after it.
 
-        False if that has been done, or if another process has to do it. Ctrl-C may end the block too early: then the
-        watchdog lives on and removes the directory when this process ends.
+        The value of the block is False if that was done before, or if another process has to do it. Ctrl-C may end
+        the block too early: then the watchdog lives on and removes the directory when this process ends.
         """
         if self._is_released or not self.children.are_ours:
             yield False

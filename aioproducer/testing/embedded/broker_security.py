@@ -244,7 +244,7 @@ class _Plain:
 
 
 class _OAuthBearer:
-    """Unsecured tokens, as Kafka's OAuthBearerUnsecuredValidator takes them."""
+    """Unsecured tokens, as Kafka's OAuthBearerUnsecuredValidator accepts them."""
 
     def __init__(self, security: Security) -> None:
         self.principal = ""

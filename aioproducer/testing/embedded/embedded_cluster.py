@@ -6,7 +6,7 @@
         assert len(cluster.records("flights")) == 1000
 
 What all brokers share (topics, leaders, producer ids) is here, each broker's sockets are in EmbeddedBroker, and what
-tests look at is in Inspection.
+tests inspect is in Inspection.
 """
 
 from __future__ import annotations
@@ -93,7 +93,9 @@ class EmbeddedCluster(Inspection):
         if replication_factor is not None and not 1 <= replication_factor <= brokers:
             raise ValueError(f"replication_factor={replication_factor} does not fit {brokers} brokers")
         if not 0 <= port <= 65536 - brokers:
-            raise ValueError(f"port={port} can't be the first port of {brokers} brokers; 0 takes free ones")
+            raise ValueError(
+                f"port={port} can't be the first port of {brokers} brokers; port 0 chooses free ports"
+            )
         if transaction_version not in (0, 1, 2):
             raise ValueError(f"transaction_version={transaction_version} is not known: 0, 1 or 2")
         super().__init__()
@@ -172,7 +174,7 @@ class EmbeddedCluster(Inspection):
     async def stop(self) -> None:
         """Stop all brokers. No task or socket remains. The logs can still be read, and `start` continues with them.
 
-        If the call is cancelled, the brokers stop all the same; the cancellation is raised afterwards."""
+        If the call is cancelled, the brokers still stop; the cancellation is raised afterwards."""
         for restart in self._restarts:
             restart.cancel()
         self.transactions.halt()
@@ -341,12 +343,14 @@ class EmbeddedCluster(Inspection):
             raise ValueError(f"topic {name} exists")
         if not is_valid_name(name):
             raise ValueError(
-                f"topic {name!r} can't be made: a name has 1 to 249 of a-z, A-Z, 0-9, '.', '_', '-'"
+                f"topic {name!r} can't be created: a name has 1 to 249 of a-z, A-Z, 0-9, '.', '_', '-'"
             )
         if (other := self.colliding_topic(name)) is not None:
-            raise ValueError(f"topic {name!r} can't be made: it collides with topic {other!r}")
+            raise ValueError(f"topic {name!r} can't be created: it collides with topic {other!r}")
         if count < 1 or not 1 <= replicas <= len(self._brokers):
-            raise ValueError(f"topic {name!r} with {count} partitions and {replicas} replicas can't be made")
+            raise ValueError(
+                f"topic {name!r} with {count} partitions and {replicas} replicas can't be created"
+            )
         settings = self.check_config(config or {})
         alive = {node.node_id for node in self.alive()}
         topic = EmbeddedTopic(
@@ -419,7 +423,7 @@ class EmbeddedCluster(Inspection):
         self.partition(topic, partition).release_replication()
 
     def set_isr(self, topic: str, partition: int, nodes: Sequence[int]) -> None:
-        """Set the replicas that are in sync; the leader always is."""
+        """Set which replicas are in sync. The leader is always in sync."""
         self.partition(topic, partition).set_isr(nodes)
 
     # Clients

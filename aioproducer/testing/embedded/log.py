@@ -108,7 +108,7 @@ class VerificationGuard:
 
 
 UNVERIFIED = VerificationGuard(0, 0, False)
-"""The guard of a broker that verifies nothing, as all releases before 3.6."""
+"""The guard of a broker that does not verify, like all releases before 3.6."""
 
 
 class PartitionLog:

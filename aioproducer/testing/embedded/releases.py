@@ -98,7 +98,7 @@ _TELEMETRY = (ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, ApiKey.PUSH_TELEMETRY)
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The differences between a broker of one release and those of others."""
+    """How the brokers of one release differ from those of others."""
 
     name: str
     versions: Mapping[ApiKey, VersionRange]
@@ -109,7 +109,7 @@ class Release:
     codecs: frozenset[Codec] = frozenset(Codec)
     """The codecs that a batch can be compressed with."""
     answers_acks_0: bool = False
-    """A Produce request with acks=0 gets a response nevertheless."""
+    """Even a Produce request with acks=0 gets a response."""
     idempotence_needs_cluster_acl: bool = False
     """Idempotent writes need IDEMPOTENT_WRITE on the cluster; later, WRITE on a topic is enough (KIP-679)."""
     verifies_transactions: bool = False

@@ -60,7 +60,7 @@ class Telemetry:
             metrics: prefixes of their names; "" stands for all. Without any, nothing is asked for.
             interval_ms: the time between two pushes of a client.
             most_bytes: the largest push.
-            is_delta: counters are to count since the last push. Kafka's brokers always ask for that.
+            is_delta: whether counters count from the last push. Kafka's brokers always ask for that.
             accepted: codecs, the preferred one first; without any, pushes are not compressed.
         """
         self.metrics = tuple(metrics)

@@ -24,7 +24,7 @@ from aioproducer.testing.simulation.transport import SimulatedTransport
 T = TypeVar("T")
 
 BEGIN = 1_000.0
-"""Loop time at the start, in seconds. Not 0: a clock that begins there hides code that takes 0.0 for "never"."""
+"""Loop time at the start, in seconds. Not 0: a clock that begins at 0 hides code that mistakes 0.0 for "never"."""
 
 WALL_BEGIN = 1_700_000_000.0 - BEGIN
 """The difference between `SimulatedLoop.wall_time`, in seconds since 1970, and the loop's time."""
@@ -85,7 +85,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             self._now += timeout
             self._turns = 0
             if self._now > self._end:
-                raise self._stalled(f"not at an end after {self._now - BEGIN:g} s")
+                raise self._stalled(f"not finished after {self._now - BEGIN:g} s")
         else:
             self._turns += 1
             if self._turns > TURNS_AT_ONE_MOMENT:

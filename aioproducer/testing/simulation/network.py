@@ -36,7 +36,7 @@ class Latency(NamedTuple):
 
 
 class _Socket(NamedTuple):
-    """The socket of a server, as far as it is visible."""
+    """The visible part of a server's socket."""
 
     address: Address
 
@@ -97,7 +97,7 @@ class SimulatedNetwork:
 
     @property
     def open_clients(self) -> list[SimulatedTransport]:
-        """The clients' ends that are not closed."""
+        """The open client ends of connections."""
         return [client for client, _ in self._open.values() if not client.is_closing()]
 
     # For tests: faults

@@ -48,11 +48,13 @@ async def test_shared_broker_takes_records_and_gives_them_back(apache_kafka):
         await apache_kafka.create_topic("taken")
     with pytest.raises(ApacheKafkaError, match="no partition 3 of topic 'taken'"):
         await apache_kafka.leader("taken", 3)
-    with pytest.raises(ApacheKafkaError, match="broker 0 is running already"):
+    with pytest.raises(ApacheKafkaError, match="broker 0 is already running"):
         await apache_kafka.start_broker(0)
-    with pytest.raises(ApacheKafkaError, match="there is no broker -1: there are 1, from 0 on"):
+    with pytest.raises(ApacheKafkaError, match="there is no broker -1: the node ids are 0 to 0"):
         await apache_kafka.kill(-1)
-    with pytest.raises(ApacheKafkaError, match="there is no listener 'SECURE', but CLIENT, INTERNAL"):
+    with pytest.raises(
+        ApacheKafkaError, match="there is no listener 'SECURE'; the listeners are CLIENT, INTERNAL"
+    ):
         apache_kafka.bootstrap_servers_of("SECURE")
 
 
