@@ -50,13 +50,13 @@ class FromConfig:
             ConfigError: a key is unknown (the text names the one that was meant) or can't be used (it says why and
                 what to do instead), a value is malformed, or settings contradict each other.
 
-        Keys that can change nothing here, such as the sizes of socket buffers, end in one warning in the log.
+        Keys that have no effect here, such as the sizes of socket buffers, are listed in one warning in the log.
         """
         try:
             check_keywords(overrides)
             entries = entries_of_mapping(mapping)
         finally:
-            del mapping  # a traceback that shows locals must not show what it holds
+            del mapping  # a traceback that shows locals must not show its contents
         return cls._from(entries, overrides)
 
     @classmethod
@@ -66,7 +66,7 @@ class FromConfig:
         """A producer from environment variables such as AIOPRODUCER_BOOTSTRAP_SERVERS and AIOPRODUCER_LINGER_MS.
 
         Args:
-            prefix: what the names of all variables that are settings begin with.
+            prefix: the prefix of the variables that are settings.
             environ: the variables; the process's own if None.
             overrides: keywords of `Producer`, which win over the variables.
 
@@ -86,7 +86,8 @@ class FromConfig:
 
         Args:
             file: its path. UTF-8 or Latin-1; keys as in `from_config`.
-            overrides: keywords of `Producer`, which win over the file; also what a file can't hold, like functions.
+            overrides: keywords of `Producer`, which win over the file; also settings that a file can't contain, such
+                as functions.
 
         Raises:
             ConfigError: as `from_config`, and for a file that can't be read; the text names file and line.

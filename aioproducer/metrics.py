@@ -32,9 +32,9 @@ __all__ = [
 ]
 
 MOST_NODES = 1_000
-"""Brokers that have counters of their own; the oldest makes room for a new one."""
+"""The maximum number of brokers with counters of their own; a new broker replaces the oldest one."""
 MOST_TOPICS = 1_000
-"""Topics that have counters of their own; the others share those of OTHER_TOPICS."""
+"""The maximum number of topics with counters of their own; all others share those of OTHER_TOPICS."""
 OTHER_TOPICS = "_other"
 
 
@@ -111,9 +111,9 @@ class Metrics:
     produce_requests: int = 0
     retries: int = 0
     splits: int = 0
-    """Batches that were too large for a broker and went on in two halves."""
+    """Batches that were too large for a broker and were split in two."""
     data_losses: int = 0
-    """Events after which acknowledged records are gone, or may be."""
+    """Events that lost acknowledged records, or may have lost some."""
     errors: dict[str, int] = field(default_factory=dict)
     """How often each error was seen in an answer or on a connection, by name."""
     batch_size: Histogram = field(default_factory=Histogram)
@@ -123,7 +123,7 @@ class Metrics:
     time_to_ack: Histogram = field(default_factory=Histogram)
     """Seconds from the opening of a batch to its acknowledgement, weighted by its records."""
     time_to_failure: Histogram = field(default_factory=Histogram)
-    """The same for the records that failed with their batch."""
+    """Seconds from the opening of a batch to its failure, weighted by the records that failed with it."""
     topics: dict[str, TopicMetrics] = field(default_factory=dict)
     # written by the accumulator's lock
     buffer_wait: Histogram = field(default_factory=Histogram)
@@ -139,10 +139,10 @@ class Metrics:
     # written by connections
     nodes: dict[int, NodeMetrics] = field(default_factory=dict)
     requests_of_forgotten: int = 0
-    """Requests to brokers that have no counters of their own any more."""
+    """Requests to brokers that no longer have counters of their own."""
 
     def node(self, node_id: int) -> NodeMetrics:
-        """The counters of one broker, made at first use."""
+        """The counters of one broker, created on first use."""
         found = self.nodes.get(node_id)
         if found is None:
             if len(self.nodes) >= MOST_NODES:
@@ -151,7 +151,7 @@ class Metrics:
         return found
 
     def topic(self, name: str) -> TopicMetrics:
-        """The counters of one topic, made at first use."""
+        """The counters of one topic, created on first use."""
         found = self.topics.get(name)
         if found is None:
             if len(self.topics) >= MOST_TOPICS:
@@ -160,7 +160,7 @@ class Metrics:
         return found
 
     def transaction_call(self, call: str) -> TransactionCallMetrics:
-        """The counters of one kind of transactional call, made at first use."""
+        """The counters of one kind of transactional call, created on first use."""
         return self.transaction_calls.setdefault(call, TransactionCallMetrics(call))
 
     def count_rejected(self, error: BaseException, records: int = 1) -> None:
@@ -168,7 +168,8 @@ class Metrics:
         self.rejected[name] = self.rejected.get(name, 0) + records
 
     def _forget_one(self) -> None:
-        """Make room: a broker that was never connected to, else the oldest. An answer may invent ids without end."""
+        """Remove a broker that was never connected to, or else the oldest one: responses may name any number of node
+        ids."""
         oldest = next(iter(self.nodes))
         gone = self.nodes.pop(next((id for id, node in self.nodes.items() if not node.connects), oldest))
         self.requests_of_forgotten += gone.requests
@@ -188,7 +189,7 @@ class Metrics:
         Args:
             describe_node: returns the gauges of a broker; None for a bootstrap address that is no longer used.
             wall_time: converts the loop's time.
-            gauges: the values of the moment, which other objects hold.
+            gauges: the current values, which other objects keep.
         """
         described = ((node, describe_node(node.node_id)) for node in list(self.nodes.values()))
         nodes = tuple(_node(node, state) for node, state in described if state is not None)

@@ -259,7 +259,7 @@ class Call(Generic[T]):
 
     def _end(self, task: asyncio.Task[T]) -> None:
         if not task.cancelled():
-            task.exception()  # marks it as retrieved: an interrupted caller does not ask for it
+            task.exception()  # marks it as retrieved: an interrupted caller does not retrieve it
         self._ended.set()
 
     def _cancel(self) -> None:

@@ -450,7 +450,9 @@ class Producer:
 
         async def append() -> AsyncDelivery:
             if isinstance(topic, str) and topic in self._sends.lanes:
-                raise BufferFullError("try_send: other records already wait for room; use send, which waits")
+                raise BufferFullError(
+                    "try_send: other records are already waiting for room; use send, which waits"
+                )
             return self._inner.try_send(topic, value, key, partition, timestamp_ms, headers, timeout=timeout)
 
         return Delivery(self._sends, topic, self._call(append))

@@ -361,7 +361,7 @@ class Delivery:
             self._call_back(fn)
 
     def cancel(self) -> bool:
-        """Cancel the waiting, but not the record, which is sent nevertheless. Returns False if there is a result."""
+        """Cancel the wait, but not the record, which is still sent. Returns False if there is a result."""
         thread = self._sends.own_thread()
         if self.done():
             return False

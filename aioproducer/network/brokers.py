@@ -176,7 +176,7 @@ class Brokers:
         return when if when > since else None
 
     def last_error(self, node_id: int) -> KafkaError | None:
-        """Return the error of the last connection that was lost or could not be established; None if one was since."""
+        """Return the error of the last connection that failed or was lost; None if a later one was established."""
         entry = self._entries.get(node_id)
         return entry.last_error if entry is not None else None
 
@@ -273,11 +273,12 @@ class Brokers:
 
         Raises:
             BrokerConnectionError: every broker was tried and none is reachable; or the connection was lost.
-            AuthenticationError: before any cluster was known, a broker rejected our credentials, or we its certificate.
+            AuthenticationError: before any cluster was known, a broker rejected our credentials, or we rejected its
+                certificate.
             RequestTimedOutError: no response within `timeout` seconds.
             ProtocolError: the response is malformed.
             UnsupportedVersionError: the broker is too old for the request.
-            ProducerClosed: the brokers were closed.
+            ProducerClosed: `close` was called.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
@@ -359,7 +360,7 @@ class Brokers:
             RequestTimedOutError: no response within `timeout` seconds.
             ProtocolError: the response is malformed.
             UnsupportedVersionError: client and broker have no version in common.
-            ProducerClosed: the brokers were closed.
+            ProducerClosed: `close` was called.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout

@@ -79,7 +79,7 @@ class Connection(RequestStream):
             attempt: how this attempt to connect differs from others.
             on_change: called with the connection whenever `can_send` may have changed.
             metrics: the counters to update.
-            hooks: the hooks to tell of requests.
+            hooks: the hooks to call for requests.
             login: credentials and certificates, shared by all connections of a producer.
         """
         super().__init__(node, config, on_change=on_change, metrics=metrics, hooks=hooks)

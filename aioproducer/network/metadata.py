@@ -205,7 +205,8 @@ class Metadata:
                     del self._waiters[name]
 
     def _raise_for(self, name: str) -> None:
-        """Raise errors that waiting does not solve. Call it only right after a response: the next send may succeed."""
+        """Raise errors that waiting cannot resolve. Call it only right after a response: the next send may
+        succeed."""
         info = self.cluster.topics.get(name)
         if info is None or decide(ApiKey.METADATA, info.error).action is not Action.FAIL:
             return

@@ -418,7 +418,7 @@ class BatchBuilder:
         return self._batch.record_count
 
     def replace_rows(self, rows: Iterable[Row], limit: int) -> None:
-        """Write the records anew, as the interceptors changed them, into a batch of at most `limit` bytes.
+        """Encode the records again as the interceptors changed them, in a batch of at most `limit` bytes.
 
         Raises:
             InvalidRecordError, SerializationError: as `append`.

@@ -32,7 +32,8 @@ MOST_IN_LOOP = 0.5
 MOST_IN_TURN = 1.0
 """The most milliseconds for all batches in one turn of the loop."""
 TELL_AFTER = 1.0
-"""Milliseconds of work after which a thread returns its batches though more are waiting; enough for a large request."""
+"""Milliseconds of work after which a thread returns its batches even if more are waiting; enough for a large
+request."""
 
 
 class BatchCompressor:

@@ -15,7 +15,7 @@ from aioproducer.types import ProducerRecord, qualified_name
 
 
 class Interceptor(Protocol):
-    """An item of `Producer(interceptors=[...])`. An object with only one of the two methods is enough.
+    """An item of `Producer(interceptors=[...])`. An object needs only one of the two methods.
 
     Both methods run in the producer's event loop and must not block. They cannot be async. To recognize a record again,
     on_send may return `record._replace(context=...)`.

@@ -19,12 +19,14 @@ _Linger = tuple[float, tuple[int, int], PartitionQueue]
 
 
 class Lingers:
-    """The open batches in the order in which they are due. All linger equally long, so it is the order of opening.
+    """The open batches in the order in which they are due. All of them linger equally long, so this is also the order
+    in which they were opened.
 
     With thousands of partitions, each linger would end thousands of batches of one or two records. Sending them would
     take longer than the linger, in which other records could have joined them. Therefore, when many lingers end
-    together, the next ones are postponed: the rest. Only topics with more than their share of these batches rest, and
-    only while many of their batches are open. Other records wait for their linger and no longer.
+    together, the next ones are postponed; this pause is called the rest. Only topics with more than their share of
+    these batches rest, and only while many of their batches are open. All other records wait only for their own
+    linger.
     """
 
     def __init__(self, config: ProducerConfig) -> None:
@@ -83,7 +85,8 @@ class Lingers:
 
 
 def _ended(lingering: deque[_Linger], until: float) -> list[PartitionQueue]:
-    """Take those that are due by then out of the front, and with them those whose batch was closed before."""
+    """Remove the entries at the front that are due by `until`, or whose batch is closed; return the queues that are
+    due."""
     ended = []
     while lingering:
         due, order, queue = lingering[0]

@@ -304,8 +304,8 @@ class Bulk(RecordPath):
             self._transaction.check_is_still(transaction)
             if self._loop.time() >= deadline:
                 raise BufferTimeoutError(
-                    f"{rows.count - rows.next} of {rows.count} rows for topic {topic} were not in the buffer "
-                    f"within the timeout of {timeout:g} s"
+                    f"{rows.count - rows.next} of {rows.count} rows for topic {topic} did not get into the "
+                    f"buffer within the timeout of {timeout:g} s"
                 )
             await append_some(topic, rows, deadline)
 

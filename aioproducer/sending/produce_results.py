@@ -450,7 +450,7 @@ class ProduceResults:
             self._hooks.batch_ended(batch, batch.record_count, now, base_offset)
 
     def _send_later(self, batch: ProducerBatch, now: float, why: str = "") -> None:
-        """Send a batch again after the back-off. `why`: what the log says in place of the last error."""
+        """Send a batch again after the back-off. `why`: the text for the log in place of the last error."""
         batch.mark_returned()
         pause = self._backoff(batch)
         self._accumulator.requeue(batch, now + pause)

@@ -478,7 +478,7 @@ class Coordinator:
         producer."""
         deadline = asyncio.get_running_loop().time() + self._config.max_block
         await self._end(commit=False)
-        if not self._transaction.is_v2:  # else the abort brought the next epoch
+        if not self._transaction.is_v2:  # otherwise the abort returned the next epoch
             await self._new_epoch(self._identity, deadline=deadline)
 
     def _not_reinitialized(self, error: KafkaError) -> None:
@@ -593,7 +593,8 @@ class Coordinator:
             )
 
     def _raise(self, error: KafkaError) -> NoReturn:
-        """Raise what the caller of a failed call gets: the transaction's error, caused by `error` or earlier."""
+        """Raise the error for the caller of a failed call: the transaction's error, with `error` as its cause unless
+        it has one, or else `error` itself."""
         reported = self._transaction.error or error
         if reported is not error and reported.__cause__ is None:
             raise reported from error

@@ -112,7 +112,7 @@ class Transaction:
         self._gate = gate
         gate.is_open = not self.is_used
         self.error: TransactionError | None = None
-        """Why the transaction can't be committed, or why a new epoch is needed."""
+        """The reason why the transaction can't be committed, or why a new epoch is needed."""
         self.number = 0
         """The number of the transaction that began last; 0 before the first."""
         # The following fields describe that transaction.
