@@ -41,8 +41,8 @@ class PartitionInfo(NamedTuple):
 class TopicInfo(NamedTuple):
     """One topic. `partitions` is complete and in order: a partition's number is its index.
 
-    With an error, `partitions` and `topic_id` are what was known before it (they keep the leader epochs), not
-    something to send by.
+    With an error, `partitions` and `topic_id` are those known before the error: they preserve the leader epochs, and
+    must not be used for sending.
     """
 
     name: str
@@ -62,7 +62,7 @@ _TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 
 def check_topic_name(name: str) -> None:
-    """Raise InvalidTopicError for a name that Kafka refuses."""
+    """Raise InvalidTopicError for a name that Kafka rejects."""
     if not _TOPIC_NAME.fullmatch(name) or name in (".", ".."):
         raise invalid_topic(name)
 
@@ -99,7 +99,7 @@ class Cluster:
 
     @classmethod
     def empty(cls) -> Cluster:
-        """Nothing is known yet."""
+        """Create a snapshot in which nothing is known yet."""
         return cls({}, -1, None, {})
 
     def topic(self, name: str) -> TopicInfo | None:
@@ -272,7 +272,7 @@ def _merging_topic(
             yield
         merged.sort(key=attrgetter("partition"))
         if not merged or any(partition.partition != index for index, partition in enumerate(merged)):
-            # A topic always has partitions 0 to n-1; anything else is metadata that is still on its way.
+            # A topic always has partitions 0 to n-1; anything else is metadata that is still incomplete.
             error = ErrorCode.LEADER_NOT_AVAILABLE
     if error != 0:
         if known is None:

@@ -115,7 +115,7 @@ class Metrics:
     data_losses: int = 0
     """Events that lost acknowledged records, or may have lost some."""
     errors: dict[str, int] = field(default_factory=dict)
-    """How often each error was seen in an answer or on a connection, by name."""
+    """The number of times that each error occurred in a response or on a connection, by name."""
     batch_size: Histogram = field(default_factory=Histogram)
     records_per_request: Histogram = field(default_factory=Histogram)
     queue_time: Histogram = field(default_factory=Histogram)

@@ -205,7 +205,7 @@ class Producer(Lifecycle, Bulk):
 
         It may send offsets, and commit, abort or fence the transaction, but not send records. If it is closed before
         the transaction has ended, it aborts the transaction. After the end of the transaction, `init_transactions()`
-        takes over the transactional id for good.
+        takes over the transactional id permanently.
 
         Args:
             handle: from `release_transaction`. It may be resumed once.

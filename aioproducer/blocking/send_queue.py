@@ -230,8 +230,8 @@ class SendQueue:
 class Delivery:
     """The future of one record, returned by `send`, with the methods of concurrent.futures.Future.
 
-    `send` has put the record into the buffer or into the queue before it. If the record is rejected after it was
-    queued, the delivery has the error that `send` would have raised.
+    `send` has put the record into the buffer, or into the queue in front of it. If the record is rejected after it
+    was queued, the delivery has the error that `send` would have raised.
     """
 
     # An acknowledgement costs nothing here: the state is looked up when a method is called.

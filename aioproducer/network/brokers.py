@@ -136,7 +136,7 @@ class Brokers:
         self._departing = [one for one in self._departing if not one.is_gone and one is not connection]
         self._departing.append(connection)
 
-    # Calls of the sender, none of which waits
+    # Calls from the sender, none of which waits
 
     def ready(self, node_id: int) -> Connection | None:
         """Return the connection to this broker if a request can be sent now, or None; connect to it if necessary."""
@@ -148,8 +148,9 @@ class Brokers:
             return entry.connection if entry.connection.can_send else None
         self._connect(entry)
         if entry.failures or self._waits_in_vain(entry):
-            # The sender has records for a broker that may be gone; its partitions may have new leaders now or soon.
-            # No wake-up, or the sender would loop for ever: each new snapshot makes it call `ready` again.
+            # The sender has records for a broker that may be gone; its partitions may have new leaders now or
+            # soon. No wake-up, or the sender would loop forever: each new snapshot makes it call `ready`
+            # again.
             self.update_wanted = True
         return None
 

@@ -37,12 +37,12 @@ TLS_PROBE_TIMEOUT = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """How one attempt to connect differs from others."""
+    """The properties in which one attempt to connect differs from others."""
 
     address: tuple[str, int] | None = None
     """The address to connect to instead of the node's."""
     passed_over: int = 0
-    """How many of the name's addresses are tried after all others."""
+    """The number of the name's addresses that are tried after all others."""
     first_asked: int = CLIENT_VERSIONS[ApiKey.API_VERSIONS].max
     """The version of the first ApiVersions request."""
     setup_timeout: float | None = None

@@ -1,4 +1,4 @@
-"""Log lines about callers of `send` that wait long because the buffer is full."""
+"""Log lines about callers of `send` that wait a long time because the buffer is full."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ Labels = tuple[str, ...]
 Values = Iterable[tuple[Labels, Any]]
 
 SECONDS = tuple(2.0**power for power in range(-13, 9))
-"""From 0.12 ms to 256 s. Powers of two are ends of the buckets of a Distribution, so the counts are exact."""
+"""Bounds from 0.12 ms to 256 s. Powers of two are bucket ends of a Distribution, so the counts are exact."""
 BYTES = tuple(2.0**power for power in range(7, 25))
 
 

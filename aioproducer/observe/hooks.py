@@ -80,7 +80,7 @@ class RequestEvent(NamedTuple):
     bytes_sent: int
     bytes_received: int
     seconds: float
-    """From the write of the request to its answer."""
+    """The time from the write of the request to its answer."""
     error: BaseException | None
     """The reason why there is no answer; None if there is one, whatever its error codes."""
 
@@ -106,9 +106,9 @@ class BatchEvent(NamedTuple):
     """none, gzip, snappy, lz4 or zstd."""
     attempts: int
     seconds: float
-    """From the opening of the batch to its result."""
+    """The time from the opening of the batch to its result."""
     base_offset: int | None
-    """None if it failed, with acks=0, and if the broker did not return it (a repeated request)."""
+    """None if the batch failed, with acks=0, and if the broker did not return the offset (a repeated request)."""
     outcome: Outcome | None
     """Whether the failed records may be in the log; None if they were acknowledged."""
     error: BaseException | None

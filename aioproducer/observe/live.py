@@ -15,7 +15,8 @@ class Measured(Protocol):
 
 
 _live: dict[int, weakref.ref[Measured]] = {}
-"""By the producer's id(). Not a WeakSet: exporters read it in other threads, while producers start and end."""
+"""The producers by their id(). This is not a WeakSet: exporters read it in other threads, while producers start and
+end."""
 
 
 def add(producer: Measured) -> None:

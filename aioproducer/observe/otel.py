@@ -57,7 +57,8 @@ class AioproducerInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # it has
     headers. A call that is not recorded, because of the sampler or without an SDK, has no span and no headers.
 
     Args of `instrument()`:
-        tracer_provider, meter_provider: the global ones by default. With `trace.NoOpTracerProvider()`, only metrics.
+        tracer_provider, meter_provider: the global ones by default. With `trace.NoOpTracerProvider()`, there are only
+            metrics.
         durations: whether to record messaging.client.operation.duration, a histogram with one value for each batch.
             False by default, since OpenTelemetry needs some 20 µs for each value. Quantiles are exported anyway.
         capture_key: whether to add the record's key as messaging.kafka.message.key. False by default, since keys may be
@@ -166,7 +167,7 @@ class _SendSpan:
         self.headers = headers
 
     def watch(self, delivery: Any) -> None:
-        # Not the user's own delivery: that one may be cancelled, while the record goes on.
+        # Not the user's own delivery, which may be cancelled although the record is still sent.
         delivery.batch.another(delivery).add_done_callback(self._ended)
 
     def watch_rows(self, receipt: Any) -> None:

@@ -28,7 +28,7 @@ class SnapshotRing:
         """
         Args:
             loop: the producer's event loop.
-            take: returns a current snapshot. Must not keep the producer alive.
+            take: returns a current snapshot. It must not keep the producer alive.
         """
         self._loop = loop
         self._take = take

@@ -190,7 +190,7 @@ class MetricsSnapshot(_Numbers):
     records_buffered: int = _gauge(default=0)
     """Records in the buffer or in flight."""
     oldest_unacked_seconds: float = _gauge(default=0.0)
-    """How long the oldest record without a result has waited; 0 if there is none."""
+    """Seconds that the oldest record without a result has waited; 0 if there is no such record."""
     buffer_total: int = _gauge(default=0)
     buffer_available: int = _gauge(default=0)
     buffer_waiters: int = _gauge(default=0)
@@ -203,9 +203,9 @@ class MetricsSnapshot(_Numbers):
     """Records in batches that were sent; a batch that is sent again is not counted again."""
     records_acked: int = 0
     records_failed: int = 0
-    """Certainly not in the log."""
+    """Records that are certainly not in the log."""
     records_unknown: int = 0
-    """May be in the log."""
+    """Failed records that may be in the log."""
     records_unretrieved: int = 0
     """Failed records whose result no caller has retrieved."""
     rejected: Mapping[str, int] = field(default_factory=lambda: NOTHING)

@@ -455,7 +455,7 @@ cdef class Rows:
     cdef int64_t* times
     """The timestamp of each row in ms; NULL if the call has no timestamps."""
     cdef list clock
-    """Without `times`: (row, ms) for each row whose time differs from that of the row before."""
+    """Used without `times`: (row, ms) for each row whose time differs from that of the previous row."""
     cdef PyObject** last
     """The last Span of each partition, a borrowed reference to an item of `spans`; NULL if there is none."""
     cdef int partition_count

@@ -577,7 +577,7 @@ cdef class Batch:
             self.ended_early is not None and self.ended_early.issuperset(range(first, end)))
 
     def leave_out_withdrawn(self):
-        """Encode the records again without the withdrawn ones. Only before the first attempt."""
+        """Encode the records again without the withdrawn ones. Allowed only before the first attempt."""
         cdef RecordsBuffer old = self.buffer
         cdef set withdrawn = set(self.withdrawn)
         assert self.state is not _OPEN
@@ -866,7 +866,8 @@ cdef class Delivery:
         return True
 
     def result(self):
-        """Return the RecordMetadata. Raise the error of a failed record; InvalidStateError without a result."""
+        """Return the RecordMetadata. Raise the error of a failed record, or InvalidStateError if there is no result
+        yet."""
         cdef object error
         cdef int index
         cdef Batch batch
@@ -881,7 +882,7 @@ cdef class Delivery:
         return metadata_of(self, batch, index)
 
     def exception(self):
-        """Return the error of a failed record, or None. Raise InvalidStateError without a result."""
+        """Return the error of a failed record, or None. Raise InvalidStateError if there is no result yet."""
         cdef int index
         cdef Batch batch
         if self.state == CANCELLED:
@@ -1170,7 +1171,7 @@ cdef class RecordPath:
     cdef int64_t burst
     cdef bint is_running
     cdef bint was_closed
-    cdef public object _tracer     # see observe/tracing.py; None for none
+    cdef public object _tracer     # see observe/tracing.py; None if there is no tracer
     cdef bint takes_fast_path      # no serializers, interceptors or partitioner of the user, no partitions of others
 
     def __cinit__(self, *args, **settings):

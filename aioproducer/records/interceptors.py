@@ -22,7 +22,8 @@ class Interceptor(Protocol):
     """
 
     def on_send(self, record: ProducerRecord, /) -> ProducerRecord:
-        """Receive a record as it was passed to `send`. Return it, or another record."""
+        """Receive a record as it was passed to `send`, or as the previous interceptor returned it. Return it, or
+        another record."""
         ...
 
     def on_acknowledgement(self, result: RecordMetadata | BaseException, record: ProducerRecord, /) -> None:

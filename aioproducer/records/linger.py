@@ -12,7 +12,7 @@ from aioproducer.records._record_path import PartitionQueue
 SECONDS_PER_BATCH = 50e-6
 """Seconds per batch whose linger is over: about three times the cost of opening, sending and ending a small one."""
 LONGEST_REST = 0.5
-"""The most seconds that a batch may linger beyond `linger_ms` because too many batches do."""
+"""The maximum number of seconds that a batch may linger beyond `linger_ms` because too many batches linger."""
 
 _Linger = tuple[float, tuple[int, int], PartitionQueue]
 """The loop time at which an open batch is due, its order, and its queue."""
@@ -49,7 +49,7 @@ class Lingers:
     def add(self, queue: PartitionQueue, order: tuple[int, int], now: float) -> bool:
         """Let the open batch of a queue linger. Return whether it may be due before all others."""
         lingering = self._lingering
-        # More batches than can be sent beside the others also rest.
+        # Batches that cannot be sent in addition to the others also rest.
         if now < self._rests_until and queue.topic not in self._resting and len(self._prompt) < self._many:
             lingering = self._prompt
         lingering.append((now + self._linger, order, queue))

@@ -1,4 +1,4 @@
-"""Checks of addresses: what the user's filters return, and which IP addresses are refused by default.
+"""Checks of addresses: what the user's filters return, and which IP addresses are rejected by default.
 
 Pure functions, which Brokers calls before it connects and the dialer before it opens a socket."""
 

@@ -283,7 +283,7 @@ class OAuthToken:
 
     @classmethod
     def of(cls, returned: object, now: float) -> OAuthToken | None:
-        """Return a token made from what a token provider returned; None if that is not a token.
+        """Return the token that a token provider returned, as an OAuthToken; None if the value is not a token.
 
         Args:
             returned: an OAuthToken, a str (if it is a JWT, its lifetime is read), or a tuple (str, expiry in seconds

@@ -1,8 +1,8 @@
 """Settings -> ssl.SSLContext.
 
-Certificates are read again when their files change. Because it opens files, it is called in a thread. A context made
-here checks the broker's chain and host name and uses TLS 1.2 or 1.3; only a context that the user has made may omit
-the check of the name."""
+Certificates are read again when their files change. Because it opens files, it is called in a thread. A context
+created here checks the broker's chain and host name and uses TLS 1.2 or 1.3; only a context that the user created may
+omit the check of the name."""
 
 from __future__ import annotations
 

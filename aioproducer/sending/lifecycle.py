@@ -78,9 +78,9 @@ class CloseReport:
 
     delivered: int
     failed: int
-    """Certainly not in the log."""
+    """Records that are certainly not in the log."""
     unknown: int
-    """May be in the log."""
+    """Failed records that may be in the log."""
     unretrieved: dict[tuple[str, str], int]
     """Failed records whose result was not retrieved, by (topic, error)."""
 
@@ -375,7 +375,7 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
         )
 
     def __exit__(self, *error: object) -> None:
-        """Needed because Python looks it up before it calls __enter__."""
+        """Do nothing; Python looks this method up before it calls __enter__."""
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(

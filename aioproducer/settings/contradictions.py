@@ -119,7 +119,7 @@ def _settle_timeouts(unsettled: UnsettledSettings) -> None:
 
 
 def _derive_delivery_timeout(unsettled: UnsettledSettings, needed: float) -> None:
-    """Set the delivery time-out if it was left out: a record needs no more time than its transaction has."""
+    """Set the delivery time-out if it was left out: a record never has more time than its transaction."""
     value = max(_DELIVERY_TIMEOUT, needed)
     if unsettled["transactional_id"] is not None and unsettled["transaction_timeout_ms"] < value:
         value = unsettled["transaction_timeout_ms"]

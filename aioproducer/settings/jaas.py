@@ -20,7 +20,7 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _BLANKS = "".join(map(chr, range(33)))
-"""The same as in the pattern above: Java's StreamTokenizer takes no other character as white space."""
+"""White space, as in the pattern above: the only characters that Java's StreamTokenizer treats as such."""
 _FLAGS = ("required", "requisite", "sufficient", "optional")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "b": "\b"}
 

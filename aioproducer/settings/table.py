@@ -308,7 +308,7 @@ SETTINGS: dict[str, Setting] = {
         _setting("max_batch_size", Count(unit="bytes"), None, "", "", "=", field=""),
     )
 }
-"""By keyword, in the order in which a configuration is printed."""
+"""All settings by keyword, in the order in which a configuration is printed."""
 
 
 class SecuritySettings(TypedDict, total=False):

@@ -165,7 +165,7 @@ class Level(ValueType):
 
 @dataclass(frozen=True, slots=True)
 class Switch(ValueType):
-    """On or off."""
+    """A switch: True or False."""
 
     def parse(self, text: str) -> bool:
         word = text.strip().lower()

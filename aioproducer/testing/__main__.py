@@ -123,7 +123,7 @@ def _cluster(arguments: argparse.Namespace) -> EmbeddedCluster:
 
 
 def _stop_with_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
-    """In a thread of its own: wait for the end of standard input, whatever kind of file it is."""
+    """Wait for the end of standard input, whatever kind of file it is. Runs in a thread of its own."""
     try:
         while os.read(0, 65536):
             pass

@@ -147,7 +147,7 @@ class Transaction:
         self.groups: dict[str, None] = {}
         """With v1: consumer groups whose offsets belong to the transaction."""
         self.doubtful_offsets: dict[str, dict[TopicPartition, OffsetAndMetadata]] = {}
-        """By group: offsets in requests with an unanswered attempt, a copy of which may arrive late."""
+        """For each group, the offsets in requests with an unanswered attempt, of which a copy may arrive late."""
         self.role: Role = OWNER
 
     @property
@@ -319,8 +319,8 @@ class Transaction:
     def note_rejected(self, number: int, cause: BaseException) -> None:
         """Note that a record of transaction `number` was rejected without an exception.
 
-        That transaction can no longer be committed, not even by a producer that takes it over. Nothing changes if it
-        has ended or is about to, or if this producer only participates.
+        That transaction can no longer be committed, not even by a producer that takes it over. This has no effect if
+        the transaction has ended or is about to end, or if this producer only participates.
         """
         if number == self.number and self.state in (_S.IN_TRANSACTION, _S.RELEASING):
             self.must_abort(abortable(self, cause))

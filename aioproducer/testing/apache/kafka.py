@@ -75,8 +75,8 @@ class ApacheKafka:
             unless it is declared, and `ports`, `advertised` and `bootstrap_servers` refer to it; the others get ports
             of their own. The brokers' own listeners, INTERNAL and CONTROLLER, use plain text: with an authorizer,
             "super.users" in `config` must name "User:ANONYMOUS".
-        jvm_args: Arguments of each broker's JVM. With "-XX:TieredStopAtLevel=1" it starts faster and has a lower peak
-            speed.
+        jvm_args: Arguments of each broker's JVM. With "-XX:TieredStopAtLevel=1" a broker starts faster, but its peak
+            speed is lower.
         format_args: More arguments for `kafka-storage format`: features, e.g. ("--feature",
             "transaction.version=1"), or users, e.g. ("--add-scram",
             "SCRAM-SHA-256=[name=alice,password=secret]").
@@ -217,8 +217,8 @@ class ApacheKafka:
     async def stop(self, *, keep_logs: bool = False) -> None:
         """End all brokers immediately and remove the temporary directory. It awaits nothing, so it can't be cancelled.
 
-        With `keep_logs`, configuration and logs stay, and a warning is logged that says where. Does nothing
-        if nothing was started.
+        With `keep_logs`, configuration and logs stay, and a warning with their location is logged. Does nothing if
+        nothing was started.
         """
         if self._resources is None:
             return
@@ -452,7 +452,7 @@ class ApacheKafka:
                 await self._held.children.wait(process)
 
     async def _end_or_kill(self, brokers: Sequence[ApacheBroker]) -> None:
-        """Wait for brokers to shut down, and kill those that wait for a controller in vain."""
+        """Wait for brokers to shut down, and kill those that wait for a controller that will not answer."""
         now = asyncio.get_running_loop().time
         had_quorum_at = now()
         while running := [broker for broker in brokers if broker.running]:

@@ -36,7 +36,7 @@ class Resources:
         return self._count
 
     def cluster_id(self) -> str:
-        """The same id for all brokers that ever have their data in this directory."""
+        """The cluster id, the same for all brokers whose data is in this directory, now or later."""
         file = self.directory / "cluster-id"
         if not file.exists():
             file.write_text(base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("="))

@@ -219,9 +219,9 @@ class Exchange(Protocol):
     """One authentication."""
 
     principal: str
-    """Empty until it has succeeded."""
+    """Empty until the authentication has succeeded."""
     lifetime: float
-    """Seconds for which the credentials are valid; 0: for ever."""
+    """Seconds for which the credentials are valid; 0: forever."""
 
     def step(self, message: bytes) -> bytes:
         """Answer the client. Raises AuthenticationRefused."""

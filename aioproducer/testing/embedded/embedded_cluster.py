@@ -300,7 +300,8 @@ class EmbeddedCluster(Inspection):
             partition.broker_stopped(node, alive)
 
     def thaw_broker(self, node: int) -> None:
-        """Thaw a frozen broker: it serves the requests that have arrived meanwhile, and catches up if it was fenced."""
+        """Thaw a frozen broker: it serves the requests that have arrived in the meantime, and catches up if it was
+        fenced."""
         was_fenced = self.broker(node).is_fenced
         self.broker(node).thaw()
         for partition in self._partitions():

@@ -26,7 +26,7 @@ class ScannedRecords(NamedTuple):
     payload: bytes
     """All records, unpacked."""
     timestamps: list[int]
-    """In ms since 1970."""
+    """The timestamps in ms since 1970."""
     keyless: list[int]
     """The indexes of the records without a key."""
     bodies: list[tuple[int, int]]

@@ -125,9 +125,9 @@ def release_named(name: str, *, collects_metrics: bool = False) -> Release:
 
     Brokers offer the APIs of KIP-714 only if they have a plugin that collects the metrics of clients.
 
-    Event Hubs is imitated after reports of its clients: Metadata without topic ids, at times beside Produce with
-    topic ids; a connection that is reset by ApiVersions 4; UNSUPPORTED_FOR_MESSAGE_FORMAT for every codec but gzip;
-    responses to acks=0.
+    Event Hubs is imitated according to reports from users of its clients: Metadata without topic ids, sometimes
+    together with Produce with topic ids; a connection that is reset by ApiVersions 4; UNSUPPORTED_FOR_MESSAGE_FORMAT
+    for every codec but gzip; responses to acks=0.
 
     Raises:
         ValueError: there is no such release.

@@ -60,7 +60,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self.network = network or SimulatedNetwork()
         self.network.attach(self, self.random)
         self.thread_delay = (0.0, 0.0005)
-        """The least and the most seconds that a call in an executor takes."""
+        """The minimum and maximum number of seconds that a call in an executor takes."""
         self._now = BEGIN
         self._end = BEGIN + time_limit
         self._turns = 0
@@ -89,7 +89,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         else:
             self._turns += 1
             if self._turns > TURNS_AT_ONE_MOMENT:
-                raise self._stalled("busy for ever at one moment")
+                raise self._stalled("busy forever at one moment")
         return []
 
     def _stalled(self, what: str) -> SimulationStalled:
@@ -152,7 +152,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         ssl: None = None,
     ) -> SimulatedServer:
         """Create a server for connections of this loop. Raises OSError if the port is taken."""
-        assert ssl is None, "there is no TLS in a simulation"
+        assert ssl is None, "TLS is not supported in a simulation"
         server = self.network.listen(protocol_factory, host, port)
         if start_serving:
             await server.start_serving()

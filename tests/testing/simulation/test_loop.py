@@ -45,9 +45,9 @@ def test_what_never_comes_to_an_end_is_stopped():
         while True:  # noqa: ASYNC110  # that is what is meant
             await asyncio.sleep(0)
 
-    with pytest.raises(SimulationStalled, match="not at an end"):
+    with pytest.raises(SimulationStalled, match="not finished"):
         simulate(polls, time_limit=1000)
-    with pytest.raises(SimulationStalled, match="busy for ever"):
+    with pytest.raises(SimulationStalled, match="busy forever"):
         simulate(spins)
 
 
