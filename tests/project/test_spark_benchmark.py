@@ -332,7 +332,7 @@ def test_a_changed_broker_is_noticed(monkeypatch, tmp_path):
     other.write_text(target.BROKER.read_text().replace(target.LAST_API, ""))
     monkeypatch.setattr(target, "BROKER", other)
 
-    with pytest.raises(RuntimeError, match="has no such line any more"):
+    with pytest.raises(RuntimeError, match="no longer has such a line"):
         target.source()
 
 
