@@ -1,4 +1,4 @@
-"""A real Kafka with TLS and passwords: what gets through, what is refused, and sessions that end under load."""
+"""A real Kafka with TLS and passwords: accepted and rejected clients, and sessions that end under load."""
 
 from __future__ import annotations
 
@@ -377,7 +377,7 @@ async def test_a_token_of_an_oidc_provider_gets_through_and_a_wrong_secret_does_
 
 @pytest.fixture
 def authentications(monkeypatch) -> Counter[Authentication]:
-    """How often each connection has proved who it is."""
+    """The number of authentications of each connection."""
     counted: Counter[Authentication] = Counter()
     run = Authentication.run
 
@@ -390,7 +390,7 @@ def authentications(monkeypatch) -> Counter[Authentication]:
 
 
 async def in_order(servers: str, topic: str) -> list[int]:
-    """How many records each partition has. The first that is not the next one of its partition is told."""
+    """The number of records in each partition. The first that is not the next one of its partition is told."""
     counts = [0] * PARTITIONS
 
     def take(message: Message) -> None:

@@ -1,4 +1,4 @@
-"""What the log says in an outage: the table of docs/operations.md, row by row."""
+"""The log lines of an outage: the table of docs/operations.md, row by row."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_the_line_of_each_row_is_logged_at_its_level_and_as_often_as_it_should(r
 
 
 async def refused_for(seconds: float) -> None:
-    """Each Produce request is refused for a while, then one is accepted."""
+    """Each Produce request is rejected for a while, then one is accepted."""
     async with producing(topics={"orders": 1}, **SLOW) as (cluster, producer):
         cluster.faults.add(PRODUCE, error=ErrorCode.NOT_ENOUGH_REPLICAS, count=1000)
         delivery = await producer.send("orders", b"v")

@@ -1,4 +1,4 @@
-"""Snapshots of metrics: their differences, and what they are as plain data."""
+"""Snapshots of metrics: their differences, and their conversion to plain data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What benchmarks/ makes of figures: medians and spreads, goals met and missed, tables, plots, files."""
+"""The reports of benchmarks/: medians and spreads, goals met and missed, tables, plots, files."""
 
 from __future__ import annotations
 

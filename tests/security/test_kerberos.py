@@ -118,7 +118,7 @@ async def test_a_broker_with_another_key_is_refused(keytabs):
 
 
 def exchanged(keytabs: dict[str, str]):
-    """A machine and a server after they have proved to each other who they are."""
+    """Return a machine and a server after they have authenticated each other."""
     import gssapi
 
     machine = Gssapi("kafka", "localhost", principal="alice", keytab=keytabs["alice"])

@@ -1,4 +1,4 @@
-"""Producers and brokers that have to prove to each other who they are: TLS, mTLS, each SASL mechanism, refusals."""
+"""Producers and brokers that authenticate each other: TLS, mTLS, each SASL mechanism, rejections."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def deliver(cluster: EmbeddedCluster, **settings: object) -> None:
 
 
 async def refusal(servers: str, **settings: object) -> BaseException:
-    """What start() fails with; it has to fail soon."""
+    """Return the error of start(), which must fail soon."""
     producer = Producer(servers, **{**QUICK, "max_block_ms": 600_000, **settings})
     with pytest.raises(Exception) as caught:  # noqa: PT011  # looked at by the caller
         async with at_most(LONG):
@@ -102,7 +102,7 @@ async def refusal(servers: str, **settings: object) -> BaseException:
 
 
 async def given_up(servers: str, **settings: object) -> BootstrapError:
-    """What start() fails with when its time is over, some time after the first attempt has failed."""
+    """Return the error of start() when its time is up, some time after the first attempt has failed."""
     loop = asyncio.get_running_loop()
     async with Net(servers, **settings) as net:
         patient = asyncio.create_task(net.metadata.first_update(loop.time() + 600))

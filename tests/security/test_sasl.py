@@ -1,4 +1,4 @@
-"""The SASL machines: the vectors of the RFCs, everything a broker may forge, and what must never be shown."""
+"""The SASL machines: the test vectors of the RFCs, forged messages of brokers, and texts that must never be shown."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def scram(**changed: object) -> Scram:
 
 
 def asked(machine: Scram) -> Scram:
-    """A machine whose first message has been sent."""
+    """Return a machine whose first message has been sent."""
     machine.step(None)
     return machine
 
 
 def proved(machine: Scram) -> Scram:
-    """A machine that has sent its proof."""
+    """Return a machine that has sent its proof."""
     asked(machine).step(SHA_256["server_first"])
     return machine
 

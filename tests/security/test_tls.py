@@ -1,4 +1,5 @@
-"""From settings to a context: whom it trusts, what it shows, what it refuses, and when files are read again."""
+"""From settings to a context: trusted authorities, the client's certificate, rejected files, and the reloading of
+files."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ def config(**settings: object):
 
 
 def shaken(context: ssl.SSLContext, server: ssl.SSLContext, name: str = HOST) -> ssl.SSLObject:
-    """Both sides of a handshake in memory; returns the server's. Raises what either side raises."""
+    """Run both sides of a handshake in memory, and return the server's. Raises what either side raises."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = context.wrap_bio(to_client, to_server, server_hostname=name)
     broker = server.wrap_bio(to_server, to_client, server_side=True)
@@ -325,7 +326,7 @@ KINDS_OF_MISUSE = [
 
 
 def misused_files(tmp_path) -> dict[str, tuple[dict[str, str], str]]:
-    """Settings by what is wrong with them, and what the error says after setting and file."""
+    """Faulty settings, and the text of the error after setting and file."""
     authority = trustme.CA()
     cert, other = authority.issue_cert("alice.example"), authority.issue_cert("bob.example")
     chain = "".join(blob.bytes().decode() for blob in cert.cert_chain_pems)

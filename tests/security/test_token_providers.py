@@ -1,4 +1,4 @@
-"""Tokens from an OIDC endpoint that the test runs, and from Amazon's signer with a clock that stands still."""
+"""Tokens from an OIDC endpoint that the test runs, and from Amazon's signer with a fixed clock."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.support.scripted_broker import HOST
 
 
 class Endpoint:
-    """An HTTP server of a few lines. `answers` are given in turns, the last one for ever."""
+    """A minimal HTTP server. It gives the `answers` in turn, and then repeats the last one."""
 
     def __init__(self, *answers: tuple[int, object]) -> None:
         self.answers = list(answers) or [(200, {"access_token": "opaque-token", "expires_in": 60})]

@@ -1,4 +1,4 @@
-"""Settings against each other: contradictions are refused, defaults yield, and notes say so."""
+"""Settings checked against each other: contradictions are rejected, defaults yield, and notes report it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""from_config, from_env and from_properties: anybody's names, text and typed values, origins and errors."""
+"""from_config, from_env and from_properties: the names of any client, text and typed values, origins and errors."""
 
 from __future__ import annotations
 

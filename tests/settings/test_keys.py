@@ -1,6 +1,6 @@
-"""Every key of Java's producer and of librdkafka has its fate, and none is dropped silently.
+"""Every key of Java's producer and of librdkafka is handled, and none is dropped silently.
 
-The tables are the whole truth about which key does what; a key that comes or goes in another client shows here."""
+The tables list the handling of every key, so a key that is added or removed in another client makes a test fail."""
 
 from __future__ import annotations
 

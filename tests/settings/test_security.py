@@ -1,4 +1,4 @@
-"""TLS and SASL settings: what they become, what follows from what, and what contradicts."""
+"""TLS and SASL settings: their values, derived settings, and contradictions."""
 
 from __future__ import annotations
 

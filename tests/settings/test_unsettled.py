@@ -1,4 +1,4 @@
-"""Unsettled settings: values, defaults, and where each comes from."""
+"""Unsettled settings: values, defaults, and origins."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ async def command(*arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
 
 
 async def listening(child: asyncio.subprocess.Process) -> list[str]:
-    """The addresses, once it is up."""
+    """Return the addresses once the cluster has started."""
     assert child.stdout is not None
     line = (await asyncio.wait_for(child.stdout.readline(), WAIT)).decode()
     assert line.startswith("listening on 127.0.0.1:")
@@ -50,7 +50,7 @@ async def listening(child: asyncio.subprocess.Process) -> list[str]:
 
 
 async def ended(child: asyncio.subprocess.Process) -> tuple[int | None, str, str]:
-    """Exit status, output and error output."""
+    """Return the exit status, output and error output."""
     out, errors = await asyncio.wait_for(child.communicate(), WAIT)
     return child.returncode, out.decode(), errors.decode()
 

@@ -1,4 +1,4 @@
-"""A real Kafka is started, tormented and ended, and nothing of it stays behind."""
+"""A real Kafka is started, disturbed and ended, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tests.support.apache_processes import children, command_lines, descriptors,
 pytestmark = pytest.mark.slow
 
 SHORT_SESSIONS = {"broker.session.timeout.ms": 1500, "broker.heartbeat.interval.ms": 200}
-"""So long, a broker that was killed is waited for."""
+"""Seconds to wait for a broker that was killed."""
 
 
 @pytest.fixture
 def temporary(monkeypatch, tmp_path) -> Path:
-    """Where this test's clusters make their directories."""
+    """Return the directory in which this test's clusters create theirs."""
     directory = tmp_path / "temporary"
     directory.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(directory))
@@ -60,7 +60,7 @@ async def test_shared_broker_takes_records_and_gives_them_back(apache_kafka):
 
 @pytest.mark.apache
 async def test_records_of_long_ago_stay(temporary):
-    """Kafka would delete them by their own time, at its next look."""
+    """Kafka would delete them because of their own timestamps, at its next check."""
     looks_often = {"log.retention.check.interval.ms": 100, "log.initial.task.delay.ms": 0}
     async with ApacheKafka(jvm_args=LEAN, config=looks_often) as kafka:
         await kafka.create_topic("t")

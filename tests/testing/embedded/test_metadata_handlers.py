@@ -1,4 +1,4 @@
-"""What brokers say about the cluster: ApiVersions, Metadata, FindCoordinator and CreateTopics."""
+"""Answers of brokers about the cluster: ApiVersions, Metadata, FindCoordinator and CreateTopics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The simulated loop: virtual time, and runs that are the same to the byte in another process."""
+"""The simulated loop: virtual time, and runs that another process repeats byte for byte."""
 
 from __future__ import annotations
 
