@@ -259,7 +259,8 @@ class UniformSticky:
             queue_sizes: how many batches wait for each partition.
             partition_ids: the partitions, in the same order: those whose leader has accepted data within
                 `partitioner_availability_timeout_ms`.
-            total: the number of partitions before any was left out because of its broker; by default, none was.
+            total: the number of partitions, including those left out because of their broker; by default, none is
+                left out.
         """
         if not self._adaptive:
             return

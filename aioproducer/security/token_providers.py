@@ -67,7 +67,7 @@ class OidcTokenProvider:
         Raises:
             ConfigError: the URL is not https, or contains a password.
         """
-        self._where = "without an endpoint"  # for a traceback that shows this incomplete object
+        self._where = "without an endpoint"  # in case a traceback shows this incomplete object
         try:
             self._client_secret = (
                 client_secret if isinstance(client_secret, Secret) else Secret(client_secret)

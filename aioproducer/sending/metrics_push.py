@@ -122,8 +122,7 @@ class MetricsPush:
                 await self._has_instance_id.wait()
         except TimeoutError:
             raise KafkaTimeoutError(
-                f"no broker gave this client an id within {timeout:g} s; perhaps the brokers do not collect "
-                f"client metrics"
+                f"no broker gave this client an id within {timeout:g} s; the brokers may not collect metrics of clients"
             ) from None
         assert self._instance_id is not None  # set before the event
         return self._instance_id

@@ -37,7 +37,7 @@ def parse_jaas(text: str) -> JaasEntry:
     """Read the value of `sasl.jaas.config`.
 
     Raises:
-        ValueError: the line has another form. The text is the end of a sentence and shows nothing of the line.
+        ValueError: the line has a different form. The text is the end of a sentence and shows nothing of the line.
     """
     tokens = _tokens(text)
     if len(tokens) < 2 or tokens[0][0] != "word" or tokens[1][1].lower() not in _FLAGS:

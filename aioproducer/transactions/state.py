@@ -339,7 +339,7 @@ class Transaction:
 
 
 def abortable(transaction: Transaction, cause: BaseException) -> TransactionAbortableError:
-    """Return the error of a transaction that a failed record or a rejected request prevents from being committed."""
+    """Return the error of a transaction that can't be committed because a record failed or a request was rejected."""
     return TransactionAbortableError(
         f"the transaction of {transaction.transactional_id!r} can only be aborted: {cause}",
         transactional_id=transaction.transactional_id,

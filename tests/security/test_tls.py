@@ -339,7 +339,7 @@ def misused_files(tmp_path) -> dict[str, tuple[dict[str, str], str]]:
         write(tmp_path / "both.pem", chain + another),
     )
     missing = str(tmp_path / "missing.pem")
-    no_match = "the private key does not belong to the certificate \\(ssl_.*\\); use the key that"
+    no_match = "the private key does not belong to the certificate \\(ssl_.*\\); use the key for which"
     neither = "it is neither PEM text .* nor a PKCS12 store"
     own = {"ssl_certificate_location": path["cert"]}
     texts_given = {"ssl_keystore_certificate_chain": chain, "ssl_keystore_key": another}

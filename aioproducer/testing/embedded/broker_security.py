@@ -65,7 +65,8 @@ class Security:
         """Configure authentication.
 
         Args:
-            tls: A server's context; None for a listener without TLS. A context that requires certificates makes mTLS.
+            tls: A server's context; None for a listener without TLS. A context that requires certificates enables
+                mTLS.
             mechanisms: Any of PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER and GSSAPI; empty for no SASL.
             users: Passwords by user name, for PLAIN and SCRAM.
             delegation_tokens: The owner and the HMAC of each token id (KIP-48).
