@@ -104,7 +104,7 @@ __all__ = [
     "murmur2_partitions",
 ]
 
-# Each name is imported when it is asked for: pytest loads aioproducer.testing.plugin, and with it this module, at the
+# Each name is imported on first use: pytest loads aioproducer.testing.plugin, and with it this module, at the
 # start of every run in every environment that has aioproducer installed.
 _MODULES = {
     "AuthenticationError": "aioproducer.errors",

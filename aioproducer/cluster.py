@@ -41,8 +41,8 @@ class PartitionInfo(NamedTuple):
 class TopicInfo(NamedTuple):
     """One topic. `partitions` is complete and in order: a partition's number is its index.
 
-    With an error, `partitions` and `topic_id` are what was known before it (they keep the leader epochs), not
-    something to send by.
+    With an error, `partitions` and `topic_id` are those known before the error: they preserve the leader epochs, and
+    must not be used for sending.
     """
 
     name: str
@@ -58,11 +58,11 @@ class TopicInfo(NamedTuple):
 
 
 _TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
-"""Kafka's own rule (org.apache.kafka.common.internals.Topic); besides, "." and ".." are none."""
+"""Kafka's own rule (org.apache.kafka.common.internals.Topic); "." and ".." match it, but are not valid either."""
 
 
 def check_topic_name(name: str) -> None:
-    """Raise InvalidTopicError for a name that Kafka refuses."""
+    """Raise InvalidTopicError for a name that Kafka rejects."""
     if not _TOPIC_NAME.fullmatch(name) or name in (".", ".."):
         raise invalid_topic(name)
 
@@ -76,7 +76,7 @@ def invalid_topic(name: str) -> InvalidTopicError:
 
 
 class Endpoint(Protocol):
-    """A broker's address as any of the answers gives it; `Node` is one as well."""
+    """A broker's address, as it appears in any response; also implemented by `Node`."""
 
     @property
     def node_id(self) -> int: ...
@@ -99,7 +99,7 @@ class Cluster:
 
     @classmethod
     def empty(cls) -> Cluster:
-        """Nothing is known yet."""
+        """Create a snapshot in which nothing is known yet."""
         return cls({}, -1, None, {})
 
     def topic(self, name: str) -> TopicInfo | None:
@@ -133,7 +133,7 @@ class Cluster:
             if (node := _node(broker)) is not None:
                 nodes[node.node_id] = node
         if not nodes:
-            raise ProtocolError("a metadata answer without any broker was refused", written=True)
+            raise ProtocolError("a metadata response without any broker was rejected", written=True)
         nodes = self.nodes if nodes == self.nodes else nodes
         if nodes.keys() >= self.nodes.keys():
             topics = dict(self.topics)
@@ -150,7 +150,7 @@ class Cluster:
             topic = yield from _merging_topic(name, answer, known, nodes)
             topics[name] = known if known is not None and topic == known else topic
         for name in asked:
-            # A broker has to answer for every topic; one that it left out is as good as unknown.
+            # A broker must answer for every topic; a topic that it left out is treated as unknown.
             if name not in topics:
                 topics[name] = TopicInfo(name, NO_TOPIC_ID, (), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, False)
         cluster = Cluster(nodes, response.controller_id, response.cluster_id or self.cluster_id, topics)
@@ -177,9 +177,10 @@ class Cluster:
         )
 
     def without_epoch(self, topic: str, partition: int) -> Cluster:
-        """Return the snapshot after a broker denied that it leads a partition: the next response is accepted.
+        """Return a snapshot without the leader epoch of a partition, so that the next response is accepted.
 
-        Only for a topic without an id, which may have been re-created and count its epochs from 0; otherwise `self`.
+        Used after a broker reported that it does not lead the partition. Applies only to a topic without an id, which
+        may have been re-created, with epochs that start again at 0; otherwise returns `self`.
         """
         known = self.partition(topic, partition)
         if known is None or known.leader_epoch == NO_EPOCH or self.topics[topic].topic_id != NO_TOPIC_ID:
@@ -214,7 +215,7 @@ class Cluster:
         )
 
     def _without_lost_leaders(self, nodes: dict[int, Node]) -> Generator[None, None, dict[str, TopicInfo]]:
-        """Return the topics without leaders that are missing in `nodes`."""
+        """Return the topics without the leaders that are not in `nodes`."""
         topics: dict[str, TopicInfo] = {}
         for name, info in self.topics.items():
             yield
@@ -228,7 +229,8 @@ class Cluster:
         return topics
 
     def _is_same(self, other: Cluster) -> bool:
-        # The controller is left out: with KRaft each answer names any broker as it (KRaftMetadataCache).
+        # The controller is ignored: with KRaft, each response names an arbitrary broker as the controller
+        # (KRaftMetadataCache).
         return (
             self.nodes is other.nodes
             and self.cluster_id == other.cluster_id
@@ -259,7 +261,7 @@ def _merging_topic(
     former = known
     if known is not None:
         if topic_id == NO_TOPIC_ID:
-            topic_id = known.topic_id  # a broker that doesn't know ids yet (before 2.8) takes none away
+            topic_id = known.topic_id  # a broker without topic ids (before 2.8) does not remove a known id
         elif known.topic_id not in (NO_TOPIC_ID, topic_id):
             former = None  # deleted and created again: a new topic with an old name
     before = former.partitions if former is not None else ()
@@ -270,7 +272,7 @@ def _merging_topic(
             yield
         merged.sort(key=attrgetter("partition"))
         if not merged or any(partition.partition != index for index, partition in enumerate(merged)):
-            # A topic always has partitions 0 to n-1; anything else is metadata that is still on its way.
+            # A topic always has partitions 0 to n-1; anything else is metadata that is still incomplete.
             error = ErrorCode.LEADER_NOT_AVAILABLE
     if error != 0:
         if known is None:

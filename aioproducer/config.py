@@ -141,10 +141,10 @@ class ProducerConfig:
     ) -> ProducerConfig:
         """Check the keyword arguments of `Producer` that were given and turn them into a config.
 
-        Defaults that had to yield, and `notes` of who read the settings, end in one warning in the log.
+        Defaults that had to change because of other settings, and `notes`, are logged in a single warning.
 
         Args:
-            origins: where settings come from that were not given as keywords, by keyword.
+            origins: the origins of settings that were not given as keywords, by keyword.
             notes: what else the log should say.
             mistakes: what is wrong in the source of the settings.
             given: the settings, in milliseconds and bytes.
@@ -180,7 +180,7 @@ class ProducerConfig:
             setting: the keyword of `Producer`.
 
         Returns:
-            "default", "explicit", "environment NAME", "FILE:LINE" or "derived because ...". For a setting that was set
+            "default", "explicit", "environment NAME", "FILE:LINE" or "derived because ...". If the setting was given
             under another name, " as KEY" follows.
 
         Raises:

@@ -264,8 +264,8 @@ class TransactionAbortedError(DeliveryError):
 class SendManyError(KafkaError):
     """Some rows of a `send_many` failed; all others are in the log.
 
-    `errors` has the error of each failed row. `outcome` is UNKNOWN if that of at least one row is; `retriable` and the
-    other flags are set if they are set for at least one row.
+    `errors` has the error of each failed row. `outcome` is UNKNOWN if the outcome of at least one row is UNKNOWN;
+    `retriable` and the other flags are set if they are set for at least one row.
     """
 
     outcome: Outcome = Outcome.UNKNOWN
@@ -296,7 +296,7 @@ class TransactionReinitError(TransactionError):
 class ProducerFencedError(TransactionReinitError):
     """Another producer uses the same transactional id, or (transactions v1) the transaction timed out. The transaction
     is not committed. With v1 it is also raised if the response to a request for the next epoch was lost and the
-    coordinator moved to another broker, which takes the repetition for that of a fenced producer."""
+    coordinator moved to another broker, which mistakes the repeated request for that of a fenced producer."""
 
 
 class CommitOutcomeUnknownError(TransactionReinitError):

@@ -51,14 +51,14 @@ class FromConfig:
                 what to do instead), a value is malformed, or settings contradict each other. All mistakes are in one
                 error.
 
-        Keys that can change nothing here, such as the sizes of socket buffers or a consumer's group.id, end in one
+        Keys that have no effect here, such as the sizes of socket buffers or a consumer's group.id, are listed in one
         warning in the log.
         """
         try:
             check_keywords(overrides)
             entries = entries_of_mapping(mapping)
         finally:
-            del mapping  # a traceback that shows locals must not show what it holds
+            del mapping  # a traceback that shows locals must not show its contents
         return cls._from(entries, overrides)
 
     @classmethod
@@ -68,7 +68,7 @@ class FromConfig:
         """A producer from environment variables such as AIOPRODUCER_BOOTSTRAP_SERVERS and AIOPRODUCER_LINGER_MS.
 
         Args:
-            prefix: what the names of all variables that are settings begin with.
+            prefix: the prefix of the variables that are settings.
             environ: the variables; the process's own if None.
             overrides: keywords of `Producer`, which win over the variables.
 
@@ -88,7 +88,8 @@ class FromConfig:
 
         Args:
             file: its path. UTF-8 or Latin-1; keys as in `from_config`.
-            overrides: keywords of `Producer`, which win over the file; also what a file can't hold, like functions.
+            overrides: keywords of `Producer`, which win over the file; also settings that a file can't contain, such
+                as functions.
 
         Raises:
             ConfigError: as `from_config`, and for a file that can't be read; the text names file and line.

@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 MOST_NODES = 1_000
-"""Brokers that have counters of their own; the oldest makes room for a new one."""
+"""The maximum number of brokers with counters of their own; a new broker replaces the oldest one."""
 
 
 class Histogram(Buckets):
@@ -122,11 +122,11 @@ class Metrics:
     records_retried: int = 0
     """Records in batches that were sent again, each time."""
     splits: int = 0
-    """Batches that were too large for a broker and went on in two halves."""
+    """Batches that were too large for a broker and were split in two."""
     data_losses: int = 0
-    """Events after which acknowledged records are gone, or may be."""
+    """Events that lost acknowledged records, or may have lost some."""
     errors: dict[str, int] = field(default_factory=dict)
-    """How often each error was seen in an answer or on a connection, by name."""
+    """The number of times that each error occurred in a response or on a connection, by name."""
     batch_size: Histogram = field(default_factory=Histogram)
     records_per_request: Histogram = field(default_factory=Histogram)
     queue_time: Histogram = field(default_factory=Histogram)
@@ -134,7 +134,7 @@ class Metrics:
     time_to_ack: Histogram = field(default_factory=Histogram)
     """Seconds from the opening of a batch to its acknowledgement, weighted by its records."""
     time_to_failure: Histogram = field(default_factory=Histogram)
-    """The same for the records that failed with their batch."""
+    """Seconds from the opening of a batch to its failure, weighted by the records that failed with it."""
     topics: dict[str, TopicMetrics] = field(default_factory=dict)
     # written by the accumulator's lock
     buffer_wait: Histogram = field(default_factory=Histogram)
@@ -150,13 +150,13 @@ class Metrics:
     # written by connections
     nodes: dict[int, NodeMetrics] = field(default_factory=dict)
     forgotten: NodeMetrics = field(default_factory=lambda: NodeMetrics(-1))
-    """What the brokers that have no counters of their own any more have counted."""
+    """The counts of the brokers that no longer have counters of their own."""
     # written by snapshot
     most_accepted: int = 0
-    """The most accepted records that a snapshot has shown."""
+    """The highest number of accepted records that a snapshot has shown."""
 
     def node(self, node_id: int) -> NodeMetrics:
-        """The counters of one broker, made at first use."""
+        """The counters of one broker, created on first use."""
         found = self.nodes.get(node_id)
         if found is None:
             if len(self.nodes) >= MOST_NODES:
@@ -165,7 +165,7 @@ class Metrics:
         return found
 
     def topic(self, name: str) -> TopicMetrics:
-        """The counters of one topic, made at first use."""
+        """The counters of one topic, created on first use."""
         found = self.topics.get(name)
         if found is None:
             if len(self.topics) >= MOST_TOPICS:
@@ -174,7 +174,7 @@ class Metrics:
         return found
 
     def transaction_call(self, call: str) -> TransactionCallMetrics:
-        """The counters of one kind of transactional call, made at first use."""
+        """The counters of one kind of transactional call, created on first use."""
         return self.transaction_calls.setdefault(call, TransactionCallMetrics(call))
 
     def count_rejected(self, error: BaseException, records: int = 1) -> None:
@@ -182,7 +182,8 @@ class Metrics:
         self.rejected[name] = self.rejected.get(name, 0) + records
 
     def _forget_one(self) -> None:
-        """Make room: a broker that was never connected to, else the oldest. An answer may invent ids without end."""
+        """Remove a broker that was never connected to, or else the oldest one: responses may name any number of node
+        ids."""
         oldest = next(iter(self.nodes))
         gone = self.nodes.pop(next((id for id, node in self.nodes.items() if not node.connects), oldest))
         for name in ("requests", "connects", "disconnects", "bytes_sent", "bytes_received"):
@@ -211,7 +212,7 @@ class Metrics:
                 the count of an earlier snapshot is better.
             describe_node: returns the gauges of a broker; None for a bootstrap address that is no longer used.
             wall_time: converts the loop's time.
-            gauges: the values of the moment, which other objects hold.
+            gauges: the current values, which other objects keep.
         """
         described = ((node, describe_node(node.node_id)) for node in list(self.nodes.values()))
         nodes = tuple(_node(node, state) for node, state in described if state is not None)

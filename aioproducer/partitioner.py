@@ -179,7 +179,8 @@ class RoundRobin:
 
 
 class UniformSticky:
-    """Fills one partition with about a batch, then chooses the next at random (KIP-794). One for each topic.
+    """Fills one partition with about a batch, then chooses the next at random (KIP-794). Each topic has its own
+    instance.
 
     Choosing by bytes and not by batches spreads the load evenly over slow brokers too: a slow broker's
     batches grow, so a choice per batch would send it more. With `adaptive` the choice is weighted: the
@@ -204,7 +205,7 @@ class UniformSticky:
     )
 
     def __init__(self, sticky_batch_size: int, random: random_module.Random, adaptive: bool = True) -> None:
-        """`sticky_batch_size` is in bytes; 0 is taken for 1, as Java does with batch.size=0."""
+        """`sticky_batch_size` is in bytes; 0 is treated as 1, as Java treats batch.size=0."""
         self.sticky_batch_size = max(1, sticky_batch_size)
         self._adaptive = adaptive
         self._random = random
@@ -236,7 +237,7 @@ class UniformSticky:
             bytes: what the record took up in its batch.
             available: the partitions to choose from.
             may_switch: False while the partition's open batch has room, since the batch would otherwise be sent half
-                full. After twice the sticky batch size, another partition is chosen all the same.
+                full. After twice the sticky batch size, another partition is chosen even so.
 
         Returns:
             Whether a new choice was made, which may be the same partition.
@@ -258,7 +259,8 @@ class UniformSticky:
             queue_sizes: how many batches wait for each partition.
             partition_ids: the partitions, in the same order: those whose leader has accepted data within
                 `partitioner_availability_timeout_ms`.
-            total: the number of partitions before any was left out because of its broker; by default, none was.
+            total: the number of partitions, including those left out because of their broker; by default, none is
+                left out.
         """
         if not self._adaptive:
             return
@@ -293,7 +295,7 @@ class UniformSticky:
 
 
 class NodeAvailability:
-    """How long each broker has had data waiting that it could not take (KIP-794's partition availability).
+    """How long data has been waiting for each broker that can't accept it (KIP-794's partition availability).
 
     The time without data does not count: a broker whose records have expired may be back, and only new
     records can show it.

@@ -87,8 +87,8 @@ class Producer(Lifecycle, Bulk):
             it after 80 % of this time, unless a commit is in progress.
         interceptors: objects with on_send(record) -> record, or on_acknowledgement(metadata or error) or
             on_acknowledgement(metadata or error, record), called in order.
-        hooks: objects with some of the methods of `aioproducer.hooks`, such as on_batch(event), which hear of batches,
-            requests and connections.
+        hooks: objects with some of the methods of `aioproducer.hooks`, such as on_batch(event), which are called for
+            batches, requests and connections.
         enable_metrics_push: push metrics to brokers that ask for them (KIP-714).
         connector: async f(host, port) -> a connected socket, for example through a proxy.
         address_filter: f(host, port, node id) for each broker of the cluster -> the address to connect to instead, or
@@ -173,17 +173,17 @@ class Producer(Lifecycle, Bulk):
         It may only send to these partitions and flush. The producer that began the transaction ends it, after this one
         has delivered all its records and is closed. Records need `partition=`, or a key (murmur2).
 
-        If another producer has written to a partition in the same transaction, the first delivery there fails, and the
-        transaction must be aborted: the broker takes the batch for a repetition of the other producer's, appends
-        nothing and answers success, but with the time of the other batch (kafka.storage.UnifiedLog). A participant's
-        own batch, repeated because the first answer was lost, gets the same answer. Therefore one lost answer to the
-        first batch of a partition also ends the transaction; later batches are repeated as usual.
+        If another producer has written to a partition in the same transaction, the first delivery there fails, and
+        the transaction must be aborted: the broker mistakes the batch for a repetition of the other producer's batch,
+        appends nothing and answers success, but with the time of the other batch (kafka.storage.UnifiedLog). A
+        participant's own batch, repeated because the first answer was lost, gets the same answer. Therefore one lost
+        answer to the first batch of a partition also ends the transaction; later batches are repeated as usual.
 
         Args:
             handle: from `export_transaction`. It may be used once for each partition.
-            partitions: the partitions that this producer, and no other one, writes to.
-            log_append_time: the topics' message.timestamp.type is LogAppendTime. Every answer has a time then, so
-                another writer is noticed only if its batches had other sizes.
+            partitions: the partitions that only this producer writes to.
+            log_append_time: the topics' message.timestamp.type is LogAppendTime. In that case every answer contains a
+                time, so another writer is noticed only if its batches had other sizes.
             config: settings under any client's names, as for `from_config`.
             settings: as `Producer`, without transactional_id.
         """
@@ -203,9 +203,9 @@ class Producer(Lifecycle, Bulk):
     ) -> Self:
         """Return a producer that owns a transaction which another producer, perhaps in another process, has released.
 
-        It may send offsets, and commit, abort or fence the transaction, but not send records. If it is closed before,
-        it aborts the transaction. After the end of the transaction, `init_transactions()` takes over the transactional
-        id for good.
+        It may send offsets, and commit, abort or fence the transaction, but not send records. If it is closed before
+        the transaction has ended, it aborts the transaction. After the end of the transaction, `init_transactions()`
+        takes over the transactional id permanently.
 
         Args:
             handle: from `release_transaction`. It may be resumed once.
@@ -222,7 +222,7 @@ class Producer(Lifecycle, Bulk):
 
     # ------------------------------------------------------------------------------------------- sending
 
-    if TYPE_CHECKING:  # inherited: compiled in records/_record_path.pyx, as far as they need not wait
+    if TYPE_CHECKING:  # inherited: the part that need not wait is compiled, in records/_record_path.pyx
 
         async def send(
             self,
@@ -249,10 +249,10 @@ class Producer(Lifecycle, Bulk):
                 The Delivery, a future of the RecordMetadata.
 
             Raises:
-                InvalidRecordError, InvalidTopicError, RecordTooLargeError, SerializationError: it is not valid.
+                InvalidRecordError, InvalidTopicError, RecordTooLargeError, SerializationError: the record is invalid.
                 MetadataTimeoutError, UnknownPartitionError, BufferTimeoutError: the wait exceeded max_block_ms.
                 TopicAuthorizationError: the cluster does not allow this client to write.
-                ProducerNotStartedError, ProducerClosed, WrongLoopError, ForkedError: it cannot be used here.
+                ProducerNotStartedError, ProducerClosed, WrongLoopError, ForkedError: the producer cannot be used here.
                 If send() raises, the record is not sent.
 
             If send() is cancelled while it waits, the record is not sent. A record that is already in the buffer is
@@ -358,7 +358,7 @@ class Producer(Lifecycle, Bulk):
         )
 
     def _append_now(self, pending: PendingRecord, topic: Topic, is_first_waiter: bool) -> Delivery | None:
-        """Append a record whose transaction has not ended while it waited; None if there is no room."""
+        """Append a record, unless its transaction ended while it waited; None if there is no room."""
         self._transaction.check_is_still(pending.transaction)
         _, value, key, partition, timestamp_ms, headers, _ = pending.record
         assert partition is not None  # _append_pending() has set it

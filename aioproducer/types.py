@@ -103,7 +103,7 @@ class Secret:
 
     @property
     def is_lost(self) -> bool:
-        """Whether it came from a pickle, which does not contain the text."""
+        """Whether this secret came from a pickle, which does not contain the text."""
         return self._text is None
 
     def reveal(self) -> str:
@@ -152,7 +152,7 @@ class OffsetAndMetadata(NamedTuple):
     offset: int
     metadata: str = ""
     leader_epoch: int = -1
-    """The leader epoch of the record before; -1 if unknown."""
+    """The leader epoch of the previous record; -1 if unknown."""
 
 
 class TransactionHandle(NamedTuple):

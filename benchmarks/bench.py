@@ -1,4 +1,4 @@
-"""Measure aioproducer beside its peers: `make bench`. README.md describes the measurements and their figures."""
+"""Compare aioproducer with its peers: `make bench`. README.md describes the measurements and their figures."""
 
 from __future__ import annotations
 
@@ -137,8 +137,8 @@ def write(run: dict[str, Any], directory: Path, document: Path) -> str:
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition(":")[0])
-    parser.add_argument("--quick", action="store_true", help="fewer cases and repeats: some four minutes")
-    parser.add_argument("--repeats", type=int, metavar="N", help="the most repeats of any case")
+    parser.add_argument("--quick", action="store_true", help="fewer cases and repeats: about four minutes")
+    parser.add_argument("--repeats", type=int, metavar="N", help="the maximum number of repeats of any case")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a goal is not met")
     parser.add_argument("--profile", action="store_true", help="profile aioproducer's pipelined run and stop")
     parser.add_argument("--clients", default=",".join(CLIENTS), help="some of %(default)s")

@@ -1,4 +1,4 @@
-"""Measurements of `send_many`: until the acknowledgement, encoded only, and beside a bare stream."""
+"""Measurements of `send_many`: until the acknowledgement, encoded only, and compared with a bare stream."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ async def stream(job: Job) -> Result:
     cpu, wall = cpu_seconds(), time.perf_counter()
     await write(job.records)
     writer.write_eof()
-    await reader.read()  # the other side has read all and closes
+    await reader.read()  # the other side has read everything and closes
     cpu, wall = cpu_seconds() - cpu, time.perf_counter() - wall
     writer.close()
     return {**per_record(job.records, cpu, wall), "sent": 0}

@@ -1,4 +1,4 @@
-"""CPU per record with everything in aioproducer.observe switched on except tracing, beside that with nothing of it.
+"""Compares the CPU per record with and without everything in aioproducer.observe except tracing.
 
     python benchmarks/observability.py [--pairs 30] [--records 10000000] [--value-size 100]
 
@@ -33,7 +33,7 @@ from runner import MeasurementError, result_of
 
 GOAL = 1.02
 PERIOD = 5.0
-"""Seconds between two scrapes; Prometheus takes 15 and more by default, OpenTelemetry 60."""
+"""Seconds between two scrapes; Prometheus' default is 15 or more, OpenTelemetry's 60."""
 
 
 class CountingHook:
@@ -50,7 +50,7 @@ class CountingHook:
 
 
 def switch_on(log: Path) -> Callable[[], None]:
-    """Switch on logs, Prometheus and OpenTelemetry's metrics; return what a scrape calls."""
+    """Switch on logs, Prometheus and OpenTelemetry's metrics; return the function that a scrape calls."""
     from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.metrics.export import InMemoryMetricReader
     from opentelemetry.trace import NoOpTracerProvider
@@ -124,7 +124,8 @@ def measured(job: Job, *, is_observed: bool) -> dict[str, Any]:
 
 
 def ratios(job: Job, pairs: int) -> list[float]:
-    """Return the CPU time with observability relative to that without, for each pair; they take turns in beginning."""
+    """Return the CPU time with observability relative to that without, for each pair; they take turns to run
+    first."""
     found = []
     for pair in range(pairs):
         used = {}

@@ -1,4 +1,4 @@
-"""The programs that a run needs beside Python: the acknowledging broker in C, and the peers in Go and Java.
+"""The programs that a run needs in addition to Python: the acknowledging broker in C, and the peers in Go and Java.
 
 Each is built once per change. If Go or a Java compiler is missing, `prepare` reports it and the run continues without
 that peer."""

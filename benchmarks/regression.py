@@ -100,7 +100,7 @@ class Verdict:
 def measured(
     case: Case, repeats: int = REPEATS, run_one: Callable[[Cell], Result] | None = None
 ) -> list[float]:
-    """Return our CPU per record relative to aiokafka's, for each repeat; the two clients take turns in beginning."""
+    """Return our CPU per record relative to aiokafka's, for each repeat; the two clients take turns to run first."""
     ratios = []
     with Targets() as targets:
         run_cell = run_one or (lambda cell: run(cell, targets))

@@ -203,7 +203,7 @@ def goals_section(figures: list[Figures]) -> str:
 def document(run: dict[str, Any], plots: list[str], remarks: str | None = None) -> str:
     """Return RESULTS.md for a run stored by bench.py; `remarks` follow the goals."""
     figures = [Figures.from_json(stored) for stored in run["cells"]]
-    parts = ["# aioproducer beside its peers", "\n".join(heading(run)), goals_section(figures)]
+    parts = ["# aioproducer compared with its peers", "\n".join(heading(run)), goals_section(figures)]
     if remarks:
         parts.append(remarks.strip())
     measured = {f.cell.section for f in figures}

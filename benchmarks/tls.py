@@ -1,4 +1,4 @@
-"""The cost of TLS: CPU of the client process per MB, beside a bare asyncio stream that writes the same bytes.
+"""The cost of TLS: CPU of the client process per MB, compared with a bare asyncio stream that writes the same bytes.
 
 `compare` runs each client in a separate process. Another process terminates TLS, and forwards the bytes to the
 acknowledging broker or discards them. The certificate is created for the run."""

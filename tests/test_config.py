@@ -667,7 +667,7 @@ def test_a_batch_size_that_no_request_can_carry_is_warned_of(caplog):
     effective, [warning] = warnings_of(caplog, batch_size=2_000_000)
 
     assert effective.batch_size == 2_000_000
-    assert "batch_size=2000000 is more than max_request_size=1048576, where batches end" in warning
+    assert "batch_size=2000000 is more than max_request_size=1048576, which also limits batches" in warning
 
 
 # ----------------------------------------------------------------------------------------------- contradictions
@@ -694,7 +694,7 @@ def test_transactions_need_acks_from_all_and_idempotence(settings):
 
 def test_two_names_of_one_setting_agree_or_are_refused():
     assert config(batch_size=5, max_batch_size=5).batch_size == 5
-    with pytest.raises(ConfigError, match="max_batch_size=6 is another value than batch_size=5"):
+    with pytest.raises(ConfigError, match="max_batch_size=6 differs from batch_size=5"):
         config(batch_size=5, max_batch_size=6)
 
 
@@ -708,7 +708,7 @@ def test_javas_level_of_a_codec_is_used_with_that_codec_only(codec, level, caplo
     assert used.compression_level == level
     assert quiet == []
     assert unused.compression_level is None
-    assert f"compression_{codec}_level={level} has no use with compression_type=snappy" in warning
+    assert f"compression_{codec}_level={level} has no effect with compression_type=snappy" in warning
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 SLICE = 0.1
 """Seconds of one wait. Ctrl-C interrupts a wait immediately on POSIX, and between two waits on Windows."""
 EXIT_SECONDS = 10.0
-"""How long unclosed producers may delay the exit of the interpreter to deliver what is buffered."""
+"""Seconds by which unclosed producers may delay the exit of the interpreter to deliver what is buffered."""
 GRACE_SECONDS = 5.0
 """Additional time for a producer to end after it has dropped the rest; exceeded only if a callback blocks the loop."""
 
@@ -253,7 +253,7 @@ class Call(Generic[T]):
 
     def _end(self, task: asyncio.Task[T]) -> None:
         if not task.cancelled():
-            task.exception()  # marks it as retrieved: an interrupted caller does not ask for it
+            task.exception()  # marks it as retrieved: an interrupted caller does not retrieve it
         self._ended.set()
 
     def _cancel(self) -> None:

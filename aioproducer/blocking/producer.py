@@ -57,9 +57,9 @@ T = TypeVar("T")
 OffsetsToCommit = Mapping[TopicPartition, int | tuple[int, str] | OffsetAndMetadata]
 
 MOST_QUEUED = 1000
-"""The most records in the queue. When it is full, `send` waits for the loop."""
+"""The maximum number of records in the queue. When it is full, `send` waits for the loop."""
 LARGEST_QUEUED = 16384
-"""The most bytes of a queued key or value. With a larger one, `send` waits for the loop."""
+"""The maximum number of bytes in a queued key or value. For a larger one, `send` waits for the loop."""
 QUEUED_PART = 4
 """The queue is not part of buffer_memory; queued values take at most this fraction (1/4) of its size."""
 
@@ -105,7 +105,7 @@ class Producer:
     def _wrap(self, inner: AsyncProducer, *, is_attached: bool = False) -> None:
         config = inner.config
         self._inner = inner
-        # Compression threads with a lower priority would make no progress beside the work of other processes.
+        # Compression threads with a lower priority would make no progress while other processes are busy.
         inner._shares_the_loop = False
         self._is_attached = is_attached
         self._is_plain = (
@@ -294,7 +294,7 @@ class Producer:
         raise TypeError("a blocking Producer needs `with`; `async with` is for aioproducer.Producer")
 
     async def __aexit__(self, *error: object) -> None:
-        """Exists because Python looks it up before it calls __aenter__."""
+        """Do nothing; Python looks this method up before it calls __aenter__."""
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -459,7 +459,9 @@ class Producer:
 
         async def append() -> AsyncDelivery:
             if isinstance(topic, str) and topic in self._sends.lanes:
-                raise BufferFullError("try_send: other records already wait for room; use send, which waits")
+                raise BufferFullError(
+                    "try_send: other records are already waiting for room; use send, which waits"
+                )
             return self._inner.try_send(topic, value, key, partition, timestamp_ms, headers, timeout=timeout)
 
         return Delivery(self._sends, topic, self._call(append))

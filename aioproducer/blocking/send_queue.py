@@ -228,8 +228,8 @@ class SendQueue:
 class Delivery:
     """The future of one record, returned by `send`, with the methods of concurrent.futures.Future.
 
-    `send` has put the record into the buffer or into the queue before it. If the record is rejected after it was
-    queued, the delivery has the error that `send` would have raised.
+    `send` has put the record into the buffer, or into the queue in front of it. If the record is rejected after it
+    was queued, the delivery has the error that `send` would have raised.
     """
 
     # An acknowledgement costs nothing here: the state is looked up when a method is called.
@@ -359,7 +359,7 @@ class Delivery:
             self._call_back(fn)
 
     def cancel(self) -> bool:
-        """Cancel the waiting, but not the record, which is sent nevertheless. Returns False if there is a result."""
+        """Cancel the wait, but not the record, which is still sent. Returns False if there is a result."""
         thread = self._sends.own_thread()
         if self.done():
             return False

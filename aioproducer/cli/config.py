@@ -95,7 +95,7 @@ def _handled(entry: Entry) -> tuple[str, str]:
     except ConfigError as error:
         return "rejected", error.message.removeprefix(f"{entry.origin}: ")
     if found.notes:
-        return "ignored", found.notes[0].partition(" changes nothing: ")[2] or found.notes[0]
+        return "ignored", found.notes[0].partition(" has no effect: ")[2] or found.notes[0]
     settings = [f"{name} = {_shown(name, value)}" for name, value in found.settings.items()]
     return "used", ", ".join(settings) or "it is what happens anyway"
 

@@ -1,4 +1,4 @@
-"""Starts this package's own tasks, and runs calls that may block for ever in threads."""
+"""Starts this package's own tasks, and runs calls that may block forever in threads."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Threads:
                 # A future does not accept a StopIteration.
                 raise RuntimeError("the function raised StopIteration") from error
             finally:
-                with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+                with contextlib.suppress(RuntimeError):  # the loop was closed in the meantime
                     loop.call_soon_threadsafe(self._places.release)
 
         try:

@@ -16,7 +16,7 @@ from weakref import WeakSet
 _Job: TypeAlias = tuple[Future[Any], Callable[[], object]]
 
 LAST_WAIT = 0.1
-"""Seconds to wait at the exit of the interpreter for jobs that are nearly done."""
+"""Seconds to wait at interpreter exit for jobs that are nearly done."""
 
 
 class DaemonThreads(Executor):

@@ -9,7 +9,7 @@ CLOCK_SLACK = 0.001
 
 
 class WakeUp:
-    """An asyncio.Event for a single waiting task, which can also set a deadline.
+    """An asyncio.Event for a single waiting task, which may also set a deadline.
 
     An existing timer is kept if it is early enough: a timer for each sleep would cost more than an occasional
     unnecessary wake-up.

@@ -13,10 +13,11 @@ of the previous transaction. It can take much longer while a leader is down."""
 
 
 def exponential(base: float, maximum: float, failures: int) -> float:
-    """Return the seconds to wait after a failure that `failures` others preceded, without jitter."""
+    """Return the seconds to wait, without jitter, after a failure that follows `failures` earlier ones."""
     return min(base * 2.0 ** min(failures, 32), maximum)
 
 
 def backoff(base: float, maximum: float, failures: int, random: Random) -> float:
-    """Return the seconds to wait after a failure that `failures` others preceded: exponential, limited, with jitter."""
+    """Return the seconds to wait after a failure that follows `failures` earlier ones: exponential, limited, with
+    jitter."""
     return exponential(base, maximum, failures) * random.uniform(1 - JITTER, 1 + JITTER)

@@ -136,7 +136,8 @@ class BrokerEntry:
             self.failing_since = self.dialing_since
 
     def disconnected(self, now: float, lasting: float) -> None:
-        """Forget the connection, which was closed. If it existed for `lasting` seconds, earlier failures are over."""
+        """Forget the connection, which was closed. If it existed for `lasting` seconds, earlier failures no longer
+        count."""
         self.connection = None
         if now - self.ready_since >= lasting:
             self.failures = 0

@@ -141,7 +141,7 @@ class Brokers:
         self._departing = [one for one in self._departing if not one.is_gone and one is not connection]
         self._departing.append(connection)
 
-    # Calls of the sender, none of which waits
+    # Calls from the sender, none of which waits
 
     def ready(self, node_id: int) -> Connection | None:
         """Return the connection to this broker if a request can be sent now, or None; connect to it if necessary."""
@@ -153,8 +153,9 @@ class Brokers:
             return entry.connection if entry.connection.can_send else None
         self._connect(entry)
         if entry.failures or self._waits_in_vain(entry):
-            # The sender has records for a broker that may be gone; its partitions may have new leaders now or soon.
-            # No wake-up, or the sender would loop for ever: each new snapshot makes it call `ready` again.
+            # The sender has records for a broker that may be gone; its partitions may have new leaders now or
+            # soon. No wake-up, or the sender would loop forever: each new snapshot makes it call `ready`
+            # again.
             self.update_wanted = True
         return None
 
@@ -181,7 +182,7 @@ class Brokers:
         return when if when > since else None
 
     def last_error(self, node_id: int) -> KafkaError | None:
-        """Return the error of the last connection that was lost or could not be established; None if one was since."""
+        """Return the error of the last connection that failed or was lost; None if a later one was established."""
         entry = self._entries.get(node_id)
         return entry.last_error if entry is not None else None
 
@@ -278,11 +279,12 @@ class Brokers:
 
         Raises:
             BrokerConnectionError: every broker was tried and none is reachable; or the connection was lost.
-            AuthenticationError: before any cluster was known, a broker rejected our credentials, or we its certificate.
+            AuthenticationError: before any cluster was known, a broker rejected our credentials, or we rejected its
+                certificate.
             RequestTimedOutError: no response within `timeout` seconds.
             ProtocolError: the response is malformed.
             UnsupportedVersionError: the broker is too old for the request.
-            ProducerClosed: the brokers were closed.
+            ProducerClosed: `close` was called.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
@@ -364,7 +366,7 @@ class Brokers:
             RequestTimedOutError: no response within `timeout` seconds.
             ProtocolError: the response is malformed.
             UnsupportedVersionError: client and broker have no version in common.
-            ProducerClosed: the brokers were closed.
+            ProducerClosed: `close` was called.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout

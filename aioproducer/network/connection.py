@@ -39,12 +39,12 @@ TLS_PROBE_TIMEOUT = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """How one attempt to connect differs from others."""
+    """The properties in which one attempt to connect differs from others."""
 
     address: tuple[str, int] | None = None
     """The address to connect to instead of the node's."""
     passed_over: int = 0
-    """How many of the name's addresses are tried after all others."""
+    """The number of the name's addresses that are tried after all others."""
     first_asked: int = CLIENT_VERSIONS[ApiKey.API_VERSIONS].max
     """The version of the first ApiVersions request."""
     setup_timeout: float | None = None
@@ -81,7 +81,7 @@ class Connection(RequestStream):
             attempt: how this attempt to connect differs from others.
             on_change: called with the connection whenever `can_send` may have changed.
             metrics: the counters to update.
-            hooks: the hooks to tell of requests.
+            hooks: the hooks to call for requests.
             login: credentials and certificates, shared by all connections of a producer.
         """
         super().__init__(node, config, on_change=on_change, metrics=metrics, hooks=hooks)

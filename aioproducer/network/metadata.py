@@ -206,7 +206,8 @@ class Metadata:
                     del self._waiters[name]
 
     def _raise_for(self, name: str) -> None:
-        """Raise errors that waiting does not solve. Call it only right after a response: the next send may succeed."""
+        """Raise errors that waiting cannot resolve. Call it only right after a response: the next send may
+        succeed."""
         info = self.cluster.topics.get(name)
         if info is None or decide(ApiKey.METADATA, info.error).action is not Action.FAIL:
             return
@@ -256,7 +257,7 @@ class Metadata:
             UnsupportedVersionError: the brokers are too old.
             AuthenticationError: a broker rejects our credentials, or we reject its certificate.
             ConfigError: certificates can't be read.
-            ProducerClosed: the producer was closed meanwhile.
+            ProducerClosed: the producer was closed in the meantime.
         """
         self.expect_first_update(deadline)
         try:
@@ -448,7 +449,8 @@ class Metadata:
             self._wake_waiters(name)
 
     async def _merged(self, response: MetadataResponse, names: list[str]) -> Cluster:
-        """Return the snapshot that includes the response. Other tasks run meanwhile and see the previous snapshot."""
+        """Return the snapshot that includes the response. Other tasks run in the meantime and see the previous
+        snapshot."""
         learned: list[Callable[[Cluster], Cluster]] = []
         self._learned = learned
         steps = self.cluster.merging(response, names)

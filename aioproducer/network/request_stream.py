@@ -320,7 +320,7 @@ class RequestStream:
         try:
             wire.listen(self._read_responses)
             await wire.reader.read()
-            where = " in the middle of an answer" if self._frames.is_cut_off else self._hint()
+            where = " in the middle of a response" if self._frames.is_cut_off else self._hint()
             self._shut(BrokerConnectionError(f"{self}: the broker closed the connection{where}"))
         except OSError as error:
             self._shut(self._broken(error))

@@ -65,7 +65,7 @@ class Wire(asyncio.StreamReaderProtocol):
         return "plain text"
 
     async def shake_hands(self) -> None:
-        """Do the TLS handshake, before anything is written. A plain-text wire has none."""
+        """Do the TLS handshake, before anything is written. A plain-text wire does nothing."""
 
     def open_writer(self) -> None:
         """Create the writer. Not done in `connection_made`: a cancelled attempt would leave an unclosed writer."""

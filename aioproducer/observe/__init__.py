@@ -1,1 +1,1 @@
-"""What a producer says about itself in its log."""
+"""Log lines, metrics, hooks and traces of a producer."""

@@ -1,4 +1,4 @@
-"""Log lines about callers of `send` that wait long because the buffer is full."""
+"""Log lines about callers of `send` that wait a long time because the buffer is full."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Memory(Protocol):
 
 
 class BufferWatch:
-    """A timer that runs while callers wait. A producer that is slowed down all the time has one a second."""
+    """A timer that runs while callers wait. A producer that is constantly slowed down starts one each second."""
 
     def __init__(self, loop: AbstractEventLoop, log: ClientLog, memory: Memory) -> None:
         self._loop = loop
@@ -32,7 +32,7 @@ class BufferWatch:
         self._timer: TimerHandle | None = None
         self._is_closed = False
         self._logged_since: float | None = None
-        """When the callers began to wait that the last line was about; None if it is over."""
+        """The time at which the wait reported by the last line began; None once it has ended."""
         self._logged_at = -PERIOD
 
     def began(self, waiter: object) -> None:

@@ -49,7 +49,7 @@ class ClientLog(logging.LoggerAdapter[logging.Logger]):
         if level >= logging.WARNING and self._recent is not None:
             self._recent.add(level, msg, args)
         if self.isEnabledFor(level):
-            # Without arguments logging fills in nothing, but here the client id is one.
+            # Without arguments, logging does not format a message; here the client id is always an argument.
             text = str(msg) if args else str(msg).replace("%", "%%")
-            kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1  # the caller's place, not this one
+            kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1  # the caller's line, not this one
             self.logger.log(level, f"[producer %s] {text}", self._client_id, *args, **kwargs)

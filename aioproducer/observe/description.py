@@ -16,23 +16,23 @@ LIBRARIES = ("aioproducer", "crc32c", "cramjam", "isal", "lz4", "zstandard", "uv
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """The result of `Producer.describe()`. `str()` is a block for a bug report.
+    """The result of `Producer.describe()`. `str()` returns text for a bug report.
 
     It contains no key, value or header of a record, and no secret. It does contain names: of topics, hosts and users.
     """
 
     versions: Mapping[str, str]
-    """Of aioproducer, Python, the operating system, OpenSSL, the event loop and the libraries."""
+    """The versions of aioproducer, Python, the operating system, OpenSSL, the event loop and the libraries."""
     settings: Mapping[str, str]
-    """Those that differ from their defaults, each with its origin."""
+    """The settings that differ from their defaults, each with its origin."""
     state: str
     """new, running, closing or closed."""
     cluster: Mapping[str, Any] = field(default_factory=dict)
     """The cluster's id, the age of the metadata in seconds, and the last error of a metadata request."""
     brokers: tuple[Mapping[str, Any], ...] = ()
     topics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """For each topic in use the numbers of its partitions, of those without a leader, and of those with fewer in-sync
-    replicas than replicas."""
+    """For each topic in use, the number of its partitions, of partitions without a leader, and of partitions with
+    fewer in-sync replicas than replicas."""
     identity: Mapping[str, Any] = field(default_factory=dict)
     """Producer id and epoch, and the state of the transactions."""
     buffer: Mapping[str, int] = field(default_factory=dict)
@@ -70,7 +70,7 @@ def _text(value: Any) -> str:
 
 
 def versions(loop: object | None) -> dict[str, str]:
-    """Return the versions of all that a producer runs on. `loop` is its event loop, None before start()."""
+    """Return the versions of everything that a producer runs on. `loop` is its event loop, None before start()."""
     found = {"python": f"{platform.python_implementation()} {platform.python_version()}"}
     if not getattr(sys, "_is_gil_enabled", lambda: True)():
         found["python"] += " without the GIL"

@@ -14,7 +14,7 @@ Labels = tuple[str, ...]
 Values = Iterable[tuple[Labels, Any]]
 
 SECONDS = tuple(2.0**power for power in range(-13, 9))
-"""From 0.12 ms to 256 s. Powers of two are ends of the buckets of a Distribution, so the counts are exact."""
+"""Bounds from 0.12 ms to 256 s. Powers of two are bucket ends of a Distribution, so the counts are exact."""
 BYTES = tuple(2.0**power for power in range(7, 25))
 
 
@@ -30,16 +30,17 @@ class Family:
     read: Callable[[MetricsSnapshot], Values]
     bounds: tuple[float, ...] = SECONDS
     merge: Callable[[Any, Any], Any] = operator.add
-    """How two values become one."""
+    """Merges two values into one."""
     rank: Callable[[MetricsSnapshot], float] | None = None
-    """With it, they are not merged: that of the producer with the lowest rank is shown."""
+    """If given, values are not merged: the value of the producer with the lowest rank is shown."""
 
     @property
     def labels(self) -> Labels:
         return ("client_id", *self.own_labels)
 
     def values(self, snapshots: list[MetricsSnapshot], *, topics: bool = True) -> dict[Labels, Any]:
-        """Return the values of all producers by their labels. Without `topics`, those of all topics are added up."""
+        """Return the values of all producers by their labels. Without `topics`, the values of all topics are added
+        up."""
         hidden = None if topics or "topic" not in self.labels else self.labels.index("topic")
         values: dict[Labels, Any] = {}
         for snapshot in snapshots if self.rank is None else _lowest(snapshots, self.rank):
@@ -136,7 +137,10 @@ FAMILIES = (
     _gauge("producers", "Producers by state.", ("state",), _states),
     # Records
     _counter(
-        "records_sent", "Records that were sent to a broker, however often.", (), _of_producer("records_sent")
+        "records_sent",
+        "Records that were sent to a broker, each counted once.",
+        (),
+        _of_producer("records_sent"),
     ),
     _counter("records_acked", "Records that are in the log.", ("topic",), _by_topic("records_acked")),
     _counter(
@@ -145,13 +149,11 @@ FAMILIES = (
         ("topic", "outcome"),
         _failed,
     ),
-    _counter(
-        "records_rejected", "Records that send did not accept, by error.", ("error",), _by_name("rejected")
-    ),
+    _counter("records_rejected", "Records that send rejected, by error.", ("error",), _by_name("rejected")),
     _counter("record_bytes", "Bytes of records before compression.", (), _of_producer("record_bytes")),
     _gauge(
         "records_unretrieved",
-        "Failed records whose result no caller has looked at.",
+        "Failed records whose result no caller has retrieved.",
         (),
         _of_producer("records_unretrieved"),
     ),
@@ -217,13 +219,13 @@ FAMILIES = (
     _counter("retries", "Batches that were sent again.", ("topic",), _by_topic("retries")),
     _counter(
         "splits",
-        "Batches that were too large for a broker and went on in halves.",
+        "Batches that were too large for a broker and were split in two.",
         (),
         _of_producer("splits"),
     ),
     _counter(
         "errors",
-        "Errors in answers and of connections, those that a retry cured included.",
+        "Errors in responses and of connections, including those that a retry resolved.",
         ("error",),
         _by_name("errors"),
     ),
@@ -237,7 +239,7 @@ FAMILIES = (
     ),
     _counter("metadata_failures", "Failed metadata requests.", (), _of_producer("metadata_failures")),
     _counter("transaction_calls", "Transactional calls that have ended.", ("call", "result"), _calls),
-    _histogram("transaction_call_seconds", "Times of transactional calls.", ("call",), _call_times),
+    _histogram("transaction_call_seconds", "Duration of transactional calls.", ("call",), _call_times),
     # Brokers
     _gauge("node_info", "Addresses of brokers.", ("node", "address", "rack"), _addresses, merge=max),
     _gauge("node_connected", "Connections that are ready.", ("node",), _connected),

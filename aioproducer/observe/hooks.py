@@ -1,4 +1,4 @@
-"""Hooks: objects that hear of connections, requests, batches and transactions, never of a single record.
+"""Hooks: objects that are called for connections, requests, batches and transactions, never for a single record.
 
 They run in the producer's event loop, in the middle of its work. A hook that raises is switched off, so that it cannot
 harm the records."""
@@ -39,7 +39,7 @@ class StartEvent(NamedTuple):
 
     client_id: str
     cluster_id: str | None
-    """None after `start(wait=False)`, and for brokers without one."""
+    """None after `start(wait=False)`, and if the brokers do not report one."""
     seconds: float
 
 
@@ -58,7 +58,7 @@ class ConnectEvent(NamedTuple):
     node: Node
     seconds: float
     error: BaseException | None
-    """Why it failed; None if the connection is ready."""
+    """The reason why it failed; None if the connection is ready."""
 
 
 class DisconnectEvent(NamedTuple):
@@ -67,7 +67,7 @@ class DisconnectEvent(NamedTuple):
     client_id: str
     node: Node
     error: BaseException | None
-    """None for an orderly close: idle, or the broker has left the cluster."""
+    """None for an orderly close: the connection was idle, or the broker has left the cluster."""
 
 
 class RequestEvent(NamedTuple):
@@ -80,9 +80,9 @@ class RequestEvent(NamedTuple):
     bytes_sent: int
     bytes_received: int
     seconds: float
-    """From the write of the request to its answer."""
+    """The time from the write of the request to its answer."""
     error: BaseException | None
-    """Why there is no answer. Error codes in an answer are not errors here."""
+    """The reason why there is no answer; None if there is one, whatever its error codes."""
 
 
 class ThrottleEvent(NamedTuple):
@@ -106,9 +106,9 @@ class BatchEvent(NamedTuple):
     """none, gzip, snappy, lz4 or zstd."""
     attempts: int
     seconds: float
-    """From the opening of the batch to its result."""
+    """The time from the opening of the batch to its result."""
     base_offset: int | None
-    """None if it failed, with acks=0, and if the broker did not return it (a repeated request)."""
+    """None if the batch failed, with acks=0, and if the broker did not return the offset (a repeated request)."""
     outcome: Outcome | None
     """Whether the failed records may be in the log; None if they were acknowledged."""
     error: BaseException | None
@@ -134,7 +134,7 @@ class RejectedEvent(NamedTuple):
 
     client_id: str
     topic: object
-    """As it was given, so it may be no str."""
+    """The topic as it was given, so it may not be a str."""
     records: int
     error: BaseException
 
@@ -162,7 +162,7 @@ Event = (
     | RejectedEvent
     | TransactionEvent
 )
-"""Each has `client_id`, that of the producer. They are tuples, because a tuple is made fastest."""
+"""Each event has the `client_id` of its producer. Events are tuples, because tuples are the fastest to create."""
 
 EVENTS = (
     "on_start",
@@ -189,7 +189,7 @@ def add_default(hook: object) -> None:
 
 
 def remove_default(hook: object) -> None:
-    """Undo `add_default`. Producers that exist keep the hook."""
+    """Undo `add_default`. Existing producers keep the hook."""
     if hook in _defaults:
         _defaults.remove(hook)
 
@@ -241,12 +241,12 @@ class Hooks:
                 self._switch_off(hook)
 
     def connected(self, node: Node, seconds: float, error: BaseException | None) -> None:
-        """Tell of an attempt to connect."""
+        """Report an attempt to connect."""
         if self.on_connect:
             self.tell(self.on_connect, ConnectEvent(self.client_id, node, seconds, error))
 
     def disconnected(self, node: Node, error: BaseException | None) -> None:
-        """Tell of a connection that is closed."""
+        """Report a connection that was closed."""
         if self.on_disconnect:
             self.tell(self.on_disconnect, DisconnectEvent(self.client_id, node, error))
 
@@ -258,7 +258,7 @@ class Hooks:
         base_offset: int,
         error: BaseException | None = None,
     ) -> None:
-        """Tell of a batch whose records have their result. `base_offset` is -1 if it is not known."""
+        """Report a batch whose records have their result. `base_offset` is -1 if it is not known."""
         queue = batch.queue
         event = BatchEvent(
             self.client_id,

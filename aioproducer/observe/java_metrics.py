@@ -25,11 +25,11 @@ _NOT_AUTHENTICATED = ("AuthenticationError", "UnsupportedSaslMechanismError", "T
 
 
 class _Interval(NamedTuple):
-    """What lies between two pushes."""
+    """The interval between two pushes."""
 
     now: MetricsSnapshot
     since: MetricsSnapshot
-    """What happened since the last push."""
+    """What was counted since the last push."""
     seconds: float
     is_delta: bool
 
@@ -45,11 +45,12 @@ def points(
     """Return the metrics that the broker wants, by name.
 
     Args:
-        now: the metrics of this moment.
-        before: those of the last push, or of the start. Rates, averages and maxima are those of the time between.
+        now: the current metrics.
+        before: the metrics of the last push, or of the start. Rates, averages and maxima refer to the time in
+            between.
         wants: whether the broker wants a metric.
-        seconds: the time between.
-        is_delta: whether counters (`.total`) count since the last push, and not since the start.
+        seconds: the time in between.
+        is_delta: whether counters (`.total`) count from the last push, not from the start.
     """
     interval = _Interval(now, now - before, max(seconds, 1e-3), is_delta)
     for point in _all(interval):
@@ -163,7 +164,7 @@ def _of_each(
     since: tuple[NodeSnapshot, ...] | tuple[TopicSnapshot, ...],
     interval: _Interval,
 ) -> Iterator[Point]:
-    """Return the points of all topics or nodes, those of one name together."""
+    """Return the points of all topics or nodes, grouped by name."""
     found = [
         point for one, change in zip(now, since, strict=True) for point in points_of(one, change, interval)
     ]

@@ -1,4 +1,4 @@
-"""Log lines about partitions that have another leader, or none while records wait."""
+"""Log lines about partitions that have another leader, or no leader while records wait."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class LeaderChanges:
     def __init__(self, log: ClientLog) -> None:
         self._log = log
         self._former: dict[tuple[str, int], int] = {}
-        """The last leader of each partition that has none now."""
+        """The last leader of each partition that now has none."""
         self._missing: dict[tuple[str, int], float] = {}
-        """Those of them for which records wait, with the loop time at which that was logged first."""
+        """Partitions without a leader for which records wait, with the loop time of the first log line about each."""
         self._logged_at = 0.0
         self._moved: list[str] = []
 
     def note(self, topic: str, partition: int, before: int, now: int) -> None:
-        """Note that a partition has another leader. Negative ids stand for none."""
+        """Note that a partition has another leader. Negative ids mean no leader."""
         if now < 0:
             self._former[topic, partition] = before
             return

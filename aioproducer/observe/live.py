@@ -24,7 +24,7 @@ MOST_CLIENTS = 1_000
 
 
 class Measured(Protocol):
-    """A producer, as far as exporters need it."""
+    """The part of a producer that exporters need."""
 
     def metrics(self, *, window: float | None = None) -> MetricsSnapshot: ...
 
@@ -49,7 +49,7 @@ class Producers:
         self._collected_ones: deque[int] = deque()
         """The numbers of producers that no longer exist and still have an entry."""
         self._past: dict[str, MetricsSnapshot] = {}
-        """The sums of the counters of those that have no entry any more, by client id."""
+        """The sums of the counters of producers that no longer have an entry, by client id."""
 
     def add(self, producer: Measured, past: Callable[[], MetricsSnapshot]) -> None:
         """Include a producer from now on. `past` returns its counters, and must not keep it alive."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from aioproducer.observe.client_log import ClientLog
 
 BLOCKED = 1.0
-"""Seconds without a turn of the loop that are worth a line."""
+"""Seconds without a turn of the loop after which a line is logged."""
 BEAT = 0.2
 """Seconds between two looks at the clock."""
 PERIOD = 60.0
@@ -34,13 +34,14 @@ class LoopWatch:
         self._logged_at = -math.inf
 
     def start(self) -> None:
-        """Watch until no records wait. Only if it is not running."""
+        """Watch until no records wait. Call it only while the watch is not running."""
         self.is_running = True
         self._timer = self._loop.call_later(BEAT, self._beat, self._loop.time())
 
     def _beat(self, last: float) -> None:
         now = self._loop.time()
-        # The loop may have been blocked at any time since the last beat, on average for half a beat less.
+        # The block may have begun at any time within a beat, so on average it is half a beat shorter than
+        # this.
         blocked = now - last - BEAT / 2
         if blocked >= BLOCKED and now - self._logged_at >= PERIOD:
             self._logged_at = now

@@ -39,7 +39,7 @@ ENDS_OF_THE_PROGRAM = (KeyboardInterrupt, SystemExit)
 """Exceptions that go on. All others of a sampler, a propagator or a processor stay away from the records, also a
 CancelledError: our task is not cancelled by one that a call without an await raises."""
 MOST_TOPICS = 1_000
-"""Topics whose span attributes are kept."""
+"""The maximum number of topics whose span attributes are kept."""
 _OPERATION = {
     "messaging.system": "kafka",
     "messaging.operation.name": "send",
@@ -54,7 +54,7 @@ class AioproducerInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # it has
 
         AioproducerInstrumentor().instrument()
 
-    `opentelemetry-instrument python app.py` does this without a change of the program.
+    `opentelemetry-instrument python app.py` does this without changes to the program.
 
     Each call of `send`, `send_and_wait` and `try_send` has a span `send {topic}` of the kind PRODUCER. Its parent is
     the caller's span, and it ends with the acknowledgement. Its context is added to the headers of the record, as the
@@ -62,7 +62,8 @@ class AioproducerInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # it has
     headers. A call that is not recorded, because of the sampler or without an SDK, has no span and no headers.
 
     Args of `instrument()`:
-        tracer_provider, meter_provider: the global ones by default. With `trace.NoOpTracerProvider()`, only metrics.
+        tracer_provider, meter_provider: the global ones by default. With `trace.NoOpTracerProvider()`, there are only
+            metrics.
         durations: whether to record messaging.client.operation.duration, a histogram with one value for each batch.
             False by default, since OpenTelemetry needs some 20 µs for each value. Quantiles are exported anyway.
             With opentelemetry-api before 1.30, which takes no buckets from an instrument, set them by a View.
@@ -86,7 +87,7 @@ class AioproducerInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # it has
         version = importlib.metadata.version("aioproducer")
         tracer = trace.get_tracer("aioproducer", version, tracer_provider)
         meter = get_meter("aioproducer", version, meter_provider)
-        if not isinstance(tracer, trace.NoOpTracer):  # it would cost time for each record, in vain
+        if not isinstance(tracer, trace.NoOpTracer):  # it would cost time for each record without any use
             tracing.set_tracer(lambda config: _SendTracer(config, tracer, capture_key=capture_key))
         self._durations = _Durations(meter) if durations else None
         if self._durations is not None:
@@ -115,7 +116,8 @@ class _SendTracer:
             "server.port": port,
         }
         self._of_topic: dict[object, tuple[str, dict[str, Any]]] = {}
-        """The name and the attributes of the spans of each topic, so that a call that is not recorded makes nothing."""
+        """The name and the attributes of the spans of each topic, so that a call that is not recorded creates no
+        objects."""
 
     def begin(self, topic: object, value: Any, key: Any, headers: Any, count: int) -> _SendSpan | None:
         span = None
@@ -210,7 +212,7 @@ class _SendSpan:
         self.headers = headers
 
     def watch(self, delivery: Any) -> None:
-        # Not the user's own delivery: that one may be cancelled, while the record goes on.
+        # Not the user's own delivery, which may be cancelled although the record is still sent.
         delivery.batch.another(delivery).add_done_callback(self._ended)
 
     def watch_rows(self, receipt: Any) -> None:
@@ -298,7 +300,8 @@ class _Collection:
     def __init__(self) -> None:
         self._snapshots: list[MetricsSnapshot] = []
         self._readers: set[object] = set()
-        """Those that have read these snapshots. The first that comes a second time begins the next collection."""
+        """The instruments that have read these snapshots. The first one that reads again starts the next
+        collection."""
 
     def snapshots(self, reader: object) -> list[MetricsSnapshot]:
         if not self._readers or reader in self._readers:
@@ -350,7 +353,7 @@ class _Reader:
 
 
 class _Quantiles(_Reader):
-    """Reads the quantiles of a distribution, of what happened since the last collection."""
+    """Reads the quantiles of a distribution since the last collection."""
 
     def __init__(self, collection: _Collection, family: Family) -> None:
         super().__init__(collection, family)

@@ -1,7 +1,7 @@
 """Writes metrics in OpenTelemetry's format: the bytes of a protobuf message MetricsData.
 
-By hand, because it needs six message types of two field kinds, and the package of their classes brings protobuf with
-it. The tests compare the bytes with those of the generated classes."""
+This is written by hand, because it needs only six message types and two kinds of fields, while the package with their
+classes depends on protobuf. The tests compare the bytes with those of the generated classes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def metrics_data(
     Args:
         points: the values.
         resource: the attributes of the client.
-        start: the wall-clock time since which sums count.
+        start: the wall-clock time at which the counting of sums began.
         now: the wall-clock time of the values.
         is_delta: whether sums are differences, counted since the last message.
     """

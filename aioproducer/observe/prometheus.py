@@ -22,7 +22,7 @@ __all__ = ["ProducerCollector"]
 
 
 class ProducerCollector(Collector):
-    """Collects from all producers of the process, those that are started later included.
+    """Collects from all producers of the process, including those that are started later.
 
         from prometheus_client import start_http_server
         from aioproducer.prometheus import ProducerCollector
@@ -34,20 +34,20 @@ class ProducerCollector(Collector):
     to tell them apart. What a producer counted stays in these sums after it is garbage-collected. A forked process
     starts without producers.
 
-    With gunicorn, each worker process needs a port of its own, or a push gateway: prometheus_client's multiprocess mode
-    supports no collectors.
+    With gunicorn, each worker process needs its own port, or a push gateway: prometheus_client's multiprocess mode
+    does not support collectors.
     """
 
     def __init__(self, registry: CollectorRegistry | None = REGISTRY, *, topics: bool = True) -> None:
         """Create the collector, and register it.
 
         Args:
-            registry: where to register it; None for nowhere.
+            registry: the registry for the collector; None to leave it unregistered.
             topics: whether to export the counters of each topic (the first 1,000 of each producer) with its name;
                 otherwise they are added up with the label topic="".
 
         Raises:
-            ValueError: the registry has such a collector already.
+            ValueError: the registry already has such a collector.
         """
         self._topics = topics
         if registry is not None:
@@ -58,7 +58,7 @@ class ProducerCollector(Collector):
         return [_empty(family) for family in FAMILIES]
 
     def collect(self) -> Iterator[Metric]:
-        """Return all metrics of this moment. May be called in any thread."""
+        """Return the current values of all metrics. May be called in any thread."""
         snapshots = live.snapshots()
         for family in FAMILIES:
             metric: Any = _empty(family)
@@ -80,7 +80,7 @@ _TYPES = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram
 
 
 def _cumulated(values: Distribution, bounds: tuple[float, ...]) -> list[tuple[str, float]]:
-    """Return for each bound how many values are not larger."""
+    """Return, for each bound, the number of values that do not exceed it."""
     found = []
     counts = iter(values.buckets)
     end, count = next(counts, (float("inf"), 0))

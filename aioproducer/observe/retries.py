@@ -51,7 +51,7 @@ class Retries:
         self.is_disturbed = True
         kind = self._kinds.get((topic, name))
         if kind is not None and not kind.affected and now - kind.logged_at >= PERIOD:
-            kind = None  # it was over, and returns
+            kind = None  # it had ended, and has come back
         if kind is None:
             kind = self._kinds[topic, name] = _Kind(now)
             kind.is_announced = self._may_announce(now)

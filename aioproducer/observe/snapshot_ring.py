@@ -1,4 +1,4 @@
-"""Keeps a snapshot of the metrics every 10 s, so that `metrics(window=60)` can show what the last minute brought.
+"""Keeps a snapshot of the metrics every 10 s, so that `metrics(window=60)` can show what happened in the last minute.
 
 A process may have hundreds of producers, so the snapshots are kept compressed: about 2 KB each instead of 40."""
 
@@ -25,7 +25,7 @@ class SnapshotRing:
         """
         Args:
             loop: the producer's event loop.
-            take: returns a snapshot of this moment. Must not keep the producer alive.
+            take: returns a current snapshot. It must not keep the producer alive.
         """
         self._loop = loop
         self._take = take

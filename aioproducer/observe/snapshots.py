@@ -1,7 +1,7 @@
-"""What `Producer.metrics()` returns: frozen numbers, which can be subtracted, converted and kept.
+"""The result of `Producer.metrics()`: frozen numbers, which can be subtracted, converted and kept.
 
-A counter grows from 0 on; `later - earlier` is what was counted in between. A gauge is a value of the moment, and the
-difference has that of the later snapshot. Times are in seconds, sizes in bytes."""
+A counter grows from 0 on; `later - earlier` is what was counted in between. A gauge is a current value; a difference
+contains the gauges of the later snapshot. Times are in seconds, sizes in bytes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NOTHING: Mapping[str, int] = Counts()
 PAST = "past"
 """The state in the snapshots of producers that no longer exist. Their gauges mean nothing."""
 MOST_TOPICS = 1_000
-"""Topics that have counters of their own; the others share those of OTHER_TOPICS."""
+"""The maximum number of topics with counters of their own; all others share those of OTHER_TOPICS."""
 OTHER_TOPICS = "_other"
 
 
@@ -181,7 +181,7 @@ class NodeSnapshot(_Numbers):
     throttled_for: float = _gauge(default=0.0)
     """Seconds for which the broker accepts no further requests from this producer now."""
     last_error: str | None = _gauge(default=None)
-    """Why there is no connection."""
+    """The reason why there is no connection."""
     bytes_sent: int = 0
     bytes_received: int = 0
     requests: int = 0
@@ -191,7 +191,7 @@ class NodeSnapshot(_Numbers):
     throttle_time: float = 0.0
     """Seconds for which the broker's quotas made the producer wait."""
     throttles: Distribution = field(default_factory=Distribution)
-    """The same, for each answer that asked for it."""
+    """Seconds of throttling, one value for each answer that demanded it."""
     latency: Distribution = field(default_factory=Distribution)
     """Seconds from the write of a request to its answer."""
 
@@ -237,11 +237,11 @@ class MetricsSnapshot(_Numbers):
     time: float = _gauge(default=0.0)
     """The wall-clock time of the snapshot."""
     started: float | None = _gauge(default=None)
-    """The wall-clock time since which it counts: that of start(), or of the earlier snapshot of a difference."""
+    """The wall-clock time at which counting began: that of start(), or of the earlier snapshot of a difference."""
     records_buffered: int = _gauge(default=0)
     """Records in the buffer or in flight."""
     oldest_unacked_seconds: float = _gauge(default=0.0)
-    """How long the oldest record without a result has waited; 0 if there is none."""
+    """Seconds that the oldest record without a result has waited; 0 if there is no such record."""
     buffer_total: int = _gauge(default=0)
     buffer_available: int = _gauge(default=0)
     buffer_waiters: int = _gauge(default=0)
@@ -251,16 +251,16 @@ class MetricsSnapshot(_Numbers):
     """Seconds since the last metadata response; None before the first one."""
     records_accepted: int = 0
     records_sent: int = 0
-    """Records in batches that were sent, however often."""
+    """Records in batches that were sent; a batch that is sent again is not counted again."""
     records_acked: int = 0
     records_failed: int = 0
-    """Certainly not in the log."""
+    """Records that are certainly not in the log."""
     records_unknown: int = 0
-    """May be in the log."""
+    """Failed records that may be in the log."""
     records_unretrieved: int = 0
-    """Failed records whose result no caller has looked at."""
+    """Failed records whose result no caller has retrieved."""
     rejected: Mapping[str, int] = field(default_factory=lambda: NOTHING)
-    """Records that were not accepted, because `send` raised, by the class of the error; rows of `send_many` too."""
+    """Records that were rejected by `send`, and rows rejected by `send_many`, by the class of the error."""
     record_bytes: int = 0
     batches: int = 0
     batch_bytes: int = 0
@@ -285,7 +285,7 @@ class MetricsSnapshot(_Numbers):
     time_to_ack: Distribution = field(default_factory=Distribution)
     """Seconds from the opening of a batch to its acknowledgement, weighted by its records."""
     time_to_result: Distribution = field(default_factory=Distribution)
-    """Like time_to_ack, with the records that failed."""
+    """Like time_to_ack, including the records that failed."""
     buffer_wait: Distribution = field(default_factory=Distribution)
     """Seconds that calls of `send` waited for room."""
     metadata_updates: int = 0

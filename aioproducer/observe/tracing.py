@@ -1,4 +1,4 @@
-"""Where a tracer of records is plugged in. OpenTelemetry's is in otel.py.
+"""The interface for a tracer of records. The tracer for OpenTelemetry is in otel.py.
 
 The record path asks the tracer about each record, in the caller's context. A record without a span takes the same
 path as without a tracer."""
@@ -58,5 +58,5 @@ def set_tracer(make: Callable[[ProducerConfig], SendTracer] | None) -> None:
 
 
 def tracer_of(config: ProducerConfig) -> SendTracer | None:
-    """Return the tracer of a producer that starts."""
+    """Return the tracer for a producer that is starting."""
     return None if _make is None else _make(config)

@@ -1,4 +1,4 @@
-"""What `ping()` and `health()` return."""
+"""The results of `ping()` and `health()`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Ping:
     node: Node
     """The broker that answered."""
     seconds: float
-    """From the request to the answer, connecting included."""
+    """Seconds from the request to the answer, including the time to connect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Health:
 
     ok: bool
     reason: str
-    """Why not; empty if `ok`."""
+    """The reasons why it is not `ok`; empty if it is."""
     state: str
     """new, running, closing or closed."""
     brokers_connected: int

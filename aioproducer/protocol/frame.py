@@ -14,7 +14,7 @@ PREFIX_SIZE = 4
 """The size of the length field, in bytes."""
 
 MAX_FRAME_BEFORE_AUTHENTICATION = 64 * 1024
-"""The frame limit, in bytes, until the peer is authenticated. The longest valid response by then has 1 KiB."""
+"""The frame limit, in bytes, until the peer is authenticated. The longest valid response until then has 1 KiB."""
 
 MAX_FRAME = 64 * 1024 * 1024
 """The frame limit, in bytes; large enough for the metadata of a million partitions."""

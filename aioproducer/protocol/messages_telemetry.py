@@ -23,7 +23,7 @@ MOST_REQUESTED = 10_000
 class GetTelemetrySubscriptionsResponse(
     Message, api_key=ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, versions=(0, 0), flexible_from=0
 ):
-    """Which metrics the broker wants, how often, and how large and in which codecs."""
+    """The metrics that the broker wants, the interval, the maximum size, and the accepted codecs."""
 
     throttle_time_ms: int = int32()
     error_code: int = int16()
@@ -49,7 +49,7 @@ class GetTelemetrySubscriptionsRequest(
 
 
 class PushTelemetryResponse(Message, api_key=ApiKey.PUSH_TELEMETRY, versions=(0, 0), flexible_from=0):
-    """Whether the broker accepts the metrics."""
+    """The broker's answer to a push: whether it accepts the metrics."""
 
     throttle_time_ms: int = int32()
     error_code: int = int16()
@@ -62,7 +62,7 @@ class PushTelemetryRequest(
     flexible_from=0,
     response=PushTelemetryResponse,
 ):
-    """Metrics in OpenTelemetry's format (OTLP, MetricsData). The last ones of a client are `terminating`."""
+    """Metrics in OpenTelemetry's format (OTLP, MetricsData). The last request of a client is marked `terminating`."""
 
     client_instance_id: UUID = uuid()
     subscription_id: int = int32()

@@ -152,8 +152,8 @@ def _produce_transient() -> dict[int, tuple[Rule, ...]]:
     # the cause.
     corrupt = (_rule(_A.DAMAGED, no, _C.DAMAGED), _rule(_A.FAIL, no, _C.THIRD_TIME), retry)
     return {
-        # REPETITION: another participant uses the same sequence numbers in this partition. The broker has its records
-        # and not these, or it has these because they were sent twice.
+        # REPETITION: another participant uses the same sequence numbers in this partition. The log contains
+        # the other participant's records and not these, or it contains these because they were sent twice.
         Code.NONE: (_rule(_A.ABORT, maybe, _C.REPETITION), _rule(_A.SUCCEED, no)),
         Code.DUPLICATE_SEQUENCE_NUMBER: (_rule(_A.ABORT, maybe, _C.REPETITION), _rule(_A.DUPLICATE, no)),
         # transient errors
@@ -377,8 +377,9 @@ def _ends_of_transactions() -> dict[Key, tuple[Rule, ...]]:
         (commit, Code.INVALID_PRODUCER_EPOCH): (_rule(_A.ABORT, _NO, _C.V2), _rule(_A.REINIT, _NO)),
         (commit, Code.PRODUCER_FENCED): (_rule(_A.REINIT, _NO),),
         **_coded(end, _A.RETRY, Code.COORDINATOR_LOAD_IN_PROGRESS, Code.CONCURRENT_TRANSACTIONS),
-        # Also returned if the coordinator appended the end to its log, but did not replicate it in time
-        # (TransactionStateManager.appendTransactionToLog): the next coordinator may complete it.
+        # Also returned if the coordinator appended the end of the transaction to its log, but did not
+        # replicate it in time (TransactionStateManager.appendTransactionToLog): the next coordinator may
+        # complete it.
         **_coded(end, _A.RETRY, Code.REQUEST_TIMED_OUT, outcome=_MAYBE),
         **_coded(end, _A.COORDINATOR, *_ELSEWHERE, outcome=_MAYBE),
         # Not expected for an abort; a new epoch ends the open transaction.

@@ -224,7 +224,7 @@ cdef int refuse_nulls(ArrowArray* array, int64_t first, int64_t end, str what, s
 
 
 cdef Piece piece_of(ArrowSchema* schema, ArrowArray* array, int64_t shift, int64_t length, object owner, str argument):
-    """An array, or the `length` rows under another one from row `shift` on.
+    """Return an array, or the `length` rows of a nested one from row `shift` on.
 
     Raises InvalidRecordError for a type that can't be what `argument` says.
     """
@@ -455,7 +455,7 @@ cdef class Rows:
     cdef int64_t* times
     """The timestamp of each row in ms; NULL if the call has no timestamps."""
     cdef list clock
-    """Without `times`: (row, ms) for each row whose time differs from that of the row before."""
+    """Used without `times`: (row, ms) for each row whose time differs from that of the previous row."""
     cdef PyObject** last
     """The last Span of each partition, a borrowed reference to an item of `spans`; NULL if there is none."""
     cdef int partition_count
@@ -908,7 +908,7 @@ def murmur2_partitions(keys, int partitions):
 
     Args:
         keys: a list of bytes or None, or Arrow data, as `send_many` takes them.
-        partitions: how many the topic has.
+        partitions: the number of the topic's partitions.
 
     Returns:
         A number for each key, array("i"); -1 where the key is null, which may go anywhere.

@@ -218,7 +218,7 @@ cdef class BufferMemory:
     cdef readonly int64_t total
     cdef readonly int64_t available
     cdef public int waiters
-    """The number of `send` calls that wait for memory. Until they are served, no other call gets any."""
+    """The number of `send` calls that wait for memory. Until they are served, no other call gets memory."""
 
     def __init__(self, int64_t total):
         self.total = self.available = total
@@ -577,7 +577,7 @@ cdef class Batch:
             self.ended_early is not None and self.ended_early.issuperset(range(first, end)))
 
     def leave_out_withdrawn(self):
-        """Encode the records again without the withdrawn ones. Only before the first attempt."""
+        """Encode the records again without the withdrawn ones. Allowed only before the first attempt."""
         cdef RecordsBuffer old = self.buffer
         cdef set withdrawn = set(self.withdrawn)
         assert self.state is not _OPEN
@@ -621,7 +621,7 @@ cdef class Batch:
                 pass
             let_wait(delivery)
         for _, part in self.parts:
-            # It is not known which records no longer have a delivery, only how many at most.
+            # Which records no longer have a delivery is unknown; only the maximum of their number is known.
             add_to(&(<Batch>part).unretrieved,
                    min(self.unretrieved, (<Batch>part).record_count + <int>len((<Batch>part).withdrawn)))
 
@@ -866,7 +866,8 @@ cdef class Delivery:
         return True
 
     def result(self):
-        """Return the RecordMetadata. Raise the error of a failed record; InvalidStateError without a result."""
+        """Return the RecordMetadata. Raise the error of a failed record, or InvalidStateError if there is no result
+        yet."""
         cdef object error
         cdef int index
         cdef Batch batch
@@ -881,7 +882,7 @@ cdef class Delivery:
         return metadata_of(self, batch, index)
 
     def exception(self):
-        """Return the error of a failed record, or None. Raise InvalidStateError without a result."""
+        """Return the error of a failed record, or None. Raise InvalidStateError if there is no result yet."""
         cdef int index
         cdef Batch batch
         if self.state == CANCELLED:
@@ -1144,7 +1145,8 @@ cdef class _YieldOnce:
 
 @cython.final
 cdef class Gate:
-    """Whether records may be appended. With transactions, transactions/state.py opens it while one is open."""
+    """Whether records may be appended. With transactions, transactions/state.py opens the gate while a transaction is
+    open."""
 
     cdef public bint is_open
 
@@ -1153,7 +1155,7 @@ cdef class Gate:
 
 
 cdef class RecordPath:
-    """The base of `Producer`: `send`, `send_and_wait` and `try_send`, as far as they need not wait."""
+    """The base of `Producer`: the part of `send`, `send_and_wait` and `try_send` that need not wait."""
 
     cdef dict topics
     cdef object loop
@@ -1169,7 +1171,7 @@ cdef class RecordPath:
     cdef int64_t burst
     cdef bint is_running
     cdef bint was_closed
-    cdef public object _tracer     # see observe/tracing.py; None for none
+    cdef public object _tracer     # see observe/tracing.py; None if there is no tracer
     cdef bint takes_fast_path      # no serializers, interceptors or partitioner of the user, no partitions of others
 
     def __cinit__(self, *args, **settings):
@@ -1236,10 +1238,10 @@ cdef class RecordPath:
             The Delivery, a future of the RecordMetadata.
 
         Raises:
-            InvalidRecordError, InvalidTopicError, RecordTooLargeError, SerializationError: it is not valid.
+            InvalidRecordError, InvalidTopicError, RecordTooLargeError, SerializationError: the record is invalid.
             MetadataTimeoutError, UnknownPartitionError, BufferTimeoutError: the wait exceeded max_block_ms.
             TopicAuthorizationError: the cluster does not allow this client to write.
-            ProducerNotStartedError, ProducerClosed, WrongLoopError, ForkedError: it cannot be used here.
+            ProducerNotStartedError, ProducerClosed, WrongLoopError, ForkedError: the producer cannot be used here.
             If send() raises, the record is not sent.
 
         If send() is cancelled while it waits, the record is not sent. A record that is already in the buffer is
@@ -1541,7 +1543,8 @@ cdef int write_record(Batch batch, Record* record, headers) except -1:
 
 
 cdef bint has_room(Batch batch, Py_ssize_t most, BufferMemory memory) except -1:
-    """Whether `most` bytes fit into the open batch. Grows it if needed, as far as `memory`, unless None, allows."""
+    """Whether `most` bytes fit into the open batch. Grows the batch if needed, as far as `memory` (None: no limit)
+    allows."""
     cdef RecordsBuffer buffer = batch.buffer
     cdef Py_ssize_t needed = buffer.size + most
     cdef Py_ssize_t before = buffer.capacity

@@ -41,7 +41,7 @@ PAUSE_OF_WEIGHING = 20e-6
 """Seconds per partition between two measurements of a topic's load; one measurement takes a twentieth of that."""
 
 MOST_REBUILDS = 3
-"""How often a thread compresses a batch again because some of its records timed out."""
+"""The number of times that a thread compresses a batch again because some of its records timed out."""
 
 
 class Accumulator:

@@ -91,14 +91,14 @@ class ProducerBatch(Batch):
         self.wire_size = HEADER_SIZE
         """Bytes on the wire; final once the batch is compressed."""
         self.rebuilds = 0
-        """How often the batch was rebuilt without withdrawn records."""
+        """The number of times that the batch was rebuilt without withdrawn records."""
         self.is_being_compressed = False
         """A thread is copying its large record or compressing it."""
-        # set when the batch is numbered: they identify these bytes for good
+        # set when the batch is numbered; from then on they identify these bytes
         self.identity: ProducerIdentity | None = None
         self.first_sequence = -1
         self.segments: tuple[bytes | memoryview, ...] = ()
-        """Its header and its records as they are sent, once it is sealed."""
+        """The header and the records of a sealed batch, as they are sent."""
         # its history so far
         self.attempts = 0
         self.maybe_persisted = False
@@ -106,7 +106,7 @@ class ProducerBatch(Batch):
         self.doubted_in = NO_TOPICS
         """The ids of the topics whose logs may have the records; NAMED for a topic that was addressed by name."""
         self.refusals: Mapping[int, int] = NO_REFUSALS
-        """How often brokers answered these bytes with each error code."""
+        """The number of times that brokers answered these bytes with each error code."""
         self.moments: tuple[Moment, ...] = ()
         """Events during its flight that end the batch unless it succeeds."""
         self.last_error: BaseException | None = None
@@ -357,7 +357,7 @@ def _empty_batch(queue: PartitionQueue, loop: AbstractEventLoop, limit: int) -> 
 
 
 class BatchBuilder:
-    """A batch that the user fills: made by `Producer.create_batch()`, sent by `Producer.send_batch()`."""
+    """A batch that the user fills: created by `Producer.create_batch()`, sent by `Producer.send_batch()`."""
 
     def __init__(
         self,
@@ -422,7 +422,7 @@ class BatchBuilder:
         return self._batch.record_count
 
     def replace_rows(self, rows: Iterable[Row], limit: int) -> None:
-        """Write the records anew, as the interceptors changed them, into a batch of at most `limit` bytes.
+        """Encode the records again as the interceptors changed them, in a batch of at most `limit` bytes.
 
         Raises:
             InvalidRecordError, SerializationError: as `append`.
@@ -436,7 +436,7 @@ class BatchBuilder:
                 key, value = self._serialize(key, value)
             if not batch.try_append(value, key, timestamp, headers or None):
                 raise RecordTooLargeError(
-                    f"the batch exceeds max_request_size of {limit} bytes with what the interceptors added",
+                    f"the batch exceeds max_request_size of {limit} bytes after the interceptors' changes",
                     size=batch.size,
                     limit=limit,
                 )

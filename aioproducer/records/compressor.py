@@ -2,7 +2,8 @@
 
 Passing a batch to a thread and back costs more than compressing 8 KiB, and a compressing thread competes with a busy
 loop for the GIL. Therefore one job of a thread compresses all waiting batches, one after the other. With one or two
-processors, where a thread has none to itself, quick batches are compressed in the loop: about a millisecond per turn.
+processors, a thread would not get a processor of its own, so quick batches are compressed in the loop: about a
+millisecond per turn.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ Payload: TypeAlias = bytes | memoryview
 SMALL = 8 * 1024
 """The size in bytes up to which a batch is not worth a thread, if the codec is quick."""
 MOST_IN_LOOP = 0.5
-"""The most milliseconds for one batch in the loop."""
+"""The maximum time in milliseconds for one batch in the loop."""
 MOST_IN_TURN = 1.0
-"""The most milliseconds for all batches in one turn of the loop."""
+"""The maximum time in milliseconds for all batches in one turn of the loop."""
 TELL_AFTER = 1.0
-"""Milliseconds of work after which a thread returns its batches though more are waiting; enough for a large request."""
+"""Milliseconds of work after which a thread returns its batches even if more are waiting; enough for a large
+request."""
 
 
 class BatchCompressor:

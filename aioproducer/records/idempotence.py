@@ -1,7 +1,7 @@
 """Producer id, epoch and the sequence numbers of each partition. Decides, but sends nothing.
 
-(producer id, epoch, topic id, partition, first sequence) names one byte string for good. A broker that knows the name
-answers "success" without looking at the bytes: a name used twice is a silent loss."""
+(producer id, epoch, topic id, partition, first sequence) permanently names one byte string. A broker that knows the
+name answers "success" without looking at the bytes: a name used twice is a silent loss."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ProducerIdentity(NamedTuple):
     producer_id: int
     epoch: int
     is_transactional: bool = False
-    """It has a transactional id: its batches have the transactional bit, and the coordinator raises its epoch."""
+    """True with a transactional id: batches have the transactional bit, and the coordinator raises the epoch."""
 
 
 def sequence_after(sequence: int, count: int) -> int:
@@ -102,7 +102,7 @@ class Idempotence:
         """Return how many batches of the partition may be in flight to `leader`.
 
         It is one until the first acknowledgement. A broker without state for the producer accepts any first sequence,
-        so a second batch that overtakes a rejected first one would exclude that one for good (KAFKA-15591).
+        so a second batch that overtakes a rejected first one would exclude that one permanently (KAFKA-15591).
         """
         if not self.enabled:
             return 1

@@ -15,14 +15,15 @@ from aioproducer.types import ENDS_OF_THE_PROGRAM, ProducerRecord, qualified_nam
 
 
 class Interceptor(Protocol):
-    """An item of `Producer(interceptors=[...])`. An object with only one of the two methods is enough.
+    """An item of `Producer(interceptors=[...])`. An object needs only one of the two methods.
 
     Both methods run in the producer's event loop and must not block. They cannot be async. To recognize a record again,
     on_send may return `record._replace(context=...)`.
     """
 
     def on_send(self, record: ProducerRecord, /) -> ProducerRecord:
-        """Receive a record as it was passed to `send`. Return it, or another record."""
+        """Receive a record as it was passed to `send`, or as the previous interceptor returned it. Return it, or
+        another record."""
         ...
 
     def on_acknowledgement(self, result: RecordMetadata | BaseException, record: ProducerRecord, /) -> None:

@@ -12,19 +12,21 @@ from aioproducer.records._record_path import PartitionQueue
 SECONDS_PER_BATCH = 50e-6
 """Seconds per batch whose linger is over: about three times the cost of opening, sending and ending a small one."""
 LONGEST_REST = 0.5
-"""The most seconds that a batch may linger beyond `linger_ms` because too many batches do."""
+"""The maximum number of seconds that a batch may linger beyond `linger_ms` because too many batches linger."""
 
 _Linger = tuple[float, tuple[int, int], PartitionQueue]
 """The loop time at which an open batch is due, its order, and its queue."""
 
 
 class Lingers:
-    """The open batches in the order in which they are due. All linger equally long, so it is the order of opening.
+    """The open batches in the order in which they are due. All of them linger equally long, so this is also the order
+    in which they were opened.
 
     With thousands of partitions, each linger would end thousands of batches of one or two records. Sending them would
     take longer than the linger, in which other records could have joined them. Therefore, when many lingers end
-    together, the next ones are postponed: the rest. Only topics with more than their share of these batches rest, and
-    only while many of their batches are open. Other records wait for their linger and no longer.
+    together, the next ones are postponed; this pause is called the rest. Only topics with more than their share of
+    these batches rest, and only while many of their batches are open. All other records wait only for their own
+    linger.
     """
 
     def __init__(self, config: ProducerConfig) -> None:
@@ -47,7 +49,7 @@ class Lingers:
     def add(self, queue: PartitionQueue, order: tuple[int, int], now: float) -> bool:
         """Let the open batch of a queue linger. Return whether it may be due before all others."""
         lingering = self._lingering
-        # More batches than can be sent beside the others also rest.
+        # Batches that cannot be sent in addition to the others also rest.
         if now < self._rests_until and queue.topic not in self._resting and len(self._prompt) < self._many:
             lingering = self._prompt
         lingering.append((now + self._linger, order, queue))
@@ -83,7 +85,8 @@ class Lingers:
 
 
 def _ended(lingering: deque[_Linger], until: float) -> list[PartitionQueue]:
-    """Take those that are due by then out of the front, and with them those whose batch was closed before."""
+    """Remove the entries at the front that are due by `until`, or whose batch is closed; return the queues that are
+    due."""
     ended = []
     while lingering:
         due, order, queue = lingering[0]

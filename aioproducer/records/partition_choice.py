@@ -1,4 +1,4 @@
-"""Chooses partitions that the compiled path does not choose, with the user's partitioner among others."""
+"""Chooses the partitions that the compiled path does not choose, for example with the user's partitioner."""
 
 from __future__ import annotations
 

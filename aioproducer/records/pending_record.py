@@ -1,4 +1,4 @@
-"""A record between the call of `send` and its append: what it waits for decides how long that takes."""
+"""A record between the call of `send` and its append, which has to wait for metadata, user code or room."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class PendingRecord:
 
     def __init__(self, record: ProducerRecord, transaction: int, deadline: float) -> None:
         self.intercepted = record
-        """As the interceptors left it."""
+        """The record as the interceptors returned it."""
         self.record = record
-        """The same; later with its serialized key and value and its partition."""
+        """The record as it will be appended: later with its serialized key and value, and its partition."""
         self.transaction = transaction
         """The number of the transaction that it belongs to."""
         self.deadline = deadline

@@ -94,8 +94,8 @@ class Receipt:
         )
 
     def call_when_done(self, callback: Callable[[dict[int, BaseException]], None]) -> None:
-        """Call `callback` with the errors of the rows when every row has its result. It does not count as a look at the
-        errors."""
+        """Call `callback` with the errors of the rows when every row has its result. The errors still count as not
+        retrieved."""
 
         def tell(_: object) -> None:
             callback(self._errors(marks_retrieved=False))
@@ -120,7 +120,8 @@ class Receipt:
 
     @property
     def errors(self) -> dict[int, BaseException]:
-        """The error of each row that failed so far. `outcome` UNKNOWN: the row may be in the log all the same."""
+        """The error of each row that failed so far. If its `outcome` is UNKNOWN, the row may be in the log all the
+        same."""
         self._is_seen = True
         return self._errors(marks_retrieved=True)
 
@@ -220,7 +221,7 @@ def pending_batches(spans: Iterable[Span]) -> list[ProducerBatch]:
 
 
 def _parts_of(batch: Batch, first: int, count: int) -> Iterator[tuple[Batch, int, int]]:
-    """Yield the batches that have the records from index `first` on now."""
+    """Yield the batches that now contain the records from index `first` on."""
     if batch.parts is None:
         yield batch, first, count
         return

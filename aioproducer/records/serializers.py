@@ -73,7 +73,8 @@ def _call(serializer: Serializer, value: Any, topic: str, headers: Headers | Non
 
 
 def _check_result(serializer: Serializer, result: object, topic: str, part: str) -> None:
-    """Raise SerializationError unless the result is a buffer. The copy decides which buffers can be sent."""
+    """Raise SerializationError unless the result is a buffer. Later, the append rejects buffers that can't be
+    sent."""
     if is_buffer(result):
         return
     raise SerializationError(

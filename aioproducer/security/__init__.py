@@ -1,1 +1,1 @@
-"""Which addresses may be connected to, TLS, and authentication."""
+"""Checks of addresses, TLS, and authentication."""

@@ -1,4 +1,4 @@
-"""Checks of addresses: what the user's filters return, and which IP addresses are refused by default.
+"""Checks of addresses: what the user's filters return, and which IP addresses are rejected by default.
 
 Pure functions, which Brokers calls before it connects and the dialer before it opens a socket."""
 
@@ -57,8 +57,8 @@ def refusal(ask: ResolvedAddressFilter | None, host: str, address: str, port: in
 
 
 def is_link_local(address: str) -> bool:
-    """Return whether the address is in 169.254.0.0/16 or fe80::/10, where clouds have the servers of their
-    credentials."""
+    """Return whether the address is in 169.254.0.0/16 or fe80::/10, where cloud providers run the servers that hand
+    out credentials."""
     try:
         found = ip_address(address.partition("%")[0])
     except ValueError:

@@ -40,10 +40,10 @@ MAX_ROUNDS = 16
 """The maximum number of tokens in one authentication: SCRAM needs 2, GSSAPI about 4."""
 
 LONGEST_SESSION = 365 * 86400.0
-"""Seconds. A longer session is as good as endless, and with this limit no clock overflows."""
+"""Seconds. A longer session is practically endless, and this limit prevents overflows of the clock."""
 
 SHORTEST_SESSION = 1.05
-"""The minimum number of seconds between two authentications of a connection. Kafka refuses earlier ones
+"""The minimum number of seconds between two authentications of a connection. Kafka rejects earlier ones
 (KafkaChannel)."""
 
 Ask: TypeAlias = Callable[[Message, int], Awaitable[Message]]
@@ -56,7 +56,7 @@ class Authentication:
     """The authentication of one connection. The broker may limit the length of the session; otherwise it never ends."""
 
     def __init__(self, login: Login, who: object, *, host: str, timeout: float, renew_at: float) -> None:
-        """Does not request credentials yet.
+        """Store the arguments; credentials are requested later.
 
         Args:
             login: the source of the credentials.
@@ -81,7 +81,7 @@ class Authentication:
         return self._ends_at is not None
 
     async def credentials(self) -> Mechanism:
-        """Return a new machine. The user's function may hang, but no longer than any other step.
+        """Return a new machine. The time limit of a step also applies to the user's function, which may hang.
 
         Raises:
             AuthenticationError: there are no credentials.
@@ -108,7 +108,7 @@ class Authentication:
             AuthenticationError, UnsupportedSaslMechanismError, BrokerError: as `authenticate`.
             BrokerConnectionError: the connection broke, or a step of the machine took too long.
         """
-        began = self._loop.time()  # the broker counts from later on, when it has answered
+        began = self._loop.time()  # the broker counts from the time of its answer, which is later
         try:
             length = await authenticate(ask, partial(self._step, mechanism), mechanism, versions, self._who)
         except AuthenticationError:
@@ -125,7 +125,7 @@ class Authentication:
                 return await self._login.step(mechanism, challenge)
         except TimeoutError:
             pass
-        message = f"{self._who}: {mechanism.name} takes longer than {self._timeout:g} s"
+        message = f"{self._who}: {mechanism.name} took longer than {self._timeout:g} s"
         raise BrokerConnectionError(message, written=False)
 
     async def renewal(self) -> Mechanism:
@@ -177,7 +177,7 @@ async def authenticate(
         version = versions.of(ApiKey.SASL_AUTHENTICATE)
     except UnsupportedVersionError as error:
         raise AuthenticationError(
-            f"{who}: the broker is too old, or this listener knows no SASL: {error.message}"
+            f"{who}: the broker is too old, or this listener does not support SASL: {error.message}"
         ) from None
     lifetime_ms = 0
     challenge: bytes | None = None
@@ -190,33 +190,34 @@ async def authenticate(
         assert isinstance(answer, SaslAuthenticateResponse)
         _raise_for(answer, mechanism, who)
         challenge, lifetime_ms = answer.auth_bytes, answer.session_lifetime_ms
-    raise AuthenticationError(f"{who}: {mechanism.name} does not end after {MAX_ROUNDS} tokens")
+    raise AuthenticationError(f"{who}: {mechanism.name} did not end after {MAX_ROUNDS} tokens")
 
 
 async def _agree_on(ask: Ask, name: str, versions: BrokerVersions, who: object) -> None:
     version = versions.of(ApiKey.SASL_HANDSHAKE)
     if version < 1:
         # Before KIP-152 tokens were sent without Kafka's frames.
-        raise UnsupportedVersionError("it speaks SaslHandshake in version 0 only")
+        raise UnsupportedVersionError("it supports only version 0 of SaslHandshake")
     answer = await ask(SaslHandshakeRequest(mechanism=name), version)
     assert isinstance(answer, SaslHandshakeResponse)
     action = decide(ApiKey.SASL_HANDSHAKE, answer.error_code).action
     if action is Action.OTHER_MECHANISM:
         offered = tuple(escaped(one, 64) for one in answer.mechanisms[:32])
         raise UnsupportedSaslMechanismError(
-            f"{who}: the broker does not take {name}, only {', '.join(offered) or 'no mechanism at all'}; "
+            f"{who}: the broker does not accept {name}, only {', '.join(offered) or 'no mechanism at all'}; "
             "set sasl_mechanism",
             mechanism=name,
             offered=offered,
         )
     if action is Action.NO_SASL:
         raise AuthenticationError(
-            f"{who}: this listener knows no SASL; set security_protocol to PLAINTEXT or SSL, or use another port"
+            f"{who}: this listener does not support SASL; set security_protocol to PLAINTEXT or SSL, or use "
+            f"another port"
         )
     if action is not Action.SUCCEED:
         code = error_name(answer.error_code)
         raise BrokerError(
-            f"{who}: the broker refuses SASL: {code}", code=answer.error_code, name=code, retriable=True
+            f"{who}: the broker rejected SASL: {code}", code=answer.error_code, name=code, retriable=True
         )
 
 

@@ -22,7 +22,7 @@ class Gssapi:
     def __init__(
         self, service: str, host: str, *, principal: str | None = None, keytab: str | None = None
     ) -> None:
-        """Does not request a ticket yet.
+        """Store the arguments; a ticket is requested later.
 
         Args:
             service: the first part of the brokers' principals, e.g. "kafka".
@@ -49,7 +49,7 @@ class Gssapi:
         """
         take, self._next = self._next, None
         if take is None:
-            raise AuthenticationError("GSSAPI: the broker goes on after the end")
+            raise AuthenticationError("GSSAPI: the broker continued after the end of the exchange")
         try:
             return take(challenge or b"")
         except self._gssapi.exceptions.GSSError as error:
@@ -80,7 +80,7 @@ class Gssapi:
             name = gssapi.Name(self._principal, gssapi.NameType.kerberos_principal)
         if self._keytab is None:
             return gssapi.Credentials(name=name, usage="initiate")
-        # With a cache of its own, so that tickets for other principals of the same process are kept apart.
+        # Each principal has its own cache, which keeps the tickets of the same process apart.
         cache = f"MEMORY:aioproducer {self._principal} {self._keytab}"
         store = {"client_keytab": self._keytab, "ccache": cache}
         return gssapi.Credentials(name=name, usage="initiate", store=store)
@@ -95,14 +95,14 @@ class Gssapi:
         """The broker offers security layers and a buffer size; we choose no layer, and hence no buffer."""
         offer = self._context.unwrap(challenge).message
         if len(offer) != 4 or not offer[0] & NO_LAYER:
-            raise AuthenticationError("GSSAPI: the broker demands a security layer; Kafka has TLS for that")
+            raise AuthenticationError("GSSAPI: the broker requires a security layer; Kafka uses TLS instead")
         self._next = self._end
         message: bytes = self._context.wrap(bytes([NO_LAYER, 0, 0, 0]), False).message
         return message
 
     def _end(self, challenge: bytes) -> bytes | None:
         if challenge:
-            raise AuthenticationError("GSSAPI: the broker sends a challenge after the end")
+            raise AuthenticationError("GSSAPI: the broker sent a challenge after the end of the exchange")
         return None
 
 

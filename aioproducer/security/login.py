@@ -40,7 +40,7 @@ class Login:
         clock: Callable[[], float] = time.time,
         make_nonce: Callable[[], str] = lambda: secrets.token_urlsafe(24),
     ) -> None:
-        """Does not open a file, call a function or request a token yet.
+        """Store the arguments, without opening a file, calling a function or requesting a token.
 
         Args:
             config: the settings ssl_* and sasl_*.
@@ -62,7 +62,7 @@ class Login:
         """For files, and for the user's functions; one call of each kind at a time."""
         self._computing = Threads(COMPUTING)
         self._fetching = asyncio.Lock()
-        """Connections that need a token at the same time fetch one."""
+        """Connections that need a token at the same time fetch only one."""
         self._token: OAuthToken | None = None
         self._token_until = 0.0
         """The loop time until which the token is reused."""
@@ -165,7 +165,7 @@ class Login:
         share += config.sasl_login_refresh_window_jitter * self._random.random()
         youth = life * share
         shortest, buffer = config.sasl_login_refresh_min_period, config.sasl_login_refresh_buffer
-        if shortest + buffer < life:  # else the token's lifetime is too short for either
+        if shortest + buffer < life:  # otherwise the lifetime is too short for both limits
             youth = max(min(youth, life - buffer), shortest)
         return max(youth, 0.0)
 
@@ -225,7 +225,7 @@ async def _call(threads: Threads, setting: str, function: Callable[[], Any]) -> 
     """Call the user's function: in the event loop if it is async, else in a thread, since it may use the network.
 
     Raises:
-        AuthenticationError: it raised; its error is the cause.
+        AuthenticationError: the function raised an exception, which is the cause.
     """
     is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
         getattr(function, "__call__", None)  # noqa: B004  # an object whose __call__ is async

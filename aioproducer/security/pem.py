@@ -27,7 +27,7 @@ class Source(NamedTuple):
     name: str
     """The path of the file, or "the text"."""
     text: Secret | None
-    """None if it is still in the file."""
+    """None until the file is read."""
 
     def matches(self, pattern: re.Pattern[str]) -> bool:
         """Return whether the text contains the pattern."""
@@ -59,7 +59,7 @@ def own_problem(
     if reason == "KEY_VALUES_MISMATCH":
         return key, (
             f"the private key does not belong to the certificate ({certificate.setting}: {certificate.name}); "
-            "use the key that the certificate was made for"
+            "use the key for which the certificate was issued"
         )
     if not certificate.matches(_CERTIFICATE):
         return certificate, _missing("certificate", CERTIFICATE)

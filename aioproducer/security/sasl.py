@@ -64,7 +64,7 @@ class _Machine:
         """See `Mechanism.step`."""
         take, self._next = self._next, None  # after an error there is no next step
         if take is None:
-            raise AuthenticationError(f"{self.name}: the broker goes on after the end")
+            raise AuthenticationError(f"{self.name}: the broker continued after the end of the exchange")
         return take(challenge or b"")
 
     def conceal(self, text: str) -> str:
@@ -78,7 +78,7 @@ class _Machine:
         """The broker has accepted the only message, and must not send anything."""
         if challenge:
             raise AuthenticationError(
-                f"{self.name}: the broker sends a challenge that the mechanism doesn't know"
+                f"{self.name}: the broker sent a challenge that the mechanism does not define"
             )
 
 
@@ -160,7 +160,7 @@ class Scram(_Machine):
         )
         salt = _base64(parts[2]) if parts else None
         if parts is None or not salt:
-            raise AuthenticationError(f"{self.name}: the broker's first message makes no sense")
+            raise AuthenticationError(f"{self.name}: the broker's first message is malformed")
         nonce, iterations = parts[1], int(parts[3])
         if not nonce.startswith(self._nonce) or len(nonce) == len(self._nonce):
             raise AuthenticationError(f"{self.name}: the broker's nonce is forged: it does not extend ours")
@@ -184,7 +184,7 @@ class Scram(_Machine):
 
     def _refuse_error(self, text: str) -> None:
         if text.startswith("e="):
-            raise AuthenticationError(f"{self.name}: the broker refuses: {escaped(text[2:])}")
+            raise AuthenticationError(f"{self.name}: the broker rejected the exchange: {escaped(text[2:])}")
 
     def _text(self, challenge: bytes) -> str:
         try:
@@ -204,7 +204,7 @@ class OAuthBearer(_Machine):
         _refuse_lost(self.name, token)
         if not re.fullmatch(r"[!-~]+", token.reveal()):
             raise AuthenticationError(
-                "OAUTHBEARER: the token must be printable ASCII without blanks, and not empty"
+                "OAUTHBEARER: the token must be printable ASCII without spaces, and not empty"
             )
         self._extensions = dict(extensions)
         for name, value in self._extensions.items():
@@ -242,7 +242,7 @@ class OAuthBearer(_Machine):
         return b"\x01"
 
     def _refused(self, challenge: bytes) -> bytes | None:
-        raise AuthenticationError(f"OAUTHBEARER: the broker refuses the token: {self._refusal}")
+        raise AuthenticationError(f"OAUTHBEARER: the broker rejected the token: {self._refusal}")
 
 
 class OAuthToken:
@@ -283,7 +283,7 @@ class OAuthToken:
 
     @classmethod
     def of(cls, returned: object, now: float) -> OAuthToken | None:
-        """Return a token made from what a token provider returned; None if that is not a token.
+        """Return the token that a token provider returned, as an OAuthToken; None if the value is not a token.
 
         Args:
             returned: an OAuthToken, a str (if it is a JWT, its lifetime is read), or a tuple (str, expiry in seconds
@@ -388,7 +388,8 @@ def _check(mechanism: str, username: str, password: Secret) -> None:
 def _refuse_lost(mechanism: str, secret: Secret) -> None:
     if secret.is_lost:
         raise AuthenticationError(
-            f"{mechanism}: the secret came out of a pickle, which does not carry its text; make it in this process"
+            f"{mechanism}: the secret came out of a pickle, which does not contain its text; create it in "
+            f"this process"
         )
 
 

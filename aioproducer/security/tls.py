@@ -1,8 +1,8 @@
 """Settings -> ssl.SSLContext.
 
-Certificates are read again when their files change. Because it opens files, it is called in a thread. A context made
-here checks the broker's chain and host name and uses TLS 1.2 or 1.3; only a context that the user has made may omit
-the check of the name."""
+Certificates are read again when their files change. Because it opens files, it is called in a thread. A context
+created here checks the broker's chain and host name and uses TLS 1.2 or 1.3; only a context that the user created may
+omit the check of the name."""
 
 from __future__ import annotations
 
@@ -51,11 +51,12 @@ _PLAINTEXT = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", 
 """OpenSSL's reasons if the peer's answer is not TLS."""
 
 _HINTS = {
-    "CERTIFICATE_REQUIRED": "the broker wants a client certificate: set ssl_keystore_location",
-    "HANDSHAKE_FAILURE": "the broker wants a client certificate, or no protocol version or cipher suite is common",
+    "CERTIFICATE_REQUIRED": "the broker requires a client certificate: set ssl_keystore_location",
+    "HANDSHAKE_FAILURE": "the broker requires a client certificate, or no protocol version or cipher suite "
+    "is common",
     "PROTOCOL_VERSION": "the broker speaks neither TLS 1.2 nor 1.3 as ssl_enabled_protocols allows",
     "UNSUPPORTED_PROTOCOL": "the broker speaks neither TLS 1.2 nor 1.3 as ssl_enabled_protocols allows",
-    "UNKNOWN_CA": "the broker does not trust who signed this client's certificate",
+    "UNKNOWN_CA": "the broker does not trust the authority that signed this client's certificate",
     "BAD_CERTIFICATE": "the broker does not accept this client's certificate",
     "CERTIFICATE_EXPIRED": "the broker says that this client's certificate has expired",
     "CERTIFICATE_UNKNOWN": "the broker does not accept this client's certificate",
@@ -86,8 +87,8 @@ def check_settings(
     usable |= {"TLSv1.3"} if len(older) < len(suites) else set()
     if suites and not usable & set(protocols):
         raise ConfigError(
-            f"ssl_cipher_suites={','.join(suites)} are suites of {usable.pop()} alone, which "
-            f"ssl_enabled_protocols={','.join(protocols)} leaves out; name one of {protocols[0]}, too",
+            f"ssl_cipher_suites={','.join(suites)} are only for {usable.pop()}, which "
+            f"ssl_enabled_protocols={','.join(protocols)} excludes; also name one of {protocols[0]}",
             setting="ssl_cipher_suites",
             value=suites,
         )
@@ -96,7 +97,7 @@ def check_settings(
 def _check_context(context: ssl.SSLContext) -> None:
     if context.protocol is ssl.PROTOCOL_TLS_SERVER:
         raise ConfigError(
-            "ssl_context is a server's; make it by ssl.create_default_context()",
+            "ssl_context is a server context; create one with ssl.create_default_context()",
             setting="ssl_context",
             value=context,
         )
@@ -113,7 +114,7 @@ class TlsContext:
     have."""
 
     def __init__(self, config: ProducerConfig) -> None:
-        """Does not open a file yet."""
+        """Store the arguments; files are opened later."""
         self._config = config
         self._log = config.log(__name__)
         self._context: ssl.SSLContext | None = None
@@ -141,8 +142,10 @@ class TlsContext:
             except ConfigError as error:
                 if self._context is None:
                     raise
-                # The file may just be being written. The next connection checks it again.
-                self._log.warning("certificates can't be read again, the former ones stay: %s", error)
+                # The file may be incomplete because it is being written. The next connection checks it again.
+                self._log.warning(
+                    "certificates could not be read again, so the previous ones remain in use: %s", error
+                )
             else:
                 self._seen = seen
         return self._context
@@ -341,7 +344,7 @@ def _source(setting: str, text: str | Secret | None, path_setting: str, path: st
 
 
 def _read(source: Source) -> Source:
-    """Return the same with its text."""
+    """Return the source with its text, which is read from the file if necessary."""
     if source.text is not None:
         return source
     with _explained(source.setting, source.name):
@@ -546,11 +549,11 @@ def handshake_error(who: object, error: ssl.SSLError) -> TlsError:
     """Return the error for a failed handshake."""
     reason = (error.reason or "").upper()
     if isinstance(error, ssl.SSLCertVerificationError):
-        why = f"the broker's certificate is refused: {escaped(error.verify_message)}"
+        why = f"the broker's certificate was rejected: {escaped(error.verify_message)}"
         if hint := _CERTIFICATE_HINTS.get(error.verify_code):
             why = f"{why}; {hint}"
     elif reason in _PLAINTEXT:
-        why = "the peer does not speak TLS: is this a listener of PLAINTEXT or SASL_PLAINTEXT, or no Kafka broker?"
+        why = "the peer does not speak TLS: is this a listener of PLAINTEXT or SASL_PLAINTEXT, or not a Kafka broker?"
     else:
         hint = next((hint for end, hint in _HINTS.items() if reason.endswith(end)), "")
         why = f"the TLS handshake failed: {hint or 'OpenSSL says'} ({reason or escaped(str(error))})"

@@ -51,7 +51,7 @@ class OidcTokenProvider:
         retry_backoff_max: float = 10.0,
         attempts: int = 3,
     ) -> None:
-        """Does not request a token yet.
+        """Store the arguments; a token is requested later.
 
         Args:
             url: the token endpoint; https, except on this machine. Redirects are not followed, and no proxy
@@ -73,7 +73,7 @@ class OidcTokenProvider:
         Raises:
             ConfigError: the URL is not https, or contains a password.
         """
-        self._where = "without an endpoint"  # for a traceback that shows this incomplete object
+        self._where = "without an endpoint"  # in case a traceback shows this incomplete object
         try:
             self._client_secret = (
                 client_secret if isinstance(client_secret, Secret) else Secret(client_secret)
@@ -108,7 +108,8 @@ class OidcTokenProvider:
         """Return a new token.
 
         Raises:
-            AuthenticationError: the endpoint refuses, or can't be reached. No part of its answer is repeated.
+            AuthenticationError: the endpoint rejects the request, or can't be reached. No part of its answer is
+                repeated.
         """
         pause, longest = self._backoff
         for attempt in range(1, self._attempts + 1):
@@ -119,7 +120,7 @@ class OidcTokenProvider:
             if not may_pass or attempt == self._attempts:
                 break
             await asyncio.sleep(min(pause * 2.0 ** (attempt - 1), longest))
-        raise AuthenticationError(f"OAUTHBEARER: {self._where} gives no token: {why}")
+        raise AuthenticationError(f"OAUTHBEARER: {self._where} returned no token: {why}")
 
     async def _ask(self) -> OAuthToken | tuple[str, bool]:
         """Return a token, or the reason of a failure and whether a retry can help."""
@@ -222,7 +223,7 @@ class MskIamTokenProvider:
         credentials_provider: Any = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Does not sign anything yet.
+        """Store the arguments; tokens are signed later.
 
         Args:
             region: the region of the cluster, e.g. "eu-west-1".

@@ -1,4 +1,4 @@
-"""Fails batches that will not be sent, or whose answer is not waited for any longer."""
+"""Fails batches that will not be sent, or whose answer is no longer awaited."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from aioproducer.sending.producer_id import ProducerIdSource
 
 
 class GivingUp:
-    """Ends batches without an answer, each with the reason that the user can act on. Used only by the sender."""
+    """Ends batches without an answer, each with a reason that the user can act on. Used only by the sender."""
 
     def __init__(
         self,

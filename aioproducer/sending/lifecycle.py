@@ -1,4 +1,4 @@
-"""What a producer lives through: its parts are made by start(), and stopped by close() or after it was dropped."""
+"""The life of a producer: start() creates its parts, and close() stops them, also after the producer was dropped."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ from aioproducer.types import Outcome, TransactionHandle
 
 TASKS_CANCELLED = "its tasks were cancelled, as when an event loop ends,"
 MOST_TOPICS_NAMED = 10
-"""In one log line."""
+"""The maximum number of topics named in one log line."""
 
 
 class ProducerState(Enum):
@@ -79,9 +79,9 @@ class CloseReport:
 
     delivered: int
     failed: int
-    """Certainly not in the log."""
+    """Records that are certainly not in the log."""
     unknown: int
-    """May be in the log."""
+    """Failed records that may be in the log."""
     unretrieved: dict[tuple[str, str], int]
     """Failed records whose result was not retrieved, by (topic, error)."""
 
@@ -140,10 +140,10 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
         """Connect to the cluster and begin to send. `async with` calls it.
 
         Args:
-            wait: False to return at once and to connect in the background, for a service that has to come up while the
-                cluster is away. It tries until it succeeds or is closed, and logs every 10 s why it has not. Meanwhile
-                `send` waits for its topic (max_block_ms), `health()` is not ok, and a transactional producer takes over
-                its transactional id when it begins its first transaction.
+            wait: False to return at once and to connect in the background, for a service that has to start even while
+                the cluster is unavailable. It tries until it succeeds or is closed, and logs every 10 s why it has
+                not. Meanwhile `send` waits for its topic (max_block_ms), `health()` is not ok, and a transactional
+                producer takes over its transactional id when it begins its first transaction.
 
         Raises:
             BootstrapError: no bootstrap address answered within max_block_ms (if that is 0, request_timeout_ms). The
@@ -205,7 +205,7 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
         config = self._config
         self._spawn(self._metadata.run(), "aioproducer-metadata")
         if wait:
-            # With 0 `send` never waits, but connecting takes time all the same.
+            # With 0 `send` never waits, but connecting still takes time.
             await self._metadata.first_update(
                 self._loop.time() + (config.max_block or config.request_timeout)
             )
@@ -319,7 +319,7 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
         return report
 
     async def _while_wanted(self, step: Coroutine[Any, Any, None], timeout: float) -> None:
-        """Run a part of close() until it ends, its time is over, or close() is cancelled."""
+        """Run a part of close() until it ends, its time is up, or close() is cancelled."""
         running = asyncio.ensure_future(step)
         given_up = asyncio.ensure_future(self._give_up_flush.wait())
         await asyncio.wait({running, given_up}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
@@ -378,7 +378,7 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
         )
 
     def __exit__(self, *error: object) -> None:
-        """Needed because Python looks it up before it calls __enter__."""
+        """Do nothing; Python looks this method up before it calls __enter__."""
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -422,7 +422,7 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
         )
 
     def _close_dropped(self) -> bool:
-        """Close a running producer that is no longer referred to. Return False if its loop cannot do that any more.
+        """Close a running producer that is no longer referred to. Return False if its loop can no longer do that.
 
         The task of close() refers to the producer, which lives until the task ends; its __del__ is not called again.
         The garbage collector may call this in any thread.
@@ -490,7 +490,7 @@ def _task_ended(reference: weakref.ref[Lifecycle], task: asyncio.Task[None]) -> 
 
 
 def _report_all_unclosed() -> None:
-    """Report the producers whose loop was closed before them and that are still referred to."""
+    """Report the producers that still exist although their loop was closed before they were."""
     for producer in list(_started):
         producer._report_unclosed("the interpreter ended")
 

@@ -50,17 +50,17 @@ class Subscription(NamedTuple):
 
     id: int
     prefixes: tuple[str, ...]
-    """The beginnings of the names of the wanted metrics."""
+    """The prefixes of the names of the wanted metrics."""
     interval: float
     """Seconds between two pushes."""
     most_bytes: int
     codec: Codec
     is_delta: bool
-    """Counters count since the last push."""
+    """Counters start again at each push."""
 
     @classmethod
     def of(cls, response: GetTelemetrySubscriptionsResponse) -> Subscription:
-        """Return what a broker's response says."""
+        """Return the subscription in a broker's response."""
         known = {int(codec) for codec in Codec}
         codecs = [Codec(code) for code in response.accepted_compression_types if code in known]
         return cls(
@@ -102,13 +102,13 @@ class MetricsPush:
         self._is_first = True
         """The next push is the first of its subscription, so it is delayed at random: not all clients push at once."""
         self._before = MetricsSnapshot()
-        """The metrics of the last push, at first those of the start."""
+        """The metrics at the last push, or at the start if there was none."""
         self._before_at = self._started_at = 0.0
         self._own: dict[str, Callable[[], float]] = {}
-        """The metrics of the user, by name."""
+        """The user's own metrics, by name."""
 
     async def run(self) -> None:
-        """Ask and push until cancelled, or until a broker says that this client does it wrong."""
+        """Ask and push until cancelled, or until a broker reports an error for which a retry is pointless."""
         self._before = self._measure()
         self._before_at = self._started_at = self._loop.time()
         pause: float | None = 0.0
@@ -136,7 +136,7 @@ class MetricsPush:
     async def client_instance_id(self, timeout: float) -> UUID:
         """Return the id that a broker has given this client; wait for it."""
         if not self.is_enabled:
-            raise IllegalStateError("enable_metrics_push is off, so brokers give this client no id")
+            raise IllegalStateError("enable_metrics_push is off, so brokers do not give this client an id")
         try:
             async with asyncio.timeout(timeout):
                 await self._has_instance_id.wait()
@@ -144,11 +144,11 @@ class MetricsPush:
             raise KafkaTimeoutError(
                 f"no broker gave this client an id within {timeout:g} s; the brokers may not collect metrics of clients"
             ) from None
-        assert self._instance_id is not None  # the event says so
+        assert self._instance_id is not None  # set before the event
         return self._instance_id
 
     async def push_last(self) -> None:
-        """Push the metrics at the end of the producer, if the brokers want any."""
+        """Push the metrics while the producer closes, if the brokers want any."""
         if self._subscription is None or not self._subscription.prefixes:
             return
         try:
@@ -233,7 +233,7 @@ class MetricsPush:
                 yield Point(name, value, False, {})
 
     def register(self, name: str, read: Callable[[], float]) -> None:
-        """Push a metric of the user as well."""
+        """Also push this metric of the user."""
         if not _is_metric_name(name):
             raise InvalidArgumentError(
                 f"the name of a metric must be a str with at least one character, and valid in UTF-8, not {name!r}",
@@ -246,7 +246,7 @@ class MetricsPush:
         self._own[name] = read
 
     def unregister(self, name: str) -> None:
-        """Push it no longer."""
+        """Stop pushing this metric."""
         self._own.pop(name, None)
 
     def _failed(self, what: str, code: int, action: Action) -> float | None:

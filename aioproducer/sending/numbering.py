@@ -1,7 +1,7 @@
 """Prepares batches for a request: checks that a partition may send one, and gives it its sequence numbers.
 
-Numbers identify records at the broker for good. Therefore they are assigned as late as possible, and they are discarded
-only while the records cannot be in a log."""
+The broker identifies records by these numbers permanently. Therefore they are assigned as late as possible, and they
+are discarded only while the records cannot be in a log."""
 
 from __future__ import annotations
 

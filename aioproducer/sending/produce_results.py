@@ -161,7 +161,7 @@ class ProduceResults:
             self._note_error(said, topic_id if row.outcome is Outcome.UNKNOWN else None)
             is_sent_again = row.action in SENDS_AGAIN
             if batch.state is BatchState.DONE or (is_sent_again and self._ends_now(batch)):
-                return  # the batch has expired meanwhile, or expires now
+                return  # the batch has expired in the meantime, or expires now
         self.DO[row.action](self, said)
 
     def _note_error(self, said: PartitionAnswer, doubted_topic_id: int | None) -> None:
@@ -451,7 +451,7 @@ class ProduceResults:
             self._hooks.batch_ended(batch, batch.record_count, now, base_offset)
 
     def _send_later(self, batch: ProducerBatch, now: float, why: str = "") -> None:
-        """Send a batch again after the back-off. `why`: what the log says in place of the last error."""
+        """Send a batch again after the back-off. `why`: the text for the log in place of the last error."""
         batch.mark_returned()
         pause = self._backoff(batch)
         self._accumulator.requeue(batch, now + pause)

@@ -62,7 +62,7 @@ class PartitionAnswer(NamedTuple):
 
 
 def reason_of(batch: ProducerBatch, moment: Moment) -> str:
-    """Return the reason why a batch ends at this moment."""
+    """Return the reason why a batch ends because of this moment."""
     if moment is Moment.BEHIND:
         return str(moment.value)
     return f"delivery timed out: the last error was: {batch.last_error!r}"

@@ -1,4 +1,4 @@
-"""Counts the records that the producer does not accept, and tells the hooks of them."""
+"""Counts the records that the producer does not accept, and reports them to the hooks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aioproducer.observe.hooks import Hooks, RejectedEvent
 
 
 class Rejections:
-    """Hears of each error that `send` and the other calls raise, and of each row of `send_many` that has an error."""
+    """Receives each error that `send` and the other calls raise, and each error of a row of `send_many`."""
 
     def __init__(self, metrics: Metrics, hooks: Hooks) -> None:
         self._metrics = metrics
@@ -28,7 +28,7 @@ class Rejections:
             )
 
     def note_rows(self, topic: object, errors: Iterable[BaseException]) -> None:
-        """Count the rows of one call. The hooks hear of each class of error once, with its first error."""
+        """Count the rows of one call. The hooks are called once for each class of error, with its first error."""
         first: dict[type, BaseException] = {}
         counts: Counter[type] = Counter()
         for error in errors:

@@ -302,7 +302,8 @@ class Sender:
     def _addressed(
         self, connection: Connection, topics: dict[str, tuple[str, int, list[ProducerBatch]]]
     ) -> dict[str, int]:
-        """Return how a request to this broker addressed its topics: by name, the topic's id or NAMED."""
+        """Return, for each topic name, how requests to this broker address the topic: by its id, or by name
+        (NAMED)."""
         known = connection.versions.ranges.get(ApiKey.PRODUCE)
         by_id = (
             known is not None

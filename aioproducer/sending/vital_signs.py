@@ -72,8 +72,8 @@ class VitalSigns(RecordPath):
         """Return all counters and gauges. Works in every state, also before start() and after close().
 
         Args:
-            window: seconds, from 10 to 600: return what happened within about this time instead of since the start. The
-                producer keeps a snapshot every 10 s for it. For other times, subtract two snapshots yourself.
+            window: seconds, from 10 to 600: return what happened within about this time instead of since the start.
+                For this, the producer keeps a snapshot every 10 s. For other times, subtract two snapshots yourself.
 
         Raises:
             ValueError: the window is shorter or longer.
@@ -103,7 +103,7 @@ class VitalSigns(RecordPath):
     def health(self, *, max_unacked_seconds: float = 30.0) -> Health:
         """Return whether records sent now can be expected to arrive. It sends nothing, so it can be called at any rate.
 
-        It suits a readiness check. It does not suit a liveness check: restarting a process does not bring brokers back,
+        Use it for a readiness check, but not for a liveness check: restarting a process does not bring brokers back,
         and loses the records in its buffer.
 
         Args:
@@ -128,8 +128,8 @@ class VitalSigns(RecordPath):
             timeout: seconds.
 
         Raises:
-            KafkaTimeoutError: no broker has given one. Brokers do so only if they collect metrics of clients (Kafka 3.7
-                with a plugin).
+            KafkaTimeoutError: no broker has assigned one. Brokers do so only if they collect metrics of clients
+                (Kafka 3.7 with a plugin).
             IllegalStateError: enable_metrics_push is off.
 
         Cancelling it has no effect on the producer.
@@ -157,10 +157,10 @@ class VitalSigns(RecordPath):
         self._push.unregister(name)
 
     def describe(self) -> Description:
-        """Return the producer's settings, connections, topics and oldest batches, as a block for a bug report.
+        """Return the producer's settings, connections, topics and oldest batches, as text for a bug report.
 
-        It sends nothing, and works in every state and thread. `str()` is the block, `as_dict()` is for JSON. Neither
-        has data of records or secrets; both contain the names of topics, hosts and users.
+        It sends nothing, and works in every state and thread. `str()` returns the text, `as_dict()` is for JSON.
+        Neither contains data of records or secrets; both contain the names of topics, hosts and users.
         """
         given = {name: text for name, text in self._config.shown().items() if not text.endswith("(default)")}
         state = self._state.value

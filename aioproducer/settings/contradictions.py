@@ -117,7 +117,7 @@ def _derive_idempotence(unsettled: UnsettledSettings) -> None:
     unsettled.derive("enable_idempotence", False, unsettled.said(cause))
     unsettled.notes.append(
         f"{unsettled.said(cause)} turns enable_idempotence off: {effect} "
-        "(enable_idempotence=False says so without this warning)"
+        "(set enable_idempotence=False to avoid this warning)"
     )
 
 
@@ -220,7 +220,7 @@ def _lower_request_timeout(unsettled: UnsettledSettings, delivery: float) -> Non
 
 
 def _derive_delivery_timeout(unsettled: UnsettledSettings, needed: float) -> None:
-    """Set the delivery time-out if it was left out: a record needs no more time than its transaction has."""
+    """Set the delivery time-out if it was left out: a record never has more time than its transaction."""
     value = max(_DELIVERY_TIMEOUT, needed)
     if unsettled["transactional_id"] is not None and unsettled["transaction_timeout_ms"] < value:
         value = unsettled["transaction_timeout_ms"]
@@ -266,7 +266,7 @@ def _settle_backoff(unsettled: UnsettledSettings, first: str, last: str) -> None
         raise unsettled.refused(first, problem, against=(last,))
     cause, yields = (first, last) if unsettled.is_given(first) else (last, first)
     unsettled.derive(yields, unsettled[cause], unsettled.said(cause))
-    unsettled.notes.append(f"{unsettled.said(cause)} makes {yields} the same")
+    unsettled.notes.append(f"{unsettled.said(cause)} sets {yields} to the same value")
 
 
 def _settle_compression(unsettled: UnsettledSettings) -> None:
@@ -280,7 +280,7 @@ def _settle_compression(unsettled: UnsettledSettings) -> None:
             unsettled.take_over(name, "compression_level")
         else:
             _check_level(unsettled, name, other)
-            notes.append(f"{unsettled.said(name)} has no use with {unsettled.said('compression_type')}")
+            notes.append(f"{unsettled.said(name)} has no effect with {unsettled.said('compression_type')}")
     _check_level(unsettled, "compression_level", codec)
     unsettled.notes += notes
 
@@ -313,5 +313,6 @@ def _settle_partitioner(unsettled: UnsettledSettings) -> None:
 def _look_at_sizes(unsettled: UnsettledSettings) -> None:
     if unsettled.is_given("batch_size") and unsettled["batch_size"] > unsettled["max_request_size"]:
         unsettled.notes.append(
-            f"{unsettled.said('batch_size')} is more than {unsettled.said('max_request_size')}, where batches end"
+            f"{unsettled.said('batch_size')} is more than {unsettled.said('max_request_size')}, "
+            "which also limits batches"
         )

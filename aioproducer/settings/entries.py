@@ -234,7 +234,7 @@ class _Found:
         self._given_as: dict[str, Entry] = {}
         self._notes: list[str] = []
         self._without_effect: dict[str, list[str]] = {}
-        """The keys that change nothing, by reason."""
+        """The keys that have no effect, by reason."""
         self._mistakes: list[Mistake] = []
         self._unclear: set[str] = set()
 
@@ -252,7 +252,7 @@ class _Found:
             self.note(str(reason), entry)
         except ConfigError as error:
             if winner := next((name for name in key.instead if name in self._overrides), ""):
-                self._notes.append(f"{_named(entry)} changes nothing: the keyword {winner} takes its place")
+                self._notes.append(f"{_named(entry)} has no effect: the keyword {winner} takes precedence")
                 return
             self.refuse(error, key.setting, key.instead)
             if key.setting:
@@ -276,10 +276,10 @@ class _Found:
         self.origins[name] = _origin(key, entry)
 
     def _note_yield(self, loser: Entry, winner: Entry) -> None:
-        self._notes.append(f"{_named(loser)} changes nothing: {_named(winner)} is the same setting here")
+        self._notes.append(f"{_named(loser)} has no effect: {_named(winner)} is the same setting here")
 
     def note(self, reason: str, entry: Entry) -> None:
-        """Note that an entry changes nothing."""
+        """Note that an entry has no effect."""
         self._without_effect.setdefault(reason, []).append(_named(entry))
 
     def refuse(self, error: ConfigError, setting: str = "", unclear: Iterable[str] = ()) -> None:
@@ -296,7 +296,7 @@ class _Found:
     def result(self) -> Sourced:
         """Return everything that was found."""
         notes = [
-            f"{_and(names)} {'change' if len(names) > 1 else 'changes'} nothing: {reason}"
+            f"{_and(names)} {'have' if len(names) > 1 else 'has'} no effect: {reason}"
             for reason, names in self._without_effect.items()
         ]
         unclear = frozenset(self._unclear.difference(self._overrides))
@@ -366,7 +366,7 @@ def _keyword_value(key: Key, entry: Entry) -> Any:
     else:
         return value
     if setting.is_for_keywords:
-        problem += f"; give the keyword {key.setting} beside this, it wins"
+        problem += f"; pass the keyword {key.setting} as well; it takes precedence"
     shown = setting.shown(entry.value)
     fact = None if shown == "<hidden>" else entry.value
     raise ConfigError(f"{_place(entry)}{entry.key}={shown} {problem}", setting=key.setting, value=fact)

@@ -20,7 +20,7 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _BLANKS = "".join(map(chr, range(33)))
-"""The same as in the pattern above: Java's StreamTokenizer takes no other character as white space."""
+"""White space, as in the pattern above: the only characters that Java's StreamTokenizer treats as such."""
 _FLAGS = ("required", "requisite", "sufficient", "optional")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "b": "\b"}
 
@@ -37,7 +37,7 @@ def parse_jaas(text: str) -> JaasEntry:
     """Read the value of `sasl.jaas.config`.
 
     Raises:
-        ValueError: the line has another form. The text is the end of a sentence and shows nothing of the line.
+        ValueError: the line has a different form. The text is the end of a sentence and shows nothing of the line.
     """
     tokens = _tokens(text)
     if len(tokens) < 2 or tokens[0][0] != "word" or tokens[1][1].lower() not in _FLAGS:

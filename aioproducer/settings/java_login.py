@@ -93,7 +93,7 @@ _WITHOUT_EFFECT = {
         "oauth.ssl.truststore.type",
     ),
 }
-"""Options that change nothing here, and are noted."""
+"""Options that have no effect here, and are noted."""
 
 _INSTEAD = {
     "Krb5LoginModule": "set sasl_mechanism='GSSAPI', sasl_kerberos_principal and sasl_kerberos_keytab",
@@ -126,7 +126,7 @@ class _Line(NamedTuple):
     arguments: Mapping[str, Secret] = {}
     """Arguments of a token provider."""
     ignored: tuple[str, ...] = ()
-    """Options that change nothing."""
+    """Options that have no effect."""
     problem: str = ""
 
 
@@ -157,7 +157,7 @@ def take_java_login(unsettled: UnsettledSettings) -> None:
     else:
         _take_provider(unsettled, tokens, source, line)
     if line.ignored:
-        unsettled.notes.append(f"{', '.join(line.ignored)} in {unsettled.named(_JAAS)} changes nothing")
+        unsettled.notes.append(f"{', '.join(line.ignored)} in {unsettled.named(_JAAS)} has no effect")
 
 
 def _take_provider(unsettled: UnsettledSettings, tokens: Tokens, source: str, line: _Line) -> None:
@@ -166,7 +166,7 @@ def _take_provider(unsettled: UnsettledSettings, tokens: Tokens, source: str, li
         line = _with_environment(unsettled, line)
     if unsettled.is_given(_PROVIDER):
         raise unsettled.refused(
-            _PROVIDER, f"makes the tokens; leave {unsettled.named(source)} out", against=(source, _JAAS)
+            _PROVIDER, f"creates the tokens; leave {unsettled.named(source)} out", against=(source, _JAAS)
         )
     mechanism = unsettled[_MECHANISM]
     if mechanism not in (None, "OAUTHBEARER", "AWS_MSK_IAM"):

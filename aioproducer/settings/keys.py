@@ -18,15 +18,15 @@ class Fate(Enum):
     """How a key is handled."""
 
     USED = "used"
-    """It is one of our settings under another name."""
+    """The key is one of our settings under another name."""
     TRANSLATED = "translated"
-    """Its value has another meaning here, or stands for other settings."""
+    """The value of the key has another meaning here, or stands for other settings."""
     FIXED = "fixed"
-    """It is accepted if it asks for what is done anyway."""
+    """The key is accepted if it requests the behaviour that is fixed here."""
     NOTED = "noted"
-    """It has no effect here, and a warning says so."""
+    """The key has no effect here, and a warning says so."""
     REFUSED = "refused"
-    """It is rejected; the error says why and what to do instead."""
+    """The key is rejected; the error says why and what to do instead."""
 
 
 class Key(NamedTuple):
@@ -273,7 +273,7 @@ _REFUSED: dict[str, str] = {
     "it is a pointer; set ssl_keystore_certificate_chain": "ssl_certificate",
     "it is a pointer; set ssl_keystore_key": "ssl_key",
     "it is a Java class; credentials are settings (sasl_plain_username, sasl_plain_password)": "sasl.login.class",
-    "the library renews tickets by itself; set sasl_kerberos_keytab, or run kinit beside the producer": """
+    "the library renews tickets by itself; set sasl_kerberos_keytab, or run kinit outside the producer": """
         sasl.kerberos.kinit.cmd sasl.kerberos.min.time.before.relogin sasl.kerberos.ticket.renew.jitter
         sasl.kerberos.ticket.renew.window.factor""",
     _TOKENS: """
@@ -317,4 +317,4 @@ def _all_keys() -> dict[str, Key]:
 
 
 KEYS = _all_keys()
-"""By dotted name."""
+"""All keys, by dotted name."""

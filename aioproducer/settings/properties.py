@@ -63,7 +63,7 @@ def read_properties(path: Any) -> list[Property]:
         lines = f"line {broken[0]}" if len(broken) == 1 else f"the lines {', '.join(map(str, broken))}"
         problem = f"\\u in {lines} must be followed by four hexadecimal digits"
         del properties
-    # No local variable and no error context may keep any of the file, which may contain passwords.
+    # No local variable and no error context may keep any content of the file, which may include passwords.
     del text
     raise ConfigError(
         f"the properties file {name!r} can't be read: {problem}", setting="from_properties", value=name

@@ -1,6 +1,7 @@
 """Checks TLS and SASL settings against each other and against `security_protocol`.
 
-A setting that would not be used is rejected: a user who has set a password and forgotten the protocol must be told."""
+A setting that would not be used is rejected: a user who has set a password and forgotten the protocol must get an
+error."""
 
 from __future__ import annotations
 
@@ -44,18 +45,18 @@ def _look_at_protocol(unsettled: UnsettledSettings, prefix: str, fix: str) -> No
     if names == ["sasl_mechanism"]:
         # aiokafka has a default for it, which programs pass on for every protocol.
         unsettled.notes.append(
-            f"{unsettled.said(names[0])} has no use with {unsettled.said('security_protocol')}"
+            f"{unsettled.said(names[0])} has no effect with {unsettled.said('security_protocol')}"
         )
         unsettled.default("sasl_mechanism", None)
     elif all(name in _ONLY_TRUST and not unsettled.is_keyword(name) for name in names):
         for name in names:
             unsettled.drop(name)
         unsettled.notes.append(
-            f"{_list(unsettled, names)} has no use with {unsettled.said('security_protocol')}"
+            f"{_list(unsettled, names)} has no effect with {unsettled.said('security_protocol')}"
         )
     else:
         raise unsettled.contradiction(
-            f"{unsettled.named(names[0])} has no use with {unsettled.said('security_protocol')}; set "
+            f"{unsettled.named(names[0])} has no effect with {unsettled.said('security_protocol')}; set "
             f"security_protocol={fix}, or leave {_list(unsettled, names)} out",
             names[0],
             None,
@@ -193,7 +194,7 @@ def _look_at_credentials(unsettled: UnsettledSettings) -> None:
         if passwords:
             raise unsettled.refused(
                 "sasl_credentials",
-                "gives the user name and the password; leave sasl_plain_... out",
+                "provides the user name and the password; leave sasl_plain_... out",
                 against=passwords,
             )
     elif len(passwords) < 2:
@@ -220,7 +221,7 @@ def _refuse_unused(unsettled: UnsettledSettings, others: Sequence[str]) -> None:
     if others:
         raise unsettled.refused(
             "sasl_mechanism",
-            f"has no use for {_list(unsettled, others)}; leave them out",
+            f"does not use {_list(unsettled, others)}; leave them out",
             against=(*others, *_TOKEN_SOURCES),
         )
 
@@ -243,7 +244,7 @@ def _look_at_tokens(unsettled: UnsettledSettings) -> None:
         ]:
             raise unsettled.refused(
                 "sasl_oauth_token_provider",
-                f"makes the tokens; leave {_list(unsettled, others)} out",
+                f"creates the tokens; leave {_list(unsettled, others)} out",
                 against=others,
             )
     else:

@@ -71,7 +71,7 @@ class Setting:
     """Dotted names, all for the same property."""
     aiokafka: str
     field: str
-    """The field of ProducerConfig; empty for a setting that only others are derived from."""
+    """The field of ProducerConfig; empty for a setting that only serves to derive others."""
 
     @property
     def foreign_names(self) -> tuple[str, ...]:
@@ -85,8 +85,8 @@ class Setting:
 
     @property
     def is_for_keywords(self) -> bool:
-        """Whether it replaces something that other clients have in a file: user code, or PEM text instead of a
-        pointer."""
+        """Whether the setting has a Python value in place of what other clients read from a file: user code, or PEM
+        text instead of a pointer."""
         is_pem = isinstance(self.value_type, Pem) or (
             isinstance(self.value_type, Hidden) and self.value_type.is_pem
         )
@@ -315,7 +315,7 @@ SETTINGS: dict[str, Setting] = {
         _setting("max_batch_size", Count(unit="bytes"), None, "", "", "=", field=""),
     )
 }
-"""By keyword, in the order in which a configuration is printed."""
+"""All settings by keyword, in the order in which a configuration is printed."""
 
 
 class SecuritySettings(TypedDict, total=False):

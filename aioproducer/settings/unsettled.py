@@ -200,7 +200,7 @@ class UnsettledSettings:
         if not self.is_given(alias):
             return
         if self.is_given(name) and self[name] != self[alias]:
-            problem = f"is another value than {self.said(name)}; both name one thing, keep one"
+            problem = f"differs from {self.said(name)}; both set the same thing, so keep one"
             raise self.refused(alias, problem, against=(name,))
         self.take_from(alias, name, self[alias])
 

@@ -3,7 +3,7 @@
 `parse` converts text (from a file, the environment or another client's configuration) to what a keyword argument would
 be. `check` converts that to what ProducerConfig stores, in seconds and bytes. Both raise a ValueError whose text is
 the end of a sentence; the caller prepends the name and the value of the setting. `parse` raises NoEffect for a text
-that changes nothing."""
+that has no effect."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _FALSE = ("false", "f", "0")
 
 
 class NoEffect(Exception):
-    """A value that changes nothing here; the text is the end of a sentence that says why."""
+    """A value that has no effect here; the text is the end of a sentence that says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class ValueType:
-    """Any text. The base class of the others."""
+    """Any text. The base class of all value types."""
 
     none_is_default: ClassVar[bool] = False
     """None as a keyword is the same as no keyword, although the default is not None."""
@@ -176,7 +176,7 @@ class Level(ValueType):
 
 @dataclass(frozen=True, slots=True)
 class Switch(ValueType):
-    """On or off."""
+    """A switch: True or False."""
 
     def parse(self, text: str) -> bool:
         word = text.strip().lower()
@@ -251,7 +251,7 @@ class ClientId(ValueType):
 
     def check(self, value: Any) -> str:
         if not isinstance(value, str) or not re.fullmatch(r"[a-zA-Z0-9._\-:@ ]*", value):
-            raise ValueError("must contain only letters (A to Z, a to z), digits, blanks and . _ - : @")
+            raise ValueError("must contain only letters (A to Z, a to z), digits, spaces and . _ - : @")
         return value
 
 

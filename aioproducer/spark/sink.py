@@ -73,7 +73,8 @@ class _Writer:
                 speculation=(context.getLocalProperty("spark.speculation") or "").lower() == "true",
             )
         except KafkaError as error:
-            # Reported, not raised: Spark would retry the task in vain, and show the last attempt's error instead.
+            # Reported, not raised: Spark would retry the task without success, and show the last attempt's
+            # error instead.
             report = TaskReport(task, 0, 0, 0.0, 0, 0.0, {}, self._plan, version, failure=str(error))
         worker.spare()
         return report

@@ -25,7 +25,7 @@ def spare() -> None:
 def acknowledge_at_once() -> None:
     """Have the kernel acknowledge Spark's data immediately. Called before a task reads its rows.
 
-    Spark writes the rows in pieces. Its kernel delays a small piece until the one before is acknowledged (Nagle's
+    Spark writes the rows in pieces. Its kernel delays a small piece until the previous one is acknowledged (Nagle's
     algorithm), and Linux delays the acknowledgement by 40 ms if no data is sent in return."""
     connection = _connection() if _is_sparks() and hasattr(socket, "TCP_QUICKACK") else None
     if connection is not None and connection.family != socket.AF_UNIX:

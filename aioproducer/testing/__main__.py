@@ -1,4 +1,4 @@
-"""`python -m aioproducer.testing --brokers 3 --port 9092 --topic flights:12`: a cluster to play with.
+"""`python -m aioproducer.testing --brokers 3 --port 9092 --topic flights:12`: a cluster for experiments.
 
 It prints one line when it is ready, and runs until SIGINT or SIGTERM.
 """
@@ -23,12 +23,12 @@ _HIGHEST_PORT = 65535
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{message}; --help says what is possible\n")
+        self.exit(2, f"{message}; see --help\n")
 
 
 def _count(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 1 or more")
     return int(text)
 
 
@@ -50,9 +50,9 @@ def _arguments() -> argparse.Namespace:
         prog="python -m aioproducer.testing",
         description="A Kafka cluster in one process that keeps everything in memory: for tests and for trying "
         "things out. It prints its addresses when it is ready and stops at SIGINT (Ctrl-C) or SIGTERM.",
-        epilog="It leaves with 0 after a signal, with 1 if a port is taken, with 2 if an option makes no sense.",
+        epilog="The exit status is 0 after a signal, 1 if a port is taken, and 2 if an option is invalid.",
     )
-    parser.add_argument("--brokers", type=_count, default=1, help="how many (default: %(default)s)")
+    parser.add_argument("--brokers", type=_count, default=1, help="number of brokers (default: %(default)s)")
     parser.add_argument(
         "--host",
         default="127.0.0.1",
@@ -62,7 +62,8 @@ def _arguments() -> argparse.Namespace:
         "--port",
         type=_port,
         default=9092,
-        help="the first broker's port, the others follow it; 0: free ones (default: %(default)s)",
+        help="the first broker's port; the others use the following ones; 0 chooses free ports "
+        "(default: %(default)s)",
     )
     parser.add_argument(
         "--versions",
@@ -82,7 +83,7 @@ def _arguments() -> argparse.Namespace:
         "--partitions",
         type=_count,
         default=1,
-        help="of topics that are made on demand (default: %(default)s)",
+        help="partitions of a topic that is created on demand (default: %(default)s)",
     )
     parser.add_argument(
         "--topic",
@@ -90,12 +91,12 @@ def _arguments() -> argparse.Namespace:
         action="append",
         default=[],
         metavar="NAME:PARTITIONS",
-        help="a topic to begin with; may be repeated",
+        help="a topic to create at the start; may be repeated",
     )
     parser.add_argument(
         "--stop-with-stdin",
         action="store_true",
-        help="stop when standard input ends, too, as it does when the process dies that started this one",
+        help="also stop when standard input ends, as it does when the parent process dies",
     )
     return parser.parse_args()
 
@@ -109,11 +110,11 @@ def cluster_of(arguments: argparse.Namespace) -> EmbeddedCluster:
     topics: dict[str, int] = {}
     for name, partitions in arguments.topic:
         if name in topics:
-            raise ValueError(f"--topic {name} is there twice; name each topic once")
+            raise ValueError(f"--topic {name} is given twice; name each topic once")
         topics[name] = partitions
     last = arguments.port + arguments.brokers - 1
     if arguments.port and last > _HIGHEST_PORT:
-        raise ValueError(f"--port {arguments.port} --brokers {arguments.brokers} goes on to port {last}")
+        raise ValueError(f"--port {arguments.port} --brokers {arguments.brokers} needs ports up to {last}")
     if arguments.stop_with_stdin and sys.stdin is None:
         raise ValueError("--stop-with-stdin: there is no standard input; start this with a pipe")
     return EmbeddedCluster(
@@ -128,7 +129,7 @@ def cluster_of(arguments: argparse.Namespace) -> EmbeddedCluster:
 
 
 def _stop_with_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
-    """In a thread of its own: wait for the end of standard input, whatever kind of file it is."""
+    """Wait for the end of standard input, whatever kind of file it is. Runs in a thread of its own."""
     try:
         while os.read(0, 65536):
             pass
@@ -176,7 +177,7 @@ def main() -> int:
         sys.stderr.write(f"{error}\n")
         return 2
     except OSError as error:
-        advice = "; --port names another first port, --port 0 takes free ones"
+        advice = "; choose another first port with --port, or free ports with --port 0"
         sys.stderr.write(f"{error}{advice if error.errno == errno.EADDRINUSE else ''}\n")
         return 1
     return 0

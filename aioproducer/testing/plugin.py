@@ -61,8 +61,8 @@ def kafka_cluster(request: pytest.FixtureRequest) -> EmbeddedCluster:
         )
     if runner == "asyncio" and not _is_async(request):
         pytest.fail(
-            "kafka_cluster lives on the event loop of an async test, and this test is none; make it `async def`, "
-            "or let EmbeddedCluster run in a thread or process of its own",
+            "kafka_cluster needs the event loop of an async test, and this test is not async; make it "
+            "`async def`, or run EmbeddedCluster in a thread or process of its own",
             pytrace=False,
         )
     of_test, of_fixtures = _loop_scope_of_test(request), _loop_scope(request.config, "fixture")

@@ -37,7 +37,7 @@ from aioproducer.types import ConsumerGroupMetadata, Headers, Node, OffsetAndMet
 
 _PRODUCER_ID = 1000
 _NODE = 0
-"""The leader of all partitions. No connection to it is ever made."""
+"""The leader of all partitions. There is never a connection to it."""
 
 
 class SentRecord(NamedTuple):
@@ -64,8 +64,8 @@ class RecordingProducer(Producer):
     It is a subclass of `Producer` with the same settings. It never waits: it has no linger, no back-pressure and no
     retries, and a delivery has its result when `send` returns it. The first record for a topic creates it, with
     `default_partitions` partitions unless `set_partitions` was called. With `allow_auto_create_topics=False`, only
-    topics of `set_partitions` exist. Records of a transaction appear in `sent` when it is committed. Use the embedded
-    cluster for tests that depend on time or on brokers.
+    topics that were passed to `set_partitions` exist. Records of a transaction appear in `sent` when it is committed.
+    Use the embedded cluster for tests that depend on time or on brokers.
     """
 
     default_partitions = 1
@@ -206,7 +206,7 @@ class RecordingProducer(Producer):
         return Ping(Node(_NODE, "nowhere", 0), 0.0)
 
     async def client_instance_id(self, timeout: float = 10.0) -> UUID:
-        """Raise KafkaTimeoutError at once: no broker gives an id."""
+        """Raise KafkaTimeoutError at once: there is no broker to assign an id."""
         check_timeout(timeout)
         self._check_usable()
         return await self._push.client_instance_id(0)

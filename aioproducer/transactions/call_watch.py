@@ -1,4 +1,4 @@
-"""Counts the transactional calls of the user, and tells the hooks of them."""
+"""Counts the user's transactional calls, and reports them to the hooks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NAMES = {"offsets": "send_offsets"} | {
 
 
 class CallWatch:
-    """Hears of each call when it has ended."""
+    """Counts each call when it has ended, and notifies the hooks."""
 
     def __init__(self, core: Core, transaction: Transaction) -> None:
         self._metrics = core.metrics

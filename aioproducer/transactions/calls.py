@@ -166,7 +166,7 @@ class Transactional(RecordPath):
     async def fence_transaction(self) -> None:
         """Abort the transaction by taking a new epoch, as a restart would.
 
-        Any other writer to the transaction, such as a participant that no longer responds, is fenced for good.
+        Any other writer to the transaction, such as a participant that no longer responds, is fenced permanently.
 
         Raises:
             TransactionReinitError: another producer uses this transactional id, or no coordinator answered.

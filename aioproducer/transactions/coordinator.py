@@ -166,7 +166,7 @@ class Coordinator:
             self._check_may_change_epoch(partitions)
             await self._calls.run("epoch", self._change_epoch)
             transaction.check("export", TransactionState.IN_TRANSACTION)
-            self._check_has_no_writer(partitions)  # a partition may have got a writer meanwhile
+            self._check_has_no_writer(partitions)  # a partition may have got a writer in the meantime
         self._has_begun()
         transaction.epoch_is_spent = True
         if not transaction.is_v2:
@@ -176,7 +176,7 @@ class Coordinator:
             while transaction.has_to_join:
                 await self._calls.run("partitions", self._add_partitions)
             transaction.check("export", TransactionState.IN_TRANSACTION)
-            self._check_has_no_writer(partitions)  # a partition may have got a writer meanwhile
+            self._check_has_no_writer(partitions)  # a partition may have got a writer in the meantime
         transaction.exported.update(dict.fromkeys(partitions))
         return self._handle()
 
@@ -265,7 +265,7 @@ class Coordinator:
         except BaseException:
             if transaction.state is TransactionState.RELEASING:
                 transaction.move(TransactionState.IN_TRANSACTION)
-                self._wake.set()  # the time-out may have passed meanwhile
+                self._wake.set()  # the time-out may have passed in the meantime
             raise
         transaction.check("release_transaction", TransactionState.RELEASING)
         transaction.move(TransactionState.UNINITIALIZED)
@@ -485,7 +485,7 @@ class Coordinator:
         producer."""
         deadline = asyncio.get_running_loop().time() + self._config.max_block
         await self._end(commit=False)
-        if not self._transaction.is_v2:  # else the abort brought the next epoch
+        if not self._transaction.is_v2:  # otherwise the abort returned the next epoch
             await self._new_epoch(self._identity, deadline=deadline)
 
     def _not_reinitialized(self, error: KafkaError) -> None:
@@ -552,7 +552,7 @@ class Coordinator:
         """Before an abort: let the sender fail the records that were not sent, and wait for the rest."""
         self._wake.set()
         await self._settled()
-        if self._transaction.state is not TransactionState.ABORTING:  # an answer said "fenced" meanwhile
+        if self._transaction.state is not TransactionState.ABORTING:  # an answer has since said "fenced"
             assert self._transaction.error is not None
             raise self._transaction.error
 
@@ -601,7 +601,8 @@ class Coordinator:
             )
 
     def _raise(self, error: KafkaError) -> NoReturn:
-        """Raise what the caller of a failed call gets: the transaction's error, caused by `error` or earlier."""
+        """Raise the error for the caller of a failed call: the transaction's error, with `error` as its cause unless
+        it has one, or else `error` itself."""
         reported = self._transaction.error or error
         if reported is not error and reported.__cause__ is None:
             raise reported from error

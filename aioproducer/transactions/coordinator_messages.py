@@ -1,4 +1,4 @@
-"""Builds the coordinator's requests about offsets, and finds the error code that decides in an answer."""
+"""Builds the coordinator's requests about offsets, and finds the decisive error code of an answer."""
 
 from __future__ import annotations
 

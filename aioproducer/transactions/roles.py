@@ -67,7 +67,7 @@ class Participant(Role):
     def __init__(self, partitions: Iterable[TopicPartition], *, tells_repetitions: bool) -> None:
         """
         Args:
-            partitions: those that this producer, and no other one, writes to. They never change.
+            partitions: the partitions that only this producer writes to. They never change.
             tells_repetitions: the topics use CreateTime. A successful answer that carries a time then refers to a
                 batch that was already in the log.
         """

@@ -1,7 +1,7 @@
 """The transactional calls that are running, each of them as a task.
 
-A cancelled caller therefore leaves nothing half done: the call continues. The same call made again joins it, or gets
-the result that no caller has seen."""
+A cancelled caller therefore leaves nothing half done: the call continues. If the same call is made again, it joins
+the running one, or gets the result that no caller has seen."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class RunningCalls:
             self._leave(name, call)
 
     def _leave(self, name: str, call: asyncio.Task[None]) -> None:
-        """Note that no caller waits for this call; keep its success for the same call made again."""
+        """Note that no caller waits for this call; if it succeeds, keep the result for a repetition of the call."""
         if not call.done():
             self._abandoned.add(name)
         elif name in _ENDINGS and not call.cancelled() and call.exception() is None:

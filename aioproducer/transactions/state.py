@@ -115,7 +115,7 @@ class Transaction:
         self._gate = gate
         gate.is_open = not self.is_used
         self.error: TransactionError | None = None
-        """Why the transaction can't be committed, or why a new epoch is needed."""
+        """The reason why the transaction can't be committed, or why a new epoch is needed."""
         self.number = 0
         """The number of the transaction that began last; 0 before the first."""
         # The following fields describe that transaction.
@@ -154,7 +154,7 @@ class Transaction:
         self.groups: dict[str, None] = {}
         """With v1: consumer groups whose offsets belong to the transaction."""
         self.doubtful_offsets: dict[str, dict[TopicPartition, OffsetAndMetadata]] = {}
-        """By group: offsets in requests with an unanswered attempt, a copy of which may arrive late."""
+        """For each group, the offsets in requests with an unanswered attempt, of which a copy may arrive late."""
         self.role: Role = OWNER
 
     @property
@@ -342,8 +342,8 @@ class Transaction:
     def note_rejected(self, number: int, cause: BaseException) -> None:
         """Note that a record of transaction `number` was rejected without an exception.
 
-        That transaction can no longer be committed, not even by a producer that takes it over. Nothing changes if it
-        has ended or is about to, or if this producer only participates.
+        That transaction can no longer be committed, not even by a producer that takes it over. This has no effect if
+        the transaction has ended or is about to end, or if this producer only participates.
         """
         if number == self.number and self.state in (_S.IN_TRANSACTION, _S.RELEASING):
             self.must_abort(abortable(self, cause))
@@ -362,7 +362,7 @@ class Transaction:
 
 
 def abortable(transaction: Transaction, cause: BaseException) -> TransactionAbortableError:
-    """Return the error of a transaction that a failed record or a rejected request prevents from being committed."""
+    """Return the error of a transaction that can't be committed because a record failed or a request was rejected."""
     return TransactionAbortableError(
         f"the transaction of {transaction.transactional_id!r} can only be aborted: {cause}",
         transactional_id=transaction.transactional_id,

@@ -1,4 +1,4 @@
-"""Measure the sink beside Spark's own JVM connector and what users do without either.
+"""Compare the sink with Spark's own JVM connector and with the alternatives without a sink.
 
     python -m benchmarks.spark.bench [--quick] [--rows N] [--target ack|real]
 
@@ -35,11 +35,11 @@ PACKAGES = ("pyarrow", "pandas", "confluent-kafka", "aiokafka")
 
 
 class MeasurementError(Exception):
-    """A measurement that gave no figure, or a figure that the broker's counts contradict."""
+    """A measurement without a figure, or with a figure that contradicts the broker's counts."""
 
 
 class Stage:
-    """The Spark driver, in its own environment and process group: Ctrl-C is for this process alone."""
+    """The Spark driver, in its own environment and process group, so that Ctrl-C reaches only this process."""
 
     def __init__(self, interpreter: Path, jars: Path, memory: str, conf: dict[str, str], log: Path) -> None:
         settings = {"jars": sorted(map(str, jars.glob("*.jar"))), "memory": memory, "conf": conf}
@@ -49,7 +49,7 @@ class Stage:
         self.about: dict[str, Any] = {}
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """One measurement; Spark is started if it does not run."""
+        """Run one measurement; start Spark if it is not running."""
         process = self._started()
         assert process.stdin is not None
         process.stdin.write(json.dumps(request) + "\n")
@@ -86,7 +86,7 @@ class Stage:
         return answer
 
     def end(self) -> None:
-        """With all that came from it."""
+        """Kill Spark with all its child processes."""
         if self._process is not None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.communicate()
@@ -94,7 +94,7 @@ class Stage:
 
 
 def run(stage: Stage, target: AckTarget | RealTarget, cell: Cell) -> dict[str, Any]:
-    """One measurement of a cell, its rows counted."""
+    """Run one measurement of a cell and count its rows."""
     topic = target.topic()
     try:
         result = stage.ask({"cell": asdict(cell), "topic": topic, "bootstrap": target.bootstrap})
@@ -116,7 +116,7 @@ def interleaved(cells: list[Cell]) -> Iterator[Cell]:
 
 
 class Run:
-    """All measurements, and what is shown while they go on."""
+    """All measurements, and the progress that is shown while they run."""
 
     def __init__(self, cells: list[Cell]) -> None:
         self.figures = {cell: Figures(cell) for cell in cells}
@@ -126,7 +126,7 @@ class Run:
         self._done = 0
 
     def measure(self, stage: Stage, target: AckTarget | RealTarget) -> None:
-        """Until all is done, or Ctrl-C."""
+        """Measure until everything is done, or until Ctrl-C."""
         try:
             self._warm_up(stage, target)
             for cell in interleaved(list(self.figures)):
@@ -139,7 +139,7 @@ class Run:
             stage.end()
 
     def _warm_up(self, stage: Stage, target: AckTarget | RealTarget) -> None:
-        """Each sink once in frames and in streams, so that the JVM has compiled what is measured."""
+        """Run each sink once in frames and in streams, so that the JVM has compiled the code that is measured."""
         first = {(cell.section, cell.sink): cell for cell in reversed(self.figures) if cell.section != SMALL}
         for number, ((section, sink), cell) in enumerate(first.items(), 1):
             _say(f"warm-up {number}/{len(first)} {section}: {sink}")
@@ -170,7 +170,7 @@ class Run:
         _say(f"FAILED {cells[0].name}: {error}")
 
     def _left(self) -> str:
-        """By what has been measured once; empty in the first round."""
+        """The estimated time left, from the cells measured so far; empty in the first round."""
         if len(self._seconds) < len(self.figures):
             return ""
         seconds = sum(
@@ -213,8 +213,10 @@ def parse() -> argparse.Namespace:
         prog="benchmarks.spark.bench", description=(__doc__ or "").splitlines()[0]
     )
     parser.add_argument("--quick", action="store_true", help="600,000 rows, fewer shapes and repeats")
-    parser.add_argument("--rows", type=int, help="of a frame; a large micro-batch has a third of them")
-    parser.add_argument("--repeats", type=int, help="of a measurement, at most")
+    parser.add_argument(
+        "--rows", type=int, help="number of rows of a frame; a large micro-batch has a third of them"
+    )
+    parser.add_argument("--repeats", type=int, help="maximum number of repeats of a measurement")
     parser.add_argument("--target", choices=list(TARGETS), default="ack", help="default: %(default)s")
     parser.add_argument("--sections", default=",".join(SECTIONS), help="some of %(default)s")
     parser.add_argument(
@@ -225,7 +227,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--connector", help="release of spark-sql-kafka-0-10; default: the newest complete one"
     )
-    parser.add_argument("--memory", default="6g", help="of the driver; it holds the cached frame")
+    parser.add_argument("--memory", default="6g", help="memory of the driver, which holds the cached frame")
     parser.add_argument(
         "--conf",
         action="append",
@@ -251,7 +253,7 @@ def parse() -> argparse.Namespace:
 
 
 def wanted(options: argparse.Namespace) -> list[Cell]:
-    """The cells that are to be measured."""
+    """Return the cells to measure."""
     cells = plan.cells(options.quick, options.rows, options.sections, options.sink, options.repeats)
     return [
         cell
@@ -294,7 +296,7 @@ def main() -> int:
 
 
 def drawn(figures: list[Figures], output: Path) -> list[Path]:
-    """The picture beside the results."""
+    """Write the plot next to the results."""
     try:
         from benchmarks.spark.plot import draw
     except ImportError:

@@ -16,7 +16,7 @@ BUILD = ROOT / "build" / "bench-spark"
 SCALA = "2.13"
 PEERS = ("confluent-kafka>=2.16,<3", "aiokafka>=0.12,<1")
 PANDAS = "pandas>=2.2,<4"
-"""Only for mapInArrow, which is refused without it."""
+"""Needed only by mapInArrow, which Spark rejects without it."""
 
 
 class Connector(NamedTuple):
@@ -26,11 +26,12 @@ class Connector(NamedTuple):
     kafka_clients: str
     commons_pool: str
     token_provider: str
-    """spark-token-provider-kafka-0-10: of the same release, except where it is mixed on purpose."""
+    """The version of spark-token-provider-kafka-0-10: that of the same release, unless releases are mixed on
+    purpose."""
 
     @property
     def name(self) -> str:
-        """As a table says it."""
+        """The name in the heading of a table."""
         mixed = (
             "" if self.token_provider == self.version else f" with the token provider {self.token_provider}"
         )
@@ -42,7 +43,7 @@ class Connector(NamedTuple):
         return BUILD / f"jars-{self.version}-{self.token_provider}"
 
     def artifacts(self) -> list[tuple[str, str, str]]:
-        """Group, name and version; everything else is in PySpark's own jars."""
+        """Group, name and version of each jar; all other classes are in PySpark's own jars."""
         return [
             ("org.apache.spark", f"spark-sql-kafka-0-10_{SCALA}", self.version),
             ("org.apache.spark", f"spark-token-provider-kafka-0-10_{SCALA}", self.token_provider),
@@ -56,7 +57,7 @@ CONNECTORS = [
     Connector("4.1.1", "3.9.1", "2.12.1", "4.1.1"),
     Connector("4.0.0", "3.9.0", "2.12.0", "4.0.0"),
 ]
-"""The newest first."""
+"""The known releases, the newest first."""
 MIXED = {"4.2.0": "4.1.0-preview1", "4.1.1": "4.1.0-preview1"}
 """A token provider that serves a release whose own is not on Maven Central. Only with --connector."""
 
@@ -66,11 +67,12 @@ class MissingError(Exception):
 
 
 def connector(wanted: str | None) -> Connector:
-    """The newest release that is complete on Maven Central, or the one that is wanted; its jars are there then. What
-    was fetched once is taken without asking again.
+    """Return the newest release that is complete on Maven Central, or the wanted one, and fetch its jars.
+
+    Jars that were fetched earlier are reused without a request.
 
     Raises:
-        MissingError: there is none.
+        MissingError: there is no such release.
     """
     if wanted is None:
         for release in CONNECTORS:
@@ -114,7 +116,7 @@ def _fetched(release: Connector) -> bool:
 
 
 def python_with(pyspark: str) -> Path:
-    """The interpreter of the environment with that PySpark, made if it is not there."""
+    """Return the interpreter of the environment with that PySpark, which is created if it does not exist."""
     place = BUILD / f"pyspark-{pyspark}"
     interpreter, ready = place / "bin" / "python", place / ".ready"
     if not ready.exists():

@@ -1,4 +1,4 @@
-"""Put jars from Maven Central into a directory, in a process of its own.
+"""Fetch jars from Maven Central into a directory, in a separate process.
 
 python -m benchmarks.spark.fetch_jars DIRECTORY GROUP:NAME:VERSION..."""
 
@@ -11,8 +11,8 @@ import tempfile
 
 
 def fetch(directory: str, artifacts: list[str]) -> None:
-    """Raises whatever jgo raises if one is not there."""
-    # jgo takes any file in its repository for complete, so this one's begins empty.
+    """Raises the exception of jgo if a jar does not exist."""
+    # jgo considers any file in its repository complete, so this repository starts empty.
     with tempfile.TemporaryDirectory() as repository:
         os.environ["M2_REPO"] = repository
         from jgo.maven import MavenContext

@@ -1,4 +1,4 @@
-"""A Python sink that does nothing: what Spark takes for any sink of this kind."""
+"""A Python sink that does nothing, to measure Spark's own cost of any Python sink."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ class Nothing(spark.WriterCommitMessage):
 
 
 class _Writer:
-    """Forgets a task's Arrow batches. PySpark's processes are made cheaper as for our sink, which shares them."""
+    """Discards a task's Arrow batches. PySpark's processes are made cheaper in the same way as for our sink, which
+    shares them."""
 
     def __getstate__(self) -> dict[str, Any]:
         worker.spare()
@@ -33,7 +34,7 @@ class _Writer:
         worker.spare()
 
     def abort(self, messages: Sequence[Any], batchId: int = 0) -> None:
-        """There is nothing to be undone."""
+        """Do nothing: there is nothing to undo."""
 
 
 class NullWriter(_Writer, spark.DataSourceArrowWriter):  # type: ignore[misc]  # any sequence of messages

@@ -12,7 +12,7 @@ CHUNK = 10_000  # records sent before their deliveries are awaited
 
 
 class Settings(NamedTuple):
-    """Alike for all clients: acks=all, idempotence, murmur2, and these."""
+    """The settings of all clients, in addition to acks=all, idempotence and murmur2."""
 
     bootstrap: str
     topic: str
@@ -33,7 +33,7 @@ class Settings(NamedTuple):
 
 
 class Deliveries:
-    """Counts them, and keeps the first error."""
+    """Counts deliveries, and keeps the first error."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -49,7 +49,7 @@ class Deliveries:
 
 
 def produce_all(settings: Settings, pairs: Iterable[tuple[Any, Any]]) -> int:
-    """With confluent-kafka's `produce`."""
+    """Write rows with confluent-kafka's `produce`."""
     from confluent_kafka import Producer
 
     producer, deliveries = Producer(settings.librdkafka()), Deliveries()
@@ -113,7 +113,7 @@ def foreach_aiokafka(settings: Settings) -> Callable[[Iterator[Any]], None]:
     return write
 
 
-# For `df.mapInArrow`: each task answers one row, how many it has sent.
+# For `df.mapInArrow`: each task returns one row with the number of rows that it has sent.
 
 
 def _counted(sent: int) -> pa.RecordBatch:
@@ -133,7 +133,7 @@ def map_confluent(settings: Settings) -> Callable[[Iterator[pa.RecordBatch]], It
 
 
 def map_confluent_batch(settings: Settings) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """With confluent-kafka's `produce_batch`, which takes a list of dictionaries."""
+    """Write rows with confluent-kafka's `produce_batch`, which takes a list of dictionaries."""
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from confluent_kafka import Producer
@@ -155,7 +155,7 @@ def map_confluent_batch(settings: Settings) -> Callable[[Iterator[pa.RecordBatch
 
 
 def _refused(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those for which the queue had no room, to be given again."""
+    """Return the messages for which the queue had no room, to be passed again."""
     from confluent_kafka import KafkaError
 
     refused = [message for message in messages if "_error" in message]

@@ -34,15 +34,15 @@ WARM_ROWS = 4_000
 TRANSACTIONAL = {EXACTLY_ONCE, BY_KEY, FOREACH_BATCH}
 ARROW = "spark.sql.execution.arrow."
 ARROW_BATCH = 2 << 20
-"""Bytes that Spark passes to TUNED at a time; for other sinks it is 10,000 rows."""
+"""Bytes that Spark passes to TUNED at a time; other sinks get 10,000 rows."""
 SILENT = {MAP_COUNT, NULL, NOOP}
-"""They write nothing to Kafka."""
+"""The sinks that write nothing to Kafka."""
 
 VALUE_SIZES = (100, 1000)
 COMPRESSIONS = ("none", "zstd")
 
 FEW = {FOREACH_CONFLUENT: 3, FOREACH_AIOKAFKA: 2, BY_KEY: 2}
-"""The most repeats of slow sinks."""
+"""The maximum number of repeats of slow sinks."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """For progress and errors."""
+        """The name in progress lines and errors."""
         return f"{self.section}: {self.row}: {self.column}"
 
     @property
@@ -93,7 +93,7 @@ class Cell:
 
     @property
     def sent(self) -> int:
-        """How many rows a measurement writes to its topic, warm-up included."""
+        """The number of rows that a measurement writes to its topic, including the warm-up."""
         if self.sink in SILENT:
             return 0
         return self.rows * (self.warm_up + self.batches) if self.section != BATCH else WARM_ROWS + self.rows
@@ -118,7 +118,7 @@ ALL_SINKS = list(dict.fromkeys([*BATCH_SINKS, BY_KEY, *STREAM_SINKS]))
 
 
 def batch(rows: int, quick: bool) -> list[Cell]:
-    """Writes of whole frames, of one value size after the other: only one is cached at a time."""
+    """Return the writes of whole frames, one value size after the other: only one frame is cached at a time."""
     found = []
     for size, compression in itertools.product(VALUE_SIZES, COMPRESSIONS):
         for frame in (GENERATED, CACHED):
@@ -129,7 +129,7 @@ def batch(rows: int, quick: bool) -> list[Cell]:
                 if not headline and sink in (FOREACH_AIOKAFKA, MAP_CONFLUENT_BATCH):
                     continue
                 if compression != "none" and sink in SILENT:
-                    continue  # there is nothing to be compressed
+                    continue  # there is nothing to compress
                 repeats = 2 if quick else 5
                 found.append(
                     Cell(BATCH, sink, rows, size, frame, compression, min(repeats, FEW.get(sink, repeats)))
@@ -145,7 +145,7 @@ def batch(rows: int, quick: bool) -> list[Cell]:
 
 
 def streams(rows: int, quick: bool) -> list[Cell]:
-    """Micro-batches of a million rows, and of a thousand."""
+    """Return the cells with micro-batches of a million rows, and of a thousand."""
     large = [
         Cell(
             STREAM,
@@ -179,8 +179,8 @@ ROWS, STREAM_ROWS = 3_000_000, 1_000_000
 def cells(
     quick: bool, rows: int | None, sections: list[str], sinks: list[str], repeats: int | None = None
 ) -> list[Cell]:
-    """The cells of a run, in the order of its tables. `rows` are those of a frame; a stream's batch has a third.
-    `repeats` are the most that a cell has."""
+    """Return the cells of a run, in the order of its tables. `rows` is the number of rows of a frame; a stream's
+    batch has a third of them. `repeats` is the maximum for a cell."""
     frame_rows = rows or (600_000 if quick else ROWS)
     found = batch(frame_rows, quick) + streams(frame_rows // 3, quick)
     return [

@@ -1,4 +1,4 @@
-"""The batch writes of a run as a picture: rows per second and CPU per row, generated and cached."""
+"""A plot of the batch writes of a run: rows per second and CPU per row, generated and cached."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from benchmarks.spark.plan import BATCH, CACHED, CONNECTOR, GENERATED, OURS, SILENT
 from benchmarks.spark.report import Figures
 
-# The same run gives the same file.
+# The same run produces the same file.
 mpl.rcParams.update({"svg.hashsalt": "aioproducer", "font.size": 9, "axes.spines.top": False})
 mpl.rcParams["axes.spines.right"] = False
 
@@ -25,7 +25,7 @@ def color(row: str) -> str:
 
 
 def bars(axes: Axes, figures: list[Figures], name: str, scale: float) -> None:
-    """A bar for each sink with its spread, the first on top."""
+    """Draw a bar for each sink with its spread, the first one on top."""
     figures = figures[::-1]
     medians = [f.median(name) * scale for f in figures]
     low = [m - min(f.all(name)) * scale for f, m in zip(figures, medians, strict=True)]
@@ -40,7 +40,7 @@ def bars(axes: Axes, figures: list[Figures], name: str, scale: float) -> None:
 
 
 def picture(figures: list[Figures]) -> Figure | None:
-    """None if no batch writes of the first shape were measured."""
+    """Return the figure; None if no batch writes of the first shape were measured."""
     shown = [f for f in figures if f.cell.section == BATCH and f.counts and f.cell.sink not in SILENT]
     if not shown:
         return None
@@ -60,7 +60,7 @@ def picture(figures: list[Figures]) -> Figure | None:
 
 
 def draw(figures: list[Figures], file: Path) -> list[Path]:
-    """Write it as SVG and PNG; what was written."""
+    """Write the plot as SVG and PNG, and return the paths."""
     figure = picture(figures)
     if figure is None:
         return []

@@ -1,4 +1,4 @@
-"""CPU time of a process and all that came from it, from /proc."""
+"""CPU time of a process and all its descendants, from /proc."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Process(NamedTuple):
     own: float
     """CPU seconds, user and system."""
     ended: float = 0.0
-    """Those of its children that have ended and that it has waited for."""
+    """The CPU seconds of its children that have ended and that it has waited for."""
 
 
 class Spent(NamedTuple):
@@ -38,19 +38,19 @@ def parsed(stat: str) -> Process:
 
 
 def processes() -> dict[int, Process]:
-    """All that run, by their ids."""
+    """Return all running processes, by their ids."""
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 found[int(entry.name)] = parsed((entry / "stat").read_text())
             except (FileNotFoundError, ProcessLookupError):
-                continue  # it has ended meanwhile
+                continue  # it has ended in the meantime
     return found
 
 
 def descendants(root: int, table: dict[int, Process] | None = None) -> dict[int, Process]:
-    """A process and all that came from it."""
+    """Return a process and all its descendants."""
     table = processes() if table is None else table
     children: dict[int, list[int]] = {}
     for pid, process in table.items():

@@ -1,4 +1,4 @@
-"""Figures of a run as markdown tables and a plot, and the goals held against them.
+"""Figures of a run as markdown tables and a plot, and the goals checked against them.
 
 python -m benchmarks.spark.report [results.json]      prints the tables again"""
 
@@ -55,7 +55,7 @@ class Figures:
         return statistics.median(self.all(name))
 
     def spread(self, name: str, show: Callable[[float], str]) -> str:
-        """The median, and the least and the most of the repeats."""
+        """The median, the minimum and the maximum of the repeats."""
         found = self.all(name)
         return f"**{show(statistics.median(found))}** [{show(min(found))}–{show(max(found))}]"
 
@@ -111,7 +111,7 @@ TITLES: dict[str, tuple[str, Callable[[Figures], str]]] = {
 
 
 def table(figures: list[Figures], show: Callable[[Figures], str]) -> str:
-    """Sinks down, shapes across."""
+    """Return a table with a row for each sink and a column for each shape."""
     cells = {(f.cell.row, f.cell.column): f for f in figures}
     columns = unique(column for _, column in cells)
     lines = ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
@@ -130,7 +130,7 @@ def _shown(f: Figures | None, show: Callable[[Figures], str]) -> str:
 
 
 def tables(figures: list[Figures]) -> str:
-    """All tables: of batch writes one for each size of values and each compression."""
+    """Return all tables; for batch writes, there is one for each size of values and each compression."""
     parts = []
     for section, (title, show) in TITLES.items():
         of_section = [f for f in figures if f.cell.section == section]
@@ -155,7 +155,7 @@ def held(
     show: Callable[[float, float], str],
     frame: str | None = None,
 ) -> tuple[bool | None, str]:
-    """Whether `holds(the first's, the second's)` in every column of the section that has both."""
+    """Check `holds(the first's, the second's)` in every column of the section that has both."""
     found = {
         (f.cell.row, f.cell.column): f
         for f in figures
@@ -256,7 +256,7 @@ def goals(figures: list[Figures]) -> list[Goal]:
 
 
 def markdown(record: dict[str, Any]) -> str:
-    """A run's tables and goals, for a page of the documentation."""
+    """Return a run's tables and goals, for a page of the documentation."""
     figures = [Figures.from_json(stored) for stored in record["cells"]]
     machine, loads = record["machine"], record["machine"]["load"]
     about = (
@@ -275,7 +275,7 @@ def markdown(record: dict[str, Any]) -> str:
 
 
 def as_record(figures: list[Figures]) -> list[dict[str, Any]]:
-    """For the file."""
+    """Return the figures for the file."""
     return [asdict(f) for f in figures]
 
 

@@ -51,14 +51,14 @@ from benchmarks.spark.processes import Spent, descendants, spent
 LINES = 256
 PARTITIONS = 12
 LINGER_MS, BATCH_SIZE = 5, 262_144
-POLL = 0.02  # seconds between two looks at a stream's progress
+POLL = 0.02  # seconds between two checks of a stream's progress
 STREAM_TIME_OUT = 300  # seconds
 
 Answer = dict[str, Any]
 
 
 def lines(size: int) -> list[str]:
-    """Tails of JSON texts, `size` bytes each; with a number of eight digits before them no two values are equal."""
+    """Return the tails of JSON texts, `size` bytes each; after a number of eight digits, no two values are equal."""
     chance = random.Random(7)
     made = []
     for _ in range(LINES):
@@ -73,7 +73,8 @@ HEAD = '{"id":'
 
 
 def with_columns(numbers: DataFrame, number: str, value_size: int) -> DataFrame:
-    """key, value and partition, the partitions of two tasks disjoint; as cheap as distinct rows can be made."""
+    """Generate key, value and partition, as cheaply as distinct rows can be generated. No two tasks share a
+    partition."""
     tails = F.array(*[F.lit(line) for line in lines(value_size - len(HEAD) - 8)])
     n = F.col(number)
     tail = F.get(tails, F.pmod(n, F.lit(LINES)).cast("int"))
@@ -94,12 +95,12 @@ class Frames:
         self._frame: DataFrame | None = None
 
     def frame(self, cell: Cell) -> DataFrame:
-        """Generated as it is read, or cached and filled."""
+        """Return a frame that is generated as it is read, or one that is cached and filled."""
         if cell.frame != CACHED:
             return with_columns(self._spark.range(0, cell.rows, 1, TASKS), "id", cell.value_size)
         if self._cached != (cell.rows, cell.value_size):
             self.forget()
-            # Begun at 1: of an equal plan Spark would answer the generated frame from the cache, too.
+            # It begins at 1: with an equal plan, Spark would also answer the generated frame from the cache.
             rows = with_columns(self._spark.range(1, cell.rows + 1, 1, TASKS), "id", cell.value_size)
             self._frame = rows.persist(StorageLevel.MEMORY_ONLY)
             self._frame.write.format("noop").mode("overwrite").save()
@@ -124,14 +125,14 @@ class Frames:
 
 
 def check_plan(frame: DataFrame, cell: Cell) -> None:
-    """A generated frame may not be answered from the cache, nor a cached one be made again."""
+    """Check that a generated frame is not answered from the cache, and that a cached one is not generated again."""
     plan = frame._jdf.queryExecution().executedPlan().toString()
     if ("InMemoryTableScan" in plan) != (cell.frame == CACHED):
         raise RuntimeError(f"the frame is to be {cell.frame}, and its plan is\n{plan}")
 
 
 class Sinks:
-    """One measurement's sinks."""
+    """The sinks of one measurement."""
 
     def __init__(self, cell: Cell, bootstrap: str, topic: str) -> None:
         self._cell = cell
@@ -147,7 +148,7 @@ class Sinks:
         self._options = told
 
     def options(self) -> tuple[str, list[str], dict[str, str]]:
-        """Format, columns and options of a sink of Spark's."""
+        """Return format, columns and options of one of Spark's sinks."""
         once = {"delivery": "exactly_once", "transactionalId": self._topic}
         return {
             OURS: ("aioproducer", ["key", "value"], self._options),
@@ -191,7 +192,7 @@ class Sinks:
             raise RuntimeError(f"the tasks have seen {counted:,} rows of {self._cell.rows:,}")
 
     def start(self, frame: DataFrame, checkpoint: str) -> Any:
-        """The query."""
+        """Start the stream, and return its query."""
         format_, columns, options = self.options()
         writer = frame.select(*columns).writeStream.option("checkpointLocation", checkpoint)
         writer = writer.trigger(processingTime=self._cell.trigger)
@@ -208,7 +209,7 @@ class Stage:
         self.frames = Frames(self.spark)
 
     def answer(self, request: Answer) -> Answer:
-        """One measurement."""
+        """Run one measurement."""
         cell = Cell(**request["cell"])
         sinks = Sinks(cell, request["bootstrap"], request["topic"])
         for name, value in cell.spark_settings.items():
@@ -220,7 +221,7 @@ class Stage:
                 self.spark.conf.unset(name)
 
     def write(self, cell: Cell, sinks: Sinks) -> Answer:
-        """A frame."""
+        """Write a frame."""
         frame = self.frames.frame(cell)
         check_plan(frame, cell)
         writer = sinks.writer(frame)
@@ -236,12 +237,13 @@ class Stage:
         }
 
     def warm_up(self, cell: Cell, sinks: Sinks) -> None:
-        """Every Python worker that the write needs is there then, and has imported what it imports."""
+        """Start every Python worker that the write needs, so that it has finished its imports."""
         few = with_columns(self.spark.range(0, WARM_ROWS, 1, TASKS), "id", cell.value_size)
         sinks.writer(few)()
 
     def stream(self, cell: Cell, sinks: Sinks) -> Answer:
-        """Micro-batches from the rate source; after the last one that counts they are empty, so nothing is cut off."""
+        """Write micro-batches from the rate source; after the last measured one they are empty, so nothing is cut
+        off."""
         self.frames.forget()
         total = cell.warm_up + cell.batches
         numbers = (
@@ -270,7 +272,7 @@ class Stage:
 
 def _of_stream(cell: Cell, durations: list[dict[str, int]], used: Spent) -> Answer:
     if len(durations) != cell.batches:
-        raise RuntimeError(f"Spark tells of {len(durations)} batches of {cell.batches}")
+        raise RuntimeError(f"Spark reports {len(durations)} batches of {cell.batches}")
     took = sorted(found["triggerExecution"] for found in durations)
     middle = took[len(took) // 2]
     return {
@@ -284,7 +286,7 @@ def _of_stream(cell: Cell, durations: list[dict[str, int]], used: Spent) -> Answ
 
 
 def per_row(used: Spent, rows: int) -> Answer:
-    """CPU in microseconds."""
+    """Return the CPU time in microseconds."""
     return {
         "cpu_us": used.total / rows * 1e6,
         "java_us": used.java / rows * 1e6,
@@ -326,7 +328,7 @@ def _session(settings: Answer) -> SparkSession:
 
 @contextlib.contextmanager
 def own_output() -> Iterator[Callable[[Answer], None]]:
-    """stdout for answers alone: what the JVM and others print goes to stderr."""
+    """Reserve stdout for answers: the output of the JVM and others goes to stderr."""
     with os.fdopen(os.dup(1), "w") as out:
         os.dup2(2, 1)
 

@@ -17,7 +17,7 @@ from aioproducer.testing import ApacheKafka
 from benchmarks.spark.environment import BUILD
 
 PARTITIONS = 12
-TIME_OUT = 60  # seconds for anything asked of a broker
+TIME_OUT = 60  # seconds for any request to a broker
 FETCHED = 50_000  # records of one call
 
 BROKER = Path(__file__).parents[1] / "ack_broker.c"
@@ -27,24 +27,24 @@ LAST_API = "    {22, 0, 5, 2, answer_init_producer_id},\n"
 
 
 def source() -> str:
-    """ack_broker.c with the transactions put in."""
+    """Return the source of ack_broker.c with the transactions inserted."""
     text, transactions = BROKER.read_text(), TRANSACTIONS.read_text()
     functions, _, rows = transactions.partition("/* Rows of the table of APIs:\n")
     for place in (BEFORE, LAST_API):
         if text.count(place) != 1:
-            raise RuntimeError(f"{BROKER.name} has no such line any more: {place}")
+            raise RuntimeError(f"{BROKER.name} no longer has such a line: {place}")
     return text.replace(BEFORE, functions + BEFORE).replace(LAST_API, LAST_API + rows.partition("*/")[0])
 
 
 def build() -> Path:
-    """Compile the broker if its source is another one than last time."""
+    """Compile the broker if its source has changed since the last time."""
     text, file, program = source(), BUILD / "transaction_broker.c", BUILD / "transaction_broker"
     if not program.exists() or not file.exists() or file.read_text() != text:
         BUILD.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
         fresh = program.with_suffix(".new")
         subprocess.run(["cc", "-O2", "-o", str(fresh), str(file)], check=True)
-        fresh.replace(program)  # a broker that runs keeps the old file
+        fresh.replace(program)  # a running broker keeps the old file
     return program
 
 
@@ -53,7 +53,7 @@ SETTINGS = {"auto.create.topics.enable": False, "file.delete.delay.ms": 100}
 
 
 class AckTarget:
-    """It acknowledges and counts; `with` starts and ends it."""
+    """A broker that acknowledges and counts; `with` starts and ends it."""
 
     name = "a broker that only acknowledges"
 
@@ -65,15 +65,15 @@ class AckTarget:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._process.communicate()  # the end of its input ends it
+        self._process.communicate()  # it ends when its input ends
 
     def topic(self) -> str:
-        """A fresh one; it is made when a client asks for it."""
+        """Return a fresh topic, which is created when a client asks for it."""
         self._made += 1
         return f"t{self._made}"
 
     def written(self, topic: str, *, transactional: bool) -> dict[str, Any]:
-        """How many rows have arrived, and in how large batches."""
+        """Return the number of rows that have arrived, and the size of their batches."""
         assert self._process.stdin is not None
         self._process.stdin.write("counts\n")
         self._process.stdin.flush()
@@ -82,7 +82,7 @@ class AckTarget:
         return {"counted": records, "rows_per_batch": records / max(1, batches)}
 
     def drop(self, topic: str) -> None:
-        """There is nothing to be dropped."""
+        """Do nothing: there is nothing to drop."""
 
     def _line(self) -> str:
         assert self._process.stdout is not None
@@ -93,7 +93,7 @@ class AckTarget:
 
 
 class RealTarget:
-    """One Apache Kafka; `with` starts and ends it. A topic is deleted when it was counted."""
+    """One Apache Kafka; `with` starts and ends it. A topic is deleted once it has been counted."""
 
     def __enter__(self) -> RealTarget:
         self._kafka = ApacheKafka(config=SETTINGS, jvm_args=("-Xmx1g",))
@@ -115,7 +115,7 @@ class RealTarget:
         self._runner.close()
 
     def topic(self) -> str:
-        """A fresh one."""
+        """Create a fresh topic."""
         self._made += 1
         name = f"t{self._made}"
         self._runner.run(self._kafka.create_topic(name, partitions=PARTITIONS))
@@ -144,13 +144,13 @@ class RealTarget:
             consumer.close()
 
     def drop(self, topic: str) -> None:
-        """The disk is wanted for the next one."""
+        """Delete the topic, since the next one needs the disk."""
         assert self._admin is not None
         self._admin.delete_topics([topic], request_timeout=TIME_OUT)[topic].result(TIME_OUT)
 
 
 def _read(consumer: Consumer, partitions: list[TopicPartition]) -> int:
-    """How many committed records there are."""
+    """Return the number of committed records."""
     consumer.assign([TopicPartition(p.topic, p.partition, OFFSET_BEGINNING) for p in partitions])
     found, ended = 0, set()
     while len(ended) < len(partitions):

@@ -119,7 +119,7 @@ def producer(make):
 
 
 class Held:
-    """Keeps the loop of a producer busy, so that records sent meanwhile are queued."""
+    """Keeps the loop of a producer busy, so that records sent in the meantime are queued."""
 
     def __init__(self, producer):
         self._thread = producer._sends.own_thread()

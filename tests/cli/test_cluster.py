@@ -33,9 +33,9 @@ async def test_it_serves_its_topics_until_a_signal(number):
     ("arguments", "problem"),
     [
         (["-t", "x:0"], "NAME:PARTITIONS needs a number of partitions from 1 on"),
-        (["-t", "x", "-t", "x"], "--topic x is there twice"),
+        (["-t", "x", "-t", "x"], "--topic x is given twice"),
         (["--versions", "nonsense"], "nonsense"),
-        (["--port", "65535", "--brokers", "2"], "goes on to port 65536"),
+        (["--port", "65535", "--brokers", "2"], "needs ports up to 65536"),
     ],
 )
 async def test_wrong_usage_ends_with_2(arguments, problem):

@@ -1,6 +1,6 @@
-"""What aiokafka's documentation does with its producer, done with aiokafka and with ours: only the import differs.
+"""The examples of aiokafka's documentation, run with aiokafka and with our producer: only the import differs.
 
-Each usage runs against a cluster of its own; what it saw and what is in the log have to be the same."""
+Each of them runs on its own cluster; the results and the logs must be the same."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ class Logged(NamedTuple):
     value: bytes | None
     headers: tuple[tuple[str, bytes | None], ...]
     timestamp: int | None
-    """None if the clock gave it."""
+    """None if it is the time of the clock."""
 
 
 # ------------------------------------------------------------------------------------------------ both run them
 
 
 async def run(usage: Usage, imported: SimpleNamespace) -> tuple[Any, list[Logged], set[str]]:
-    """What the usage saw, what is in the log, and the codecs of the batches there."""
+    """The results of the example, the log, and the codecs of its batches."""
     began = NOON + 1_000_000  # what a usage sets is before, what the clock sets after
     async with EmbeddedCluster(topics={"numbers": PARTITIONS}) as cluster:
         seen = await within(30, usage(imported, cluster.bootstrap_servers))
@@ -114,7 +114,7 @@ ELSEWHERE = {
     "loop": "deprecated; the producer belongs to the loop in which it is started",
     "api_version": "deprecated and without effect; versions are negotiated with each broker",
 }
-"""aiokafka's settings that ours refuses, and why."""
+"""The settings of aiokafka that our producer rejects, with the reason."""
 
 
 def parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:

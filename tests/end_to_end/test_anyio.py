@@ -1,6 +1,6 @@
 """Every public coroutine under the cancel scopes of anyio (as in FastAPI), and under asyncio.timeout.
 
-anyio recognises its own cancellation by its message, and repeats it in each turn of the loop.
+anyio recognizes its own cancellation by its message, and repeats it in each turn of the loop.
 """
 
 from __future__ import annotations

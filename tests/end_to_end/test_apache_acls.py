@@ -1,4 +1,4 @@
-"""A real Kafka that lets users do only what ACLs allow: what a producer says when a topic or the cluster is denied."""
+"""A real Kafka with ACLs: the errors of a producer whose access to a topic or the cluster is denied."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Brokers of a real cluster are killed, frozen or restarted under load: nothing is lost, doubled, reordered.
+"""Brokers of a real cluster are killed, frozen or restarted under load: nothing is lost, duplicated or reordered.
 
-Both clients read what the producer said it had written, and so does Kafka's own tool on the disk of every
+Both clients read the records that the producer reported as written, and so does Kafka's own tool on the disk of every
 broker.
 """
 
@@ -56,7 +56,7 @@ on_both = pytest.mark.parametrize("cluster", ["4.3.1", "3.9.2"], indirect=True)
 
 @pytest.fixture
 def report(capsys, request) -> Callable[[str], None]:
-    """Writes a line that is seen, whatever pytest captures."""
+    """Writes a line that is visible even if pytest captures output."""
 
     def write(line: str) -> None:
         with capsys.disabled():

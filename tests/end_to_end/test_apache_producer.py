@@ -1,4 +1,4 @@
-"""What the producer sends to a real Kafka is what three readers find there, record for record.
+"""Three readers find in a real Kafka exactly the records that the producer sent.
 
 On the newest Kafka and on one of the line before; read_thrice compares confluent-kafka, aiokafka and Kafka's
 own tool, and checks each batch.
@@ -332,8 +332,8 @@ async def test_every_level_of_acknowledgement(each_kafka, topic, acks):
 
 
 async def first_records(kafka: ApacheKafka, topic: str, partitions: int) -> list[Sent]:
-    """A record in each partition. A broker tells about a new topic a moment before it has opened its logs;
-    what comes with acks=0 until then is lost."""
+    """Send a record to each partition. A broker reports a new topic a moment before it has opened its logs; records
+    with acks=0 that arrive before that are lost."""
     values = [(b"first-%d" % partition, partition) for partition in range(partitions)]
     async with Producer(kafka.bootstrap_servers, acks=1) as producer:
         return [

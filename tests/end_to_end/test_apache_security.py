@@ -1,4 +1,4 @@
-"""A real Kafka with TLS and passwords: what gets through, what is refused, and sessions that end under load."""
+"""A real Kafka with TLS and passwords: accepted and rejected clients, and sessions that end under load."""
 
 from __future__ import annotations
 
@@ -344,7 +344,7 @@ async def test_a_listener_without_sasl_is_named(kafka):
     )
 
     assert type(error) is AuthenticationError
-    assert "knows no SASL" in str(error)
+    assert "does not support SASL" in str(error)
 
 
 async def test_an_unsecured_token_gets_through_and_a_bad_one_does_not(kafka):
@@ -368,7 +368,7 @@ async def test_a_token_of_an_oidc_provider_gets_through_and_a_wrong_secret_does_
     wrong = {**settings, "sasl_oauthbearer_client_credentials_client_secret": "wrong-secret"}
     error = await refusal(kafka, "OIDC", **wrong)
     assert type(error) is AuthenticationError
-    assert "gives no token: HTTP status 401" in str(error)
+    assert "returned no token: HTTP status 401" in str(error)
 
     unsigned = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "OAUTHBEARER"}
     error = await refusal(kafka, "OIDC", sasl_oauth_token_provider=jws, **unsigned)
@@ -377,7 +377,7 @@ async def test_a_token_of_an_oidc_provider_gets_through_and_a_wrong_secret_does_
 
 @pytest.fixture
 def authentications(monkeypatch) -> Counter[Authentication]:
-    """How often each connection has proved who it is."""
+    """The number of authentications of each connection."""
     counted: Counter[Authentication] = Counter()
     run = Authentication.run
 
@@ -390,7 +390,7 @@ def authentications(monkeypatch) -> Counter[Authentication]:
 
 
 async def in_order(servers: str, topic: str) -> list[int]:
-    """How many records each partition has. The first that is not the next one of its partition is told."""
+    """The number of records in each partition. The first that is not the next one of its partition is told."""
     counts = [0] * PARTITIONS
 
     def take(message: Message) -> None:

@@ -1,5 +1,5 @@
-"""A real Kafka as the producer finds it: by addresses of which one is dead, with topics that are there, are
-made by the first record, grow, or are deleted."""
+"""A real Kafka and its topics: one of the addresses is dead, and topics exist, are created by the first record, grow,
+or are deleted."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def produced(monkeypatch) -> list[tuple[int, ProduceRequest]]:
 
 
 async def newest_produce_version(servers: str) -> int:
-    """What the broker's ApiVersions answer says."""
+    """Return the newest Produce version in the broker's ApiVersions response."""
     async with RawClient(servers.partition(",")[0]) as client:
         answer = await client.ask(ApiVersionsRequest(), 0)
     return next(entry.max_version for entry in answer.api_keys if entry.api_key == ApiKey.PRODUCE)

@@ -1,7 +1,7 @@
-"""What users get wrong: each mistake has a narrow error with its facts in fields and a sentence that says what to do.
+"""Mistakes of users: each has a specific error, with its facts in fields and a sentence that says what to do.
 
-Nobody else's records suffer from it. Wrong addresses are in test_bad_addresses.py; test_nothing_is_shown.py looks for
-keys, values and passwords in texts."""
+Other records are not affected. Wrong addresses are in test_bad_addresses.py; test_nothing_is_shown.py looks for keys,
+values and passwords in texts."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ BAD_RECORDS: dict[str, Case] = {
 }
 
 SLOW = {"linger_ms": 60_000, "delivery_timeout_ms": 900_000 * MS * 1000}
-"""Nothing leaves the buffer by itself."""
+"""With these settings, nothing leaves the buffer by itself."""
 SMALL = {"max_request_size": 1500, "max_block_ms": 500 * MS * 1000, **SLOW}
 
 

@@ -1,4 +1,4 @@
-"""`timeout=` of send_many and send_batch: one limit for all records of a call, the waiting in it included."""
+"""`timeout=` of send_many and send_batch: one limit for all records of a call, including its wait."""
 
 from __future__ import annotations
 

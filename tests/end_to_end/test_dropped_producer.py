@@ -28,7 +28,8 @@ def own_tasks() -> list[str]:
 
 @contextmanager
 def dropping() -> Iterator[list[str]]:
-    """A block in which something is dropped, and garbage collected at its end. Yields what the warnings will say."""
+    """A block in which something is dropped, and garbage collected at its end. Yields the list of the warnings'
+    texts."""
     told: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

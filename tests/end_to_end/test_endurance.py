@@ -1,4 +1,4 @@
-"""What a producer holds after three days of faults is what it held after one: virtual time makes hours cheap."""
+"""The memory of a producer after three days of faults is that after one day: virtual time makes hours cheap."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HOUR = 3600.0
 HOURS = 72
 FAULTS_AN_HOUR = 6
 HEALS_AFTER = 120.0
-"""Seconds; what has struck goes on for so long."""
+"""The duration of a fault in seconds."""
 RECORDS_EVERY = 120.0
 """Seconds."""
 SETTINGS = {

@@ -1,4 +1,4 @@
-"""Brokers that are not Kafka's own: Azure Event Hubs hangs up on versions that it does not know, and answers acks=0."""
+"""Brokers other than Kafka: Azure Event Hubs closes the connection on unknown versions, and answers acks=0."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records of many MiB: a thread puts them together, so that no turn of the loop is long, and no promise is weaker."""
+"""Records of many MiB: a thread copies them, so that no turn of the loop is long, and all guarantees still hold."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TAKES_LARGE = {"max_message_bytes": 8 * LARGE_RECORD}
 
 @pytest.fixture(scope="module")
 def servers() -> Iterator[str]:
-    """A cluster in a process of its own, so that none of its work is the loop's."""
+    """A cluster in a separate process, so that its work does not load the loop."""
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=_serve, args=(theirs,), daemon=True)
     process.start()

@@ -1,4 +1,4 @@
-"""What the log says in an outage: the table of docs/operations.md, row by row."""
+"""The log lines of an outage: the table of docs/operations.md, row by row."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Row(NamedTuple):
 def table() -> list[Row]:
     """The rows of the table in the docs: what happened, the level, and an example of the line."""
     page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
-    text = page.split("## What the log says")[1].split("\n## ")[0]
+    text = page.split("## Log lines")[1].split("\n## ")[0]
     code = r"(?:`` (.+?) ``|`([^`]+)`)"
     rows = re.findall(rf"^\| ([^|`]+) \| (INFO|WARNING|ERROR) \| {code}", text, re.MULTILINE)
     return [Row(event, level, long or short) for event, level, long, short in rows]
@@ -205,7 +205,7 @@ def test_the_line_of_each_row_is_logged_at_its_level_and_as_often_as_it_should(r
 
 
 async def refused_for(seconds: float) -> None:
-    """Each Produce request is refused for a while, then one is accepted."""
+    """Each Produce request is rejected for a while, then one is accepted."""
     async with producing(topics={"orders": 1}, **SLOW) as (cluster, producer):
         cluster.faults.add(PRODUCE, error=ErrorCode.NOT_ENOUGH_REPLICAS, count=1000)
         delivery = await producer.send("orders", b"v")
@@ -219,12 +219,12 @@ async def play_retry() -> None:
     await refused_for(5)
 
 
-@scenario("that lasts", 3)
+@scenario("the error persists", 3)
 async def play_retries() -> None:
     await refused_for(35)
 
 
-@scenario("it is over")
+@scenario("batches are accepted again")
 async def play_recovery() -> None:
     await refused_for(5)
 
@@ -291,7 +291,7 @@ async def play_no_leader() -> None:
         await (await producer.send("orders", b"v"))
 
 
-@scenario("that lasts too", 2)
+@scenario("the partition stays without a leader", 2)
 async def play_no_leader_for_long() -> None:
     async with producing(brokers=2, topics={"orders": 1}, **SLOW) as (cluster, producer):
         await producer.send_and_wait("orders", b"v")
@@ -337,7 +337,7 @@ async def play_blocked() -> None:
             await delivery
 
 
-@scenario("records failed, and nobody looked")
+@scenario("records failed, and no caller retrieved the result")
 async def play_unseen() -> None:
     async with producing(topics={"orders": 1}, **SLOW) as (cluster, producer):
         cluster.faults.add(PRODUCE, error=ErrorCode.TOPIC_AUTHORIZATION_FAILED)
@@ -353,7 +353,7 @@ async def refused_topics() -> None:
         await asyncio.gather(*deliveries, return_exceptions=True)
 
 
-@scenario("that concerns many topics")
+@scenario("batches of many topics are sent again")
 async def play_many_topics() -> None:
     await refused_topics()
 
@@ -471,7 +471,7 @@ async def play_blocking_unclosed() -> None:
     await with_a_blocking_producer(lambda *_: loop_thread.close_all())
 
 
-@scenario("that ends with losses", in_real_time=True)
+@scenario("closing it ends with losses", in_real_time=True)
 async def play_blocking_losses() -> None:
     def use(cluster: EmbeddedCluster, producer: blocking.Producer) -> None:
         producer.send_and_wait("orders", b"v")
@@ -501,7 +501,7 @@ async def play_expiry() -> None:
         await producer.abort_transaction()
 
 
-@scenario("that abort fails")
+@scenario("the abort fails")
 async def play_failed_expiry() -> None:
     async with producing(topics={"orders": 1}, transactional_id="tx", **SLOW) as (cluster, producer):
         await producer.begin_transaction()

@@ -1,4 +1,4 @@
-"""Several producers on several event loops, in several threads at once: nothing of the package is shared by them."""
+"""Several producers on several event loops, in several threads at once: they share no state of the package."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def docs():
 
 
 async def produce(servers, topic, number, codec):
-    """Records one by one, and rows by the hundred, in turns; returns where they are."""
+    """Send single records and hundreds of rows in turn; return their positions."""
     async with Producer(servers, linger_ms=1, batch_size=4096, compression_type=codec) as producer:
         places = []
         for first in range(0, RECORDS, 200):

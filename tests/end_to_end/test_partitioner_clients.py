@@ -1,4 +1,5 @@
-"""The same keys land where the Java client, librdkafka and aiokafka put them: each produces, the logs are compared."""
+"""Keys go to the same partitions as with the Java client, librdkafka and aiokafka: each client produces, and the logs
+are compared."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from tests.conftest import MS
 from tests.support.producing import quick_producer, results, within
 
 WAIT = 30_000 * MS
-"""Seconds; more than any of this takes."""
+"""Seconds; longer than any of these steps takes."""
 
 PARTITIONS = 11
 # Text without line ends, because one of the clients is fed from a pipe.
@@ -39,7 +40,7 @@ Placed = dict[bytes | None, set[int]]
 
 
 def placed(cluster: EmbeddedCluster, topic: str) -> Placed:
-    """In which partitions of the log each key is."""
+    """Return the partitions of the log that contain each key."""
     found: Placed = defaultdict(set)
     for partition in range(PARTITIONS):
         for record in cluster.records(topic, partition):

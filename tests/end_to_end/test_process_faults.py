@@ -1,5 +1,5 @@
-"""What befalls a producer's process: killed in the middle of a transaction, stopped, out of file descriptors, ended
-with records on their way; and what many producers and many waiting calls cost."""
+"""Faults of a producer's process: killed in the middle of a transaction, stopped, out of file descriptors, ended with
+records in flight; and the cost of many producers and many waiting calls."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ END_TXN, PRODUCE = ApiKey.END_TXN, ApiKey.PRODUCE
 
 @asynccontextmanager
 async def client(cluster: EmbeddedCluster, script: str) -> AsyncIterator[Process]:
-    """A process that runs a script with a started `producer`; it says and hears lines by `say` and `hear`."""
+    """A process that runs a script with a started `producer`; the script writes and reads lines with `say` and
+    `hear`."""
     whole = f"""
 import asyncio, os, sys
 sys.path[:] = {sys.path!r}
@@ -57,7 +58,7 @@ asyncio.run(main({cluster.bootstrap_servers!r}))
 
 
 async def heard(process: Process) -> str:
-    """The next line that the process says."""
+    """Return the next line that the process writes."""
     assert process.stdout is not None
     return (await within(20, process.stdout.readline())).decode().strip()
 
@@ -88,7 +89,7 @@ KILLED: dict[str, tuple[str, ApiKey | None]] = {
         END_TXN,
     ),
 }
-"""Where it is killed: what it does, and the request whose handling it does not survive."""
+"""The points at which it is killed: the call, and the request during whose handling the process is killed."""
 
 
 @pytest.mark.parametrize("version", [1, 2], ids=["v1", "v2"])

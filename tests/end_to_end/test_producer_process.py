@@ -1,4 +1,4 @@
-"""A producer and its process: Ctrl-C, fork, and nobody who closes."""
+"""A producer and its process: Ctrl-C, fork, and a producer that is never closed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a record may be, what is refused, and how long one may take."""
+"""Valid and invalid records, and the time limits of a record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may happen while a record is on its way: its topic changes, other code runs in between, its neighbours end."""
+"""Events during the life of a record: its topic changes, other code runs in between, its neighbours end."""
 
 from __future__ import annotations
 

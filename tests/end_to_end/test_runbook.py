@@ -1,4 +1,5 @@
-"""docs/runbook.md is played: in each case the log has the lines, and metrics() the values, that the page names."""
+"""The cases of docs/runbook.md are reproduced: the log has the lines, and metrics() the values, that the page
+names."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "runbook.md").read_text(encoding="u
 PATIENT = {"request_timeout_ms": 30_000, "max_block_ms": 60_000, "delivery_timeout_ms": 120_000}
 
 Look = Callable[[Producer], None]
-"""Called at the moment in which somebody would look at the producer."""
+"""Called at the moment at which an operator would look at the producer."""
 CASES: dict[str, Callable[[Look], Awaitable[None]]] = {}
 
 

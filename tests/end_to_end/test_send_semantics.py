@@ -1,4 +1,5 @@
-"""What `send`, its delivery and their cancellation mean: never half, never twice, first come first served."""
+"""The semantics of `send`, its delivery and their cancellation: never half done, never twice, first come, first
+served."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ LINGERING = {"linger_ms": 60_000, "delivery_timeout_ms": 120_000}
 
 
 def large(number: int) -> bytes:
-    """A value of which four fill the buffer."""
+    """A value; four of them fill the buffer."""
     return b"%d" % number + b" " * (LARGE - len(b"%d" % number))
 
 
@@ -86,7 +87,8 @@ async def test_a_waiter_cancelled_just_as_its_record_found_room_takes_nothing_fr
 
 
 async def test_a_buffer_that_was_full_once_is_not_passed_from_hand_to_hand():
-    """As long as somebody waits nobody overtakes, so those who wait must all be served when there is room again."""
+    """While a caller waits, no other caller overtakes it, so all waiting callers must be served when there is room
+    again."""
     async with producing(buffer_memory=64 * 1024, topics={"t": 6}, linger_ms=5) as (cluster, producer):
         await producer.partitions_for("t")
         release = asyncio.Event()
@@ -400,7 +402,7 @@ async def test_a_thousand_senders_of_random_sizes_get_everything_through_a_small
 
 @asynccontextmanager
 async def ticking() -> AsyncIterator[list[int]]:
-    """A task that counts how often the loop comes round."""
+    """A task that counts the turns of the loop."""
     ticks: list[int] = []
 
     async def tick() -> None:

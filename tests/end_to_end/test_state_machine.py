@@ -54,7 +54,7 @@ PASSING: dict[str, dict[str, Any]] = {
     "half an answer": {"truncate": 7},
     "no word of the partition": {"omit_partitions": True},
 }
-"""What can happen to a Produce request without harm to any record."""
+"""Faults of a Produce request that do no harm to any record."""
 
 PASSING_AT_THE_END: dict[str, dict[str, Any]] = {
     "dropped before": {"drop_before": True},
@@ -63,19 +63,19 @@ PASSING_AT_THE_END: dict[str, dict[str, Any]] = {
     "not the coordinator": {"error": ErrorCode.NOT_COORDINATOR},
     "another one is still ending": {"error": ErrorCode.CONCURRENT_TRANSACTIONS},
 }
-"""The same for EndTxn."""
+"""Such faults of EndTxn."""
 
 
 class Model:
-    """What a producer promises: numbers of records, by partition, in the order of `send`."""
+    """The guarantees of a producer: numbers of records, by partition, in the order of `send`."""
 
     def __init__(self, *, has_transactions: bool) -> None:
         self.has_transactions = has_transactions
         self.state = "ready" if has_transactions else "open"
         self.kept: dict[int, list[int]] = {partition: [] for partition in range(PARTITIONS)}
-        """What readers of committed records see."""
+        """The records that readers of committed records see."""
         self.pending: dict[int, list[int]] = {partition: [] for partition in range(PARTITIONS)}
-        """Sent in the open transaction; without transactions: not flushed yet."""
+        """Records sent in the open transaction, or, without transactions, not flushed yet."""
 
     def end(self, *, keeps: bool) -> None:
         for partition, numbers in self.pending.items():
@@ -168,7 +168,7 @@ class ProducerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.deliveries)
     @rule(data=st.data())
     def cancel_a_delivery(self, data: st.DataObject) -> None:
-        """Its record is sent all the same."""
+        """Cancel a delivery; its record is still sent."""
         place = data.draw(st.integers(0, len(self.deliveries) - 1))
         self.deliveries[place][2].cancel()
 
@@ -198,7 +198,8 @@ class ProducerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.state == "open")
     @rule(partition=partitions)
     def a_record_is_refused(self, partition: int) -> None:
-        """By the broker, for good: it is not there, and a transaction has to be aborted."""
+        """Let the broker reject a record for which no retry helps: it is not in the log, and a transaction must be
+        aborted."""
         self.flush()
         self.cluster.faults.clear()
         self.cluster.faults.add(

@@ -1,4 +1,4 @@
-"""The loop's debug mode, and tasks of other kinds than the usual: nothing of the producer depends on them."""
+"""The loop's debug mode, and unusual kinds of tasks: the producer does not depend on them."""
 
 from __future__ import annotations
 

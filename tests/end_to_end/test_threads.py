@@ -1,5 +1,5 @@
-"""Threads beside the loop's: they compress batches, look at deliveries and throw them away, and may have loops of their
-own. On a free-threaded Python they run at the same time as the loop's thread."""
+"""Threads other than the loop's: they compress batches, read and discard deliveries, and may have their own loops. On
+a free-threaded Python they run at the same time as the loop's thread."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ROUNDS = 200 if IS_FREE_THREADED else 10
 
 @pytest.fixture
 def together() -> Iterator[Callable[[Callable[[int], object]], list[object]]]:
-    """Runs a function in several threads that begin at the same time, with the thread's number."""
+    """Runs a function in several threads that begin at the same time, and passes it the thread's number."""
     with ThreadPoolExecutor(THREADS) as threads:
 
         def run(function: Callable[[int], object]) -> list[object]:

@@ -1,4 +1,4 @@
-"""Functions that users plug in: an error names the one to blame, and what it returned or raised."""
+"""User code: an error names the function at fault, and the value that it returned or the exception that it raised."""
 
 from __future__ import annotations
 

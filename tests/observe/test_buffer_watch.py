@@ -1,4 +1,4 @@
-"""Callers of `send` that wait long for room in the buffer."""
+"""Callers of `send` that wait a long time for room in the buffer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The description of a producer, as a block of text and as data."""
+"""The description of a producer, as text and as data."""
 
 from __future__ import annotations
 

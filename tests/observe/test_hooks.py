@@ -1,4 +1,4 @@
-"""Hooks: which events they hear on an embedded cluster, and what happens to one that raises."""
+"""Hooks: the events that they receive from an embedded cluster, and the handling of a hook that raises."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NODE = Node(1, "host", 9092)
 
 
 class Hears:
-    """A hook with all methods; `heard` has the events by the method's name."""
+    """A hook with all methods; `heard` contains the events by the method's name."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[str, Any]] = []

@@ -1,4 +1,4 @@
-"""Java's names: counters, rates and averages of the time between two pushes."""
+"""Metrics under Java's names: counters, rates and averages between two pushes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Partitions that lost their leader or have another one."""
+"""Log lines about partitions that lost their leader or have a new one."""
 
 from __future__ import annotations
 

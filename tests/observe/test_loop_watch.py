@@ -19,7 +19,7 @@ class Blocked:
         self.watch = LoopWatch(self._loop, ClientLog("aioproducer.x", "orders"), lambda: self.records_wait)
 
     async def block(self, seconds: float) -> None:
-        """Let time pass without a beat: the timer is late by so much."""
+        """Let time pass without a beat, so that the timer is late by this much."""
         timer = self.watch._timer
         assert timer is not None
         timer.cancel()

@@ -1,4 +1,5 @@
-"""OpenTelemetry: spans, headers and metrics, by the SDK's in-memory exporters, an OTLP collector and a consumer."""
+"""OpenTelemetry: spans, headers and metrics, read from the SDK's in-memory exporters, an OTLP collector and a
+consumer."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ POINTS = st.lists(
 def expected(
     points: list[Point], resource: dict[str, str], start: float, now: float, *, is_delta: bool
 ) -> bytes:
-    """The same message, by the generated classes."""
+    """Return the same message, encoded by the generated classes."""
     data = MetricsData()
     found = data.resource_metrics.add()
     for name, value in resource.items():

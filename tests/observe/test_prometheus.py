@@ -1,4 +1,4 @@
-"""The Prometheus collector: what a scrape shows, over HTTP and by promtool; the alert rules and the dashboard."""
+"""The Prometheus collector: scrapes over HTTP and checks by promtool; the alert rules and the dashboard."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def promtool() -> str:
 
 
 def samples(text: str, client_id: str) -> Samples:
-    """The samples of one producer, by name and the other labels."""
+    """Return the samples of one producer, by name and the other labels."""
     return {
         (sample.name, frozenset((set(sample.labels.items())) - {("client_id", client_id)})): sample.value
         for family in text_string_to_metric_families(text)

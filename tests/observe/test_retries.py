@@ -1,4 +1,4 @@
-"""Batches that are sent again: the first line of each kind, a count every 10 s, and the end."""
+"""Log lines about batches that are sent again: the first line of each kind, a count every 10 s, and the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Snapshots of metrics: their differences, and what they are as plain data."""
+"""Snapshots of metrics: their differences, and their conversion to plain data."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_the_counts_of_a_snapshot_cannot_be_changed(change):
 
 
 @pytest.mark.promise("Observability", "the docs describe each field of metrics() and name Java's counterpart")
-@pytest.mark.parametrize("heading", ["## What to watch", "### What Java calls them"])
+@pytest.mark.parametrize("heading", ["## What to watch", "### Java's names"])
 def test_the_guide_has_each_field(heading):
     page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
     table = page.split(heading)[1].split("\n#")[0]
@@ -206,7 +206,7 @@ def test_the_guide_has_each_field(heading):
 )
 def test_the_guide_has_javas_name_of_each_field_of_topics_nodes_and_transactions(prefix, kind):
     page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
-    table = page.split("#### Of each topic")[1].split("\n#")[0]
+    table = page.split("#### Topics, brokers and kinds of calls")[1].split("\n#")[0]
     named = [
         name
         for row in re.findall(r"^\| ([^|]+) \|", table, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""The slot for a tracer: who gets it, and when it is asked."""
+"""The interface for a tracer: the producers that get one, and the calls that consult it."""
 
 from __future__ import annotations
 

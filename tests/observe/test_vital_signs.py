@@ -1,4 +1,4 @@
-"""What ping() and health() return: plain values for JSON, which cannot be changed."""
+"""The results of ping() and health(): immutable values that can be converted to JSON."""
 
 from __future__ import annotations
 

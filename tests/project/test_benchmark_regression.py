@@ -1,4 +1,4 @@
-"""CPU per record, as a share of aiokafka's in the same run, is not more than what the repository has stored."""
+"""CPU per record, relative to aiokafka's in the same run, does not exceed the ratio stored in the repository."""
 
 from __future__ import annotations
 

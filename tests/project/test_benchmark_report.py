@@ -1,4 +1,4 @@
-"""What benchmarks/ makes of figures: medians and spreads, goals met and missed, tables, plots, files."""
+"""The reports of benchmarks/: medians and spreads, goals met and missed, tables, plots, files."""
 
 from __future__ import annotations
 
@@ -349,7 +349,7 @@ def test_only_a_whole_run_takes_the_place_of_the_stored_one(changes, whole, tmp_
     assert status == (130 if "interrupted" in changes else 0)
     assert (tmp_path / "RESULTS.md").exists() == (tmp_path / "results").exists() == whole
     assert (tmp_path / "partial" / "RESULTS.md").exists() != whole
-    assert "aioproducer beside its peers" in capsys.readouterr().out
+    assert "aioproducer compared with its peers" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

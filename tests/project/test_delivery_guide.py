@@ -1,4 +1,4 @@
-"""docs/delivery.md shows the error table as it is: `python -m tests.project.test_delivery_guide` prints it anew."""
+"""docs/delivery.md shows the error table as it is: `python -m tests.project.test_delivery_guide` prints it again."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class Demo:
         raise AssertionError(f"the demo ended without saying {beginning!r}: {self.finish()}")
 
     def finish(self) -> tuple[int, str, str]:
-        """Exit status, the rest of stdout, stderr."""
+        """Return the exit status, the rest of stdout, and stderr."""
         out, err = self.process.communicate(timeout=DEADLINE)
         return self.process.returncode, out, err
 
@@ -87,7 +87,7 @@ def run(*arguments: str) -> tuple[int, str, str]:
 
 @contextmanager
 def cluster_process() -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """An embedded cluster as somebody else's: its address and its process."""
+    """An embedded cluster in the role of the user's own: its address and its process."""
     process = subprocess.Popen(
         [sys.executable, "-m", "aioproducer.testing", "--port", "0"], stdout=subprocess.PIPE, text=True
     )
@@ -116,7 +116,7 @@ def is_alive(pid: int) -> bool:
 
 
 def table_of(out: str) -> dict[str, str]:
-    """Name to value and remark of the report's lines."""
+    """Return the value and the remark of each line of the report, by name."""
     lines = [
         re.split(r" {2,}", line.strip(), maxsplit=1) for line in out.splitlines() if line.startswith("  ")
     ]
@@ -230,7 +230,7 @@ def test_ctrl_c_before_anything_was_sent_says_so():
 
 
 async def test_preparation_that_nobody_wants_any_more_ends_though_no_broker_answers():
-    """Ctrl-C once took the half minute that two answers are waited for: the cluster was gone already."""
+    """Ctrl-C once took half a minute, the time limit of two answers, because the cluster had already ended."""
     interrupt = Interrupt()
     with closing(socket.create_server(("127.0.0.1", 0))) as silent:
         silent.setblocking(False)
@@ -301,7 +301,7 @@ def test_arguments_that_make_no_sense_are_refused(arguments, text):
 
 
 async def run_here(cluster: EmbeddedCluster, *arguments: str) -> int:
-    """The demo in this process, as for a cluster of the user's own."""
+    """Run the demo in this process, as for a cluster of the user's own."""
     options = flights_demo.arguments(
         ["--kafka", cluster.bootstrap_servers, "--limit", "3000", "--topic", "flights", *arguments]
     )
@@ -320,7 +320,7 @@ async def test_a_topic_may_be_used_again_from_where_it_ends(kafka_cluster, capsy
 
 
 async def test_the_demo_gives_the_signals_back(kafka_cluster):
-    """uvloop's end does not: the process that ran the demo could not be ended by SIGTERM any more."""
+    """uvloop does not restore the handlers: SIGTERM could no longer end the process that ran the demo."""
     numbers = (signal.SIGTERM, signal.SIGHUP)
     before = [signal.getsignal(number) for number in numbers]
 

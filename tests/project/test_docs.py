@@ -1,4 +1,4 @@
-"""Every page of the documentation does what it says; and the runner that finds that out finds out the contrary too."""
+"""The code on every page of the documentation works, and the runner that checks this also detects failures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOT_RUN_AT_MOST = 5
 
 
 def run_page(path, command="run"):
-    """The exit status of the runner, and what it printed."""
+    """Return the exit status of the runner, and its output."""
     runner = subprocess.Popen(
         [sys.executable, "-W", "error", "-m", "tests.support.docs_runner", command, str(path)],
         cwd=ROOT,

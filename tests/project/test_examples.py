@@ -1,4 +1,4 @@
-"""The examples as their users run them: processes, real sockets, a cluster that listens here."""
+"""The examples as their users run them: as processes, with real sockets and a cluster on this machine."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SCRIPTS = [
 ]
 NEED_KAFKA = [script for script in SCRIPTS if script not in ("fastapi_app", "wsgi_workers", "faststream_app")]
 one_loop = pytest.mark.asyncio(loop_factories=["asyncio"])
-"""The examples run on loops of their own; the tests only look on."""
+"""The examples run on their own loops, so the loop of the tests does not matter."""
 DEADLINE = 30
 """Seconds (of a fast machine) for whatever an example does."""
 
@@ -48,7 +48,7 @@ class Example:
         self.process = process
 
     async def line(self, beginning: str, stream: str = "stdout") -> str:
-        """Read on until a line has this beginning; returns the rest of it."""
+        """Read until a line begins with this text, and return the rest of the line."""
         found = await within(DEADLINE, self._line(beginning.encode(), getattr(self.process, stream)))
         assert found is not None, f"it ended without {beginning!r}: {await self.finish()}"
         return found
@@ -60,7 +60,7 @@ class Example:
         return None
 
     async def finish(self, number: int | None = None) -> tuple[int | None, str, str]:
-        """Send a signal, if one is given, and wait for the end: exit status, the rest of stdout and of stderr."""
+        """Send the signal, if any, and wait for the end; return the exit status, the rest of stdout and of stderr."""
         if number is not None:
             self.process.send_signal(number)
         out, err = await within(DEADLINE, self.process.communicate())
@@ -69,7 +69,7 @@ class Example:
 
 @asynccontextmanager
 async def running(script: str, *arguments: object, **environment: str) -> AsyncIterator[Example]:
-    """An example in a process of its own, in which warnings are errors, those about forgotten sockets too."""
+    """An example in a separate process, in which warnings are errors, including those about unclosed sockets."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-W", "error", str(EXAMPLES / f"{script}.py"), *map(str, arguments)),
         stdout=asyncio.subprocess.PIPE,

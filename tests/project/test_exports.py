@@ -1,4 +1,4 @@
-"""The public names: what `__all__` says is what there is, and all of it is described."""
+"""The public names: `__all__` is complete and correct, and every name has a docstring."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PUBLIC_MODULES = [
 
 
 def public_names(module: types.ModuleType) -> set[str]:
-    """Names without an underscore that are no submodules and not imported for the module's own use."""
+    """Return the names without an underscore, except submodules and names imported for the module's own use."""
     return {
         name
         for name, value in vars(module).items()
@@ -45,7 +45,7 @@ def public_names(module: types.ModuleType) -> set[str]:
 
 
 def attribute_docs(module: types.ModuleType) -> set[str]:
-    """Names of a module that are assigned and followed by a string that describes them."""
+    """Return the assigned names of a module that are followed by a docstring."""
     body = ast.parse(Path(inspect.getfile(module)).read_text()).body
     described = set()
     for statement, following in itertools.pairwise(body):

@@ -1,4 +1,5 @@
-"""examples/flights/data.py: the records made of the flights, against the file itself and against New York's clocks."""
+"""examples/flights/data.py: the records of the flights, compared with the file itself and with New York's time
+zone."""
 
 from __future__ import annotations
 

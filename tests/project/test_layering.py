@@ -1,7 +1,7 @@
 """Imports point one way between the rooms of the package, and down within each room; asyncio stays in the modules that
 own tasks and sockets.
 
-The imports are read, not made: with ast from Python files, line by line from Cython ones.
+The imports are parsed, not executed: with ast from Python files, line by line from Cython ones.
 """
 
 from __future__ import annotations
@@ -83,11 +83,12 @@ STEPS: dict[str, int] = {
 ROOMS_WITH_STEPS = {name.partition(".")[0] for name in STEPS}
 
 ONLY_THE_PUBLIC_NAMES = {"__main__", "blocking", "cli", "compat", "spark"}
-"""Built on the package as users see it."""
+"""The rooms that use only the public names of the package."""
 
 TESTING_MAY_IMPORT = {"errors", "types", "protocol", "cluster", "testing"}
 DOUBLES = {"testing.recording"}
-"""The producer itself without what stands behind its buffer. The clusters judge the producer, so they do not use it."""
+"""Doubles are the producer itself with other parts behind its buffer. The clusters check the producer, so they do not
+use it."""
 
 MAY_IMPORT_ASYNCIO = {
     "blocking",

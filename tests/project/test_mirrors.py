@@ -38,7 +38,7 @@ def mirror_of(module: str) -> Path:
 
 
 def names_from(tree: ast.Module, module: str) -> set[str]:
-    """What a test file calls `aioproducer.<module>` and the names of it that it imports."""
+    """Return the names under which a test file uses `aioproducer.<module>` and its contents."""
     full = f"aioproducer.{module}"
     package, _, name = full.rpartition(".")
     found = set()
@@ -54,7 +54,7 @@ def names_from(tree: ast.Module, module: str) -> set[str]:
 
 
 def defined_in(module: str, name: str) -> str:
-    """The module that defines what `from module import name` gives."""
+    """Return the module that defines the object that `from module import name` imports."""
     return getattr(getattr(importlib.import_module(module), name, None), "__module__", "")
 
 

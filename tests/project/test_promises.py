@@ -1,4 +1,5 @@
-"""What the README and DESIGN.md promise beyond one module: the package, the two commands, versions, the benchmarks."""
+"""Promises of README and DESIGN.md that concern more than one module: the package, the two commands, versions, the
+benchmarks."""
 
 from __future__ import annotations
 
@@ -131,7 +132,7 @@ def test_each_extra_has_what_the_clusters_import_besides():
 
 
 def besides(files: Mapping[str, Iterable[ast.AST]]) -> dict[str, set[str]]:
-    """What each file imports that a plain install does not bring."""
+    """Return, for each file, the distributions that it imports and that a plain install does not provide."""
     plain = required(PROJECT["project"]["dependencies"])
     found = {name: distributions(imports_of(nodes)) - plain for name, nodes in files.items()}
     return {name: more for name, more in found.items() if more}
@@ -168,7 +169,7 @@ def imports_of(nodes: Iterable[ast.AST]) -> set[str]:
 
 
 def commands_of(target: str, *settings: str) -> str:
-    """What make would run on a machine that has nothing yet."""
+    """Return the commands that make would run on a fresh machine."""
     command = ["make", "--dry-run", "--always-make", "--no-print-directory", target, *settings]
     # Not those of a make that runs this test.
     inherited = {"MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "KAFKA", "SPARK", "ARGS", "PYTHON"}
@@ -532,7 +533,7 @@ async def test_each_request_goes_in_the_newest_version_of_both_sides(release):
 )
 @in_virtual_time
 async def test_a_leader_that_hangs_while_it_is_connected_to_is_asked_for_elsewhere(monkeypatch):
-    """A frozen broker still takes connections: nothing is refused or lost that would tell that it is gone."""
+    """A frozen broker still accepts connections, so no rejected or lost connection reveals that it is gone."""
     monkeypatch.setattr(brokers, "TRY_ANOTHER_AFTER", 50 * MS)
     settings = {"request_timeout_ms": 80_000 * MS, "socket_connection_setup_timeout_ms": 600_000}
     async with producing(brokers=2, **ONE_BATCH_PER_RECORD, **settings) as (cluster, producer):

@@ -1,4 +1,4 @@
-"""Comments, docstrings, messages and documents are plain English, as far as a program can count that."""
+"""Comments, docstrings, messages and documents are plain English, as far as a program can measure it."""
 
 from __future__ import annotations
 

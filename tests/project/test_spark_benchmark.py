@@ -1,4 +1,4 @@
-"""What make bench-spark makes of figures: goals, tables, a picture; its plan, its broker, its account of CPU time."""
+"""The reports of make bench-spark: goals, tables, a plot; its plan, its broker, its measurement of CPU time."""
 
 from __future__ import annotations
 
@@ -309,7 +309,7 @@ def test_each_sink_is_warmed_up_in_frames_and_in_streams():
 
 
 def test_the_broker_acknowledges_transactions():
-    """A participant's rows and the commit with its offset, as the sink makes them."""
+    """Send a participant's rows and the commit with its offset, as the sink does."""
     from aioproducer import OffsetAndMetadata, TopicPartition
     from aioproducer.blocking import Producer
 
@@ -332,7 +332,7 @@ def test_a_changed_broker_is_noticed(monkeypatch, tmp_path):
     other.write_text(target.BROKER.read_text().replace(target.LAST_API, ""))
     monkeypatch.setattr(target, "BROKER", other)
 
-    with pytest.raises(RuntimeError, match="has no such line any more"):
+    with pytest.raises(RuntimeError, match="no longer has such a line"):
         target.source()
 
 

@@ -1,4 +1,4 @@
-"""The walk of a record: what is counted, and how far it may go."""
+"""The walk of a record: the counted calls, and their limits."""
 
 from __future__ import annotations
 

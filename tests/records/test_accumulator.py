@@ -1,4 +1,5 @@
-"""The accumulator without a sender and without sockets: what is due, what is drained, and in which order."""
+"""The accumulator without a sender and without sockets: the batches that are due, and the order in which they are
+drained."""
 
 from __future__ import annotations
 
@@ -638,7 +639,7 @@ async def test_records_that_ended_early_are_left_out_and_a_batch_without_any_is_
 
 
 def large_batch_of_records_with_timeouts(bench: Bench) -> list[Delivery]:
-    """A closed batch that a thread has compressed."""
+    """Return a closed batch that a thread has compressed."""
     sent = [bench.send(0, b"%04d" % number * 1024) for number in range(10)]
     assert bench.drain() == []
     assert sent[0].batch.is_being_compressed
@@ -823,7 +824,7 @@ async def test_sticky_partition_changes_after_batch_size_bytes():
 
 
 def lingered(bench: Bench) -> list[ProducerBatch]:
-    """The batches that go out because their linger is over."""
+    """Return the batches that are sent because their linger has ended."""
     bench.ready(later=1)
     return bench.drain_all()
 
@@ -862,7 +863,7 @@ async def test_sticky_partition_stays_while_its_batch_fills():
 
 
 async def test_the_load_of_many_partitions_is_not_looked_at_with_every_switch(monkeypatch):
-    """With 10,000 partitions one look takes 10 ms."""
+    """With 10,000 partitions one check takes 10 ms."""
     looks = []
     monkeypatch.setattr(UniformSticky, "update_load", lambda *load, total: looks.append(total))
     bench = Bench([0] * 10_000, batch_size=1000)

@@ -1,4 +1,5 @@
-"""The memory that batches hold: exact on every path, bounded, and given to those who wait, first come first served."""
+"""The memory of batches: counted exactly on every path, bounded, and passed to waiting callers, first come first
+served."""
 
 from __future__ import annotations
 
@@ -381,7 +382,7 @@ async def test_waiter_that_is_cancelled_when_its_record_was_appended_detaches_it
 
 
 async def test_waiter_whose_time_is_over_in_the_turn_of_its_append_has_its_delivery(monkeypatch):
-    """Its record is in the buffer: to say that it is not would be a lie."""
+    """The record is in the buffer, so an error that claims otherwise would be wrong."""
 
     @asynccontextmanager
     async def over_when_it_is_served(deadline):

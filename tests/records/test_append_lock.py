@@ -1,4 +1,4 @@
-"""The accumulator's lock: who appends next while the memory is used up."""
+"""The accumulator's lock: the order of appends while the memory is used up."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.accumulator_bench import LONG, turns
 
 
 class Buffer:
-    """A buffer of 10 bytes that is full, and its lock."""
+    """Return a full buffer of 10 bytes, and its lock."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""A batch from its opening to its end, the bytes it is sent as, and the batches that users build."""
+"""A batch from its opening to its end, its bytes on the wire, and the batches that users build."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Where a batch is compressed: in the loop, up to a millisecond's worth a turn, or in threads that take what waits."""
+"""Compression of batches: in the loop, for up to a millisecond per turn, or in threads that take all waiting
+batches."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from tests.support.producing import producing, values, within
 KIB = 1024
 BATCH = 64 * KIB
 VALUE = b"0123456789abcdef" * (BATCH // 16)
-"""With its record's overhead it needs a batch of its own."""
+"""With the overhead of a record, this value needs a batch of its own."""
 
 
 def bench_with(processors: int, partitions: int = 32, codec: str = "lz4", **settings: object) -> Bench:
@@ -29,7 +30,7 @@ def bench_with(processors: int, partitions: int = 32, codec: str = "lz4", **sett
 
 
 def fill(bench: Bench, count: int, size: int = BATCH - 1000) -> list[ProducerBatch]:
-    """A large batch in each of so many partitions, all of which are closed in this turn of the loop."""
+    """Return a large batch in each of `count` partitions, all of which are closed in this turn of the loop."""
     for partition in range(count):
         bench.send(partition, VALUE[:size])
     bench.drain()

@@ -1,4 +1,5 @@
-"""A delivery is one of asyncio's futures: results, errors, callbacks, cancelling, and what is kept for how long."""
+"""A delivery behaves like an asyncio future: results, errors, callbacks, cancellation, and the lifetime of
+objects."""
 
 from __future__ import annotations
 
@@ -103,8 +104,8 @@ async def test_delivery_has_no_offset_if_the_broker_told_none(path, accumulator)
 
 
 def test_delivery_takes_no_more_memory_than_three_of_its_fields_sharing_a_word_do():
-    """There is one for each record that waits; with the 16 bytes of any object (32 on a free-threaded Python) it just
-    fills a block of the allocator."""
+    """Each waiting record has one; with the 16 bytes of any object (32 on a free-threaded Python), it exactly fills a
+    block of the allocator."""
     assert Delivery.__basicsize__ - object.__basicsize__ <= 32
 
 
@@ -345,7 +346,7 @@ async def test_cancelled_delivery_stays_cancelled_and_its_record_is_sent(path, a
 )
 @pytest.mark.parametrize("message", ["Cancelled via cancel scope 7f", None, ("any", "object")])
 async def test_whoever_awaits_a_cancelled_delivery_gets_the_message_of_the_cancellation(path, message):
-    """anyio recognises its own cancellation by it."""
+    """anyio recognizes its own cancellation by this message."""
     expected = () if message is None else (message,)
     deliveries = [path.try_send("orders", b"v") for _ in range(3)]
     alone, gathered = asyncio.ensure_future(awaited(deliveries[0])), asyncio.gather(*deliveries[1:])

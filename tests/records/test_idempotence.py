@@ -1,4 +1,4 @@
-"""Sequences, epochs, and how many batches may be in flight: the rules that keep one name for one byte string."""
+"""Sequences, epochs, and the number of batches in flight: the rules that give each byte string a unique name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOST = 5
 
 
 def begun(epoch: int = 0) -> tuple[Idempotence, PartitionSequence]:
-    """With an identity, and a partition that has adopted it."""
+    """Return the numbers of a producer with an identity, and a partition that has adopted it."""
     idempotence = Idempotence(True)
     idempotence.use(ProducerIdentity(4711, epoch))
     sequence = idempotence.sequence_of(None, TOPIC, 0)

@@ -1,4 +1,5 @@
-"""`interceptors=[...]`: first of all on the way in, once per record on the way out, harmless when they raise."""
+"""`interceptors=[...]`: called before anything else happens to a record, once with its result, and skipped if they
+raise."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ LOG = ClientLog("aioproducer.records.interceptors", "orders")
 
 
 class Recorder:
-    """Sees everything and changes nothing."""
+    """Records all calls and changes nothing."""
 
     def __init__(self):
         self.records = []

@@ -1,4 +1,5 @@
-"""The linger of open batches: in order, longer after many that ended together, over for closed batches."""
+"""The linger of open batches: in order, longer after many that ended together, and without effect on closed
+batches."""
 
 from __future__ import annotations
 
@@ -77,8 +78,8 @@ def test_a_rest_begins_with_more_batches_than_can_be_sent_in_a_linger():
 
 
 def lingered_together(bench: Bench, count: int) -> float:
-    """As many batches go out because their linger is over. Returns when: all that the test appends will have lingered
-    by then, however slowly it does."""
+    """Send `count` batches because their linger has ended. Return a loop time by which everything that the test
+    appends will have lingered, even if the test is slow."""
     for partition in range(count):
         bench.send(partition)
     then = bench.loop.time() + 10

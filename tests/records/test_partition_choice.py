@@ -1,4 +1,4 @@
-"""Which partition a record goes to, seen from `send` to the log."""
+"""The choice of a record's partition, from `send` to the log."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Region(enum.IntEnum):
 
 
 class Number:
-    """An integer of another library, as numpy has them."""
+    """An integer type of another library, such as numpy."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -163,7 +163,7 @@ async def test_records_without_a_key_spread_over_all_partitions():
     "Records", "records without a key go to uniformly sticky partitions, adaptive to slow brokers"
 )
 async def test_records_without_a_key_share_a_batch():
-    """Sticky: they fill one partition's batch before they go to another (KIP-794)."""
+    """Sticky records fill one partition's batch before the next partition is chosen (KIP-794)."""
     async with producing(topics={"t": 12}, batch_size=4000, linger_ms=20) as (cluster, producer):
         await producer.partitions_for("t")
         deliveries = [await producer.send("t", b"v" * 50) for _ in range(40)]
@@ -177,7 +177,7 @@ async def test_records_without_a_key_share_a_batch():
     "Records", "records without a key go to uniformly sticky partitions, adaptive to slow brokers"
 )
 async def test_lingering_records_without_a_key_reach_all_partitions():
-    """Their batches never get full: after 16 KiB they go to another partition all the same."""
+    """The batches never get full, but another partition is still chosen after 16 KiB."""
     async with producing(topics={"t": 12}, linger_ms=1) as (cluster, producer):
         used = set()
         for _ in range(50):
@@ -250,7 +250,7 @@ async def test_records_without_a_key_are_uniform_if_adaptive_partitioning_is_off
 
 
 async def leaderless(cluster, producer, partition: int) -> None:
-    """Let a partition of a topic with one replica each have no leader, and the producer know it."""
+    """Remove the leader of a partition of a topic with one replica, and let the producer learn of it."""
     await producer.partitions_for("t")
     await cluster.stop_broker(cluster.leader("t", partition))
     producer._metadata.request_update()

@@ -1,4 +1,4 @@
-"""A record that is not in the buffer yet."""
+"""Records that are not in the buffer yet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The receipt of send_many, without a producer: batches are ended by hand. How rows get there: sending/test_bulk.py."""
+"""The receipt of send_many, without a producer: batches are ended by hand. sending/test_bulk.py tests how rows get
+into batches."""
 
 from __future__ import annotations
 

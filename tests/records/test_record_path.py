@@ -1,4 +1,5 @@
-"""The compiled path: its encoder against the plain-Python one, what it refuses, where records go, and `send`."""
+"""The compiled path: its encoder compared with the plain-Python one, rejected records, chosen partitions, and
+`send`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The compiled encoder against the plain-Python one where its arithmetic has borders: lengths at which a varint grows,
-time stamps as far apart as they can be, batches whose records are withdrawn, and the parts of split ones."""
+"""The compiled encoder compared with the plain-Python one at the limits of its arithmetic: lengths at which a varint
+grows, timestamps that are as far apart as possible, batches with withdrawn records, and the parts of split
+batches."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ batches = st.lists(
 )
 light = st.builds(OracleRecord, timestamp=timestamps, key=short, value=short, headers=few_headers)
 light_batches = st.lists(light, min_size=1, max_size=12)
-"""Of short records: most of the time goes into the oracle's CRC."""
+"""The number of short records: most of the time is spent on the oracle's CRC."""
 
 
 @settings(max_examples=200, deadline=None)
@@ -118,12 +119,12 @@ def test_batch_that_the_user_builds_is_what_the_oracle_writes(given_records):
 
 @dataclass
 class Sent:
-    """Records as they were sent, with their deliveries, and what must become of each."""
+    """Records as they were sent, with their deliveries and the expected result of each."""
 
     records: list[OracleRecord]
     deliveries: list[Delivery]
     expected: dict[int, object] = field(default_factory=dict)
-    """By index: an offset, or the error itself."""
+    """The expected results by index: an offset, or the error itself."""
 
     @property
     def base_timestamp(self) -> int:
@@ -150,8 +151,8 @@ def sent(given_records: list[OracleRecord]) -> tuple[Sent, ProducerBatch]:
 
 
 def without(some: Sent, batch: ProducerBatch, left_out: set[int]) -> list[int]:
-    """Withdraw records as their time-outs would, some of them when others are left out already; the indexes of the
-    others."""
+    """Withdraw records as their time-outs would, some of them after others were left out; return the indexes of the
+    remaining ones."""
     for some_left_out in (sorted(left_out)[::2], sorted(left_out)[1::2]):
         for index in some_left_out:
             some.expected[index] = error = DeliveryError(f"too late: {index}")
@@ -162,14 +163,15 @@ def without(some: Sent, batch: ProducerBatch, left_out: set[int]) -> list[int]:
 
 
 def some_of(count: int) -> st.SearchStrategy[set[int]]:
-    """Of `count` things any number, but not all."""
+    """Draw any number of `count` indexes, but not all."""
     return st.sets(st.integers(0, count - 1), max_size=count - 1)
 
 
 def cut(
     some: Sent, batch: ProducerBatch, indexes: list[int], data: st.DataObject
 ) -> list[tuple[ProducerBatch, list[int]]]:
-    """In two, as KIP-126 does, or without the records that the broker named (KIP-467); one record stays whole."""
+    """Split in two, as KIP-126 does, or leave out the records that the broker named (KIP-467); a single record is not
+    split."""
     if len(indexes) < 2:
         return [(batch, indexes)]
     end = batch.record_count + len(batch.withdrawn)

@@ -1,4 +1,4 @@
-"""Serializers: plain or async, functions or objects; what they raise or return wrongly is one error."""
+"""Serializers: plain or async, functions or objects; an exception or an invalid result becomes one error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.producing import numbers, producing, values, within
 
 
 class AnyAwaitable:
-    """Can be awaited and is not a coroutine."""
+    """An awaitable that is not a coroutine."""
 
     def __init__(self, result: object) -> None:
         self._result = result

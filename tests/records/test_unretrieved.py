@@ -1,4 +1,4 @@
-"""Failed records whose result was never looked at: counted at once, logged together."""
+"""Failed records whose result was never retrieved: counted immediately, logged together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Filters of addresses: what they may return, and which addresses are refused without one."""
+"""Address filters: the values that they may return, and the addresses that are rejected without a filter."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.scripted_broker import HOST, LONG, Net, ScriptedBroker, silen
 
 
 async def refused_by(address_filter, **settings) -> str:
-    """Why node 0 is not connected to with this address_filter; nothing may reach it."""
+    """Return the reason why node 0 is not connected to with this address_filter; no connection may reach it."""
     async with ScriptedBroker(echo) as broker:
         async with Net("127.0.0.1:1", address_filter=address_filter, **settings) as net:
             net.brokers.update(cluster_of(broker.port))

@@ -1,4 +1,4 @@
-"""One authentication of a connection: the requests, what a refusal means, and when the next one is due."""
+"""One authentication of a connection: its requests, the meaning of a rejection, and the time of the next one."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def test_a_handshake_is_followed_by_each_token_and_the_last_answer_has_the
         (
             {"handshake": ErrorCode.UNSUPPORTED_SASL_MECHANISM},
             UnsupportedSaslMechanismError,
-            r"broker 1: the broker does not take PLAIN, only SCRAM-SHA-256, GSS\x07API; set sasl_mechanism",
+            r"broker 1: the broker does not accept PLAIN, only SCRAM-SHA-256, GSS\x07API; set sasl_mechanism",
         ),
         (
             {"handshake": ErrorCode.ILLEGAL_SASL_STATE},
@@ -178,7 +178,8 @@ async def test_credentials_that_take_too_long_are_a_lost_connection_and_a_bug_in
 
 
 def test_a_session_for_which_no_credentials_come_until_its_end_fails():
-    """In virtual time: they are asked for after 85 % of 10 s, after half of what is left, and after its end."""
+    """In virtual time, credentials are requested after 85 % of 10 s, after half of the remaining time, and after the
+    end."""
     asked = []
 
     async def credentials() -> None:
@@ -201,7 +202,7 @@ def test_a_session_for_which_no_credentials_come_until_its_end_fails():
 
 
 async def renewal_after(lifetime_ms: int, monkeypatch, renew_at: float = 0.85) -> float | None:
-    """Seconds until an authentication anew, or None for never."""
+    """Return the seconds until the next authentication, or None for never."""
     slept: list[float] = []
     login = Login(make_config(**PLAIN))
     one = Authentication(login, "broker", host="broker", timeout=1.0, renew_at=renew_at)

@@ -1,4 +1,4 @@
-"""One password, one key, one token: looked for in everything that is written while all goes well and all goes wrong."""
+"""One password, one key, one token: none of them appears in any output, in successful runs and in failures."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ CLIENT_SECRET = "canary-client-secret-1d0e"
 
 
 def needles() -> list[str]:
-    """The secrets as they might show: as they are, and in Base64, alone or with something before them."""
+    """Return the forms in which the secrets might appear: unchanged, and in Base64, alone or after other bytes."""
     plain = [
         *(PASSWORD, KEY_PASSWORD, TOKEN, TOKEN.split(".")[1], CLIENT_SECRET, SECRET_KEY, SESSION_TOKEN),
         quote(SESSION_TOKEN),
@@ -83,7 +83,8 @@ def needles() -> list[str]:
 
 
 class Derived:
-    """What only the run shows: the keys and proofs that SCRAM makes of the password, and Amazon's tokens."""
+    """The secrets that only arise during a run: the keys and proofs that SCRAM derives from the password, and
+    Amazon's tokens."""
 
     def __init__(self) -> None:
         self.needles: list[str] = []
@@ -116,7 +117,7 @@ class Derived:
 
 
 class Everything(logging.Handler):
-    """All that is written: messages, their arguments, tracebacks with the local variables of every frame."""
+    """Everything that is logged: messages, their arguments, tracebacks with the local variables of every frame."""
 
     def __init__(self, warned: list[warnings.WarningMessage]) -> None:
         super().__init__(logging.DEBUG)
@@ -124,7 +125,7 @@ class Everything(logging.Handler):
         self._warned = warned
 
     def text(self) -> str:
-        """What has been written since it was asked for last."""
+        """Return the output since the last call."""
         self.write(*[str(one.message) for one in self._warned])
         self._warned.clear()
         text, self.out = self.out.getvalue(), io.StringIO()
@@ -143,7 +144,8 @@ class Everything(logging.Handler):
             print(thing, repr(thing), file=self.out)
 
     def error(self, error: BaseException | None) -> None:
-        """The error as text and as a pickle, with each frame of the package as a crash reporter would show it."""
+        """Return the error as text and as a pickle, with each frame of the package as a crash reporter would show
+        it."""
         seen: list[BaseException] = []
         while error is not None and error not in seen:
             seen.append(error)
@@ -182,7 +184,7 @@ def derived(monkeypatch) -> Derived:
 
 
 class Scenario(NamedTuple):
-    """A broker, a producer's settings, and the error that they end in; None: records are delivered."""
+    """A broker, a producer's settings, and the resulting error; None: records are delivered."""
 
     name: str
     security: Security
@@ -215,7 +217,7 @@ def with_password(mechanism: str) -> Iterator[Scenario]:
         return Security(**{"tls": server_context(), "mechanisms": [mechanism], "users": USERS, **changed})
 
     refused, other = AuthenticationError, UnsupportedSaslMechanismError
-    forged = "a challenge" if mechanism == "PLAIN" else "makes no sense"
+    forged = "a challenge" if mechanism == "PLAIN" else "is malformed"
     yield Scenario(mechanism, security(), settings)
     yield Scenario(f"{mechanism} refused", security(users=None), settings, refused, "Authentication failed")
     yield Scenario(f"{mechanism} not taken", security(mechanisms=["OAUTHBEARER"]), settings, other)
@@ -223,11 +225,13 @@ def with_password(mechanism: str) -> Iterator[Scenario]:
     if mechanism != "PLAIN":
         signature = security(tamper=lambda number, answer: b"v=AAAA" if number else answer)
         yield Scenario(f"{mechanism} forged signature", signature, settings, refused, "signature is wrong")
-    yield Scenario(f"{mechanism} without SASL", security(mechanisms=()), settings, refused, "knows no SASL")
+    yield Scenario(
+        f"{mechanism} without SASL", security(mechanisms=()), settings, refused, "does not support SASL"
+    )
     brief = {**settings, "max_block_ms": 1_000_000 * MS}
     yield Scenario(f"{mechanism} without TLS", security(tls=None), brief, BootstrapError, "TLS")
     strange = security(tls=server_context("strange"))
-    yield Scenario(f"{mechanism} strange", strange, settings, TlsError, "certificate is refused")
+    yield Scenario(f"{mechanism} strange", strange, settings, TlsError, "certificate was rejected")
 
     def asked(function: object) -> dict[str, object]:
         return {**trusted, "sasl_credentials": function}
@@ -244,7 +248,7 @@ def with_password(mechanism: str) -> Iterator[Scenario]:
 
 
 class TakesAnyToken:
-    """A broker's side of OAUTHBEARER that knows Amazon's tokens, as far as the client can tell."""
+    """A broker's side of OAUTHBEARER that accepts any token, including Amazon's."""
 
     principal, lifetime = "", 0.0
 
@@ -294,7 +298,7 @@ def with_token(derived: Derived, answering: str, refusing: str) -> Iterator[Scen
         "OIDC answered, token refused", late, oidc(answering), refused, "rejected the OAUTHBEARER credentials"
     )
     yield Scenario("OIDC refused", bearer(), oidc(refusing), refused, "HTTP status 401")
-    yield Scenario("OIDC unreachable", bearer(), given(nobody), refused, "gives no token")
+    yield Scenario("OIDC unreachable", bearer(), given(nobody), refused, "returned no token")
     yield Scenario("MSK IAM", Msk(mechanisms=["OAUTHBEARER"]), given(derived.msk_provider()))
     yield Scenario("MSK IAM refused", bearer(), given(derived.msk_provider()), refused, "rejected the")
 
@@ -318,7 +322,7 @@ def with_certificate(tmp_path) -> Iterator[Scenario]:
 
 
 def with_sessions() -> Iterator[Scenario]:
-    """Authenticated anew several times, and at last refused."""
+    """Yield scenarios that re-authenticate several times, until the broker rejects it."""
     given = {
         "PLAIN": {**ALICE, "sasl_plain_without_tls": True},
         "SCRAM-SHA-256": ALICE,
@@ -336,7 +340,7 @@ AUTHENTICATIONS = 6
 
 
 async def play(cluster: EmbeddedCluster, scenario: Scenario, everything: Everything) -> KafkaError | None:
-    """Use a producer in every way that writes something; returns what keeps records from being delivered."""
+    """Use a producer in every way that causes output; return the error that prevents deliveries."""
     security = scenario.security
     producer = Producer(cluster.bootstrap_servers, **{**QUICK, **scenario.settings})
     everything.write(producer, producer.config, vars(producer))
@@ -362,7 +366,7 @@ async def play(cluster: EmbeddedCluster, scenario: Scenario, everything: Everyth
 
 
 async def trouble(cluster: EmbeddedCluster, scenario: Scenario, everything: Everything) -> None:
-    """What befalls a producer that is running well, until it says so."""
+    """Let something fail while a producer is running, and wait until it reports the failure."""
     security = scenario.security
     patience = 500 if security.session_lifetime else 150
     limits = {"max_block_ms": patience, "delivery_timeout_ms": 150, "request_timeout_ms": 100}

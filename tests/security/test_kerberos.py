@@ -118,7 +118,7 @@ async def test_a_broker_with_another_key_is_refused(keytabs):
 
 
 def exchanged(keytabs: dict[str, str]):
-    """A machine and a server after they have proved to each other who they are."""
+    """Return a machine and a server after they have authenticated each other."""
     import gssapi
 
     machine = Gssapi("kafka", "localhost", principal="alice", keytab=keytabs["alice"])
@@ -149,7 +149,7 @@ def test_no_security_layer_is_chosen_and_the_end_is_silent(keytabs):
 def test_a_demand_for_a_layer_or_nonsense_is_refused(keytabs, offer):
     machine, server = exchanged(keytabs)
 
-    with pytest.raises(AuthenticationError, match="demands a security layer"):
+    with pytest.raises(AuthenticationError, match="requires a security layer"):
         machine.step(server.wrap(offer, False).message)
 
 

@@ -1,4 +1,5 @@
-"""The login of a producer: how long a token is used again, who fetches it, and what the user's callables may return."""
+"""The login of a producer: the reuse of tokens, the requests for them, and the values that the user's callables may
+return."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Producers and brokers that have to prove to each other who they are: TLS, mTLS, each SASL mechanism, refusals."""
+"""Producers and brokers that authenticate each other: TLS, mTLS, each SASL mechanism, rejections."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def deliver(cluster: EmbeddedCluster, **settings: object) -> None:
 
 
 async def refusal(servers: str, **settings: object) -> BaseException:
-    """What start() fails with; it has to fail soon."""
+    """Return the error of start(), which must fail soon."""
     producer = Producer(servers, **{**QUICK, "max_block_ms": 600_000, **settings})
     with pytest.raises(Exception) as caught:  # noqa: PT011  # looked at by the caller
         async with at_most(LONG):
@@ -102,7 +102,7 @@ async def refusal(servers: str, **settings: object) -> BaseException:
 
 
 async def given_up(servers: str, **settings: object) -> BootstrapError:
-    """What start() fails with when its time is over, some time after the first attempt has failed."""
+    """Return the error of start() when its time is up, some time after the first attempt has failed."""
     loop = asyncio.get_running_loop()
     async with Net(servers, **settings) as net:
         patient = asyncio.create_task(net.metadata.first_update(loop.time() + 600))
@@ -367,7 +367,7 @@ async def test_a_listener_without_sasl_is_named():
         error = await refusal(cluster.bootstrap_servers, **SCRAM)
 
     assert type(error) is AuthenticationError
-    assert "knows no SASL" in str(error)
+    assert "does not support SASL" in str(error)
 
 
 async def test_a_port_without_tls_is_named():
@@ -394,7 +394,7 @@ async def test_a_broker_that_wants_a_certificate_ends_start_with_the_setting():
         error = await refusal(cluster.bootstrap_servers, security_protocol="SSL", **TRUST)
 
     assert type(error) is TlsError
-    assert "the broker wants a client certificate: set ssl_keystore_location" in str(error)
+    assert "the broker requires a client certificate: set ssl_keystore_location" in str(error)
 
 
 async def test_certificates_that_can_not_be_read_end_start_with_the_setting(tmp_path):
@@ -430,7 +430,7 @@ def changed_afterwards() -> OAuthToken:
         (lambda: OAuthToken("opaque", math.nan), "lifetime must be a number of seconds or None, not NaN"),
         (lambda: OAuthToken("opaque", 60, {"a": 5}), "extensions must be a mapping of str to str"),
         (lambda: ("opaque", 2e9, "principal", "extensions"), "extensions must be a mapping of str to str"),
-        (lambda: pickle.loads(pickle.dumps(Secret("opaque"))), "does not carry its text"),
+        (lambda: pickle.loads(pickle.dumps(Secret("opaque"))), "does not contain its text"),
         (changed_afterwards, "no credentials: TypeError"),
     ],
 )
@@ -564,7 +564,7 @@ def final_only(change: Callable[[bytes], bytes]) -> Callable[[int, bytes], bytes
         (replaced(b"i=4096", b"i=4095"), "asks for 4095 iterations"),
         (replaced(b"i=4096", b"i=999999999"), "asks for 999999999 iterations"),
         (replaced(b"r=", b"m=ext,r="), "extension"),
-        (lambda _, __: b"e=other-error", "refuses: other-error"),
+        (lambda _, __: b"e=other-error", "rejected the exchange: other-error"),
         (final_only(lambda message: message[:2] + b"AAAA" + message[6:]), "signature is wrong"),
         (final_only(lambda _: b""), "signature is wrong"),
         (final_only(lambda _: b"x=1"), "signature is wrong"),
@@ -626,7 +626,7 @@ async def test_a_token_is_refused_after_its_last_word():
             peer.answer(header, SaslAuthenticateResponse(auth_bytes=b"{}"))
 
     async with ScriptedBroker(serve) as broker:
-        with pytest.raises(AuthenticationError, match="refuses the token"):
+        with pytest.raises(AuthenticationError, match="rejected the token"):
             await make_connection(
                 broker.port,
                 security_protocol="SASL_PLAINTEXT",
@@ -650,7 +650,7 @@ async def test_a_broker_that_is_too_old_for_sasl_is_told_so(ranges):
         await silence(peer)
 
     async with ScriptedBroker(serve) as broker:
-        with pytest.raises(AuthenticationError, match="too old, or this listener knows no SASL"):
+        with pytest.raises(AuthenticationError, match="too old, or this listener does not support SASL"):
             await make_connection(broker.port, **SCRAM).connect()
 
 

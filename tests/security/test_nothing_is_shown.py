@@ -1,4 +1,5 @@
-"""No error text, no log and no repr shows a record's key, value or headers, or a password: canaries are looked for."""
+"""No error text, no log and no repr shows a record's key, value or headers, or a password; the tests search for
+canaries."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ HEADERS = [(NAME, HEADER.encode())]
 
 
 def everything_about(error: BaseException) -> str:
-    """All that a log, a terminal or an error tracker could show of an error, its causes included."""
+    """Return everything that a log, a terminal or an error tracker could show of an error, including its causes."""
     texts = ["".join(traceback.format_exception(error))]
     seen: BaseException | None = error
     while seen is not None:
@@ -35,7 +36,7 @@ def everything_about(error: BaseException) -> str:
 
 
 def shown_in(text: str) -> list[str]:
-    """The canaries in a text, as they are or in hexadecimal."""
+    """Return the canaries in a text, unchanged or in hexadecimal."""
     return [name for name, word in CANARIES.items() if word in text or word.encode().hex() in text]
 
 
@@ -79,7 +80,8 @@ async def test_no_error_text_and_no_log_shows_what_a_refused_record_holds(wrong,
 
 
 async def what_becomes_of_records(producer: Producer, cluster: EmbeddedCluster) -> list[object]:
-    """Records that are delivered, refused by the broker, too late, and given up; everything that can be looked at."""
+    """Send records that are delivered, rejected by the broker, too late, and abandoned; return everything that is
+    visible."""
     record = {"value": VALUE.encode(), "key": KEY.encode(), "headers": HEADERS}
     shown: list[object] = [producer, await producer.send_and_wait("t", **record)]
     for code in (ErrorCode.INVALID_RECORD, ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.TOPIC_AUTHORIZATION_FAILED):

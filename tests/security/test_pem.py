@@ -1,4 +1,5 @@
-"""PEM text: in lines as OpenSSL reads it, and which text is to blame, and why, when OpenSSL can't use it."""
+"""PEM text: the line breaks that OpenSSL requires, and the text at fault, with the reason, if OpenSSL can't use
+it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions that end: authenticated anew on the open connection, with nothing lost, reordered or written in between."""
+"""Sessions that end: the open connection re-authenticates, and nothing is lost, reordered or written in between."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ SASL = (ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE)
 
 @pytest.fixture
 def short_sessions(monkeypatch):
-    """Sessions of a tenth of a second, where Kafka wants a second between two authentications."""
+    """Allow sessions of a tenth of a second, although Kafka requires a second between two authentications."""
     monkeypatch.setattr(authentication, "SHORTEST_SESSION", 0.005)
     monkeypatch.setattr(broker_security, "PAUSE_BETWEEN_AUTHENTICATIONS", 0.0)
 
@@ -141,7 +141,7 @@ async def test_sessions_end_and_begin_through_tls_too():
 
 
 class Scripted:
-    """A broker that authenticates by PLAIN and then does what the test tells it."""
+    """A broker that authenticates with PLAIN and then runs the function of the test."""
 
     def __init__(self, lifetime_ms: int = 60) -> None:
         self.lifetime_ms = lifetime_ms
@@ -420,7 +420,7 @@ async def test_a_machine_that_computes_for_too_long_is_given_up(monkeypatch):
         settings = {**PLAIN, "sasl_mechanism": "SCRAM-SHA-256", "sasl_plain_without_tls": False}
         settings["socket_connection_setup_timeout_ms"] = 500
         try:
-            with pytest.raises(BrokerConnectionError, match=r"SCRAM-SHA-256 takes longer than 0\.5 s"):
+            with pytest.raises(BrokerConnectionError, match=r"SCRAM-SHA-256 took longer than 0\.5 s"):
                 await make_connection(cluster.broker(0).port, **settings).connect()
         finally:
             may_end.set()

@@ -1,4 +1,4 @@
-"""The threats of SECURITY.md, by their numbers: each has a test, or a paragraph there that says why none can be."""
+"""The threats of SECURITY.md, by their numbers: each has a test, or a paragraph there that says why it has none."""
 
 from __future__ import annotations
 
@@ -69,7 +69,8 @@ MIB = 1024 * 1024
 
 
 async def answered_with(frame: bytes) -> BaseException:
-    """What a Metadata request fails with when these bytes are its answer, and no memory is taken for it."""
+    """Return the error of a Metadata request whose answer is these bytes, and check that no memory is allocated for
+    it."""
 
     async def serve(peer: Peer) -> None:
         await peer.handshake()
@@ -217,7 +218,8 @@ async def test_threat_07_a_mechanism_is_never_replaced_by_a_weaker_one():
 
 
 async def scram_with(server_first: str) -> tuple[BaseException, list[bytes]]:
-    """What a connection fails with when a broker begins SCRAM like this, and what it was sent."""
+    """Return the error of a connection to a broker that begins SCRAM like this, and the bytes that the broker
+    received."""
     sent = []
 
     async def serve(peer: Peer) -> None:
@@ -291,7 +293,7 @@ OFF = ("", "none", "false", "no", "off", "0", "null", "*", False, None, 0, [], "
 
 
 def test_threat_11_no_setting_switches_the_check_of_the_host_name_off():
-    """Each key of any client with each value that could mean "off": it is refused, or the name is checked."""
+    """Each key of any client with each value that could mean "off": it is rejected, or the name is still checked."""
     accepted = 0
     own_decision = {"security_protocol", "ssl_context"}
     for key in sorted({*KEYS, *SETTINGS} - own_decision - {"security.protocol"}):
@@ -412,7 +414,7 @@ async def test_threat_16_a_broker_can_not_send_us_round_in_circles():
 
 
 class Endless:
-    """A mechanism that has something to say to every challenge, as Kerberos' library may have."""
+    """A mechanism that answers every challenge, as a Kerberos library may do."""
 
     name, is_slow = "SCRAM-SHA-256", False
 
@@ -441,7 +443,7 @@ async def test_threat_16_an_authentication_takes_16_tokens_and_no_more(monkeypat
 
     monkeypatch.setattr(Login, "mechanism", mechanism)
     async with ScriptedBroker(serve) as broker:
-        with pytest.raises(AuthenticationError, match="SCRAM-SHA-256 does not end after 16 tokens"):
+        with pytest.raises(AuthenticationError, match="SCRAM-SHA-256 did not end after 16 tokens"):
             await make_connection(broker.port, **SCRAM).connect()
 
     assert tokens == 16
@@ -574,7 +576,7 @@ async def test_a_handshake_that_hangs_is_given_up_after_the_set_up_time():
 
 
 def threats() -> dict[int, str]:
-    """The rows of the list: number -> what stands in the last column."""
+    """Return the last column of each row of the table, by number."""
     rows = re.findall(r"^\| (\d+) \|.*\| ([^|]*) \|$", (ROOT / "SECURITY.md").read_text(), re.MULTILINE)
     return {int(number): last for number, last in rows}
 

@@ -1,4 +1,5 @@
-"""From settings to a context: whom it trusts, what it shows, what it refuses, and when files are read again."""
+"""From settings to a context: trusted authorities, the client's certificate, rejected files, and the reloading of
+files."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ def config(**settings: object):
 
 
 def shaken(context: ssl.SSLContext, server: ssl.SSLContext, name: str = HOST) -> ssl.SSLObject:
-    """Both sides of a handshake in memory; returns the server's. Raises what either side raises."""
+    """Run both sides of a handshake in memory, and return the server's. Raises what either side raises."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = context.wrap_bio(to_client, to_server, server_hostname=name)
     broker = server.wrap_bio(to_server, to_client, server_side=True)
@@ -325,7 +326,7 @@ KINDS_OF_MISUSE = [
 
 
 def misused_files(tmp_path) -> dict[str, tuple[dict[str, str], str]]:
-    """Settings by what is wrong with them, and what the error says after setting and file."""
+    """Faulty settings, and the text of the error after setting and file."""
     authority = trustme.CA()
     cert, other = authority.issue_cert("alice.example"), authority.issue_cert("bob.example")
     chain = "".join(blob.bytes().decode() for blob in cert.cert_chain_pems)
@@ -338,7 +339,7 @@ def misused_files(tmp_path) -> dict[str, tuple[dict[str, str], str]]:
         write(tmp_path / "both.pem", chain + another),
     )
     missing = str(tmp_path / "missing.pem")
-    no_match = "the private key does not belong to the certificate \\(ssl_.*\\); use the key that"
+    no_match = "the private key does not belong to the certificate \\(ssl_.*\\); use the key for which"
     neither = "it is neither PEM text .* nor a PKCS12 store"
     own = {"ssl_certificate_location": path["cert"]}
     texts_given = {"ssl_keystore_certificate_chain": chain, "ssl_keystore_key": another}
@@ -440,7 +441,7 @@ def test_a_misspelt_suite_of_tls_1_3_is_refused(suite):
     ],
 )
 def test_suites_of_a_protocol_that_is_not_enabled_are_refused(protocol, suite, other):
-    with pytest.raises(ConfigError, match=rf"{suite} are suites of {other} alone.*{protocol}") as caught:
+    with pytest.raises(ConfigError, match=rf"{suite} are only for {other}.*{protocol}") as caught:
         config(ssl_enabled_protocols=protocol, ssl_cipher_suites=suite)
 
     assert caught.value.setting == "ssl_cipher_suites"
@@ -504,7 +505,7 @@ def test_a_users_context_below_tls_1_2_is_refused(version):
 
 
 def test_a_servers_context_is_refused():
-    with pytest.raises(ConfigError, match="is a server's"):
+    with pytest.raises(ConfigError, match="is a server context"):
         config(ssl_context=server_context())
 
 
@@ -614,7 +615,7 @@ def test_a_pair_of_which_one_file_has_changed_leaves_the_former_context(tmp_path
 
     write(*files.pop(first))
     assert taken.current() is former
-    assert "the former ones stay" in caplog.text
+    assert "the previous ones remain" in caplog.text
 
     [last] = files.values()
     write(*last)
@@ -684,7 +685,7 @@ def test_a_file_that_is_half_written_leaves_the_former_context(tmp_path, caplog)
 
     write(path, "-----BEGIN CERTIFICATE-----\nMII")
     assert taken.current() is first
-    assert "the former ones stay" in caplog.text
+    assert "the previous ones remain" in caplog.text
 
     write(path, authority_pem() + "\n")
     assert taken.current() is not first
@@ -718,9 +719,9 @@ def test_the_name_in_a_certificate_has_neither_the_roots_dot_nor_a_scope(host, n
     [
         ("WRONG_VERSION_NUMBER", "the peer does not speak TLS"),
         ("TLSV13_ALERT_CERTIFICATE_REQUIRED", "set ssl_keystore_location"),
-        ("TLSV1_ALERT_UNKNOWN_CA", "does not trust who signed"),
+        ("TLSV1_ALERT_UNKNOWN_CA", "does not trust the authority"),
         ("TLSV1_ALERT_PROTOCOL_VERSION", "neither TLS 1.2 nor 1.3"),
-        ("SSLV3_ALERT_HANDSHAKE_FAILURE", "wants a client certificate, or no"),
+        ("SSLV3_ALERT_HANDSHAKE_FAILURE", "requires a client certificate, or no"),
         ("SOMETHING_ELSE", "OpenSSL says (SOMETHING_ELSE)"),
     ],
 )

@@ -50,7 +50,7 @@ from tests.support.scripted_broker import HOST
 
 
 class Endpoint:
-    """An HTTP server of a few lines. `answers` are given in turns, the last one for ever."""
+    """A minimal HTTP server. It gives the `answers` in turn, and then repeats the last one."""
 
     def __init__(self, *answers: tuple[int, object]) -> None:
         self.answers = list(answers) or [(200, {"access_token": "opaque-token", "expires_in": 60})]
@@ -154,7 +154,7 @@ async def test_the_endpoint_has_to_have_a_certificate_that_is_trusted():
     trusting = ssl.create_default_context(cadata=authority_pem())
     async with Endpoint().running(server_context()) as endpoint:
         assert (await provider_of(endpoint, ssl_context=trusting)()).value.reveal() == "opaque-token"
-        with pytest.raises(AuthenticationError, match="gives no token: ConnectError"):
+        with pytest.raises(AuthenticationError, match="returned no token: ConnectError"):
             await provider_of(endpoint)()
 
 
@@ -188,7 +188,7 @@ async def test_an_endpoint_that_is_out_of_order_is_asked_again_with_pauses():
 
 async def test_an_endpoint_that_stays_out_of_order_is_given_up():
     async with Endpoint((503, b"down")).running() as endpoint:
-        with pytest.raises(AuthenticationError, match="gives no token: HTTP status 503"):
+        with pytest.raises(AuthenticationError, match="returned no token: HTTP status 503"):
             await provider_of(endpoint)()
 
     assert len(endpoint.requests) == 3
@@ -197,7 +197,7 @@ async def test_an_endpoint_that_stays_out_of_order_is_given_up():
 @pytest.mark.parametrize("status", [302, 400, 401, 403])
 async def test_a_refusal_is_final_redirects_are_not_followed_and_the_answer_is_not_repeated(status):
     async with Endpoint((status, b"internal page, cl:ent secret")).running() as endpoint:
-        with pytest.raises(AuthenticationError, match=f"gives no token: HTTP status {status}") as caught:
+        with pytest.raises(AuthenticationError, match=f"returned no token: HTTP status {status}") as caught:
             await provider_of(endpoint)()
 
     assert len(endpoint.requests) == 1
@@ -253,7 +253,7 @@ async def test_a_compressed_answer_is_not_unpacked(times):
     async with endpoint.running():
         tracemalloc.start()
         try:
-            with pytest.raises(AuthenticationError, match="gives no token: a compressed answer"):
+            with pytest.raises(AuthenticationError, match="returned no token: a compressed answer"):
                 await provider_of(endpoint)()
             assert tracemalloc.get_traced_memory()[1] < 16 * 1024 * 1024
         finally:

@@ -1,4 +1,4 @@
-"""Settings against each other: contradictions are refused, defaults yield, and notes say so."""
+"""Settings checked against each other: contradictions are rejected, defaults yield, and notes report it."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_default_back_off_yields_to_one_that_was_given():
     settle(found)
 
     assert found["retry_backoff_max_ms"] == 5.0
-    assert found.notes == ["retry_backoff_ms=5000 makes retry_backoff_max_ms the same"]
+    assert found.notes == ["retry_backoff_ms=5000 sets retry_backoff_max_ms to the same value"]
 
 
 def test_the_delivery_time_out_that_was_left_out_is_at_most_that_of_a_transaction():

@@ -1,4 +1,4 @@
-"""from_config, from_env and from_properties: anybody's names, text and typed values, origins and errors."""
+"""from_config, from_env and from_properties: the names of any client, text and typed values, origins and errors."""
 
 from __future__ import annotations
 
@@ -165,18 +165,18 @@ def test_switches_that_are_off(text):
         (
             "value.serializer",
             "com.example.Avro",
-            "is a Java class without a counterpart in Python; give the keyword value_serial",
+            "is a Java class without a counterpart in Python; pass the keyword value_serial",
         ),
         (
             "key.serializer",
             "com.example.Avro",
-            "give the keyword key_serializer beside this, it wins",
+            "pass the keyword key_serializer as well; it takes precedence",
         ),
-        ("interceptor.classes", "com.example.Trace", "give the keyword interceptors beside this"),
+        ("interceptor.classes", "com.example.Trace", "pass the keyword interceptors as well"),
         (
             "connector",
             "socks5://x",
-            "can't be given as text; it must be async f(host, port) -> connected socket; give the keyword connector",
+            "can't be given as text; it must be async f(host, port) -> connected socket; pass the keyword connector",
         ),
         ("partitioner.class", "com.example.ByRegion", "is not one of murmur2"),
         ("ssl.truststore.type", "JKS", "keytool -importkeystore"),
@@ -260,7 +260,7 @@ def test_a_key_that_is_meant_for_others_changes_nothing_and_is_warned_of_once(ke
 
     assert config == Producer().config
     [warning] = [record.getMessage() for record in caplog.records]
-    assert warning.endswith(f"the producer's settings: {key} changes nothing: {purpose}")
+    assert warning.endswith(f"the producer's settings: {key} has no effect: {purpose}")
     assert "hunter2" not in caplog.text
 
 
@@ -279,7 +279,7 @@ def test_librdkafkas_time_limit_of_sockets_gives_way_to_that_of_requests(order, 
     config = Producer.from_config(dict([*both.items()][::order])).config
 
     assert config.request_timeout == 20.0
-    assert "socket.timeout.ms changes nothing: request.timeout.ms is the same setting here" in caplog.text
+    assert "socket.timeout.ms has no effect: request.timeout.ms is the same setting here" in caplog.text
     assert Producer.from_config({"socket.timeout.ms": 60000}).config.request_timeout == 60.0
 
 
@@ -337,8 +337,9 @@ def test_certificates_to_trust_without_tls_are_warned_of_in_a_file_and_refused_a
     ).config
 
     assert config.ssl_truststore_location is None
-    assert "ssl_truststore_location, ssl_truststore_password has no use with security_protocol=PLAINTEXT" in (
-        caplog.text
+    assert (
+        "ssl_truststore_location, ssl_truststore_password has no effect with security_protocol=PLAINTEXT"
+        in (caplog.text)
     )
     with pytest.raises(ConfigError, match="set security_protocol=SSL or SASL_SSL"):
         Producer(ssl_truststore_location="/etc/ca.pem")
@@ -421,7 +422,7 @@ def test_the_advice_to_give_a_keyword_can_be_followed_with_the_same_file(
     assert getattr(config, keyword) == (tuple(given) if given == [] else given)
     assert config.origin(keyword) == ("default" if given is None else "explicit")
     assert config.linger == 0.007
-    note = f"{key} ({file}:2) changes nothing: the keyword {keyword} takes its place"
+    note = f"{key} ({file}:2) has no effect: the keyword {keyword} takes precedence"
     assert (note in caplog.text) == (key not in KEYS or not KEYS[key].setting)
 
 
@@ -597,7 +598,7 @@ def test_a_port_that_kubernetes_has_not_set_is_refused():
         (
             "AIOPRODUCER_SASL_PASSWORD",
             "hunter2",
-            "sasl_plain_password (environment AIOPRODUCER_SASL_PASSWORD as sasl_password) has no use with "
+            "sasl_plain_password (environment AIOPRODUCER_SASL_PASSWORD as sasl_password) has no effect with "
             "security_protocol=PLAINTEXT",
         ),
     ],
@@ -650,7 +651,7 @@ def test_javas_own_file_is_taken_as_it_is(tmp_path, caplog):
     assert config.origin("sasl_mechanism") == f"{path}:5"
     assert config.origin("sasl_plain_password") == f"{path}:6"
     [warning] = [record.getMessage() for record in caplog.records]
-    assert f"send.buffer.bytes ({path}:12) changes nothing" in warning
+    assert f"send.buffer.bytes ({path}:12) has no effect" in warning
     assert f"bootstrap_servers = broker-1.example.com:9093,broker-2.example.com:9093 ({path}:2)" in str(
         config
     )
@@ -671,7 +672,7 @@ def test_javas_own_file_is_taken_as_it_is(tmp_path, caplog):
             "queuing.strategy=lifo\n",
             "{path}:1: queuing.strategy=lifo can't be used: records of a partition are",
         ),
-        ("sasl.password=x\n", "sasl_plain_password ({path}:1 as sasl.password) has no use with"),
+        ("sasl.password=x\n", "sasl_plain_password ({path}:1 as sasl.password) has no effect with"),
         (
             "security.protocol=SSL\nssl.key.location=key.pem\n",
             "ssl_key_location ({path}:2) needs ssl_keystore_certificate_chain or",
@@ -940,7 +941,7 @@ def test_overrides_win_also_under_the_other_name_of_a_setting(given, override):
 
     assert config.batch_size == 2000
     assert config.origin("batch_size").startswith("explicit")
-    with pytest.raises(ConfigError, match="both name one thing"):
+    with pytest.raises(ConfigError, match="both set the same thing"):
         Producer.from_config({}, batch_size=1000, max_batch_size=2000)
 
 

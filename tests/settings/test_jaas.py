@@ -1,4 +1,4 @@
-"""The JAAS line of Java configurations: what is read from it, what is refused, and that nothing of it shows."""
+"""The JAAS line of Java configurations: accepted and rejected lines, and errors that show nothing of it."""
 
 from __future__ import annotations
 

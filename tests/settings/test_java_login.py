@@ -120,7 +120,7 @@ def test_the_options_of_the_line_are_those_of_the_provider(caplog):
     assert (
         provider_of(java(AWS, line, MSK)) == f"<MskIamTokenProvider us-east-1, profile orders, role {ROLE}>"
     )
-    assert "awsMaxRetries in sasl_jaas_config changes nothing" in caplog.text
+    assert "awsMaxRetries in sasl_jaas_config has no effect" in caplog.text
 
 
 # ------------------------------------------------------------------------------------------------- Google and Azure
@@ -273,7 +273,7 @@ def test_strimzis_token_endpoint_is_https():
         ),
         (
             java(GOOGLE, **{"sasl.oauthbearer.token.endpoint.url": TOKEN_URL}),
-            "makes the tokens; leave sasl_oauthbearer",
+            "creates the tokens; leave sasl_oauthbearer",
         ),
     ],
 )
@@ -286,7 +286,7 @@ def test_a_handler_against_other_settings_is_refused(settings, problem):
 
 
 def test_a_provider_and_a_handler_of_the_same_source_contradict_each_other():
-    with pytest.raises(ConfigError, match="makes the tokens; leave sasl_login_callback_handler_class out"):
+    with pytest.raises(ConfigError, match="creates the tokens; leave sasl_login_callback_handler_class out"):
         Producer(
             security_protocol="SASL_SSL",
             sasl_login_callback_handler_class=GOOGLE,

@@ -1,4 +1,4 @@
-"""Finding a setting by the names that other clients have for it, and the advice for names that nobody has."""
+"""Finding a setting by its names in other clients, and the advice for unknown names."""
 
 from __future__ import annotations
 

@@ -108,7 +108,8 @@ GOLDEN = [
     ("a \\\n = 1", [("a", "1")]),
     ("a=b=c:d e", [("a", "b=c:d e")]),
 ]
-"""What java.util.Properties.load (OpenJDK 17) made of each text, in the order of its calls of put; None: it raised."""
+"""The result of java.util.Properties.load (OpenJDK 17) for each text, in the order of its calls of put; None: it
+raised."""
 
 
 @pytest.mark.promise(

@@ -1,4 +1,4 @@
-"""A password that somebody sets shows nowhere: not in texts, logs, facts of errors, locals of tracebacks, pickles."""
+"""A password does not appear anywhere: not in texts, logs, attributes of errors, locals of tracebacks, or pickles."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ BAD: dict[str, dict[str, Any]] = {
     "another client's": {"sasl_oauthbearer_assertion_private_key_passphrase": CANARY},
 }
 NOT_HIDDEN_IN_LOCALS = {"in an address", "in a list of addresses", "in a url"}
-"""Nobody knows that these are secrets before they are looked at."""
+"""Values that are not known to be secrets before they are checked."""
 
 
 def by_keywords(settings: dict[str, Any], _: Path) -> Producer:
@@ -252,7 +252,7 @@ ENTRANCES: dict[str, Callable[..., object]] = {
     "blocking resume": lambda **settings: blocking.Producer.resume(HANDLE, **settings),
     "blocking resume, mapping": lambda **settings: blocking.Producer.resume(HANDLE, config=settings),
 }
-"""Every way in which keywords reach a producer. Those with a mapping are given it whole."""
+"""Every way in which keywords reach a producer. Functions with a mapping receive it as a whole."""
 
 
 @pytest.mark.promise("Settings from anywhere", "a secret setting is never shown")

@@ -1,4 +1,4 @@
-"""TLS and SASL settings: what they become, what follows from what, and what contradicts."""
+"""TLS and SASL settings: their values, derived settings, and contradictions."""
 
 from __future__ import annotations
 
@@ -221,12 +221,12 @@ ENDPOINT = {
         (
             LOGIN,
             "sasl_plain_username",
-            "has no use with security_protocol=PLAINTEXT; set security_protocol=SASL_SSL",
+            "has no effect with security_protocol=PLAINTEXT; set security_protocol=SASL_SSL",
         ),
         (
             {"security_protocol": "SSL", **LOGIN},
             "sasl_plain_username",
-            "has no use with security_protocol=SSL",
+            "has no effect with security_protocol=SSL",
         ),
         (
             {"ssl_truststore_location": "ca.pem"},
@@ -241,7 +241,7 @@ ENDPOINT = {
                 "ssl_key_password": "x",
             },
             "ssl_key_password",
-            "has no use with security_protocol=SASL_PLAINTEXT",
+            "has no effect with security_protocol=SASL_PLAINTEXT",
         ),
         (
             {"security_protocol": "SASL_SSL"},
@@ -276,23 +276,23 @@ ENDPOINT = {
         (
             {**SASL, "sasl_mechanism": "PLAIN", **LOGIN, **PROVIDER},
             "sasl_mechanism",
-            "no use for sasl_oauth_token_provider",
+            "does not use sasl_oauth_token_provider",
         ),
         (
             {**SASL, "sasl_mechanism": "PLAIN", **LOGIN, "sasl_login_read_timeout_ms": 5},
             "sasl_mechanism",
-            "no use for sasl_login_read_timeout_ms",
+            "does not use sasl_login_read_timeout_ms",
         ),
         ({**SASL, "sasl_mechanism": "OAUTHBEARER"}, "sasl_mechanism", "needs sasl_oauth_token_provider, or"),
         (
             {**SASL, "sasl_mechanism": "OAUTHBEARER", **PROVIDER, **LOGIN},
             "sasl_mechanism",
-            "no use for sasl_plain_username",
+            "does not use sasl_plain_username",
         ),
         (
             {**SASL, "sasl_mechanism": "OAUTHBEARER", **PROVIDER, **CREDENTIALS},
             "sasl_mechanism",
-            "no use for sasl_credentials",
+            "does not use sasl_credentials",
         ),
         (
             {**SASL, **PROVIDER, **ENDPOINT},
@@ -307,7 +307,7 @@ ENDPOINT = {
         (
             {**SASL, "sasl_mechanism": "GSSAPI", "sasl_plain_username": "u", "sasl_plain_password": "p"},
             "sasl_mechanism",
-            "no use for sasl_plain_username",
+            "does not use sasl_plain_username",
         ),
         (
             {
@@ -318,7 +318,7 @@ ENDPOINT = {
                 "sasl_kerberos_keytab": "k",
             },
             "sasl_mechanism",
-            "no use for sasl_kerberos_keytab",
+            "does not use sasl_kerberos_keytab",
         ),
         (
             {**SASL, "sasl_mechanism": "AWS_MSK_IAM"},
@@ -363,7 +363,7 @@ def test_a_mechanism_alone_is_handed_on_by_programs_that_come_from_aiokafka_and_
 
     assert effective.sasl_mechanism is None
     [warning] = [record.getMessage() for record in caplog.records]
-    assert "sasl_mechanism=PLAIN has no use with security_protocol=" in warning
+    assert "sasl_mechanism=PLAIN has no effect with security_protocol=" in warning
 
 
 def test_passwords_in_clear_text_can_be_allowed_by_name():
@@ -469,7 +469,7 @@ def test_settings_with_sasl_settings_and_no_sasl_is_refused_as_a_whole():
 
     settle_security(unsettled)
 
-    with pytest.raises(ConfigError, match="sasl_mechanism has no use with security_protocol=PLAINTEXT"):
+    with pytest.raises(ConfigError, match="sasl_mechanism has no effect with security_protocol=PLAINTEXT"):
         unsettled.raise_mistakes()
 
 
@@ -478,4 +478,4 @@ def test_a_mechanism_alone_is_left_out_with_a_note():
     settle_security(unsettled)
 
     assert unsettled["sasl_mechanism"] is None
-    assert unsettled.notes == ["sasl_mechanism=PLAIN has no use with security_protocol=PLAINTEXT"]
+    assert unsettled.notes == ["sasl_mechanism=PLAIN has no effect with security_protocol=PLAINTEXT"]

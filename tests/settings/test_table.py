@@ -1,4 +1,4 @@
-"""The table of settings, Producer's signature, ProducerConfig's fields and the guide say the same."""
+"""The table of settings, Producer's signature, ProducerConfig's fields and the guide agree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Unsettled settings: values, defaults, and where each comes from."""
+"""Unsettled settings: values, defaults, and origins."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_an_alias_gives_its_value_unless_both_are_given_and_differ():
     assert found["batch_size"] == 1000
     assert found.origins["batch_size"] == f"{EXPLICIT} as max_batch_size"
 
-    with pytest.raises(ConfigError, match=r"is another value than batch_size=2000.*keep one"):
+    with pytest.raises(ConfigError, match=r"differs from batch_size=2000.*keep one"):
         unsettled(max_batch_size=1000, batch_size=2000).take_over("max_batch_size", "batch_size")
 
 

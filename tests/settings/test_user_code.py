@@ -1,4 +1,4 @@
-"""Settings that are the user's Python code: what each accepts, and how it is shown."""
+"""Settings that are the user's Python code: accepted values, and their representation."""
 
 from __future__ import annotations
 

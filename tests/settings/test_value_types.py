@@ -1,4 +1,4 @@
-"""Kinds of values: how a text is parsed, what is refused, and how a value is shown."""
+"""Value types: the parsing of text, rejected values, and the representation of values."""
 
 from __future__ import annotations
 

@@ -41,14 +41,14 @@ LOADED = {
     "confluent_cloud_java": Expected(
         {**CONFLUENT_CLOUD, "client_id": "ccloud-java-client-0d6b1a3e-6a0f-4c6e-9d7e-3f0a7a3d8a11"},
         [
-            "session.timeout.ms ({12}) changes nothing: meant for consumers",
-            "schema.registry.url ({20}), basic.auth.credentials.source ({21}) and basic.auth.user.info ({22}) change "
-            "nothing: meant for a schema registry",
+            "session.timeout.ms ({12}) has no effect: meant for consumers",
+            "schema.registry.url ({20}), basic.auth.credentials.source ({21}) and basic.auth.user.info ({22}) have no "
+            "effect: meant for a schema registry",
         ],
     ),
     "confluent_cloud_python": Expected(
         {**CONFLUENT_CLOUD, "client_id": "ccloud-python-client-0d6b1a3e-6a0f-4c6e-9d7e-3f0a7a3d8a11"},
-        ["session.timeout.ms ({11}) changes nothing: meant for consumers"],
+        ["session.timeout.ms ({11}) has no effect: meant for consumers"],
     ),
     "msk_scram": Expected(
         {
@@ -65,7 +65,7 @@ LOADED = {
             "sasl_oauth_token_provider": "<MskIamTokenProvider us-east-1, role "
             "arn:aws:iam::123456789012:role/msk_client_role>",
         },
-        ["awsDebugCreds in sasl_jaas_config ({7}) changes nothing"],
+        ["awsDebugCreds in sasl_jaas_config ({7}) has no effect"],
     ),
     "msk_oauthbearer": Expected(
         {**OAUTH, "sasl_oauth_token_provider": "<MskIamTokenProvider eu-west-1, profile orders>"}
@@ -83,7 +83,7 @@ LOADED = {
             "ssl_truststore_type": "PEM",
             "ssl_truststore_location": "/opt/cluster-ca/ca.crt",
         },
-        ["oauth.username.claim in sasl_jaas_config ({8}) changes nothing"],
+        ["oauth.username.claim in sasl_jaas_config ({8}) has no effect"],
     ),
     "event_hubs_connection_string": Expected(
         {
@@ -135,19 +135,19 @@ LOADED = {
             "interceptors": (),
         },
         [
-            "send.buffer.bytes ({18}) changes nothing: the operating system sizes the buffers of sockets",
-            "value.serializer ({20}) changes nothing: a schema registry's serializer for Java; send bytes, or pass a "
+            "send.buffer.bytes ({18}) has no effect: the operating system sizes the buffers of sockets",
+            "value.serializer ({20}) has no effect: a schema registry's serializer for Java; send bytes, or pass a "
             "function that serializes as a keyword",
             "schema.registry.url ({21}), auto.register.schemas ({22}), use.latest.version ({23}) and "
-            "specific.avro.reader ({33}) change nothing: meant for a schema registry",
-            "interceptor.classes ({24}) changes nothing: monitoring and tracing for Java; call producer.metrics(), or "
+            "specific.avro.reader ({33}) have no effect: meant for a schema registry",
+            "interceptor.classes ({24}) has no effect: monitoring and tracing for Java; call producer.metrics(), or "
             "use aioproducer.otel",
-            "confluent.monitoring.interceptor.bootstrap.servers ({25}) changes nothing: meant for Confluent's own "
+            "confluent.monitoring.interceptor.bootstrap.servers ({25}) has no effect: meant for Confluent's own "
             "tools",
-            "metric.reporters ({26}) changes nothing: Java classes can't be loaded; call producer.metrics()",
+            "metric.reporters ({26}) has no effect: Java classes can't be loaded; call producer.metrics()",
             "group.id ({28}), auto.offset.reset ({29}), enable.auto.commit ({30}), key.deserializer ({31}) and "
-            "value.deserializer ({32}) change nothing: meant for consumers",
-            "orders.topic.name ({35}) and orders.retry.max-attempts ({36}) change nothing: not a setting of Kafka's "
+            "value.deserializer ({32}) have no effect: meant for consumers",
+            "orders.topic.name ({35}) and orders.retry.max-attempts ({36}) have no effect: not a setting of Kafka's "
             "clients",
         ],
     ),
@@ -227,12 +227,12 @@ def test_a_dict_for_librdkafkas_producers_and_consumers_loads_in_one_go(caplog):
     assert config.ssl_truststore_location == "/etc/ssl/certs/ca-certificates.crt"
     assert (config.delivery_timeout, config.request_timeout, config.linger) == (2_147_483.647, 30.0, 0.005)
     assert warning.removeprefix("[producer orders] the producer's settings: ").split("; ") == [
-        "group.id, auto.offset.reset, enable.auto.commit and session.timeout.ms change nothing: meant for consumers",
-        "broker.address.family changes nothing: both families are tried and the faster one wins (RFC 8305)",
-        "queue.buffering.max.messages changes nothing: buffer_memory limits the waiting records, in bytes",
-        "statistics.interval.ms changes nothing: nothing is emitted",
+        "group.id, auto.offset.reset, enable.auto.commit and session.timeout.ms have no effect: meant for consumers",
+        "broker.address.family has no effect: both families are tried and the faster one wins (RFC 8305)",
+        "queue.buffering.max.messages has no effect: buffer_memory limits the waiting records, in bytes",
+        "statistics.interval.ms has no effect: nothing is emitted",
         "call producer.metrics() at any time",
-        "socket.timeout.ms changes nothing: request.timeout.ms is the same setting here",
+        "socket.timeout.ms has no effect: request.timeout.ms is the same setting here",
     ]
 
 

@@ -42,7 +42,7 @@ async def command(*arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
 
 
 async def listening(child: asyncio.subprocess.Process) -> list[str]:
-    """The addresses, once it is up."""
+    """Return the addresses once the cluster has started."""
     assert child.stdout is not None
     line = (await asyncio.wait_for(child.stdout.readline(), WAIT)).decode()
     assert line.startswith("listening on 127.0.0.1:")
@@ -50,7 +50,7 @@ async def listening(child: asyncio.subprocess.Process) -> list[str]:
 
 
 async def ended(child: asyncio.subprocess.Process) -> tuple[int | None, str, str]:
-    """Exit status, output and error output."""
+    """Return the exit status, output and error output."""
     out, errors = await asyncio.wait_for(child.communicate(), WAIT)
     return child.returncode, out.decode(), errors.decode()
 
@@ -166,22 +166,22 @@ async def test_the_command_names_a_port_that_is_taken_and_what_to_do():
 
     assert (status, out) == (1, "")
     assert str(port) in errors
-    assert "--port 0 takes free ones" in errors
+    assert "free ports with --port 0" in errors
     assert len(errors.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["--brokers", "0"], "argument --brokers: '0' is not a number from 1 on"),
-        (["--brokers", "three"], "argument --brokers: 'three' is not a number from 1 on"),
+        (["--brokers", "0"], "argument --brokers: '0' is not a number of 1 or more"),
+        (["--brokers", "three"], "argument --brokers: 'three' is not a number of 1 or more"),
         (["--port", "65536"], "argument --port: '65536' is not a port"),
-        (["--port", "65535", "--brokers", "2"], "--port 65535 --brokers 2 goes on to port 65536"),
+        (["--port", "65535", "--brokers", "2"], "--port 65535 --brokers 2 needs ports up to 65536"),
         (["--versions", "9.9"], "versions='9.9' is not one of 0.11"),
-        (["--topic", "a/b:1"], "topic 'a/b' can't be made: a name has"),
-        (["--topic", "a:0"], "argument --topic: '0' is not a number from 1 on"),
-        (["--topic", "a:1", "--topic", "a:2"], "--topic a is there twice"),
-        (["--partitions", "-1"], "argument --partitions: '-1' is not a number from 1 on"),
+        (["--topic", "a/b:1"], "topic 'a/b' can't be created: a name has"),
+        (["--topic", "a:0"], "argument --topic: '0' is not a number of 1 or more"),
+        (["--topic", "a:1", "--topic", "a:2"], "--topic a is given twice"),
+        (["--partitions", "-1"], "argument --partitions: '-1' is not a number of 1 or more"),
         (["--broker", "1", "--nonsense"], "unrecognized arguments: --nonsense"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The pytest plugin as other projects meet it, and the check of this project's own conftest."""
+"""The pytest plugin as other projects use it, and the check of this project's own conftest."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def write(file, text):
 
 @pytest.fixture
 def project(tmp_path):
-    """Somebody's folder of tests; call it with their text."""
+    """Creates a folder of tests in the role of a user; call it with their text."""
     write(tmp_path / "conftest.py", REGISTER)
 
     def write_tests(text):
@@ -424,7 +424,7 @@ def test_logs_of_this_projects_own_clusters_are_named_too(project):
 
 @pytest.fixture
 def temporary(tmp_path):
-    """Where a process makes its directories that has this as TMPDIR."""
+    """Return the directory in which a process with this TMPDIR creates its directories."""
     directory = tmp_path / "temporary"
     directory.mkdir()
     return directory

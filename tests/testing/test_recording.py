@@ -1,4 +1,4 @@
-"""RecordingProducer: takes and refuses what Producer does, and tells what it was given."""
+"""RecordingProducer: accepts and rejects the same records as Producer, and shows those that it received."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ async def leaders(port: int, topic: str) -> list[int]:
 async def create_topic(
     port: int, name: str, partitions: int, replication_factor: int, config: Mapping[str, str]
 ) -> None:
-    """Let the broker at `port` create a topic. Raises BrokerError if the cluster refuses."""
+    """Let the broker at `port` create a topic. Raises BrokerError if the cluster rejects the request."""
     topic = CreateTopicsRequest.CreatableTopic(
         name=name,
         num_partitions=partitions,

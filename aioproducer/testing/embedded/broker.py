@@ -47,7 +47,7 @@ SOCKET_REQUEST_MAX_BYTES = 100 * 1024 * 1024
 """Kafka's default for the largest request."""
 
 _READ_LIMIT = 1024 * 1024  # bytes that are read ahead of the request being served
-_ANOTHERS = 1_000_000  # added to a correlation id, gives that of no recent request
+_ANOTHERS = 1_000_000  # added to a correlation id, yields an id that no recent request has
 
 
 class BrokerState(Enum):
@@ -81,7 +81,7 @@ class EmbeddedBroker:
         self.node_id = node_id
         self.host = host
         self.port = port
-        """0 until the first start, if the system is to choose."""
+        """0 until the first start if the system chooses the port."""
         self.release = release
         self.is_fenced = False
         """The controller has fenced the broker; it rejoins the cluster when it thaws."""
@@ -110,7 +110,7 @@ class EmbeddedBroker:
 
     @property
     def node(self) -> Node:
-        """Its address, as in metadata."""
+        """The broker's address, as in metadata."""
         return Node(self.node_id, self.host, self.port)
 
     @property
@@ -294,7 +294,7 @@ class EmbeddedBroker:
         await self._thawed.wait()
         if any(fault.drop_before for fault in faults):
             fault_effects.forget_records(message)
-            raise CloseConnection("so says the script, before the request was served")
+            raise CloseConnection("the script closes it before the request is served")
         await fault_effects.hold_back(faults)
         clock = asyncio.get_running_loop().time
         handling = Timed(

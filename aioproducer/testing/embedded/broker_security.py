@@ -65,7 +65,8 @@ class Security:
         """Configure authentication.
 
         Args:
-            tls: A server's context; None for a listener without TLS. A context that requires certificates makes mTLS.
+            tls: A server's context; None for a listener without TLS. A context that requires certificates enables
+                mTLS.
             mechanisms: Any of PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER and GSSAPI; empty for no SASL.
             users: Passwords by user name, for PLAIN and SCRAM.
             delegation_tokens: The owner and the HMAC of each token id (KIP-48).
@@ -219,9 +220,9 @@ class Exchange(Protocol):
     """One authentication."""
 
     principal: str
-    """Empty until it has succeeded."""
+    """Empty until the authentication has succeeded."""
     lifetime: float
-    """Seconds for which the credentials are valid; 0: for ever."""
+    """Seconds for which the credentials are valid; 0: forever."""
 
     def step(self, message: bytes) -> bytes:
         """Answer the client. Raises AuthenticationRefused."""
@@ -244,7 +245,7 @@ class _Plain:
 
 
 class _OAuthBearer:
-    """Unsecured tokens, as Kafka's OAuthBearerUnsecuredValidator takes them."""
+    """Unsecured tokens, as Kafka's OAuthBearerUnsecuredValidator accepts them."""
 
     def __init__(self, security: Security) -> None:
         self.principal = ""

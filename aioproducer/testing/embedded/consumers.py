@@ -29,7 +29,7 @@ async def fetch(context: RequestContext, request: FetchRequest) -> FetchResponse
     """4: isolation level. 5: log start offset. 7: sessions, which are never granted, so that every request is
     a full one. 9: leader epochs. 12: the last version with topic names.
 
-    Waits up to max_wait_ms for min_bytes; woken by appends, never by a clock of its own.
+    Waits up to max_wait_ms for min_bytes. Appends wake it; it has no polling interval.
     """
     reading = _Reading(context, request)
     await wait_until(reading.partitions(), reading.suffices, request.max_wait_ms / 1000)

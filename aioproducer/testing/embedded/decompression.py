@@ -127,7 +127,7 @@ def _lz4_frame(payload: memoryview, max_size: int) -> tuple[bytes, int]:
     if len(payload) < 7 or payload[:4] != _LZ4_MAGIC:
         raise ProtocolError("no lz4 frame")
     if not payload[4] & _LZ4_BLOCK_INDEPENDENCE:
-        raise ProtocolError("blocks that depend on each other, which Kafka refuses")
+        raise ProtocolError("blocks that depend on each other, which Kafka rejects")
     frame = lz4.frame.LZ4FrameDecompressor()
     unpacked: bytes = frame.decompress(payload, max_length=max_size + 1)
     _fitting(unpacked, max_size)

@@ -6,7 +6,7 @@
         assert len(cluster.records("flights")) == 1000
 
 What all brokers share (topics, leaders, producer ids) is here, each broker's sockets are in EmbeddedBroker, and what
-tests look at is in Inspection.
+tests inspect is in Inspection.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class EmbeddedCluster(Inspection):
             )
         if not 0 <= port <= 65536 - brokers:
             raise ValueError(
-                f"port={port} can't be the first port of {counted(brokers, 'broker')}; 0 takes free ones"
+                f"port={port} can't be the first port of {counted(brokers, 'broker')}; port 0 chooses free ports"
             )
         if transaction_version not in (0, 1, 2):
             raise ValueError(f"transaction_version={transaction_version} is not known: 0, 1 or 2")
@@ -177,7 +177,7 @@ class EmbeddedCluster(Inspection):
     async def stop(self) -> None:
         """Stop all brokers. No task or socket remains. The logs can still be read, and `start` continues with them.
 
-        If the call is cancelled, the brokers stop all the same; the cancellation is raised afterwards."""
+        If the call is cancelled, the brokers still stop; the cancellation is raised afterwards."""
         for restart in self._restarts:
             restart.cancel()
         self.transactions.halt()
@@ -303,7 +303,8 @@ class EmbeddedCluster(Inspection):
             partition.broker_stopped(node, alive)
 
     def thaw_broker(self, node: int) -> None:
-        """Thaw a frozen broker: it serves the requests that have arrived meanwhile, and catches up if it was fenced."""
+        """Thaw a frozen broker: it serves the requests that have arrived in the meantime, and catches up if it was
+        fenced."""
         was_fenced = self.broker(node).is_fenced
         self.broker(node).thaw()
         for partition in self._partitions():
@@ -346,13 +347,13 @@ class EmbeddedCluster(Inspection):
             raise ValueError(f"topic {name} exists")
         if not is_valid_name(name):
             raise ValueError(
-                f"topic {name!r} can't be made: a name has 1 to 249 of a-z, A-Z, 0-9, '.', '_', '-'"
+                f"topic {name!r} can't be created: a name has 1 to 249 of a-z, A-Z, 0-9, '.', '_', '-'"
             )
         if (other := self.colliding_topic(name)) is not None:
-            raise ValueError(f"topic {name!r} can't be made: it collides with topic {other!r}")
+            raise ValueError(f"topic {name!r} can't be created: it collides with topic {other!r}")
         if count < 1 or not 1 <= replicas <= len(self._brokers):
             raise ValueError(
-                f"topic {name!r} can't be made with {counted(count, 'partition')} and {counted(replicas, 'replica')}"
+                f"topic {name!r} can't be created with {counted(count, 'partition')} and {counted(replicas, 'replica')}"
             )
         settings = self.check_config(config or {})
         alive = {node.node_id for node in self.alive()}
@@ -426,7 +427,7 @@ class EmbeddedCluster(Inspection):
         self.partition(topic, partition).release_replication()
 
     def set_isr(self, topic: str, partition: int, nodes: Sequence[int]) -> None:
-        """Set the replicas that are in sync; the leader always is."""
+        """Set which replicas are in sync. The leader is always in sync."""
         self.partition(topic, partition).set_isr(nodes)
 
     # Clients

@@ -45,7 +45,7 @@ def strike(
             cluster.broker(node).freeze(fault.freeze_for)
         if fault.down_for is not None:
             cluster.crash_broker(node, fault.down_for)
-            raise CloseConnection("so says the script, which takes the broker down")
+            raise CloseConnection("the script takes the broker down")
 
 
 def _move_leaders(cluster: EmbeddedCluster, fault: Fault, targets: Sequence[Target]) -> None:
@@ -82,7 +82,7 @@ async def delay(faults: Sequence[Fault]) -> None:
         if fault.hold is not None:
             await fault.hold.wait()
     if any(fault.drop_after_append for fault in faults):
-        raise CloseConnection("so says the script, after the request was served")
+        raise CloseConnection("the script closes it after the request was served")
 
 
 async def write(writer: Writer, segments: Sequence[bytes | memoryview], faults: Sequence[Fault]) -> None:
@@ -105,7 +105,7 @@ async def write(writer: Writer, segments: Sequence[bytes | memoryview], faults: 
         writer.write(data[start : start + size])
         await writer.drain()
     if ends:
-        raise CloseConnection(f"so says the script, after {len(data)} bytes of the answer")
+        raise CloseConnection(f"the script closes it after {len(data)} bytes of the answer")
 
 
 def forget_records(message: Message) -> None:

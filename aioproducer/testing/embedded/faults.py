@@ -19,7 +19,7 @@ Target: TypeAlias = tuple[str, int | None]
 
 
 class ImpossibleFaultError(ValueError):
-    """A scripted fault can't be carried out in the present state of the cluster: an error in the script."""
+    """A scripted fault can't be carried out in the current state of the cluster: an error in the script."""
 
 
 @dataclass(slots=True, eq=False)
@@ -127,20 +127,21 @@ class FaultScript:
         Faults with the same target form a script: the second begins when the first is used up. Faults for different
         partitions can affect the same request. All effects of one fault apply to the same request, in this order:
         leaders move, and the broker freezes or goes down; the connection is dropped; the request is held; it is
-        served, with errors and omissions. With `after_append`, leaders and brokers change only now. Then follow
-        `delay` and `hold`; the drop after the append; the response, altered, trickling or cut off; and the throttle.
+        served, with errors and omissions. With `after_append`, leaders and brokers change only after that. Then
+        follow `delay` and `hold`; the drop after the append; the response, altered, trickling or cut off; and the
+        throttle.
 
         Args:
             api_key: The API of the requests that fail.
             error: The error for the affected partitions, topics or request; the request itself is not carried out.
             after_append: Carry out the request first, then answer `error`, move leaders, freeze or go down. With an
-                error, only for requests that append: Produce and those of transactions.
+                error, it is valid only for requests that append: Produce and those of transactions.
             drop_before: Close the connection instead of serving the request.
             hold_before: Serve the request once this event is set, even if the client has closed its
                 connection by then, so that a late copy of a request meets the records sent after it.
             drop_after_append: Serve the request, then close the connection without an answer.
-            delay: Seconds between serving the request and answering it. Nothing else is read meanwhile, and
-                for a quota of request time the broker has worked for that long.
+            delay: Seconds between serving the request and answering it. In the meantime, nothing else is read from
+                the connection. A quota of request time counts this time as work.
             hold: Like `delay`, until this event is set.
             truncate: Send only that many bytes of the response, then close the connection.
             wrong_correlation_id: Answer with the id of another request.

@@ -150,7 +150,7 @@ class GroupCoordinator:
         """Write the offsets of a transaction and wait until they are replicated.
 
         Raises:
-            TransactionRefused: the log does not take them, or they are not replicated in time.
+            TransactionRefused: the log does not accept them, or they are not replicated in time.
         """
         partition = self.partition_of(group)
         now_ms = self._cluster.now_ms()

@@ -1,7 +1,7 @@
 """A listening socket that can be closed without losing a connection that was just accepted.
 
 asyncio accepts a connection in one turn of the loop and makes its transport in the next. If the server is closed in
-between, the transport is never finished: nobody closes the connection, and its client waits until the garbage
+between, the transport is never finished: no code closes the connection, and its client waits until the garbage
 collector finds it. uvloop accepts and makes the transport at once."""
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import socket
 from typing import Any
 
 TURNS = 10
-"""Turns of the loop after which an accepted connection is no longer waited for."""
+"""Turns of the loop to wait for the transport of an accepted connection."""
 
 
 class Listener(socket.socket):
     """Counts connections. `listen` makes one."""
 
     accepted = 0
-    """By asyncio."""
+    """Connections that asyncio has accepted."""
     made = 0
-    """Those of them that have a transport."""
+    """Accepted connections that have a transport."""
     has_stopped = False
 
     def accept(self) -> tuple[socket.socket, Any]:

@@ -89,13 +89,13 @@ class LogAppendInfo(NamedTuple):
     base_offset: int
     last_offset: int
     log_append_time: int
-    """In milliseconds, -1 if the topic keeps the records' own timestamps."""
+    """The broker's time in milliseconds; -1 if the topic keeps the records' own timestamps."""
     duplicate: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class VerificationGuard:
-    """Permission for the first batch of a transaction, from the time at which the coordinator is asked.
+    """Permission to append the first batch of a transaction.
 
     It is created before the coordinator is asked, and becomes void when a marker of that producer is appended
     (Kafka's VerificationStateEntry)."""
@@ -108,7 +108,7 @@ class VerificationGuard:
 
 
 UNVERIFIED = VerificationGuard(0, 0, False)
-"""The guard of a broker that verifies nothing, as all releases before 3.6."""
+"""The guard of a broker that does not verify, like all releases before 3.6."""
 
 
 class PartitionLog:

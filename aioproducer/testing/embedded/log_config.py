@@ -160,7 +160,7 @@ class LogConfig:
         return _CODECS.get(self.compression_type)
 
     def changed(self, settings: Mapping[str, str | None]) -> LogConfig:
-        """This config with some settings changed, written as Kafka does: {"max.message.bytes": "1000"}.
+        """Return this config with some settings changed, written as in Kafka: {"max.message.bytes": "1000"}.
 
         Raises:
             ValueError: a name is unknown or a value is invalid.

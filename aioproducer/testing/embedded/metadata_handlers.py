@@ -1,7 +1,7 @@
 """The handlers of requests about the cluster: ApiVersions, Metadata, FindCoordinator and CreateTopics.
 
-The docstring of each handler lists the changes by version of its API. Nothing is changed except by CreateTopics, and
-by Metadata if it may create the requested topic.
+The docstring of each handler lists the changes by version of its API. Only CreateTopics changes the cluster, and
+Metadata if it may create the requested topic.
 """
 
 from __future__ import annotations

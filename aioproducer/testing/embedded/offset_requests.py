@@ -92,7 +92,7 @@ async def _committed(
     request: TxnOffsetCommitRequest,
     parts: Mapping[TopicPartition, TxnOffsetCommitRequest.TxnOffsetCommitRequestPartition],
 ) -> dict[TopicPartition, ErrorCode]:
-    """Commit what can be committed; the codes of the rest. Raises TransactionRefused."""
+    """Commit what can be committed; return the error codes of the rest. Raises TransactionRefused."""
     groups = context.cluster.groups
     if not request.group_id:
         raise TransactionRefused(ErrorCode.INVALID_GROUP_ID)

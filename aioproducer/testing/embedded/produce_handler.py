@@ -31,7 +31,7 @@ _Target: TypeAlias = tuple[str, UUID, int]
 
 
 class _Wanted(NamedTuple):
-    """A batch on its way to an existing partition."""
+    """A batch for an existing partition."""
 
     topic: EmbeddedTopic
     partition: Partition
@@ -58,7 +58,7 @@ async def produce(context: RequestContext, request: ProduceRequest) -> ProduceRe
         wanted, refused = await _sorted_out(context, request, answers)
         check_can_be_read(one.batch for one in wanted.values())
     except RequestError as error:
-        logger.debug("a Produce request is refused: %s", error)
+        logger.debug("a Produce request is rejected: %s", error)
         wanted, refused = {}, _all_refused(request)
         answers = {target[:2]: {} for target in refused}
     for target in list(wanted):
@@ -207,7 +207,7 @@ def _all_refused(request: ProduceRequest) -> dict[_Target, _Answer]:
 
 def _refusal(index: int, error: AppendError) -> _Answer:
     """Kafka sends a text only where it adds something to the code."""
-    logger.debug("partition %d of a Produce request is refused: %s", index, error)
+    logger.debug("partition %d of a Produce request is rejected: %s", index, error)
     return _Answer(
         index=index,
         error_code=error.code,
@@ -250,7 +250,7 @@ async def _await_replication(context: RequestContext, written: Sequence[_Written
 
 
 def _settle(context: RequestContext, written: _Written) -> bool:
-    """True if the fate of a batch is known. The leader has appended it, whatever error is answered."""
+    """True if the fate of a batch is known. The leader has appended it, even if the answer contains an error."""
     partition, appended, leader_epoch, answer = written
     if partition.is_deleted:
         answer.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -264,7 +264,7 @@ def _settle(context: RequestContext, written: _Written) -> bool:
 
 
 def _add_leaders(context: RequestContext, response: ProduceResponse) -> None:
-    """KIP-951: add the present leaders and their addresses."""
+    """KIP-951: add the current leaders and their addresses."""
     leaders: set[int] = set()
     for topic_response in response.responses:
         topic = context.cluster.find_topic(topic_response.name, topic_response.topic_id)

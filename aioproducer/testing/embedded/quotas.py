@@ -15,7 +15,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 T = TypeVar("T")
 
 WINDOW = 1.0
-"""In seconds (quota.window.size.seconds)."""
+"""The size of a window in seconds (quota.window.size.seconds)."""
 WINDOWS = 11
 """Ten full windows, and one that is being filled (quota.window.num)."""
 

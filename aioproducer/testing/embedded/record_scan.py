@@ -26,9 +26,9 @@ class ScannedRecords(NamedTuple):
     payload: bytes
     """All records, unpacked."""
     timestamps: list[int]
-    """In ms since 1970."""
+    """The timestamps in ms since 1970."""
     keyless: list[int]
-    """The indexes of those without a key."""
+    """The indexes of the records without a key."""
     bodies: list[tuple[int, int]]
     """The position of the key's length in the payload, and the end of the record."""
     are_numbered: bool

@@ -98,7 +98,7 @@ _TELEMETRY = (ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, ApiKey.PUSH_TELEMETRY)
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The differences between a broker of one release and those of others."""
+    """How the brokers of one release differ from those of others."""
 
     name: str
     versions: Mapping[ApiKey, VersionRange]
@@ -109,7 +109,7 @@ class Release:
     codecs: frozenset[Codec] = frozenset(Codec)
     """The codecs that a batch can be compressed with."""
     answers_acks_0: bool = False
-    """A Produce request with acks=0 gets a response nevertheless."""
+    """Even a Produce request with acks=0 gets a response."""
     idempotence_needs_cluster_acl: bool = False
     """Idempotent writes need IDEMPOTENT_WRITE on the cluster; later, WRITE on a topic is enough (KIP-679)."""
     verifies_transactions: bool = False
@@ -125,9 +125,9 @@ def release_named(name: str, *, collects_metrics: bool = False) -> Release:
 
     Brokers offer the APIs of KIP-714 only if they have a plugin that collects the metrics of clients.
 
-    Event Hubs is imitated after reports of its clients: Metadata without topic ids, at times beside Produce with
-    topic ids; a connection that is reset by ApiVersions 4; UNSUPPORTED_FOR_MESSAGE_FORMAT for every codec but gzip;
-    responses to acks=0.
+    Event Hubs is imitated according to reports from users of its clients: Metadata without topic ids, sometimes
+    together with Produce with topic ids; a connection that is reset by ApiVersions 4; UNSUPPORTED_FOR_MESSAGE_FORMAT
+    for every codec but gzip; responses to acks=0.
 
     Raises:
         ValueError: there is no such release.

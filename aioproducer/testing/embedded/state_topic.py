@@ -62,7 +62,7 @@ class StateTopic(Generic[State]):
         self._is_loading_held = False
 
     def partition_of(self, key: str) -> Partition:
-        """The partition with all records about `key`."""
+        """The partition that contains all records about `key`."""
         return self.partitions()[partition_for(key, self._partitions)]
 
     def partitions(self) -> tuple[Partition, ...]:
@@ -132,7 +132,7 @@ class StateTopic(Generic[State]):
         """Write a batch; return the last offset, which counts once it is replicated.
 
         Raises:
-            TransactionRefused: too few replicas are in sync, or the log refuses it.
+            TransactionRefused: too few replicas are in sync, or the log rejects the batch.
         """
         if len(partition.isr) < partition.effective_min_isr:
             raise TransactionRefused(ErrorCode.COORDINATOR_NOT_AVAILABLE)

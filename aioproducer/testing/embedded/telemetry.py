@@ -14,7 +14,7 @@ CLIENT_TELEMETRY_MAX_BYTES = 1_048_576
 INTERVAL_MS = 300_000
 """Kafka's default of interval.ms."""
 ACCEPTED = (Codec.ZSTD, Codec.LZ4, Codec.GZIP, Codec.SNAPPY)
-"""In Kafka's order."""
+"""The accepted codecs, in Kafka's order."""
 
 
 class Push(NamedTuple):
@@ -57,10 +57,10 @@ class Telemetry:
         """Ask all clients for metrics from now on, as `kafka-client-metrics.sh` does.
 
         Args:
-            metrics: prefixes of their names; "" stands for all. Without any, nothing is asked for.
+            metrics: prefixes of their names; "" stands for all. If it is empty, no metrics are requested.
             interval_ms: the time between two pushes of a client.
             most_bytes: the largest push.
-            is_delta: counters are to count since the last push. Kafka's brokers always ask for that.
+            is_delta: whether counters count from the last push. Kafka's brokers always ask for that.
             accepted: codecs, the preferred one first; without any, pushes are not compressed.
         """
         self.metrics = tuple(metrics)
@@ -71,7 +71,7 @@ class Telemetry:
 
     @property
     def subscription_id(self) -> int:
-        """It differs between subscriptions, so that a push under an old one can be rejected."""
+        """The id differs between subscriptions, so that a push under an old one can be rejected."""
         text = repr((self.metrics, self.interval_ms, self.most_bytes, self.is_delta, self.accepted))
         return crc32(text.encode()) & 0x7FFFFFFF
 
@@ -82,4 +82,4 @@ class Instance:
     def __init__(self) -> None:
         self.pushed_at = float("-inf")
         self.has_ended = False
-        """Its last push has arrived."""
+        """True once the client's last push has arrived."""

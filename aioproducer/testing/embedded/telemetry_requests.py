@@ -21,7 +21,7 @@ from aioproducer.testing.embedded.telemetry import Instance, Push
 async def get_telemetry_subscriptions(
     context: RequestContext, request: GetTelemetrySubscriptionsRequest
 ) -> GetTelemetrySubscriptionsResponse:
-    """Give a client without an id one, and say what is wanted."""
+    """Assign an id to a client without one, and return which metrics are wanted."""
     error = context.refusal()
     if error is not None:
         return GetTelemetrySubscriptionsResponse(error_code=error)
@@ -42,7 +42,7 @@ async def get_telemetry_subscriptions(
 
 
 async def push_telemetry(context: RequestContext, request: PushTelemetryRequest) -> PushTelemetryResponse:
-    """Keep the metrics, unless the client should have asked first, or pushes too much or too often."""
+    """Store the metrics, unless the client should have asked first, or pushes too much or too often."""
     error = context.refusal() or _refusal(context, request)
     if error is None:
         _keep(context, request)

@@ -23,7 +23,7 @@ class TlsReader:
         self._plain = bytearray()
 
     async def readexactly(self, size: int) -> bytes:
-        """As a StreamReader's. Raises IncompleteReadError or ssl.SSLError."""
+        """Like StreamReader.readexactly. Raises IncompleteReadError or ssl.SSLError."""
         while len(self._plain) < size:
             try:
                 data = self._tls.read(_READ)

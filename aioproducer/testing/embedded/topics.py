@@ -33,7 +33,7 @@ def is_valid_name(topic: str) -> bool:
 
 
 class EmbeddedTopic:
-    """A topic: an id that no other topic of that name ever had, and its partitions."""
+    """A topic: its partitions, and an id that no earlier topic of that name had."""
 
     def __init__(self, name: str, topic_id: UUID, partitions: Sequence[Partition], config: LogConfig) -> None:
         self.name = name
@@ -133,7 +133,7 @@ class Partition:
         self._changed()
 
     def set_isr(self, nodes: Sequence[int]) -> None:
-        """Set the replicas in sync. The leader always is."""
+        """Set which replicas are in sync. The leader is always in sync."""
         self.isr = [node for node in self.replicas if node in nodes or node == self.leader]
         self._replicate()
 

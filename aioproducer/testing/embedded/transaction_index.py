@@ -30,7 +30,7 @@ class TransactionIndex:
 
     def __init__(self) -> None:
         self.aborted: list[AbortedTxn] = []
-        """In the order of their markers."""
+        """Aborted transactions, in the order of their markers."""
         self._open: dict[int, int] = {}
         """The first offset of each open transaction, by producer id."""
         self._ended: list[_Ended] = []

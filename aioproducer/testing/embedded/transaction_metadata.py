@@ -80,12 +80,12 @@ class TransactionMetadata:
     state: TransactionStatus = TransactionStatus.EMPTY
     producer_epoch: int = NO_PRODUCER_EPOCH
     last_producer_epoch: int = NO_PRODUCER_EPOCH
-    """The epoch before the last bump that the producer itself asked for (KIP-360). Not in the log."""
+    """The epoch before the last bump that the producer itself asked for (KIP-360). It is not stored in the log."""
     previous_producer_id: int = NO_PRODUCER_ID
     next_producer_id: int = NO_PRODUCER_ID
     """The producer's next id, once the markers are written, because its epochs are used up."""
     partitions: tuple[TopicPartition, ...] = ()
-    """In the order in which they were added."""
+    """The partitions, in the order in which they were added."""
     started_ms: int = NO_TIMESTAMP
     updated_ms: int = NO_TIMESTAMP
     client_version: int = 0
@@ -116,7 +116,7 @@ class TransactionalId:
         return self.metadata.state
 
     def settle(self) -> None:
-        """The pending state is in the log, and becomes the present one."""
+        """The pending state is in the log, and becomes the current one."""
         assert self.pending is not None
         self.metadata, self.pending = self.pending, None
 

@@ -1,7 +1,8 @@
 """The handlers of transactional producers' requests: InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn, EndTxn.
 
 The docstring of each handler lists the changes by version of its API. `transaction_metadata` decides, and
-`transactions` writes and waits. The handlers make the checks before, and return the codes of old versions after.
+`transactions` writes and waits. The handlers make the checks that come first, and finally translate error codes for
+old versions.
 """
 
 from __future__ import annotations

@@ -217,7 +217,7 @@ class TransactionCoordinator:
     # For the cluster
 
     def create_topic(self) -> None:
-        """Make `__transaction_state`, if it is not there."""
+        """Create `__transaction_state`, if it does not exist."""
         self._states.partitions()
 
     # For handlers: every one raises TransactionRefused with the code to answer

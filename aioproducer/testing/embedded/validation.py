@@ -245,7 +245,7 @@ def _check_records(records: ScannedRecords, header: BatchHeader, config: LogConf
     if errors:
         raise AppendError(
             code,
-            f"{len(errors)} of {len(records.timestamps)} records are refused",
+            f"{len(errors)} of {len(records.timestamps)} records are rejected",
             tells_log_start=True,
             is_told=True,
             record_errors=dict(sorted(errors.items())),

@@ -207,7 +207,7 @@ async def verify(
     support: Support,
 ) -> dict[TopicPartition, Verified]:
     """Ask the coordinator about those partitions to which the transaction has not written yet."""
-    # Create the guards first: a marker that is written meanwhile makes them void.
+    # Create the guards first: a marker that is written in the meantime makes them void.
     guards = {
         target: partition.log.start_verification(
             *producer, sequence, is_new_producer_refused=support is Support.ADDS
@@ -287,4 +287,4 @@ def _as_append_error(code: ErrorCode, support: Support) -> AppendError | None:
             f"Underlying error: {code.name}",
             is_told=True,
         )
-    return AppendError(code, "the transaction coordinator refuses the partition")
+    return AppendError(code, "the transaction coordinator rejected the partition")

@@ -24,7 +24,7 @@ from aioproducer.testing.simulation.transport import SimulatedTransport
 T = TypeVar("T")
 
 BEGIN = 1_000.0
-"""Loop time at the start, in seconds. Not 0: a clock that begins there hides code that takes 0.0 for "never"."""
+"""Loop time at the start, in seconds. Not 0: a clock that begins at 0 hides code that mistakes 0.0 for "never"."""
 
 WALL_BEGIN = 1_700_000_000.0 - BEGIN
 """The difference between `SimulatedLoop.wall_time`, in seconds since 1970, and the loop's time."""
@@ -60,7 +60,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self.network = network or SimulatedNetwork()
         self.network.attach(self, self.random)
         self.thread_delay = (0.0, 0.0005)
-        """The least and the most seconds that a call in an executor takes."""
+        """The minimum and maximum number of seconds that a call in an executor takes."""
         self._now = BEGIN
         self._end = BEGIN + time_limit
         self._turns = 0
@@ -85,11 +85,11 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             self._now += timeout
             self._turns = 0
             if self._now > self._end:
-                raise self._stalled(f"not at an end after {self._now - BEGIN:g} s")
+                raise self._stalled(f"not finished after {self._now - BEGIN:g} s")
         else:
             self._turns += 1
             if self._turns > TURNS_AT_ONE_MOMENT:
-                raise self._stalled("busy for ever at one moment")
+                raise self._stalled("busy forever at one moment")
         return []
 
     def _stalled(self, what: str) -> SimulationStalled:
@@ -152,7 +152,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         ssl: None = None,
     ) -> SimulatedServer:
         """Create a server for connections of this loop. Raises OSError if the port is taken."""
-        assert ssl is None, "there is no TLS in a simulation"
+        assert ssl is None, "TLS is not supported in a simulation"
         server = self.network.listen(protocol_factory, host, port)
         if start_serving:
             await server.start_serving()

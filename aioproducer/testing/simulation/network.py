@@ -1,7 +1,7 @@
 """The network of a SimulatedLoop: listeners, connections, name lookups, and what can go wrong with them.
 
-A connection has two queues of bytes on their way, each with an order, a latency and a bounded window, as in TCP.
-Bytes that do not fit stay in the sender's transport, which reports it. The content of the bytes is not used here."""
+A connection has two queues of bytes in transit, each with an order, a latency and a bounded window, as in TCP. Bytes
+that do not fit stay in the sender's transport, which reports it. The content of the bytes is not used here."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Latency(NamedTuple):
 
 
 class _Socket(NamedTuple):
-    """The socket of a server, as far as it is visible."""
+    """The visible part of a server's socket."""
 
     address: Address
 
@@ -59,9 +59,10 @@ class SimulatedNetwork:
 
         Args:
             latency: of each piece of bytes, in one direction.
-            window: bytes of one direction that are on their way or unread; more stay with the sender.
+            window: the maximum number of bytes of one direction that are in transit or unread; the rest stays with
+                the sender.
             pieces: the probability that bytes arrive in two pieces.
-            reset: the probability that a dropped connection loses the bytes on their way.
+            reset: the probability that a dropped connection loses the bytes in transit.
         """
         self.latency = latency
         self.window = window
@@ -97,18 +98,18 @@ class SimulatedNetwork:
 
     @property
     def open_clients(self) -> list[SimulatedTransport]:
-        """The clients' ends that are not closed."""
+        """The open client ends of connections."""
         return [client for client, _ in self._open.values() if not client.is_closing()]
 
     # For tests: faults
 
     def cut(self, port: int) -> int:
-        """Reset all connections to a port; some bytes on their way are lost. Returns the number of connections."""
+        """Reset all connections to a port; some bytes in transit are lost. Returns the number of connections."""
         found = [ends for ends in self._open.values() if ends[1].port == port]
         for client, server in found:
             client.break_off()
             if self.loses():
-                server.break_off()  # else it would notice only after the bytes on their way
+                server.break_off()  # otherwise it would notice only after the bytes in transit
         return len(found)
 
     def hold(self, port: int, *, requests: bool = True, answers: bool = True) -> None:
@@ -200,18 +201,18 @@ class SimulatedNetwork:
         return self._random.uniform(*self.latency)
 
     def cuts(self, size: int) -> Iterable[int]:
-        """The sizes into which bytes are divided on their way."""
+        """The sizes of the pieces in which bytes arrive."""
         if size > 1 and self._random.random() < self._pieces:
             first = self._random.randrange(1, size)
             return (first, size - first)
         return (size,)
 
     def loses(self) -> bool:
-        """True if a dropped connection loses the bytes on their way."""
+        """True if a dropped connection loses the bytes in transit."""
         return self._random.random() < self._reset
 
     def keeps(self, count: int) -> int:
-        """The number of items on their way that still arrive."""
+        """The number of items in transit that still arrive."""
         return self._random.randint(0, count)
 
     def note(self, number: int, is_client: bool, data: bytes | bytearray | memoryview) -> None:

@@ -56,10 +56,10 @@ class SimulatedTransport(asyncio.Transport):
         self._high = 64 * 1024
         self._low = 16 * 1024
         self._is_paused = False
-        # items on their way from here, with the time of their arrival
+        # items in transit from here, with the time of their arrival
         self._way: deque[tuple[float, _Item]] = deque()
         self._outstanding = 0
-        """Bytes on their way, or arrived and not read."""
+        """Bytes in transit, or arrived and not read."""
         self._last_arrival = 0.0
         # items that have arrived and are not read yet
         self._inbox: deque[_Item] = deque()
@@ -131,7 +131,7 @@ class SimulatedTransport(asyncio.Transport):
                 self._loop.call_soon(self._closed, None)
 
     def abort(self) -> None:
-        """Drop the unsent bytes; the other end is notified, perhaps before it has read the bytes on their way."""
+        """Drop the unsent bytes; the other end is notified, perhaps before it has read the bytes in transit."""
         self._drop(None)
 
     # For the network
@@ -178,7 +178,7 @@ class SimulatedTransport(asyncio.Transport):
     def _arrive(self) -> None:
         """Take the next item of the queue; timers of the same moment have no order."""
         if not self._way or self._is_held():
-            return  # lost, or held back meanwhile: go_on() sets another timer
+            return  # lost, or held back in the meantime: go_on() sets another timer
         _, item = self._way.popleft()
         peer = self.peer
         if peer.is_closed:

@@ -152,4 +152,4 @@ def _refusal(on: Stage, api: ApiKey, error: AuthenticationError) -> Action:
     if isinstance(error, UnsupportedSaslMechanismError):
         assert error.offered == ("SCRAM-SHA-256",)
         return Action.OTHER_MECHANISM
-    return Action.NO_SASL if "knows no SASL" in str(error) else Action.FAIL
+    return Action.NO_SASL if "does not support SASL" in str(error) else Action.FAIL

@@ -1,4 +1,4 @@
-"""The few requests by which ApacheKafka looks at its brokers, answered by a broker that says what a test wants."""
+"""The few requests with which ApacheKafka checks its brokers, answered by a broker with prepared answers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.conftest import MS
 
 @contextlib.asynccontextmanager
 async def broker_that_says(answer: Message | bytes | None) -> AsyncIterator[tuple[int, list[Message]]]:
-    """The port of a broker with one answer, and the requests that it has read. None: it says nothing."""
+    """Return the port of a broker with one answer, and the requests that it has read. None: it does not answer."""
     asked: list[Message] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""One real broker on paper: its ports, its listeners, its settings."""
+"""The setup of one real broker: its ports, its listeners, its settings."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_listeners_have_protocols_and_settings_of_their_own(tmp_path):
 
 
 def properties(directory, *, listeners=None, config=None, ports=None, advertised=None):
-    """The lines of server.properties of a cluster of one."""
+    """Return the lines of server.properties in a cluster of one broker."""
     ports = {"CLIENT": 1, "INTERNAL": 2, "CONTROLLER": 3, **(ports or {})}
     broker = ApacheBroker(0, directory, ports, advertised or {})
     broker.write_files([broker], 1, declared(listeners or {}), config or {})

@@ -1,4 +1,4 @@
-"""Java is found, or what to install is named; the jars are fetched once, or what to do is said."""
+"""Java is found, or the error says what to install; the jars are fetched once, or the error says what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real Kafka is started, tormented and ended, and nothing of it stays behind."""
+"""A real Kafka is started, disturbed and ended, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tests.support.apache_processes import children, command_lines, descriptors,
 pytestmark = pytest.mark.slow
 
 SHORT_SESSIONS = {"broker.session.timeout.ms": 1500, "broker.heartbeat.interval.ms": 200}
-"""So long, a broker that was killed is waited for."""
+"""Seconds to wait for a broker that was killed."""
 
 
 @pytest.fixture
 def temporary(monkeypatch, tmp_path) -> Path:
-    """Where this test's clusters make their directories."""
+    """Return the directory in which this test's clusters create theirs."""
     directory = tmp_path / "temporary"
     directory.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(directory))
@@ -48,17 +48,19 @@ async def test_shared_broker_takes_records_and_gives_them_back(apache_kafka):
         await apache_kafka.create_topic("taken")
     with pytest.raises(ApacheKafkaError, match="no partition 3 of topic 'taken'"):
         await apache_kafka.leader("taken", 3)
-    with pytest.raises(ApacheKafkaError, match="broker 0 is running already"):
+    with pytest.raises(ApacheKafkaError, match="broker 0 is already running"):
         await apache_kafka.start_broker(0)
-    with pytest.raises(ApacheKafkaError, match="there is no broker -1: there are 1, from 0 on"):
+    with pytest.raises(ApacheKafkaError, match="there is no broker -1: the node ids are 0 to 0"):
         await apache_kafka.kill(-1)
-    with pytest.raises(ApacheKafkaError, match="there is no listener 'SECURE', but CLIENT, INTERNAL"):
+    with pytest.raises(
+        ApacheKafkaError, match="there is no listener 'SECURE'; the listeners are CLIENT, INTERNAL"
+    ):
         apache_kafka.bootstrap_servers_of("SECURE")
 
 
 @pytest.mark.apache
 async def test_records_of_long_ago_stay(temporary):
-    """Kafka would delete them by their own time, at its next look."""
+    """Kafka would delete them because of their own timestamps, at its next check."""
     looks_often = {"log.retention.check.interval.ms": 100, "log.initial.task.delay.ms": 0}
     async with ApacheKafka(jvm_args=LEAN, config=looks_often) as kafka:
         await kafka.create_topic("t")

@@ -1,4 +1,4 @@
-"""The listeners of a real broker: how they are declared, and what clients find behind them."""
+"""The listeners of a real broker: their declarations, and connections of clients to them."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ async def test_each_of_several_brokers_is_reached_where_it_is_advertised():
 
 @asynccontextmanager
 async def proxy(listening: socket.socket, port: int) -> AsyncIterator[list[object]]:
-    """A block in which that socket leads to this port; yields who has come."""
+    """Forward connections on that socket to this port during the block; yield the list of clients."""
     passed: list[object] = []
 
     async def pass_on(reader, writer):

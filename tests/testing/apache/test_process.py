@@ -1,4 +1,5 @@
-"""What a real Kafka runs in ends with whoever started it, however that one ends, and nothing else does."""
+"""The processes of a real Kafka end with the process that started them, however it ends, and no other process
+does."""
 
 from __future__ import annotations
 
@@ -243,7 +244,7 @@ async def test_an_owner_that_forgets_its_broker_leaves_no_process_and_no_folder(
 
 
 class owner_of_brokers:
-    """A block with a process that starts brokers, which have their files below `directory`."""
+    """Run a process that starts brokers, with their files below `directory`, during the block."""
 
     def __init__(self, directory: Path, brokers: int, how: str = "in a block") -> None:
         self._directory = directory

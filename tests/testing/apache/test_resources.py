@@ -1,4 +1,4 @@
-"""What one real Kafka holds, and that all of it is given back."""
+"""The resources of one real Kafka, all of which are released."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ ROOT = Path(resources.__file__).parents[3]
 
 @pytest.fixture
 def temporary() -> Iterator[Resources]:
-    """Resources with a directory of their own."""
+    """Return resources with a directory of their own."""
     held = Resources(None)
     yield held
     held.release()
 
 
 def sleeper(held: Resources) -> int:
-    """A child process; its id."""
+    """Start a child process, and return its id."""
     child = held.children.spawn(["sleep", "1000"], directory=held.directory, log=held.directory / "sleep.out")
     return child.pid
 

@@ -1,4 +1,4 @@
-"""Kafka's own command-line tools: run to their end, or ended, and what they print."""
+"""Kafka's own command-line tools: they run to completion or are ended, and return their output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The embedded cluster's scripted authorizer: what is denied, to whom, and what Kafka answers then."""
+"""The embedded cluster's scripted authorizer: denied operations and principals, and Kafka's answers to them."""
 
 from __future__ import annotations
 

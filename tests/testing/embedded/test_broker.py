@@ -1,4 +1,4 @@
-"""One broker of the embedded cluster: its states, its connections, and what it makes of their bytes."""
+"""One broker of the embedded cluster: its states, its connections, and its answers to their bytes."""
 
 from __future__ import annotations
 

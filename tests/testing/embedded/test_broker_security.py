@@ -1,4 +1,5 @@
-"""The embedded brokers' side of TLS, SASL and sessions: clients of others get in, and who breaks the rules gets out."""
+"""The embedded brokers' side of TLS, SASL and sessions: other clients are accepted, and violations close the
+connection."""
 
 from __future__ import annotations
 
@@ -73,7 +74,7 @@ async def test_librdkafka_gets_in_by_a_certificate(tmp_path: Path):
 
 
 async def test_a_client_without_a_certificate_hears_why_it_is_refused(tmp_path: Path):
-    """By the alert of TLS, which comes behind the client's own end of the handshake."""
+    """The rejection is the TLS alert, which arrives after the client has finished the handshake."""
     context = ssl.create_default_context(cadata=authority_pem())
     async with EmbeddedCluster(security=Security(tls=server_context(wants_certificate=True))) as cluster:
         reader, writer = await asyncio.open_connection("127.0.0.1", cluster.broker(0).port, ssl=context)
@@ -118,7 +119,7 @@ def plain(user: str = "alice", password: str | None = None) -> SaslAuthenticateR
 
 
 async def authenticated(client: RawClient, user: str = "alice") -> int:
-    """PLAIN; returns the life of the session in milliseconds."""
+    """Authenticate with PLAIN, and return the lifetime of the session in milliseconds."""
     assert (await client.ask(SaslHandshakeRequest(mechanism="PLAIN"), 1)).error_code == 0
     answer = await client.ask(plain(user), 2)
     assert answer.error_code == 0

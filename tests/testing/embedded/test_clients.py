@@ -1,4 +1,4 @@
-"""Clients written by others take the embedded cluster for a Kafka."""
+"""Other clients cannot distinguish the embedded cluster from Kafka."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def in_thread(work: Callable[[], T]) -> T:
 
 
 def librdkafka_produces(servers: str, values: list[bytes], **settings: object) -> list[int]:
-    """Produce to topic t, return the error codes of what failed."""
+    """Produce to topic t, and return the error codes of failed records."""
     failed: list[int] = []
 
     def on_delivery(error: KafkaError | None, _: object) -> None:
@@ -178,7 +178,7 @@ async def test_aiokafka_creates_a_topic_on_demand_and_follows_its_leader():
 
 
 def our_records() -> list[ProducerRecord]:
-    """Of every shape that may be lost on the way."""
+    """Records of every shape that could be lost."""
     some = [None, b"", b"plain", bytes(range(256))]
     return [
         ProducerRecord(
@@ -196,7 +196,7 @@ def our_records() -> list[ProducerRecord]:
 
 
 async def write(servers: str, records: list[ProducerRecord], **settings: object) -> list[int]:
-    """Send them with our producer, return their offsets."""
+    """Send them with our producer, and return their offsets."""
     async with Producer(servers, **settings) as producer:
         deliveries = [
             await producer.send(

@@ -1,4 +1,4 @@
-"""The embedded cluster and Apache Kafka are asked the same things, and what they say is asserted once."""
+"""The embedded cluster and Apache Kafka receive the same requests, and the same assertions check their answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The embedded brokers and what consumers ask them, frame by frame."""
+"""The embedded brokers and the requests of consumers, frame by frame."""
 
 from __future__ import annotations
 

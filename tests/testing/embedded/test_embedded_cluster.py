@@ -118,6 +118,6 @@ def test_numbers_that_make_no_sense_are_refused():
 
 async def test_a_topic_that_makes_no_sense_leaves_nothing_running():
     cluster = EmbeddedCluster(topics={"t": 0})
-    with pytest.raises(ValueError, match="can't be made"):
+    with pytest.raises(ValueError, match="can't be created"):
         await cluster.start()
     assert cluster.alive() == []

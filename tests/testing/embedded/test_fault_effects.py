@@ -1,4 +1,4 @@
-"""Faults by script that befall brokers and the bytes of an answer, alone and together."""
+"""Scripted faults of brokers and of the bytes of an answer, alone and combined."""
 
 from __future__ import annotations
 
@@ -370,7 +370,7 @@ async def test_a_scripted_move_that_is_impossible_fails_with_the_brokers_state(
 
 
 class Pieces:
-    """A writer that keeps what it is given, piece by piece."""
+    """A writer that stores the pieces that it receives."""
 
     def __init__(self) -> None:
         self.written: list[bytes] = []

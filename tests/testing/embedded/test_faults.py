@@ -1,4 +1,4 @@
-"""Faults by script: each kind, on a real connection."""
+"""Scripted faults: each kind, on a real connection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The group coordinator: who may commit offsets in a transaction, and who knows of them."""
+"""The group coordinator: the members that may commit offsets in a transaction, and the coordinators that know
+them."""
 
 from __future__ import annotations
 

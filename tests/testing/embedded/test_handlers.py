@@ -1,4 +1,4 @@
-"""The topics and partitions that a request speaks of: scripted faults are found by them."""
+"""The topics and partitions that a request names, by which scripted faults are found."""
 
 from __future__ import annotations
 

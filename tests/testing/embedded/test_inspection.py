@@ -1,4 +1,4 @@
-"""What tests look at: the records that a cluster keeps, the requests that its brokers have read."""
+"""The inspection of a cluster: the records that it stores, and the requests that its brokers have read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An embedded cluster comes up soon and leaves nothing behind, whatever its clients and its test do."""
+"""An embedded cluster starts quickly and leaves nothing behind, whatever its clients and its test do."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ async def down_by_script(client: RawClient, cluster: EmbeddedCluster) -> None:
 
 
 async def not_reading(client: RawClient, cluster: EmbeddedCluster) -> None:
-    """Asks for more than sockets can hold and reads none of it."""
+    """Requests more data than fits into the sockets, and reads none of it."""
     assert (await client.produce(batch_of(b"x" * 1_000_000))).error_code == 0
     partition = FetchRequest.FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=2_000_000)
     wanted = FetchRequest(

@@ -1,4 +1,4 @@
-"""The embedded broker's log: what it takes, what it refuses, what it remembers of producers."""
+"""The embedded broker's log: accepted and rejected batches, and the state of producers."""
 
 from __future__ import annotations
 

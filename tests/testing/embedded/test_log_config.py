@@ -1,4 +1,4 @@
-"""A topic's settings: their names, what they may be, and what they mean."""
+"""A topic's settings: their names, valid values, and effects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transaction markers: when they are written, and when they count."""
+"""Transaction markers: the time at which they are written, and at which they become effective."""
 
 from __future__ import annotations
 

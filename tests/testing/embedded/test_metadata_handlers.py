@@ -1,4 +1,4 @@
-"""What brokers say about the cluster: ApiVersions, Metadata, FindCoordinator and CreateTopics."""
+"""Answers of brokers about the cluster: ApiVersions, Metadata, FindCoordinator and CreateTopics."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ async def test_create_topics(version):
 @pytest.mark.promise("Test clusters", "the embedded cluster answers as Kafka does")
 async def test_topics_whose_names_differ_in_dots_and_underscores_only_collide():
     async with EmbeddedCluster(topics={"a.b_c": 1}) as cluster, RawClient(address(cluster)) as client:
-        with pytest.raises(ValueError, match=r"'a_b\.c' can't be made: it collides with topic 'a\.b_c'"):
+        with pytest.raises(ValueError, match=r"'a_b\.c' can't be created: it collides with topic 'a\.b_c'"):
             cluster.create_topic("a_b.c")
         topic = CreateTopicsRequest.CreatableTopic(name="a_b.c", num_partitions=1, replication_factor=1)
         response = await client.ask(CreateTopicsRequest(topics=[topic]), 7)

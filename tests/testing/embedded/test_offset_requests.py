@@ -1,4 +1,4 @@
-"""TxnOffsetCommit and OffsetFetch: what brokers answer, cell by cell and version by version."""
+"""TxnOffsetCommit and OffsetFetch: the brokers' answers, cell by cell and version by version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The embedded brokers and what producers send them, frame by frame."""
+"""The embedded brokers and the requests of producers, frame by frame."""
 
 from __future__ import annotations
 

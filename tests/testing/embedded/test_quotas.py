@@ -22,7 +22,7 @@ def large_request(acks: int = -1):
 
 
 class Client(RawClient):
-    """One with a client id of its own."""
+    """A connection with its own client id."""
 
     def __init__(self, cluster: EmbeddedCluster, client_id: str, node: int = 0) -> None:
         super().__init__(address(cluster, node))

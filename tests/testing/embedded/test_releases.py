@@ -188,7 +188,7 @@ KAFKAS_RANGES = {
         ApiKey.CREATE_TOPICS: VersionRange(2, 7),
     },
 }
-"""What Kafka's sources and jars say of the APIs that no producer needs all versions of."""
+"""The versions in Kafka's sources and jars, for the APIs of which no producer needs all versions."""
 
 
 @pytest.mark.parametrize("release", KAFKAS_RANGES)

@@ -1,4 +1,4 @@
-"""One request on its way through a broker: which of its parts a scripted fault speaks for."""
+"""One request on its way through a broker: the parts to which a scripted fault applies."""
 
 from __future__ import annotations
 

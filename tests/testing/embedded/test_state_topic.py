@@ -1,4 +1,4 @@
-"""Internal topics whose leaders coordinate: where a key lives, and who knows what its log says."""
+"""Internal topics whose leaders are coordinators: the partition of a key, and the brokers that have read its log."""
 
 from __future__ import annotations
 

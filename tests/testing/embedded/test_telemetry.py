@@ -1,4 +1,4 @@
-"""What the cluster asks of clients' metrics: a subscription has an id of its own."""
+"""The subscription of the cluster to clients' metrics, which has an id of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GetTelemetrySubscriptions and PushTelemetry of the embedded brokers, asked byte by byte."""
+"""GetTelemetrySubscriptions and PushTelemetry of the embedded brokers, as encoded requests."""
 
 from __future__ import annotations
 

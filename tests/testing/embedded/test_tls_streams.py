@@ -38,7 +38,7 @@ async def pair() -> AsyncIterator[tuple[Streams, socket.socket]]:
 async def connected(
     *, wants_certificate: bool = False, certificate: bool = False
 ) -> AsyncIterator[tuple[TlsReader, TlsWriter, asyncio.StreamReader, asyncio.StreamWriter]]:
-    """Both ends behind the handshake: the server's, then the client's."""
+    """Both ends after the handshake: the server's, then the client's."""
     context = ssl.create_default_context(cadata=authority_pem())
     if certificate:
         client_certificate("alice").configure_cert(context)

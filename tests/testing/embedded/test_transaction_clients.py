@@ -1,4 +1,4 @@
-"""Transactional clients written by others take the embedded cluster for a Kafka."""
+"""Other transactional clients cannot distinguish the embedded cluster from Kafka."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def in_thread(work: Callable[[], T]) -> T:
 
 
 def librdkafka_transacts(servers: str) -> list[int]:
-    """Produce and commit offsets in transactions; the group's offset after each of them."""
+    """Produce and commit offsets in transactions; return the group's offset after each of them."""
     producer = confluent_kafka.Producer({"bootstrap.servers": servers, "transactional.id": "txn"})
     producer.init_transactions(WAIT)
     consumer = librdkafka_consumer(servers, "read_committed")
@@ -113,7 +113,7 @@ async def aiokafka_reads(servers: str, isolation_level: str) -> list[bytes]:
 
 
 async def check_what_is_read(cluster: EmbeddedCluster) -> None:
-    """Consumers of both clients and the cluster itself tell the same."""
+    """Consumers of both clients and the cluster itself agree."""
     servers = cluster.bootstrap_servers
     assert sorted(record.value for record in cluster.records("t", committed=True)) == COMMITTED
     assert await in_thread(lambda: librdkafka_reads(servers, "read_committed")) == COMMITTED

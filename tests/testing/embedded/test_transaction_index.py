@@ -1,4 +1,4 @@
-"""The transactions of one log: which are open, which were aborted, what is stable."""
+"""The transactions of one log: open ones, aborted ones, and the last stable offset."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The records of __transaction_state: how they are written, and what a log of them adds up to."""
+"""The records of __transaction_state: their format, and the state that a log of them describes."""
 
 from __future__ import annotations
 

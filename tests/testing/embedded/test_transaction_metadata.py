@@ -1,4 +1,4 @@
-"""The states of a transactional id: which request leads where, and which is refused."""
+"""The states of a transactional id: the transition for each request, and the rejected ones."""
 
 from __future__ import annotations
 

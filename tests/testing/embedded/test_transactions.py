@@ -1,4 +1,4 @@
-"""Transactions of the embedded cluster: what it answers, cell by cell, its log, and where its coordinator is."""
+"""Transactions of the embedded cluster: its answers, cell by cell, its log, and the location of its coordinator."""
 
 from __future__ import annotations
 

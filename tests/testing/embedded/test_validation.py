@@ -1,4 +1,4 @@
-"""What the embedded leader checks of a batch. The conformance cases hold the same against a real Kafka."""
+"""The embedded leader's checks of a batch. The conformance cases run the same checks on a real Kafka."""
 
 from __future__ import annotations
 

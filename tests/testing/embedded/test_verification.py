@@ -1,4 +1,5 @@
-"""The leader's question whether a batch belongs to a transaction: when it is asked, and what becomes of the answer."""
+"""The leader's question whether a batch belongs to a transaction: the time at which it is asked, and the handling of
+the answer."""
 
 from __future__ import annotations
 

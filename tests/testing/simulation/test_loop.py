@@ -1,4 +1,4 @@
-"""The simulated loop: virtual time, and runs that are the same to the byte in another process."""
+"""The simulated loop: virtual time, and runs that another process repeats byte for byte."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def test_what_never_comes_to_an_end_is_stopped():
         while True:  # noqa: ASYNC110  # that is what is meant
             await asyncio.sleep(0)
 
-    with pytest.raises(SimulationStalled, match="not at an end"):
+    with pytest.raises(SimulationStalled, match="not finished"):
         simulate(polls, time_limit=1000)
-    with pytest.raises(SimulationStalled, match="busy for ever"):
+    with pytest.raises(SimulationStalled, match="busy forever"):
         simulate(spins)
 
 

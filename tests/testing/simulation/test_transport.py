@@ -1,4 +1,4 @@
-"""One end of a simulated connection: order, window, and how it ends."""
+"""One end of a simulated connection: order, window, and its end."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_dropped_connection_ends_the_other_end_after_what_was_on_its_way_or_be
 
 
 class Seen(asyncio.Protocol):
-    """Remembers what it is called for, in order."""
+    """Records its calls, in order."""
 
     def __init__(self) -> None:
         self.calls: list[object] = []
