@@ -9,7 +9,7 @@ KAFKA  ?= embedded
 SPARK  ?= local
 ARGS   ?=
 
-SOURCES := $(wildcard aioproducer/*/*.pyx aioproducer/*/*.pxi)
+SOURCES := setup.py $(wildcard aioproducer/*/*.pyx aioproducer/*/*.pxi aioproducer/*/*.h)
 
 .PHONY: demo pipeline test test-all check bench bench-spark profile walk promises wheel setup clean format kerberos promtool soak chaos chaos-spark availability fuzz asan mutants matrix catalogue
 
@@ -156,7 +156,7 @@ format: setup
 
 setup: $(VENV)/.ready
 
-# The package is installed as it stands (editable): only a changed .pyx or pyproject.toml needs a new build.
+# The package is installed as it stands (editable): only changed C or Cython code, or metadata, needs a new build.
 $(VENV)/.ready: pyproject.toml $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --upgrade "pip>=25.1"

@@ -60,19 +60,27 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 @pytest.mark.promise(
     "Packaging",
-    "pyproject.toml alone declares the package and its extensions; Python 3.11 or later; Apache-2.0; no "
-    "lock file",
+    "pyproject.toml declares the package, and setup.py only its compiled modules; Python 3.11 or later; "
+    "Apache-2.0; no lock file",
 )
-def test_pyproject_alone_declares_the_package():
-    assert PROJECT["build-system"]["build-backend"] == "setuptools.build_meta"
-    assert [module["name"] for module in PROJECT["tool"]["setuptools"]["ext-modules"]] == [
-        "aioproducer.records._record_path",
-        "aioproducer.protocol._request_path",
+def test_pyproject_declares_the_package_and_setup_py_the_compiled_modules():
+    [setup] = [
+        node.value
+        for node in ast.parse((ROOT / "setup.py").read_text()).body
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
     ]
+
+    assert PROJECT["build-system"]["build-backend"] == "setuptools.build_meta"
+    assert [keyword.arg for keyword in setup.keywords] == ["ext_modules"]
+    assert {str(path.relative_to(ROOT)) for path in ROOT.glob("aioproducer/**/*.pyx")} == {
+        node.value
+        for node in ast.walk(setup)
+        if isinstance(node, ast.Constant) and str(node.value).endswith(".pyx")
+    }
     assert PROJECT["project"]["requires-python"] == ">=3.11"
     assert PROJECT["project"]["license"] == "Apache-2.0"
     assert "Apache License" in (ROOT / "LICENSE").read_text()
-    others = ["setup.py", "setup.cfg", "requirements*.txt", "*.lock", "Pipfile*", "MANIFEST.in"]
+    others = ["setup.cfg", "requirements*.txt", "*.lock", "Pipfile*"]
     assert [path.name for pattern in others for path in ROOT.glob(pattern)] == []
 
 

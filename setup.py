@@ -1,0 +1,28 @@
+"""The compiled modules. Everything else is in pyproject.toml, where setuptools calls such a table experimental."""
+
+import sys
+
+from setuptools import Extension, setup
+
+is_windows = sys.platform == "win32"
+"""MSVC optimizes by default, and its math functions are part of the C runtime."""
+
+OPTIONS = {
+    "extra_compile_args": [] if is_windows else ["-O2"],
+    "libraries": [] if is_windows else ["m"],
+}
+
+# Compiler directives are in the files themselves (`# cython: ...`).
+setup(
+    ext_modules=[
+        Extension(
+            "aioproducer.records._record_path",
+            ["aioproducer/records/_record_path.pyx"],
+            depends=["aioproducer/records/_columns.pxi", "aioproducer/records/_portable.h"],
+            **OPTIONS,
+        ),
+        Extension(
+            "aioproducer.protocol._request_path", ["aioproducer/protocol/_request_path.pyx"], **OPTIONS
+        ),
+    ]
+)
