@@ -79,8 +79,12 @@ async def run(
     async with Producer(
         options.bootstrap_servers, client_id="worker", max_block_ms=options.patience * 1000
     ) as producer:
+        loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+            try:
+                loop.add_signal_handler(number, stop.set)
+            except NotImplementedError:  # Windows
+                signal.signal(number, lambda *_: loop.call_soon_threadsafe(stop.set))
         worker = Worker(producer, options.topic, journal)
         working = asyncio.create_task(work(worker, options.rate, stop))
         stopping = asyncio.create_task(stop.wait())

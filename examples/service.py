@@ -108,8 +108,12 @@ async def run(options: argparse.Namespace) -> None:
         service = OrderService(producer, options.topic, options.patience)
         server = await asyncio.start_server(service.serve, options.host, options.port)
         stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+            try:
+                loop.add_signal_handler(number, stop.set)
+            except NotImplementedError:  # Windows
+                signal.signal(number, lambda *_: loop.call_soon_threadsafe(stop.set))
         host, port = server.sockets[0].getsockname()[:2]
         print(f"listening on {host}:{port}", flush=True)
         await stop.wait()

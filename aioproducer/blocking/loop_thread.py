@@ -199,7 +199,8 @@ def _forked() -> None:
     _lock = threading.Lock()  # another thread of the parent may have held the old one
 
 
-os.register_at_fork(after_in_child=_forked)
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=_forked)
 
 
 def close_all() -> None:

@@ -13,6 +13,9 @@ from libc.stdint cimport int8_t, int16_t, uint16_t
 from libc.stdlib cimport calloc, realloc
 from libc.string cimport memset
 
+cdef extern from "_portable.h" nogil:
+    uint32_t aioproducer_remainder(uint32_t value, uint32_t count, uint64_t inverse)
+
 cdef extern from *:
     """
     struct ArrowSchema {
@@ -36,12 +39,7 @@ cdef extern from *:
         void (*release)(struct ArrowArrayStream *);
         void *private_data;
     };
-    /* value % count without a division: Lemire, Kaser, Kurz, "Faster remainder by direct computation", 2019. */
-    static inline uint32_t aioproducer_remainder(uint32_t value, uint32_t count, uint64_t inverse) {
-        return (uint32_t)(((unsigned __int128)(inverse * value) * count) >> 64);
-    }
     """
-    uint32_t aioproducer_remainder(uint32_t value, uint32_t count, uint64_t inverse) nogil
     # https://arrow.apache.org/docs/format/CDataInterface.html
     struct ArrowSchema:
         const char* format

@@ -59,32 +59,12 @@ cdef extern from *:
         ((PyTypeObject *)type)->tp_as_async->am_send = (sendfunc)send;
         PyType_Modified((PyTypeObject *)type);
     }
-    #if defined(__GNUC__) || defined(__clang__)
-    #define aioproducer_prefetch(at) \\
-        (__builtin_prefetch((at), 1), __builtin_prefetch((at) + 64, 1), __builtin_prefetch((at) + 128, 1))
-    #else
-    #define aioproducer_prefetch(at) ((void)0)
-    #endif
     """
-    void aioproducer_prefetch(const char* at) noexcept nogil
     void aioproducer_set_am_send(PyObject* type, int (*send)(PyObject*, PyObject*, PyObject**) except -1)
 
-cdef extern from *:
-    """
-    #ifdef Py_GIL_DISABLED
-    typedef PyMutex aioproducer_mutex;
-    #define aioproducer_lock(mutex) PyMutex_Lock(mutex)
-    #define aioproducer_unlock(mutex) PyMutex_Unlock(mutex)
-    #else    /* the GIL is lock enough */
-    typedef struct { char unused; } aioproducer_mutex;
-    #define aioproducer_lock(mutex) ((void)(mutex))
-    #define aioproducer_unlock(mutex) ((void)(mutex))
-    #endif
-    #define aioproducer_is_set(flag) __atomic_load_n(flag, __ATOMIC_ACQUIRE)
-    #define aioproducer_set(flag, value) __atomic_store_n(flag, value, __ATOMIC_RELEASE)
-    #define aioproducer_add(number, more) ((void)__atomic_fetch_add(number, more, __ATOMIC_RELAXED))
-    #define aioproducer_publish() __atomic_thread_fence(__ATOMIC_RELEASE)
-    """
+cdef extern from "_portable.h":
+    void aioproducer_prefetch(const char* at) noexcept nogil
+    int64_t now_ms "aioproducer_now_ms"() noexcept nogil  # since 1970
     # Held for a few assignments only, and never while Python code may run. Dropping the last reference to an object may
     # run Python code.
     ctypedef struct Mutex "aioproducer_mutex":
@@ -96,13 +76,6 @@ cdef extern from *:
     void set_flag "aioproducer_set"(uint8_t* flag, uint8_t value) noexcept nogil
     void add_to "aioproducer_add"(int* number, int more) noexcept nogil
     void publish "aioproducer_publish"() noexcept nogil
-
-cdef extern from "time.h" nogil:
-    struct timespec:
-        long tv_sec
-        long tv_nsec
-    int clock_gettime(int clock, timespec* now)
-    int CLOCK_REALTIME
 
 DEF HEADER = 61                # bytes of a batch before its records (DefaultRecordBatch.RECORD_BATCH_OVERHEAD)
 DEF LONGEST_VARINT = 5
@@ -124,7 +97,8 @@ def _forked():
     _generation += 1
 
 
-os.register_at_fork(after_in_child=_forked)
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=_forked)
 
 
 # ---------------------------------------------------------------------------------------------- varints, murmur2
@@ -1599,12 +1573,6 @@ def whole_number(value):
         return int(index(value))
     except TypeError:
         return None
-
-
-cdef inline int64_t now_ms() except? -1:
-    cdef timespec now
-    clock_gettime(CLOCK_REALTIME, &now)
-    return <int64_t>now.tv_sec * 1000 + now.tv_nsec // 1000000
 
 
 cdef int64_t checked_timestamp(timestamp_ms) except? -1:

@@ -6,12 +6,13 @@ import asyncio
 import signal
 import sys
 from collections.abc import Awaitable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+"""Windows has no SIGHUP."""
 
 
 class Interrupted(Exception):
@@ -28,13 +29,19 @@ class Interrupt:
         self.is_asked = False
         self._asked = asyncio.Event()
         self._insisted = asyncio.Event()
+        self._replaced: dict[int, Any] = {}
+        """The handlers to restore, where the loop cannot handle signals."""
 
     @contextmanager
     def catching(self) -> Iterator[None]:
         """Handle the signals within a block; after it they have their default effect again."""
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
-            loop.add_signal_handler(number, self._signalled)
+            try:
+                loop.add_signal_handler(number, self._signalled)
+            except NotImplementedError:  # Windows
+                handler = signal.signal(number, lambda *_: loop.call_soon_threadsafe(self._signalled))
+                self._replaced[number] = handler
         try:
             yield
         finally:
@@ -43,7 +50,11 @@ class Interrupt:
     def _let_go(self) -> None:
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
-            loop.remove_signal_handler(number)
+            if number in self._replaced:
+                signal.signal(number, self._replaced.pop(number))
+            else:
+                with suppress(NotImplementedError):  # Windows
+                    loop.remove_signal_handler(number)
 
     def _signalled(self) -> None:
         if not self.is_asked:

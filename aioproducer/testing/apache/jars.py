@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import importlib.util
 import logging
 import os
@@ -21,6 +20,11 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]  # mypy expects the module
 
 if TYPE_CHECKING:
     from aioproducer.testing.apache.process import ChildProcesses
@@ -74,6 +78,18 @@ class JavaRuntime:
             main_class,
             *arguments,
         ]
+
+
+def check_system() -> None:
+    """Check that this operating system can run an ApacheKafka.
+
+    Raises:
+        ApacheKafkaMissingError: it has no POSIX locks and signals.
+    """
+    if fcntl is None:
+        raise ApacheKafkaMissingError(
+            "ApacheKafka runs on Linux and macOS only; use EmbeddedCluster, or run the tests in WSL"
+        )
 
 
 def java_executable() -> str:

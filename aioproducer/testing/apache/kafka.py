@@ -28,6 +28,7 @@ from aioproducer.testing.apache.jars import (
     ApacheKafkaError,
     ApacheKafkaMissingError,
     JavaRuntime,
+    check_system,
     checked_version,
     class_path,
     java_executable,
@@ -190,6 +191,7 @@ class ApacheKafka:
         """
         if self._resources is not None:
             raise RuntimeError("an ApacheKafka can be started only once")
+        check_system()
         java = java_executable() if self._chosen_java is None else named_java(self._chosen_java)
         held = self._resources = Resources(self._chosen_directory)
         weakref.finalize(self, held.release)
