@@ -131,10 +131,7 @@ asan: setup
 # With a GIL, threads take turns every microsecond instead of every 5 ms.
 # On a busy machine its threads take 100 ms and more to meet, a hundred times what others take, hence the longer time-outs.
 PYTHONS ?=
-CORE    := tests/test_producer.py $(addprefix tests/, records network security sending transactions concurrency blocking) \
-	$(addprefix tests/, protocol/test_request_path.py testing/test_recording.py) \
-	$(addprefix tests/end_to_end/test_, $(addsuffix .py, many_loops producer_calls producer_records races send_many \
-	send_semantics threads))
+CORE    := @tests/core.txt
 matrix: setup
 	PYTHONASYNCIODEBUG=1 $(BIN)/python -m pytest -q -m "not apache" $(CORE) $(ARGS)
 	@set -e; for python in $(PYTHONS); do \

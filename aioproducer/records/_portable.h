@@ -1,7 +1,7 @@
 /* Atomics, a mutex, a clock, a prefetch and a fast remainder, for GCC, Clang and MSVC.
 
    Included by _record_path.pyx and _columns.pxi, after Python.h. MSVC sees no extension of GCC here:
-   tests/records/test_portable.py evaluates the conditions as MSVC does. */
+   tests/project/test_portable_c.py evaluates the conditions as MSVC does. */
 #ifndef AIOPRODUCER_PORTABLE_H
 #define AIOPRODUCER_PORTABLE_H
 
