@@ -1,6 +1,6 @@
 # make demo    the flights of 2013 through the producer, verified        make demo KAFKA=apache | host:port
 # make pipeline    the same through Spark, a batch and a stream, verified; KAFKA=... as above, SPARK=cluster
-# make test    the quick tests, a real Kafka and Spark among them; test-all runs the others   make check | bench | wheel | clean
+# make test    the quick tests, a real Kafka and Spark among them; test-all runs the others   make check | bench | wheel | wheels | clean
 # make soak    fault schedules in virtual time       make catalogue | chaos | chaos-spark | availability | fuzz | asan | mutants | matrix
 PYTHON ?= python3
 VENV   := .venv
@@ -11,7 +11,7 @@ ARGS   ?=
 
 SOURCES := setup.py $(wildcard aioproducer/*/*.pyx aioproducer/*/*.pxi aioproducer/*/*.h)
 
-.PHONY: demo pipeline test test-all check bench bench-spark profile walk promises wheel setup clean format kerberos promtool soak chaos chaos-spark availability fuzz asan mutants matrix catalogue
+.PHONY: demo pipeline test test-all check bench bench-spark profile walk promises wheel wheels workflow setup clean format kerberos promtool soak chaos chaos-spark availability fuzz asan mutants matrix catalogue
 
 demo: setup
 	$(BIN)/python examples/flights_demo.py --kafka "$(KAFKA)" $(ARGS)
@@ -64,6 +64,17 @@ wheel: setup
 	$(PYTHON) -m venv build/wheel-check
 	build/wheel-check/bin/pip install -q --only-binary :all: dist/aioproducer-*.whl
 	cd build && wheel-check/bin/python ../tests/support/wheel_check.py
+
+# Wheels for each CPython of this machine, tested in empty environments.   ARGS="--targets manylinux,musllinux,aarch64"
+wheels: setup
+	$(BIN)/python tools/wheels.py $(ARGS)
+
+# The release workflow and what it builds, as far as they can be checked without running them; needs Go for actionlint.
+ACTIONLINT := github.com/rhysd/actionlint/cmd/actionlint@v1.7.7
+workflow: setup
+	go run $(ACTIONLINT) .github/workflows/*.yml
+	$(BIN)/python -m pip install -q "cibuildwheel>=3,<4"
+	for system in linux macos windows; do $(BIN)/python -m cibuildwheel --print-build-identifiers --platform $$system || exit 1; done
 
 # What the tests of GSSAPI need and pip does not bring; needs root on Debian. Without it they are skipped, and fail in CI.
 KERBEROS := krb5-kdc krb5-admin-server krb5-user libkrb5-dev

@@ -182,7 +182,9 @@ class Workshop:
         script = PLACE / "work" / f"cc-{target.zig}"
         include = [f"-I{target.include}"] if target.include else []
         command = [str(self.python), "-m", "ziglang", "cc", "-target", target.zig, *include]
-        script.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@" -g0 -s -Wno-unused-command-line-argument\n')
+        script.write_text(
+            f'#!/bin/sh\nexec {shlex.join(command)} "$@" -g0 -s -Wno-unused-command-line-argument\n'
+        )
         script.chmod(0o755)
         return script
 
@@ -196,8 +198,18 @@ class Workshop:
         raw = PLACE / "work" / f"raw-{python.tag}-{target.zig}"
         interpreter = python.abi.split("-")[1]
         log = run(
-            [builder / "bin" / "python", "-m", "pip", "wheel", "-v", "--no-deps", "--no-build-isolation"]
-            + ["-w", raw, self.sdist],
+            [
+                builder / "bin" / "python",
+                "-m",
+                "pip",
+                "wheel",
+                "-v",
+                "--no-deps",
+                "--no-build-isolation",
+                "-w",
+                raw,
+                self.sdist,
+            ],
             env={
                 "CC": str(cc),
                 "LDSHARED": f"{cc} -shared",
@@ -264,8 +276,17 @@ def check(wheel: Path, python: Python, tests: Path, arguments: Sequence[str]) ->
     run([own, "-m", "pip", "install", "-q", "--upgrade", "pip>=25.1"])
     run([own, "-m", "pip", "install", "-q", "--prefer-binary", "--group", f"{tests}/pyproject.toml:core"])
     tested = run(
-        [own, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not apache and not slow"]
-        + [*(arguments or ["@tests/core.txt"])],
+        [
+            own,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-m",
+            "not apache and not slow",
+            *(arguments or ["@tests/core.txt"]),
+        ],
         cwd=tests,
         env={"PYTHON_GIL": "0"} if python.tag.endswith("t") else None,
     )
@@ -327,10 +348,16 @@ def debians_arm64(version: str) -> Debian:
         for name in ("state/lists/partial", "cache/archives/partial", "debs"):
             (place / name).mkdir(parents=True, exist_ok=True)
         (place / "status").touch()
-        options = [f"Dir::State={place}/state", f"Dir::State::status={place}/status", f"Dir::Cache={place}/cache"]
+        options = [
+            f"Dir::State={place}/state",
+            f"Dir::State::status={place}/status",
+            f"Dir::Cache={place}/cache",
+        ]
         options += ["APT::Architecture=arm64", "APT::Architectures::=arm64", "APT::Sandbox::User=root"]
         apt = ["apt-get", *(part for option in options for part in ("-o", option))]
-        python = [f"{name.format(version)}" for name in ("python{}-minimal", "libpython{}-dev", "libpython{}")]
+        python = [
+            f"{name.format(version)}" for name in ("python{}-minimal", "libpython{}-dev", "libpython{}")
+        ]
         python += [f"libpython{version}-minimal", f"libpython{version}-stdlib"]
         try:
             run([*apt, "update", "-q"])
@@ -373,8 +400,12 @@ BUILDERS = {"manylinux": build_manylinux, "musllinux": build_musllinux, "aarch64
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--targets", default="manylinux", help="a comma-separated list (default: manylinux)")
-    parser.add_argument("--python", action="append", default=[], help="build for this interpreter only; repeatable")
-    parser.add_argument("--tests", nargs="*", default=[], help="what pytest runs instead of tests/core.txt, or none")
+    parser.add_argument(
+        "--python", action="append", default=[], help="build for this interpreter only; repeatable"
+    )
+    parser.add_argument(
+        "--tests", nargs="*", default=[], help="what pytest runs instead of tests/core.txt, or none"
+    )
     options = parser.parse_args()
     options.targets = options.targets.split(",")
     if unknown := set(options.targets) - set(TARGETS):
