@@ -200,13 +200,7 @@ class Workshop:
         log = run(
             [
                 builder / "bin" / "python",
-                "-m",
-                "pip",
-                "wheel",
-                "-v",
-                "--no-deps",
-                "--no-build-isolation",
-                "-w",
+                *"-m pip wheel -v --no-deps --no-build-isolation -w".split(),
                 raw,
                 self.sdist,
             ],
@@ -275,18 +269,9 @@ def check(wheel: Path, python: Python, tests: Path, arguments: Sequence[str]) ->
         return checked
     run([own, "-m", "pip", "install", "-q", "--upgrade", "pip>=25.1"])
     run([own, "-m", "pip", "install", "-q", "--prefer-binary", "--group", f"{tests}/pyproject.toml:core"])
+    selected = arguments or ["@tests/core.txt"]
     tested = run(
-        [
-            own,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "-m",
-            "not apache and not slow",
-            *(arguments or ["@tests/core.txt"]),
-        ],
+        [own, *"-m pytest -q -p no:cacheprovider -m".split(), "not apache and not slow", *selected],
         cwd=tests,
         env={"PYTHON_GIL": "0"} if python.tag.endswith("t") else None,
     )
