@@ -65,7 +65,7 @@ class World:
             auto_create=False,
             collects_metrics=plan.collects_metrics,
         )
-        if plan.is_disturbed:  # it may be as long as the shortest time-outs
+        if plan.faults:  # the delay may be as long as the shortest time-outs
             self.cluster.transactions.marker_delay = plan.random("markers").choice([0.0, 0.0, 0.005, 0.1])
         if plan.collects_metrics:
             collected.ask(self.cluster.telemetry, plan.random("telemetry"))
